@@ -1,0 +1,169 @@
+"""Frozen configuration, built once and validated once. Everything downstream may trust it.
+
+Knows nothing of files (models/loader.py reads config.json) or of the environment (env.py).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """One MoE layer.
+
+    hidden_size H; intermediate_size I of each routed expert; num_experts (logical); top_k.
+    shared_intermediate_size: width of the shared expert, 0 for none.
+    scoring: how gate logits become scores and a choice:
+        "softmax" (DeepSeek V2: softmax over all, group score = max, weights not renormalised unless norm_topk_prob),
+        "sigmoid" (DeepSeek V3: sigmoid, correction bias on the choice only, group score = sum of the top two),
+        "softmax_topk" (Mixtral, Qwen3-MoE: softmax, top-k, renormalised when norm_topk_prob).
+    n_group, topk_group: group-limited routing (1, 1 for none). routed_scaling_factor multiplies the weights.
+    num_max_tokens_per_rank: tokens of one dispatch; more are split into rounds. payload: "same" or "fp8".
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    shared_intermediate_size: int = 0
+    scoring: str = "sigmoid"
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    num_max_tokens_per_rank: int = 1024
+    payload: str = "same"
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self):
+        _require(self.scoring in ("softmax", "sigmoid", "softmax_topk"),
+                 f"scoring={self.scoring!r}: must be softmax, sigmoid or softmax_topk")
+        _require(1 <= self.top_k <= self.num_experts,
+                 f"top_k={self.top_k}: must be in 1..num_experts ({self.num_experts})")
+        _require(self.n_group >= 1 and self.num_experts % self.n_group == 0,
+                 f"n_group={self.n_group} does not divide num_experts={self.num_experts}")
+        _require(1 <= self.topk_group <= self.n_group,
+                 f"topk_group={self.topk_group}: must be in 1..n_group ({self.n_group})")
+        _require(self.top_k <= self.topk_group * (self.num_experts // self.n_group),
+                 f"top_k={self.top_k}: the {self.topk_group} kept groups hold only "
+                 f"{self.topk_group * (self.num_experts // self.n_group)} experts")
+        _require(self.payload in ("same", "fp8"), f"payload={self.payload!r}: must be same or fp8")
+        _require(self.dtype in (torch.float32, torch.bfloat16), f"dtype={self.dtype}: must be float32 or bfloat16")
+        _require(min(self.hidden_size, self.intermediate_size, self.num_max_tokens_per_rank) >= 1,
+                 "hidden_size, intermediate_size and num_max_tokens_per_rank must be at least 1")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding. kind: "default" or "yarn" (the remaining fields are YaRN's, names as in the checkpoints)."""
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 4096
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A DeepSeek V2 / V3 / R1 model, as models/loader.py reads it from config.json. Names follow the checkpoints."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    first_k_dense_replace: int
+    moe: MoEConfig | None
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 4096
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    rope_interleave: bool = True
+    num_nextn_predict_layers: int = 0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    quant_method: str | None = None
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Values cached per token and layer: the latent and the rotated shared key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def is_moe_layer(self, layer_idx: int) -> bool:
+        return self.moe is not None and layer_idx >= self.first_k_dense_replace
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Where this rank stands and what of the machine it may use. bind: "numa", "core" or "none"."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    bind: str = "core"
+    backend: str = "auto"
+    num_threads: int | None = None
+
+    def __post_init__(self):
+        _require(self.bind in ("numa", "core", "none"), f"--bind {self.bind}: must be numa, core or none")
+        _require(0 <= self.rank < self.num_ranks, f"rank {self.rank} is not in 0..{self.num_ranks - 1}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of one rank's engine. All sizes are per rank.
+
+    dtype: "auto" (the checkpoint's), "float32", "bfloat16". quantization: None or "int8" (weights, at load).
+    kv_cache_gb: memory for the paged cache. page_size: tokens per KV page.
+    chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
+    max_queue: most requests waiting; one more is refused with 429.
+    low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
+    """
+
+    model_dir: str
+    dtype: str = "auto"
+    device: str = "cpu"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    kv_cache_gb: float = 1.0
+    page_size: int = 16
+    chunk_size: int = 512
+    max_num_seqs: int = 64
+    max_queue: int = 256
+    enable_prefix_cache: bool = True
+    ep_payload: str = "same"
+    low_latency_max_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self):
+        _require(self.dtype in ("auto", "float32", "bfloat16"),
+                 f"--dtype {self.dtype}: must be auto, float32 or bfloat16")
+        _require(self.device in ("cpu", "cuda", "auto"), f"--device {self.device}: must be auto, cpu or cuda")
+        _require(self.quantization in (None, "int8"), f"--quantization {self.quantization}: must be int8")
+        _require(self.kv_cache_gb > 0, f"--kv-cache-gb {self.kv_cache_gb}: must be above 0")
+        for name in ("page_size", "chunk_size", "max_num_seqs", "max_queue", "low_latency_max_tokens"):
+            _require(getattr(self, name) >= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        _require(self.max_model_len is None or self.max_model_len >= 2,
+                 f"--max-model-len {self.max_model_len}: must be at least 2")
+        _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")  # fmt: skip

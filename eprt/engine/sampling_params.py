@@ -1,0 +1,51 @@
+"""SamplingParams: how one request's tokens are chosen. Frozen, validated once."""
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Names and meanings follow the OpenAI API (top_k, min_p, repetition_penalty, ignore_eos: the usual extensions).
+
+    temperature 0 is greedy. top_p in (0, 1]; top_k 0 means all; min_p in [0, 1].
+    n: completions per prompt, each with its own random stream. seed: None draws one from the engine.
+    stop: strings (matched by the layer that owns the text); stop_token_ids: token ids. logprobs: None, or how many
+    alternatives to report beside the chosen token (0..20). logit_bias: token id -> bias in -100..100.
+    prompt_logprobs: report log-probabilities of the prompt's tokens too (echo).
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        checks = (
+            ("max_tokens", self.max_tokens >= 0, "at least 0"),
+            ("temperature", math.isfinite(self.temperature) and 0 <= self.temperature <= 2, "in 0..2"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 means all)"),
+            ("min_p", 0 <= self.min_p <= 1, "in 0..1"),
+            ("n", 1 <= self.n <= 128, "in 1..128"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "in 0..20"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in -2..2"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "in -2..2"),
+            ("repetition_penalty", math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"),
+            ("logit_bias", all(-100 <= b <= 100 for b in self.logit_bias.values()), "values in -100..100"),
+        )
+        for name, ok, want in checks:
+            if not ok:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be {want}")

@@ -1,0 +1,94 @@
+"""The only reader of os.environ. Every variable eprt understands is in TABLE; bad values raise, naming the variable.
+
+`eprt env --variables` prints the table.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("must be above 0")
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+TABLE: dict[str, Variable] = {
+    v.name: v
+    for v in (
+        Variable("EPRT_RANKS_PER_NODE", None, _positive_int,
+                 "split one host into virtual nodes of this many ranks, so that node-aware code runs on one machine"),
+        Variable("EPRT_TIMEOUT_S", 30.0, _positive_float,
+                 "deadline of every wait between ranks, in seconds"),
+        Variable("EPRT_CPU_ISA", None, _one_of("scalar", "avx2", "avx512", "amx"),
+                 "widest instruction set the CPU kernels may use; default: the widest this CPU has"),
+        Variable("EPRT_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error"),
+                 "how much the ranks log to standard error"),
+    )
+}  # fmt: skip
+
+
+def get(name: str) -> Any:
+    """The parsed value of variable `name`, or its default when it is unset or empty."""
+    variable = TABLE[name]
+    text = os.environ.get(name, "")
+    if text == "":
+        return variable.default
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ValueError(f"environment variable {name}={text!r}: {error}. It means: {variable.meaning}") from None
+
+
+def check() -> None:
+    """Raises for the first bad value, and for any EPRT_ variable that does not exist (a typo would be ignored)."""
+    for name in os.environ:
+        if name.startswith("EPRT_") and name not in TABLE:
+            raise ValueError(f"unknown environment variable {name}; eprt reads {', '.join(TABLE)}")
+    for name in TABLE:
+        get(name)
+
+
+# What Open MPI's wheel needs: as root, with more ranks than cores, and without UCX's complaints about windows.
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_osc": "^ucx",
+}
+
+
+def mpi_environment() -> dict[str, str]:
+    """A copy of the environment with Open MPI's variables set, for starting mpirun as a subprocess."""
+    return {**os.environ, **MPI_ENVIRONMENT}
+
+
+def without_mpi() -> dict[str, str]:
+    """A copy of the environment that no longer says "you are an MPI rank", for child processes that are none."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}

@@ -1,0 +1,150 @@
+"""The one communication interface, and the registry of its implementations.
+
+Shape suffixes, used throughout the package:
+    T  tokens of this rank          H  hidden size            K  experts per token (top-k)
+    R  rows received by this rank   E  expert slots of this rank
+    S  expert slots of all ranks    N  ranks
+
+The four verbs, in order: dispatch_send, dispatch_recv, combine_send, combine_recv. Every rank calls all four for every
+layer, also with zero tokens. Between the first two the caller may compute what needs no remote token (the shared
+expert); two handles may be in flight at once (two-batch overlap), completed in the order they were sent.
+
+Slots: slot s lives on rank s // (S / N). slot_idx -1 masks an entry: it is sent nowhere and adds nothing.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eprt.ep.group import EPGroup
+
+
+@dataclass(frozen=True)
+class EPConfig:
+    """What a backend must know before the first token. Equal on all ranks.
+
+    hidden_size: H. num_slots: S, a multiple of the number of ranks. top_k: K.
+    num_max_tokens_per_rank: largest T of one dispatch_send.
+    dtype: of the tokens and of combine's result: torch.float32 or torch.bfloat16.
+    payload: what crosses in dispatch: "same" (dtype itself) or "fp8" (e4m3, one fp32 scale per 128 values).
+    mode: "normal" (throughput, compact rows), "low_latency" (decode, static shapes).
+    timeout_s: deadline of every wait. num_buffers: handles that may be in flight at once.
+    """
+
+    hidden_size: int
+    num_slots: int
+    top_k: int
+    num_max_tokens_per_rank: int
+    dtype: torch.dtype = torch.bfloat16
+    payload: str = "same"
+    mode: str = "normal"
+    timeout_s: float = 30.0
+    num_buffers: int = 2
+
+
+@dataclass(frozen=True)
+class DispatchHandle:
+    """One dispatch under way: what combine needs to find its way back. Opaque to callers except for its shapes.
+
+    num_tokens: T of this rank. epoch: counts this backend's dispatches, equal on all ranks.
+    topk_weights_TK: fp32 gate weights, kept so that a backend may apply them on either side of the wire.
+    state: the backend's own frozen dataclass.
+    """
+
+    num_tokens: int
+    epoch: int
+    topk_weights_TK: Tensor
+    state: Any
+
+
+@dataclass(frozen=True)
+class Received:
+    """Tokens for this rank's experts.
+
+    x_RH: rows grouped by local slot, inside a slot ordered by (source rank, token): deterministic.
+        dtype EPConfig.dtype, or float8_e4m3fn with scale_RG for an fp8 payload.
+    recv_count_E: int32 [E], rows per local slot; rows of slot e start at sum(recv_count_E[:e]).
+    scale_RG: fp32 [R, ceil(H/128)] or None.
+    num_rounds: largest number of dispatch rounds any rank announced (see dispatch_send); 1 in most calls.
+    """
+
+    x_RH: Tensor
+    recv_count_E: Tensor
+    scale_RG: Tensor | None = None
+    num_rounds: int = 1
+
+
+class EPBackend(Protocol):
+    """Implementations: reference (oracle, one process), cpu (shared memory + MPI), nvlink, nvshmem."""
+
+    config: EPConfig
+    group: EPGroup
+
+    def dispatch_send(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> DispatchHandle:
+        """Starts sending tokens to the ranks of their slots. Returns without waiting for anyone.
+
+        x_TH: [T, H] of config.dtype, T in 0..num_max_tokens_per_rank. slot_idx_TK: int32/int64 in -1..S-1.
+        topk_weights_TK: fp32. num_rounds: how many dispatches this rank still needs for its tokens, this one included
+        (a caller with more than num_max_tokens_per_rank tokens splits them; all ranks learn the largest number).
+        Raises ValueError naming the value, the rank and the remedy.
+        """
+        ...
+
+    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+        """Waits for every rank's tokens of this epoch. Raises EPTimeoutError naming waiter, peer and phase."""
+        ...
+
+    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
+        """Offers the experts' outputs, rows as in Received.x_RH, config.dtype. signal: single-batch overlap."""
+        ...
+
+    def combine_recv(self, handle: DispatchHandle) -> Tensor:
+        """y_TH [T, H] of config.dtype: for each token the fp32 sum over k of weight * output, in order of k."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EPError(RuntimeError):
+    """Communication failed; the message says between whom, in which phase, and what was seen."""
+
+
+class EPTimeoutError(EPError):
+    """A wait passed its deadline. Attributes: rank (waiter), peer, phase, seen, expected."""
+
+    def __init__(self, rank: int, num_ranks: int, peer: int, phase: str, seen: int, expected: int, waited_s: float):
+        self.rank, self.peer, self.phase, self.seen, self.expected = rank, peer, phase, seen, expected
+        super().__init__(
+            f"[rank {rank}/{num_ranks}] waited {waited_s:.1f} s for rank {peer} in {phase}: epoch seen {seen}, "
+            f"expected {expected}; is rank {peer} alive? EPRT_TIMEOUT_S sets the deadline"
+        )
+
+
+class RankLostError(EPError):
+    """A peer process has died. Attributes: rank (who noticed), lost (the dead rank)."""
+
+    def __init__(self, rank: int, num_ranks: int, lost: int, phase: str):
+        self.rank, self.lost = rank, lost
+        super().__init__(f"[rank {rank}/{num_ranks}] rank {lost} died during {phase}; restart the job")
+
+
+# Name -> "module:class". Imported on first use, so that a CPU-only machine never imports GPU code.
+_BACKENDS = {
+    "reference": "eprt.ep.reference:ReferenceBackend",
+    "cpu": "eprt.ep.cpu:CpuBackend",
+}
+
+
+def make_backend(name: str, config: EPConfig, group: EPGroup) -> EPBackend:
+    """Builds backend `name` ("auto" picks by the device of the group). Collective over the group."""
+    if name == "auto":
+        name = "cpu"
+    if name not in _BACKENDS:
+        raise ValueError(f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}")
+    module, cls = _BACKENDS[name].split(":")
+    return getattr(import_module(module), cls)(config, group)

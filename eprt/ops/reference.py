@@ -1,0 +1,97 @@
+"""Slow oracles of every CPU operator, in plain torch and fp32. Tests compare the kernels with these.
+
+Each function has the signature of its fast twin in this folder.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eprt.ops.weight import Weight
+
+
+def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
+    y = x_MK.float() @ w_NK.dequantize().T
+    if bias_N is not None:
+        y = y + bias_N.float()
+    return y.to(x_MK.dtype)
+
+
+def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight) -> Tensor:
+    y_RH = torch.zeros(x_RH.shape[0], w2.shape[1], dtype=torch.float32)
+    gate_up, down = w13.dequantize(), w2.dequantize()
+    start = 0
+    for e, count in enumerate(recv_count_E.tolist()):
+        rows = x_RH[start : start + count].float()
+        gate, up = (rows @ gate_up[e].T).chunk(2, dim=-1)
+        y_RH[start : start + count] = (F.silu(gate) * up) @ down[e].T
+        start += count
+    return y_RH.to(x_RH.dtype)
+
+
+def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    x = x_TH.float()
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight_H.float()).to(x_TH.dtype)
+
+
+def silu_mul(x_TI2: Tensor) -> Tensor:
+    gate, up = x_TI2.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(x_TI2.dtype)
+
+
+def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
+    cos, sin = cos_sin_PR[position_T].float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    even, odd = x_TNR.float()[..., 0::2], x_TNR.float()[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x_TNR.dtype)
+
+
+def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor) -> None:
+    kv_pages.view(-1, kv_pages.shape[-1])[kv_slot_T.long()] = kv_TD.to(kv_pages.dtype)
+
+
+def _gather_context(kv_pages: Tensor, page_table_P: Tensor, seq_len: int) -> Tensor:
+    page_size = kv_pages.shape[1]
+    pages = page_table_P[: -(-seq_len // page_size)].long()
+    return kv_pages[pages].flatten(0, 1)[:seq_len].float()
+
+
+def mla_extend(
+    q_nope_TNC: Tensor,
+    q_rope_TNR: Tensor,
+    kv_pages: Tensor,
+    page_table_BP: Tensor,
+    seq_len_B: Tensor,
+    query_start_B1: Tensor,
+    w_kv_b: Tensor,
+    softmax_scale: float,
+) -> Tensor:
+    num_heads, nope = q_nope_TNC.shape[1:]
+    lora = kv_pages.shape[-1] - q_rope_TNR.shape[-1]
+    w_k, w_v = w_kv_b.float().view(num_heads, -1, lora).split([nope, w_kv_b.shape[0] // num_heads - nope], dim=1)
+    out = torch.empty(q_nope_TNC.shape[0], num_heads, w_v.shape[1], dtype=torch.float32)
+    starts = query_start_B1.tolist()
+    for b, seq_len in enumerate(seq_len_B.tolist()):
+        rows = slice(starts[b], starts[b + 1])
+        latent, k_rope = _gather_context(kv_pages, page_table_BP[b], seq_len).split([lora, q_rope_TNR.shape[-1]], dim=-1)
+        k_nope = torch.einsum("sl,ncl->snc", latent, w_k)
+        value = torch.einsum("sl,nvl->snv", latent, w_v)
+        score = torch.einsum("tnc,snc->nts", q_nope_TNC[rows].float(), k_nope)
+        score = (score + torch.einsum("tnr,sr->nts", q_rope_TNR[rows].float(), k_rope)) * softmax_scale
+        position = torch.arange(seq_len - (rows.stop - rows.start), seq_len)
+        score = score.masked_fill(torch.arange(seq_len) > position[:, None], float("-inf"))
+        out[rows] = torch.einsum("nts,snv->tnv", score.softmax(-1), value)
+    return out.to(q_nope_TNC.dtype)
+
+
+def mla_decode(
+    q_nope_BNC: Tensor,
+    q_rope_BNR: Tensor,
+    kv_pages: Tensor,
+    page_table_BP: Tensor,
+    seq_len_B: Tensor,
+    w_kv_b: Tensor,
+    softmax_scale: float,
+) -> Tensor:
+    starts = torch.arange(q_nope_BNC.shape[0] + 1)
+    return mla_extend(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, starts, w_kv_b, softmax_scale)

@@ -1,0 +1,70 @@
+"""Weight: a matrix as the CPU kernels take it, stored (N, K), possibly quantised.
+
+Knows how to quantise and how to give back plain fp32 (the oracle's view); knows nothing of layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One matrix [N, K] or a stack of them [E, N, K], contiguous.
+
+    data: float32, bfloat16, float8_e4m3fn or int8.
+    scale: None for float32 and bfloat16; fp8: fp32 [.., ceil(N/128), ceil(K/128)], one per block; int8: fp32 [.., N],
+    one per output row. value = data * scale.
+    """
+
+    data: Tensor
+    scale: Tensor | None = None
+
+    def __post_init__(self):
+        *lead, n, k = self.data.shape
+        want = {torch.float8_e4m3fn: (*lead, -(-n // BLOCK), -(-k // BLOCK)), torch.int8: (*lead, n)}.get(self.data.dtype)
+        have = None if self.scale is None else tuple(self.scale.shape)
+        if have != want:
+            raise ValueError(f"{self.data.dtype} weight of shape {tuple(self.data.shape)} needs scale {want}, got {have}")
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+    def dequantize(self) -> Tensor:
+        """fp32, same shape."""
+        data = self.data.float()
+        if self.scale is None:
+            return data
+        if self.data.dtype == torch.int8:
+            return data * self.scale.unsqueeze(-1)
+        n, k = self.data.shape[-2:]
+        full = self.scale.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+        return data * full[..., :n, :k]
+
+    def narrow(self, start: int, length: int) -> "Weight":
+        """Matrices start..start+length of a stack; a view."""
+        return Weight(self.data[start : start + length], None if self.scale is None else self.scale[start : start + length])
+
+
+def quantize_int8(w: Tensor) -> Weight:
+    """Symmetric int8 per output row: scale = max|row| / 127. w: [.., N, K] float."""
+    w = w.float()
+    scale = (w.abs().amax(-1) / 127).clamp_min(1e-12)
+    return Weight((w / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
+
+
+def quantize_fp8(w: Tensor) -> Weight:
+    """e4m3 with one fp32 scale per 128x128 block: scale = max|block| / 448, edges zero-padded. w: [.., N, K] float."""
+    w = w.float()
+    *lead, n, k = w.shape
+    pad_n, pad_k = -n % BLOCK, -k % BLOCK
+    blocks = F.pad(w, (0, pad_k, 0, pad_n)).view(*lead, (n + pad_n) // BLOCK, BLOCK, (k + pad_k) // BLOCK, BLOCK)
+    scale = (blocks.abs().amax((-3, -1)) / 448).clamp_min(1e-12)
+    data = (blocks / scale[..., :, None, :, None]).to(torch.float8_e4m3fn)
+    data = data.view(*lead, n + pad_n, k + pad_k)[..., :n, :k].contiguous()
+    return Weight(data, scale)
