@@ -42,21 +42,32 @@ class MoEConfig:
     dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self):
-        _require(self.scoring in ("softmax", "sigmoid", "softmax_topk"),
-                 f"scoring={self.scoring!r}: must be softmax, sigmoid or softmax_topk")
-        _require(1 <= self.top_k <= self.num_experts,
-                 f"top_k={self.top_k}: must be in 1..num_experts ({self.num_experts})")
-        _require(self.n_group >= 1 and self.num_experts % self.n_group == 0,
-                 f"n_group={self.n_group} does not divide num_experts={self.num_experts}")
-        _require(1 <= self.topk_group <= self.n_group,
-                 f"topk_group={self.topk_group}: must be in 1..n_group ({self.n_group})")
-        _require(self.top_k <= self.topk_group * (self.num_experts // self.n_group),
-                 f"top_k={self.top_k}: the {self.topk_group} kept groups hold only "
-                 f"{self.topk_group * (self.num_experts // self.n_group)} experts")
+        _require(
+            self.scoring in ("softmax", "sigmoid", "softmax_topk"),
+            f"scoring={self.scoring!r}: must be softmax, sigmoid or softmax_topk",
+        )
+        _require(
+            1 <= self.top_k <= self.num_experts, f"top_k={self.top_k}: must be in 1..num_experts ({self.num_experts})"
+        )
+        _require(
+            self.n_group >= 1 and self.num_experts % self.n_group == 0,
+            f"n_group={self.n_group} does not divide num_experts={self.num_experts}",
+        )
+        _require(
+            1 <= self.topk_group <= self.n_group,
+            f"topk_group={self.topk_group}: must be in 1..n_group ({self.n_group})",
+        )
+        _require(
+            self.top_k <= self.topk_group * (self.num_experts // self.n_group),
+            f"top_k={self.top_k}: the {self.topk_group} kept groups hold only "
+            f"{self.topk_group * (self.num_experts // self.n_group)} experts",
+        )
         _require(self.payload in ("same", "fp8"), f"payload={self.payload!r}: must be same or fp8")
         _require(self.dtype in (torch.float32, torch.bfloat16), f"dtype={self.dtype}: must be float32 or bfloat16")
-        _require(min(self.hidden_size, self.intermediate_size, self.num_max_tokens_per_rank) >= 1,
-                 "hidden_size, intermediate_size and num_max_tokens_per_rank must be at least 1")  # fmt: skip
+        _require(
+            min(self.hidden_size, self.intermediate_size, self.num_max_tokens_per_rank) >= 1,
+            "hidden_size, intermediate_size and num_max_tokens_per_rank must be at least 1",
+        )
 
 
 @dataclass(frozen=True)
@@ -157,13 +168,16 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self):
-        _require(self.dtype in ("auto", "float32", "bfloat16"),
-                 f"--dtype {self.dtype}: must be auto, float32 or bfloat16")
+        _require(
+            self.dtype in ("auto", "float32", "bfloat16"), f"--dtype {self.dtype}: must be auto, float32 or bfloat16"
+        )
         _require(self.device in ("cpu", "cuda", "auto"), f"--device {self.device}: must be auto, cpu or cuda")
         _require(self.quantization in (None, "int8"), f"--quantization {self.quantization}: must be int8")
         _require(self.kv_cache_gb > 0, f"--kv-cache-gb {self.kv_cache_gb}: must be above 0")
         for name in ("page_size", "chunk_size", "max_num_seqs", "max_queue", "low_latency_max_tokens"):
             _require(getattr(self, name) >= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
-        _require(self.max_model_len is None or self.max_model_len >= 2,
-                 f"--max-model-len {self.max_model_len}: must be at least 2")
-        _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")  # fmt: skip
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"--max-model-len {self.max_model_len}: must be at least 2",
+        )
+        _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")

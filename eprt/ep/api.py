@@ -145,6 +145,8 @@ def make_backend(name: str, config: EPConfig, group: EPGroup) -> EPBackend:
     if name == "auto":
         name = "cpu"
     if name not in _BACKENDS:
-        raise ValueError(f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}")
+        raise ValueError(
+            f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}"
+        )
     module, cls = _BACKENDS[name].split(":")
     return getattr(import_module(module), cls)(config, group)

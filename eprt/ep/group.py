@@ -12,8 +12,10 @@ import numpy as np
 class EPGroup(ABC):
     """A fixed set of ranks. Build it with from_mpi, from_torch or single.
 
-    rank, size: this process and how many there are. node_of_rank: node index of each rank, numbered from 0 in order of
-    first appearance; EPRT_RANKS_PER_NODE overrides it (virtual nodes). local_ranks: global ranks on this node, in order.
+    rank, size: this process and how many there are.
+    node_of_rank: node index of each rank, numbered from 0 in order of first appearance; EPRT_RANKS_PER_NODE overrides
+    it (virtual nodes).
+    local_ranks: global ranks on this node, in order.
     """
 
     rank: int

@@ -1,7 +1,8 @@
 """Multi-head latent attention over a paged latent cache, and the cache itself.
 
-kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the rotated
-shared key. page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are ignored).
+kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the
+rotated shared key.
+page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are ignored).
 seq_len_B: int32 [B], context length of each request including its new tokens, whose cache entries are already inserted.
 w_kv_b: [heads * (nope + value), kv_lora_rank], rows per head [nope | value], in q's dtype or float32.
 Softmax and accumulation are fp32. A row's result does not depend on how the prompt was cut into chunks or on the batch.

@@ -34,7 +34,9 @@ def load():
     """The loaded operator namespace torch.ops.eprt. Raises ImportError with the remedy when it was not built."""
     path = library_path()
     if path is None:
-        raise ImportError("eprt's native library is not built; run `make build` (or pip install --no-build-isolation -e .)")
+        raise ImportError(
+            "eprt's native library is not built; run `make build` (or pip install --no-build-isolation -e .)"
+        )
     torch.ops.load_library(str(path))
     isa = env.get("EPRT_CPU_ISA")
     if isa is not None:

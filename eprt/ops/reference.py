@@ -73,7 +73,9 @@ def mla_extend(
     starts = query_start_B1.tolist()
     for b, seq_len in enumerate(seq_len_B.tolist()):
         rows = slice(starts[b], starts[b + 1])
-        latent, k_rope = _gather_context(kv_pages, page_table_BP[b], seq_len).split([lora, q_rope_TNR.shape[-1]], dim=-1)
+        latent, k_rope = _gather_context(kv_pages, page_table_BP[b], seq_len).split(
+            [lora, q_rope_TNR.shape[-1]], dim=-1
+        )
         k_nope = torch.einsum("sl,ncl->snc", latent, w_k)
         value = torch.einsum("sl,nvl->snv", latent, w_v)
         score = torch.einsum("tnc,snc->nts", q_nope_TNC[rows].float(), k_nope)

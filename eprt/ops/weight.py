@@ -26,10 +26,14 @@ class Weight:
 
     def __post_init__(self):
         *lead, n, k = self.data.shape
-        want = {torch.float8_e4m3fn: (*lead, -(-n // BLOCK), -(-k // BLOCK)), torch.int8: (*lead, n)}.get(self.data.dtype)
+        want = {torch.float8_e4m3fn: (*lead, -(-n // BLOCK), -(-k // BLOCK)), torch.int8: (*lead, n)}.get(
+            self.data.dtype
+        )
         have = None if self.scale is None else tuple(self.scale.shape)
         if have != want:
-            raise ValueError(f"{self.data.dtype} weight of shape {tuple(self.data.shape)} needs scale {want}, got {have}")
+            raise ValueError(
+                f"{self.data.dtype} weight of shape {tuple(self.data.shape)} needs scale {want}, got {have}"
+            )
 
     @property
     def shape(self) -> torch.Size:
@@ -48,7 +52,9 @@ class Weight:
 
     def narrow(self, start: int, length: int) -> "Weight":
         """Matrices start..start+length of a stack; a view."""
-        return Weight(self.data[start : start + length], None if self.scale is None else self.scale[start : start + length])
+        return Weight(
+            self.data[start : start + length], None if self.scale is None else self.scale[start : start + length]
+        )
 
 
 def quantize_int8(w: Tensor) -> Weight:

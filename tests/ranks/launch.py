@@ -36,8 +36,12 @@ def run_ranks(
         )
     except subprocess.TimeoutExpired as error:
         seen = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout
-        raise AssertionError(f"{num_ranks} ranks of {target} did not finish in {timeout_s} s; they printed:\n{seen}") from None
-    assert done.returncode == 0, f"{num_ranks} ranks of {target} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        raise AssertionError(
+            f"{num_ranks} ranks of {target} did not finish in {timeout_s} s; they printed:\n{seen}"
+        ) from None
+    assert done.returncode == 0, (
+        f"{num_ranks} ranks of {target} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout
 
 
