@@ -1,16 +1,27 @@
 """Frozen configuration, built once and validated once. Everything downstream may trust it.
 
-Knows nothing of files (models/loader.py reads config.json) or of the environment (env.py).
+Knows nothing of files (models/loader.py reads config.json) or of the environment (env.py). Importing it does not load
+torch: the launcher and the HTTP frontend check flags with EngineConfig in milliseconds.
 """
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _bfloat16() -> torch.dtype:
+    import torch
+
+    return torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0
     num_max_tokens_per_rank: int = 1024
     payload: str = "same"
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype = field(default_factory=_bfloat16)
 
     def __post_init__(self):
         _require(
@@ -63,7 +74,7 @@ class MoEConfig:
             f"{self.topk_group * (self.num_experts // self.n_group)} experts",
         )
         _require(self.payload in ("same", "fp8"), f"payload={self.payload!r}: must be same or fp8")
-        _require(self.dtype in (torch.float32, torch.bfloat16), f"dtype={self.dtype}: must be float32 or bfloat16")
+        _require(str(self.dtype) in ("torch.float32", "torch.bfloat16"), f"dtype={self.dtype}: must be float32 or bfloat16")
         _require(
             min(self.hidden_size, self.intermediate_size, self.num_max_tokens_per_rank) >= 1,
             "hidden_size, intermediate_size and num_max_tokens_per_rank must be at least 1",
