@@ -1,0 +1,14 @@
+"""Expert placement: which physical slot holds a copy of which logical expert. numpy only; torch is never imported.
+
+    placement = plan(load_LE, num_slots=288, num_gpus=32, num_nodes=4)
+    placement.save("placement.json")             # SGLang's --init-expert-location takes this file
+
+Shape suffixes: L layers, E logical experts, P physical slots of all GPUs, G GPUs, W windows.
+"""
+
+from .eplb import rebalance_experts
+from .loads import LoadFile, check_load, read_load
+from .placement import Placement
+from .plan import plan
+
+__all__ = ["LoadFile", "Placement", "check_load", "plan", "read_load", "rebalance_experts"]

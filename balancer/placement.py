@@ -1,0 +1,220 @@
+"""Placement: the slot <-> expert maps of every MoE layer, and the invariants they keep.
+
+Knows nothing of how a placement is chosen (plan.py) or how weights move.
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+EMPTY = -1  # what an unused slot holds
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where the copies of each expert are. Checked when built; a Placement that exists is valid.
+
+    physical_to_logical_map: int64 [L, P], the expert each slot holds, EMPTY (-1) for a slot without one. Read-only.
+        Slot s is on GPU s // (P / num_gpus), GPU g on node g // (num_gpus / num_nodes).
+    Every expert 0..E-1 has at least one slot in every layer, so E is the largest entry plus one.
+    epoch: counts the placements of one running server; larger is newer.
+    metrics: what the planner found, plain JSON values.
+    """
+
+    physical_to_logical_map: np.ndarray
+    num_gpus: int
+    num_nodes: int = 1
+    epoch: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        slots_LP = _as_slot_map(self.physical_to_logical_map)
+        check_topology(slots_LP.shape[1], self.num_gpus, self.num_nodes)
+        object.__setattr__(self, "physical_to_logical_map", slots_LP)
+        if self.epoch < 0:
+            raise ValueError(f"epoch={self.epoch}: must be at least 0")
+        missing = np.argwhere(self.replica_count == 0)
+        if len(missing):
+            layer, expert = missing[0]
+            raise ValueError(
+                f"physical_to_logical_map[layer {layer}]: expert {expert} of {self.num_experts} has no slot "
+                f"({len(missing)} such experts in all layers); every expert needs at least one"
+            )
+
+    @staticmethod
+    def contiguous(
+        num_layers: int, num_experts: int, num_gpus: int, num_slots: int | None = None, num_nodes: int = 1
+    ) -> "Placement":
+        """One copy of each expert, in order, shared out as evenly as possible; slots left over stay EMPTY.
+
+        num_slots: default the fewest that hold all experts with equally many slots per GPU. The first
+        num_experts % num_gpus GPUs hold one expert more than the others.
+        """
+        for name, value in (("num_layers", num_layers), ("num_experts", num_experts), ("num_gpus", num_gpus)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        num_slots = fewest_slots(num_experts, num_gpus) if num_slots is None else num_slots
+        check_slots(num_slots, num_experts, num_gpus, num_nodes)
+        row_P = contiguous_row(num_experts, num_gpus, num_slots)
+        return Placement(np.tile(row_P, (num_layers, 1)), num_gpus, num_nodes, metrics={"policy": "contiguous"})
+
+    @property
+    def num_layers(self) -> int:
+        return self.physical_to_logical_map.shape[0]
+
+    @property
+    def num_slots(self) -> int:
+        return self.physical_to_logical_map.shape[1]
+
+    @property
+    def num_slots_per_gpu(self) -> int:
+        return self.num_slots // self.num_gpus
+
+    @cached_property
+    def num_experts(self) -> int:
+        return int(self.physical_to_logical_map.max()) + 1
+
+    @cached_property
+    def replica_count(self) -> np.ndarray:
+        """int64 [L, E]: how many slots hold each expert."""
+        slots_LP = self.physical_to_logical_map
+        count_LE = np.zeros((self.num_layers, self.num_experts), dtype=np.int64)
+        layer_LP = np.broadcast_to(np.arange(self.num_layers)[:, None], slots_LP.shape)
+        used_LP = slots_LP != EMPTY
+        np.add.at(count_LE, (layer_LP[used_LP], slots_LP[used_LP]), 1)
+        return _frozen(count_LE)
+
+    @cached_property
+    def logical_to_physical_map(self) -> np.ndarray:
+        """int64 [L, E, X]: the slots of each expert in ascending order, padded with -1; X = largest replica count."""
+        count_LE = self.replica_count
+        slots_LEX = np.full((*count_LE.shape, int(count_LE.max())), -1, dtype=np.int64)
+        for layer, slots_P in enumerate(self.physical_to_logical_map):
+            by_expert_P = np.argsort(slots_P, kind="stable")
+            by_expert_P = by_expert_P[slots_P[by_expert_P] != EMPTY]
+            expert_P = slots_P[by_expert_P]
+            first_E = np.cumsum(count_LE[layer]) - count_LE[layer]
+            slots_LEX[layer, expert_P, np.arange(len(expert_P)) - first_E[expert_P]] = by_expert_P
+        return _frozen(slots_LEX)
+
+    def gpu_load(self, load_LE: np.ndarray) -> np.ndarray:
+        """float64 [L, G]: load of each GPU when every expert's load is split evenly over its slots."""
+        load_LE = np.asarray(load_LE, dtype=np.float64)
+        if load_LE.shape != self.replica_count.shape:
+            raise ValueError(f"load_LE has shape {load_LE.shape}; this placement has {self.replica_count.shape}")
+        share_LE = load_LE / self.replica_count
+        slots_LP = self.physical_to_logical_map
+        share_LP = np.take_along_axis(share_LE, np.maximum(slots_LP, 0), axis=1) * (slots_LP != EMPTY)
+        return share_LP.reshape(self.num_layers, self.num_gpus, -1).sum(-1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "physical_to_logical_map": self.physical_to_logical_map.tolist(),
+            "num_nodes": self.num_nodes,
+            "num_gpus": self.num_gpus,
+            "epoch": self.epoch,
+            "metrics": self.metrics,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Placement":
+        for name in ("physical_to_logical_map", "num_gpus"):
+            if name not in data:
+                raise ValueError(f"placement has no {name!r}; it has {', '.join(map(repr, data)) or 'nothing'}")
+        return Placement(
+            np.asarray(_rectangular(data["physical_to_logical_map"])),
+            num_gpus=data["num_gpus"],
+            num_nodes=data.get("num_nodes", 1),
+            epoch=data.get("epoch", 0),
+            metrics=data.get("metrics", {}),
+        )
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_json()) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> "Placement":
+        """Reads what save() wrote. ValueError naming the file when it is no valid placement."""
+        try:
+            return Placement.from_json(json.loads(Path(path).read_text()))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def fewest_slots(num_experts: int, num_gpus: int) -> int:
+    """The fewest slots that hold all experts with equally many per GPU."""
+    if num_gpus < 1:
+        raise ValueError(f"num_gpus={num_gpus}: must be at least 1")
+    return -(-num_experts // num_gpus) * num_gpus
+
+
+def contiguous_row(num_experts: int, num_gpus: int, num_slots: int) -> np.ndarray:
+    """int64 [P]: experts in order, shared out evenly over the GPUs, EMPTY where a GPU has slots to spare."""
+    row_GP = np.full((num_gpus, num_slots // num_gpus), EMPTY, dtype=np.int64)
+    base, extra = divmod(num_experts, num_gpus)
+    start = 0
+    for gpu in range(num_gpus):
+        count = base + (gpu < extra)
+        row_GP[gpu, :count] = np.arange(start, start + count)
+        start += count
+    return row_GP.reshape(-1)
+
+
+def check_topology(num_slots: int, num_gpus: int, num_nodes: int) -> None:
+    for name, value in (("num_slots", num_slots), ("num_gpus", num_gpus), ("num_nodes", num_nodes)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+    if num_slots % num_gpus:
+        lower = num_slots // num_gpus * num_gpus
+        raise ValueError(
+            f"num_slots={num_slots} is not a multiple of num_gpus={num_gpus}; use {lower or num_gpus} or "
+            f"{lower + num_gpus}"
+        )
+    if num_gpus % num_nodes:
+        raise ValueError(f"num_gpus={num_gpus} is not a multiple of num_nodes={num_nodes}")
+
+
+def check_slots(num_slots: int, num_experts: int, num_gpus: int, num_nodes: int) -> None:
+    check_topology(num_slots, num_gpus, num_nodes)
+    if num_slots < num_experts:
+        raise ValueError(
+            f"num_slots={num_slots} cannot hold {num_experts} experts; "
+            f"use at least {fewest_slots(num_experts, num_gpus)}"
+        )
+
+
+def _rectangular(rows: Any) -> Any:
+    """rows, once each layer is known to be a list as long as the first; numpy's own message names no layer."""
+    if isinstance(rows, list):
+        for layer, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) != len(rows[0]):
+                have = f"{len(row)} slots" if isinstance(row, list) else repr(row)
+                raise ValueError(f"physical_to_logical_map[layer {layer}] has {have}; each layer needs the same number")
+    return rows
+
+
+def _as_slot_map(slots: np.ndarray) -> np.ndarray:
+    slots_LP = np.asarray(slots)
+    if slots_LP.ndim != 2 or 0 in slots_LP.shape:
+        raise ValueError(f"physical_to_logical_map has shape {slots_LP.shape}; it must be [layers, slots], none empty")
+    if slots_LP.dtype.kind not in "iu":
+        raise ValueError(f"physical_to_logical_map has dtype {slots_LP.dtype}; it must hold integers")
+    bad = np.argwhere(slots_LP < EMPTY)
+    if len(bad):
+        layer, slot = bad[0]
+        raise ValueError(
+            f"physical_to_logical_map[layer {layer}, slot {slot}] = {slots_LP[layer, slot]}: "
+            "must be an expert (0 or more) or -1 for an empty slot"
+        )
+    if slots_LP.max() == EMPTY:
+        raise ValueError("physical_to_logical_map holds no expert at all: every slot is empty")
+    return _frozen(slots_LP.astype(np.int64))
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
