@@ -74,7 +74,9 @@ class MoEConfig:
             f"{self.topk_group * (self.num_experts // self.n_group)} experts",
         )
         _require(self.payload in ("same", "fp8"), f"payload={self.payload!r}: must be same or fp8")
-        _require(str(self.dtype) in ("torch.float32", "torch.bfloat16"), f"dtype={self.dtype}: must be float32 or bfloat16")
+        _require(
+            str(self.dtype) in ("torch.float32", "torch.bfloat16"), f"dtype={self.dtype}: must be float32 or bfloat16"
+        )
         _require(
             min(self.hidden_size, self.intermediate_size, self.num_max_tokens_per_rank) >= 1,
             "hidden_size, intermediate_size and num_max_tokens_per_rank must be at least 1",
