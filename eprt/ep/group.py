@@ -13,7 +13,6 @@ import numpy as np
 from eprt import env
 from eprt.ep.liveness import PeerWatch, process_domain
 
-
 PAGE = 4096
 
 
@@ -30,7 +29,7 @@ class Pending(Protocol):
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
     """Node of each rank, numbered from 0 in order of first appearance.
 
-    One node per host, or, with ranks_per_node, nodes of that many neighbouring ranks of a host (the last may be smaller).
+    One node per host, or, with ranks_per_node, nodes of so many neighbouring ranks of a host (the last may be smaller).
     """
     num_seen: dict[Any, int] = {}
     node_of: dict[Any, int] = {}

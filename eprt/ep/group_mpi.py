@@ -40,7 +40,7 @@ class MpiGroup(EPGroup):
         self._join(self._comm.rank, self._comm.size)
         self._node_comm = self._split_node()
 
-    def _split_node(self) -> MPI.Intracomm:
+    def _split_node(self) -> MPI.Comm:
         """The communicator of this rank's (virtual) node, inside what MPI says shares memory."""
         shared = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         together = set(shared.allgather(self.rank))
@@ -66,7 +66,7 @@ class MpiGroup(EPGroup):
         window = MPI.Win.Allocate_shared(num_bytes + PAGE, 1, comm=self._node_comm)
         self._windows.append(window)
         sizes = self._node_comm.allgather(num_bytes)
-        raw = [np.frombuffer(window.Shared_query(i)[0], dtype=np.uint8) for i in range(len(sizes))]
+        raw = [np.frombuffer(memoryview(window.Shared_query(i)[0]), dtype=np.uint8) for i in range(len(sizes))]
         return [page_aligned(segment, size) for segment, size in zip(raw, sizes)]
 
     def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
