@@ -1,7 +1,7 @@
 """Frozen configuration, built once and validated once. Everything downstream may trust it.
 
-Knows nothing of files (models/loader.py reads config.json) or of the environment (env.py). Importing it does not load
-torch: the launcher and the HTTP frontend check flags with EngineConfig in milliseconds.
+Knows nothing of files (models/hf_config.py reads config.json) or of the environment (env.py). Importing it does not
+load torch: the launcher and the HTTP frontend check flags with EngineConfig in milliseconds.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class MoEConfig:
         "softmax_topk" (Mixtral, Qwen3-MoE: softmax, top-k, renormalised when norm_topk_prob).
     n_group, topk_group: group-limited routing (1, 1 for none). routed_scaling_factor multiplies the weights.
     num_max_tokens_per_rank: tokens of one dispatch; more are split into rounds. payload: "same" or "fp8".
+    weight_format: how expert weights are kept: "same" (dtype), "fp8" (e4m3, 128x128 blocks) or "int8" (per row).
     """
 
     hidden_size: int
@@ -50,6 +51,7 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0
     num_max_tokens_per_rank: int = 1024
     payload: str = "same"
+    weight_format: str = "same"
     dtype: torch.dtype = field(default_factory=_bfloat16)
 
     def __post_init__(self):
@@ -75,6 +77,10 @@ class MoEConfig:
         )
         _require(self.payload in ("same", "fp8"), f"payload={self.payload!r}: must be same or fp8")
         _require(
+            self.weight_format in ("same", "fp8", "int8"),
+            f"weight_format={self.weight_format!r}: must be same, fp8 or int8",
+        )
+        _require(
             str(self.dtype) in ("torch.float32", "torch.bfloat16"), f"dtype={self.dtype}: must be float32 or bfloat16"
         )
         _require(
@@ -85,7 +91,11 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding. kind: "default" or "yarn" (the remaining fields are YaRN's, names as in the checkpoints)."""
+    """Rotary embedding. kind: "default" or "yarn" (the remaining fields are YaRN's, names as in the checkpoints).
+
+    attention_factor multiplies cos and sin; None derives it from factor, mscale and mscale_all_dim.
+    truncate: round the range of interpolated dimensions to whole dimensions.
+    """
 
     theta: float = 10000.0
     kind: str = "default"
@@ -96,11 +106,21 @@ class RopeConfig:
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        _require(self.kind in ("default", "yarn"), f"rope type {self.kind!r}: must be default or yarn")
+        _require(self.theta > 0 and self.factor > 0, f"rope theta={self.theta}, factor={self.factor}: must be above 0")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A DeepSeek V2 / V3 / R1 model, as models/loader.py reads it from config.json. Names follow the checkpoints."""
+    """A DeepSeek V2 / V3 / R1 model, as models/hf_config.py reads it from config.json. Names follow the checkpoints.
+
+    dtype: of activations, cache and unquantised weights. rope_interleave: rotary pairs are (2i, 2i+1) in the
+    checkpoint; False means (i, i + R/2), which the loader reorders. num_nextn_predict_layers: MTP layers in the files.
+    eos_token_ids: of config.json and generation_config.json together. quant_method: "fp8" or None.
+    """
 
     model_type: str
     vocab_size: int
@@ -115,6 +135,7 @@ class ModelConfig:
     v_head_dim: int
     first_k_dense_replace: int
     moe: MoEConfig | None
+    dtype: torch.dtype = field(default_factory=_bfloat16)
     rope: RopeConfig = field(default_factory=RopeConfig)
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 4096

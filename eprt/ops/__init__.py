@@ -2,12 +2,14 @@
 
 from eprt.ops.attention import cache_insert, mla_decode, mla_extend
 from eprt.ops.elementwise import rms_norm, rope_interleaved, silu_mul
+from eprt.ops.gate import gate_topk
 from eprt.ops.linear import grouped_experts, linear
 from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 
 __all__ = [
     "Weight",
     "cache_insert",
+    "gate_topk",
     "grouped_experts",
     "linear",
     "mla_decode",

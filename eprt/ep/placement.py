@@ -1,0 +1,54 @@
+"""SlotMap: one layer's placement as tensors: from the gate's logical experts to expert slots.
+
+The plan itself is eprt.balancer's; this is the only file of the communication layer that imports it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eprt.balancer import Placement
+
+
+@dataclass(frozen=True)
+class SlotMap:
+    """L = logical experts, S = slots of all ranks, X = largest replica count.
+
+    expert_of_slot_S: int64, -1 for a slot without expert. slot_table_LX: int64, the slots of each expert, -1 past
+    replica_count_L.
+    """
+
+    expert_of_slot_S: Tensor
+    slot_table_LX: Tensor
+    replica_count_L: Tensor
+
+    @staticmethod
+    def contiguous(num_experts: int, num_ranks: int) -> "SlotMap":
+        """One copy of each expert, in order, spread evenly; where the division leaves slots over, they stay empty."""
+        return SlotMap.of_layer(Placement.contiguous(1, num_experts, num_ranks), 0)
+
+    @staticmethod
+    def of_layer(placement: Placement, layer: int) -> "SlotMap":
+        """layer: row of the placement (MoE layers count from 0)."""
+        maps = placement.physical_to_logical_map, placement.logical_to_physical_map, placement.replica_count
+        return SlotMap(*(torch.tensor(m[layer], dtype=torch.int64) for m in maps))
+
+    @property
+    def num_slots(self) -> int:
+        return self.expert_of_slot_S.shape[0]
+
+    def experts_of_rank(self, rank: int, num_ranks: int) -> list[int]:
+        """The logical expert in each local slot of a rank, -1 for none."""
+        per_rank = self.num_slots // num_ranks
+        return self.expert_of_slot_S[rank * per_rank : (rank + 1) * per_rank].tolist()
+
+    def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
+        """int64 slots for logical experts; -1 stays -1. The tokens take an expert's replicas in turn."""
+        expert_TK = expert_idx_TK.clamp_min(0)
+        if self.slot_table_LX.shape[1] == 1:
+            slot_TK = self.slot_table_LX[:, 0][expert_TK]
+        else:
+            turn_T1 = torch.arange(expert_TK.shape[0]).unsqueeze(1)
+            slot_TK = self.slot_table_LX[expert_TK, turn_T1 % self.replica_count_L[expert_TK]]
+        return slot_TK.masked_fill_(expert_idx_TK < 0, -1)

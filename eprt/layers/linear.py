@@ -1,0 +1,69 @@
+"""Linear: one matrix product, with its weight in the format it is kept in; and how a checkpoint's matrix gets there.
+
+Formats: "same" (the model's dtype), "fp8" (e4m3, one scale per 128x128 block), "int8" (one scale per output row).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eprt import ops
+from eprt.ops.weight import BLOCK, Weight, quantize_fp8, quantize_int8
+
+
+class Linear:
+    """y = x W^T (+ bias), x: [T, K]. Rows do not depend on each other: see ops.linear."""
+
+    def __init__(self, weight: Weight, bias_N: Tensor | None = None):
+        self.weight = weight
+        self.bias_N = bias_N
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        return ops.linear(x_TK, self.weight, self.bias_N)
+
+
+def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -> Weight:
+    """The matrix (or stack of matrices) in a format. An fp8 weight asked for as fp8 stays as it is, bit for bit."""
+    if isinstance(weight, Tensor):
+        weight = Weight(weight)
+    if weight_format == "same":
+        if weight.data.dtype == dtype:
+            return Weight(weight.data.contiguous())
+        return Weight(weight.dequantize().to(dtype).contiguous())
+    if weight_format == "fp8":
+        is_fp8 = weight.data.dtype == torch.float8_e4m3fn
+        return weight if is_fp8 else quantize_fp8(weight.dequantize())
+    if weight_format == "int8":
+        is_int8 = weight.data.dtype == torch.int8
+        return weight if is_int8 else quantize_int8(weight.dequantize())
+    raise ValueError(f"weight format {weight_format!r}: must be same, fp8 or int8")
+
+
+def padded_intermediate_size(intermediate_size: int, weight_format: str) -> int:
+    """Rows of gate (and of up) as stored: whole blocks for fp8, so that no block spans gate and up rows."""
+    return -(-intermediate_size // BLOCK) * BLOCK if weight_format == "fp8" else intermediate_size
+
+
+def swiglu_weights(
+    gate_IH: Tensor | Weight,
+    up_IH: Tensor | Weight,
+    down_HI: Tensor | Weight,
+    weight_format: str,
+    dtype: torch.dtype,
+) -> tuple[Weight, Weight]:
+    """(w13 [2I', H]: gate rows, then up rows; w2 [H, I']) of one SwiGLU, I' = padded_intermediate_size.
+
+    The padding is zero: it adds silu(0) * 0 to every sum.
+    """
+    gate, up, down = (as_format(w, weight_format, dtype) for w in (gate_IH, up_IH, down_HI))
+    missing = padded_intermediate_size(gate.shape[0], weight_format) - gate.shape[0]
+    if missing:
+        gate, up = (Weight(_pad_zero(w.data, 0, missing), w.scale) for w in (gate, up))
+        down = Weight(_pad_zero(down.data, missing, 0), down.scale)
+    scale = None if gate.scale is None or up.scale is None else torch.cat((gate.scale, up.scale))
+    return Weight(torch.cat((gate.data, up.data)), scale), down
+
+
+def _pad_zero(data_NK: Tensor, columns: int, rows: int) -> Tensor:
+    # torch cannot pad e4m3; all-zero bits are +0.
+    return F.pad(data_NK.view(torch.uint8), (0, columns, 0, rows)).view(data_NK.dtype)

@@ -1,0 +1,26 @@
+"""MLP: the dense SwiGLU block of the leading layers, and the shared expert."""
+
+import torch
+from torch import Tensor
+
+from eprt import ops
+from eprt.layers.linear import Linear, swiglu_weights
+from eprt.ops.weight import Weight
+
+
+class MLP:
+    """y = (silu(x Wg^T) * (x Wu^T)) Wd^T, with gate and up stored as one matrix."""
+
+    def __init__(
+        self,
+        gate_IH: Tensor | Weight,
+        up_IH: Tensor | Weight,
+        down_HI: Tensor | Weight,
+        weight_format: str,
+        dtype: torch.dtype,
+    ):
+        w13, w2 = swiglu_weights(gate_IH, up_IH, down_HI, weight_format, dtype)
+        self.gate_up, self.down = Linear(w13), Linear(w2)
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        return self.down(ops.silu_mul(self.gate_up(x_TH)))

@@ -1,0 +1,189 @@
+"""EPMoE: a mixture-of-experts layer whose experts are spread over the ranks of a group.
+
+T tokens of this rank, H hidden size, K experts per token, E logical experts, I intermediate size.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eprt import env
+from eprt.config import MoEConfig
+from eprt.ep.api import EPBackend, EPConfig, make_backend
+from eprt.ep.group import EPGroup
+from eprt.ep.placement import SlotMap
+from eprt.layers.experts import Experts
+from eprt.layers.gate import Gate
+from eprt.layers.mlp import MLP
+from eprt.ops.weight import Weight
+
+MODES = ("normal", "low_latency")
+
+
+class EPMoE(nn.Module):
+    """Gate, shared expert and this rank's routed experts. Every rank calls forward equally often, also without tokens.
+
+    config, group, backend, mode: as the names say; mode "auto" is "normal" unless forward is told otherwise.
+    layer_idx: the layer's row in expert-load reports. ep: backends made by make_ep, to be shared by all layers of a
+    model (one communication window instead of one per layer); they then belong to the caller. slot_map: where the
+    experts live; default evenly, in order.
+
+    Weights come in by load_gate, load_expert and load_shared, or all at once by EPMoE.from_hf. Inference only: forward
+    computes no gradients.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        group: EPGroup,
+        *,
+        layer_idx: int = 0,
+        backend: str = "auto",
+        mode: str = "auto",
+        ep: Mapping[str, EPBackend] | None = None,
+        slot_map: SlotMap | None = None,
+    ):
+        super().__init__()
+        if mode not in ("auto", *MODES):
+            raise ValueError(f"mode={mode!r}: must be auto, {' or '.join(MODES)}")
+        self.config, self.group, self.layer_idx = config, group, layer_idx
+        self.slot_map = slot_map or SlotMap.contiguous(config.num_experts, group.size)
+        self.mode = "normal" if mode == "auto" else mode
+        self._owns_ep = ep is None
+        self.ep = make_ep(config, group, self.slot_map.num_slots, backend, {self.mode: None}) if ep is None else ep
+        if self.mode not in self.ep:
+            raise ValueError(f"mode={mode!r}: the given backends are for {', '.join(self.ep)} only")
+
+        # expert_of_slot[s]: the logical expert that local slot s holds, -1 for none.
+        self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)
+        self.experts = Experts(
+            len(self.expert_of_slot), config.hidden_size, config.intermediate_size, config.weight_format, config.dtype
+        )
+        self.gate: Gate | None = None
+        self.shared_expert: MLP | None = None
+        self.returns_router_logits = False
+        self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
+        self._load_S = torch.zeros(len(self.expert_of_slot), dtype=torch.int64)
+
+    @staticmethod
+    def from_hf(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> "EPMoE":
+        """The expert-parallel twin of a transformers MoE block; see eprt.compat.hf.convert_moe."""
+        from eprt.compat.hf import convert_moe
+
+        return convert_moe(hf_moe_module, group, **options)
+
+    # -- weights --
+
+    def load_gate(self, weight_EH: Tensor, bias_E: Tensor | None = None) -> None:
+        """bias_E: the correction bias of sigmoid scoring, on the choice only."""
+        want = (self.config.num_experts, self.config.hidden_size)
+        if tuple(weight_EH.shape) != want:
+            raise ValueError(f"gate weight has shape {tuple(weight_EH.shape)}, expected {want}")
+        self.gate = Gate(self.config, weight_EH, bias_E)
+
+    def load_expert(
+        self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
+    ) -> None:
+        """Fills local slot `slot` with the weights of logical expert expert_of_slot[slot]."""
+        self.experts.load_expert(slot, gate_IH, up_IH, down_HI)
+        self._slots_to_load.discard(slot)
+
+    def load_shared(self, shared_expert: MLP) -> None:
+        self.shared_expert = shared_expert
+
+    # -- forward --
+
+    @torch.no_grad()
+    def forward(self, hidden: Tensor, input_ids: Tensor | None = None, *, mode: str | None = None) -> Any:
+        """hidden: [.., H] of any leading shape, also empty; returns the same shape and dtype.
+
+        input_ids: token ids of the same leading shape, for gates that choose by token; the gates here do not need them.
+        mode: "normal" or "low_latency" for this call, the same on all ranks.
+        Returns (hidden, router_logits) when the transformers block this layer replaces did so.
+        """
+        self._check_input(hidden)
+        x_TH = hidden.reshape(-1, hidden.shape[-1])
+        assert self.gate is not None
+        logits_TE = self.gate.logits(x_TH)
+        weights_TK, expert_idx_TK = self.gate.choose(logits_TE)
+        y_TH = self._route(self.ep[mode or self.mode], x_TH, self.slot_map.slot_idx(expert_idx_TK), weights_TK)
+        y = y_TH.view(hidden.shape)
+        return (y, logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
+
+    def _route(self, ep: EPBackend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """In rounds of at most num_max_tokens_per_rank tokens, as many as the rank with the most tokens needs."""
+        limit = ep.config.num_max_tokens_per_rank
+        own_rounds = max(1, -(-x_TH.shape[0] // limit))
+        all_rounds, done, parts = own_rounds, 0, []
+        while done < all_rounds:
+            rows = slice(done * limit, (done + 1) * limit)
+            handle = ep.dispatch_send(x_TH[rows], slot_idx_TK[rows], weights_TK[rows], max(1, own_rounds - done))
+            shared_TH = None if self.shared_expert is None else self.shared_expert(x_TH[rows])
+            received = ep.dispatch_recv(handle)
+            self._load_S += received.recv_count_E
+            ep.combine_send(self.experts(received), handle)
+            y_TH = ep.combine_recv(handle)
+            parts.append(y_TH if shared_TH is None else y_TH + shared_TH)
+            all_rounds = max(all_rounds, done + received.num_rounds)
+            done += 1
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _check_input(self, hidden: Tensor) -> None:
+        where = f"[rank {self.group.rank}/{self.group.size}] EPMoE layer {self.layer_idx}"
+        if hidden.shape[-1] != self.config.hidden_size or hidden.dtype != self.config.dtype:
+            raise ValueError(
+                f"{where}: got {hidden.dtype} {tuple(hidden.shape)}, expected {self.config.dtype} "
+                f"[.., {self.config.hidden_size}]"
+            )
+        if self.gate is None or self._slots_to_load:
+            missing = [f"expert {self.expert_of_slot[slot]} (slot {slot})" for slot in sorted(self._slots_to_load)]
+            raise RuntimeError(
+                f"{where} has no weights for {', '.join(['gate'] * (self.gate is None) + missing)}; "
+                "call load_gate and load_expert first"
+            )
+        if self.training and hidden.requires_grad:
+            raise RuntimeError(f"{where} computes no gradients; call model.eval() before inference")
+
+    # -- the rest --
+
+    def expert_load(self) -> Sequence[int]:
+        """Tokens routed to each local slot since the layer was built."""
+        return self._load_S.tolist()
+
+    def close(self) -> None:
+        """Frees the communication windows, unless they were given by the caller. Collective."""
+        if self._owns_ep:
+            for backend in self.ep.values():
+                backend.close()
+
+
+def make_ep(
+    config: MoEConfig,
+    group: EPGroup,
+    num_slots: int,
+    backend: str = "auto",
+    modes: Mapping[str, int | None] = {"normal": None},
+) -> dict[str, EPBackend]:
+    """One communication backend per mode, to be shared by layers of the same shape. Collective over the group.
+
+    modes: mode -> largest number of tokens of one dispatch (None: config.num_max_tokens_per_rank).
+    """
+    return {
+        mode: make_backend(
+            backend,
+            EPConfig(
+                hidden_size=config.hidden_size,
+                num_slots=num_slots,
+                top_k=config.top_k,
+                num_max_tokens_per_rank=max_tokens or config.num_max_tokens_per_rank,
+                dtype=config.dtype,
+                payload=config.payload,
+                mode=mode,
+                timeout_s=env.get("EPRT_TIMEOUT_S"),
+            ),
+            group,
+        )
+        for mode, max_tokens in modes.items()
+    }

@@ -1,0 +1,14 @@
+"""RMSNorm over the last dimension."""
+
+from torch import Tensor
+
+from eprt import ops
+
+
+class RMSNorm:
+    def __init__(self, weight_H: Tensor, eps: float):
+        self.weight_H = weight_H
+        self.eps = eps
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        return ops.rms_norm(x_TH, self.weight_H, self.eps)

@@ -1,0 +1,148 @@
+"""Checkpoint: the tensors of a Hugging Face directory, read one by one on demand.
+
+Knows safetensors files, their index and fp8 block scales; knows nothing of models. Opening reads only the headers.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eprt.ops.weight import Weight
+
+INDEX_NAME = "model.safetensors.index.json"
+# DeepSeek's name for the fp32 scales of an fp8 matrix, one per 128x128 block; despite "inv", values are multiplied.
+SCALE_SUFFIX = "_scale_inv"
+FP8 = "F8_E4M3"
+_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    FP8: 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+class CheckpointError(ValueError):
+    """The files do not hold the model that config.json describes; the message names file and tensor."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """dtype: safetensors' name for it, as "BF16"."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * _BYTES.get(self.dtype, 1)
+
+
+class Checkpoint:
+    """tensors: name -> TensorInfo of everything in the files. on_read is called with the bytes of each tensor read."""
+
+    def __init__(self, model_dir: str | Path, on_read: Callable[[int], None] | None = None):
+        self.model_dir = Path(model_dir)
+        self.on_read = on_read
+        if not self.model_dir.is_dir():
+            raise CheckpointError(f"{self.model_dir}: no such directory; give one with config.json and *.safetensors")
+        self._files = {path: _open(path) for path in _files_of(self.model_dir)}
+        self.tensors: dict[str, TensorInfo] = {}
+        for path, file in self._files.items():
+            for name in file.keys():  # noqa: SIM118  (not a dict)
+                if name in self.tensors:
+                    raise CheckpointError(f"tensor {name} is in both {self.tensors[name].file.name} and {path.name}")
+                view = file.get_slice(name)
+                self.tensors[name] = TensorInfo(path, tuple(view.get_shape()), view.get_dtype())
+        self._check_index()
+
+    def read(self, name: str) -> Tensor:
+        """The whole tensor, in memory of its own."""
+        info = self.tensors[name]
+        try:
+            # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at the file's mercy.
+            tensor = self._files[info.file].get_tensor(name).clone()
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{info.file}: cannot read tensor {name}: {error}") from None
+        self._report(info.num_bytes)
+        return tensor
+
+    def read_weight(self, name: str) -> Weight:
+        """A matrix with its block scales when it is fp8."""
+        data = self.read(name)
+        if data.dtype != torch.float8_e4m3fn:
+            return Weight(data)
+        return Weight(data, self.read(name + SCALE_SUFFIX).float())
+
+    def read_at(self, name: str, index: int) -> Tensor:
+        """tensor[index] of the first dimension, reading only that part."""
+        info = self.tensors[name]
+        part = self._files[info.file].get_slice(name)[index : index + 1].clone()[0]
+        self._report(info.num_bytes // info.shape[0])
+        return part
+
+    def is_fp8(self, name: str) -> bool:
+        return name in self.tensors and self.tensors[name].dtype == FP8
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _report(self, num_bytes: int) -> None:
+        if self.on_read is not None:
+            self.on_read(num_bytes)
+
+    def _check_index(self) -> None:
+        index = self.model_dir / INDEX_NAME
+        if not index.exists():
+            return
+        absent = [
+            f"{name} (not in {file})"
+            for name, file in _weight_map(index).items()
+            if name not in self.tensors or self.tensors[name].file.name != file
+        ]
+        if absent:
+            raise CheckpointError(f"{index} promises tensors that the files lack: {', '.join(absent)}")
+
+
+def _files_of(model_dir: Path) -> list[Path]:
+    index = model_dir / INDEX_NAME
+    if not index.exists():
+        files = sorted(model_dir.glob("*.safetensors"))
+        if not files:
+            found = ", ".join(sorted(p.name for p in model_dir.iterdir())) or "nothing"
+            raise CheckpointError(f"{model_dir}: no *.safetensors files (it has {found}); other formats are not read")
+        return files
+    files = [model_dir / name for name in sorted(set(_weight_map(index).values()))]
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise CheckpointError(f"{model_dir}: files named in {INDEX_NAME} are missing: {', '.join(missing)}")
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index}: not a safetensors index with a weight_map: {error!r}") from None
+
+
+def _open(path: Path):
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a complete safetensors file ({error}); it has {path.stat().st_size} bytes: "
+            "was the download cut off?"
+        ) from None

@@ -1,0 +1,77 @@
+"""DeepseekModel: DeepSeek V2, V3 and R1. One forward per step, over a batch that mixes prompts and single new tokens.
+
+T tokens, H hidden size, X rows whose logits are wanted, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from eprt.config import ModelConfig
+from eprt.ep.api import EPBackend
+from eprt.layers.batch import ForwardBatch
+from eprt.layers.linear import Linear
+from eprt.layers.mla import MLA
+from eprt.layers.mlp import MLP
+from eprt.layers.moe import EPMoE
+from eprt.layers.norm import RMSNorm
+
+
+class DecoderLayer:
+    """Attention and MLP, each behind a norm and added to the residual stream, which stays in the model's dtype."""
+
+    def __init__(self, attention_norm: RMSNorm, attention: MLA, mlp_norm: RMSNorm, mlp: MLP | EPMoE):
+        self.attention_norm, self.attention = attention_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+        x_TH = x_TH + self.attention(self.attention_norm(x_TH), batch, kv_pages)
+        h_TH = self.mlp_norm(x_TH)
+        if isinstance(self.mlp, EPMoE):
+            return x_TH + self.mlp(h_TH, batch.token_id_T, mode=batch.mode)
+        return x_TH + self.mlp(h_TH)
+
+
+class DeepseekModel:
+    """config, kv_dtype: what the engine sizes its cache from. Attention and dense weights are whole on each rank.
+
+    A row's logits depend neither on the rest of the batch nor on the number of ranks inside a node.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embed_VH: Tensor,
+        layers: Sequence[DecoderLayer],
+        norm: RMSNorm,
+        lm_head: Linear,
+        ep: Mapping[str, EPBackend],
+    ):
+        self.config, self.kv_dtype = config, config.dtype
+        self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
+        self.ep = ep
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
+        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache: [layers, pages, page_size, config.kv_dim] of kv_dtype.
+
+        Collective: all ranks run the same number of steps; one without requests passes an empty batch.
+        """
+        x_TH = self.embed_VH[batch.token_id_T]
+        for layer, kv_pages in zip(self.layers, kv_cache_LPSD, strict=True):
+            x_TH = layer(x_TH, batch, kv_pages)
+        # Normalised in the model's dtype, then multiplied in fp32: bf16 logits would tie too often for sampling.
+        return self.lm_head(self.norm(x_TH[batch.logits_idx]).float())
+
+    def moe_layers(self) -> list[EPMoE]:
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, EPMoE)]
+
+    def expert_load(self) -> list[list[int]]:
+        """Tokens routed to each expert slot of this rank since the start, per MoE layer."""
+        return [list(moe.expert_load()) for moe in self.moe_layers()]
+
+    def close(self) -> None:
+        """Frees the communication windows. Collective."""
+        for backend in self.ep.values():
+            backend.close()

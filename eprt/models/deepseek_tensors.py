@@ -1,0 +1,127 @@
+"""Which tensors a DeepSeek checkpoint must hold, and whether these files do.
+
+Names and shapes as transformers saves them (deepseek-ai/DeepSeek-V3 README_WEIGHTS.md). Every rank checks all
+names and shapes, from the headers alone, so that all ranks refuse a bad checkpoint with the same message.
+"""
+
+import re
+from collections.abc import Iterator
+
+from eprt.config import ModelConfig
+from eprt.models.checkpoint import FP8, SCALE_SUFFIX, Checkpoint, CheckpointError
+from eprt.ops.weight import BLOCK
+
+Shape = tuple[int, ...]
+_FLOATS = ("F32", "BF16", "F16")
+# Saved by old versions of transformers; computed here.
+_COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
+    """name -> (shape, may be fp8) of the whole model, with one entry per expert."""
+    c = config
+    expected: dict[str, tuple[Shape, bool]] = {
+        "model.embed_tokens.weight": ((c.vocab_size, c.hidden_size), False),
+        "model.norm.weight": ((c.hidden_size,), False),
+    }
+    if not c.tie_word_embeddings:
+        expected["lm_head.weight"] = ((c.vocab_size, c.hidden_size), False)
+    for layer in range(c.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            expected[f"{prefix}{norm}.weight"] = ((c.hidden_size,), False)
+        expected.update(_attention(c, prefix + "self_attn."))
+        expected.update(_moe(c, prefix + "mlp.") if c.is_moe_layer(layer) else _mlp(c, prefix + "mlp."))
+    return expected
+
+
+def _attention(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+    heads = c.num_attention_heads
+    q_out = heads * c.qk_head_dim
+    if c.q_lora_rank is None:
+        yield f"{prefix}q_proj.weight", ((q_out, c.hidden_size), True)
+    else:
+        yield f"{prefix}q_a_proj.weight", ((c.q_lora_rank, c.hidden_size), True)
+        yield f"{prefix}q_a_layernorm.weight", ((c.q_lora_rank,), False)
+        yield f"{prefix}q_b_proj.weight", ((q_out, c.q_lora_rank), True)
+    yield f"{prefix}kv_a_proj_with_mqa.weight", ((c.kv_dim, c.hidden_size), True)
+    yield f"{prefix}kv_a_layernorm.weight", ((c.kv_lora_rank,), False)
+    yield f"{prefix}kv_b_proj.weight", ((heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank), True)
+    yield f"{prefix}o_proj.weight", ((c.hidden_size, heads * c.v_head_dim), True)
+    if c.attention_bias:
+        if c.q_lora_rank is not None:
+            yield f"{prefix}q_a_proj.bias", ((c.q_lora_rank,), False)
+        yield f"{prefix}kv_a_proj_with_mqa.bias", ((c.kv_dim,), False)
+        yield f"{prefix}o_proj.bias", ((c.hidden_size,), False)
+
+
+def _swiglu(prefix: str, hidden: int, intermediate: int) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+    yield f"{prefix}gate_proj.weight", ((intermediate, hidden), True)
+    yield f"{prefix}up_proj.weight", ((intermediate, hidden), True)
+    yield f"{prefix}down_proj.weight", ((hidden, intermediate), True)
+
+
+def _mlp(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+    yield from _swiglu(prefix, c.hidden_size, c.intermediate_size)
+
+
+def _moe(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+    assert c.moe is not None
+    yield f"{prefix}gate.weight", ((c.moe.num_experts, c.hidden_size), False)
+    if c.moe.scoring == "sigmoid":
+        yield f"{prefix}gate.e_score_correction_bias", ((c.moe.num_experts,), False)
+    for expert in range(c.moe.num_experts):
+        yield from _swiglu(f"{prefix}experts.{expert}.", c.hidden_size, c.moe.intermediate_size)
+    if c.moe.shared_intermediate_size:
+        yield from _swiglu(f"{prefix}shared_experts.", c.hidden_size, c.moe.shared_intermediate_size)
+
+
+def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """CheckpointError listing every missing, extra, mis-shaped and unreadable tensor."""
+    expected = expected_tensors(config)
+    problems = []
+    scales = set()
+    for name, (shape, may_be_fp8) in expected.items():
+        info = checkpoint.tensors.get(name)
+        if info is None:
+            problems.append(f"missing: {name} {list(shape)}")
+            continue
+        if info.shape != shape:
+            problems.append(f"wrong shape: {name} is {list(info.shape)}, expected {list(shape)} ({info.file.name})")
+        if info.dtype == FP8 and may_be_fp8:
+            scales.add(name + SCALE_SUFFIX)
+            problems += _check_scale(name, shape, checkpoint)
+        elif info.dtype not in _FLOATS:
+            problems.append(
+                f"wrong dtype: {name} is {info.dtype}, expected one of {', '.join(_FLOATS)} ({info.file.name})"
+            )
+    for name in checkpoint.tensors:
+        if name not in expected and name not in scales and not is_skipped(config, name):
+            problems.append(
+                f"extra: {name} {list(checkpoint.tensors[name].shape)} ({checkpoint.tensors[name].file.name})"
+            )
+    if problems:
+        raise CheckpointError(
+            f"{checkpoint.model_dir} does not hold the model its config.json describes; {len(problems)} tensors are "
+            "wrong:\n  " + "\n  ".join(problems)
+        )
+
+
+def is_skipped(config: ModelConfig, name: str) -> bool:
+    """Tensors that are known and not needed: MTP layers, computed buffers, the head of a model that ties it."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if layer is not None:
+        beyond = int(layer[1]) - config.num_hidden_layers
+        if 0 <= beyond < config.num_nextn_predict_layers:
+            return True
+    return bool(_COMPUTED.search(name)) or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _check_scale(name: str, shape: Shape, checkpoint: Checkpoint) -> list[str]:
+    want = tuple(-(-size // BLOCK) for size in shape)
+    info = checkpoint.tensors.get(name + SCALE_SUFFIX)
+    if info is None:
+        return [f"missing: {name}{SCALE_SUFFIX} {list(want)}, the scales of an fp8 matrix"]
+    if info.shape != want:
+        return [f"wrong shape: {name}{SCALE_SUFFIX} is {list(info.shape)}, expected {list(want)} ({info.file.name})"]
+    return []

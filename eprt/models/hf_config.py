@@ -1,0 +1,206 @@
+"""config.json (and generation_config.json) of a Hugging Face directory -> ModelConfig.
+
+Where transformers and DeepSeek's own model code read a field differently, DeepSeek's code is followed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eprt.config import EngineConfig, ModelConfig, MoEConfig, RopeConfig
+
+# float16 checkpoints compute in float32, which holds their values exactly; bfloat16 would round them.
+_COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32}
+_NO_DEFAULT = object()
+
+
+class ConfigFile:
+    """Fields of one JSON file, checked for type as they are taken. null counts as absent."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self.fields: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"{path}: no such file; a model directory needs a config.json") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: not valid JSON: {error}") from None
+        if not isinstance(self.fields, dict):
+            raise ValueError(f"{path}: expected a JSON object, found {type(self.fields).__name__}")
+
+    def take(self, name: str, kind: type | tuple[type, ...], default: Any = _NO_DEFAULT) -> Any:
+        value = self.fields.get(name)
+        if value is None:
+            if default is _NO_DEFAULT:
+                raise ValueError(f"{self.path}: field {name!r} is missing")
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{self.path}: {name}={value!r} has the wrong type ({type(value).__name__})")
+        return value
+
+    def integer(self, name: str, default: Any = _NO_DEFAULT) -> int:
+        return self.take(name, int, default)
+
+    def number(self, name: str, default: Any = _NO_DEFAULT) -> float:
+        return float(self.take(name, (int, float), default))
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self.take(name, bool, default)
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """Refuses any value but these; absent is fine."""
+        value = self.fields.get(name)
+        if value is not None and value not in allowed:
+            raise ValueError(f"{self.path}: {name}={value!r} is not supported, only {', '.join(map(repr, allowed))}")
+
+
+def read_model_config(engine: EngineConfig) -> ModelConfig:
+    """Reads engine.model_dir/config.json; ValueError names the file, the field and the value."""
+    file = ConfigFile(Path(engine.model_dir) / "config.json")
+    file.only("hidden_act", "silu")
+    file.only("mlp_bias", False)
+    file.only("moe_layer_freq", 1)
+    heads = file.integer("num_attention_heads")
+    file.only("num_key_value_heads", heads)
+    quant_method = _quant_method(file)
+    dtype = _dtype(file, engine.dtype)
+    return ModelConfig(
+        model_type=file.take("model_type", str),
+        vocab_size=file.integer("vocab_size"),
+        hidden_size=file.integer("hidden_size"),
+        intermediate_size=file.integer("intermediate_size"),
+        num_hidden_layers=file.integer("num_hidden_layers"),
+        num_attention_heads=heads,
+        q_lora_rank=file.integer("q_lora_rank", None),
+        kv_lora_rank=file.integer("kv_lora_rank"),
+        qk_nope_head_dim=file.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=file.integer("qk_rope_head_dim"),
+        v_head_dim=file.integer("v_head_dim"),
+        first_k_dense_replace=file.integer("first_k_dense_replace", 0),
+        moe=_moe_config(file, engine, dtype),
+        dtype=dtype,
+        rope=_rope_config(file),
+        rms_norm_eps=file.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=file.integer("max_position_embeddings"),
+        tie_word_embeddings=file.flag("tie_word_embeddings", False),
+        attention_bias=file.flag("attention_bias", False),
+        rope_interleave=file.flag("rope_interleave", True),
+        num_nextn_predict_layers=file.integer("num_nextn_predict_layers", 0),
+        bos_token_id=file.integer("bos_token_id", None),
+        eos_token_ids=_eos_token_ids(file),
+        quant_method=quant_method,
+    )
+
+
+def _dtype(file: ConfigFile, requested: str) -> torch.dtype:
+    """ "auto" without a dtype in the file is float32: exact, whatever the tensors are."""
+    if requested != "auto":
+        return _COMPUTE_DTYPE[requested]
+    name = file.take("dtype", str, None) or file.take("torch_dtype", str, "float32")
+    if name not in _COMPUTE_DTYPE:
+        raise ValueError(f"{file.path}: dtype={name!r} is not supported; give --dtype float32 or bfloat16")
+    return _COMPUTE_DTYPE[name]
+
+
+def _quant_method(file: ConfigFile) -> str | None:
+    quantization = file.take("quantization_config", dict, None)
+    if quantization is None:
+        return None
+    supported = {"quant_method": ("fp8",), "fmt": ("e4m3",), "activation_scheme": ("dynamic",)}
+    for name, values in supported.items():
+        if quantization.get(name, values[0]) not in values:
+            raise ValueError(
+                f"{file.path}: quantization_config.{name}={quantization[name]!r} is not supported, only {values[0]!r}"
+            )
+    if quantization.get("weight_block_size") != [128, 128]:
+        raise ValueError(
+            f"{file.path}: quantization_config.weight_block_size={quantization.get('weight_block_size')!r} is not "
+            "supported; supported: [128, 128]"
+        )
+    return "fp8"
+
+
+def _moe_config(file: ConfigFile, engine: EngineConfig, dtype: torch.dtype) -> MoEConfig | None:
+    num_experts = file.integer("n_routed_experts", 0)
+    if num_experts == 0:
+        return None
+    top_k = file.integer("num_experts_per_tok")
+    intermediate_size = file.integer("moe_intermediate_size")
+    is_v3 = file.take("model_type", str) == "deepseek_v3"
+    return MoEConfig(
+        hidden_size=file.integer("hidden_size"),
+        intermediate_size=intermediate_size,
+        num_experts=num_experts,
+        top_k=top_k,
+        shared_intermediate_size=file.integer("n_shared_experts", 0) * intermediate_size,
+        num_max_tokens_per_rank=max(engine.chunk_size, engine.max_num_seqs),
+        payload=engine.ep_payload,
+        weight_format=engine.quantization or "same",
+        dtype=dtype,
+        **(_v3_gate(file) if is_v3 else _v2_gate(file, top_k)),
+    )
+
+
+def _v3_gate(file: ConfigFile) -> dict[str, Any]:
+    file.only("scoring_func", "sigmoid")
+    file.only("topk_method", "noaux_tc")
+    return {
+        "scoring": "sigmoid",
+        "n_group": file.integer("n_group", 1),
+        "topk_group": file.integer("topk_group", 1),
+        "norm_topk_prob": file.flag("norm_topk_prob", True),
+        "routed_scaling_factor": file.number("routed_scaling_factor", 1.0),
+    }
+
+
+def _v2_gate(file: ConfigFile, top_k: int) -> dict[str, Any]:
+    file.only("scoring_func", "softmax")
+    file.only("topk_method", "greedy", "group_limited_greedy")
+    grouped = file.take("topk_method", str, "greedy") == "group_limited_greedy"
+    # DeepSeek-V2's own code either normalises the weights or scales them; transformers never normalises. The
+    # published checkpoints all say norm_topk_prob = false, where both agree.
+    normalise = file.flag("norm_topk_prob", False) and top_k > 1
+    return {
+        "scoring": "softmax",
+        "n_group": file.integer("n_group", 1) if grouped else 1,
+        "topk_group": file.integer("topk_group", 1) if grouped else 1,
+        "norm_topk_prob": normalise,
+        "routed_scaling_factor": 1.0 if normalise else file.number("routed_scaling_factor", 1.0),
+    }
+
+
+def _rope_config(file: ConfigFile) -> RopeConfig:
+    """Both spellings: rope_parameters (with rope_theta inside), or rope_scaling beside rope_theta."""
+    spelling = "rope_parameters" if file.fields.get("rope_parameters") is not None else "rope_scaling"
+    fields = file.take(spelling, dict, {})
+    theta = fields.get("rope_theta") or file.number("rope_theta", 10000.0)
+    kind = fields.get("rope_type") or fields.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind != "yarn":
+        raise ValueError(f"{file.path}: {spelling}: type {kind!r} is not supported; supported: 'default', 'yarn'")
+    max_positions = file.integer("max_position_embeddings")
+    original = fields.get("original_max_position_embeddings") or max_positions
+    optional = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=fields.get("factor") or max_positions / original,
+        original_max_position_embeddings=original,
+        **{name: fields[name] for name in optional if fields.get(name) is not None},
+    )
+
+
+def _eos_token_ids(file: ConfigFile) -> tuple[int, ...]:
+    """Chat models often name the end of a turn only in generation_config.json."""
+    files = [file]
+    generation = file.path.with_name("generation_config.json")
+    if generation.exists():
+        files.append(ConfigFile(generation))
+    ids: list[int] = []
+    for each in files:
+        value = each.take("eos_token_id", (int, list), [])
+        ids += value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(ids))

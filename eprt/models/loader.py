@@ -1,0 +1,234 @@
+"""From a Hugging Face directory to a model on this rank, which reads every dense tensor but only its own experts."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eprt.config import EngineConfig, ModelConfig
+from eprt.ep.group import EPGroup
+from eprt.ep.placement import SlotMap
+from eprt.layers.linear import Linear, as_format
+from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
+from eprt.layers.mlp import MLP
+from eprt.layers.moe import EPMoE, make_ep
+from eprt.layers.norm import RMSNorm
+from eprt.layers.rope import cos_sin_table
+from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
+from eprt.models.deepseek import DecoderLayer, DeepseekModel
+from eprt.models.deepseek_tensors import check_tensors, expected_tensors, is_skipped
+from eprt.models.hf_config import ConfigFile, read_model_config
+from eprt.models.registry import builder_of
+from eprt.ops.weight import Weight
+
+log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+def load_model(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> DeepseekModel:
+    """The model of engine.model_dir. Collective: when one rank fails, all raise, naming it.
+
+    progress(bytes_read, bytes_to_read) is called after each tensor; the bytes are this rank's.
+    """
+    config_path = Path(engine.model_dir) / "config.json"
+    with _all_or_none(group):
+        builder = builder_of(ConfigFile(config_path).take("model_type", str), str(config_path))
+        if engine.device == "cuda":
+            raise ValueError("--device cuda: the model runs on the CPU only; use --device cpu or auto")
+    return builder(engine, group, progress)
+
+
+def load_deepseek(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> DeepseekModel:
+    with _all_or_none(group):
+        config = read_model_config(engine)
+        checkpoint = Checkpoint(engine.model_dir)
+        check_tensors(config, checkpoint)
+    ep, slot_map = {}, None
+    if config.moe is not None:
+        slot_map = SlotMap.contiguous(config.moe.num_experts, group.size)
+        modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
+        ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes)
+    with _all_or_none(group):
+        model = _Builder(engine, config, checkpoint, group, ep, slot_map, progress).build()
+    checkpoint.close()
+    return model
+
+
+@contextmanager
+def _all_or_none(group: EPGroup) -> Iterator[None]:
+    """Runs the body on every rank; if it raised anywhere, raises everywhere: no rank is left waiting."""
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    messages = group.allgather(None if error is None else str(error))
+    if error is not None:
+        raise error
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise RuntimeError(f"[rank {group.rank}/{group.size}] rank {rank} could not load the model: {message}")
+
+
+class _Builder:
+    """Reads tensors and puts layers together. fp8 matrices stay fp8; with --quantization int8 all become int8."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        group: EPGroup,
+        ep: dict,
+        slot_map: SlotMap | None,
+        progress: Progress | None,
+    ):
+        self.config, self.checkpoint, self.group = config, checkpoint, group
+        self.ep, self.slot_map = ep, slot_map
+        self.int8 = engine.quantization == "int8"
+        self.num_positions = engine.max_model_len or config.max_position_embeddings
+        if self.num_positions > config.max_position_embeddings:
+            raise ValueError(
+                f"--max-model-len {self.num_positions}: this model has positions up to {config.max_position_embeddings}"
+            )
+        self.expected = expected_tensors(config)
+        self._count_bytes(progress)
+
+    def build(self) -> DeepseekModel:
+        c = self.config
+        embed_VH = self.read("model.embed_tokens.weight")
+        head_VH = embed_VH if c.tie_word_embeddings else self.read("lm_head.weight")
+        self.cos_sin_PR = cos_sin_table(c.rope, c.qk_rope_head_dim, self.num_positions)
+        layers = [self.decoder_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
+        norm = self.norm("model.norm.weight", c.rms_norm_eps)
+        return DeepseekModel(c, embed_VH, layers, norm, Linear(Weight(head_VH)), self.ep)
+
+    def decoder_layer(self, layer_idx: int) -> DecoderLayer:
+        c, prefix = self.config, f"model.layers.{layer_idx}."
+        return DecoderLayer(
+            self.norm(f"{prefix}input_layernorm.weight", c.rms_norm_eps),
+            self.attention(f"{prefix}self_attn."),
+            self.norm(f"{prefix}post_attention_layernorm.weight", c.rms_norm_eps),
+            self.moe(f"{prefix}mlp.", layer_idx) if c.is_moe_layer(layer_idx) else self.mlp(f"{prefix}mlp."),
+        )
+
+    def attention(self, prefix: str) -> MLA:
+        c = self.config
+        has_lora = c.q_lora_rank is not None
+        weights = MLAWeights(
+            q=None if has_lora else self.query(f"{prefix}q_proj"),
+            q_a=self.linear(f"{prefix}q_a_proj") if has_lora else None,
+            q_a_norm=self.norm(f"{prefix}q_a_layernorm.weight", LATENT_NORM_EPS) if has_lora else None,
+            q_b=self.query(f"{prefix}q_b_proj") if has_lora else None,
+            kv_a=self.rotated(f"{prefix}kv_a_proj_with_mqa", 1, c.kv_lora_rank),
+            kv_a_norm=self.norm(f"{prefix}kv_a_layernorm.weight", LATENT_NORM_EPS),
+            w_kv_b=as_format(self.checkpoint.read_weight(f"{prefix}kv_b_proj.weight"), "same", c.dtype).data,
+            o=self.linear(f"{prefix}o_proj"),
+        )
+        return MLA(c, weights, self.cos_sin_PR)
+
+    def moe(self, prefix: str, layer_idx: int) -> EPMoE:
+        assert self.config.moe is not None
+        config = replace(self.config.moe, weight_format=self.expert_format(prefix))
+        moe = EPMoE(config, self.group, layer_idx=layer_idx, ep=self.ep, slot_map=self.slot_map)
+        bias = f"{prefix}gate.e_score_correction_bias"
+        moe.load_gate(
+            self.checkpoint.read(f"{prefix}gate.weight"),
+            self.checkpoint.read(bias) if bias in self.checkpoint.tensors else None,
+        )
+        for slot, expert in enumerate(moe.expert_of_slot):
+            if expert >= 0:
+                moe.load_expert(slot, *self.swiglu(f"{prefix}experts.{expert}."))
+        if self.config.moe.shared_intermediate_size:
+            moe.load_shared(self.mlp(f"{prefix}shared_experts."))
+        return moe
+
+    def mlp(self, prefix: str) -> MLP:
+        gate, up, down = self.swiglu(prefix)
+        return MLP(gate, up, down, self.format_of(gate, up, down), self.config.dtype)
+
+    # -- single tensors --
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(name).to(self.config.dtype)
+
+    def norm(self, name: str, eps: float) -> RMSNorm:
+        return RMSNorm(self.read(name), eps)
+
+    def linear(self, name: str) -> Linear:
+        weight = self.checkpoint.read_weight(f"{name}.weight")
+        return Linear(as_format(weight, self.format_of(weight), self.config.dtype), self.bias(name))
+
+    def query(self, name: str) -> Linear:
+        return self.rotated(name, self.config.num_attention_heads, self.config.qk_nope_head_dim)
+
+    def rotated(self, name: str, heads: int, offset: int) -> Linear:
+        """A projection whose output has rotary dimensions, from `offset` on in each head."""
+        if self.config.rope_interleave:
+            return self.linear(name)
+        order = _interleaving_order(heads, offset, self.config.qk_rope_head_dim)
+        # Reordering rows breaks fp8 blocks, hence the detour through plain values.
+        weight = self.checkpoint.read_weight(f"{name}.weight").dequantize()[order]
+        bias = self.bias(name)
+        weight_format = "int8" if self.int8 else "same"
+        return Linear(as_format(weight, weight_format, self.config.dtype), None if bias is None else bias[order])
+
+    def bias(self, name: str) -> Tensor | None:
+        return self.read(f"{name}.bias") if f"{name}.bias" in self.checkpoint.tensors else None
+
+    def swiglu(self, prefix: str) -> tuple[Weight, Weight, Weight]:
+        gate, up, down = (self.checkpoint.read_weight(f"{prefix}{p}_proj.weight") for p in ("gate", "up", "down"))
+        return gate, up, down
+
+    def expert_format(self, prefix: str) -> str:
+        """One format for all experts of a layer, those of other ranks included: the same on every rank."""
+        assert self.config.moe is not None
+        if self.int8:
+            return "int8"
+        experts = [f"{prefix}experts.{expert}." for expert in range(self.config.moe.num_experts)]
+        names = [f"{expert}{p}_proj.weight" for expert in experts for p in ("gate", "up", "down")]
+        return "fp8" if all(self.checkpoint.is_fp8(name) for name in names) else "same"
+
+    def format_of(self, *weights: Weight) -> str:
+        if self.int8:
+            return "int8"
+        return "fp8" if all(w.data.dtype == torch.float8_e4m3fn for w in weights) else "same"
+
+    # -- what will be read --
+
+    def _count_bytes(self, progress: Progress | None) -> None:
+        names = self._names_to_read()
+        total, done = sum(self.checkpoint.tensors[name].num_bytes for name in names), 0
+
+        def on_read(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            if progress is not None:
+                progress(done, total)
+
+        self.checkpoint.on_read = on_read
+        skipped = sum(is_skipped(self.config, name) for name in self.checkpoint.tensors)
+        if skipped and self.group.rank == 0:
+            log.info("%d tensors are not needed and stay on disk (MTP layers, computed buffers)", skipped)
+
+    def _names_to_read(self) -> list[str]:
+        local = set() if self.slot_map is None else set(self.slot_map.experts_of_rank(self.group.rank, self.group.size))
+        names = []
+        for name in self.expected:
+            expert = name.partition(".mlp.experts.")[2].partition(".")[0]
+            if not expert or int(expert) in local:
+                names.append(name)
+                if self.checkpoint.is_fp8(name):
+                    names.append(name + SCALE_SUFFIX)
+        return names
+
+
+def _interleaving_order(heads: int, offset: int, rope_dim: int) -> Tensor:
+    """Row order that turns pairs (i, i + R/2) into pairs (2i, 2i + 1) in the last R rows of each head."""
+    head = torch.arange(offset + rope_dim)
+    head[offset:] = offset + torch.arange(rope_dim).view(2, -1).T.flatten()
+    return (torch.arange(heads)[:, None] * (offset + rope_dim) + head).flatten()
