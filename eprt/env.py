@@ -76,11 +76,13 @@ def check() -> None:
         get(name)
 
 
-# What Open MPI's wheel needs: as root, with more ranks than cores, and without UCX's complaints about windows.
+# What Open MPI's wheel needs: as root, with more ranks than cores, ranks left for eprt/bind.py to bind, and without
+# UCX's complaints about windows.
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_osc": "^ucx",
 }
 

@@ -3,24 +3,85 @@
 Knows nothing of tokens or experts. The hot path uses only windows and point-to-point messages made here.
 """
 
+import os
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
+
+from eprt import env
+from eprt.ep.liveness import PeerWatch, process_domain
+
+PAGE = 4096
+
+
+class Pending(Protocol):
+    """A message under way. num_bytes: its length, once test() has returned True."""
+
+    num_bytes: int
+
+    def test(self) -> bool:
+        """Whether it is done; never blocks. Raises ConnectionError when it can no longer finish."""
+        ...
+
+
+def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
+    """Node of each rank, numbered from 0 in order of first appearance.
+
+    One node per host, or, with ranks_per_node, nodes of so many neighbouring ranks of a host (the last may be smaller).
+    """
+    num_seen: dict[Any, int] = {}
+    node_of: dict[Any, int] = {}
+    nodes = []
+    for host in host_of_rank:
+        index = num_seen.get(host, 0)
+        num_seen[host] = index + 1
+        key = (host, index // ranks_per_node if ranks_per_node else 0)
+        nodes.append(node_of.setdefault(key, len(node_of)))
+    return tuple(nodes)
+
+
+def page_aligned(raw: np.ndarray, num_bytes: int) -> np.ndarray:
+    """num_bytes of a uint8 array that is a page longer, starting at a page."""
+    start = -raw.ctypes.data % PAGE
+    return raw[start : start + num_bytes]
+
+
+def private_window(num_bytes: int) -> list[np.ndarray]:
+    """shared_window of a node with one rank."""
+    return [page_aligned(np.zeros(num_bytes + PAGE, dtype=np.uint8), num_bytes)]
 
 
 class EPGroup(ABC):
     """A fixed set of ranks. Build it with from_mpi, from_torch or single.
 
-    rank, size: this process and how many there are.
-    node_of_rank: node index of each rank, numbered from 0 in order of first appearance; EPRT_RANKS_PER_NODE overrides
-    it (virtual nodes).
-    local_ranks: global ranks on this node, in order.
+    rank, size: this process and how many there are. node_of_rank: node index of each rank, numbered from 0 in order of
+    first appearance; EPRT_RANKS_PER_NODE splits hosts into virtual nodes. num_ranks_on_host: processes of the group on
+    this host, all virtual nodes together.
     """
 
     rank: int
     size: int
     node_of_rank: tuple[int, ...]
+    num_ranks_on_host: int
+
+    def _join(self, rank: int, size: int) -> None:
+        """Finds the hosts and nodes of all ranks. Collective; subclasses call it once allgather works."""
+        self.rank, self.size = rank, size
+        self._num_channels = 0
+        ranks_per_node = env.get("EPRT_RANKS_PER_NODE")
+        peers = self.allgather((process_domain(), os.getpid(), ranks_per_node))
+        if len({peer[2] for peer in peers}) > 1:
+            raise ValueError(
+                f"[rank {rank}/{size}] EPRT_RANKS_PER_NODE differs between ranks: {[peer[2] for peer in peers]}; "
+                "export it to all of them (mpirun -x EPRT_RANKS_PER_NODE)"
+            )
+        domains = [peer[0] for peer in peers]
+        self.node_of_rank = nodes_of_hosts(domains, ranks_per_node)
+        same_host = [r for r in range(size) if domains[r] == domains[rank]]
+        self.num_ranks_on_host = len(same_host)
+        self._watch = PeerWatch({r: peers[r][1] for r in same_host if r != rank})
 
     @property
     def node(self) -> int:
@@ -32,7 +93,20 @@ class EPGroup(ABC):
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        return tuple(r for r in range(self.size) if self.node_of_rank[r] == self.node)
+        """Global ranks on this node, in order."""
+        return self.ranks_of_node(self.node)
+
+    def ranks_of_node(self, node: int) -> tuple[int, ...]:
+        return tuple(r for r in range(self.size) if self.node_of_rank[r] == node)
+
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Ranks of this host whose process has ended. Ranks of other hosts are known only by their silence."""
+        return self._watch.lost()
+
+    def new_channel(self) -> int:
+        """A message tag nobody else in the group uses. All ranks ask in the same order."""
+        self._num_channels += 1
+        return self._num_channels
 
     @staticmethod
     def from_mpi(comm: Any = None) -> "EPGroup":
@@ -64,29 +138,32 @@ class EPGroup(ABC):
 
     @abstractmethod
     def shared_window(self, num_bytes: int) -> list[np.ndarray]:
-        """Symmetric memory inside the node: each local rank contributes num_bytes (zeroed, 64-byte aligned);
-        returns one uint8 view per local rank, in local_ranks order. Freed by close()."""
+        """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice.
 
-    # -- point to point between nodes: bytes, tagged, never blocking the caller --
+        Returns one uint8 view per local rank, in local_ranks order, 4096-byte aligned. Pages take memory only once they
+        are touched; fresh ones read as zero. Unmapped by close(): no view may be used after it.
+        """
+
+    # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 
     @abstractmethod
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Any:
-        """Starts sending; returns an object with test() -> bool. The buffer must stay untouched until it is done."""
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        """Starts sending. The buffer must stay untouched until test() returns True."""
 
     @abstractmethod
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Any:
-        """Starts receiving into buffer; returns an object with test() -> bool and num_bytes once done."""
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        """Starts receiving into buffer, which may be longer than the message."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees windows. Collective."""
+        """Frees windows and connections. Collective while all ranks live; never hangs when some do not."""
 
 
 class SingleGroup(EPGroup):
     """The group of one."""
 
     def __init__(self):
-        self.rank, self.size, self.node_of_rank = 0, 1, (0,)
+        self._join(0, 1)
 
     def allgather(self, value: Any) -> list[Any]:
         return [value]
@@ -95,16 +172,13 @@ class SingleGroup(EPGroup):
         pass
 
     def shared_window(self, num_bytes: int) -> list[np.ndarray]:
-        # numpy aligns to 16 bytes only; over-allocate and cut to a cache line.
-        raw = np.zeros(num_bytes + 64, dtype=np.uint8)
-        start = -raw.ctypes.data % 64
-        return [raw[start : start + num_bytes]]
+        return private_window(num_bytes)
 
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Any:
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
         raise ValueError(f"[rank 0/1] a group of one has no peer {peer} to send to")
 
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Any:
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
         raise ValueError(f"[rank 0/1] a group of one has no peer {peer} to receive from")
 
     def close(self) -> None:
-        pass
+        self._watch.close()

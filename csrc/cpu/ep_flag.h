@@ -1,0 +1,30 @@
+// Flag: one epoch counter in shared memory, stored by its owner, awaited by the other processes of the node.
+//
+// publish(e) makes everything the owner wrote before it visible to whoever sees the epoch reach e (release/acquire).
+// Epochs only grow, so a flag is never cleared and a late reader cannot miss one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace eprt {
+
+// One cache line, so that waiting for one rank does not slow another. All zero bytes is a valid flag at epoch 0.
+struct alignas(64) Flag {
+  std::atomic<uint64_t> epoch;
+  std::atomic<uint32_t> sleepers;  // waiters inside or about to enter the futex; publish() wakes only if there are any
+};
+static_assert(sizeof(Flag) == 64);
+// Lock-free atomics are address-free: they work between processes that map the flag at different addresses.
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+
+// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a host.
+int64_t now_ns();
+
+void publish(Flag* flag, uint64_t epoch);
+
+// True as soon as the epoch is reached; false when deadline_ns has passed or a signal came (its handler should run).
+// Looks for some microseconds, spinning if this rank owns_core and yielding it if not, then sleeps in the kernel.
+bool wait_for(Flag* flag, uint64_t epoch, bool owns_core, int64_t deadline_ns);
+
+}  // namespace eprt

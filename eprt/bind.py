@@ -1,0 +1,163 @@
+"""Binds each rank to its share of the machine's cores and NUMA nodes, and sizes its threads from it.
+
+    binding = bind("core", group.allgather)     # every rank of the job, before its first torch operation
+
+    core   each rank gets whole cores of its own, inside one NUMA node where that costs nobody a core
+    numa   each rank may use every core of its NUMA node(s), and takes its memory there
+    none   the operating system places everything
+
+In every policy a rank runs as many threads as its share has cores. Where there are more ranks than cores nobody is
+bound and each rank runs one thread: two ranks tied to one core could only take turns.
+"""
+
+import ctypes
+import os
+import platform
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eprt.topology import Cpu, Topology, format_cpus, read_topology
+
+POLICIES = ("numa", "core", "none")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """cpus: hardware threads this rank may use. nodes: NUMA nodes to take memory from, () for no preference.
+    num_threads: compute threads. bound: False when cpus is everything the job may use. reason: one clause for the log.
+    """
+
+    cpus: tuple[int, ...]
+    nodes: tuple[int, ...]
+    num_threads: int
+    bound: bool
+    reason: str
+
+    def __str__(self) -> str:
+        memory = f", memory of NUMA node {format_cpus(self.nodes)}" if self.nodes else ""
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"CPUs {format_cpus(self.cpus)}{memory}, {threads} ({self.reason})"
+
+
+class BindError(RuntimeError):
+    """A rank cannot be bound as asked."""
+
+
+def plan_binding(topology: Topology, local_rank: int, local_size: int, policy: str) -> Binding:
+    """The share of rank local_rank among local_size ranks on this host. topology: what the job may use."""
+    if policy not in POLICIES:
+        raise ValueError(f"--bind {policy}: must be {', '.join(POLICIES)}")
+    if not 0 <= local_rank < local_size:
+        raise ValueError(f"local rank {local_rank} is not in 0..{local_size - 1}")
+    everything = tuple(cpu.id for cpu in topology.cpus)
+    num_cores = topology.num_cores
+    time_share = max(1, int((topology.quota or num_cores) / local_size))
+    if local_size > num_cores:
+        return Binding(everything, (), 1, False, f"{local_size} ranks share {num_cores} cores")
+    if policy == "none":
+        return Binding(everything, (), min(num_cores // local_size, time_share), False, "--bind none")
+    cores = _own_cores(topology, local_rank, local_size)
+    num_threads = min(len(cores), time_share)
+    if policy == "core":
+        cpus = tuple(sorted(cpu.id for core in cores for cpu in core))
+        return Binding(cpus, (), num_threads, len(cpus) < len(everything), "--bind core")
+    nodes = tuple(sorted({core[0].node for core in cores}))
+    cpus = tuple(sorted(cpu.id for cpu in topology.cpus if cpu.node in nodes))
+    memory = nodes if len(topology.nodes) > 1 else ()
+    return Binding(cpus, memory, num_threads, len(cpus) < len(everything), "--bind numa")
+
+
+def _own_cores(topology: Topology, local_rank: int, local_size: int) -> list[list[Cpu]]:
+    """The cores of one rank, each a list of its hardware threads.
+
+    Ranks are dealt to NUMA nodes evenly when the poorest rank fares no worse than under one plain cut through all
+    cores; the ranks move in lockstep, so the poorest sets the pace.
+    """
+    by_core: dict[int, list[Cpu]] = {}
+    for cpu in topology.cpus:  # sorted by node, then core
+        by_core.setdefault(cpu.core, []).append(cpu)
+    cores = list(by_core.values())
+    plain = [_cut(cores, r, local_size) for r in range(local_size)]
+    nodes = topology.nodes
+    if local_size < len(nodes):
+        aligned = [[core for core in cores if core[0].node in _cut(nodes, r, local_size)] for r in range(local_size)]
+    else:
+        node_of_rank = [r * len(nodes) // local_size for r in range(local_size)]
+        aligned = []
+        for rank, node in enumerate(node_of_rank):
+            here = [core for core in cores if core[0].node == nodes[node]]
+            aligned.append(_cut(here, rank - node_of_rank.index(node), node_of_rank.count(node)))
+    shares = aligned if min(map(len, aligned)) >= min(map(len, plain)) else plain
+    return shares[local_rank]
+
+
+def _cut(items: Any, index: int, count: int) -> Any:
+    """Part `index` of `count` nearly equal parts of a sequence."""
+    return items[len(items) * index // count : len(items) * (index + 1) // count]
+
+
+def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [value]) -> Binding:
+    """Binds the calling rank and sizes torch's threads; returns what was done, for the log.
+
+    allgather: collective over all ranks of the job (EPGroup.allgather); hosts are told apart by their names. What a
+    launcher has already bound stays: only ranks that it gave the same CPUs share them out among themselves.
+    BindError names rank, CPUs and remedy.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"--bind {policy}: must be {', '.join(POLICIES)}")
+    allowed = sorted(os.sched_getaffinity(0))
+    me = (socket.gethostname(), os.getpid(), allowed)
+    here = [other for other in allgather(me) if other[0] == me[0]]
+    sharers = [other for other in here if other[2] == allowed]
+    rank, size = sharers.index(me), len(sharers)
+    topology = read_topology().restricted_to(allowed)
+    if topology.quota is not None:
+        topology = replace(topology, quota=topology.quota * size / len(here))
+    binding = plan_binding(topology, rank, size, policy)
+    if size < len(here):
+        binding = replace(binding, reason=f"{binding.reason} within what the launcher gave")
+    if binding.bound:
+        _set_affinity(binding, f"[local rank {here.index(me)}/{len(here)}]", allowed)
+    error = _set_memory_policy(binding.nodes) if binding.nodes else None
+    if error:  # containers forbid it by default; pages then still land on the node that first touches them
+        binding = replace(binding, nodes=(), reason=f"{binding.reason}; set_mempolicy: {error}")
+    import torch
+
+    torch.set_num_threads(binding.num_threads)
+    return binding
+
+
+def _set_affinity(binding: Binding, who: str, allowed: list[int]) -> None:
+    try:
+        for thread in os.listdir("/proc/self/task"):  # also those that libraries started before us
+            try:
+                os.sched_setaffinity(int(thread), binding.cpus)
+            except ProcessLookupError:
+                continue
+    except OSError as error:
+        raise BindError(
+            f"{who} cannot bind to CPUs {format_cpus(binding.cpus)}: {error.strerror}; this process may use "
+            f"{format_cpus(allowed)}. Start with --bind none to leave the placement to the operating system."
+        ) from None
+
+
+def _set_memory_policy(nodes: tuple[int, ...]) -> str | None:
+    """Prefers the one node, or interleaves over several (linux/mempolicy.h). Returns the error's text, or None.
+
+    Preferred, not bound: a full node must not kill the rank while its neighbour has memory.
+    """
+    syscall_number = {"x86_64": 238, "aarch64": 237}.get(platform.machine())
+    if syscall_number is None:
+        return f"unknown on {platform.machine()}"
+    mpol_preferred, mpol_interleave = 1, 3
+    words = (ctypes.c_ulong * (max(nodes) // 64 + 1))()
+    for node in nodes:
+        words[node // 64] |= 1 << node % 64
+    libc = ctypes.CDLL(None, use_errno=True)
+    mode = mpol_preferred if len(nodes) == 1 else mpol_interleave
+    # The kernel reads maxnode - 1 bits.
+    if libc.syscall(syscall_number, mode, words, ctypes.c_ulong(len(words) * 64 + 1)) != 0:
+        return os.strerror(ctypes.get_errno())
+    return None
