@@ -1,17 +1,23 @@
-"""What leaves the engine: one TokenOutput per new token, EngineStats once per window."""
+"""What leaves the engine: TokenOutputs and a StepResult from every step, EngineStats when asked, LLM's RequestOutputs.
+
+TokenOutput is a msgspec.Struct: made once per token on the hot path, and sent as it is to the process that serves HTTP.
+"""
 
 from dataclasses import dataclass, field
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """One sampled token of one request.
 
-    logprob: natural log of the chosen token's probability, before temperature and penalties. top_logprobs: the
-    params.logprobs most likely (token id, logprob) pairs. finish_reason: None while the request runs, then "stop"
-    (EOS or a stop token id, which is included here), "length" or "abort" (token_id -1: no token).
+class TokenOutput(msgspec.Struct, frozen=True, gc=False):
+    """One sampled token of one request, or its end.
+
+    token_id: -1 where the output carries no token (finish_reason "abort", or max_tokens=0).
+    logprob: natural log of the chosen token's probability, before bias, penalties and temperature. top_logprobs: the
+    params.logprobs most likely (token id, logprob) pairs, best first.
+    finish_reason: None while the request runs, then "stop" (EOS or a stop token id, which is included here), "length"
+    (max_tokens or max_model_len) or "abort".
     prompt_logprobs: on the first output only, one (logprob of this token, top pairs) per prompt token after the first.
-    num_cached_tokens: prompt tokens served from the prefix cache. error: text when the engine refused the request.
+    num_cached_tokens: prompt tokens served from the prefix cache. error: why the engine gave the request up.
     """
 
     request_id: str
@@ -25,9 +31,24 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StepResult:
+    """One step of one rank. outputs: this rank's, in no particular order between requests.
+
+    all_idle: equal on all ranks; when true every rank must sleep until it hears of a new request (see engine.py).
+    num_tokens: tokens this rank computed. mode: "low_latency" or "normal", equal on all ranks.
+    """
+
+    outputs: list[TokenOutput]
+    all_idle: bool
+    num_tokens: int = 0
+    mode: str = "low_latency"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters of one rank since it started, except where "now" is said.
 
+    num_prompt_tokens: prompt tokens of admitted requests; num_cached_tokens: those of them found in the prefix cache.
     expert_load: tokens routed to each local expert slot, per MoE layer [L][E].
     """
 
@@ -43,3 +64,29 @@ class EngineStats:
     kv_pages_used_now: int
     last_step_s: float
     expert_load: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt. index: 0..n-1. token_ids include an ending EOS or stop token; text never does.
+
+    text is None when the checkpoint has no tokenizer. logprobs, top_logprobs: one per token, None unless asked for.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+    finish_reason: str
+    logprobs: list[float] | None = None
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """All completions of one prompt. prompt is the text, where the prompt was given as text."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None = None
+    num_cached_tokens: int = 0

@@ -15,6 +15,8 @@ class ForwardBatch:
     logits_idx: int64 [X], rows of T whose logits are wanted.
     mode: MoE mode of this step, equal on all ranks: "normal" or "low_latency".
     T = B = 0 is a valid batch: the rank only serves its experts to the others.
+    Requests may share pages that another request of the same batch fills: each layer inserts all T entries before it
+    attends.
     """
 
     token_id_T: Tensor

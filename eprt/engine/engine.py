@@ -1,0 +1,213 @@
+"""Engine: one rank's requests, and the step that all ranks take together.
+
+Attention is data parallel: a request and its KV pages live on one rank from arrival to end. Experts are shared: every
+forward pass exchanges tokens between all ranks, so all ranks must take every step, also those without a request.
+
+A step
+
+    schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
+    agree      every rank shows a header of four integers and reads everyone's (StepBoard):
+                   number of tokens | all decodes and few enough for low latency | has work | seen_seq
+               the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
+               is left out by all
+    run        forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
+    commit     the scheduler takes the tokens and retires what has finished
+
+Sleeping. Ranks without work do not poll. Whoever hands out requests numbers them 1, 2, 3, ... and tells every number to
+every rank: the request itself to the rank that runs it, a bare wake-up to the others, each rank's messages in order.
+A rank first adds what it has received, then calls step(seen_seq) with the highest number. step() answers all_idle,
+equal on all ranks, when no rank has work and all have seen the same number; then every rank blocks on its messages
+until the number grows, and only then calls step() again.
+
+Why nobody is left behind: if all ranks report n and no work, every request up to n was added to its rank before that
+rank reported, and has ended; a later request bears a number above n, of which every rank, asleep or not, will hear.
+While some rank has not heard n yet, the reported numbers differ and nobody sleeps. A rank that wakes first waits in
+the next header exchange for the others, who are being woken by the same number; the exchange has a deadline and names
+the rank that does not come. Messages that bring no work (an abort) carry no number and wake nobody into a step.
+
+With one rank, or where all ranks add the same requests in the same order (LLM), seen_seq can stay 0.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.config import EngineConfig
+from eprt.engine import sampler
+from eprt.engine.batch_rows import BatchRows
+from eprt.engine.kv_cache import PagePool, allocate_kv_cache, num_kv_pages
+from eprt.engine.outputs import EngineStats, StepResult
+from eprt.engine.request import QueueFullError, Request, RequestLimits
+from eprt.engine.runner import Runner
+from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.scheduler import Schedule, Scheduler
+from eprt.ep.board import StepBoard
+from eprt.ep.group import EPGroup
+
+_log = logging.getLogger(__name__)
+
+_HEADER = 4  # tokens, low latency, has work, seen_seq
+# Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
+_USEFUL_CACHE = 4
+
+
+class Engine:
+    """One rank. Construction and step() are collective; add_request() and abort() concern this rank only.
+
+    group: default the group of one. model: a loaded model (models/registry.py); default: config.model_dir is loaded.
+    progress: passed to the loader. limits: what add_request() accepts.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        group: EPGroup | None = None,
+        *,
+        model=None,
+        progress: Callable | None = None,
+    ):
+        self.config = config
+        self.group = group if group is not None else EPGroup.single()
+        self.model = model if model is not None else _load(config, self.group, progress)
+        self.limits, self._pool, kv_cache_LPSD = self._make_cache()
+        max_running = min(config.max_num_seqs, config.chunk_size)
+        pages_per_request = -(-self.limits.max_model_len // config.page_size)
+        rows = BatchRows(max_running, pages_per_request, self.limits.vocab_size)
+        self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
+        self.runner = Runner(self.model, kv_cache_LPSD, rows, config.chunk_size, max_running)
+        self._rows = rows
+        self._board = StepBoard(self.group, num_values=_HEADER)
+        self._seeds = np.random.default_rng([config.seed, self.group.rank])
+        self._num_steps = 0
+        self._last_step_s = 0.0
+
+    def _make_cache(self) -> tuple[RequestLimits, PagePool, Tensor]:
+        config, model = self.config, self.model.config
+        max_model_len = config.max_model_len or model.max_position_embeddings
+        if max_model_len > model.max_position_embeddings:
+            raise ValueError(
+                f"--max-model-len {max_model_len}: the model knows positions up to {model.max_position_embeddings}"
+            )
+        num_layers, dtype = model.num_hidden_layers, self.model.kv_dtype
+        useful = _USEFUL_CACHE * config.max_num_seqs * max_model_len
+        num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, model.kv_dim, dtype, useful)
+        kv_tokens = num_pages * config.page_size
+        if kv_tokens < max_model_len:
+            _log.warning(
+                "the KV cache holds %d tokens per rank: requests are limited to that instead of %d (--kv-cache-gb %s)",
+                kv_tokens,
+                max_model_len,
+                config.kv_cache_gb,
+            )
+        limits = RequestLimits(model.vocab_size, min(max_model_len, kv_tokens), kv_tokens)
+        pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache)
+        device = getattr(self.model, "device", "cpu")
+        cache = allocate_kv_cache(num_layers, num_pages, config.page_size, model.kv_dim, dtype, device)
+        return limits, pool, cache
+
+    # -- requests of this rank --
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, sample_idx: int = 0
+    ) -> None:
+        """Queues one sequence. params.n is the caller's business: n requests, sample_idx 0..n-1, one seed.
+
+        A seed of None is drawn here, so n requests of one prompt had better share one drawn by the caller.
+        Raises ValueError for a request that can never run or whose id is in use, QueueFullError past max_queue.
+        """
+        self.limits.check(prompt_token_ids, params)
+        if len(self.scheduler.waiting) >= self.config.max_queue:
+            raise QueueFullError(
+                f"[rank {self.group.rank}/{self.group.size}] {len(self.scheduler.waiting)} requests are waiting, "
+                f"max_queue is {self.config.max_queue}; try again later"
+            )
+        seed = int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed
+        self.scheduler.add(
+            Request.new(
+                request_id,
+                prompt_token_ids,
+                params,
+                sample_idx=sample_idx,
+                seed=seed,
+                max_model_len=self.limits.max_model_len,
+                eos_token_ids=self.model.config.eos_token_ids,
+            )
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Forgets a request and frees its pages at once; no output follows. False if it has already ended."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether this rank has a request, running or waiting."""
+        return self.scheduler.has_requests
+
+    # -- all ranks together --
+
+    def step(self, seen_seq: int = 0) -> StepResult:
+        """One step; see the module's text for seen_seq and for what all_idle obliges to.
+
+        Raises EPTimeoutError or RankLostError when a rank does not take part; the engine cannot go on after that.
+        """
+        start = time.perf_counter()
+        schedule = self.scheduler.schedule()
+        anyone_computes, mode, all_idle = self._agree(schedule, seen_seq)
+        outputs = self._run(schedule, mode) if anyone_computes else []
+        self._num_steps += anyone_computes
+        self._last_step_s = time.perf_counter() - start
+        return StepResult(outputs, all_idle, schedule.num_tokens, mode)
+
+    def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
+        wants_low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
+        header = (schedule.num_tokens, wants_low_latency, self.has_work, seen_seq)
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N = self._board.exchange(header).T
+        all_idle = not has_work_N.any() and bool((seen_seq_N == seen_seq_N[0]).all())
+        return bool(num_tokens_N.any()), "low_latency" if low_latency_N.all() else "normal", all_idle
+
+    @torch.inference_mode()
+    def _run(self, schedule: Schedule, mode: str) -> list:
+        logits_XV = self.runner.run(schedule, mode)
+        if not schedule.num_tokens:
+            return []
+        prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
+        sampled = sampler.sample(logits_XV[: len(schedule.sampled)], schedule.sampled, self._rows)
+        return self.scheduler.commit(schedule, sampled, prompt_logprobs)
+
+    # -- looking in from outside --
+
+    def stats(self) -> EngineStats:
+        """This rank's counters."""
+        scheduler = self.scheduler
+        return EngineStats(
+            rank=self.group.rank,
+            num_steps=self._num_steps,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_generated_tokens=scheduler.num_generated_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_running_now=len(scheduler.running),
+            num_waiting_now=len(scheduler.waiting),
+            kv_pages_total=self._pool.num_pages,
+            kv_pages_used_now=self._pool.num_owned,
+            last_step_s=self._last_step_s,
+            expert_load=self.model.expert_load(),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError naming the page, row or request that is not accounted for exactly."""
+        self.scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Frees what the engine made. The group stays its owner's."""
+        self._board.close()
+
+
+def _load(config: EngineConfig, group: EPGroup, progress: Callable | None):
+    from eprt.models.loader import load_model
+
+    return load_model(config, group, progress=progress)

@@ -1,0 +1,161 @@
+"""The paged KV cache of one rank: the tensor, and who owns which page.
+
+A page holds the cache entries of page_size consecutive tokens, for all layers. Every page is in exactly one state:
+
+    free      nobody needs its content
+    cached    full, known to the prefix cache, no owner: reusable by a prompt with this prefix, or evicted, oldest first
+    owned     by one or more running requests (reference count); only full pages are ever shared, so nothing is copied
+
+Prefix reuse. A full page is known by the pair (node of the page before it, its token ids); the dictionary over these
+pairs hashes the chain and compares the token ids themselves. A node is a number given to one prefix and never to
+another, so equal pairs mean equal prefixes: no hash collision can serve a wrong page. When two requests compute the
+same page at once, the first one's is known and the other's stays private; both go on under the same node.
+
+Requests give their pages back last page first; the page evicted first is then always the end of a chain.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+ROOT_NODE = 0
+
+
+class PagePool:
+    """Accounts for num_pages pages of page_size tokens. Holds no tensor."""
+
+    def __init__(self, num_pages: int, page_size: int, enable_prefix_cache: bool = True):
+        if num_pages < 1:
+            raise ValueError(f"the KV cache has {num_pages} pages; it needs at least 1 (raise --kv-cache-gb)")
+        self.num_pages, self.page_size = num_pages, page_size
+        self.enable_prefix_cache = enable_prefix_cache
+        self.num_releases = 0  # grows whenever pages may have become available
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._refs = [0] * num_pages
+        self._key_of: list[tuple[int, tuple[int, ...]] | None] = [None] * num_pages
+        self._entry_of: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (page, node)
+        self._next_node = ROOT_NODE + 1
+
+    @property
+    def num_available(self) -> int:
+        """Pages that allocate() could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_owned(self) -> int:
+        return self.num_pages - self.num_available
+
+    def match(self, tokens: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
+        """The longest known chain of full pages covering at most max_tokens of tokens, and its last node.
+
+        Takes no ownership: acquire() does.
+        """
+        pages: list[int] = []
+        node, size = ROOT_NODE, self.page_size
+        for end in range(size, max_tokens + 1, size):
+            entry = self._entry_of.get((node, tuple(tokens[end - size : end])))
+            if entry is None:
+                break
+            page, node = entry
+            pages.append(page)
+        return pages, node
+
+    def num_cached(self, pages: Iterable[int]) -> int:
+        """How many of these known pages have no owner, and so count as available."""
+        return sum(self._refs[page] == 0 for page in pages)
+
+    def acquire(self, pages: Iterable[int]) -> None:
+        """Adds one owner to each of these known pages."""
+        for page in pages:
+            if self._refs[page] == 0:
+                del self._cached[page]
+            self._refs[page] += 1
+
+    def allocate(self) -> int:
+        """A page with one owner, evicting the least recently used cached page if none is free. Needs num_available."""
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, _ = self._cached.popitem(last=False)
+            self._forget(page)
+        self._refs[page] = 1
+        return page
+
+    def register(self, page: int, parent_node: int, tokens: Sequence[int]) -> int:
+        """Makes a full page known as `tokens` after the prefix parent_node; returns the node of the longer prefix."""
+        if not self.enable_prefix_cache:
+            return ROOT_NODE
+        key = (parent_node, tuple(tokens))
+        entry = self._entry_of.get(key)
+        if entry is not None:
+            return entry[1]
+        node, self._next_node = self._next_node, self._next_node + 1
+        self._entry_of[key] = (page, node)
+        self._key_of[page] = key
+        return node
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Takes one owner off each page of a request. Known pages stay cached, the others become free."""
+        self.num_releases += 1
+        for page in reversed(pages):
+            self._refs[page] -= 1
+            if self._refs[page] == 0:
+                if self._key_of[page] is None:
+                    self._free.append(page)
+                else:
+                    self._cached[page] = None
+
+    def _forget(self, page: int) -> None:
+        key = self._key_of[page]
+        assert key is not None, f"cached page {page} has no key"
+        del self._entry_of[key]
+        self._key_of[page] = None
+
+    def check_integrity(self, owned: Iterable[Sequence[int]]) -> None:
+        """Raises RuntimeError naming the first page that is not exactly free, cached, or owned as `owned` says.
+
+        owned: the page lists of all running requests.
+        """
+        owners = [0] * self.num_pages
+        for pages in owned:
+            for page in pages:
+                owners[page] += 1
+        free = set(self._free)
+        if len(free) != len(self._free):
+            twice = next(page for page in free if self._free.count(page) > 1)
+            raise RuntimeError(f"KV page {twice} is on the free list twice")
+        for page in range(self.num_pages):
+            states = (page in free) + (page in self._cached) + (owners[page] > 0)
+            if states != 1 or self._refs[page] != owners[page]:
+                raise RuntimeError(
+                    f"KV page {page}: free {page in free}, cached {page in self._cached}, {owners[page]} owners among "
+                    f"the running requests, reference count {self._refs[page]}; it must be in exactly one state"
+                )
+            key = self._key_of[page]
+            if key is not None and self._entry_of.get(key, (-1, -1))[0] != page:
+                raise RuntimeError(f"KV page {page} holds a known prefix that leads to page {self._entry_of.get(key)}")
+            if key is None and page in self._cached:
+                raise RuntimeError(f"KV page {page} is cached but no prefix leads to it")
+        if len(self._entry_of) != sum(key is not None for key in self._key_of):
+            raise RuntimeError(f"{len(self._entry_of)} prefixes are known, but fewer pages hold them")
+
+
+def num_kv_pages(
+    kv_cache_gb: float, num_layers: int, page_size: int, kv_dim: int, dtype: torch.dtype, num_useful_tokens: int
+) -> int:
+    """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than hold num_useful_tokens. Raises if none fits."""
+    page_bytes = num_layers * page_size * kv_dim * dtype.itemsize
+    fit = int(kv_cache_gb * 2**30) // page_bytes
+    if fit < 1:
+        raise ValueError(f"--kv-cache-gb {kv_cache_gb}: one page of {page_size} tokens takes {page_bytes} bytes")
+    return min(fit, -(-num_useful_tokens // page_size))
+
+
+def allocate_kv_cache(
+    num_layers: int, num_pages: int, page_size: int, kv_dim: int, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """kv_cache_LPSD: [layers, pages, page_size, kv_dim], zeroed, so that unused entries are finite numbers."""
+    return torch.zeros(num_layers, num_pages, page_size, kv_dim, dtype=dtype, device=device)

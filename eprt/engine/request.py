@@ -1,0 +1,109 @@
+"""Request: one sequence on its way through the engine. RequestLimits: what a rank can take, checked before queueing.
+
+Imports no torch, so that the process that serves HTTP can refuse a bad request without asking a rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from eprt.engine.sampling_params import SamplingParams
+
+
+class QueueFullError(RuntimeError):
+    """No room to queue one more request; the client should come back later."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What every request must respect. max_model_len: most tokens of prompt and completion together.
+
+    kv_tokens: tokens the KV cache of one rank holds; where that is what bounds max_model_len, messages say so.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    kv_tokens: int
+
+    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raises ValueError, naming the numbers, for a request that can never run."""
+        if not prompt_token_ids:
+            raise ValueError("the prompt is empty: it needs at least one token")
+        self._check_vocab("prompt token", prompt_token_ids)
+        self._check_vocab("stop_token_ids: token", params.stop_token_ids)
+        self._check_vocab("logit_bias: token", params.logit_bias)
+        room = 1 if params.max_tokens else 0
+        if len(prompt_token_ids) + room > self.max_model_len:
+            bound = f"the KV cache holds {self.kv_tokens} tokens; raise --kv-cache-gb"
+            if self.kv_tokens > self.max_model_len:
+                bound = "shorten the prompt or raise --max-model-len"
+            raise ValueError(
+                f"the prompt has {len(prompt_token_ids)} tokens; with at least {room} generated it exceeds "
+                f"max_model_len {self.max_model_len} ({bound})"
+            )
+
+    def _check_vocab(self, what: str, token_ids) -> None:
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            bad = next(t for t in token_ids if not 0 <= t < self.vocab_size)
+            raise ValueError(f"{what} {bad} is outside the vocabulary 0..{self.vocab_size - 1}")
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence and where it stands. Only the scheduler changes it.
+
+    tokens: prompt, then generated. max_len: length of tokens at which it ends with "length". stop_ids: token ids that
+    end it. seed: 64 bits; with sample_idx and the output position it fixes every random draw.
+
+    num_computed: tokens whose KV entries are in pages. prefill_end: num_computed at which it starts to decode.
+    row: its row in BatchRows, -1 unless running. prefix_node, num_registered: how far its full pages are known to the
+    prefix cache (see kv_cache.py). prompt_logprobs: collected so far, None if not wanted.
+    """
+
+    request_id: str
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    sample_idx: int
+    seed: int
+    max_len: int
+    stop_ids: frozenset[int]
+    row: int = -1
+    pages: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    prefill_end: int = 0
+    decoding: bool = False
+    finished: bool = False
+    prefix_node: int = 0
+    num_registered: int = 0
+    num_cached_tokens: int | None = None
+    prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None
+
+    @classmethod
+    def new(
+        cls,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        sample_idx: int,
+        seed: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int],
+    ) -> "Request":
+        num_prompt = len(prompt_token_ids)
+        stop_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+        return cls(
+            request_id=request_id,
+            tokens=list(prompt_token_ids),
+            num_prompt=num_prompt,
+            params=params,
+            sample_idx=sample_idx,
+            seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
+            max_len=min(num_prompt + params.max_tokens, max_model_len),
+            stop_ids=frozenset(stop_ids),
+            prompt_logprobs=[] if params.prompt_logprobs else None,
+        )
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt

@@ -1,0 +1,96 @@
+"""Router: which rank gets a request. Imports no torch; used by the HTTP frontend and by LLM.
+
+Each rank is charged the tokens it still has to compute or to keep: prompt plus generated, for every request that has
+not ended. A request goes where the charge plus the part of its prompt that the rank must compute is least; a rank that
+had the same prefix before saves that much, as its prefix cache probably still holds it. The memory of prefixes is a
+guess, bounded and never wrong in a way that matters: it only tips the balance.
+
+Deterministic: the same calls give the same choices, so every rank of an offline run can keep its own copy.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from eprt.engine.request import QueueFullError
+
+_MAX_PREFIXES = 65_536
+_MAX_PAGES_LOOKED_AT = 64
+
+
+class Router:
+    """num_ranks ranks, each of which takes at most max_requests_per_rank requests, running and waiting together.
+
+    page_size: granularity at which the ranks share prefixes.
+    """
+
+    def __init__(self, num_ranks: int, max_requests_per_rank: int, page_size: int = 16):
+        self.max_requests_per_rank, self.page_size = max_requests_per_rank, page_size
+        self.num_tokens = [0] * num_ranks  # charged to each rank
+        self.num_requests = [0] * num_ranks
+        self._request: dict[str, tuple[int, int]] = {}  # id -> (rank, tokens charged)
+        self._last_rank: OrderedDict[int, int] = OrderedDict()  # hash of a prefix of full pages -> rank
+
+    def assign(self, request_id: str, prompt_token_ids: Sequence[int]) -> int:
+        """Chooses a rank and charges it. Raises QueueFullError when every rank is full, ValueError for a used id."""
+        if request_id in self._request:
+            raise ValueError(f"request id {request_id!r} is already assigned to rank {self._request[request_id][0]}")
+        open_ranks = [r for r, count in enumerate(self.num_requests) if count < self.max_requests_per_rank]
+        if not open_ranks:
+            raise QueueFullError(
+                f"all {len(self.num_requests)} ranks have {self.max_requests_per_rank} requests each; try again later"
+            )
+        prefixes = list(self._prefixes(prompt_token_ids))
+        saved = self._saved_tokens(prefixes)
+        rank = min(open_ranks, key=lambda r: (self.num_tokens[r] - saved.get(r, 0), self.num_requests[r], r))
+        self._charge(request_id, rank, len(prompt_token_ids))
+        self._remember(prefixes, rank)
+        return rank
+
+    def add_token(self, request_id: str) -> None:
+        """The request has generated one more token. Ended requests are ignored."""
+        if request_id in self._request:
+            rank, charged = self._request[request_id]
+            self._request[request_id] = (rank, charged + 1)
+            self.num_tokens[rank] += 1
+
+    def release(self, request_id: str) -> None:
+        """The request has ended, in whatever way. May be called twice."""
+        rank, charged = self._request.pop(request_id, (0, None))
+        if charged is not None:
+            self.num_tokens[rank] -= charged
+            self.num_requests[rank] -= 1
+
+    def rank_of(self, request_id: str) -> int | None:
+        """Where the request is; None when it has ended."""
+        rank, _ = self._request.get(request_id, (None, 0))
+        return rank
+
+    def _charge(self, request_id: str, rank: int, num_tokens: int) -> None:
+        self._request[request_id] = (rank, num_tokens)
+        self.num_tokens[rank] += num_tokens
+        self.num_requests[rank] += 1
+
+    def _prefixes(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Hashes of the prompt's first page, first two pages, and so on."""
+        prefix = 0
+        last = min(len(tokens) - 1, _MAX_PAGES_LOOKED_AT * self.page_size)
+        for end in range(self.page_size, last + 1, self.page_size):
+            prefix = hash((prefix, *tokens[end - self.page_size : end]))
+            yield prefix
+
+    def _saved_tokens(self, prefixes: list[int]) -> dict[int, int]:
+        """Per rank, the tokens of the longest prefix that went there last."""
+        saved: dict[int, int] = {}
+        for i, prefix in enumerate(prefixes):
+            rank = self._last_rank.get(prefix)
+            if rank is None:
+                break
+            saved[rank] = (i + 1) * self.page_size
+        return saved
+
+    def _remember(self, prefixes: list[int], rank: int) -> None:
+        for prefix in reversed(prefixes):  # the shortest prefix is forgotten last
+            self._last_rank[prefix] = rank
+            self._last_rank.move_to_end(prefix)
+        while len(self._last_rank) > _MAX_PREFIXES:
+            self._last_rank.popitem(last=False)

@@ -1,0 +1,167 @@
+"""From logits to tokens: bias, penalties, temperature, truncation, and one seeded draw per row.
+
+Every row is treated by itself, so a token depends on its own logits, its request's parameters, seed, sample index and
+output position, never on the batch, the rank or the step. Order, per row:
+
+    logprobs       log-softmax of the raw logits
+    logit_bias     added
+    penalties      repetition: logits of tokens in prompt or output are divided by it where positive, multiplied where
+                   negative; then frequency * count and presence are subtracted for generated tokens
+    temperature 0  the largest logit, the lowest token id among equals; else logits are divided by it, and
+    min_p          drops tokens less likely than min_p times the most likely one
+    top_k          keeps the k most likely
+    top_p          keeps the fewest most likely tokens that reach top_p of what is left
+                   (top_k and top_p prefer the lower token id among equals)
+    draw           inverts the cumulative distribution at u = Philox(seed; output position, sample_idx), see philox.py
+
+One uniform number per token instead of one per vocabulary entry: no row pays for random numbers it does not use.
+Suffixes: X rows of logits, V vocabulary, Y a subset of the rows.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.engine import philox
+from eprt.engine.batch_rows import BatchRows
+from eprt.engine.request import Request
+from eprt.engine.scheduler import SampledTokens
+
+# Most likely candidates looked at before a whole row is sorted.
+_NUM_CANDIDATES = 1024
+
+
+def sample(logits_XV: Tensor, requests: list[Request], rows: BatchRows) -> SampledTokens:
+    """One token per request. logits_XV: fp32, row i for requests[i]; changed in place.
+
+    A row whose largest logit is NaN or infinite gives -1.
+    """
+    row_X = [request.row for request in requests]
+    params_X = rows.sampling_M[row_X]
+    raw_XV = _Logprobs.of(logits_XV, params_X["num_logprobs"])
+    _apply_bias(logits_XV, row_X, params_X, rows)
+    _apply_penalties(logits_XV, row_X, params_X, rows)
+    value_X, token_X = logits_XV.max(dim=-1)
+    token_X = torch.where(value_X.isfinite(), token_X, -1)
+    drawn = np.flatnonzero(params_X["temperature"])
+    if len(drawn):
+        position_Y = np.array([requests[i].num_generated for i in drawn], dtype=np.uint64)
+        drawn_Y = torch.from_numpy(drawn).to(logits_XV.device)
+        chosen_Y = _draw(logits_XV[drawn_Y], params_X[drawn], position_Y)
+        token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
+    token_ids = token_X.tolist()
+    if raw_XV is None:
+        return SampledTokens(token_ids)
+    return SampledTokens(token_ids, *raw_XV.report(token_X))
+
+
+def top_logprobs(logprob_XV: Tensor, num: int) -> list[tuple[tuple[int, float], ...]]:
+    """The num most likely (token id, logprob) pairs of each row, best first."""
+    if num == 0:
+        return [()] * logprob_XV.shape[0]
+    value_XK, token_XK = logprob_XV.topk(min(num, logprob_XV.shape[1]), dim=-1)
+    return [tuple(zip(tokens, values)) for tokens, values in zip(token_XK.tolist(), value_XK.tolist())]
+
+
+class _Logprobs:
+    """Log-softmax of the raw logits of the rows that asked for it, kept until their tokens are known."""
+
+    def __init__(self, logits_XV: Tensor, num_logprobs_X: np.ndarray):
+        self.num_rows = len(num_logprobs_X)
+        self.wanted = np.flatnonzero(num_logprobs_X >= 0)
+        self.num_top = num_logprobs_X[self.wanted].tolist()
+        self.wanted_Y = torch.from_numpy(self.wanted).to(logits_XV.device)
+        self.logprob_YV = logits_XV[self.wanted_Y].log_softmax(dim=-1)
+
+    @classmethod
+    def of(cls, logits_XV: Tensor, num_logprobs_X: np.ndarray) -> "_Logprobs | None":
+        return cls(logits_XV, num_logprobs_X) if (num_logprobs_X >= 0).any() else None
+
+    def report(self, token_X: Tensor) -> tuple[list[float | None], list[tuple[tuple[int, float], ...]]]:
+        chosen: list[float | None] = [None] * self.num_rows
+        top: list[tuple[tuple[int, float], ...]] = [()] * self.num_rows
+        token_Y1 = token_X[self.wanted_Y].clamp(min=0).unsqueeze(1)
+        values = self.logprob_YV.gather(1, token_Y1).squeeze(1).tolist()
+        pairs = top_logprobs(self.logprob_YV, max(self.num_top))
+        for i, value, num, best in zip(self.wanted.tolist(), values, self.num_top, pairs):
+            chosen[i], top[i] = value, best[:num]
+        return chosen, top
+
+
+def _apply_bias(logits_XV: Tensor, row_X: list[int], params_X: np.ndarray, rows: BatchRows) -> None:
+    for i in np.flatnonzero(params_X["has_bias"]).tolist():
+        token_ids, bias = (torch.from_numpy(a).to(logits_XV.device) for a in rows.bias[row_X[i]])
+        logits_XV[i, token_ids] += bias
+
+
+def _apply_penalties(logits_XV: Tensor, row_X: list[int], params_X: np.ndarray, rows: BatchRows) -> None:
+    penalised = np.flatnonzero(params_X["has_penalty"])
+    if not len(penalised):
+        return
+    device = logits_XV.device
+    counts = [rows.counts[row_X[i]] for i in penalised.tolist()]
+    generated_YV = torch.from_numpy(np.stack([c.generated_V for c in counts])).to(device)
+    seen_YV = torch.from_numpy(np.stack([c.in_prompt_V for c in counts])).to(device) | (generated_YV > 0)
+    params_Y = params_X[penalised]
+    repetition_Y1 = _column(params_Y["repetition_penalty"], device)
+    frequency_Y1 = _column(params_Y["frequency_penalty"], device)
+    presence_Y1 = _column(params_Y["presence_penalty"], device)
+    penalised_Y = torch.from_numpy(penalised).to(device)
+    x_YV = logits_XV[penalised_Y]
+    x_YV = torch.where(seen_YV, torch.where(x_YV > 0, x_YV / repetition_Y1, x_YV * repetition_Y1), x_YV)
+    x_YV -= frequency_Y1 * generated_YV
+    x_YV -= presence_Y1 * (generated_YV > 0)
+    logits_XV[penalised_Y] = x_YV
+
+
+def _column(values_Y: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(values_Y.copy()).to(device).unsqueeze(1)
+
+
+def _draw(logits_YV: Tensor, params_Y: np.ndarray, position_Y: np.ndarray) -> Tensor:
+    """int64 [Y]: one token per row."""
+    # Differences to the largest logit first: a tiny temperature then underflows to probability 0 and not to inf / inf.
+    logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
+    prob_YV = (logits_YV / _column(params_Y["temperature"], logits_YV.device)).softmax(dim=-1)
+    if params_Y["min_p"].any():
+        floor_Y1 = prob_YV.amax(dim=-1, keepdim=True) * _column(params_Y["min_p"], prob_YV.device)
+        prob_YV.masked_fill_(prob_YV < floor_Y1, 0)
+    top_k_Y, top_p_Y = params_Y["top_k"], params_Y["top_p"]
+    cut = np.flatnonzero(((top_k_Y > 0) & (top_k_Y < prob_YV.shape[1])) | (top_p_Y < 1))
+    if len(cut):
+        cut_Z = torch.from_numpy(cut).to(prob_YV.device)
+        prob_YV[cut_Z] = _truncate(prob_YV[cut_Z], top_k_Y[cut], top_p_Y[cut])
+    cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
+    u_Y = torch.from_numpy(philox.uniform(params_Y["seed"], params_Y["sample_idx"], position_Y)).to(cdf_YV.device)
+    # The first token whose cumulative probability exceeds u: never one of probability 0.
+    chosen_Y1 = torch.searchsorted(cdf_YV, u_Y.unsqueeze(1) * cdf_YV[:, -1:], right=True)
+    return chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1)
+
+
+def _truncate(prob_YV: Tensor, top_k_Y: np.ndarray, top_p_Y: np.ndarray) -> Tensor:
+    """Keeps top_k, then top_p of each row; the rest becomes 0. Both mean "the n largest", so one cut serves both."""
+    vocab_size = prob_YV.shape[1]
+    k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), prob_YV.device)
+    p_Y1 = _column(top_p_Y, prob_YV.device)
+    keep_Y1, threshold_Y1, settled_Y = _cut(prob_YV, min(_NUM_CANDIDATES, vocab_size), k_Y1, p_Y1)
+    if not settled_Y.all():
+        open_Z = (~settled_Y).nonzero().squeeze(1)
+        keep_Y1[open_Z], threshold_Y1[open_Z], _ = _cut(prob_YV[open_Z], vocab_size, k_Y1[open_Z], p_Y1[open_Z])
+    above_YV, equal_YV = prob_YV > threshold_Y1, prob_YV == threshold_Y1
+    num_equal_kept_Y1 = keep_Y1 - above_YV.sum(dim=-1, keepdim=True)
+    kept_YV = above_YV | (equal_YV & (equal_YV.cumsum(dim=-1) <= num_equal_kept_Y1))
+    return prob_YV.masked_fill(~kept_YV, 0)
+
+
+def _cut(prob_YV: Tensor, num_candidates: int, k_Y1: Tensor, p_Y1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row: how many of the largest stay [Y, 1], the least of them [Y, 1], and whether so few candidates
+    suffice to know both [Y]."""
+    best_YC = prob_YV.topk(num_candidates, dim=-1).values
+    rank_C = torch.arange(1, num_candidates + 1, device=prob_YV.device)
+    mass_YC = (best_YC.double() * (rank_C <= k_Y1)).cumsum(dim=-1)
+    top_k_is_here_Y1 = k_Y1 <= num_candidates
+    total_Y1 = prob_YV.cumsum(dim=-1, dtype=torch.float64)[:, -1:]  # a row's cumsum is the same in any batch
+    wanted_Y1 = p_Y1 * torch.where(top_k_is_here_Y1, mass_YC[:, -1:], total_Y1)
+    keep_Y1 = torch.minimum((mass_YC < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
+    settled_Y = (top_k_is_here_Y1 | ((k_Y1 == prob_YV.shape[1]) & (mass_YC[:, -1:] >= wanted_Y1))).squeeze(1)
+    return keep_Y1, best_YC.gather(1, keep_Y1.clamp(max=num_candidates) - 1), settled_Y
