@@ -1,0 +1,125 @@
+"""Tokenizer: text to token ids and back, from a Hugging Face directory (tokenizer.json, tokenizer_config.json).
+
+Uses the `tokenizers` library alone: transformers takes seconds to import and is not needed to serve. Ids equal those of
+transformers.AutoTokenizer (a test compares them).
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from eprt.engine.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+
+class Tokenizer:
+    """config: tokenizer_config.json. special_tokens: name ("bos_token", ...) -> text, as chat templates want them."""
+
+    def __init__(self, model_dir: str | Path):
+        model_dir = Path(model_dir)
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file; the tokenizers library needs it")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path}: {error}") from None
+        self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        self.config: dict[str, Any] = _read_json(model_dir / "tokenizer_config.json")
+        self.special_tokens = _special_tokens(self.config, _read_json(model_dir / "special_tokens_map.json"))
+        self._special_ids = frozenset(t["id"] for t in self._spec.get("added_tokens", []) if t["special"])
+        # transformers adds BOS where this says so, even where tokenizer.json does not (DeepSeek V3's).
+        bos_id = self._tokenizer.token_to_id(self.special_tokens.get("bos_token", ""))
+        self._forced_bos = [bos_id] if self.config.get("add_bos_token") and bos_id is not None else []
+
+    @property
+    def size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. add_special_tokens: with BOS where the checkpoint wants one (not for rendered chat templates,
+        which write it themselves)."""
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and ids[: len(self._forced_bos)] != self._forced_bos:
+            ids = self._forced_bos + ids
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def has_token(self, text: str) -> bool:
+        return self._tokenizer.token_to_id(text) is not None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for; a part of a character is possible. Unknown ids stand for nothing."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            # As in the library: a token with a character outside the alphabet (an added token) stands for itself.
+            try:
+                return bytes(_BYTE_OF_CHARACTER[c] for c in token)
+            except KeyError:
+                return token.encode()
+        if self._has_byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental detokenizer for one completion."""
+        return (ByteDetokenizer if self._is_byte_level else WindowDetokenizer)(self, skip_special_tokens)
+
+    @cached_property
+    def _decoder_kinds(self) -> list[str]:
+        decoder = self._spec.get("decoder") or {}
+        return [d["type"] for d in decoder.get("decoders", [decoder]) if d]
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return self._decoder_kinds == ["ByteLevel"]
+
+    @cached_property
+    def _has_byte_fallback(self) -> bool:
+        return "ByteFallback" in self._decoder_kinds
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
+    """bos_token and its kin; a token is written as text or as {"content": text, ...}. The first source wins."""
+    found: dict[str, str] = {}
+    for source in sources:
+        for name, value in source.items():
+            if isinstance(value, dict):
+                value = value.get("content")
+            if name.endswith("_token") and isinstance(value, str):
+                found.setdefault(name, value)
+    return found
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character: itself where printable, else 256, 257, ... in order.
+
+    Source: GPT-2's bytes_to_unicode, which every byte-level tokenizer.json follows.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()

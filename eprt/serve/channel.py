@@ -1,0 +1,145 @@
+"""The connection between a rank and the frontend: one stream socket, unix inside a host, TCP between hosts.
+
+A stream socket rather than a message queue library: its end-of-file tells each side at once, on any host, that the
+other process is gone, it needs no thread beside the engine, and abstract unix names leave nothing on disk.
+Knows nothing of what the messages mean.
+"""
+
+import os
+import select
+import signal
+import socket
+import time
+
+from eprt.serve.messages import Hello, ToFrontend, ToRank, Unpacker, pack
+
+
+class FrontendLostError(ConnectionError):
+    """The frontend closed its end, or died."""
+
+
+def listen(hosts: set[str]) -> tuple[socket.socket, str]:
+    """A listening socket that ranks on `hosts` can reach, and its endpoint for `connect`.
+
+    One host: an abstract unix name (nothing to clean up). Several: TCP on every interface of this host.
+    """
+    if len(hosts) == 1:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name = f"eprt-{os.getpid()}-{os.urandom(8).hex()}"
+        listener.bind(f"\0{name}")
+        endpoint = f"unix:{name}"
+    else:
+        listener = socket.create_server(("", 0), family=socket.AF_INET)
+        endpoint = f"tcp:{socket.gethostname()}:{listener.getsockname()[1]}"
+    listener.listen(1024)
+    return listener, endpoint
+
+
+def connect(endpoint: str, timeout_s: float) -> socket.socket:
+    """The stream socket to `endpoint`; raises ConnectionError naming it after timeout_s."""
+    kind, _, address = endpoint.partition(":")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if kind == "unix":
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.connect(f"\0{address}")
+                return sock
+            host, _, port = address.rpartition(":")
+            sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline - time.monotonic()))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_dead_host(sock)
+            return sock
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConnectionError(
+                    f"cannot reach the frontend at {endpoint} within {timeout_s:g} s: {error}"
+                ) from None
+            time.sleep(0.1)
+
+
+def _notice_dead_host(sock: socket.socket) -> None:
+    """A host that loses power sends no end-of-file: let the kernel probe after 2 s of silence and give up after 5 s."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+
+
+class Channel:
+    """A rank's end. Sending never blocks the engine: what the socket does not take at once waits here.
+
+    signals: POSIX signals that `receive` reports (in `taken_signals`) instead of letting them end the process.
+    """
+
+    def __init__(self, sock: socket.socket, hello: Hello, signals: tuple[signal.Signals, ...] = ()):
+        self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
+        sock.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self.taken_signals: list[signal.Signals] = []
+        if signals:
+            self._take_signals(signals)
+        self.send(hello)
+
+    def _take_signals(self, signals: tuple[signal.Signals, ...]) -> None:
+        # Python restarts an interrupted poll; the wake-up descriptor is what makes it return.
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signal_pipe = (reader, writer)
+        self._poll.register(reader, select.POLLIN)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, lambda taken, frame: self.taken_signals.append(signal.Signals(taken)))
+
+    def send(self, message: ToFrontend) -> None:
+        self._unsent += pack(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                num_sent = self._sock.send(self._unsent)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise FrontendLostError(str(error)) from None
+            del self._unsent[:num_sent]
+        self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+
+    def receive(self, timeout_s: float | None) -> list[ToRank]:
+        """Messages that have arrived. 0: do not wait. None: sleep until something (a signal too) arrives."""
+        events = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+        messages: list[ToRank] = []
+        for fd, event in events:
+            if fd != self._sock.fileno():
+                os.read(fd, 4096)
+                continue
+            if event & select.POLLOUT:
+                self._flush()
+            if event & ~select.POLLOUT:
+                messages += self._read()
+        return messages
+
+    def _read(self) -> list[ToRank]:
+        messages: list[ToRank] = []
+        while True:
+            try:
+                data = self._sock.recv(1 << 18)
+            except BlockingIOError:
+                return messages
+            except OSError as error:
+                raise FrontendLostError(str(error)) from None
+            if not data:
+                raise FrontendLostError("the frontend closed the connection")
+            messages += self._unpacker.feed(data)
+
+    def finish(self, timeout_s: float) -> bool:
+        """Sends what is left; False when the frontend did not take it in time or is gone."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self._unsent and time.monotonic() < deadline:
+                self.receive(0.05)
+        except FrontendLostError:
+            return False
+        return not self._unsent

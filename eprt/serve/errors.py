@@ -1,0 +1,55 @@
+"""What a client is told when a request cannot be served: OpenAI's error shape, from one place.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+docs/errors.md lists every code. Knows nothing of HTTP frameworks.
+"""
+
+import msgspec
+
+
+class ApiError(Exception):
+    """A refusal or failure that the client should see. status is the HTTP status, retry_after_s a header."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        kind: str | None = None,
+        retry_after_s: int | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def json(self) -> bytes:
+        return msgspec.json.encode(self.body())
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """400: the request itself is wrong; `param` is the field to mend."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """400: a known or unknown field that eprt does not serve. Refused by name: ignoring it would change the answer."""
+    return ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+def not_found(message: str, *, code: str, param: str | None = None) -> ApiError:
+    return ApiError(404, message, code=code, param=param)
+
+
+def queue_full(message: str, retry_after_s: int) -> ApiError:
+    return ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_after_s)
+
+
+def unavailable(message: str, *, code: str, retry_after_s: int | None = None) -> ApiError:
+    return ApiError(503, message, code=code, kind="service_unavailable_error", retry_after_s=retry_after_s)

@@ -1,0 +1,138 @@
+"""What the HTTP frontend and the ranks say to each other: msgpack, one tagged struct per message.
+
+Frontend to rank: Add, Wake, Abort, Stop. Rank to frontend: Hello, Ready, Step, Drain, Fatal, Bye.
+
+`seq` counts the frontend's Adds and its Stop. The rank that is given the request gets Add(seq), every other rank
+Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall asleep, or
+leave, when all of them have seen the same seq (the engine's step agrees on it), so nobody sleeps through a wake-up.
+"""
+
+import struct
+
+import msgspec
+
+from eprt.engine.outputs import EngineStats, TokenOutput
+from eprt.engine.sampling_params import SamplingParams
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the frontend must know of the model, told by every rank when it has loaded; equal on all ranks.
+
+    max_model_len: tokens of prompt and completion together. kv_tokens: tokens one rank's cache can hold.
+    moe_layers: model layer index of each row of EngineStats.expert_load.
+    """
+
+    model_type: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    kv_tokens: int
+    num_experts: int
+    moe_layers: tuple[int, ...]
+    dtype: str
+    backend: str
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Add(_Message, frozen=True):
+    """Run this request. request_id is unique over the life of the server."""
+
+    seq: int
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+class Wake(_Message, frozen=True):
+    """Another rank was given request `seq`; take part in the steps."""
+
+    seq: int
+
+
+class Abort(_Message, frozen=True):
+    """Forget this request and free its pages; no output follows. Unknown ids (already finished) are fine."""
+
+    request_id: str
+
+
+class Stop(_Message, frozen=True):
+    """Leave, all together, once idle. The last message."""
+
+    seq: int
+
+
+class Hello(_Message, frozen=True):
+    """The first message of a connection. token: the secret of this run, so that no stranger's bytes are taken."""
+
+    token: str
+    rank: int
+    pid: int
+    host: str
+
+
+class Ready(_Message, frozen=True):
+    """The model is loaded."""
+
+    info: EngineInfo
+
+
+class Step(_Message, frozen=True):
+    """What one step produced. stats: now and then, and always when the rank has become idle."""
+
+    outputs: list[TokenOutput]
+    stats: EngineStats | None = None
+
+
+class Drain(_Message, frozen=True):
+    """This rank was sent a signal that means "finish what runs, then leave"."""
+
+    signal: str
+
+
+class Fatal(_Message, frozen=True):
+    """This rank cannot go on; it exits right after this message."""
+
+    message: str
+
+
+class Bye(_Message, frozen=True):
+    """This rank left its loop together with the others, as Stop asked."""
+
+
+ToRank = Add | Wake | Abort | Stop
+ToFrontend = Hello | Ready | Step | Drain | Fatal | Bye
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: ToRank | ToFrontend) -> bytes:
+    """One frame: a little-endian uint32 length, then msgpack."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unpacker:
+    """Bytes in, whole messages out. `kind` is the union expected on this end."""
+
+    def __init__(self, kind):
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list:
+        buffer = self._buffer
+        buffer += data
+        messages, begin = [], 0
+        with memoryview(buffer) as view:
+            while len(buffer) - begin >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(buffer, begin)
+                end = begin + _LENGTH.size + length
+                if len(buffer) < end:
+                    break
+                messages.append(self._decoder.decode(view[begin + _LENGTH.size : end]))
+                begin = end
+        del buffer[:begin]
+        return messages

@@ -1,0 +1,161 @@
+"""Command line of `python -m eprt.serve` -> ServeOptions, checked without loading torch: a bad flag shows at once."""
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from eprt.config import EngineConfig, ParallelConfig
+
+
+class OptionError(ValueError):
+    """A flag that cannot be served; str() is the one line to print."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """engine: limits of one rank. model_name: what clients call the model. num_ranks: None, or -n of the launcher.
+
+    drain_timeout_s: how long a stopping server waits for running requests. lost_grace_s: how long /health tells of a
+    lost rank before the server exits. max_body_bytes: larger request bodies are refused.
+    """
+
+    engine: EngineConfig
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    bind: str = "core"
+    num_ranks: int | None = None
+    skip_tokenizer_init: bool = False
+    api_key: str | None = None
+    drain_timeout_s: float = 30.0
+    lost_grace_s: float = 3.0
+    max_body_bytes: int = 8 << 20
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise OptionError(f"{message}; --help lists the flags")
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    parser = _Parser(
+        prog="python -m eprt.serve",
+        description="OpenAI-compatible server of a DeepSeek-style MoE model over MPI ranks.",
+        epilog="Start it as `python -m eprt.serve -n 4 --model DIR` (drains on SIGTERM and Ctrl-C) or under an mpirun "
+        "of your own: `mpirun -n 4 python -m eprt.serve --model DIR`. docs/operations.md has the details.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add(
+        "--model", required=True, metavar="DIR", help="Hugging Face directory: config.json, safetensors, tokenizer.json"
+    )
+    add("--served-model-name", metavar="NAME", help="what clients call it; default: the directory's name")
+    add("--dtype", default=defaults["dtype"], help="auto (the checkpoint's), float32 or bfloat16")
+    add("--quantization", default=defaults["quantization"], help="int8: quantise the experts' weights at load")
+    add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
+
+    add = parser.add_argument_group("ranks").add_argument
+    add("-n", "--ranks", type=int, metavar="N", help="start mpirun with N ranks (not under mpirun, which has its own)")
+    add("--device", default=defaults["device"], help="auto, cpu or cuda")
+    add("--bind", default=ParallelConfig.bind, help="pin each rank to its share of the machine: core, numa or none")
+    add("--ep-payload", default=defaults["ep_payload"], help="what dispatch sends: same (the dtype) or fp8")
+
+    add = parser.add_argument_group("limits of each rank").add_argument
+    add("--max-model-len", type=int, help="most tokens of prompt and completion together; default: the model's")
+    add(
+        "--kv-cache-gb", type=float, default=defaults["kv_cache_gb"], help="memory of the KV cache, default %(default)s"
+    )
+    add("--page-size", type=int, default=defaults["page_size"], help="tokens per KV page, default %(default)s")
+    add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], help="running sequences, default %(default)s")
+    add(
+        "--max-queue",
+        type=int,
+        default=defaults["max_queue"],
+        help="waiting sequences, more get 429, default %(default)s",
+    )
+    add("--chunk-size", type=int, default=defaults["chunk_size"], help="tokens of one step, default %(default)s")
+    add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
+    add("--seed", type=int, default=defaults["seed"], help="of requests that bring no seed, default %(default)s")
+
+    add = parser.add_argument_group("HTTP").add_argument
+    add("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
+    add("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
+    add("--api-key", help="require `Authorization: Bearer KEY` on /v1 paths")
+    add(
+        "--max-body-mb",
+        type=float,
+        default=ServeOptions.max_body_bytes / 2**20,
+        help="largest request body, default %(default)s",
+    )
+    add("--drain-timeout", type=float, default=ServeOptions.drain_timeout_s, metavar="S",
+        help="seconds a stopping server lets running requests finish, default %(default)s")  # fmt: skip
+    return parser
+
+
+def parse(argv: list[str]) -> ServeOptions:
+    """Raises OptionError with one line naming the flag, the value and the remedy."""
+    args = _parser().parse_args(argv)
+    try:
+        ParallelConfig(bind=args.bind)
+        engine = EngineConfig(
+            model_dir=args.model,
+            dtype=args.dtype,
+            device=args.device,
+            quantization=args.quantization,
+            max_model_len=args.max_model_len,
+            kv_cache_gb=args.kv_cache_gb,
+            page_size=args.page_size,
+            chunk_size=args.chunk_size,
+            max_num_seqs=args.max_num_seqs,
+            max_queue=args.max_queue,
+            enable_prefix_cache=not args.no_prefix_cache,
+            ep_payload=args.ep_payload,
+            seed=args.seed,
+        )
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    for flag, ok, want in (
+        ("--ranks", args.ranks is None or args.ranks >= 1, "at least 1"),
+        ("--port", 0 <= args.port <= 65535, "in 0..65535"),
+        ("--drain-timeout", args.drain_timeout >= 0, "at least 0"),
+        ("--max-body-mb", args.max_body_mb > 0, "above 0"),
+        ("--api-key", args.api_key is None or (args.api_key.isascii() and args.api_key.isprintable() and args.api_key),
+         "printable ASCII, not empty"),
+    ):  # fmt: skip
+        if not ok:
+            value = getattr(args, flag[2:].replace("-", "_"))
+            raise OptionError(f"{flag} {value}: must be {want}")
+    _check_model_dir(Path(args.model), args.skip_tokenizer_init)
+    return ServeOptions(
+        engine=engine,
+        model_name=args.served_model_name or Path(args.model).resolve().name,
+        host=args.host,
+        port=args.port,
+        bind=args.bind,
+        num_ranks=args.ranks,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+        api_key=args.api_key,
+        drain_timeout_s=args.drain_timeout,
+        max_body_bytes=int(args.max_body_mb * 2**20),
+    )
+
+
+def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:
+    """What can be known of the directory without reading weights."""
+    if not model_dir.is_dir():
+        raise OptionError(f"--model {model_dir}: no such directory")
+    if not (model_dir / "config.json").is_file():
+        raise OptionError(f"--model {model_dir}: has no config.json; it must be a Hugging Face model directory")
+    try:
+        json.loads((model_dir / "config.json").read_text())
+    except ValueError as error:
+        raise OptionError(f"--model {model_dir}: config.json is not JSON: {error}") from None
+    if not skip_tokenizer_init and not (model_dir / "tokenizer.json").is_file():
+        raise OptionError(
+            f"--model {model_dir}: has no tokenizer.json; add it, or serve token ids only with --skip-tokenizer-init"
+        )
