@@ -6,13 +6,17 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "cpu/ep_flag.h"
+#include "cpu/gemm.h"
 #include "cpu/isa.h"
 
+using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 namespace {
@@ -59,6 +63,62 @@ int64_t ep_exchange_rows(int64_t own_flag, Tensor flags, Tensor rows, Tensor out
   return pending;
 }
 
+// ---- matrix products ------------------------------------------------------------------------------------------------
+
+using OptionalTensor = std::optional<Tensor>;
+
+eprt::Dtype dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return eprt::Dtype::kFloat32;
+    case ScalarType::BFloat16:
+      return eprt::Dtype::kBFloat16;
+    case ScalarType::Float8_e4m3fn:
+      return eprt::Dtype::kFp8E4M3;
+    case ScalarType::Char:
+      return eprt::Dtype::kInt8;
+    default:
+      STD_TORCH_CHECK(false, "expected float32, bfloat16, float8_e4m3fn or int8");
+  }
+}
+
+const float* floats_or_null(const OptionalTensor& t) {
+  return t.has_value() ? static_cast<const float*>(t->data_ptr()) : nullptr;
+}
+
+// One matrix [N, K], or the first of a stack [E, N, K].
+eprt::Matrix matrix_of(const Tensor& data, const OptionalTensor& scale) {
+  const int64_t dim = data.dim();
+  return {data.data_ptr(), floats_or_null(scale), dtype_of(data), data.size(dim - 2), data.size(dim - 1)};
+}
+
+eprt::Rows rows_of(const Tensor& x) { return {x.data_ptr(), dtype_of(x), x.stride(0)}; }
+
+void linear(const Tensor& y, const Tensor& x, const Tensor& w, const OptionalTensor& w_scale,
+            const OptionalTensor& bias, int64_t num_threads) {
+  STD_TORCH_CHECK(x.size(1) == w.size(1) && y.size(1) == w.size(0) && y.size(0) == x.size(0), "linear: shapes differ");
+  eprt::linear(rows_of(x), x.size(0), matrix_of(w, w_scale), floats_or_null(bias), y.data_ptr(),
+               static_cast<int>(num_threads));
+}
+
+void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count, const Tensor& w13,
+                     const OptionalTensor& w13_scale, const Tensor& w2, const OptionalTensor& w2_scale,
+                     int64_t num_threads) {
+  STD_TORCH_CHECK(x.size(1) == w13.size(2) && w13.size(1) == 2 * w2.size(2) && y.size(1) == w2.size(1) &&
+                      y.size(0) == x.size(0) && recv_count.numel() == w13.size(0) && w2.size(0) == w13.size(0),
+                  "grouped_experts: shapes differ");
+  const auto* count = static_cast<const int32_t*>(recv_count.data_ptr());
+  int64_t total = 0;
+  for (int64_t e = 0; e < recv_count.numel(); ++e) {
+    STD_TORCH_CHECK(count[e] >= 0, "grouped_experts: recv_count_E[", e, "] is ", count[e]);
+    total += count[e];
+  }
+  STD_TORCH_CHECK(total <= x.size(0), "grouped_experts: recv_count_E sums to ", total, ", x_RH has only ", x.size(0),
+                  " rows");
+  eprt::grouped_experts(rows_of(x), count, recv_count.numel(), matrix_of(w13, w13_scale), matrix_of(w2, w2_scale),
+                        y.data_ptr(), static_cast<int>(num_threads));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(eprt, m) {
@@ -72,6 +132,10 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "ep_exchange_rows(int own_flag, Tensor flags, Tensor rows, Tensor(a!) out, int epoch, bool owns_core, "
       "int slice_ns) -> int");
+  m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
+  m.def(
+      "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor w13, Tensor? w13_scale, Tensor w2, "
+      "Tensor? w2_scale, int num_threads) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
@@ -83,4 +147,6 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_wait", TORCH_BOX(&ep_wait));
   m.impl("ep_gather_rows", TORCH_BOX(&ep_gather_rows));
   m.impl("ep_exchange_rows", TORCH_BOX(&ep_exchange_rows));
+  m.impl("linear", TORCH_BOX(&linear));
+  m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
 }

@@ -1,21 +1,34 @@
 """Matrix products with (N, K) weights: dense layers, and the routed experts of a rank.
 
 Batch-invariant: an output row depends on its own input row alone, whatever else is in the batch, so that sampling is
-reproducible under any batch composition. Accumulation is fp32.
+reproducible under any batch composition. Accumulation is fp32; another instruction set may round differently.
+Threads: as many as torch.get_num_threads(); their number does not change a value.
 """
 
+import torch
 from torch import Tensor
 
-from eprt.ops import reference
+from eprt.ops import native
 from eprt.ops.weight import Weight
+
+_ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     """y_MN = x W^T (+ bias). x: float32 or bfloat16 [M, K], M may be 0; y has x's dtype.
 
     fp8 and int8 weights are dequantised on the fly; activations stay in x's precision.
+    Raises ValueError when shapes or dtypes do not fit.
     """
-    return reference.linear(x_MK, w_NK, bias_N)
+    n, k = _matrix_shape("w_NK", w_NK, 2)
+    x_MK = _activations("x_MK", x_MK, k)
+    if bias_N is not None:
+        if bias_N.shape != (n,):
+            raise ValueError(f"bias_N has shape {tuple(bias_N.shape)}, the weight has {n} rows")
+        bias_N = bias_N.to(torch.float32).contiguous()
+    y_MN = x_MK.new_empty(x_MK.shape[0], n)
+    native.load().linear(y_MN, x_MK, w_NK.data, w_NK.scale, bias_N, torch.get_num_threads())
+    return y_MN
 
 
 def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight) -> Tensor:
@@ -23,5 +36,41 @@ def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight)
 
     x_RH: float32 or bfloat16, rows of expert e contiguous and in order of e. recv_count_E: int32 [E], sum <= R
     (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I]. Returns [R, H].
+
+    The product silu(gate) * up goes into the second product in float32, or in bfloat16 where the kernels multiply
+    bfloat16 (bfloat16 x and AVX-512 or AMX). Raises ValueError when shapes or dtypes do not fit.
     """
-    return reference.grouped_experts(x_RH, recv_count_E, w13, w2)
+    num_experts, gate_up, hidden = _matrix_shape("w13", w13, 3)
+    if w2.shape != (num_experts, hidden, gate_up // 2) or gate_up % 2:
+        raise ValueError(f"w13 {tuple(w13.shape)} must be [E, 2I, H] and w2 {tuple(w2.shape)} [E, H, I]")
+    if w2.data.dtype != w13.data.dtype:
+        raise ValueError(f"w13 is {w13.data.dtype}, w2 is {w2.data.dtype}; both must have one dtype")
+    if recv_count_E.shape != (num_experts,) or recv_count_E.dtype != torch.int32:
+        raise ValueError(
+            f"recv_count_E must be int32 [{num_experts}], got {recv_count_E.dtype} {tuple(recv_count_E.shape)}"
+        )
+    _matrix_shape("w2", w2, 3)
+    x_RH = _activations("x_RH", x_RH, hidden)
+    y_RH = x_RH.new_empty(x_RH.shape[0], hidden)
+    native.load().grouped_experts(
+        y_RH, x_RH, recv_count_E.contiguous(), w13.data, w13.scale, w2.data, w2.scale, torch.get_num_threads()
+    )
+    return y_RH
+
+
+def _matrix_shape(name: str, w: Weight, dim: int) -> torch.Size:
+    """The shape of a weight of `dim` dimensions, whose memory the kernels can walk."""
+    if w.data.dim() != dim:
+        raise ValueError(f"{name} must have {dim} dimensions, got {tuple(w.shape)}")
+    if not w.data.is_contiguous() or (w.scale is not None and not w.scale.is_contiguous()):
+        raise ValueError(f"{name} must be contiguous (its data has strides {w.data.stride()}); call .contiguous() once")
+    return w.shape
+
+
+def _activations(name: str, x: Tensor, width: int) -> Tensor:
+    """x with contiguous rows; the rows themselves may be any distance apart."""
+    if x.dim() != 2 or x.shape[1] != width:
+        raise ValueError(f"{name} must be [rows, {width}] to fit the weight, got {tuple(x.shape)}")
+    if x.dtype not in _ACTIVATION_DTYPES:
+        raise ValueError(f"{name} must be float32 or bfloat16, got {x.dtype}")
+    return x if x.stride(1) == 1 else x.contiguous()

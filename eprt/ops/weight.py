@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 128
+DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,18 @@ class Weight:
     scale: Tensor | None = None
 
     def __post_init__(self):
+        if self.data.dtype not in DTYPES:
+            raise ValueError(f"weight dtype {self.data.dtype} is not one of {', '.join(map(str, DTYPES))}")
+        if self.data.dim() not in (2, 3):
+            raise ValueError(f"a weight is [N, K] or [E, N, K], got shape {tuple(self.data.shape)}")
         *lead, n, k = self.data.shape
         want = {torch.float8_e4m3fn: (*lead, -(-n // BLOCK), -(-k // BLOCK)), torch.int8: (*lead, n)}.get(
             self.data.dtype
         )
         have = None if self.scale is None else tuple(self.scale.shape)
-        if have != want:
+        if have != want or (self.scale is not None and self.scale.dtype != torch.float32):
             raise ValueError(
-                f"{self.data.dtype} weight of shape {tuple(self.data.shape)} needs scale {want}, got {have}"
+                f"{self.data.dtype} weight of shape {tuple(self.data.shape)} needs a float32 scale of shape {want}, got {have}"
             )
 
     @property

@@ -1,0 +1,232 @@
+// Shares matrix products out over threads: a product is cut into pieces (rows x weight rows), which threads take one by
+// one. How it is cut depends on sizes and thread count and never changes a value.
+#include "cpu/gemm.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "cpu/gemm_kernels.h"
+#include "cpu/isa.h"
+
+namespace eprt {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t bytes_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : dtype == Dtype::kBFloat16 ? 2 : 1; }
+
+const GemmKernels& kernels_for(Dtype x, Dtype w) {
+  switch (cpu_isa()) {
+    case Isa::kAmx:
+      return gemm_kernels_amx(x, w);
+    case Isa::kAvx512:
+      return gemm_kernels_avx512(x, w);
+    case Isa::kAvx2:
+      return gemm_kernels_avx2(x, w);
+    default:
+      return gemm_kernels_scalar(x, w);
+  }
+}
+
+// Memory that grows to the largest need and is kept for the next call.
+class Scratch {
+ public:
+  char* reserve(int64_t bytes) {
+    if (bytes > size_) {
+      size_ = ceil_div(bytes, 4096) * 4096;
+      memory_.reset();
+      memory_.reset(static_cast<char*>(std::aligned_alloc(4096, size_)));
+      if (!memory_) throw std::bad_alloc();
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  int64_t size_ = 0;
+};
+
+// Consecutive rows that share one weight matrix.
+struct RowGroup {
+  int64_t matrix;
+  int64_t row0, rows;
+  int64_t first_piece;  // its pieces are numbered column by column, row blocks of a column side by side
+};
+
+// How the product of each group with its matrix [columns, k] is cut: blocks of rows by stretches of columns.
+class Pieces {
+ public:
+  Pieces(std::vector<RowGroup> groups, int64_t block_rows, int64_t columns, int64_t width)
+      : groups_(std::move(groups)), block_rows_(block_rows), columns_(columns), width_(width) {
+    for (RowGroup& g : groups_) {
+      g.first_piece = count_;
+      count_ += ceil_div(g.rows, block_rows_) * ceil_div(columns_, width_);
+    }
+  }
+
+  // For `num_threads` threads: four pieces a thread even out the end, where there is that much to share.
+  static Pieces for_team(const std::vector<RowGroup>& groups, int64_t block_rows, int64_t columns, int num_threads) {
+    constexpr int64_t kUnit = 48;  // fits every kernel's tiles
+    int64_t blocks = 0;
+    for (const RowGroup& g : groups) blocks += ceil_div(g.rows, block_rows);
+    const int64_t even = ceil_div(ceil_div(columns * blocks, 4 * num_threads), kUnit) * kUnit;
+    return Pieces(groups, block_rows, columns, std::clamp<int64_t>(even, kUnit, kMaxColumns));
+  }
+
+  int64_t count() const { return count_; }
+
+  // Calls run(matrix, row, rows, column, columns) for piece `id`. Pieces of one weight stretch are neighbours.
+  template <class Run>
+  void visit(int64_t id, Run&& run) const {
+    const auto before = [](int64_t i, const RowGroup& g) { return i < g.first_piece; };
+    const RowGroup& g = *std::prev(std::upper_bound(groups_.begin(), groups_.end(), id, before));
+    const int64_t blocks = ceil_div(g.rows, block_rows_);
+    const int64_t row = (id - g.first_piece) % blocks * block_rows_, column = (id - g.first_piece) / blocks * width_;
+    run(g.matrix, g.row0 + row, std::min(block_rows_, g.rows - row), column, std::min(width_, columns_ - column));
+  }
+
+ private:
+  std::vector<RowGroup> groups_;
+  int64_t block_rows_, columns_, width_, count_ = 0;
+};
+
+// Starting a team pays only from some microseconds of work on.
+int team_size(int num_threads, int64_t multiply_adds) {
+  return multiply_adds < (1 << 18) ? 1 : std::max(num_threads, 1);
+}
+
+// Bounds the scratch for packed activations and for the experts' intermediate.
+constexpr int64_t kRowsAtOnce = 1024;
+
+// Activations as the kernels read them: row r at data + r * stride.
+struct Packed {
+  char* data;
+  int64_t stride;
+
+  static Packed for_rows(const Rows& x, int64_t rows, int64_t k, const GemmKernels& kernels, Scratch& scratch) {
+    if (kernels.pack == nullptr) {
+      return {static_cast<char*>(const_cast<void*>(x.data)), x.stride * bytes_of(x.dtype)};
+    }
+    const int64_t stride = kernels.packed_row_bytes(k);
+    return {scratch.reserve(rows * stride), stride};
+  }
+};
+
+// The phases below are called by every thread of a team; each ends with the team in step.
+
+void pack(const Pieces& row_blocks, const GemmKernels& kernels, const Rows& x, int64_t k, const Packed& packed) {
+  const int64_t x_stride = x.stride * bytes_of(x.dtype);
+#pragma omp for schedule(dynamic)
+  for (int64_t id = 0; id < row_blocks.count(); ++id) {
+    row_blocks.visit(id, [&](int64_t, int64_t row, int64_t rows, int64_t, int64_t) {
+      kernels.pack(static_cast<const char*>(x.data) + row * x_stride, x_stride, rows, k,
+                   packed.data + row * packed.stride, packed.stride);
+    });
+  }
+}
+
+void multiply(const Pieces& pieces, const GemmKernels& kernels, const Packed& x, const Matrix& w, const Output& out) {
+  const int64_t row_bytes = out.stride * bytes_of(out.dtype);
+#pragma omp for schedule(dynamic)
+  for (int64_t id = 0; id < pieces.count(); ++id) {
+    pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+      Output piece_out = out;
+      piece_out.y = static_cast<char*>(out.y) + row * row_bytes;
+      kernels.linear(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w.at(matrix), column,
+                           static_cast<int>(columns)},
+                     piece_out);
+    });
+  }
+}
+
+void gate_up(const Pieces& pieces, const GemmKernels& kernels, const Packed& x, const Matrix& w13, const Packed& h) {
+#pragma omp for schedule(dynamic)
+  for (int64_t id = 0; id < pieces.count(); ++id) {
+    pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+      kernels.gate_up(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w13.at(matrix), column,
+                            static_cast<int>(columns)},
+                      h.data + row * h.stride, h.stride);
+    });
+  }
+}
+
+thread_local Scratch t_packed, t_intermediate;
+
+Rows skip(const Rows& x, int64_t rows) {
+  return {static_cast<const char*>(x.data) + rows * x.stride * bytes_of(x.dtype), x.dtype, x.stride};
+}
+
+// Groups of consecutive experts, row0 counted from the first row of the first of them.
+void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t rows, const Matrix& w13, const Matrix& w2,
+                 void* y, int num_threads) {
+  const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype);
+  const int team = team_size(num_threads, rows * w2.n * w2.k);
+  const Pieces row_blocks(groups, 16, 1, 1);
+  const Pieces gate_pieces = Pieces::for_team(groups, kernels.max_rows, w2.k, team);
+  const Pieces down_pieces = Pieces::for_team(groups, kernels.max_rows, w2.n, team);
+  const Packed packed = Packed::for_rows(x, rows, w13.k, kernels, t_packed);
+  const int64_t h_stride = kernels.packed_row_bytes(w2.k);
+  const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
+#pragma omp parallel num_threads(team)
+  {
+    if (kernels.pack != nullptr) pack(row_blocks, kernels, x, w13.k, packed);
+    gate_up(gate_pieces, kernels, packed, w13, h);
+    multiply(down_pieces, kernels, h, w2, Output{y, x.dtype, w2.n, nullptr});
+  }
+}
+
+}  // namespace
+
+Matrix Matrix::at(int64_t e) const {
+  Matrix one = *this;
+  one.data = static_cast<const char*>(data) + e * n * k * bytes_of(dtype);
+  const int64_t scales = dtype == Dtype::kFp8E4M3 ? ceil_div(n, kFp8Block) * ceil_div(k, kFp8Block) : n;
+  one.scale = scale == nullptr ? nullptr : scale + e * scales;
+  return one;
+}
+
+void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* y, int num_threads) {
+  const GemmKernels& kernels = kernels_for(x.dtype, w.dtype);
+  for (int64_t row0 = 0; row0 < m; row0 += kRowsAtOnce) {
+    const int64_t rows = std::min(kRowsAtOnce, m - row0);
+    const int team = team_size(num_threads, rows * w.n * w.k);
+    const std::vector<RowGroup> groups{{.matrix = 0, .row0 = 0, .rows = rows, .first_piece = 0}};
+    const Pieces row_blocks(groups, 16, 1, 1);
+    const Pieces pieces = Pieces::for_team(groups, kernels.max_rows, w.n, team);
+    const Rows x_rows = skip(x, row0);
+    const Packed packed = Packed::for_rows(x_rows, rows, w.k, kernels, t_packed);
+    const Output out{static_cast<char*>(y) + row0 * w.n * bytes_of(x.dtype), x.dtype, w.n, bias};
+#pragma omp parallel num_threads(team)
+    {
+      if (kernels.pack != nullptr) pack(row_blocks, kernels, x_rows, w.k, packed);
+      multiply(pieces, kernels, packed, w, out);
+    }
+  }
+}
+
+void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const Matrix& w13, const Matrix& w2,
+                     void* y, int num_threads) {
+  int64_t row0 = 0;
+  for (int64_t e = 0; e < num_experts;) {
+    std::vector<RowGroup> groups;
+    int64_t rows = 0;
+    for (; e < num_experts && (rows == 0 || rows + count[e] <= kRowsAtOnce); ++e) {
+      if (count[e] > 0) groups.push_back({.matrix = e, .row0 = rows, .rows = count[e], .first_piece = 0});
+      rows += count[e];
+    }
+    if (rows > 0) {
+      char* y_rows = static_cast<char*>(y) + row0 * w2.n * bytes_of(x.dtype);
+      run_experts(groups, skip(x, row0), rows, w13, w2, y_rows, num_threads);
+    }
+    row0 += rows;
+  }
+}
+
+}  // namespace eprt
