@@ -31,14 +31,13 @@ class Weight:
         if self.data.dim() not in (2, 3):
             raise ValueError(f"a weight is [N, K] or [E, N, K], got shape {tuple(self.data.shape)}")
         *lead, n, k = self.data.shape
-        want = {torch.float8_e4m3fn: (*lead, -(-n // BLOCK), -(-k // BLOCK)), torch.int8: (*lead, n)}.get(
-            self.data.dtype
-        )
+        blocks = (*lead, -(-n // BLOCK), -(-k // BLOCK))
+        want = {torch.float8_e4m3fn: blocks, torch.int8: (*lead, n)}.get(self.data.dtype)
         have = None if self.scale is None else tuple(self.scale.shape)
-        if have != want or (self.scale is not None and self.scale.dtype != torch.float32):
-            raise ValueError(
-                f"{self.data.dtype} weight of shape {tuple(self.data.shape)} needs a float32 scale of shape {want}, got {have}"
-            )
+        if have != want:
+            raise ValueError(f"{self.data.dtype} weight {tuple(self.data.shape)} needs scale {want}, got {have}")
+        if self.scale is not None and self.scale.dtype != torch.float32:
+            raise ValueError(f"scale must be float32, got {self.scale.dtype}")
 
     @property
     def shape(self) -> torch.Size:
