@@ -13,6 +13,7 @@
 #include <string>
 
 #include "cpu/ep_flag.h"
+#include "cpu/gate.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
 
@@ -119,6 +120,25 @@ void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count,
                         y.data_ptr(), static_cast<int>(num_threads));
 }
 
+// ---- gate -----------------------------------------------------------------------------------------------------------
+
+void gate_topk(Tensor logits_TE, OptionalTensor bias_E, bool sigmoid, int64_t n_group, int64_t topk_group,
+               bool normalise, double scale, Tensor weights_TK, Tensor expert_idx_TK, int64_t num_threads) {
+  eprt::gate_topk({.logits = static_cast<const float*>(logits_TE.data_ptr()),
+                   .bias = bias_E ? static_cast<const float*>(bias_E->data_ptr()) : nullptr,
+                   .rows = logits_TE.size(0),
+                   .experts = logits_TE.size(1),
+                   .top_k = weights_TK.size(1),
+                   .n_group = n_group,
+                   .topk_group = topk_group,
+                   .sigmoid = sigmoid,
+                   .normalise = normalise,
+                   .scale = static_cast<float>(scale),
+                   .weights = static_cast<float*>(weights_TK.data_ptr()),
+                   .expert_idx = static_cast<int64_t*>(expert_idx_TK.data_ptr())},
+                  static_cast<int>(num_threads));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(eprt, m) {
@@ -136,6 +156,9 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor w13, Tensor? w13_scale, Tensor w2, "
       "Tensor? w2_scale, int num_threads) -> ()");
+  m.def(
+      "gate_topk(Tensor logits_TE, Tensor? bias_E, bool sigmoid, int n_group, int topk_group, bool normalise, "
+      "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, int num_threads) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
@@ -149,4 +172,5 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_exchange_rows", TORCH_BOX(&ep_exchange_rows));
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
+  m.impl("gate_topk", TORCH_BOX(&gate_topk));
 }

@@ -3,23 +3,19 @@
 A row's choice depends on that row alone, so it is the same in any batch and on any number of ranks.
 """
 
-import torch
 from torch import Tensor
 
 from eprt import ops
 from eprt.config import MoEConfig
-from eprt.layers.linear import Linear
-from eprt.ops.weight import Weight
+from eprt.layers.linear import Linear, plain_weight
 
 
 class Gate:
-    """weight_EH: any floating dtype, kept as it is (bf16 into fp32 is exact). bias_E: V3's e_score_correction_bias."""
+    """weight_EH: any floating dtype, kept as it is (bf16 times fp32 is exact). bias_E: V3's e_score_correction_bias."""
 
     def __init__(self, config: MoEConfig, weight_EH: Tensor, bias_E: Tensor | None = None):
         self.config = config
-        # The kernels take float32 and bfloat16; float16 fits only into float32 exactly.
-        keeps = weight_EH.dtype in (torch.float32, torch.bfloat16)
-        self.linear = Linear(Weight((weight_EH if keeps else weight_EH.float()).contiguous()))
+        self.linear = Linear(plain_weight(weight_EH.contiguous()))
         self.bias_E = None if bias_E is None else bias_E.float().contiguous()
 
     def logits(self, x_TH: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ class Linear:
 
     def __init__(self, weight: Weight, bias_N: Tensor | None = None):
         self.weight = weight
-        self.bias_N = bias_N
+        self.bias_N = None if bias_N is None else bias_N.float().contiguous()
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         return ops.linear(x_TK, self.weight, self.bias_N)
@@ -25,7 +25,7 @@ class Linear:
 def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -> Weight:
     """The matrix (or stack of matrices) in a format. An fp8 weight asked for as fp8 stays as it is, bit for bit."""
     if isinstance(weight, Tensor):
-        weight = Weight(weight)
+        weight = plain_weight(weight)
     if weight_format == "same":
         if weight.data.dtype == dtype:
             return Weight(weight.data.contiguous())
@@ -37,6 +37,11 @@ def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -
         is_int8 = weight.data.dtype == torch.int8
         return weight if is_int8 else quantize_int8(weight.dequantize())
     raise ValueError(f"weight format {weight_format!r}: must be same, fp8 or int8")
+
+
+def plain_weight(data: Tensor) -> Weight:
+    """A float16 matrix becomes float32: the kernels take no float16, and bfloat16 would round it."""
+    return Weight(data if data.dtype in (torch.float32, torch.bfloat16) else data.float())
 
 
 def padded_intermediate_size(intermediate_size: int, weight_format: str) -> int:

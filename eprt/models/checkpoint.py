@@ -82,6 +82,8 @@ class Checkpoint:
     def read_weight(self, name: str) -> Weight:
         """A matrix with its block scales when it is fp8."""
         data = self.read(name)
+        if data.dtype == torch.float16:  # the kernels take none, and float32 holds it exactly
+            return Weight(data.float())
         if data.dtype != torch.float8_e4m3fn:
             return Weight(data)
         return Weight(data, self.read(name + SCALE_SUFFIX).float())

@@ -1,8 +1,9 @@
 """From router logits to chosen experts and their weights."""
 
+import torch
 from torch import Tensor
 
-from eprt.ops import reference
+from eprt.ops import native
 
 
 def gate_topk(
@@ -22,6 +23,29 @@ def gate_topk(
     weights. The best topk_group of n_group groups may be chosen from. Weights are scores, divided by their sum when
     norm_topk_prob, times routed_scaling_factor. (DeepSeek-V3 inference/model.py, Gate.)
     """
-    return reference.gate_topk(
-        logits_TE, bias_E, scoring, top_k, n_group, topk_group, norm_topk_prob, routed_scaling_factor
+    num_tokens, num_experts = logits_TE.shape
+    if logits_TE.dtype != torch.float32:
+        raise ValueError(f"gate logits are {logits_TE.dtype}; they must be float32")
+    if bias_E is not None and (bias_E.dtype != torch.float32 or tuple(bias_E.shape) != (num_experts,)):
+        raise ValueError(f"gate bias is {bias_E.dtype} {tuple(bias_E.shape)}; it must be float32 ({num_experts},)")
+    group_size, remainder = divmod(num_experts, n_group)
+    if remainder or not 1 <= topk_group <= n_group or not 1 <= top_k <= topk_group * group_size:
+        raise ValueError(
+            f"cannot choose {top_k} of {num_experts} experts from {topk_group} of {n_group} groups: groups must be "
+            "equally large, and the kept ones large enough"
+        )
+    weights_TK = torch.empty(num_tokens, top_k)
+    expert_idx_TK = torch.empty(num_tokens, top_k, dtype=torch.int64)
+    native.load().gate_topk(
+        logits_TE.contiguous(),
+        None if bias_E is None else bias_E.contiguous(),
+        scoring == "sigmoid",
+        n_group,
+        topk_group,
+        norm_topk_prob,
+        routed_scaling_factor,
+        weights_TK,
+        expert_idx_TK,
+        torch.get_num_threads(),
     )
+    return weights_TK, expert_idx_TK

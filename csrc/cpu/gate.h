@@ -1,0 +1,24 @@
+// From router logits to chosen experts and their weights. One row at a time, so that a row's choice depends on that row
+// alone: vector code with a scalar tail would round the same score differently at different places of a batch.
+#pragma once
+
+#include <cstdint>
+
+namespace eprt {
+
+struct GateArgs {
+  const float* logits;  // [rows, experts]
+  const float* bias;    // [experts] or null: added to the scores for the choice only
+  int64_t rows, experts;
+  int64_t top_k;
+  int64_t n_group, topk_group;  // n_group divides experts
+  bool sigmoid;                 // scores: sigmoid, group score = sum of the two best; else softmax, group score = best
+  bool normalise;               // divide the chosen weights by their sum
+  float scale;                  // then multiply them
+  float* weights;               // [rows, top_k]
+  int64_t* expert_idx;          // [rows, top_k], best first, ties to the lowest index
+};
+
+void gate_topk(const GateArgs& args, int num_threads);
+
+}  // namespace eprt

@@ -1,0 +1,220 @@
+"""Turns the mixture-of-experts blocks of transformers models into expert-parallel ones.
+
+    replace_moe_blocks(model, group)            # a whole model, in place
+    EPMoE.from_hf(model.model.layers[3].mlp, group)
+
+Understands DeepSeek V2 and V3 (also their remote-code versions), Qwen3-MoE and Mixtral, with experts as two fused 3-D
+parameters (transformers 5) or as a list of modules (transformers 4). Copies this rank's experts only; the rest is freed
+when the model lets go of the old block. Imports nothing of transformers: it only looks at the modules it is given.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eprt.config import MoEConfig
+from eprt.ep.group import EPGroup
+from eprt.layers.mlp import MLP
+from eprt.layers.moe import EPMoE
+
+SwigluWeights = tuple[Tensor, Tensor, Tensor]  # gate, up, down
+
+
+@dataclass(frozen=True)
+class MoEBlock:
+    """What convert_moe needs to know of a block. expert(e): the weights of logical expert e."""
+
+    routing: dict[str, Any]
+    gate_weight_EH: Tensor
+    gate_bias_E: Tensor | None
+    num_experts: int
+    intermediate_size: int
+    expert: Callable[[int], SwigluWeights]
+    shared: SwigluWeights | None
+
+
+def convert_moe(
+    hf_moe_module: nn.Module,
+    group: EPGroup,
+    *,
+    num_max_tokens_per_rank: int = 1024,
+    payload: str = "same",
+    weight_format: str = "same",
+    **options: Any,
+) -> EPMoE:
+    """The expert-parallel twin of one block; options go to EPMoE (layer_idx, backend, mode, ep, slot_map).
+
+    Takes any leading shape and returns what the block returned, also (hidden, router_logits) where it did so.
+    Collective over the group unless ep is given. TypeError for a block of another kind, ValueError for one whose
+    activation, dtype or device is not supported.
+    """
+    block = describe_moe(hf_moe_module)
+    gate, _, _ = block.expert(0)
+    config = MoEConfig(
+        hidden_size=block.gate_weight_EH.shape[1],
+        intermediate_size=block.intermediate_size,
+        num_experts=block.num_experts,
+        shared_intermediate_size=0 if block.shared is None else block.shared[0].shape[0],
+        num_max_tokens_per_rank=num_max_tokens_per_rank,
+        payload=payload,
+        weight_format=weight_format,
+        dtype=_checked_dtype(gate, hf_moe_module),
+        **block.routing,
+    )
+    moe = EPMoE(config, group, **options)
+    moe.load_gate(block.gate_weight_EH.detach().clone(), block.gate_bias_E)
+    for slot, expert in enumerate(moe.expert_of_slot):
+        if expert >= 0:
+            moe.load_expert(slot, *(w.detach() for w in block.expert(expert)))
+    if block.shared is not None:
+        moe.load_shared(MLP(*(w.detach().clone() for w in block.shared), weight_format, config.dtype))
+    moe.returns_router_logits = _returns_tuple(hf_moe_module, config)
+    return moe.train(hf_moe_module.training)
+
+
+def replace_moe_blocks(model: nn.Module, group: EPGroup, **options: Any) -> list[EPMoE]:
+    """Replaces every block of the model in place; they share one set of communication buffers. Collective.
+
+    options: as for convert_moe. Returns the new layers, in order; the first one's close() frees the buffers.
+    """
+    found = [(name, module) for name, module in model.named_modules() if is_moe_block(module)]
+    if not found:
+        raise TypeError(f"{type(model).__name__} has no block of the kinds {', '.join(_KINDS)}")
+    layers: list[EPMoE] = []
+    for layer_idx, (name, module) in enumerate(found):
+        shared = {"ep": layers[0].ep, "slot_map": layers[0].slot_map} if layers else {}
+        moe = convert_moe(module, group, layer_idx=layer_idx, **{**shared, **options})
+        if layers and moe.config != layers[0].config:
+            raise ValueError(f"{name} has another shape than the blocks before it: {moe.config}")
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, moe)
+        layers.append(moe)
+    return layers
+
+
+def is_moe_block(module: nn.Module) -> bool:
+    return type(module).__name__.lower() in _KINDS
+
+
+def describe_moe(module: nn.Module) -> MoEBlock:
+    """Reads a block without changing or copying it."""
+    if not is_moe_block(module):
+        raise TypeError(f"{type(module).__name__} is not a block of the kinds {', '.join(_KINDS)}")
+    experts, gate = module.experts, module.gate
+    num_experts, intermediate_size, expert = _experts(experts)
+    _check_activation(experts if hasattr(experts, "act_fn") else experts[0])
+    shared = getattr(module, "shared_experts", None)
+    bias = getattr(gate, "e_score_correction_bias", None)
+    return MoEBlock(
+        routing=_KINDS[type(module).__name__.lower()](module),
+        gate_weight_EH=gate.weight,
+        gate_bias_E=None if bias is None else bias.detach().clone(),
+        num_experts=num_experts,
+        intermediate_size=intermediate_size,
+        expert=expert,
+        shared=None if shared is None else _linear_weights(shared),
+    )
+
+
+# -- routing rules, by class name of the block --
+
+
+def _deepseek_v2(module: nn.Module) -> dict[str, Any]:
+    config = module.config
+    grouped = config.topk_method == "group_limited_greedy"
+    # transformers' own gate never normalises; DeepSeek's remote code (class MoEGate) normalises or scales.
+    normalise = type(module.gate).__name__ == "MoEGate" and config.norm_topk_prob and config.num_experts_per_tok > 1
+    return {
+        "scoring": "softmax",
+        "top_k": config.num_experts_per_tok,
+        "n_group": config.n_group if grouped else 1,
+        "topk_group": config.topk_group if grouped else 1,
+        "norm_topk_prob": normalise,
+        "routed_scaling_factor": 1.0 if normalise else config.routed_scaling_factor,
+    }
+
+
+def _deepseek_v3(module: nn.Module) -> dict[str, Any]:
+    config = module.config
+    return {
+        "scoring": "sigmoid",
+        "top_k": config.num_experts_per_tok,
+        "n_group": config.n_group,
+        "topk_group": config.topk_group,
+        "norm_topk_prob": config.norm_topk_prob,
+        "routed_scaling_factor": config.routed_scaling_factor,
+    }
+
+
+def _qwen3_moe(module: nn.Module) -> dict[str, Any]:
+    holder = module.gate if hasattr(module.gate, "top_k") else module
+    return {"scoring": "softmax_topk", "top_k": holder.top_k, "norm_topk_prob": holder.norm_topk_prob}
+
+
+def _mixtral(module: nn.Module) -> dict[str, Any]:
+    holder = module.gate if hasattr(module.gate, "top_k") else module
+    return {"scoring": "softmax_topk", "top_k": holder.top_k, "norm_topk_prob": True}
+
+
+_KINDS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
+    "deepseekv2moe": _deepseek_v2,
+    "deepseekv3moe": _deepseek_v3,
+    "qwen3moesparsemoeblock": _qwen3_moe,
+    "mixtralsparsemoeblock": _mixtral,
+}
+
+
+# -- weights --
+
+
+def _experts(experts: nn.Module) -> tuple[int, int, Callable[[int], SwigluWeights]]:
+    """(number of experts, intermediate size, accessor) of fused 3-D parameters or of a list of modules."""
+    if hasattr(experts, "gate_up_proj"):
+        gate_up_E2IH, down_EHI = experts.gate_up_proj, experts.down_proj
+
+        def fused(expert: int) -> SwigluWeights:
+            gate, up = gate_up_E2IH[expert].chunk(2)
+            return gate, up, down_EHI[expert]
+
+        return gate_up_E2IH.shape[0], down_EHI.shape[2], fused
+    modules = list(experts.children())
+    return len(modules), _linear_weights(modules[0])[0].shape[0], lambda expert: _linear_weights(modules[expert])
+
+
+def _linear_weights(mlp: nn.Module) -> SwigluWeights:
+    """DeepSeek and Qwen call them gate_proj, up_proj, down_proj; Mixtral w1, w3, w2."""
+    names = ("gate_proj", "up_proj", "down_proj") if hasattr(mlp, "gate_proj") else ("w1", "w3", "w2")
+    linears = [getattr(mlp, name) for name in names]
+    for name, linear in zip(names, linears):
+        if getattr(linear, "bias", None) is not None:
+            raise ValueError(f"{type(mlp).__name__}.{name} has a bias, which experts here do not have")
+    gate, up, down = (linear.weight for linear in linears)
+    return gate, up, down
+
+
+def _check_activation(module: nn.Module) -> None:
+    act_fn = getattr(module, "act_fn", None)
+    if act_fn is not None and "silu" not in type(act_fn).__name__.lower():
+        raise ValueError(f"{type(module).__name__} uses {type(act_fn).__name__}; only SiLU is supported")
+
+
+def _checked_dtype(weight: Tensor, module: nn.Module) -> torch.dtype:
+    if weight.device.type != "cpu":
+        raise ValueError(f"{type(module).__name__} is on {weight.device}; convert it on the CPU")
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"{type(module).__name__} holds {weight.dtype}; load the model with dtype=torch.bfloat16 or torch.float32"
+        )
+    return weight.dtype
+
+
+def _returns_tuple(module: nn.Module, config: MoEConfig) -> bool:
+    """Asks the block itself, with one token: versions of transformers differ."""
+    was_training = module.training
+    with torch.no_grad():
+        out = module.eval()(torch.zeros(1, 1, config.hidden_size, dtype=config.dtype))
+    module.train(was_training)
+    return isinstance(out, tuple)
