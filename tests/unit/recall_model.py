@@ -2,7 +2,7 @@
 
 It has no weights, but it caches and attends like one: every token's entry (its id and its position) is inserted at its
 kv_slot before any request reads its pages. One wrong page, slot, position or length anywhere changes the tokens,
-exactly and visibly, which rounding in a real model would blur. context_logits() is its oracle, without pages or batches.
+exactly and visibly, which rounding in a real model would blur. context_logits() is its oracle, without pages.
 """
 
 from types import SimpleNamespace
