@@ -95,3 +95,8 @@ def mpi_environment() -> dict[str, str]:
 def without_mpi() -> dict[str, str]:
     """A copy of the environment that no longer says "you are an MPI rank", for child processes that are none."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
+
+
+def started_by_mpirun() -> bool:
+    """Whether a launcher says that this process is a rank of an MPI job (Open MPI, or PMI as in MPICH)."""
+    return any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))

@@ -72,6 +72,7 @@ class Engine:
     ):
         self.config = config
         self.group = group if group is not None else EPGroup.single()
+        self._owns_model = model is None
         self.model = model if model is not None else _load(config, self.group, progress)
         self.limits, self._pool, kv_cache_LPSD = self._make_cache()
         max_running = min(config.max_num_seqs, config.chunk_size)
@@ -157,9 +158,11 @@ class Engine:
         start = time.perf_counter()
         schedule = self.scheduler.schedule()
         anyone_computes, mode, all_idle = self._agree(schedule, seen_seq)
-        outputs = self._run(schedule, mode) if anyone_computes else []
-        self._num_steps += anyone_computes
-        self._last_step_s = time.perf_counter() - start
+        outputs = []
+        if anyone_computes:
+            outputs = self._run(schedule, mode)
+            self._num_steps += 1
+            self._last_step_s = time.perf_counter() - start
         return StepResult(outputs, all_idle, schedule.num_tokens, mode)
 
     def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
@@ -203,7 +206,9 @@ class Engine:
         self.scheduler.check_integrity()
 
     def close(self) -> None:
-        """Frees what the engine made. The group stays its owner's."""
+        """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""
+        if self._owns_model:
+            self.model.close()
         self._board.close()
 
 

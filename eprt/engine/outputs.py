@@ -71,6 +71,7 @@ class CompletionOutput:
     """One completion of a prompt. index: 0..n-1. token_ids include an ending EOS or stop token; text never does.
 
     text is None when the checkpoint has no tokenizer. logprobs, top_logprobs: one per token, None unless asked for.
+    error: why the engine gave it up (finish_reason "abort").
     """
 
     index: int
@@ -79,6 +80,7 @@ class CompletionOutput:
     finish_reason: str
     logprobs: list[float] | None = None
     top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class SamplingParams:
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in -2..2"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "in -2..2"),
             ("repetition_penalty", math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"),
+            ("stop", all(self.stop), "strings of at least one character"),
             ("logit_bias", all(-100 <= b <= 100 for b in self.logit_bias.values()), "values in -100..100"),
         )
         for name, ok, want in checks:

@@ -1,0 +1,257 @@
+"""LLM: offline generation, on one rank or many.
+
+    with LLM("path/to/checkpoint") as llm:
+        for output in llm.generate(["1 + 1 ="], SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+
+Under mpirun every rank runs the same program and calls generate() with the same prompts; every rank gets all results.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eprt import env
+from eprt.config import EngineConfig
+from eprt.engine.detokenizer import IncrementalText
+from eprt.engine.engine import Engine
+from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput
+from eprt.engine.router import Router
+from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.tokenizer import Tokenizer
+from eprt.ep.group import EPGroup
+
+_NO_LIMIT = 1 << 31
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one completion. finish_reason: set on its last piece."""
+
+    prompt_idx: int
+    sample_idx: int
+    token_id: int
+    text: str
+    finish_reason: str | None
+
+
+@dataclass(slots=True)
+class _Completion:
+    """One completion under way, and its prompt."""
+
+    request_id: str
+    prompt_idx: int
+    sample_idx: int
+    token_ids: list[int]
+    params: SamplingParams
+    text: IncrementalText | None
+    shown: list[str] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+    first: TokenOutput | None = None
+
+    def accept(self, output: TokenOutput) -> Piece:
+        """Takes a token in; sets finish_reason when the completion has ended, be it by a stop string."""
+        self.first = self.first or output
+        self.error = output.error
+        self.finish_reason = output.finish_reason
+        if output.token_id >= 0:
+            self.output_ids.append(output.token_id)
+            if output.logprob is not None:
+                self.logprobs.append(output.logprob)
+                self.top_logprobs.append(output.top_logprobs)
+        text = "" if self.text is None else self._read(output, self.text)
+        return Piece(self.prompt_idx, self.sample_idx, output.token_id, text, self.finish_reason)
+
+    def _read(self, output: TokenOutput, text: IncrementalText) -> str:
+        # The token that stops a completion is EOS or a stop token: it belongs to token_ids, not to the text.
+        shows = output.token_id >= 0 and output.finish_reason != "stop"
+        piece = text.feed([output.token_id]) if shows else ""
+        if output.finish_reason is not None:
+            piece += text.finish()
+        if text.stopped:
+            self.finish_reason = "stop"
+        self.shown.append(piece)
+        return piece
+
+    def output(self) -> CompletionOutput:
+        assert self.finish_reason is not None
+        wants_logprobs = self.params.logprobs is not None
+        return CompletionOutput(
+            self.sample_idx,
+            self.output_ids,
+            None if self.text is None else "".join(self.shown),
+            self.finish_reason,
+            self.logprobs if wants_logprobs else None,
+            self.top_logprobs if wants_logprobs else None,
+            self.error,
+        )
+
+
+class LLM:
+    """A model ready to generate. Construction is collective over the group's ranks.
+
+    model_dir: a Hugging Face checkpoint directory. Its tokenizer.json is used where there is one; without it prompts
+    must be token ids. group: default all ranks of the MPI job, or this process alone when it was not started by mpirun.
+    engine_options: fields of EngineConfig. progress: progress(bytes_read, bytes_to_read) while loading.
+
+    Requests without a seed get one from engine_options' seed: two runs of the same program give the same tokens.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        group: EPGroup | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **engine_options: Any,
+    ):
+        config = EngineConfig(str(model_dir), **{"max_queue": _NO_LIMIT, **engine_options})
+        self._owns_group = group is None
+        if group is None:
+            group = EPGroup.from_mpi() if env.started_by_mpirun() else EPGroup.single()
+        self.group = group
+        self.tokenizer = Tokenizer(model_dir) if (Path(model_dir) / "tokenizer.json").exists() else None
+        self.engine = Engine(config, group, progress=progress)
+        self._seeds = np.random.default_rng(config.seed)  # in step on all ranks
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """All completions of all prompts, in the prompts' order. Collective: same arguments on all ranks.
+
+        prompts: one or many, each a text or a list of token ids. sampling_params: one for all, or one per prompt.
+        Raises ValueError, before anything runs, for a prompt that can never run.
+        """
+        completions, texts = self._prepare(prompts, sampling_params)
+        for _ in self._run(completions):
+            pass
+        return self._gather(completions, texts)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Piece]:
+        """Pieces of the completions that run on this rank, as they come; the first prompt runs on rank 0.
+
+        Collective like generate(): every rank must iterate. Leaving the loop early drops this rank's completions.
+        """
+        yield from self._run(self._prepare(prompts, sampling_params)[0])
+
+    def close(self) -> None:
+        """Frees the engine, the model and the group if LLM made it. Collective."""
+        self.engine.close()
+        if self._owns_group:
+            self.group.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, error_type: type | None, *_: object) -> None:
+        # After an error on one rank the others will not come to a collective close.
+        if error_type is None or self.group.size == 1:
+            self.close()
+
+    # -- from prompts to completions --
+
+    def _prepare(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        if not isinstance(sampling_params, Sequence):
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params: give one or as many")
+        completions: list[_Completion] = []
+        for prompt_idx, (prompt, params) in enumerate(zip(prompts, sampling_params)):
+            try:
+                completions += self._expand(prompt_idx, prompt, params)
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt_idx}: {error}") from None
+        return completions, [prompt if isinstance(prompt, str) else None for prompt in prompts]
+
+    def _expand(self, prompt_idx: int, prompt: Prompt, params: SamplingParams) -> list[_Completion]:
+        """The params.n completions of one prompt, which share one seed."""
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need the checkpoint's tokenizer.json; use stop_token_ids")
+        token_ids = self._encode(prompt)
+        self.engine.limits.check(token_ids, params)
+        if params.seed is None:
+            params = replace(params, seed=int(self._seeds.integers(1 << 63)))
+        first = self._num_requests
+        self._num_requests += params.n
+        return [
+            _Completion(
+                request_id=f"{first + sample_idx}",
+                prompt_idx=prompt_idx,
+                sample_idx=sample_idx,
+                token_ids=token_ids,
+                params=params,
+                text=self.tokenizer and IncrementalText(self.tokenizer.detokenizer(), params.stop),
+            )
+            for sample_idx in range(params.n)
+        ]
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token_id) for token_id in prompt]
+        if self.tokenizer is None:
+            raise ValueError("a text prompt needs the checkpoint's tokenizer.json; pass token ids")
+        return self.tokenizer.encode(prompt)
+
+    # -- running --
+
+    def _run(self, completions: list[_Completion]) -> Iterator[Piece]:
+        """Runs this rank's share; yields what each step adds to it."""
+        router = Router(self.group.size, _NO_LIMIT, self.engine.config.page_size)
+        mine = {c.request_id: c for c in completions if router.assign(c.request_id, c.token_ids) == self.group.rank}
+        for completion in mine.values():
+            self.engine.add_request(
+                completion.request_id, completion.token_ids, completion.params, completion.sample_idx
+            )
+        all_idle = False
+        try:
+            while not all_idle:
+                result = self.engine.step(self._num_requests)
+                all_idle = result.all_idle
+                for output in result.outputs:
+                    completion = mine[output.request_id]
+                    piece = completion.accept(output)
+                    if completion.finish_reason is not None:
+                        self.engine.abort(completion.request_id)  # ended by a stop string; else it has ended already
+                    yield piece
+        except GeneratorExit:
+            # Left early: the other ranks still need this one's experts until they have finished too.
+            for request_id in mine:
+                self.engine.abort(request_id)
+            while not all_idle:
+                all_idle = self.engine.step(self._num_requests).all_idle
+            raise
+
+    def _gather(self, completions: list[_Completion], texts: list[str | None]) -> list[RequestOutput]:
+        mine = {(c.prompt_idx, c.sample_idx): (c.output(), c.first) for c in completions if c.finish_reason is not None}
+        everyones = {key: value for part in self.group.allgather(mine) for key, value in part.items()}
+        outputs = [RequestOutput(text, [], []) for text in texts]
+        for completion in completions:
+            output, first = everyones[completion.prompt_idx, completion.sample_idx]
+            result = outputs[completion.prompt_idx]
+            result.outputs.append(output)
+            if completion.sample_idx == 0:
+                outputs[completion.prompt_idx] = replace(
+                    result,
+                    prompt_token_ids=completion.token_ids,
+                    prompt_logprobs=first.prompt_logprobs,
+                    num_cached_tokens=first.num_cached_tokens,
+                )
+        return outputs
