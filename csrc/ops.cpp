@@ -16,6 +16,8 @@
 #include "cpu/gate.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
+#include "cpu/mla.h"
+#include "cpu/rowwise.h"
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -139,6 +141,140 @@ void gate_topk(Tensor logits_TE, OptionalTensor bias_E, bool sigmoid, int64_t n_
                   static_cast<int>(num_threads));
 }
 
+// ---- row-wise -------------------------------------------------------------------------------------------------------
+
+void rms_norm(Tensor x_TH, Tensor weight_H, double eps, Tensor out_TH, int64_t num_threads) {
+  eprt::rms_norm({.x = x_TH.data_ptr(),
+                  .x_row = x_TH.stride(0),
+                  .residual = nullptr,
+                  .residual_row = 0,
+                  .weight = weight_H.data_ptr(),
+                  .weight_type = dtype_of(weight_H),
+                  .sum = nullptr,
+                  .out = out_TH.data_ptr(),
+                  .type = dtype_of(x_TH),
+                  .rows = x_TH.size(0),
+                  .size = x_TH.size(1),
+                  .eps = static_cast<float>(eps),
+                  .num_threads = static_cast<int>(num_threads)});
+}
+
+void add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, double eps, Tensor out_TH, Tensor sum_TH,
+                  int64_t num_threads) {
+  eprt::rms_norm({.x = x_TH.data_ptr(),
+                  .x_row = x_TH.stride(0),
+                  .residual = residual_TH.data_ptr(),
+                  .residual_row = residual_TH.stride(0),
+                  .weight = weight_H.data_ptr(),
+                  .weight_type = dtype_of(weight_H),
+                  .sum = sum_TH.data_ptr(),
+                  .out = out_TH.data_ptr(),
+                  .type = dtype_of(x_TH),
+                  .rows = x_TH.size(0),
+                  .size = x_TH.size(1),
+                  .eps = static_cast<float>(eps),
+                  .num_threads = static_cast<int>(num_threads)});
+}
+
+void silu_mul(Tensor x_TI2, Tensor out_TI, int64_t num_threads) {
+  eprt::silu_mul({.x = x_TI2.data_ptr(),
+                  .x_row = x_TI2.stride(0),
+                  .out = out_TI.data_ptr(),
+                  .type = dtype_of(x_TI2),
+                  .rows = out_TI.size(0),
+                  .size = out_TI.size(1),
+                  .num_threads = static_cast<int>(num_threads)});
+}
+
+int64_t rope(Tensor x_TNR, Tensor cos_sin_PR, Tensor position_T, bool interleaved, Tensor out_TNR,
+             int64_t num_threads) {
+  return eprt::rope({.x = x_TNR.data_ptr(),
+                     .x_row = x_TNR.stride(0),
+                     .x_head = x_TNR.stride(1),
+                     .cos_sin = static_cast<const float*>(cos_sin_PR.data_ptr()),
+                     .position = static_cast<const int64_t*>(position_T.data_ptr()),
+                     .out = out_TNR.data_ptr(),
+                     .type = dtype_of(x_TNR),
+                     .rows = x_TNR.size(0),
+                     .heads = x_TNR.size(1),
+                     .size = x_TNR.size(2),
+                     .num_positions = cos_sin_PR.size(0),
+                     .interleaved = interleaved,
+                     .num_threads = static_cast<int>(num_threads)});
+}
+
+int64_t cache_insert(Tensor kv_pages, Tensor kv_slot_T, Tensor kv_TD, int64_t num_threads) {
+  return eprt::cache_insert({.pages = kv_pages.data_ptr(),
+                             .page_stride = kv_pages.stride(0),
+                             .row_stride = kv_pages.stride(1),
+                             .num_pages = kv_pages.size(0),
+                             .page_size = kv_pages.size(1),
+                             .page_type = dtype_of(kv_pages),
+                             .slot = static_cast<const int64_t*>(kv_slot_T.data_ptr()),
+                             .kv = kv_TD.data_ptr(),
+                             .kv_row = kv_TD.stride(0),
+                             .kv_type = dtype_of(kv_TD),
+                             .rows = kv_TD.size(0),
+                             .size = kv_TD.size(1),
+                             .num_threads = static_cast<int>(num_threads)});
+}
+
+// ---- attention ------------------------------------------------------------------------------------------------------
+
+eprt::MlaArgs mla_args(const Tensor& q_nope, const Tensor& q_rope, const Tensor& kv_pages, const Tensor& page_table,
+                       const Tensor& seq_len, const Tensor& w_kv_b, double softmax_scale, const Tensor& out,
+                       int64_t num_threads) {
+  return {.q_nope = q_nope.data_ptr(),
+          .q_nope_row = q_nope.stride(0),
+          .q_nope_head = q_nope.stride(1),
+          .q_rope = q_rope.data_ptr(),
+          .q_rope_row = q_rope.stride(0),
+          .q_rope_head = q_rope.stride(1),
+          .q_type = dtype_of(q_nope),
+          .kv = kv_pages.data_ptr(),
+          .kv_page = kv_pages.stride(0),
+          .kv_row = kv_pages.stride(1),
+          .num_pages = kv_pages.size(0),
+          .page_size = kv_pages.size(1),
+          .kv_type = dtype_of(kv_pages),
+          .page_table = static_cast<const int32_t*>(page_table.data_ptr()),
+          .page_table_row = page_table.stride(0),
+          .page_table_width = page_table.size(1),
+          .seq_len = static_cast<const int32_t*>(seq_len.data_ptr()),
+          .query_start = nullptr,
+          .w_kv_b = w_kv_b.data_ptr(),
+          .w_type = dtype_of(w_kv_b),
+          .out = out.data_ptr(),
+          .num_requests = seq_len.size(0),
+          .num_rows = q_nope.size(0),
+          .num_heads = q_nope.size(1),
+          .nope = q_nope.size(2),
+          .rope = q_rope.size(2),
+          .lora = w_kv_b.size(1),
+          .value = out.size(2),
+          .softmax_scale = static_cast<float>(softmax_scale),
+          .num_threads = static_cast<int>(num_threads)};
+}
+
+int64_t mla_decode(Tensor q_nope_BNC, Tensor q_rope_BNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B,
+                   Tensor w_kv_b, double softmax_scale, Tensor out_BNV, int64_t num_threads) {
+  const eprt::MlaArgs args =
+      mla_args(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, w_kv_b, softmax_scale, out_BNV, num_threads);
+  const int64_t bad = eprt::mla_first_bad_request(args);
+  if (bad < 0) eprt::mla_decode(args);
+  return bad;
+}
+
+int64_t mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B,
+                   Tensor query_start_B1, Tensor w_kv_b, double softmax_scale, Tensor out_TNV, int64_t num_threads) {
+  eprt::MlaArgs args =
+      mla_args(q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, w_kv_b, softmax_scale, out_TNV, num_threads);
+  args.query_start = static_cast<const int32_t*>(query_start_B1.data_ptr());
+  const int64_t bad = eprt::mla_first_bad_request(args);
+  if (bad < 0) eprt::mla_extend(args);
+  return bad;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(eprt, m) {
@@ -159,6 +295,33 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def(
       "gate_topk(Tensor logits_TE, Tensor? bias_E, bool sigmoid, int n_group, int topk_group, bool normalise, "
       "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, int num_threads) -> ()");
+
+  m.def("rms_norm(Tensor x_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, int num_threads) -> ()");
+  m.def(
+      "add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, Tensor(b!) sum_TH, "
+      "int num_threads) -> ()");
+  m.def("silu_mul(Tensor x_TI2, Tensor(a!) out_TI, int num_threads) -> ()");
+  // These return the first row, or request, that would reach outside a tensor (nothing was then computed), or -1.
+  m.def(
+      "rope(Tensor x_TNR, Tensor cos_sin_PR, Tensor position_T, bool interleaved, Tensor(a!) out_TNR, int num_threads) "
+      "-> int");
+  m.def("cache_insert(Tensor(a!) kv_pages, Tensor kv_slot_T, Tensor kv_TD, int num_threads) -> int");
+  m.def(
+      "mla_decode(Tensor q_nope_BNC, Tensor q_rope_BNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B, "
+      "Tensor w_kv_b, float softmax_scale, Tensor(a!) out_BNV, int num_threads) -> int");
+  m.def(
+      "mla_extend(Tensor q_nope_TNC, Tensor q_rope_TNR, Tensor kv_pages, Tensor page_table_BP, Tensor seq_len_B, "
+      "Tensor query_start_B1, Tensor w_kv_b, float softmax_scale, Tensor(a!) out_TNV, int num_threads) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
+  m.impl("silu_mul", TORCH_BOX(&silu_mul));
+  m.impl("rope", TORCH_BOX(&rope));
+  m.impl("cache_insert", TORCH_BOX(&cache_insert));
+  m.impl("mla_decode", TORCH_BOX(&mla_decode));
+  m.impl("mla_extend", TORCH_BOX(&mla_extend));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {

@@ -8,16 +8,9 @@
 
 #include <cstdint>
 
+#include "cpu/types.h"
+
 namespace eprt {
-
-enum class Dtype { kFloat32, kBFloat16, kFp8E4M3, kInt8 };
-
-struct bf16 {
-  uint16_t bits;
-};
-struct fp8 {  // e4m3fn: no infinities, 0x7f and 0xff are NaN
-  uint8_t bits;
-};
 
 constexpr int64_t kFp8Block = 128;  // fp8 weights carry one scale per 128 x 128 block
 

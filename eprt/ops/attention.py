@@ -1,21 +1,124 @@
 """Multi-head latent attention over a paged latent cache, and the cache itself.
 
-kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the
-rotated shared key.
-page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are ignored).
+kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the rotated
+shared key. page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are ignored).
 seq_len_B: int32 [B], context length of each request including its new tokens, whose cache entries are already inserted.
-w_kv_b: [heads * (nope + value), kv_lora_rank], rows per head [nope | value], in q's dtype or float32.
-Softmax and accumulation are fp32. A row's result does not depend on how the prompt was cut into chunks or on the batch.
+w_kv_b: float32 or bfloat16 [heads * (nope + value), kv_lora_rank], rows per head [nope | value].
+
+Queries may be strided views as long as their last dimension is contiguous (the halves of one projection are). Softmax and
+accumulation are fp32. Where queries, cache and weight are all bfloat16 and the CPU multiplies bfloat16 natively, products
+take bfloat16 inputs (the absorbed query, the expanded keys and values and the softmax weights are rounded to it);
+otherwise everything is fp32.
+
+Within one of the two operators a row's result is the same to the bit whatever else is in the batch, wherever its pages
+lie, however the prompt was cut into chunks, and for any number of threads. Between mla_decode and mla_extend it agrees to
+rounding only: they order the same sums differently.
 """
 
+import torch
 from torch import Tensor
 
-from eprt.ops import reference
+from eprt.ops import native
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _check_dtype(name: str, x: Tensor, *allowed: torch.dtype) -> None:
+    _check(x.dtype in allowed, f"{name} is {x.dtype}, must be {' or '.join(str(d) for d in allowed)}")
+
+
+def _index(name: str, x: Tensor, ndim: int) -> Tensor:
+    """x as the kernels read it: int32, last dimension contiguous."""
+    _check_dtype(name, x, torch.int32, torch.int64)
+    _check(x.dim() == ndim, f"{name} has {x.dim()} dimensions, must have {ndim}")
+    return x.to(torch.int32).contiguous()
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _check_pages(kv_pages: Tensor) -> None:
+    _check(kv_pages.dim() == 3, f"kv_pages has shape {tuple(kv_pages.shape)}, must be [num_pages, page_size, D]")
+    _check_dtype("kv_pages", kv_pages, *_DTYPES)
+    _check(kv_pages.stride(2) == 1, f"kv_pages has strides {kv_pages.stride()}: the last dimension must be contiguous")
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor) -> None:
-    """Writes entry t at slot kv_slot_T[t] = page * page_size + offset (int32 or int64; all different)."""
-    reference.cache_insert(kv_pages, kv_slot_T, kv_TD)
+    """Writes entry t at slot kv_slot_T[t] = page * page_size + offset (int32 or int64; all different).
+
+    kv_TD: float32 or bfloat16 [T, D], rounded to the cache's dtype. ValueError for a slot outside the pool: nothing is
+    then written.
+    """
+    _check_pages(kv_pages)
+    _check_dtype("kv", kv_TD, *_DTYPES)
+    _check_dtype("kv_slot", kv_slot_T, torch.int32, torch.int64)
+    num_pages, page_size, kv_dim = kv_pages.shape
+    num_tokens = kv_slot_T.numel()
+    _check(
+        kv_slot_T.dim() == 1 and kv_TD.shape == (num_tokens, kv_dim),
+        f"kv has shape {tuple(kv_TD.shape)} and kv_slot {tuple(kv_slot_T.shape)}: must be [T, {kv_dim}] and [T]",
+    )
+    slot_T = kv_slot_T.to(torch.int64).contiguous()
+    bad = native.load().cache_insert(kv_pages, slot_T, _rows(kv_TD), torch.get_num_threads())
+    if bad >= 0:
+        raise ValueError(
+            f"kv_slot[{bad}] = {slot_T[bad].item()} is outside the cache of {num_pages} pages of {page_size} tokens"
+        )
+
+
+def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, softmax_scale: float) -> Tensor:
+    """Checks shapes and dtypes against each other; returns the empty result [T, N, value]."""
+    _check_pages(kv_pages)
+    for name, x in (("q_nope", q_nope), ("q_rope", q_rope)):
+        _check(x.dim() == 3, f"{name} has shape {tuple(x.shape)}, must be [tokens, heads, dim]")
+    _check_dtype("q_nope", q_nope, *_DTYPES)
+    _check_dtype("q_rope", q_rope, q_nope.dtype)
+    _check_dtype("w_kv_b", w_kv_b, *_DTYPES)
+    num_tokens, num_heads, nope = q_nope.shape
+    _check(
+        q_rope.shape[:2] == q_nope.shape[:2],
+        f"q_nope {tuple(q_nope.shape)} and q_rope {tuple(q_rope.shape)} differ in tokens or heads",
+    )
+    lora = kv_pages.shape[2] - q_rope.shape[2]
+    _check(
+        lora >= 1 and w_kv_b.dim() == 2 and w_kv_b.shape[1] == lora and w_kv_b.is_contiguous(),
+        f"w_kv_b has shape {tuple(w_kv_b.shape)}, must be contiguous [heads * (nope + value), {lora}]: the cache holds "
+        f"{kv_pages.shape[2]} values per token, of which q_rope's {q_rope.shape[2]} are rotated",
+    )
+    value = w_kv_b.shape[0] // max(num_heads, 1) - nope
+    _check(
+        num_heads >= 1 and value >= 1 and w_kv_b.shape[0] == num_heads * (nope + value),
+        f"w_kv_b has {w_kv_b.shape[0]} rows: not [nope={nope} | value] for each of {num_heads} heads",
+    )
+    _check(softmax_scale > 0, f"softmax_scale={softmax_scale}: must be above 0")
+    return q_nope.new_empty(num_tokens, num_heads, value)
+
+
+def _explain(
+    b: int, kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, first: int, end: int, total: int
+) -> str:
+    """What is wrong with request b, whose query rows are first..end of `total`."""
+    num_pages, page_size, _ = kv_pages.shape
+    seq_len = int(seq_len_B[b])
+    rises = 0 <= first <= end <= total
+    if not rises or (b == 0 and first > 0) or (b == len(seq_len_B) - 1 and end < total):
+        return f"request {b}: query_start gives it rows {first}..{end} of {total}; must rise from 0 to {total}"
+    if end - first > seq_len:
+        return f"request {b}: seq_len is {seq_len}, which must count its {end - first} new tokens"
+    needed = -(-seq_len // page_size)
+    if needed > page_table_BP.shape[1]:
+        return (
+            f"request {b}: {seq_len} tokens need {needed} pages of {page_size}, page_table has {page_table_BP.shape[1]}"
+        )
+    pages = page_table_BP[b, :needed].tolist()
+    i = next(i for i, page in enumerate(pages) if not 0 <= page < num_pages)
+    return f"request {b}: page_table[{b}, {i}] = {pages[i]} is outside the cache of {num_pages} pages"
 
 
 def mla_decode(
@@ -27,8 +130,24 @@ def mla_decode(
     w_kv_b: Tensor,
     softmax_scale: float,
 ) -> Tensor:
-    """One new token per request, absorbed form: [B, N, value]. Split-KV in two phases; heads folded into the GEMM."""
-    return reference.mla_decode(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, w_kv_b, softmax_scale)
+    """One new token per request, absorbed form: [B, N, value]. Split-KV in two phases; heads folded into the GEMM.
+
+    ValueError when a request's pages or length do not fit the cache; nothing is computed then.
+    """
+    out_BNV = _output(q_nope_BNC, q_rope_BNR, kv_pages, w_kv_b, softmax_scale)
+    table, seq_len = _index("page_table", page_table_BP, 2), _index("seq_len", seq_len_B, 1)
+    batch = out_BNV.shape[0]
+    _check(
+        table.shape[0] == seq_len.shape[0] == batch,
+        f"{batch} queries, but page_table has {table.shape[0]} requests and seq_len {seq_len.shape[0]}",
+    )
+    q = _rows(q_nope_BNC), _rows(q_rope_BNR)
+    bad = native.load().mla_decode(
+        *q, kv_pages, table, seq_len, w_kv_b, softmax_scale, out_BNV, torch.get_num_threads()
+    )
+    if bad >= 0:
+        raise ValueError(_explain(bad, kv_pages, table, seq_len, bad, bad + 1, batch))
+    return out_BNV
 
 
 def mla_extend(
@@ -43,8 +162,23 @@ def mla_extend(
 ) -> Tensor:
     """The last query_start_B1[b+1] - query_start_B1[b] tokens of each request (int32 [B+1], packed): [T, N, value].
 
-    The cached prefix is a rectangle, the chunk a causal triangle; the score matrix is never materialised.
+    The cached prefix is a rectangle, the chunk a causal triangle; the score matrix is never materialised. A request may
+    have no new tokens. ValueError when rows, pages or lengths do not fit; nothing is computed then.
     """
-    return reference.mla_extend(
-        q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale
+    out_TNV = _output(q_nope_TNC, q_rope_TNR, kv_pages, w_kv_b, softmax_scale)
+    table, seq_len = _index("page_table", page_table_BP, 2), _index("seq_len", seq_len_B, 1)
+    start = _index("query_start", query_start_B1, 1)
+    batch = seq_len.shape[0]
+    _check(
+        table.shape[0] == batch and start.shape[0] == batch + 1 and (batch > 0 or out_TNV.shape[0] == 0),
+        f"{out_TNV.shape[0]} tokens of {batch} requests, but page_table has {table.shape[0]} requests and query_start "
+        f"{start.shape[0]} entries (one more than requests)",
     )
+    q = _rows(q_nope_TNC), _rows(q_rope_TNR)
+    bad = native.load().mla_extend(
+        *q, kv_pages, table, seq_len, start, w_kv_b, softmax_scale, out_TNV, torch.get_num_threads()
+    )
+    if bad >= 0:
+        rows = (int(start[bad]), int(start[bad + 1]), out_TNV.shape[0])
+        raise ValueError(_explain(bad, kv_pages, table, seq_len, *rows))
+    return out_TNV

@@ -1,20 +1,95 @@
-"""Row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding. fp32 inside, the input's dtype outside."""
+"""Row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding. fp32 inside, the input's dtype outside.
 
+Inputs are float32 or bfloat16 and may be strided views whose last dimension is contiguous; results are contiguous. Each
+row is computed alone: its bits depend neither on the other rows nor on the number of threads.
+"""
+
+import torch
 from torch import Tensor
 
-from eprt.ops import reference
+from eprt.ops import native
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _checked_rows(name: str, x: Tensor, ndim: int) -> Tensor:
+    """x with its last dimension contiguous; ValueError unless it is float32 or bfloat16 of ndim dimensions."""
+    _check(x.dim() == ndim, f"{name} has shape {tuple(x.shape)}, must have {ndim} dimensions")
+    _check(x.dtype in _DTYPES, f"{name} is {x.dtype}, must be torch.float32 or torch.bfloat16")
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _checked_norm_weight(weight_H: Tensor, size: int) -> Tensor:
+    _check(weight_H.shape == (size,), f"weight has shape {tuple(weight_H.shape)}, must be [{size}] like the rows")
+    return _checked_rows("weight", weight_H, 1)
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, per row of the last dimension. Rows may be strided."""
-    return reference.rms_norm(x_TH, weight_H, eps)
+    x = _checked_rows("x", x_TH, 2)
+    out_TH = x.new_empty(x.shape)
+    native.load().rms_norm(x, _checked_norm_weight(weight_H, x.shape[1]), eps, out_TH, torch.get_num_threads())
+    return out_TH
+
+
+def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual), the sum rounded to x's dtype before the norm, as when done in two steps."""
+    x, residual = _checked_rows("x", x_TH, 2), _checked_rows("residual", residual_TH, 2)
+    _check(
+        x.shape == residual.shape and x.dtype == residual.dtype,
+        f"x is {x.dtype} {tuple(x.shape)}, residual {residual.dtype} {tuple(residual.shape)}: must be the same",
+    )
+    out_TH, sum_TH = x.new_empty(x.shape), x.new_empty(x.shape)
+    weight = _checked_norm_weight(weight_H, x.shape[1])
+    native.load().add_rms_norm(x, residual, weight, eps, out_TH, sum_TH, torch.get_num_threads())
+    return out_TH, sum_TH
 
 
 def silu_mul(x_TI2: Tensor) -> Tensor:
     """[T, 2I] (gate, then up) -> silu(gate) * up, [T, I]."""
-    return reference.silu_mul(x_TI2)
+    x = _checked_rows("x", x_TI2, 2)
+    _check(x.shape[1] % 2 == 0, f"x has {x.shape[1]} columns, must be even: gate, then up")
+    out_TI = x.new_empty(x.shape[0], x.shape[1] // 2)
+    native.load().silu_mul(x, out_TI, torch.get_num_threads())
+    return out_TI
 
 
 def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    """Rotates pairs (2i, 2i+1) of the last dimension. cos_sin_PR: fp32 [positions, R], cos then sin, each R/2."""
-    return reference.rope_interleaved(x_TNR, cos_sin_PR, position_T)
+    """Rotates pairs (2i, 2i+1) of the last dimension: DeepSeek's layout.
+
+    cos_sin_PR: fp32 [positions, R], cos then sin, each R/2. position_T: int64 or int32 [T], rows of that table.
+    Results keep the interleaved order, as the complex product in transformers' DeepSeek V2 does. Its V3 (with
+    rope_interleave) leaves the even results in the lower half and the odd ones in the upper half: the same numbers
+    permuted. Queries and keys are permuted alike, so their products agree. ValueError for a position outside the table.
+    """
+    return _rope(x_TNR, cos_sin_PR, position_T, interleaved=True)
+
+
+def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
+    """Rotates pairs (i, i + R/2): Llama's layout, for checkpoints with rope_interleave false. Else rope_interleaved."""
+    return _rope(x_TNR, cos_sin_PR, position_T, interleaved=False)
+
+
+def _rope(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
+    x = _checked_rows("x", x_TNR, 3)
+    size = x.shape[2]
+    _check(size % 2 == 0, f"x has {size} rotary dimensions, must be even")
+    _check(
+        cos_sin_PR.dtype == torch.float32 and cos_sin_PR.dim() == 2 and cos_sin_PR.shape[1] == size,
+        f"cos_sin is {cos_sin_PR.dtype} {tuple(cos_sin_PR.shape)}, must be torch.float32 [positions, {size}]",
+    )
+    _check(
+        position_T.shape == x.shape[:1] and position_T.dtype in (torch.int64, torch.int32),
+        f"position is {position_T.dtype} {tuple(position_T.shape)}, must be torch.int64 [{x.shape[0]}]",
+    )
+    position = position_T.to(torch.int64).contiguous()
+    out_TNR = x.new_empty(x.shape)
+    bad = native.load().rope(x, cos_sin_PR.contiguous(), position, interleaved, out_TNR, torch.get_num_threads())
+    if bad >= 0:
+        raise ValueError(f"position[{bad}] = {position[bad].item()} is outside the {cos_sin_PR.shape[0]} of cos_sin")
+    return out_TNR

@@ -34,6 +34,11 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight_H.float()).to(x_TH.dtype)
 
 
+def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    sum_TH = x_TH + residual_TH
+    return rms_norm(sum_TH, weight_H, eps), sum_TH
+
+
 def silu_mul(x_TI2: Tensor) -> Tensor:
     gate, up = x_TI2.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x_TI2.dtype)
@@ -44,6 +49,13 @@ def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> T
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     even, odd = x_TNR.float()[..., 0::2], x_TNR.float()[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x_TNR.dtype)
+
+
+def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
+    cos, sin = cos_sin_PR[position_T].float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    low, high = x_TNR.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x_TNR.dtype)
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor) -> None:

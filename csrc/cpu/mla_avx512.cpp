@@ -1,0 +1,8 @@
+#include "cpu/mla_kernels.h"
+
+namespace eprt::avx512 {
+
+void mla_decode(const MlaArgs& args) { decode(args); }
+void mla_extend(const MlaArgs& args) { extend(args); }
+
+}  // namespace eprt::avx512

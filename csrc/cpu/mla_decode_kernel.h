@@ -1,0 +1,287 @@
+// Decode: one new token per request against its paged latent cache, in the absorbed form.
+//
+//   q_lat[h] = q_nope[h] W_UK[h];  score[h, s] = [q_lat | q_rope][h] . kv[s];  o_lat[h] = sum_s p[h, s] kv[s, :lora];
+//   out[h] = o_lat[h] W_UV[h]^T
+//
+// All heads read the same latent rows, so heads are folded into the products: a block of kBlock positions is gathered
+// once and serves as A of the scores (kv . q^T: lanes are heads, so the softmax has no horizontal step) and as B of the
+// values. The context is cut at multiples of kSplit positions; each split leaves (max, sum, unnormalised values) and a
+// second phase merges them in order. The cuts depend on the position alone, so neither the batch nor the number of
+// threads changes a bit of the result.
+#pragma once
+
+#include <omp.h>
+
+#include "cpu/buffer.h"
+#include "cpu/mla.h"
+#include "cpu/mla_pack.h"
+
+namespace eprt {
+namespace {
+
+template <class Dot>
+class MlaDecode {
+ public:
+  explicit MlaDecode(const MlaArgs& args) : args_(args) {}
+
+  // Requests are taken in waves, which bounds the memory of the partial results.
+  void run() {
+    for (int64_t first = 0, last; first < args_.num_requests; first = last) {
+      int64_t num_splits = splits(first);
+      for (last = first + 1; last < args_.num_requests; ++last) {
+        if ((num_splits + splits(last)) * partial_size_ * 4 > kMaxPartialBytes) break;
+        num_splits += splits(last);
+      }
+      run_wave(first, last - first, num_splits);
+    }
+  }
+
+ private:
+  static constexpr int64_t kSplit = 512, kBlock = 64, kMaxPartialBytes = 16 << 20;
+
+  struct Task {
+    int32_t request, split;
+  };
+  struct Partial {  // of one split
+    float* max;     // [heads_padded], in units of log2
+    float* sum;     // [heads_padded]
+    float* values;  // [heads, lora_row]
+  };
+  struct Scratch {  // of one thread in phase 1
+    Word* rows;     // [kBlock, q_words]: the gathered latent rows
+    Word* values;   // [kBlock / kStep, lora] in panels; unused when the rows themselves will do
+    float* score;   // [kBlock, columns]
+    Word* p;        // [kBlock / kStep, columns]
+    float* scale;   // [columns]
+  };
+
+  int64_t splits(int64_t b) const { return div_up(args_.seq_len[b], kSplit); }
+  const void* w_row(int64_t head, int64_t row) const {
+    return element(args_.w_kv_b, args_.w_type, (head * (args_.nope + args_.value) + row) * args_.lora);
+  }
+  Partial partial(int64_t index) const {
+    float* p = partial_ + index * partial_size_;
+    return {p, p + heads_padded_, p + 2 * heads_padded_};
+  }
+  Word* query(int64_t i) const { return query_ + i * q_words_ * round_up(heads_, kPanel); }
+
+  void run_wave(int64_t first, int64_t num_requests, int64_t num_splits) {
+    Buffer<float> partial(num_splits * partial_size_);
+    Buffer<Word> query(num_requests * q_words_ * round_up(heads_, kPanel));
+    Buffer<Task> tasks(num_splits);
+    partial_ = partial.get(), query_ = query.get();
+    for (int32_t i = 0, t = 0; i < num_requests; ++i) {
+      for (int32_t s = 0; s < splits(first + i); ++s) tasks.get()[t++] = {i, s};
+    }
+    absorb(first, num_requests);
+    attend(first, tasks.get(), num_splits);
+    merge_and_project(first, num_requests);
+  }
+
+  // Phase 0: query(i) = [q_lat | q_rope] of all heads of request first + i, one column per head.
+  void absorb(int64_t first, int64_t num_requests) {
+    const int64_t row = lora_row_ + args_.rope;
+    const int64_t scratch_size = num_requests * (args_.nope + row) + args_.nope * lora_row_;
+    Buffer<Word> rows_buffer(num_requests * heads_ * q_words_);
+    Buffer<float> scratch(args_.num_threads * scratch_size);
+    Word* rows = rows_buffer.get();
+#pragma omp parallel num_threads(args_.num_threads)
+    {
+      float* q = scratch.get() + omp_get_thread_num() * scratch_size;
+      float* lat = q + num_requests * args_.nope;
+#pragma omp for schedule(static)
+      for (int64_t h = 0; h < heads_; ++h) {
+        for (int64_t i = 0; i < num_requests; ++i) {
+          const int64_t index = (first + i) * args_.q_nope_row + h * args_.q_nope_head;
+          convert(element(args_.q_nope, args_.q_type, index), args_.q_type, args_.nope, q + i * args_.nope);
+        }
+        absorb_head(h, num_requests, q, lat, row, lat + num_requests * row);
+        for (int64_t i = 0; i < num_requests; ++i) {
+          const int64_t index = (first + i) * args_.q_rope_row + h * args_.q_rope_head;
+          convert(element(args_.q_rope, args_.q_type, index), args_.q_type, args_.rope, lat + i * row + args_.lora);
+          to_words<Dot>(lat + i * row, Dtype::kFloat32, args_.kv_dim(), rows + (i * heads_ + h) * q_words_);
+        }
+      }
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < num_requests; ++i) {
+        transpose_to_panels(rows + i * heads_ * q_words_, q_words_, heads_, q_words_, query(i), q_words_ * kPanel);
+      }
+    }
+  }
+
+  // lat[i] = q[i] W_UK. In fp32, since reading the weight is what takes the time.
+  void absorb_head(int64_t head, int64_t num_requests, const float* q, float* lat, int64_t lat_row, float* padded) {
+    const MatrixA a{reinterpret_cast<const Word*>(q), args_.nope};
+    const MatrixC c{lat, lat_row};
+    const void* w = w_row(head, 0);
+    if (args_.lora % Vec::kWidth) {  // a full register of columns would read past the end of the weight
+      for (int64_t k = 0; k < args_.nope; ++k) {
+        convert(w_row(head, k), args_.w_type, args_.lora, padded + k * lora_row_);
+      }
+      const MatrixB<Word> b{reinterpret_cast<const Word*>(padded), lora_row_, kPanel};
+      return gemm<Fp32Dot>(num_requests, args_.lora, args_.nope, a, b, c);
+    }
+    if (args_.w_type == Dtype::kFloat32) {
+      const MatrixB<Word> b{static_cast<const Word*>(w), args_.lora, kPanel};
+      return gemm<Fp32Dot>(num_requests, args_.lora, args_.nope, a, b, c);
+    }
+    const MatrixB<bf16> b{static_cast<const bf16*>(w), args_.lora, kPanel};
+    gemm<WidenDot>(num_requests, args_.lora, args_.nope, a, b, c);
+  }
+
+  // Phase 1: each (request, split, group of heads) on its own.
+  void attend(int64_t first, const Task* tasks, int64_t num_splits) {
+    const int64_t group = head_group(num_splits);
+    const int64_t rows_size = kBlock * q_words_ + kPanel, values_size = kBlock / Dot::kStep * value_row_;
+    const int64_t scratch_size = rows_size + values_size + (2 * kBlock + 1) * group;
+    Buffer<Word> scratch_buffer(args_.num_threads * scratch_size);
+    const int64_t num_groups = div_up(heads_padded_, group);
+#pragma omp parallel for num_threads(args_.num_threads) schedule(dynamic) collapse(2)
+    for (int64_t t = 0; t < num_splits; ++t) {
+      for (int64_t g = 0; g < num_groups; ++g) {
+        Word* rows = scratch_buffer.get() + omp_get_thread_num() * scratch_size;
+        Word* values = rows + rows_size;
+        float* score = reinterpret_cast<float*>(values + values_size);
+        Word* p = reinterpret_cast<Word*>(score + kBlock * group);
+        const Scratch scratch{rows, values, score, p, reinterpret_cast<float*>(p + kBlock * group)};
+        attend_split(first, tasks[t], partial(t), g * group, min_of(heads_padded_, (g + 1) * group), scratch);
+      }
+    }
+  }
+
+  // All heads together, unless that would leave threads idle. A group never straddles panels partially.
+  int64_t head_group(int64_t num_splits) const {
+    int64_t group = heads_padded_;
+    while (num_splits * div_up(heads_padded_, group) < args_.num_threads) {
+      int64_t smaller = round_up(div_up(group, 2), kPanel);
+      if (group <= kPanel) {
+        for (smaller = kPanel / 2; smaller >= group;) smaller /= 2;
+      }
+      if (smaller < max_of(Vec::kWidth, 16)) break;
+      group = smaller;
+    }
+    return group;
+  }
+
+  void attend_split(int64_t first, Task task, Partial out, int64_t head_begin, int64_t head_end, Scratch scratch) {
+    const int64_t columns = head_end - head_begin;
+    const int64_t b = first + task.request, begin = task.split * kSplit;
+    const int64_t end = min_of<int64_t>(args_.seq_len[b], begin + kSplit);
+    const Word* q = query(task.request) + head_begin / kPanel * q_words_ * kPanel + head_begin % kPanel;
+    out.max += head_begin, out.sum += head_begin, out.values += head_begin * lora_row_;
+    for (int64_t h = 0; h < columns; ++h) out.max[h] = kLowest, out.sum[h] = 0;
+    for (int64_t block = begin; block < end; block += kBlock) {
+      const int64_t size = min_of(kBlock, end - block);
+      const MatrixB<Word> values = gather(b, block, size, scratch);
+      gemm<Dot>(size, columns, q_words_, {scratch.rows, q_words_}, panels(q, q_words_), {scratch.score, columns});
+      softmax(size, columns, out, scratch);
+      const MatrixC c{out.values, lora_row_, block == begin ? nullptr : scratch.scale};
+      gemm<Dot>(min_of(head_end, heads_) - head_begin, args_.lora, words_of<Dot>(size), {scratch.p, 1, columns}, values,
+                c);
+    }
+  }
+
+  // Latent rows of positions block .. block + size, and the same rows as the B of the values.
+  MatrixB<Word> gather(int64_t b, int64_t block, int64_t size, Scratch scratch) const {
+    for (int64_t s = 0; s < size; ++s) {
+      to_words<Dot>(args_.kv_at(b, block + s), args_.kv_type, args_.kv_dim(), scratch.rows + s * q_words_);
+    }
+    if constexpr (Dot::kStep == 1) {
+      return {scratch.rows, q_words_, kPanel};
+    } else {
+      if (size % 2) std::memset(scratch.rows + size * q_words_, 0, q_words_ * sizeof(Word));
+      return pair_values(size, scratch);
+    }
+  }
+
+#if defined(__AVX512BF16__)
+  MatrixB<Word> pair_values(int64_t size, Scratch scratch) const {
+    constexpr int64_t kPairs = kBlock / 2;
+    for (int64_t i = 0; i < div_up(size, 2); ++i) {
+      const Word* even = scratch.rows + 2 * i * q_words_;
+      for (int64_t n = 0; n < args_.lora; n += Vec::kWidth) {
+        Word* out = scratch.values + n / kPanel * kPairs * kPanel + i * kPanel + n % kPanel;
+        interleave(even, even + q_words_, n, out);
+      }
+    }
+    return panels(scratch.values, kPairs);
+  }
+#endif
+
+  // One block of the online softmax, lanes = heads: p, the running max and sum, and what scales the earlier values.
+  void softmax(int64_t size, int64_t columns, Partial out, Scratch scratch) const {
+    const Vec to_log2 = set1(args_.softmax_scale * kLog2E);
+    for (int64_t h = 0; h < columns; h += Vec::kWidth) {
+      const float* score = scratch.score + h;
+      const Vec old_max = load(out.max + h);
+      Vec new_max = old_max;
+      for (int64_t s = 0; s < size; ++s) new_max = max(new_max, load(score + s * columns) * to_log2);
+      const auto weight = [&](int64_t s) { return exp2(load(score + s * columns) * to_log2 - new_max); };
+      const Vec scale = exp2(old_max - new_max);
+      Vec sum = load(out.sum + h) * scale;
+      for (int64_t s = 0; s < size; s += Dot::kStep) {
+        const Vec even = weight(s), odd = Dot::kStep == 2 && s + 1 < size ? weight(s + 1) : zero();
+        sum = sum + (even + odd);
+        store_pair<Dot>(scratch.p + s / Dot::kStep * columns + h, even, odd);
+      }
+      store(out.max + h, new_max);
+      store(out.sum + h, sum);
+      store(scratch.scale + h, scale);
+    }
+  }
+
+  // Phase 2: merge the splits of each (request, head) in order, then project by W_UV.
+  void merge_and_project(int64_t first, int64_t num_requests) {
+    Buffer<int64_t> start_buffer(num_requests + 1);
+    int64_t* start = start_buffer.get();
+    start[0] = 0;
+    for (int64_t i = 0; i < num_requests; ++i) start[i + 1] = start[i] + splits(first + i);
+    const int64_t scratch_size = num_requests * (lora_row_ + args_.value);
+    Buffer<float> scratch(args_.num_threads * scratch_size);
+#pragma omp parallel for num_threads(args_.num_threads) schedule(static)
+    for (int64_t h = 0; h < heads_; ++h) {
+      float* lat = scratch.get() + omp_get_thread_num() * scratch_size;
+      float* out = lat + num_requests * lora_row_;
+      for (int64_t i = 0; i < num_requests; ++i) merge(h, start[i], start[i + 1], lat + i * lora_row_);
+      const void* w = w_row(h, args_.nope);
+      if (args_.w_type == Dtype::kFloat32) {
+        dot_rows(num_requests, lat, lora_row_, static_cast<const float*>(w), args_.lora, args_.value, out, args_.value);
+      } else {
+        dot_rows(num_requests, lat, lora_row_, static_cast<const bf16*>(w), args_.lora, args_.value, out, args_.value);
+      }
+      for (int64_t i = 0; i < num_requests; ++i) {
+        store_row(out + i * args_.value, args_, first + i, h);
+      }
+    }
+  }
+
+  void merge(int64_t head, int64_t begin, int64_t end, float* lat) const {
+    float top = kLowest;
+    for (int64_t s = begin; s < end; ++s) top = max_of(top, partial(s).max[head]);
+    float sum = 0;
+    for (int64_t s = begin; s < end; ++s) {
+      const Partial part = partial(s);
+      const Vec scale = exp2(set1(part.max[head]) - set1(top));
+      sum += part.sum[head] * lane0(scale);
+      for (int64_t n = 0; n < lora_row_; n += Vec::kWidth) {
+        const Vec before = s == begin ? zero() : load(lat + n);
+        store(lat + n, fma(load(part.values + head * lora_row_ + n), scale, before));
+      }
+    }
+    const Vec inverse = set1(1.0f / sum);
+    for (int64_t n = 0; n < lora_row_; n += Vec::kWidth) store(lat + n, load(lat + n) * inverse);
+  }
+
+  const MlaArgs& args_;
+  const int64_t heads_ = args_.num_heads;
+  const int64_t heads_padded_ = round_up(heads_, Vec::kWidth);
+  const int64_t q_words_ = words_of<Dot>(args_.kv_dim());
+  const int64_t lora_row_ = round_up(args_.lora, Vec::kWidth);
+  const int64_t value_row_ = round_up(args_.lora, kPanel);
+  const int64_t partial_size_ = 2 * heads_padded_ + heads_ * lora_row_;
+  float* partial_ = nullptr;
+  Word* query_ = nullptr;
+};
+
+}  // namespace
+}  // namespace eprt

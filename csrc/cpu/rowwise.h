@@ -1,0 +1,78 @@
+// Row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding, cache insertion. Entry points.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/types.h"
+
+namespace eprt {
+
+// Strides are in elements; the last dimension of every tensor is contiguous, outputs are contiguous throughout.
+
+struct RmsNormArgs {
+  const void* x;  // [rows, size]
+  int64_t x_row;
+  const void* residual;  // [rows, size] or null: added to x before the norm
+  int64_t residual_row;
+  const void* weight;  // [size]
+  Dtype weight_type;
+  void* sum;  // [rows, size]: x + residual; null without a residual
+  void* out;  // [rows, size]
+  Dtype type;
+  int64_t rows, size;
+  float eps;
+  int num_threads;
+};
+
+struct SiluMulArgs {
+  const void* x;  // [rows, 2 * size]: gate, then up
+  int64_t x_row;
+  void* out;  // [rows, size]
+  Dtype type;
+  int64_t rows, size;
+  int num_threads;
+};
+
+struct RopeArgs {
+  const void* x;  // [rows, heads, size], size even
+  int64_t x_row, x_head;
+  const float* cos_sin;     // [num_positions, size]: size / 2 cosines, then as many sines
+  const int64_t* position;  // [rows]
+  void* out;                // [rows, heads, size]
+  Dtype type;
+  int64_t rows, heads, size, num_positions;
+  bool interleaved;  // pairs (2i, 2i + 1), else (i, i + size / 2)
+  int num_threads;
+};
+
+struct CacheInsertArgs {
+  void* pages;  // [num_pages, page_size, size]
+  int64_t page_stride, row_stride, num_pages, page_size;
+  Dtype page_type;
+  const int64_t* slot;  // [rows]
+  const void* kv;       // [rows, size]
+  int64_t kv_row;
+  Dtype kv_type;
+  int64_t rows, size;
+  int num_threads;
+};
+
+void rms_norm(const RmsNormArgs& args);
+void silu_mul(const SiluMulArgs& args);
+// Both return the first row whose position or slot lies outside the table or the pool, having written nothing; or -1.
+int64_t rope(const RopeArgs& args);
+int64_t cache_insert(const CacheInsertArgs& args);
+
+#define EPRT_ROWWISE_KERNELS(isa)                 \
+  namespace isa {                                 \
+  void rms_norm(const RmsNormArgs& args);         \
+  void silu_mul(const SiluMulArgs& args);         \
+  void rope(const RopeArgs& args);                \
+  void cache_insert(const CacheInsertArgs& args); \
+  }
+EPRT_ROWWISE_KERNELS(scalar)
+EPRT_ROWWISE_KERNELS(avx2)
+EPRT_ROWWISE_KERNELS(avx512)
+#undef EPRT_ROWWISE_KERNELS
+
+}  // namespace eprt

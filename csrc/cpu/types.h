@@ -1,0 +1,17 @@
+// Element types, as they cross from ops.cpp into the kernels and as they lie in memory.
+#pragma once
+
+#include <cstdint>
+
+namespace eprt {
+
+enum class Dtype { kFloat32, kBFloat16, kFp8E4M3, kInt8 };
+
+struct bf16 {  // the upper half of an fp32
+  uint16_t bits;
+};
+struct fp8 {  // e4m3fn: no infinities, 0x7f and 0xff are NaN
+  uint8_t bits;
+};
+
+}  // namespace eprt
