@@ -1,18 +1,18 @@
 """Multi-head latent attention over a paged latent cache, and the cache itself.
 
-kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the rotated
-shared key. page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are ignored).
-seq_len_B: int32 [B], context length of each request including its new tokens, whose cache entries are already inserted.
-w_kv_b: float32 or bfloat16 [heads * (nope + value), kv_lora_rank], rows per head [nope | value].
+kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the
+rotated shared key. page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are
+ignored). seq_len_B: int32 [B], context length of each request including its new tokens, whose cache entries are already
+inserted. w_kv_b: float32 or bfloat16 [heads * (nope + value), kv_lora_rank], rows per head [nope | value].
 
-Queries may be strided views as long as their last dimension is contiguous (the halves of one projection are). Softmax and
-accumulation are fp32. Where queries, cache and weight are all bfloat16 and the CPU multiplies bfloat16 natively, products
-take bfloat16 inputs (the absorbed query, the expanded keys and values and the softmax weights are rounded to it);
-otherwise everything is fp32.
+Queries may be strided views as long as their last dimension is contiguous (the halves of one projection are). Softmax
+and accumulation are fp32. Where queries, cache and weight are all bfloat16 and the CPU multiplies bfloat16 natively,
+products take bfloat16 inputs (the absorbed query, the expanded keys and values and the softmax weights are rounded to
+it); otherwise everything is fp32.
 
 Within one of the two operators a row's result is the same to the bit whatever else is in the batch, wherever its pages
-lie, however the prompt was cut into chunks, and for any number of threads. Between mla_decode and mla_extend it agrees to
-rounding only: they order the same sums differently.
+lie, however the prompt was cut into chunks, and for any number of threads. Between mla_decode and mla_extend it agrees
+to rounding only: they order the same sums differently.
 """
 
 import torch

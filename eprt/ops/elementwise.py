@@ -38,7 +38,7 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual), the sum rounded to x's dtype before the norm, as when done in two steps."""
+    """(rms_norm(x + residual), x + residual); the sum is rounded to x's dtype before the norm, as in two steps."""
     x, residual = _checked_rows("x", x_TH, 2), _checked_rows("residual", residual_TH, 2)
     _check(
         x.shape == residual.shape and x.dtype == residual.dtype,
