@@ -117,8 +117,8 @@ class RopeConfig:
 class ModelConfig:
     """A DeepSeek V2 / V3 / R1 model, as models/hf_config.py reads it from config.json. Names follow the checkpoints.
 
-    dtype: of activations, cache and unquantised weights. rope_interleave: rotary pairs are (2i, 2i+1) in the
-    checkpoint; False means (i, i + R/2), which the loader reorders. num_nextn_predict_layers: MTP layers in the files.
+    dtype: of activations, cache and unquantised weights. rope_interleave: rotary pairs are (2i, 2i+1), else
+    (i, i + R/2). num_nextn_predict_layers: MTP layers in the files.
     eos_token_ids: of config.json and generation_config.json together. quant_method: "fp8" or None.
     """
 

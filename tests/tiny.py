@@ -52,6 +52,36 @@ V3: dict[str, Any] = {
 }
 
 
+# Every way a checkpoint can differ that the model's code has a branch for.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "v2_lite": {"kind": "v2", "rope_parameters": YARN},
+    "v2_groups": {
+        "kind": "v2",
+        "q_lora_rank": 24,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 16.0,
+    },
+    "v3": {"kind": "v3", "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "v3_plain": {
+        "kind": "v3",
+        "q_lora_rank": None,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "rope_interleave": False,
+        "norm_topk_prob": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+    },
+}
+
+
+def make_variant(name: str, **overrides: Any):
+    return make_model(**{**VARIANTS[name], **overrides})
+
+
 def make_model(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any):
     """A random transformers model of kind "v2" or "v3", in eval mode, with every term made visible in its logits."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
@@ -100,6 +130,52 @@ def save(model, directory: Path, *, old_rope_spelling: bool = False, **save_opti
     return directory
 
 
+def quantize_checkpoint(directory: Path) -> None:
+    """Turns a saved checkpoint's matrices into fp8 with 128x128 block scales, as DeepSeek publishes them, and rounds
+    nothing else. Written here a second time so that the goldens owe nothing to eprt."""
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in list(tensors.items()):
+        if name.endswith("_proj.weight") or name.endswith("_with_mqa.weight"):
+            tensors[name], tensors[f"{name}_scale_inv"] = to_fp8_blocks(tensor.float())
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def to_fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
+    rows, columns = weight.shape
+    scale = torch.empty(-(-rows // 128), -(-columns // 128))
+    quantized = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            block = slice(i * 128, (i + 1) * 128), slice(j * 128, (j + 1) * 128)
+            scale[i, j] = weight[block].abs().max() / 448
+            quantized[block] = (weight[block] / scale[i, j]).to(torch.float8_e4m3fn)
+    return quantized, scale
+
+
+@torch.no_grad()
+def round_to_fp8_blocks(model) -> None:
+    """Gives every matrix that quantize_checkpoint touches the value it has after quantisation."""
+    for name, tensor in model.named_parameters():
+        if "_proj" in name and not name.endswith("bias"):
+            for matrix in tensor.unbind() if tensor.ndim == 3 else [tensor]:
+                # transformers keeps gate and up of an expert in one matrix; on disk they are two.
+                for part in matrix.chunk(2) if "gate_up" in name else [matrix]:
+                    quantized, scale = to_fp8_blocks(part)
+                    full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+                    part.copy_(quantized.float() * full[: part.shape[0], : part.shape[1]])
+
+
 def prompts(vocab_size: int = 128, lengths: tuple[int, ...] = (1, 7, 40, 23), seed: int = 1) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(2, vocab_size, (n,), generator=generator).tolist() for n in lengths]
@@ -118,3 +194,76 @@ def golden_greedy(model, token_ids: list[int], num_new: int) -> list[int]:
     for _ in range(num_new):
         tokens.append(int(golden_logits(model, tokens)[-1].argmax()))
     return tokens[len(token_ids) :]
+
+
+def make_family(family: str, *, seed: int = 0):
+    """A random model of family "v2", "v2_groups", "v3", "qwen3" or "mixtral", with two MoE layers."""
+    if family in ("qwen3", "mixtral"):
+        return (make_qwen3 if family == "qwen3" else make_mixtral)(seed)
+    return make_variant("v2_lite" if family == "v2" else family, seed=seed)
+
+
+def make_moe_block(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32):
+    return make_family(family, seed=seed).to(dtype).model.layers[-1].mlp
+
+
+def make_qwen3(seed: int = 0, **overrides: Any):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    fields = {"moe_intermediate_size": 48, "num_experts": 16, "norm_topk_prob": True, **overrides}
+    return _make_other(Qwen3MoeForCausalLM, Qwen3MoeConfig, seed, **fields)
+
+
+def make_mixtral(seed: int = 0, **overrides: Any):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return _make_other(MixtralForCausalLM, MixtralConfig, seed, num_local_experts=8, **overrides)
+
+
+def _make_other(model_class, config_class, seed: int, **fields: Any):
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts_per_tok": 2,
+    }
+    config = config_class(**{**shape, **fields})
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    model = model_class(config).eval()
+    randomize(model)
+    return model
+
+
+class OldStyleBlock(torch.nn.Module):
+    """A block as transformers 4 had it: experts in a module list, the gate a plain linear, logits returned beside."""
+
+    def __init__(self, block, names: tuple[str, str, str] | None = None):
+        super().__init__()
+        experts = block.experts
+        self.top_k, self.norm_topk_prob = block.gate.top_k, True
+        self.gate = torch.nn.Linear(64, experts.num_experts, bias=False)
+        self.gate.weight = block.gate.weight
+        self.experts = torch.nn.ModuleList(
+            _OldStyleExpert(*gate_up.chunk(2), down, names or ("gate_proj", "up_proj", "down_proj"))
+            for gate_up, down in zip(experts.gate_up_proj.unbind(), experts.down_proj.unbind())
+        )
+        self._block = [block]  # not a submodule
+
+    def forward(self, hidden):
+        return self._block[0](hidden), self.gate(hidden.view(-1, hidden.shape[-1]))
+
+
+class _OldStyleExpert(torch.nn.Module):
+    def __init__(self, gate: Tensor, up: Tensor, down: Tensor, names: tuple[str, str, str]):
+        super().__init__()
+        self.act_fn = torch.nn.SiLU()
+        for name, weight in zip(names, (gate, up, down)):
+            linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight = torch.nn.Parameter(weight.detach().clone())
+            setattr(self, name, linear)

@@ -52,7 +52,6 @@ def convert_moe(
     activation, dtype or device is not supported.
     """
     block = describe_moe(hf_moe_module)
-    gate, _, _ = block.expert(0)
     config = MoEConfig(
         hidden_size=block.gate_weight_EH.shape[1],
         intermediate_size=block.intermediate_size,
@@ -61,16 +60,18 @@ def convert_moe(
         num_max_tokens_per_rank=num_max_tokens_per_rank,
         payload=payload,
         weight_format=weight_format,
-        dtype=_checked_dtype(gate, hf_moe_module),
+        dtype=_checked_dtype(block.expert(0)[0], hf_moe_module),
         **block.routing,
     )
     moe = EPMoE(config, group, **options)
     moe.load_gate(block.gate_weight_EH.detach().clone(), block.gate_bias_E)
     for slot, expert in enumerate(moe.expert_of_slot):
         if expert >= 0:
-            moe.load_expert(slot, *(w.detach() for w in block.expert(expert)))
+            gate, up, down = (w.detach() for w in block.expert(expert))
+            moe.load_expert(slot, gate, up, down)
     if block.shared is not None:
-        moe.load_shared(MLP(*(w.detach().clone() for w in block.shared), weight_format, config.dtype))
+        gate, up, down = (w.detach().clone() for w in block.shared)
+        moe.load_shared(MLP(gate, up, down, weight_format, config.dtype))
     moe.returns_router_logits = _returns_tuple(hf_moe_module, config)
     return moe.train(hf_moe_module.training)
 

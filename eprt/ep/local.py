@@ -35,7 +35,7 @@ class LocalBackend:
         rows = torch.zeros(slots.shape[0], y_RH.shape[1])
         rows[order] = y_RH
         weights = handle.topk_weights_TK
-        rows_TKH = rows.view(*weights.shape, -1)
+        rows_TKH = rows.view(*weights.shape, rows.shape[1])
         out = torch.zeros(handle.num_tokens, y_RH.shape[1])
         for k in range(weights.shape[1]):
             out += weights[:, k : k + 1] * rows_TKH[:, k]

@@ -36,6 +36,7 @@ class MLAWeights:
 class MLA:
     def __init__(self, config: ModelConfig, weights: MLAWeights, cos_sin_PR: Tensor):
         self.config, self.weights, self.cos_sin_PR = config, weights, cos_sin_PR
+        self.rotate = ops.rope_interleaved if config.rope_interleave else ops.rope_half
         self.softmax_scale = softmax_scale(config.rope, config.qk_head_dim)
 
     def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
@@ -53,12 +54,12 @@ class MLA:
             q = w.q_b(w.q_a_norm(w.q_a(x_TH)))
         q = q.view(-1, c.num_attention_heads, c.qk_head_dim)
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
-        return q_nope, ops.rope_interleaved(q_rope, self.cos_sin_PR, batch.position_T)
+        return q_nope, self.rotate(q_rope, self.cos_sin_PR, batch.position_T)
 
     def _cache_entries(self, x_TH: Tensor, batch: ForwardBatch) -> Tensor:
         c = self.config
         latent, k_rope = self.weights.kv_a(x_TH).split([c.kv_lora_rank, c.qk_rope_head_dim], dim=-1)
-        k_rope = ops.rope_interleaved(k_rope.unsqueeze(1), self.cos_sin_PR, batch.position_T).squeeze(1)
+        k_rope = self.rotate(k_rope.unsqueeze(1), self.cos_sin_PR, batch.position_T).squeeze(1)
         return torch.cat((self.weights.kv_a_norm(latent), k_rope), dim=-1)
 
     def _attend(self, q_nope: Tensor, q_rope: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:

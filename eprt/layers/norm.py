@@ -12,3 +12,7 @@ class RMSNorm:
 
     def __call__(self, x_TH: Tensor) -> Tensor:
         return ops.rms_norm(x_TH, self.weight_H, self.eps)
+
+    def add(self, x_TH: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, the sum)."""
+        return ops.add_rms_norm(x_TH, residual_TH, self.weight_H, self.eps)

@@ -88,13 +88,6 @@ class Checkpoint:
             return Weight(data)
         return Weight(data, self.read(name + SCALE_SUFFIX).float())
 
-    def read_at(self, name: str, index: int) -> Tensor:
-        """tensor[index] of the first dimension, reading only that part."""
-        info = self.tensors[name]
-        part = self._files[info.file].get_slice(name)[index : index + 1].clone()[0]
-        self._report(info.num_bytes // info.shape[0])
-        return part
-
     def is_fp8(self, name: str) -> bool:
         return name in self.tensors and self.tensors[name].dtype == FP8
 

@@ -26,8 +26,8 @@ class DecoderLayer:
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        x_TH = x_TH + self.attention(self.attention_norm(x_TH), batch, kv_pages)
-        h_TH = self.mlp_norm(x_TH)
+        attended_TH = self.attention(self.attention_norm(x_TH), batch, kv_pages)
+        h_TH, x_TH = self.mlp_norm.add(attended_TH, x_TH)
         if isinstance(self.mlp, EPMoE):
             return x_TH + self.mlp(h_TH, batch.token_id_T, mode=batch.mode)
         return x_TH + self.mlp(h_TH)

@@ -120,11 +120,11 @@ class _Builder:
         c = self.config
         has_lora = c.q_lora_rank is not None
         weights = MLAWeights(
-            q=None if has_lora else self.query(f"{prefix}q_proj"),
+            q=None if has_lora else self.linear(f"{prefix}q_proj"),
             q_a=self.linear(f"{prefix}q_a_proj") if has_lora else None,
             q_a_norm=self.norm(f"{prefix}q_a_layernorm.weight", LATENT_NORM_EPS) if has_lora else None,
-            q_b=self.query(f"{prefix}q_b_proj") if has_lora else None,
-            kv_a=self.rotated(f"{prefix}kv_a_proj_with_mqa", 1, c.kv_lora_rank),
+            q_b=self.linear(f"{prefix}q_b_proj") if has_lora else None,
+            kv_a=self.linear(f"{prefix}kv_a_proj_with_mqa"),
             kv_a_norm=self.norm(f"{prefix}kv_a_layernorm.weight", LATENT_NORM_EPS),
             w_kv_b=as_format(self.checkpoint.read_weight(f"{prefix}kv_b_proj.weight"), "same", c.dtype).data,
             o=self.linear(f"{prefix}o_proj"),
@@ -162,20 +162,6 @@ class _Builder:
     def linear(self, name: str) -> Linear:
         weight = self.checkpoint.read_weight(f"{name}.weight")
         return Linear(as_format(weight, self.format_of(weight), self.config.dtype), self.bias(name))
-
-    def query(self, name: str) -> Linear:
-        return self.rotated(name, self.config.num_attention_heads, self.config.qk_nope_head_dim)
-
-    def rotated(self, name: str, heads: int, offset: int) -> Linear:
-        """A projection whose output has rotary dimensions, from `offset` on in each head."""
-        if self.config.rope_interleave:
-            return self.linear(name)
-        order = _interleaving_order(heads, offset, self.config.qk_rope_head_dim)
-        # Reordering rows breaks fp8 blocks, hence the detour through plain values.
-        weight = self.checkpoint.read_weight(f"{name}.weight").dequantize()[order]
-        bias = self.bias(name)
-        weight_format = "int8" if self.int8 else "same"
-        return Linear(as_format(weight, weight_format, self.config.dtype), None if bias is None else bias[order])
 
     def bias(self, name: str) -> Tensor | None:
         return self.read(f"{name}.bias") if f"{name}.bias" in self.checkpoint.tensors else None
@@ -225,10 +211,3 @@ class _Builder:
                 if self.checkpoint.is_fp8(name):
                     names.append(name + SCALE_SUFFIX)
         return names
-
-
-def _interleaving_order(heads: int, offset: int, rope_dim: int) -> Tensor:
-    """Row order that turns pairs (i, i + R/2) into pairs (2i, 2i + 1) in the last R rows of each head."""
-    head = torch.arange(offset + rope_dim)
-    head[offset:] = offset + torch.arange(rope_dim).view(2, -1).T.flatten()
-    return (torch.arange(heads)[:, None] * (offset + rope_dim) + head).flatten()

@@ -1,0 +1,97 @@
+"""PagedRunner: forward passes over a paged cache, without an engine: the test says who computes what when."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from eprt.layers.batch import ForwardBatch
+
+
+@dataclass(eq=False)
+class Request:
+    """tokens: all that is known; num_done of them are in the cache."""
+
+    tokens: list[int]
+    pages: list[int] = field(default_factory=list)
+    num_done: int = 0
+
+
+class PagedRunner:
+    """Pages are handed out in a scrambled order and start out as NaN, so that a stray read shows."""
+
+    def __init__(self, model, num_pages: int = 96, page_size: int = 4):
+        self.model, self.page_size = model, page_size
+        config = model.config
+        shape = (config.num_hidden_layers, num_pages, page_size, config.kv_dim)
+        self.kv_cache = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+        self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(5)).tolist()
+
+    def request(self, tokens: list[int], prefix_of: Request | None = None, num_shared: int = 0) -> Request:
+        """num_shared tokens (whole pages) of another request's cache are taken over instead of computed."""
+        assert num_shared % self.page_size == 0
+        pages = prefix_of.pages[: num_shared // self.page_size] if prefix_of else []
+        return Request(list(tokens), list(pages), num_shared)
+
+    def forward(self, work: list[tuple[Request, int]], mode: str = "normal") -> list[Tensor]:
+        """Computes the next n tokens of each request in one step; fp32 logits [n, V] each, in the order given.
+
+        A request's single token after its first counts as decoding, as in the engine.
+        """
+        order = sorted(range(len(work)), key=lambda i: not (work[i][1] == 1 and work[i][0].num_done > 0))
+        batch = self._batch([work[i] for i in order], mode)
+        logits = self.model.forward(batch, self.kv_cache)
+        parts = logits.split([work[i][1] for i in order])
+        for request, n in work:
+            request.num_done += n
+        return [part for _, part in sorted(zip(order, parts), key=lambda pair: pair[0])]
+
+    def prefill(self, request: Request, chunk: int = 10**9) -> Tensor:
+        """Logits [n, V] of all tokens not yet in the cache, computed alone, chunk by chunk."""
+        parts = []
+        while request.num_done < len(request.tokens):
+            parts += self.forward([(request, min(chunk, len(request.tokens) - request.num_done))])
+        return torch.cat(parts)
+
+    def greedy(self, request: Request, num_new: int, chunk: int = 10**9) -> list[int]:
+        """Prefills, then decodes one token a step."""
+        logits = self.prefill(request, chunk)[-1:]
+        new: list[int] = []
+        while True:
+            new.append(int(logits[-1].argmax()))
+            request.tokens.append(new[-1])
+            if len(new) == num_new:
+                return new
+            (logits,) = self.forward([(request, 1)])
+
+    def idle_step(self, mode: str = "normal") -> None:
+        """What a rank without requests does so that the others can use its experts."""
+        assert self.forward([], mode) == []
+
+    def _batch(self, work: list[tuple[Request, int]], mode: str) -> ForwardBatch:
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        starts = [0]
+        for request, n in work:
+            end = request.num_done + n
+            while len(request.pages) * self.page_size < end:
+                request.pages.append(self.free.pop())
+            for position in range(request.num_done, end):
+                tokens.append(request.tokens[position])
+                positions.append(position)
+                slots.append(request.pages[position // self.page_size] * self.page_size + position % self.page_size)
+            starts.append(starts[-1] + n)
+        width = max((len(request.pages) for request, _ in work), default=0)
+        table = [request.pages + [0] * (width - len(request.pages)) for request, _ in work]
+        return ForwardBatch(
+            token_id_T=torch.tensor(tokens, dtype=torch.int64),
+            position_T=torch.tensor(positions, dtype=torch.int64),
+            kv_slot_T=torch.tensor(slots, dtype=torch.int64),
+            page_table_BP=torch.tensor(table, dtype=torch.int32).view(len(work), width),
+            seq_len_B=torch.tensor([request.num_done + n for request, n in work], dtype=torch.int32),
+            query_start_B1=torch.tensor(starts, dtype=torch.int32),
+            num_decode=sum(n == 1 and request.num_done > 0 for request, n in work),
+            logits_idx=torch.arange(len(tokens)),
+            mode=mode,
+        )
