@@ -1,0 +1,24 @@
+"""Which rank or link is slow, from the waits every rank measures. Standard library and numpy; torch is never imported.
+
+    writer = WindowWriter("run/diagnose")             # rank 0 of a running job, once per window and rank
+    writer.write(WindowRecord(...))
+    eprt diagnose run/diagnose                        # anyone, during the run or after it
+
+M[i][j] is the time rank i waited for rank j, per call. A high column j: rank j makes everyone wait. A high row i:
+rank i waits for everyone. A high point (i, j): that link.
+"""
+
+from .analysis import Finding, analyze
+from .events import LogProblem, WindowLog, WindowRecord, WindowWriter, read_log
+from .matrices import WindowMatrices
+
+__all__ = [
+    "Finding",
+    "LogProblem",
+    "WindowLog",
+    "WindowMatrices",
+    "WindowRecord",
+    "WindowWriter",
+    "analyze",
+    "read_log",
+]

@@ -76,15 +76,29 @@ def check() -> None:
         get(name)
 
 
-# What Open MPI's wheel needs: as root, with more ranks than cores, ranks left for eprt/bind.py to bind, and without
-# UCX's complaints about windows.
-MPI_ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_osc": "^ucx",
+# Open MPI runs as root only with both of these, and takes them from nowhere but the environment.
+ROOT_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+# Parameters of Open MPI, by the file under PREFIX/etc that may hold them: more ranks than cores, ranks left for
+# eprt/bind.py to bind, and no complaint of UCX about shared windows.
+MPI_PARAMETERS = {
+    "prte-mca-params.conf": {
+        "rmaps_default_mapping_policy": ":oversubscribe",
+        "hwloc_default_binding_policy": "none",
+    },
+    "openmpi-mca-params.conf": {"osc": "^ucx"},
 }
+_PARAMETER_PREFIX = {"prte-mca-params.conf": "PRTE_MCA_", "openmpi-mca-params.conf": "OMPI_MCA_"}
+
+MPI_ENVIRONMENT = {
+    **ROOT_ENVIRONMENT,
+    **{_PARAMETER_PREFIX[file] + k: v for file, parameters in MPI_PARAMETERS.items() for k, v in parameters.items()},
+}
+
+
+def mpi_parameter_is_set(file: str, name: str) -> bool:
+    """Whether the environment sets this parameter of MPI_PARAMETERS, whatever its value."""
+    return _PARAMETER_PREFIX[file] + name in os.environ
 
 
 def mpi_environment() -> dict[str, str]:
@@ -100,3 +114,8 @@ def without_mpi() -> dict[str, str]:
 def started_by_mpirun() -> bool:
     """Whether a launcher says that this process is a rank of an MPI job (Open MPI, or PMI as in MPICH)."""
     return any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+
+
+def mpi_may_run_as_root() -> bool:
+    """Whether Open MPI's mpirun would start: the user is not root, or both variables are set."""
+    return os.geteuid() != 0 or all(os.environ.get(k) == v for k, v in ROOT_ENVIRONMENT.items())

