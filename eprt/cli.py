@@ -1,0 +1,70 @@
+"""The `eprt` command: one word chooses a program, the rest are its own arguments.
+
+Programs are imported when chosen, so that `eprt env` runs where torch or MPI is missing.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+# word: (module with main(argv) -> exit status, one line)
+COMMANDS = {
+    "serve": ("eprt.serve.__main__", "OpenAI-compatible server of a DeepSeek-style MoE model"),
+    "generate": ("eprt.generate", "completions of prompts, without a server"),
+    "balance": ("eprt.balancer.__main__", "expert placement from measured load"),
+    "balancer": ("eprt.cli:balancer", "rebalancer beside a running server"),
+    "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, from a run's log"),
+    "bench": ("benchmarks.__main__", "benchmarks, from a source checkout"),
+    "env": ("eprt.doctor", "what was found on this machine and how to mend it"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {word:10} {summary}" for word, (_, summary) in COMMANDS.items()]
+    return "usage: eprt COMMAND [arguments]\n\n" + "\n".join(lines) + "\n\n`eprt COMMAND --help` explains each."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status of the chosen program; 2 for a word that is none."""
+    word, *rest = [*(sys.argv[1:] if argv is None else argv), ""]
+    rest = rest[:-1]
+    if word in ("", "-h", "--help", "help"):
+        print(usage())
+        return 0 if word else 2
+    if word in ("-V", "--version"):
+        print(import_module("eprt").__version__)
+        return 0
+    if word not in COMMANDS:
+        print(f"eprt: no command {word!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return _load(word)(rest) or 0
+
+
+def _load(word: str) -> Callable[[Sequence[str]], int | None]:
+    module, _, function = COMMANDS[word][0].partition(":")
+    try:
+        return getattr(import_module(module), function or "main")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "eprt":
+            raise
+        if missing == "benchmarks":
+            remedy = "the benchmarks come with the sources; run `make bench` in a checkout"
+        else:
+            remedy = f"{missing} is not installed; `eprt env` says how to get what is missing"
+        raise SystemExit(f"eprt {word}: {remedy}") from None
+
+
+def balancer(argv: Sequence[str]) -> int:
+    """The live rebalancer is not there yet; says so, and what does the same work by hand."""
+    print(
+        "eprt balancer: this version cannot rebalance a running server.\n"
+        "What works: save the load a server reports (GET /v1/eprt/load) as JSON, then compute a placement with\n"
+        "    eprt balance plan --load load.json --num-gpus N --num-slots P --out placement.json",
+        file=sys.stderr,
+    )
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""eprt generate: completions on standard output, on one rank or under mpirun.
+
+eprt generate --model examples/demo_model/checkpoint --prompt "12 + 30 ="
+mpirun -n 4 eprt generate --model DIR --file prompts.txt --json
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eprt import env
+from eprt.config import EngineConfig, ParallelConfig
+from eprt.engine.sampling_params import SamplingParams
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eprt generate",
+        description="Completions of prompts. Under mpirun the ranks share the experts and the work.",
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="Hugging Face checkpoint directory")
+    add("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    add("--file", metavar="FILE", help="one prompt per line; - reads standard input (one rank only)")
+    add("--chat", action="store_true", help="put each prompt into the checkpoint's chat template")
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0, help="default 0: the likeliest token")
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=0)
+    add("--seed", type=int, help="of the sampling; default: fixed by the engine")
+    add("--stop", action="append", default=[], metavar="TEXT")
+    add("-n", type=int, default=1, metavar="N", help="completions per prompt")
+    add("--json", action="store_true", help="one JSON object per completion instead of text")
+    add("--dtype", default=EngineConfig.dtype, help="auto, float32 or bfloat16")
+    add("--quantization", default=None, help="int8")
+    add("--max-model-len", type=int)
+    add("--bind", default=ParallelConfig.bind, help="core, numa or none")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 when the arguments or the checkpoint cannot be used."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _generate(arguments)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"eprt generate: {error}", file=sys.stderr)
+        if env.started_by_mpirun():
+            _abort_job()
+        return 2
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    prompts = _prompts(arguments)
+    params = SamplingParams(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        stop=tuple(arguments.stop),
+        n=arguments.n,
+    )
+    engine_options = {name: getattr(arguments, name) for name in ("dtype", "quantization", "max_model_len")}
+    EngineConfig(arguments.model, **engine_options)  # wrong flags show before torch is loaded
+
+    from eprt.bind import bind
+    from eprt.engine.llm import LLM
+    from eprt.ep.group import EPGroup
+
+    group = EPGroup.from_mpi() if env.started_by_mpirun() else EPGroup.single()
+    bind(arguments.bind, group.allgather)
+    with LLM(arguments.model, group, **engine_options) as llm:
+        if arguments.chat:
+            prompts = [_in_chat_template(llm, prompt) for prompt in prompts]
+        results = llm.generate(prompts, params)
+    group.close()
+    if group.rank == 0:
+        for result in results:
+            for output in result.outputs:
+                print(_json(result, output) if arguments.json else output.text, flush=True)
+    return 0
+
+
+def _prompts(arguments: argparse.Namespace) -> list[str]:
+    prompts = list(arguments.prompt)
+    if arguments.file == "-":
+        if env.started_by_mpirun():
+            raise ValueError(
+                "--file -: only rank 0 of an MPI job has standard input; give a file that all ranks can read"
+            )
+        prompts += sys.stdin.read().splitlines()
+    elif arguments.file:
+        prompts += Path(arguments.file).read_text().splitlines()
+    if not prompts:
+        raise ValueError("no prompt: give --prompt TEXT or --file FILE")
+    return prompts
+
+
+def _in_chat_template(llm, prompt: str) -> list[int]:
+    """Token ids of the prompt as a user's message. The template writes BOS itself, so the tokenizer must not."""
+    from eprt.serve.chat import ChatTemplate
+    from eprt.serve.protocol import Message
+
+    template = llm.tokenizer and ChatTemplate.of_checkpoint(llm.engine.config.model_dir, llm.tokenizer)
+    if template is None:
+        raise ValueError(f"--chat: {llm.engine.config.model_dir} has no chat template")
+    text = template.render([Message(role="user", content=prompt)])
+    return llm.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _json(result, output) -> str:
+    return json.dumps(
+        {
+            "prompt": result.prompt,
+            "prompt_tokens": len(result.prompt_token_ids),
+            "index": output.index,
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "error": output.error,
+        }
+    )
+
+
+def _abort_job() -> None:
+    """Ends the other ranks too: they would wait for this one at the next collective."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
