@@ -1,5 +1,5 @@
-// The one file that knows torch: it declares every operator of the library and hands raw pointers and sizes to the
-// kernels in cpu/. Only the libtorch stable ABI is used here, so one binary serves every torch >= 2.11.
+// The one file that knows torch, with ops_ep.cpp: it declares every operator of the library and hands raw pointers and
+// sizes to the kernels in cpu/. Only the libtorch stable ABI is used here, so one binary serves every torch >= 2.11.
 //
 // Tensors arrive checked for shape and dtype by eprt/ops/*.py, which words the errors; the checks here guard memory.
 
@@ -8,11 +8,9 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <cstring>
 #include <optional>
 #include <string>
 
-#include "cpu/ep_flag.h"
 #include "cpu/gate.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
@@ -29,42 +27,6 @@ namespace {
 int64_t cpu_isa() { return static_cast<int64_t>(eprt::cpu_isa()); }
 int64_t cpu_isa_detected() { return static_cast<int64_t>(eprt::detect_isa()); }
 void set_cpu_isa(int64_t isa) { eprt::set_cpu_isa(static_cast<eprt::Isa>(isa)); }
-
-// ---- expert-parallel exchange over shared memory -----------------------------------------------------------------
-// Addresses are those of windows that the caller keeps mapped. torch releases the GIL around every operator call.
-
-eprt::Flag* flag_at(int64_t address) { return reinterpret_cast<eprt::Flag*>(address); }
-
-int64_t ep_flag_epoch(int64_t flag) { return static_cast<int64_t>(flag_at(flag)->epoch.load()); }
-void ep_publish(int64_t flag, int64_t epoch) { eprt::publish(flag_at(flag), static_cast<uint64_t>(epoch)); }
-
-// Index of the first flag still below the epoch after slice_ns, or -1 when all have reached it.
-int64_t ep_wait(Tensor flags, int64_t epoch, bool owns_core, int64_t slice_ns) {
-  const auto* addresses = flags.const_data_ptr<int64_t>();
-  const int64_t deadline_ns = eprt::now_ns() + slice_ns;
-  for (int64_t i = 0; i < flags.numel(); ++i) {
-    if (!eprt::wait_for(flag_at(addresses[i]), static_cast<uint64_t>(epoch), owns_core, deadline_ns)) return i;
-  }
-  return -1;
-}
-
-// out[i] = the row at address rows[i].
-void ep_gather_rows(Tensor rows, Tensor out) {
-  const auto* addresses = rows.const_data_ptr<int64_t>();
-  auto* to = static_cast<char*>(out.mutable_data_ptr());
-  const size_t row_bytes = out.numel() / rows.numel() * out.element_size();
-  for (int64_t i = 0; i < rows.numel(); ++i)
-    std::memcpy(to + i * row_bytes, reinterpret_cast<const void*>(addresses[i]), row_bytes);
-}
-
-// Publishes own_flag, waits as ep_wait does and, once all have come, gathers the rows. May be repeated while it waits.
-int64_t ep_exchange_rows(int64_t own_flag, Tensor flags, Tensor rows, Tensor out, int64_t epoch, bool owns_core,
-                         int64_t slice_ns) {
-  ep_publish(own_flag, epoch);
-  const int64_t pending = ep_wait(flags, epoch, owns_core, slice_ns);
-  if (pending < 0) ep_gather_rows(rows, out);
-  return pending;
-}
 
 // ---- matrix products ------------------------------------------------------------------------------------------------
 
@@ -281,13 +243,6 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def("cpu_isa() -> int");
   m.def("cpu_isa_detected() -> int");
   m.def("set_cpu_isa(int isa) -> ()");
-  m.def("ep_flag_epoch(int flag) -> int");
-  m.def("ep_publish(int flag, int epoch) -> ()");
-  m.def("ep_wait(Tensor flags, int epoch, bool owns_core, int slice_ns) -> int");
-  m.def("ep_gather_rows(Tensor rows, Tensor(a!) out) -> ()");
-  m.def(
-      "ep_exchange_rows(int own_flag, Tensor flags, Tensor rows, Tensor(a!) out, int epoch, bool owns_core, "
-      "int slice_ns) -> int");
   m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
   m.def(
       "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor w13, Tensor? w13_scale, Tensor w2, "
@@ -328,11 +283,6 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
   m.impl("cpu_isa_detected", TORCH_BOX(&cpu_isa_detected));
   m.impl("set_cpu_isa", TORCH_BOX(&set_cpu_isa));
-  m.impl("ep_flag_epoch", TORCH_BOX(&ep_flag_epoch));
-  m.impl("ep_publish", TORCH_BOX(&ep_publish));
-  m.impl("ep_wait", TORCH_BOX(&ep_wait));
-  m.impl("ep_gather_rows", TORCH_BOX(&ep_gather_rows));
-  m.impl("ep_exchange_rows", TORCH_BOX(&ep_exchange_rows));
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
   m.impl("gate_topk", TORCH_BOX(&gate_topk));

@@ -9,7 +9,7 @@
 
 #include <climits>
 
-namespace eprt {
+namespace eprt::ep {
 namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the futex word is the low half of the epoch");
@@ -83,4 +83,4 @@ bool wait_for(Flag* flag, uint64_t epoch, bool owns_core, int64_t deadline_ns) {
   return reached;
 }
 
-}  // namespace eprt
+}  // namespace eprt::ep

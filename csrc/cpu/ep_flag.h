@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace eprt {
+namespace eprt::ep {
 
 // One cache line, so that waiting for one rank does not slow another. All zero bytes is a valid flag at epoch 0.
 struct alignas(64) Flag {
@@ -27,4 +27,4 @@ void publish(Flag* flag, uint64_t epoch);
 // Looks for some microseconds, spinning if this rank owns_core and yielding it if not, then sleeps in the kernel.
 bool wait_for(Flag* flag, uint64_t epoch, bool owns_core, int64_t deadline_ns);
 
-}  // namespace eprt
+}  // namespace eprt::ep

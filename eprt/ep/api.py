@@ -12,7 +12,7 @@ expert); two handles may be in flight at once (two-batch overlap), completed in 
 Slots: slot s lives on rank s // (S / N). slot_idx -1 masks an entry: it is sent nowhere and adds nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -20,7 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from eprt import env
 from eprt.ep.group import EPGroup
+
+MAX_TOP_K = 64  # kMaxTopK of csrc/cpu/ep_exchange.cpp
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class EPConfig:
     dtype: of the tokens and of combine's result: torch.float32 or torch.bfloat16.
     payload: what crosses in dispatch: "same" (dtype itself) or "fp8" (e4m3, one fp32 scale per 128 values).
     mode: "normal" (throughput, compact rows), "low_latency" (decode, static shapes).
-    timeout_s: deadline of every wait. num_buffers: handles that may be in flight at once.
+    timeout_s: deadline of every wait, default EPRT_TIMEOUT_S. num_buffers: handles that may be in flight at once.
     """
 
     hidden_size: int
@@ -42,8 +45,23 @@ class EPConfig:
     dtype: torch.dtype = torch.bfloat16
     payload: str = "same"
     mode: str = "normal"
-    timeout_s: float = 30.0
+    timeout_s: float = field(default_factory=lambda: env.get("EPRT_TIMEOUT_S"))
     num_buffers: int = 2
+
+    def __post_init__(self):
+        for name in ("hidden_size", "num_slots", "top_k", "num_max_tokens_per_rank", "num_buffers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"EPConfig.{name}={getattr(self, name)}: must be at least 1")
+        if self.top_k > MAX_TOP_K:
+            raise ValueError(f"EPConfig.top_k={self.top_k}: at most {MAX_TOP_K}")
+        if self.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"EPConfig.dtype={self.dtype}: must be torch.float32 or torch.bfloat16")
+        if self.payload not in ("same", "fp8"):
+            raise ValueError(f"EPConfig.payload={self.payload!r}: must be same or fp8")
+        if self.mode not in ("normal", "low_latency"):
+            raise ValueError(f"EPConfig.mode={self.mode!r}: must be normal or low_latency")
+        if not self.timeout_s > 0:
+            raise ValueError(f"EPConfig.timeout_s={self.timeout_s}: must be above 0")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ class StepBoard:
         self._row_at = 2 * _LINE
         self._table_at = self._row_at + _NUM_SETS * row_bytes
         self._row_bytes, self._table_bytes = row_bytes, self.group.size * row_bytes
-        self._segments = self.group.shared_window(self._table_at + _NUM_SETS * self._table_bytes)
+        self._window = self.group.shared_window(self._table_at + _NUM_SETS * self._table_bytes)
+        self._segments = self._window.segments
         local_ranks = self._local_ranks
         self._is_leader = self.group.rank == local_ranks[0]
         own = self._segments[local_ranks.index(self.group.rank)]
@@ -92,9 +93,8 @@ class StepBoard:
             lambda: self._exchange_rows(
                 self._row_flag, self._row_flags, rows, self._out_NW, self._epoch, self._waiter.owns_core, SLICE_NS
             ),
-            self._row_flags,
+            lambda i: (self._local_ranks[i], self._ops.ep_flag_epoch(self._row_flags[i].item())),
             self._epoch,
-            self._local_ranks,
             "step exchange",
             timeout_s,
         )
@@ -122,5 +122,8 @@ class StepBoard:
         self._ops.ep_publish(self._table_flag, self._epoch)
 
     def close(self) -> None:
-        """Ends the use of the board; its memory goes with the group."""
-        self._closed = True
+        """Frees the board. Collective while all ranks live; never hangs when some do not."""
+        if not self._closed:
+            self._closed = True
+            self._segments = []
+            self._window.close()

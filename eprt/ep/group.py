@@ -5,7 +5,7 @@ Knows nothing of tokens or experts. The hot path uses only windows and point-to-
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,13 +17,33 @@ PAGE = 4096
 
 
 class Pending(Protocol):
-    """A message under way. num_bytes: its length, once test() has returned True."""
-
-    num_bytes: int
+    """A message under way."""
 
     def test(self) -> bool:
         """Whether it is done; never blocks. Raises ConnectionError when it can no longer finish."""
         ...
+
+    def cancel(self) -> None:
+        """Gives up a receive: its buffer will not be written any more."""
+        ...
+
+
+class Window:
+    """Symmetric memory inside a node.
+
+    segments: one uint8 view per local rank, in local_ranks order, 4096-byte aligned. Pages take memory only once they
+    are touched; fresh ones read as zero. No view may be used after close(), nor after the group's.
+    """
+
+    def __init__(self, segments: list[np.ndarray], free: Callable[[], None] | None = None):
+        self.segments = segments
+        self._free = free
+
+    def close(self) -> None:
+        """Gives the memory back. Collective inside the node while its ranks live; never hangs when some do not."""
+        free, self._free, self.segments = self._free, None, []
+        if free is not None:
+            free()
 
 
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
@@ -48,9 +68,9 @@ def page_aligned(raw: np.ndarray, num_bytes: int) -> np.ndarray:
     return raw[start : start + num_bytes]
 
 
-def private_window(num_bytes: int) -> list[np.ndarray]:
-    """shared_window of a node with one rank."""
-    return [page_aligned(np.zeros(num_bytes + PAGE, dtype=np.uint8), num_bytes)]
+def private_window(num_bytes: int) -> Window:
+    """The window of a node with one rank."""
+    return Window([page_aligned(np.zeros(num_bytes + PAGE, dtype=np.uint8), num_bytes)])
 
 
 class EPGroup(ABC):
@@ -137,12 +157,8 @@ class EPGroup(ABC):
     def barrier(self) -> None: ...
 
     @abstractmethod
-    def shared_window(self, num_bytes: int) -> list[np.ndarray]:
-        """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice.
-
-        Returns one uint8 view per local rank, in local_ranks order, 4096-byte aligned. Pages take memory only once they
-        are touched; fresh ones read as zero. Unmapped by close(): no view may be used after it.
-        """
+    def shared_window(self, num_bytes: int) -> Window:
+        """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice."""
 
     # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 
@@ -171,7 +187,7 @@ class SingleGroup(EPGroup):
     def barrier(self) -> None:
         pass
 
-    def shared_window(self, num_bytes: int) -> list[np.ndarray]:
+    def shared_window(self, num_bytes: int) -> Window:
         return private_window(num_bytes)
 
     def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:

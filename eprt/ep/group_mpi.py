@@ -7,27 +7,28 @@ import numpy as np
 from mpi4py import MPI
 
 from eprt import env
-from eprt.ep.group import PAGE, EPGroup, Pending, page_aligned, private_window
+from eprt.ep.group import PAGE, EPGroup, Pending, Window, page_aligned, private_window
+
+_MAX_CLOSE_S = 5.0  # a rank that fails closes alone; do not keep it for the full deadline
 
 
 class MpiMessage:
     """A Pending over an MPI request."""
 
-    __slots__ = ("_request", "_status", "num_bytes")
+    __slots__ = ("_request",)
 
     def __init__(self, request: MPI.Request):
         self._request = request
-        self._status = MPI.Status()
-        self.num_bytes = 0
 
     def test(self) -> bool:
         try:
-            done = self._request.Test(self._status)
+            return self._request.Test()
         except MPI.Exception as error:
             raise ConnectionError(str(error)) from error
-        if done:
-            self.num_bytes = self._status.Get_count(MPI.BYTE)
-        return done
+
+    def cancel(self) -> None:
+        self._request.Cancel()
+        self._request.Wait()
 
 
 class MpiGroup(EPGroup):
@@ -36,11 +37,12 @@ class MpiGroup(EPGroup):
     def __init__(self, comm: MPI.Intracomm | None = None):
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._windows: list[MPI.Win] = []
+        self._windows: list[Window] = []
+        self._closed = False
         self._join(self._comm.rank, self._comm.size)
         self._node_comm = self._split_node()
 
-    def _split_node(self) -> MPI.Comm:
+    def _split_node(self) -> Any:
         """The communicator of this rank's (virtual) node, inside what MPI says shares memory."""
         shared = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         together = set(shared.allgather(self.rank))
@@ -50,6 +52,7 @@ class MpiGroup(EPGroup):
                 f"memory only among {sorted(together)}; check how mpirun maps ranks to hosts"
             )
         node_comm = shared.Split(self.node, key=self.rank)
+        node_comm.Set_errhandler(MPI.ERRORS_RETURN)
         shared.Free()
         return node_comm
 
@@ -59,15 +62,15 @@ class MpiGroup(EPGroup):
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    def shared_window(self, num_bytes: int) -> list[np.ndarray]:
+    def shared_window(self, num_bytes: int) -> Window:
         if len(self.local_ranks) == 1:
             return private_window(num_bytes)
         # MPI promises no alignment. A segment lies at the same place of a page in every process, so all cut alike.
         window = MPI.Win.Allocate_shared(num_bytes + PAGE, 1, comm=self._node_comm)
-        self._windows.append(window)
         sizes = self._node_comm.allgather(num_bytes)
-        raw = [np.frombuffer(memoryview(window.Shared_query(i)[0]), dtype=np.uint8) for i in range(len(sizes))]
-        return [page_aligned(segment, size) for segment, size in zip(raw, sizes)]
+        segments = [page_aligned(_memory(window, i), size) for i, size in enumerate(sizes)]
+        self._windows.append(Window(segments, lambda: self._free(window)))
+        return self._windows[-1]
 
     def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
         return MpiMessage(self._comm.Isend([buffer, MPI.BYTE], peer, tag))
@@ -75,22 +78,29 @@ class MpiGroup(EPGroup):
     def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
         return MpiMessage(self._comm.Irecv([buffer, MPI.BYTE], peer, tag))
 
+    def _free(self, window: MPI.Win) -> None:
+        # Freeing a window is a barrier in MPI and would wait for a dead rank for ever. By now its memory has no name in
+        # any file system, so what is not freed here goes with the process.
+        if not MPI.Is_finalized() and self._all_present(self._node_comm):
+            window.Free()
+
     def close(self) -> None:
-        # Freeing a window is a barrier in MPI and would wait for a dead rank for ever. The memory has no name in any
-        # file system by now, so what is not freed here goes with the process.
-        if self._node_comm != MPI.COMM_NULL and not MPI.Is_finalized() and self._all_closing():
-            for window in self._windows:
-                window.Free()
+        if self._closed:
+            return
+        self._closed = True
+        for window in self._windows:
+            window.close()
+        self._windows.clear()
+        if not MPI.Is_finalized() and self._all_present(self._comm):
             self._node_comm.Free()
             self._comm.Free()
-        self._windows.clear()
         self._watch.close()
 
-    def _all_closing(self) -> bool:
-        """Whether every rank has come to close() before the deadline."""
-        deadline = time.monotonic() + env.get("EPRT_TIMEOUT_S")
+    def _all_present(self, comm: Any) -> bool:
+        """Whether all ranks of comm have come here. False when one has died or does not come in time."""
+        deadline = time.monotonic() + min(env.get("EPRT_TIMEOUT_S"), _MAX_CLOSE_S)
         try:
-            arrived = self._comm.Ibarrier()
+            arrived = comm.Ibarrier()
             while not arrived.Test():
                 if self._watch.lost() or time.monotonic() > deadline:
                     return False
@@ -98,3 +108,8 @@ class MpiGroup(EPGroup):
         except MPI.Exception:
             return False
         return True
+
+
+def _memory(window: MPI.Win, index: int) -> np.ndarray:
+    memory: Any = window.Shared_query(index)[0]
+    return np.frombuffer(memory, dtype=np.uint8)

@@ -27,38 +27,44 @@ class Waiter:
         self.owns_core = group.num_ranks_on_host <= (os.cpu_count() or 1)
         self._ops = native.load()
 
+    def for_call(
+        self,
+        wait_slice: Callable[[], int],
+        describe: Callable[[int], tuple[int, int]],
+        epoch: int,
+        phase: str,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Until wait_slice(), a native call that waits at most SLICE_NS, returns a negative number.
+
+        Otherwise it returns what it still waits for; describe tells its rank and the epoch seen.
+        """
+        if wait_slice() >= 0:
+            self._repeat(wait_slice, describe, epoch, phase, timeout_s)
+
     def for_flags(
         self, flags: Tensor, epoch: int, peers: Sequence[int], phase: str, timeout_s: float | None = None
     ) -> None:
         """Until every flag (int64 addresses) has reached epoch; flag i is raised on behalf of rank peers[i]."""
         self.for_call(
-            lambda: self._ops.ep_wait(flags, epoch, self.owns_core, SLICE_NS), flags, epoch, peers, phase, timeout_s
+            lambda: self._ops.ep_wait(flags, epoch, self.owns_core, SLICE_NS),
+            lambda i: (peers[i], self._ops.ep_flag_epoch(flags[i].item())),
+            epoch,
+            phase,
+            timeout_s,
         )
-
-    def for_call(
-        self,
-        wait_slice: Callable[[], int],
-        flags: Tensor,
-        epoch: int,
-        peers: Sequence[int],
-        phase: str,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Like for_flags, for a native call that waits one slice and returns the index of a pending flag, or -1."""
-        if wait_slice() >= 0:
-            self._repeat(
-                wait_slice, lambda i: (peers[i], self._ops.ep_flag_epoch(flags[i].item())), epoch, phase, timeout_s
-            )
 
     def for_messages(
         self,
         messages: dict[int, Pending],
         epoch: int,
         phase: str,
-        on_arrival: Callable[[int, Pending], None] | None = None,
+        on_arrival: Callable[[int], None] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Until every message (key: peer rank) is done; calls on_arrival(peer, message) for each, as they come."""
+        """Until every message (key: peer rank) is done; calls on_arrival(peer) for each, as they come."""
+        if not messages:
+            return
         left = dict(messages)
         idle_s = 0.0
 
@@ -68,9 +74,9 @@ class Waiter:
             while left and time.monotonic() < end:
                 arrived = [peer for peer, message in left.items() if self._test(peer, message, phase)]
                 for peer in arrived:
-                    message = left.pop(peer)
+                    del left[peer]
                     if on_arrival is not None:
-                        on_arrival(peer, message)
+                        on_arrival(peer)
                 # Yield at first, then sleep longer and longer: MPI makes progress only inside test().
                 idle_s = 0.0 if arrived else min(idle_s + 2e-6, 1e-3)
                 if left:

@@ -1,0 +1,128 @@
+// Exchange: one rank's side of dispatch and combine over the node's shared window. docs/protocol.md gives the argument
+// for every flag; eprt/ep/cpu.py checks the arguments, orders the calls and moves the messages between nodes.
+//
+// No call here blocks except the two waits, and those only for one slice.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cpu/ep_layout.h"
+#include "cpu/ep_rows.h"
+
+namespace eprt::ep {
+
+// Who is where. Node-local indices count the ranks of a node in rank order.
+struct Topology {
+  int rank, node, local_index;
+  std::vector<int> node_of_rank, local_index_of_rank, ranks_per_node;
+  // Where this node keeps the block of each source rank: segment (local index of the rank that holds it), block in it.
+  std::vector<int> home_segment, home_block;
+};
+
+// Memory that the caller allocated.
+struct Memory {
+  std::vector<char*> segments;               // [ranks of this node]
+  std::vector<int> num_blocks;               // [ranks of this node]
+  std::vector<std::vector<char*>> outgoing;  // [set][node] block to be sent there, null for its own
+  std::vector<std::vector<char*>> returned;  // [set][node] its Returned message
+};
+
+struct Tokens {
+  const char* x;         // [num_tokens, hidden]
+  const void* slot_idx;  // [num_tokens, top_k] int32 or int64
+  const float* weights;  // [num_tokens, top_k]
+  bool slot_idx_is_64bit;
+  int num_tokens;
+};
+
+// Totals since the last reset. Times in nanoseconds.
+struct Stats {
+  std::vector<int64_t> dispatch_wait_ns, combine_wait_ns, recv_tokens, sent_tokens;  // [num_ranks]
+  std::vector<int64_t> slot_rows;                                                    // [slots_per_rank]
+  int64_t num_calls = 0, compute_ns = 0;
+};
+
+class Exchange {
+ public:
+  Exchange(const Shape& shape, const Topology& topology, const Memory& memory);
+
+  // Writes the blocks of all nodes and publishes the own node's. Returns -1, or the flat index of the first slot_idx
+  // that is out of range, with nothing published.
+  int64_t dispatch_send(uint64_t epoch, const Tokens& tokens, int num_rounds);
+  // Bytes of the block for another node, to be sent from Memory::outgoing.
+  size_t outgoing_bytes(uint64_t epoch, int node) const;
+  // A block from another node lies complete in this rank's segment: shows it to the node. False if it is not epoch's.
+  bool forward(uint64_t epoch, int source);
+  // One slice of waiting for all blocks. Returns -1 when all are there, else the source rank of the first that is not.
+  int64_t wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns);
+  // Counts the rows for this rank (slots_per_rank counts) and returns their number. num_rounds: the largest announced.
+  int64_t count_rows(uint64_t epoch, int32_t* recv_count, int32_t* num_rounds);
+  // Copies them, grouped by slot, inside a slot by (source rank, token). scales is unused unless the payload is fp8.
+  void gather(uint64_t epoch, char* x, float* scales);
+
+  // The experts' outputs, in the order of the rows: copied unless they already lie in output_rows(epoch).
+  void combine_send(uint64_t epoch, const char* y);
+  char* output_rows(uint64_t epoch) const { return outputs(topology_.local_index, set_of(epoch)).rows; }
+  // One slice of waiting for all outputs of the node. Returns -1 or the local index of the first missing rank.
+  int64_t wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns);
+  // Sums this node's share of a forwarded block into a Returned message; returns its bytes.
+  size_t sum_forwarded(uint64_t epoch, int source, char* message);
+  // The message from a node lies complete in Memory::returned. False if it is not epoch's.
+  bool accept_returned(uint64_t epoch, int node);
+  // Sums this rank's tokens into y [num_tokens, hidden] of dtype: this node's share and the returned ones by node.
+  void sum_own(uint64_t epoch, char* y);
+
+  char* block_at(uint64_t epoch, int source) const;
+  const Shape& shape() const { return shape_; }
+  Stats& stats() { return stats_; }
+  void reset_stats();
+
+ private:
+  // What this rank must remember from one verb to the next.
+  struct Flight {
+    int num_tokens = 0, num_received = 0;
+    std::vector<int> num_rows;          // [node] rows of the block for it
+    std::vector<int32_t> row_of_token;  // [node, num_max_tokens] or -1
+    int64_t dispatch_wait_start_ns = 0, combine_wait_start_ns = 0, compute_start_ns = 0;
+  };
+
+  int set_of(uint64_t epoch) const { return static_cast<int>(epoch % shape_.num_sets); }
+  Flight& flight(uint64_t epoch) { return flights_[set_of(epoch)]; }
+  int num_nodes() const { return static_cast<int>(topology_.ranks_per_node.size()); }
+  int num_node_slots(int node) const { return topology_.ranks_per_node[node] * shape_.slots_per_rank; }
+  const Segment& segment(int local_index) const { return segments_[local_index]; }
+  Outputs outputs(int local_index, int set) const { return Outputs(segment(local_index).outputs(set), shape_); }
+  Block source_block(uint64_t epoch, int source) const;
+  Block written_block(uint64_t epoch, int node) const;
+  Flag* source_flag(int source) const;
+
+  int64_t count_slots(Flight& flight, const Tokens& tokens);
+  void write_entries(const Flight& flight, const Tokens& tokens, std::vector<Block>& blocks);
+  void write_rows(const Flight& flight, const Tokens& tokens, int node, Block& block);
+  void record_dispatch(uint64_t epoch);
+  // Pointer to the output row of each (row, k) of a block in this node, null where it has none.
+  void locate_outputs(uint64_t epoch, int source, const Block& block);
+  int terms_of_row(const Block& block, int row, Term* terms) const;
+
+  Shape shape_;
+  Topology topology_;
+  Memory memory_;
+  std::vector<Segment> segments_;
+  std::vector<Flight> flights_;
+  Stats stats_;
+
+  // Slots of all nodes, node after node: position of a slot, and where each node begins.
+  std::vector<int> flat_slot_, node_slot_begin_;
+  // Scratch, sized once.
+  std::vector<int32_t> slot_count_, slot_cursor_, rank_tokens_, last_token_of_rank_;
+  std::vector<const char*> output_of_entry_;
+  struct RowSource {
+    const char* row;
+    const float* scale;
+  };
+  std::vector<RowSource> row_sources_;
+};
+
+}  // namespace eprt::ep

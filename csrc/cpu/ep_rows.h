@@ -1,0 +1,28 @@
+// Kernels over one row of a token: cast to fp8, weighted sum. One implementation per instruction set, all
+// bit-identical: sums multiply and add in fp32 without contraction (see CMakeLists.txt), in the order of their terms.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/ep_layout.h"
+
+namespace eprt::ep {
+
+// One addend: weight * row.
+struct Term {
+  const void* row;
+  float weight;
+  Dtype dtype;
+};
+
+struct RowKernels {
+  // e4m3 values and one scale per 128: scale = max|x| / 448, value = x * (448 / max|x|), to nearest even.
+  void (*quantize)(const void* x, Dtype dtype, int hidden, uint8_t* values, float* scales);
+  // out = sum of the terms, in their order, rounded once (to nearest even) if out is bf16. No terms: zeros.
+  void (*weighted_sum)(const Term* terms, int num_terms, int hidden, void* out, Dtype out_dtype);
+};
+
+// Those for the instruction set in use.
+const RowKernels& row_kernels();
+
+}  // namespace eprt::ep

@@ -1,0 +1,71 @@
+"""Checks of what callers pass to a backend. Every error names the value, the rank and the remedy."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from eprt.ep.api import EPConfig
+from eprt.ep.group import EPGroup
+
+
+class Checks:
+    """Of one backend on one rank. max_rows: rows of y_RH that are fine besides the exact number (static shapes)."""
+
+    def __init__(self, config: EPConfig, group: EPGroup, max_rows: int | None = None):
+        self.config, self.max_rows = config, max_rows
+        self.where = f"[rank {group.rank}/{group.size}]"
+        if config.num_slots % group.size:
+            self.fail(
+                f"num_slots={config.num_slots} is no multiple of the {group.size} ranks; "
+                f"add {-config.num_slots % group.size} empty or redundant slots"
+            )
+        self._same_everywhere(group.allgather(config))
+
+    def _same_everywhere(self, configs: Sequence[EPConfig]) -> None:
+        for field in fields(EPConfig):
+            values = [getattr(config, field.name) for config in configs]
+            if len(set(values)) > 1:
+                self.fail(f"EPConfig.{field.name} must be equal on all ranks, but by rank it is {values}")
+
+    def tokens(self, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor, num_rounds: int) -> None:
+        """dispatch_send's arguments, apart from the values of slot_idx_TK."""
+        config, T = self.config, x_TH.shape[0]
+        if x_TH.dtype != config.dtype or x_TH.dim() != 2 or x_TH.shape[1] != config.hidden_size:
+            self._fail_shape("dispatch_send: x_TH", x_TH, config.dtype, f"(T, {config.hidden_size})")
+        if config.num_max_tokens_per_rank < T:
+            self.fail(
+                f"dispatch_send: {T} tokens, but num_max_tokens_per_rank={config.num_max_tokens_per_rank}; split them "
+                "into rounds and announce how many are left as num_rounds"
+            )
+        want = torch.Size((T, config.top_k))
+        if slot_idx_TK.dtype not in (torch.int32, torch.int64) or slot_idx_TK.shape != want:
+            self._fail_shape("dispatch_send: slot_idx_TK", slot_idx_TK, "torch.int32 or torch.int64", tuple(want))
+        if weights_TK.dtype != torch.float32 or weights_TK.shape != want:
+            self._fail_shape("dispatch_send: topk_weights_TK", weights_TK, torch.float32, tuple(want))
+        if num_rounds < 1:
+            self.fail(f"dispatch_send: num_rounds={num_rounds}: it counts this dispatch too, so it is at least 1")
+
+    def outputs(self, y_RH: Tensor, num_rows: int) -> None:
+        """combine_send's y_RH."""
+        config, shape = self.config, tuple(y_RH.shape)
+        fits = shape == (num_rows, config.hidden_size) or shape == (self.max_rows, config.hidden_size)
+        if y_RH.dtype != config.dtype or not fits:
+            want = f"({num_rows}, {config.hidden_size}), one row for each received"
+            self._fail_shape("combine_send: y_RH", y_RH, config.dtype, want)
+
+    def fail_slot(self, slot_idx_TK: Tensor, flat: int) -> NoReturn:
+        """For the slot at position flat of slot_idx_TK."""
+        token, k = divmod(flat, self.config.top_k)
+        self.fail(
+            f"dispatch_send: slot_idx_TK[{token}, {k}] = {slot_idx_TK.flatten()[flat].item()} is not in "
+            f"-1..{self.config.num_slots - 1}; use -1 to mask an entry"
+        )
+
+    def _fail_shape(self, name: str, tensor: Tensor, dtype: object, shape: object) -> NoReturn:
+        self.fail(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}")
+
+    def fail(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.where} {message}")
