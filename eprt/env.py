@@ -111,9 +111,22 @@ def without_mpi() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
 
 
+# How launchers tell a process its rank: Open MPI, PMIx, then MPICH and Intel MPI.
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def launched_rank() -> int | None:
+    """This process's rank as its MPI launcher announces it, before MPI itself is loaded; None outside any launcher."""
+    for name in _RANK_VARIABLES:
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
 def started_by_mpirun() -> bool:
-    """Whether a launcher says that this process is a rank of an MPI job (Open MPI, or PMI as in MPICH)."""
-    return any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
+    """Whether a launcher says that this process is a rank of an MPI job."""
+    return launched_rank() is not None
 
 
 def mpi_may_run_as_root() -> bool:

@@ -75,6 +75,7 @@ class IncrementalText:
     def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...] = ()):
         self._detokenizer, self._stop, self._held = detokenizer, stop, ""
         self.stopped = False
+        self.num_decoded = 0  # characters, shown or not
 
     def feed(self, token_ids: list[int]) -> str:
         return "" if self.stopped else self._take("".join(map(self._detokenizer.add, token_ids)))
@@ -88,6 +89,7 @@ class IncrementalText:
         return text
 
     def _take(self, new: str) -> str:
+        self.num_decoded += len(new)
         if not self._stop:
             return new
         text = self._held + new
@@ -96,12 +98,12 @@ class IncrementalText:
         if hits:
             self.stopped, self._held = True, ""
             return text[: min(hits)[1]]
-        num_held = max(_overlap(text, s) for s in self._stop)
+        num_held = max(overlap(text, s) for s in self._stop)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`, shorter than it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

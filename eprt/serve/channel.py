@@ -1,4 +1,4 @@
-"""The connection between a rank and the frontend: one stream socket, unix inside a host, TCP between hosts.
+"""The sockets: the HTTP port, and the connection between a rank and the frontend (unix inside a host, TCP between).
 
 A stream socket rather than a message queue library: its end-of-file tells each side at once, on any host, that the
 other process is gone, it needs no thread beside the engine, and abstract unix names leave nothing on disk.
@@ -12,10 +12,22 @@ import socket
 import time
 
 from eprt.serve.messages import Hello, ToFrontend, ToRank, Unpacker, pack
+from eprt.serve.options import OptionError
 
 
 class FrontendLostError(ConnectionError):
     """The frontend closed its end, or died."""
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """The listening HTTP socket; OptionError when the address cannot be had."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    sock.setblocking(False)
+    return sock
 
 
 def listen(hosts: set[str]) -> tuple[socket.socket, str]:
@@ -68,22 +80,18 @@ def _notice_dead_host(sock: socket.socket) -> None:
 
 
 class Channel:
-    """A rank's end. Sending never blocks the engine: what the socket does not take at once waits here.
+    """A rank's end. Sending never blocks the engine: what the socket does not take at once waits here."""
 
-    signals: POSIX signals that `receive` reports (in `taken_signals`) instead of letting them end the process.
-    """
-
-    def __init__(self, sock: socket.socket, hello: Hello, signals: tuple[signal.Signals, ...] = ()):
+    def __init__(self, sock: socket.socket, hello: Hello):
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
         sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self.taken_signals: list[signal.Signals] = []
-        if signals:
-            self._take_signals(signals)
         self.send(hello)
 
-    def _take_signals(self, signals: tuple[signal.Signals, ...]) -> None:
+    def take_signals(self, signals: tuple[signal.Signals, ...]) -> None:
+        """From now on these wake `receive` and are put down in `taken_signals`, instead of what they did before."""
         # Python restarts an interrupted poll; the wake-up descriptor is what makes it return.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._signal_pipe = (reader, writer)

@@ -1,6 +1,6 @@
 """What the HTTP frontend and the ranks say to each other: msgpack, one tagged struct per message.
 
-Frontend to rank: Add, Wake, Abort, Stop. Rank to frontend: Hello, Ready, Step, Drain, Fatal, Bye.
+Frontend to rank: Add, Wake, Abort, Stop. Rank to frontend: Hello, Ready, Step, Drain, Fault, Fatal, Bye.
 
 `seq` counts the frontend's Adds and its Stop. The rank that is given the request gets Add(seq), every other rank
 Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall asleep, or
@@ -16,10 +16,11 @@ from eprt.engine.sampling_params import SamplingParams
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the frontend must know of the model, told by every rank when it has loaded; equal on all ranks.
+    """What the frontend must know of one rank's loaded model.
 
-    max_model_len: tokens of prompt and completion together. kv_tokens: tokens one rank's cache can hold.
-    moe_layers: model layer index of each row of EngineStats.expert_load.
+    max_model_len: tokens of prompt and completion together. kv_tokens: tokens this rank's cache can hold.
+    moe_layers: model layer index of each row of EngineStats.expert_load. expert_of_slot: per MoE layer, the logical
+    expert in each of this rank's slots, -1 for none. Everything else is equal on all ranks.
     """
 
     model_type: str
@@ -29,8 +30,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kv_tokens: int
     num_experts: int
     moe_layers: tuple[int, ...]
+    expert_of_slot: list[list[int]]
     dtype: str
-    backend: str
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -44,6 +45,7 @@ class Add(_Message, frozen=True):
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    sample_idx: int = 0
 
 
 class Wake(_Message, frozen=True):
@@ -92,10 +94,17 @@ class Drain(_Message, frozen=True):
     signal: str
 
 
-class Fatal(_Message, frozen=True):
-    """This rank cannot go on; it exits right after this message."""
+class Fault(_Message, frozen=True):
+    """Something is wrong that does not stop the rank: a page that nobody owns. For the log and the metrics."""
 
     message: str
+
+
+class Fatal(_Message, frozen=True):
+    """This rank cannot go on; it exits right after this message. lost_rank: the rank it holds responsible, if any."""
+
+    message: str
+    lost_rank: int | None = None
 
 
 class Bye(_Message, frozen=True):
@@ -103,7 +112,7 @@ class Bye(_Message, frozen=True):
 
 
 ToRank = Add | Wake | Abort | Stop
-ToFrontend = Hello | Ready | Step | Drain | Fatal | Bye
+ToFrontend = Hello | Ready | Step | Drain | Fault | Fatal | Bye
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

@@ -1,10 +1,14 @@
-"""Command line of `python -m eprt.serve` -> ServeOptions, checked without loading torch: a bad flag shows at once."""
+"""Command line of `python -m eprt.serve` -> ServeOptions, checked without loading torch: a bad flag shows at once.
+
+FrontendConfig carries them on to the frontend's process.
+"""
 
 import argparse
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from eprt.config import EngineConfig, ParallelConfig
 
@@ -34,6 +38,18 @@ class ServeOptions:
     max_body_bytes: int = 8 << 20
 
 
+class FrontendConfig(msgspec.Struct, frozen=True):
+    """What rank 0 writes to the frontend's standard input. The fds are inherited: the listening HTTP socket, the
+    listener for ranks, and rank 0's own connection, whose end tells that rank 0 is gone."""
+
+    options: ServeOptions
+    num_ranks: int
+    token: str
+    http_fd: int
+    listener_fd: int
+    rank0_fd: int
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise OptionError(f"{message}; --help lists the flags")
@@ -60,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
 
     add = parser.add_argument_group("ranks").add_argument
-    add("-n", "--ranks", type=int, metavar="N", help="start mpirun with N ranks (not under mpirun, which has its own)")
+    add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; an mpirun of your own says it itself")
     add("--device", default=defaults["device"], help="auto, cpu or cuda")
     add("--bind", default=ParallelConfig.bind, help="pin each rank to its share of the machine: core, numa or none")
     add("--ep-payload", default=defaults["ep_payload"], help="what dispatch sends: same (the dtype) or fp8")
@@ -152,7 +168,7 @@ def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:
     if not (model_dir / "config.json").is_file():
         raise OptionError(f"--model {model_dir}: has no config.json; it must be a Hugging Face model directory")
     try:
-        json.loads((model_dir / "config.json").read_text())
+        msgspec.json.decode((model_dir / "config.json").read_bytes())
     except ValueError as error:
         raise OptionError(f"--model {model_dir}: config.json is not JSON: {error}") from None
     if not skip_tokenizer_init and not (model_dir / "tokenizer.json").is_file():

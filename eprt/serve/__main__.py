@@ -1,0 +1,40 @@
+"""`python -m eprt.serve`: the OpenAI-compatible server.
+
+    python -m eprt.serve -n 4 --model DIR            # starts mpirun itself; drains on SIGTERM and Ctrl-C
+    mpirun -n 4 python -m eprt.serve --model DIR     # under an mpirun of your own
+    python -m eprt.serve --model DIR                 # one rank, no MPI
+
+Exit status: 0 drained and stopped, 1 something was lost, 2 a flag, file or address is wrong.
+"""
+
+import sys
+
+from eprt import env
+from eprt.serve.options import OptionError, parse
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    rank = env.launched_rank()
+    try:
+        try:
+            env.check()
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+        options = parse(argv)
+        if rank is None and (options.num_ranks or 1) > 1:
+            from eprt.serve import launch
+
+            return launch.launch(options, argv)
+        from eprt.serve import rank_main
+
+        return rank_main.run(options)
+    except OptionError as error:
+        # Every rank finds the same mistake; one tells of it.
+        if not rank:
+            print(f"eprt serve: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

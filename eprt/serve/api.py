@@ -1,0 +1,323 @@
+"""The HTTP face: routes, request ids, sizes, disconnects, error bodies. What a request means is prepare.py's and
+answer.py's business."""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from eprt.serve.answer import Answer, Job
+from eprt.serve.errors import ApiError, not_found
+from eprt.serve.expert_load import expert_load
+from eprt.serve.options import ServeOptions
+from eprt.serve.prepare import Preparer
+from eprt.serve.protocol import parse_chat, parse_completion
+from eprt.serve.rank_pool import RankPool
+
+_log = logging.getLogger(__name__)
+_json = msgspec.json.Encoder()
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class JsonResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _json.encode(content)
+
+
+class EventStream(Response):
+    """Sends an async iterator of bytes as server-sent events; closes the iterator as soon as the client is gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes]):
+        self._events = events
+        self.status_code, self.background = 200, None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def pump() -> None:
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                async for data in events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await _unless_disconnected(pump(), receive)
+
+
+async def _unless_disconnected(work, receive) -> Any:
+    """The result of a coroutine; when the client goes away first, cancels it and raises ClientDisconnect."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Api:
+    """All endpoints of one server."""
+
+    def __init__(self, options: ServeOptions, pool: RankPool, preparer: Preparer):
+        self._options, self._pool, self._preparer = options, pool, preparer
+        self._created = int(time.time())
+
+    def app(self) -> Callable[..., Awaitable[None]]:
+        """The ASGI application."""
+        routes = [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/eprt/load", self.load),
+            Route("/v1/eprt/placement", self.placement),
+            Route("/v1/eprt/diagnose", self.diagnose),
+            Route("/v1/eprt/rebalance", self.rebalance, methods=["POST"]),
+        ]
+        handlers = {ApiError: _api_error, HTTPException: _http_error, ClientDisconnect: _client_gone}
+        return _Outer(Starlette(routes=routes, exception_handlers=handlers), self._options.api_key)  # type: ignore[arg-type]
+
+    # -- generation --
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, "completions", parse_completion, self._preparer.completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, "chat", parse_chat, self._preparer.chat)
+
+    async def _generate(self, request: Request, endpoint: str, parse, prepare) -> Response:
+        started_s = time.monotonic()
+        request_id = request.scope["eprt.request_id"]
+        try:
+            body = await self._body(request)
+            self._pool.check_open()
+            assert self._pool.limits is not None
+            job: Job = await prepare(parse(body), request_id, self._pool.limits)
+            generation = self._pool.submit(job.sequences)
+        except ApiError as error:
+            self._pool.metrics.request(endpoint, error.code, started_s)
+            _log.info("[%s] %s %d %s: %s", request_id, endpoint, error.status, error.code, error.message)
+            raise
+        answer = Answer(job, generation, self._preparer.tokenizer)
+        if job.stream:
+            return EventStream(self._told(answer.events(), answer, started_s))
+        try:
+            return JsonResponse(await _unless_disconnected(answer.collect(), request.receive))
+        finally:
+            self._tell(answer, started_s)
+
+    async def _told(self, events: AsyncIterator[bytes], answer: Answer, started_s: float) -> AsyncIterator[bytes]:
+        """events, with a log line and metrics at whichever end they come to."""
+        try:
+            async with aclosing(events) as source:  # type: ignore[type-var]
+                async for data in source:
+                    yield data
+        finally:
+            self._tell(answer, started_s)
+
+    def _tell(self, answer: Answer, started_s: float) -> None:
+        job, usage = answer.job, answer.usage()
+        self._pool.metrics.request(job.endpoint, answer.outcome, started_s)
+        _log.info(
+            "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s",
+            job.request_id,
+            job.endpoint,
+            " stream" if job.stream else "",
+            answer.outcome,
+            usage["prompt_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+            usage["completion_tokens"],
+            "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
+            time.monotonic() - started_s,
+            f", user {job.user!r}" if job.user else "",
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        limit = self._options.max_body_bytes
+        too_large = ApiError(
+            413, f"the body is larger than {limit} bytes; --max-body-mb raises the limit", code="body_too_large"
+        )
+        if int(request.headers.get("content-length") or 0) > limit:
+            raise too_large
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise too_large
+        return bytes(body)
+
+    # -- models and health --
+
+    def _model_card(self) -> dict[str, Any]:
+        limits = self._pool.limits
+        return {
+            "id": self._options.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eprt",
+            "max_model_len": limits.max_model_len if limits else None,
+        }
+
+    async def models(self, request: Request) -> Response:
+        return JsonResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self._options.model_name:
+            message = f"no model {name!r} here; this server has {self._options.model_name!r}"
+            raise not_found(message, code="model_not_found", param="model")
+        return JsonResponse(self._model_card())
+
+    async def health(self, request: Request) -> Response:
+        """200 while requests are served; else 503 with the reason, naming a rank where one is to blame."""
+        pool = self._pool
+        status, reason = ("ok", "") if pool.state == "serving" else (pool.state, pool.reason)
+        if stalled := pool.stalled():
+            status = "stalled"
+            reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
+        ranks = [
+            {"rank": r.rank, "pid": r.pid, "host": r.host, "loaded": r.info is not None, "lost": r.lost}
+            for r in pool.ranks.values()
+        ]
+        document = {"status": status, "reason": reason, "num_ranks": pool.num_ranks, "ranks": ranks}
+        return JsonResponse(document, status_code=200 if status == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._pool.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # -- expert parallelism --
+
+    async def load(self, request: Request) -> Response:
+        """Where the tokens went: ranks, layers and experts, since the start."""
+        pool = self._pool
+        return JsonResponse({
+            "schema": "eprt.load/1",
+            "num_ranks": pool.num_ranks,
+            "num_experts": pool.infos[0].num_experts if pool.infos else 0,
+            "ranks": [msgspec.structs.asdict(s) if isinstance(s, msgspec.Struct) else s for s in pool.stats],
+            "layers": expert_load(pool.infos, pool.stats),
+        })  # fmt: skip
+
+    async def placement(self, request: Request) -> Response:
+        """Which logical expert each physical slot holds, in the shape of a placement file."""
+        infos = self._loaded()
+        num_layers = len(infos[0].moe_layers)
+        return JsonResponse({
+            "epoch": 0,
+            "num_ranks": len(infos),
+            "num_experts": infos[0].num_experts,
+            "layers": infos[0].moe_layers,
+            "physical_to_logical_map": [
+                [expert for info in infos for expert in info.expert_of_slot[row]] for row in range(num_layers)
+            ],
+        })  # fmt: skip
+
+    async def diagnose(self, request: Request) -> Response:
+        """Findings about slow ranks and links."""
+        return JsonResponse({
+            "schema": "eprt.findings/1", "num_ranks": self._pool.num_ranks, "windows": 0, "findings": [],
+        })  # fmt: skip
+
+    async def rebalance(self, request: Request) -> Response:
+        raise ApiError(
+            501,
+            "online rebalancing is not enabled in this server; the placement is fixed at start",
+            code="rebalancing_not_enabled",
+        )
+
+    def _loaded(self):
+        infos = self._pool.infos
+        if not infos:
+            self._pool.check_open()
+        return infos
+
+
+class _Outer:
+    """Around everything: the request id, the key, and an answer for what nobody else caught."""
+
+    def __init__(self, app: Starlette, api_key: str | None):
+        self._app, self._api_key = app, api_key
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["eprt.request_id"] = request_id
+        started = False
+
+        async def send_with_id(message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
+            await send(message)
+
+        if self._api_key and scope["path"].startswith("/v1") and not self._knows_key(headers):
+            error = ApiError(401, "wrong or missing API key", code="invalid_api_key", kind="authentication_error")
+            await _error_response(error)(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            _log.exception("[%s] %s %s: internal error", request_id, scope["method"], scope["path"])
+            if not started:
+                error = ApiError(500, f"internal error; the log has request {request_id}", code="internal_error")
+                await _error_response(error)(scope, receive, send_with_id)
+
+    def _knows_key(self, headers: dict[bytes, bytes]) -> bool:
+        return hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._api_key}".encode())
+
+
+def _error_response(error: ApiError) -> Response:
+    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else None
+    return JsonResponse(error.body(), status_code=error.status, headers=headers)
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return _error_response(error)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """Starlette's own: no such path, or not with this method."""
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{path} does not take {method}, only {allowed}"
+        response = _error_response(ApiError(405, message, code="method_not_allowed"))
+        response.headers["allow"] = allowed
+        return response
+    return _error_response(ApiError(error.status_code, f"nothing at {method} {path}", code="not_found"))
+
+
+async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # nobody reads it

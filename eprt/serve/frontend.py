@@ -1,0 +1,162 @@
+"""The HTTP frontend's process: started by rank 0, which hands it open sockets and, on standard input, its settings.
+
+It imports neither torch nor MPI. Its life: loading, serving, draining (SIGTERM, SIGINT, or a rank that was signalled),
+stopping; or lost, when a rank is gone: then it tells every client, answers /health for a few seconds and ends with
+status 1. mpirun waits for it, because it holds rank 0's output.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+import uvicorn
+import uvloop
+
+from eprt import env
+from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.api import Api
+from eprt.serve.chat import ChatTemplate
+from eprt.serve.metrics import Metrics
+from eprt.serve.options import FrontendConfig, ServeOptions
+from eprt.serve.prepare import Preparer
+from eprt.serve.rank_pool import RankPool
+
+_log = logging.getLogger(__name__)
+
+# How long ranks that were told to leave may take: the step under way, then freeing their windows.
+_LEAVE_TIMEOUT_S = 30
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its signal handlers: a signal means drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+class Frontend:
+    """Runs until the ranks have left or are lost; `run` returns the exit status."""
+
+    def __init__(self, config: FrontendConfig):
+        self._options = options = config.options
+        self._num_ranks = config.num_ranks
+        metrics = Metrics()
+        self._pool = RankPool(config, metrics, on_drain=self.drain)
+        metrics.watch(self._pool)
+        tokenizer, template = _read_tokenizer(options)
+        preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
+        self._http = socket.socket(fileno=config.http_fd)
+        app = Api(options, self._pool, preparer).app()
+        self._server = _Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+            )
+        )
+        self._signalled: set[int | None] = set()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.drain, signal.Signals(number).name)
+        await self._pool.listen()
+        serving = loop.create_task(self._server.serve(sockets=[self._http]))
+        announcing = loop.create_task(self._announce())
+        await self._pool.ended.wait()
+        status = 0
+        if self._pool.state == "lost":
+            status = 1
+            await asyncio.sleep(self._options.lost_grace_s)
+        announcing.cancel()
+        self._server.should_exit = True
+        await serving
+        return status
+
+    async def _announce(self) -> None:
+        await self._pool.ready.wait()
+        host, port = self._http.getsockname()[:2]
+        host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        name, ranks = self._options.model_name, f"{self._num_ranks} rank{'' if self._num_ranks == 1 else 's'}"
+        print(f"eprt serving {name} on http://{host}:{port}, {ranks}", flush=True)
+        example = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        if self._options.skip_tokenizer_init:
+            example = f'{{"model": "{name}", "prompt": [1, 2, 3]}}'
+        path = "completions" if self._options.skip_tokenizer_init else "chat/completions"
+        key = " -H 'Authorization: Bearer KEY'" if self._options.api_key else ""
+        print(f"    curl http://{host}:{port}/v1/{path}{key} -d '{example}'", flush=True)
+
+    # -- leaving --
+
+    def drain(self, signal_name: str, rank: int | None = None) -> None:
+        """Takes no new requests, lets the running ones finish, then stops. The second signal does not wait for them.
+
+        rank: who was signalled, None for this process. mpirun signals every rank, which is one signal.
+        """
+        pool = self._pool
+        again = rank in self._signalled
+        self._signalled.add(rank)
+        if pool.state == "loading":
+            # The ranks got the signal too, and are gone in the middle of their work: nothing to stop together.
+            pool.set_state("stopping", "the server is stopping")
+            _log.info("%s while the model loads: stopping", signal_name)
+            pool.ended.set()
+        elif pool.state == "serving":
+            pool.set_state("draining", "the server is stopping")
+            self._draining = asyncio.get_running_loop().create_task(self._drain(signal_name))
+        elif pool.state == "draining" and again:
+            self._hurry.set()
+
+    async def _drain(self, signal_name: str) -> None:
+        pool, timeout_s = self._pool, self._options.drain_timeout_s
+        if pool.num_sequences:
+            _log.info("%s: %d sequences run, up to %g s for them", signal_name, pool.num_sequences, timeout_s)
+        else:
+            _log.info("%s: stopping", signal_name)
+        quiet, hurry = asyncio.ensure_future(pool.quiet.wait()), asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait((quiet, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (quiet, hurry):
+            waiting.cancel()
+        if pool.state == "lost":
+            return
+        if num_ended := pool.end_sequences():
+            _log.warning("%d sequences did not finish in time; they end with finish_reason abort", num_ended)
+        pool.stop()
+        try:
+            await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)
+        except TimeoutError:
+            silent = ", ".join(str(rank) for rank in pool.ranks.values() if not rank.left)
+            pool.give_up(f"{silent}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,")
+
+
+def _read_tokenizer(options: ServeOptions) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    if options.skip_tokenizer_init:
+        return None, None
+    tokenizer = Tokenizer(options.engine.model_dir)
+    return tokenizer, ChatTemplate.of_checkpoint(options.engine.model_dir, tokenizer)
+
+
+def main() -> int:
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=FrontendConfig)
+    level = env.get("EPRT_LOG_LEVEL").upper()
+    logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
+    for name in ("uvicorn.error", "uvicorn.asgi"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+    async def run() -> int:
+        try:
+            frontend = Frontend(config)
+        except (ValueError, OSError) as error:
+            print(f"eprt serve: error: {error}", file=sys.stderr, flush=True)
+            return 1
+        return await frontend.run()
+
+    return uvloop.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

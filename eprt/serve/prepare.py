@@ -1,0 +1,142 @@
+"""From a checked request body to a Job: template, tokens, limits. Everything a client can get wrong is refused here,
+before a rank hears of it."""
+
+import asyncio
+from typing import Any
+
+from eprt.engine.request import RequestLimits
+from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.answer import Job, Prompt
+from eprt.serve.chat import ChatTemplate
+from eprt.serve.errors import ApiError, invalid, not_found
+from eprt.serve.protocol import ChatRequest, CompletionRequest
+from eprt.serve.tools import format_of
+
+# OpenAI's default for /v1/completions. A chat answer may be as long as the model can go on.
+_DEFAULT_MAX_TOKENS = 16
+# Longer texts are tokenised in a thread (the library lets go of the interpreter), so that streams keep flowing.
+_LONG_TEXT = 20_000
+
+
+class Preparer:
+    """tokenizer: None with --skip-tokenizer-init. template: None where the checkpoint has none.
+
+    limits: set when the ranks have loaded; nothing is prepared before.
+    """
+
+    def __init__(self, model_name: str, tokenizer: Tokenizer | None, template: ChatTemplate | None, max_sequences: int):
+        self._model_name, self.tokenizer, self._template = model_name, tokenizer, template
+        self._max_sequences = max_sequences
+        self._tool_format = format_of(tokenizer) if tokenizer else None
+
+    async def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
+        self._check_model(request.model)
+        prompts = [await self._prompt(f"prompt[{i}]", p) for i, p in enumerate(request.prompts())]
+        asked = _DEFAULT_MAX_TOKENS if request.max_new_tokens is None else request.max_new_tokens
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        echo = bool(request.echo)
+        params = request.sampling_params(
+            max_tokens=_fit(longest, asked, limits),
+            logprobs=request.logprobs,
+            prompt_logprobs=echo and request.logprobs is not None,
+        )
+        return self._job(request, request_id, limits, prompts, params, is_chat=False, echo=echo)
+
+    async def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> Job:
+        self._check_model(request.model)
+        if self.tokenizer is None:
+            raise invalid("messages", "the server runs without a tokenizer: send token ids to /v1/completions")
+        if self._template is None:
+            raise invalid("messages", "the model has no chat template: send a prompt to /v1/completions")
+        uses_tools = bool(request.tools) and request.tool_choice != "none"
+        text = self._template.render(
+            request.messages,
+            request.tools if uses_tools else None,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            variables=request.chat_template_kwargs,
+        )
+        prompt = Prompt(text, await self._encode(text, add_special_tokens=False))
+        params = request.sampling_params(
+            max_tokens=_fit(len(prompt.token_ids), request.max_new_tokens, limits), logprobs=request.num_logprobs
+        )
+        form = self._tool_format if uses_tools else None
+        return self._job(request, request_id, limits, [prompt], params, is_chat=True, tool_format=form)
+
+    def _job(
+        self,
+        request: CompletionRequest | ChatRequest,
+        request_id: str,
+        limits: RequestLimits,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        **more: Any,
+    ) -> Job:
+        if params.stop and self.tokenizer is None:
+            raise invalid("stop", "the server runs without a tokenizer: use stop_token_ids")
+        if len(prompts) * params.n > self._max_sequences:
+            raise invalid(
+                "n",
+                f"{len(prompts)} prompts with n={params.n} are {len(prompts) * params.n} sequences; the server "
+                f"runs and queues at most {self._max_sequences}",
+            )
+        for prompt in prompts:
+            try:
+                limits.check(prompt.token_ids, params)
+            except ValueError as error:
+                param = str(error).partition(":")[0]
+                if param not in ("stop_token_ids", "logit_bias"):
+                    param = "messages" if more["is_chat"] else "prompt"
+                raise invalid(param, str(error)) from None
+        options = request.stream_options
+        return Job(
+            request_id=request_id,
+            model=self._model_name,
+            prompts=prompts,
+            params=params,
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            # Without a tokenizer there is no text; the ids are the answer.
+            return_token_ids=bool(request.return_token_ids) or self.tokenizer is None,
+            user=request.user,
+            **more,
+        )
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self._model_name:
+            message = f"no model {model!r} here; this server has {self._model_name!r}"
+            raise not_found(message, code="model_not_found", param="model")
+
+    async def _prompt(self, param: str, prompt: str | list[int]) -> Prompt:
+        if not isinstance(prompt, str):
+            return Prompt(None, prompt)
+        if self.tokenizer is None:
+            raise invalid(param, f"{param} is text, but the server runs without a tokenizer: send token ids")
+        token_ids = await self._encode(prompt, add_special_tokens=True)
+        if not token_ids:
+            raise invalid(param, f"{param} is empty, and the model has no token to begin with")
+        return Prompt(prompt, token_ids)
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert self.tokenizer is not None
+        if len(text) < _LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+def _fit(num_prompt: int, asked: int | None, limits: RequestLimits) -> int:
+    """max_tokens to use. ApiError 400 when prompt and completion cannot fit together. None asks for all the room."""
+    room = limits.max_model_len - num_prompt
+    if asked is None and room >= 1:
+        return room
+    if asked is not None and asked <= max(room, 0):
+        return asked
+    wanted = "at least 1" if asked is None else str(asked)
+    raise ApiError(
+        400,
+        f"this model takes at most {limits.max_model_len} tokens; the request has {num_prompt} in the prompt and asks "
+        f"for {wanted} in the completion. Shorten the prompt or lower max_tokens",
+        code="context_length_exceeded",
+        param="messages" if asked is None else "max_tokens",
+    )

@@ -1,0 +1,170 @@
+"""A rank's loop: take what the frontend sent, step the engine together with the other ranks, send what came out.
+
+Knows the engine and the channel; nothing of HTTP, text or other ranks' requests.
+"""
+
+import gc
+import logging
+import os
+import signal
+import time
+import traceback
+from dataclasses import replace
+
+from eprt.config import EngineConfig
+from eprt.engine.outputs import TokenOutput
+from eprt.serve.channel import Channel, FrontendLostError
+from eprt.serve.messages import Abort, Add, Bye, Drain, EngineInfo, Fatal, Fault, Ready, Step, Stop, ToRank, Wake
+
+# SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+_STATS_PERIOD_S = 0.5
+_QUIET_BEFORE_CHECK_S = 1.0
+
+
+class Worker:
+    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError."""
+
+    def __init__(self, engine, channel: Channel):
+        self._engine, self._channel = engine, channel
+        self._seen_seq = 0
+        self._stopping = False
+        self._next_stats_s = 0.0
+
+    def run(self) -> None:
+        asleep = True
+        while True:
+            if asleep:
+                asleep = not self._sleep()
+                continue
+            self._take(self._channel.receive(0))
+            result = self._engine.step(self._seen_seq)
+            self._report(result.outputs, idle=result.all_idle)
+            # All ranks have seen the Stop that this one has seen, and none has work: all leave in this same step.
+            if result.all_idle and self._stopping:
+                return
+            asleep = result.all_idle
+
+    def _sleep(self) -> bool:
+        """Blocks until the frontend numbers a new request (True), or something smaller has happened (False)."""
+        seen_seq = self._seen_seq
+        messages = self._channel.receive(_QUIET_BEFORE_CHECK_S)
+        if not messages and not self._channel.taken_signals:
+            self._check_integrity()
+            messages = self._channel.receive(None)
+        self._take(messages)
+        return self._seen_seq > seen_seq
+
+    def _take(self, messages: list[ToRank]) -> None:
+        for message in messages:
+            match message:
+                case Add():
+                    self._add(message)
+                    self._seen_seq = message.seq
+                case Wake(seq):
+                    self._seen_seq = seq
+                case Abort(request_id):
+                    self._engine.abort(request_id)
+                case Stop(seq):
+                    self._seen_seq, self._stopping = seq, True
+        for taken in self._channel.taken_signals:
+            self._channel.send(Drain(taken.name))
+        self._channel.taken_signals.clear()
+
+    def _add(self, message: Add) -> None:
+        try:
+            self._engine.add_request(
+                message.request_id, message.prompt_token_ids, message.params, sample_idx=message.sample_idx
+            )
+        except (ValueError, RuntimeError) as error:
+            refused = TokenOutput(message.request_id, token_id=-1, finish_reason="abort", error=str(error))
+            self._channel.send(Step([refused]))
+
+    def _report(self, outputs: list[TokenOutput], idle: bool) -> None:
+        now_s = time.monotonic()
+        wants_stats = idle or now_s >= self._next_stats_s
+        if wants_stats:
+            self._next_stats_s = now_s + _STATS_PERIOD_S
+        if outputs or wants_stats:
+            self._channel.send(Step(outputs, self._engine.stats() if wants_stats else None))
+
+    def _check_integrity(self) -> None:
+        """Nothing runs anywhere: every page, row and request must be accounted for."""
+        try:
+            self._engine.check_integrity()
+        except RuntimeError as error:
+            self._channel.send(Fault(str(error)))
+
+
+def load(config: EngineConfig, bind: str, group, channel: Channel):
+    """This rank's engine, ready to step. Collective. Shows a progress bar on rank 0."""
+    from eprt.bind import bind as bind_to_cores
+
+    binding = bind_to_cores(bind, group.allgather)
+    level = logging.INFO if group.rank == 0 else logging.DEBUG
+    logging.getLogger(__name__).log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
+    from tqdm import tqdm
+
+    from eprt.engine.engine import Engine
+
+    with tqdm(unit="B", unit_scale=True, desc="loading", disable=group.rank != 0, mininterval=0.3) as bar:
+
+        def progress(num_bytes: int, num_total: int) -> None:
+            bar.total = num_total
+            bar.update(num_bytes - bar.n)
+
+        # The frontend's router is the one gate: between two steps the engine may see more requests waiting than
+        # max_queue, because those that it will admit in its next step still count as waiting.
+        config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
+        engine = Engine(config, group, progress=progress)
+    # What loading made lives as long as the process: the collector need not walk over it again.
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(_info(engine)))
+    channel.send(Step([], engine.stats()))
+    return engine
+
+
+def _info(engine) -> EngineInfo:
+    model = engine.model
+    moe_layers = model.moe_layers()
+    return EngineInfo(
+        model_type=model.config.model_type,
+        vocab_size=engine.limits.vocab_size,
+        eos_token_ids=tuple(model.config.eos_token_ids),
+        max_model_len=engine.limits.max_model_len,
+        kv_tokens=engine.limits.kv_tokens,
+        num_experts=model.config.moe.num_experts if model.config.moe else 0,
+        moe_layers=tuple(i for i in range(model.config.num_hidden_layers) if model.config.is_moe_layer(i)),
+        expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
+        dtype=str(model.config.dtype).removeprefix("torch."),
+    )
+
+
+def serve(config: EngineConfig, bind: str, group, channel: Channel) -> None:
+    """Loads and serves; returns when all ranks have left together. FrontendLostError is the caller's to tell of; any
+    other error goes to the frontend, which prints it once, and ends this process with status 1."""
+    try:
+        engine = load(config, bind, group, channel)
+        channel.take_signals(STOP_SIGNALS)
+        Worker(engine, channel).run()
+        channel.send(Bye())
+        channel.finish(timeout_s=5)
+        engine.close()
+    except FrontendLostError:
+        raise
+    except Exception as error:
+        channel.send(Fatal(_describe(error), lost_rank=getattr(error, "lost", None)))
+        channel.finish(timeout_s=5)
+        # No clean-up that is collective: the other ranks may be waiting for this one, mpirun ends them.
+        os._exit(1)
+
+
+def _describe(error: Exception) -> str:
+    """One line for what a user can mend; the traceback for what only a developer can."""
+    from eprt.ep.api import EPError
+
+    if isinstance(error, (EPError, ValueError, OSError, MemoryError)):
+        return str(error) or repr(error)
+    return "".join(traceback.format_exception(error)).rstrip()
