@@ -1,72 +1,109 @@
-# The verbs. `make serve` and `make test` do everything on a fresh machine that has Python 3.11+, g++ and make.
+# The verbs. `make serve` and `make test` do everything on a fresh machine that has Python 3.11+, a C++ compiler and make.
+# Each step leaves a stamp in the virtual environment and runs again only when what it depends on has changed: a C++ edit
+# rebuilds the native library, a Python edit needs nothing (the install is editable).
 
 SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install build serve test bench lint fmt demo-model demo-eval clean
+.PHONY: help build serve test lint fmt bench demo-model demo-eval wheel clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
-PY      := $(VENV)/bin/python
 RANKS   ?= 4
 PORT    ?= 8000
+MODEL   ?= examples/demo_model/checkpoint
 TORCH   ?= torch==2.13.0
+ARGS    ?=
 
-# Open MPI: allowed as root, more ranks than cores, no UCX noise about windows. One OpenMP thread per rank unless a
-# rank is bound to more cores (it then sizes its own threads).
+PY      := $(VENV)/bin/python
+PIP     := $(PY) -m pip install -q --disable-pip-version-check
+SOURCES := $(shell find csrc -type f) CMakeLists.txt
+CXX_FILES = find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
+
+# Programs of the virtual environment first (CURDIR is not abspath: it keeps spaces). Open MPI runs as root only with
+# both variables; its other settings are written into $(VENV)/etc by `eprt env --configure-mpi`.
+export PATH := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))/bin:$(PATH)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
-export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
-export OMPI_MCA_osc := ^ucx
-export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-help:                     ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+# Requirements of pyproject.toml, one a line: the build's, eprt's own, and those of the named extras.
+define REQUIREMENTS
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+extras = [r for name in sys.argv[1:] for r in project["project"]["optional-dependencies"][name]]
+print(*project["build-system"]["requires"], *project["project"]["dependencies"], *extras, sep="\n")
+endef
+export REQUIREMENTS
 
-# torch first and by exact version: a range may resolve to a CUDA build of several gigabytes.
-$(VENV)/.base:
+help:       ## this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 14
+
+# A virtual environment holds absolute paths, so ours is made anew after the directory was moved; one that somebody else
+# made is used as it is. torch comes first and by exact version: a range may resolve to a build of several gigabytes.
+STAMP := $(CURDIR) $(TORCH)
+STALE := $(shell test -f $(VENV)/.torch && test "$$(cat $(VENV)/.torch)" != "$(STAMP)" && echo stale)
+
+$(VENV)/.torch: $(STALE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "eprt needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "[1/3] creating $(VENV) and installing $(TORCH)"
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
-	@$(PY) -m pip install -q --disable-pip-version-check "scikit-build-core>=1.1" cmake ninja
+	@{ test -z "$(STALE)" && { $(PY) -m pip --version || $(PY) -m ensurepip; } &> /dev/null; } || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) $(TORCH)
+	@printf %s "$(STAMP)" > $@
+
+.PHONY: stale
+stale:
+	@echo "$(VENV) was made in another directory or with another torch; making it anew"
+
+$(VENV)/.libraries: $(VENV)/.torch pyproject.toml
+	@echo "[2/3] installing libraries"
+	@$(PY) -c "$$REQUIREMENTS" mpi > $(VENV)/requirements.txt
+	@$(PIP) -r $(VENV)/requirements.txt
 	@touch $@
 
-NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
-
-$(VENV)/.installed: $(VENV)/.base $(NATIVE)
-	@echo "[2/3] building and installing eprt"
-	@$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e ".[mpi]"
+$(VENV)/.native: $(VENV)/.libraries $(SOURCES)
+	@command -v $${CXX:-c++} > /dev/null || { echo "no C++ compiler; on Debian and Ubuntu: apt-get install g++" >&2; exit 1; }
+	@echo "[3/3] building the native library"
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(VENV)/bin/eprt env --configure-mpi > /dev/null
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.installed
-	@echo "[3/3] installing the test tools"
-	@$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation -e ".[mpi,test,lint]"
+$(VENV)/.test: $(VENV)/.native
+	@echo "[test] installing the test tools"
+	@$(PY) -c "$$REQUIREMENTS" mpi test lint > $(VENV)/requirements-test.txt
+	@$(PIP) -r $(VENV)/requirements-test.txt
 	@touch $@
 
-install build: $(VENV)/.installed   ## install eprt into .venv and build its native library
+build: $(VENV)/.native    ## install eprt into .venv and build its native library
 
-serve: $(VENV)/.installed ## demo model on 4 CPU ranks, OpenAI-compatible, http://127.0.0.1:8000
-	@exec mpirun -n $(RANKS) $(PY) -m eprt.serve --model examples/demo_model/checkpoint --port $(PORT) $(ARGS)
+serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
+	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --port $(PORT) $(ARGS)
 
-test: $(VENV)/.test lint  ## every test that needs no GPU
+test: $(VENV)/.test lint  ## lint, then every test that needs no GPU: ARGS="-k name"
 	@$(PY) -m pytest $(ARGS)
 
-lint: $(VENV)/.test       ## ruff, pyright, clang-format (import layering is a test)
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/pyright
-	@git ls-files -co --exclude-standard 'csrc/**/*.cpp' 'csrc/**/*.h' 'csrc/**/*.cu' 'csrc/**/*.cuh' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
+lint: $(VENV)/.test       ## ruff, pyright, clang-format (import layering and size limits are tests)
+	@ruff check -q . && ruff format -q --check .
+	@pyright --pythonpath $(PY) > $(VENV)/pyright.txt || { cat $(VENV)/pyright.txt; exit 1; }
+	@$(CXX_FILES) | xargs -r clang-format --dry-run -Werror
 
 fmt: $(VENV)/.test        ## format everything in place
-	@$(VENV)/bin/ruff check --fix-only -q . && $(VENV)/bin/ruff format -q .
-	@git ls-files -co --exclude-standard 'csrc/**/*.cpp' 'csrc/**/*.h' 'csrc/**/*.cu' 'csrc/**/*.cuh' | xargs -r $(VENV)/bin/clang-format -i
+	@ruff check --fix-only -q . && ruff format -q .
+	@$(CXX_FILES) | xargs -r clang-format -i
 
-bench: $(VENV)/.test      ## every benchmark that needs no GPU; tables here, JSON in benchmarks/results
+bench: $(VENV)/.test      ## every benchmark that needs no GPU; tables here, JSON in benchmarks/results: ARGS=name
 	@$(PY) -m benchmarks $(ARGS)
 
 demo-model: $(VENV)/.test ## retrain the demo checkpoint
 	@$(PY) -m examples.demo_model.train $(ARGS)
 
-demo-eval: $(VENV)/.installed ## accuracy of the demo model, through the HTTP server on 4 ranks
+demo-eval: $(VENV)/.native ## accuracy of the demo model, through the HTTP server on 4 ranks
 	@$(PY) -m examples.demo_model.evaluate --serve --ranks $(RANKS) $(ARGS)
 
-clean:                    ## remove builds, caches and the virtual environment
-	@rm -rf build $(VENV) .pytest_cache .ruff_cache
+wheel: $(VENV)/.native    ## dist/eprt-*.whl
+	@$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@ls -1 dist/*.whl
+
+clean:      ## remove builds, caches and the virtual environment
+	@rm -rf build dist $(VENV) .pytest_cache .ruff_cache .hypothesis
