@@ -16,7 +16,7 @@ TORCH   ?= torch==2.13.0
 ARGS    ?=
 
 PY      := $(VENV)/bin/python
-PIP     := $(PY) -m pip install -q --disable-pip-version-check
+PIP     := $(PY) -m pip install -qq --disable-pip-version-check
 SOURCES := $(shell find csrc -type f) CMakeLists.txt
 CXX_FILES = find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh'
 
@@ -26,12 +26,12 @@ export PATH := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))/bin:$(PATH)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-# Requirements of pyproject.toml, one a line: the build's, eprt's own, and those of the named extras.
+# Requirements of pyproject.toml, one a line: eprt's own and those of the named extras.
 define REQUIREMENTS
 import sys, tomllib
-project = tomllib.load(open("pyproject.toml", "rb"))
-extras = [r for name in sys.argv[1:] for r in project["project"]["optional-dependencies"][name]]
-print(*project["build-system"]["requires"], *project["project"]["dependencies"], *extras, sep="\n")
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = [requirement for name in sys.argv[1:] for requirement in project["optional-dependencies"][name]]
+print(*project["dependencies"], *extras, sep="\n")
 endef
 export REQUIREMENTS
 
@@ -47,6 +47,7 @@ $(VENV)/.torch: $(STALE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "eprt needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "[1/3] creating $(VENV) and installing $(TORCH)"
+	@rm -rf build
 	@{ test -z "$(STALE)" && { $(PY) -m pip --version || $(PY) -m ensurepip; } &> /dev/null; } || $(PYTHON) -m venv --clear $(VENV) || { \
 	  echo "no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(PIP) $(TORCH)
@@ -58,7 +59,7 @@ stale:
 
 $(VENV)/.libraries: $(VENV)/.torch pyproject.toml
 	@echo "[2/3] installing libraries"
-	@$(PY) -c "$$REQUIREMENTS" mpi > $(VENV)/requirements.txt
+	@$(PY) -c "$$REQUIREMENTS" build mpi > $(VENV)/requirements.txt
 	@$(PIP) -r $(VENV)/requirements.txt
 	@touch $@
 
@@ -71,11 +72,12 @@ $(VENV)/.native: $(VENV)/.libraries $(SOURCES)
 
 $(VENV)/.test: $(VENV)/.native
 	@echo "[test] installing the test tools"
-	@$(PY) -c "$$REQUIREMENTS" mpi test lint > $(VENV)/requirements-test.txt
+	@$(PY) -c "$$REQUIREMENTS" build mpi test lint > $(VENV)/requirements-test.txt
 	@$(PIP) -r $(VENV)/requirements-test.txt
 	@touch $@
 
 build: $(VENV)/.native    ## install eprt into .venv and build its native library
+	@:
 
 serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
 	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --port $(PORT) $(ARGS)
@@ -102,7 +104,7 @@ demo-eval: $(VENV)/.native ## accuracy of the demo model, through the HTTP serve
 	@$(PY) -m examples.demo_model.evaluate --serve --ranks $(RANKS) $(ARGS)
 
 wheel: $(VENV)/.native    ## dist/eprt-*.whl
-	@$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls -1 dist/*.whl
 
 clean:      ## remove builds, caches and the virtual environment
