@@ -72,12 +72,13 @@ class Pieces {
   }
 
   // For `num_threads` threads: four pieces a thread even out the end, where there is that much to share.
-  static Pieces for_team(const std::vector<RowGroup>& groups, int64_t block_rows, int64_t columns, int num_threads) {
-    constexpr int64_t kUnit = 48;  // fits every kernel's tiles
+  static Pieces for_team(const std::vector<RowGroup>& groups, int64_t columns, const GemmKernels& kernels,
+                         int num_threads) {
+    const int64_t block_rows = kernels.max_rows, unit = kernels.column_unit;
     int64_t blocks = 0;
     for (const RowGroup& g : groups) blocks += ceil_div(g.rows, block_rows);
-    const int64_t even = ceil_div(ceil_div(columns * blocks, 4 * num_threads), kUnit) * kUnit;
-    return Pieces(groups, block_rows, columns, std::clamp<int64_t>(even, kUnit, kMaxColumns));
+    const int64_t even = ceil_div(ceil_div(columns * blocks, 4 * num_threads), unit) * unit;
+    return Pieces(groups, block_rows, columns, std::clamp<int64_t>(even, unit, kMaxColumns));
   }
 
   int64_t count() const { return count_; }
@@ -169,8 +170,8 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
   const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype);
   const int team = team_size(num_threads, rows * w2.n * w2.k);
   const Pieces row_blocks(groups, 16, 1, 1);
-  const Pieces gate_pieces = Pieces::for_team(groups, kernels.max_rows, w2.k, team);
-  const Pieces down_pieces = Pieces::for_team(groups, kernels.max_rows, w2.n, team);
+  const Pieces gate_pieces = Pieces::for_team(groups, w2.k, kernels, team);
+  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team);
   const Packed packed = Packed::for_rows(x, rows, w13.k, kernels, t_packed);
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
@@ -199,7 +200,7 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
     const int team = team_size(num_threads, rows * w.n * w.k);
     const std::vector<RowGroup> groups{{.matrix = 0, .row0 = 0, .rows = rows, .first_piece = 0}};
     const Pieces row_blocks(groups, 16, 1, 1);
-    const Pieces pieces = Pieces::for_team(groups, kernels.max_rows, w.n, team);
+    const Pieces pieces = Pieces::for_team(groups, w.n, kernels, team);
     const Rows x_rows = skip(x, row0);
     const Packed packed = Packed::for_rows(x_rows, rows, w.k, kernels, t_packed);
     const Output out{static_cast<char*>(y) + row0 * w.n * bytes_of(x.dtype), x.dtype, w.n, bias};

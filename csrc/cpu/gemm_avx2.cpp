@@ -10,8 +10,10 @@ struct Avx2Math {
   using X = float;
   using Operand = __m256;
   using Sum = __m256;
-  static constexpr int kStep = 8, kMaxRows = 3, kTile = 12;
+  static constexpr int kStep = 8;
   static constexpr bool kFoldsScale = true;
+  static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
+  static constexpr int direct_columns(int rows, bool) { return rows == 1 ? 8 : rows == 2 ? 6 : rows == 3 ? 4 : 0; }
 
   static Operand load(const float* p) { return _mm256_loadu_ps(p); }
   static Operand load(const int8_t* p) {
@@ -34,23 +36,27 @@ struct Avx2Math {
   static Sum zero() { return _mm256_setzero_ps(); }
   static Sum mul_add(Operand x, Operand w, Sum sum) { return _mm256_fmadd_ps(x, w, sum); }
 
-  // Four vectors a b c d to [a b c d], halves of the vectors still apart.
-  static __m256 reduce_4(const Sum* s) {
-    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(s[0], s[1]), _mm256_unpackhi_ps(s[0], s[1]));
-    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(s[2], s[3]), _mm256_unpackhi_ps(s[2], s[3]));
-    const __m256d ab2 = _mm256_castps_pd(ab), cd2 = _mm256_castps_pd(cd);
-    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab2, cd2)),
-                         _mm256_castpd_ps(_mm256_unpackhi_pd(ab2, cd2)));
+  // The lane sums of a b c d.
+  static __m128 reduce_4(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const __m256d ab = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+    const __m256d cd = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
+    const __m256 halves =
+        _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
   }
-  template <int N>
-  static void reduce(const Sum* sums, float* out) {
+
+  template <int ROWS, int COLS>
+  static void add_reduced(const Sum* sums, float* out, int64_t ld) {
+    float reduced[(ROWS * COLS + 3) / 4 * 4];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i += 4) {
-      Sum s[4];
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) s[j] = i + j < N ? sums[i + j] : zero();
-      const __m256 r = reduce_4(s);
-      _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(r), _mm256_extractf128_ps(r, 1)));
+    for (int i = 0; i < ROWS * COLS; i += 4) {
+      const auto at = [&](int j) { return i + j < ROWS * COLS ? sums[i + j] : zero(); };
+      _mm_storeu_ps(reduced + i, reduce_4(at(0), at(1), at(2), at(3)));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < COLS; ++c) out[r * ld + c] += reduced[r * COLS + c];
     }
   }
 };

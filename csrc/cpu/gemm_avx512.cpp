@@ -4,6 +4,7 @@
 // subnormals as zero. int8 and e4m3 weights are exact in bf16; their scales multiply fp32 sums.
 #include <immintrin.h>
 
+#include "cpu/gemm_bf16x32.h"
 #include "cpu/gemm_block.h"
 
 namespace eprt {
@@ -16,30 +17,37 @@ struct Avx512Sums {
   using Sum = __m512;
   static Sum zero() { return _mm512_setzero_ps(); }
 
-  static __m512 reduce_4(const Sum* s) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(s[0], s[1]), _mm512_unpackhi_ps(s[0], s[1]));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(s[2], s[3]), _mm512_unpackhi_ps(s[2], s[3]));
-    const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
-    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
+  // Vectors a b c d to [a b c d] in each 128-bit lane, the lanes still to be added.
+  static __m512 reduce_4(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
   }
-  // Sixteen vectors to one of their sums: each 128-bit lane holds four partial sums after reduce_4; then add lanes.
-  template <int N>
-  static void reduce(const Sum* sums, float* out) {
+
+  static __m512 add_lanes(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+
+  // The lane sums of sums[0 .. 15] in one vector; those from `count` on are taken as zero.
+  static __m512 reduce_16(const Sum* sums, int count) {
+    __m512 quad[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < N; i += 16) {
-      __m512 v[4];
+    for (int q = 0; q < 4; ++q) {
+      const auto at = [&](int i) { return 4 * q + i < count ? sums[4 * q + i] : zero(); };
+      quad[q] = 4 * q < count ? reduce_4(at(0), at(1), at(2), at(3)) : zero();
+    }
+    return add_lanes(add_lanes(quad[0], quad[1]), add_lanes(quad[2], quad[3]));
+  }
+
+  template <int ROWS, int COLS>
+  static void add_reduced(const Sum* sums, float* out, int64_t ld) {
+    alignas(64) float reduced[(ROWS * COLS + 15) / 16 * 16];
 #pragma GCC unroll 4
-      for (int q = 0; q < 4; ++q) {
-        Sum s[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) s[j] = i + 4 * q + j < N ? sums[i + 4 * q + j] : zero();
-        v[q] = i + 4 * q < N ? reduce_4(s) : zero();
-      }
-      const __m512 v01 = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xdd));
-      const __m512 v23 = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x88), _mm512_shuffle_f32x4(v[2], v[3], 0xdd));
-      _mm512_storeu_ps(out + i,
-                       _mm512_add_ps(_mm512_shuffle_f32x4(v01, v23, 0x88), _mm512_shuffle_f32x4(v01, v23, 0xdd)));
+    for (int i = 0; i < ROWS * COLS; i += 16) _mm512_store_ps(reduced + i, reduce_16(sums + i, ROWS * COLS - i));
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < COLS; ++c) out[r * ld + c] += reduced[r * COLS + c];
     }
   }
 };
@@ -47,8 +55,10 @@ struct Avx512Sums {
 struct Avx512FloatMath : Avx512Sums {
   using X = float;
   using Operand = __m512;
-  static constexpr int kStep = 16, kMaxRows = 4, kTile = 24;
+  static constexpr int kStep = 16;
   static constexpr bool kFoldsScale = true;
+  static constexpr TileShape kTile{4, 6}, kScaledTile = kTile;
+  static constexpr int direct_columns(int rows, bool) { return rows < 4 ? 8 : rows == 4 ? 6 : 0; }
 
   static Operand load(const float* p) { return _mm512_loadu_ps(p); }
   static Operand load(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(p))); }
@@ -69,29 +79,17 @@ struct Avx512FloatMath : Avx512Sums {
 struct Avx512DotMath : Avx512Sums {
   using X = bf16;
   using Operand = __m512i;
-  static constexpr int kStep = 32, kMaxRows = 4, kTile = 24;
+  static constexpr int kStep = 32;
   static constexpr bool kFoldsScale = false;
-
-  static Operand load(const bf16* p) { return _mm512_loadu_si512(p); }
-  static Operand load(const int8_t* p) {
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(p)));
-    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(p + 16)));
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+  static constexpr TileShape kTile{3, 8}, kScaledTile{4, 3};
+  static constexpr int direct_columns(int rows, bool scaled_sums) {
+    if (scaled_sums) return rows == 1 ? 8 : rows == 2 ? 4 : 0;
+    return rows <= 3 ? 8 : 0;
   }
-  // Exponent and mantissa move into place and the exponent is rebiased from 7 to 127. Subnormals (magnitude 0..7) and
-  // NaN (magnitude 127) come from a table instead; vpermw looks at the five low bits, which tell all of these apart.
-  static Operand load(const fp8* p) {
-    const __m512i wide = _mm512_cvtepi8_epi16(load_256(p));
-    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(wide, 4), _mm512_set1_epi16(0x07f0));
-    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(0x80));
-    const __mmask32 special = _mm512_cmpge_epu16_mask(above, _mm512_set1_epi16(0x7f0 - 0x80));
-    const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16(120 << 7));
-    const __m512i table =
-        _mm512_zextsi128_si512(_mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));  // i * 2^-9
-    const __m512i with_nan = _mm512_mask_set1_epi16(table, 1u << 31, 0x7fc0);
-    const __m512i value = _mm512_mask_permutexvar_epi16(normal, special, wide, with_nan);
-    constexpr int kValueOrSign = 0xf8;  // a | (b & c)
-    return _mm512_ternarylogic_epi32(value, wide, _mm512_set1_epi16(static_cast<short>(0x8000)), kValueOrSign);
+
+  template <class W>
+  static Operand load(const W* p) {
+    return load_bf16x32(p);
   }
   static void store(bf16* p, Operand v) { _mm512_storeu_si512(p, v); }
 
@@ -103,7 +101,8 @@ struct Avx512DotMath : Avx512Sums {
 
 const GemmKernels& gemm_kernels_avx512(Dtype x, Dtype w) {
   using Dot = BlockKernels<Avx512DotMath>;
-  static constexpr GemmKernels kDot{Dot::packed_row_bytes, nullptr, Dot::linear, Dot::gate_up, kBlockMaxRows};
+  static constexpr GemmKernels kDot{Dot::packed_row_bytes, nullptr,       Dot::linear,
+                                    Dot::gate_up,          kBlockMaxRows, kBlockColumnUnit};
   const bool dot = x == Dtype::kBFloat16 && w != Dtype::kFloat32;
   return dot ? kDot : float_kernels<Avx512FloatMath>(x);
 }

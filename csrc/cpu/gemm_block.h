@@ -7,8 +7,9 @@
 //   load(const T*)         an Operand from kStep elements, T: X or a stored weight type;  store(X*, Operand)
 //   load_scaled(p, scale)  the same times an fp8 block's scale, where kFoldsScale
 //   zero(), mul_add(x, w, sum), add_scaled(total, sum, scale)
-//   reduce<N>(sums, out)   N Sums to one float each, by one tree of additions for all
-//   kMaxRows, kTile        a register tile's rows at most, and sums in all
+//   add_reduced<ROWS, COLS>(sums, out, ld)   out[r][c] += the lanes of sums[r][c], one tree of additions for all
+//   kTile, kScaledTile     shape of the register tile: plain, and with one sum per fp8 block besides the total
+//   direct_columns(rows, scaled_sums)        columns of the tile that dequantises in registers; 0: too many rows
 //
 // Order of summation over K, the same for every row and column: stretches of kDepth elements; within one, lane i takes
 // elements i, i + kStep, ...; the lanes are reduced and the result is added to the total. An fp8 block's scale
@@ -16,11 +17,17 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
+#include "cpu/convert.h"
 #include "cpu/gemm_epilogue.h"
 
 namespace eprt {
 namespace {
+
+struct TileShape {
+  int rows, cols;
+};
 
 // A row's stretch of K: 4 KB, so that a tile's weight rows stay in L1. A multiple of kFp8Block.
 template <class Math>
@@ -36,6 +43,7 @@ struct TileInput {
   int64_t k;
   const W* w[COLS];
   const float* scale[COLS];  // scale of w's first block; the following blocks' scales follow. Read only if SCALED.
+  int64_t prefetch;  // how far beyond w the weights lie that are wanted next, in elements. Read only if PREFETCH.
 };
 
 template <class Math, class T>
@@ -61,8 +69,17 @@ template <class Math, bool SCALED, class W>
   return load_weight<Math, SCALED>(padded, scale);
 }
 
+template <class Math, int ROWS, int COLS>
+[[gnu::always_inline]] inline void clear(typename Math::Sum (&sum)[ROWS][COLS]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < COLS; ++c) sum[r][c] = Math::zero();
+  }
+}
+
 // Adds to sum[r][c] the products of elements [k, end), which lie in fp8 block `block` if SCALED.
-template <class Math, bool SCALED, class W, int ROWS, int COLS>
+template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
 [[gnu::always_inline]] inline void accumulate(const TileInput<typename Math::X, W, COLS>& in, int64_t k, int64_t end,
                                               int64_t block, typename Math::Sum (&sum)[ROWS][COLS]) {
   typename Math::Operand x[ROWS];
@@ -71,6 +88,7 @@ template <class Math, bool SCALED, class W, int ROWS, int COLS>
     for (int r = 0; r < ROWS; ++r) x[r] = Math::load(in.x + r * in.x_stride + k);
 #pragma GCC unroll 8
     for (int c = 0; c < COLS; ++c) {
+      if constexpr (PREFETCH) __builtin_prefetch(in.w[c] + (k + in.prefetch), 0, 2);
       const auto w = load_weight<Math, SCALED>(in.w[c] + k, SCALED ? in.scale[c] + block : nullptr);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) sum[r][c] = Math::mul_add(x[r], w, sum[r][c]);
@@ -88,56 +106,54 @@ template <class Math, bool SCALED, class W, int ROWS, int COLS>
   }
 }
 
-template <class Math, int ROWS, int COLS>
-[[gnu::always_inline]] inline void clear(typename Math::Sum (&sum)[ROWS][COLS]) {
+// The same for one fp8 block, [k, end), with its scale.
+template <class Math, bool PREFETCH, class W, int ROWS, int COLS>
+[[gnu::always_inline]] inline void accumulate_block(const TileInput<typename Math::X, W, COLS>& in, int64_t k,
+                                                    int64_t end, int64_t block,
+                                                    typename Math::Sum (&total)[ROWS][COLS]) {
+  if constexpr (Math::kFoldsScale) {
+    accumulate<Math, true, PREFETCH>(in, k, end, block, total);
+  } else {
+    typename Math::Sum sum[ROWS][COLS];
+    clear<Math>(sum);
+    accumulate<Math, true, PREFETCH>(in, k, end, block, sum);
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r) {
+    for (int c = 0; c < COLS; ++c) {
 #pragma GCC unroll 8
-    for (int c = 0; c < COLS; ++c) sum[r][c] = Math::zero();
+      for (int r = 0; r < ROWS; ++r) total[r][c] = Math::add_scaled(total[r][c], sum[r][c], in.scale[c][block]);
+    }
   }
 }
 
-// out[r][c] += sum over one stretch of K.
-template <class Math, bool SCALED, class W, int ROWS, int COLS>
-[[gnu::noinline]] void tile(const TileInput<typename Math::X, W, COLS>& input, float* out, int64_t ld) {
-  const TileInput<typename Math::X, W, COLS> in = input;
-  typename Math::Sum total[ROWS][COLS];
-  clear<Math>(total);
-  if constexpr (!SCALED) {
-    accumulate<Math, false>(in, 0, in.k, 0, total);
-  } else {
-    for (int64_t k = 0, block = 0; k < in.k; k += kFp8Block, ++block) {
-      const int64_t end = k + kFp8Block < in.k ? k + kFp8Block : in.k;
-      if constexpr (Math::kFoldsScale) {
-        accumulate<Math, true>(in, k, end, block, total);
-      } else {
-        typename Math::Sum sum[ROWS][COLS];
-        clear<Math>(sum);
-        accumulate<Math, true>(in, k, end, block, sum);
-#pragma GCC unroll 8
-        for (int c = 0; c < COLS; ++c) {
-#pragma GCC unroll 8
-          for (int r = 0; r < ROWS; ++r) total[r][c] = Math::add_scaled(total[r][c], sum[r][c], in.scale[c][block]);
-        }
+// out[r][c] += the sums over one stretch of K; for `count` tiles below each other.
+template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
+[[gnu::noinline]] void tiles(const TileInput<typename Math::X, W, COLS>& input, int count, float* out, int64_t ld) {
+  TileInput<typename Math::X, W, COLS> in = input;
+  for (; count > 0; --count, in.x += ROWS * in.x_stride, out += ROWS * ld) {
+    typename Math::Sum total[ROWS][COLS];
+    clear<Math>(total);
+    if constexpr (SCALED) {
+      int64_t k = 0, block = 0;
+      for (; k + kFp8Block <= in.k; k += kFp8Block, ++block) {
+        accumulate_block<Math, PREFETCH>(in, k, k + kFp8Block, block, total);
       }
+      if (k < in.k) accumulate_block<Math, PREFETCH>(in, k, in.k, block, total);
+    } else {
+      accumulate<Math, false, PREFETCH>(in, 0, in.k, 0, total);
     }
-  }
-  float reduced[round_up(ROWS * COLS, kLanes)];
-  Math::template reduce<ROWS * COLS>(&total[0][0], reduced);
-#pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < COLS; ++c) out[r * ld + c] += reduced[r * COLS + c];
+    Math::template add_reduced<ROWS, COLS>(&total[0][0], out, ld);
   }
 }
 
 // ---- one stretch of K of a piece ------------------------------------------------------------------------------------
 
-// Columns of a tile of `rows` rows: what the registers hold, and at most 8 weight rows read side by side.
-template <class Math, bool SCALED>
-constexpr int tile_columns(int rows) {
-  const int sums = SCALED && !Math::kFoldsScale ? Math::kTile / 2 : Math::kTile;
-  return sums / rows < 8 ? sums / rows : 8;
+// Calls run<rows>() for a number of rows known at run time, 1 .. MAX; not at all for 0.
+template <int MAX, class Run>
+void with_rows(int rows, Run&& run) {
+  if constexpr (MAX > 0) {
+    if (rows == MAX) return run.template operator()<MAX>();
+    with_rows<MAX - 1>(rows, run);
+  }
 }
 
 // The product over one stretch of K: columns [0, n) of the piece, weights from row `row0` and element `k0` on.
@@ -150,120 +166,118 @@ struct Stretch {
   float* sums;
   int64_t ld;
 
-  const X* x(int row) const {
-    return reinterpret_cast<const X*>(static_cast<const char*>(piece.x) + row * piece.x_stride) + k0;
-  }
-
-  // Past the piece's last column a tile reads the last weight row again; what it adds there is never stored.
-  int64_t weight_row(int column) const { return row0 + (column < piece.n ? column : piece.n - 1); }
-
-  const float* block_scale(int column) const {
-    const int64_t blocks_k = (piece.w.k + kFp8Block - 1) / kFp8Block;
-    return piece.w.scale + weight_row(column) / kFp8Block * blocks_k + k0 / kFp8Block;
-  }
-
-  template <class W>
-  const W* weights(int column) const {
-    return static_cast<const W*>(piece.w.data) + weight_row(column) * piece.w.k + k0;
-  }
-
-  // Few rows: weights are dequantised in registers, each once per tile.
-  template <bool SCALED, class W, int ROWS>
-  void direct(int row) const {
-    constexpr int kCols = tile_columns<Math, SCALED>(ROWS);
-    TileInput<X, W, kCols> in{.x = x(row), .x_stride = x_stride(), .k = k, .w = {}, .scale = {}};
-    for (int column = 0; column < piece.n; column += kCols) {
-      for (int c = 0; c < kCols; ++c) {
-        in.w[c] = weights<W>(column + c);
-        if constexpr (SCALED) in.scale[c] = block_scale(column + c);
-      }
-      tile<Math, SCALED, W, ROWS, kCols>(in, sums + row * ld + column, ld);
-    }
-  }
-
-  // Many rows: a tile's weight rows are dequantised once into `panel` (plain X weights stay where they are), then
-  // multiplied with all rows of the piece.
-  template <bool SCALED, class W>
-  void paneled(X* panel) const {
-    constexpr bool kPlain = std::is_same_v<W, X>;
-    constexpr bool kScaledTile = SCALED && !Math::kFoldsScale;
-    constexpr int kCols = tile_columns<Math, kScaledTile>(Math::kMaxRows);
-    const int tiles = (piece.m + Math::kMaxRows - 1) / Math::kMaxRows;
-    TileInput<X, X, kCols> in{.x = nullptr, .x_stride = x_stride(), .k = k, .w = {}, .scale = {}};
-    for (int column = 0; column < piece.n; column += kCols) {
-      for (int c = 0; c < kCols; ++c) {
-        if constexpr (kPlain) {
-          in.w[c] = weights<X>(column + c);
-        } else {
-          X* row = panel + c * kDepth<Math>;
-          dequantize<SCALED>(weights<W>(column + c), SCALED ? block_scale(column + c) : nullptr, row);
-          in.w[c] = row;
-        }
-        if constexpr (kScaledTile) in.scale[c] = block_scale(column + c);
-      }
-      for (int t = 0; t < tiles; ++t) {
-        const int row = piece.m * t / tiles, rows = piece.m * (t + 1) / tiles - row;
-        in.x = x(row);
-        tile_of<kScaledTile, kCols>(rows, in, sums + row * ld + column);
-      }
-    }
-  }
-
   template <bool SCALED, class W>
   void multiply(X* panel) const {
-    switch (piece.m) {
-      case 1:
-        return direct<SCALED, W, 1>(0);
-      case 2:
-        return direct<SCALED, W, 2>(0);
-      case 3:
-        return direct<SCALED, W, 3>(0);
-      case 4:
-        if constexpr (Math::kMaxRows >= 4) return direct<SCALED, W, 4>(0);
-        [[fallthrough]];
-      default:
-        return paneled<SCALED, W>(panel);
-    }
+    constexpr bool kScaledSums = SCALED && !Math::kFoldsScale;
+    constexpr int kMaxDirect = [] {
+      int rows = 1;
+      while (Math::direct_columns(rows + 1, kScaledSums) > 0) ++rows;
+      return rows;
+    }();
+    if (piece.m > kMaxDirect) return paneled<SCALED, W>(panel);
+    with_rows<kMaxDirect>(piece.m,
+                          [&]<int ROWS>() { direct<SCALED, W, ROWS, Math::direct_columns(ROWS, kScaledSums)>(); });
   }
 
  private:
-  int64_t x_stride() const { return piece.x_stride / static_cast<int64_t>(sizeof(X)); }
+  // Few rows: weights are dequantised in registers.
+  template <bool SCALED, class W, int ROWS, int COLS>
+  void direct() const {
+    TileInput<X, W, COLS> in = tile_input<W, COLS>();
+    for (int column = 0; column < piece.n; column += COLS) {
+      in.prefetch = next_tile<COLS>(column);
+      for (int c = 0; c < COLS; ++c) {
+        in.w[c] = weights<W>(column + c);
+        if constexpr (SCALED) in.scale[c] = block_scale(column + c);
+      }
+      tiles<Math, SCALED, true, W, ROWS, COLS>(in, 1, sums + column, ld);
+    }
+  }
+
+  // Many rows: a tile's weight rows are dequantised once into `panel` and multiplied with all rows of the piece.
+  // Weights that are of type X already are multiplied where they lie.
+  template <bool SCALED, class W>
+  void paneled(X* panel) const {
+    constexpr bool kInPlace = std::is_same_v<W, X>;
+    constexpr bool kScaledSums = SCALED && !Math::kFoldsScale;
+    constexpr int kRows = (kScaledSums ? Math::kScaledTile : Math::kTile).rows;
+    constexpr int kCols = (kScaledSums ? Math::kScaledTile : Math::kTile).cols;
+    const int full = piece.m / kRows;
+    TileInput<X, X, kCols> in = tile_input<X, kCols>();
+    for (int column = 0; column < piece.n; column += kCols) {
+      in.prefetch = next_tile<kCols>(column);
+      for (int c = 0; c < kCols; ++c) {
+        if constexpr (kScaledSums) in.scale[c] = block_scale(column + c);
+        if constexpr (kInPlace) {
+          in.w[c] = weights<X>(column + c);
+        } else {
+          const float* scale = SCALED ? block_scale(column + c) : nullptr;
+          in.w[c] = dequantize<SCALED>(weights<W>(column + c), scale, in.prefetch, panel + c * kDepth<Math>);
+        }
+      }
+      float* out = sums + column;
+      in.x = x();
+      tiles<Math, kScaledSums, kInPlace, X, kRows, kCols>(in, full > 0, out, ld);  // fetches the next tile's weights
+      in.x += kRows * in.x_stride;
+      tiles<Math, kScaledSums, false, X, kRows, kCols>(in, full - 1, out + kRows * ld, ld);
+      in.x += (full - 1) * kRows * in.x_stride;
+      with_rows<kRows - 1>(piece.m - full * kRows, [&]<int ROWS>() {
+        tiles<Math, kScaledSums, false, X, ROWS, kCols>(in, 1, out + full * kRows * ld, ld);
+      });
+    }
+  }
 
   template <bool SCALED, class W>
-  void dequantize(const W* w, const float* scale, X* out) const {
+  const X* dequantize(const W* w, const float* scale, int64_t prefetch, X* out) const {
     int64_t i = 0;
     for (; i + Math::kStep <= k; i += Math::kStep) {
+      __builtin_prefetch(w + (i + prefetch), 0, 2);
       Math::store(out + i, load_weight<Math, SCALED>(w + i, SCALED ? scale + i / kFp8Block : nullptr));
     }
     if (i < k) {
       const float* s = SCALED ? scale + i / kFp8Block : nullptr;
       Math::store(out + i, load_weight_tail<Math, SCALED>(w + i, s, static_cast<int>(k - i)));
     }
+    return out;
   }
 
-  template <bool SCALED, int COLS>
-  void tile_of(int rows, const TileInput<X, X, COLS>& in, float* out) const {
-    switch (rows) {
-      case 1:
-        return tile<Math, SCALED, X, 1, COLS>(in, out, ld);
-      case 2:
-        return tile<Math, SCALED, X, 2, COLS>(in, out, ld);
-      case 3:
-        return tile<Math, SCALED, X, 3, COLS>(in, out, ld);
-      default:
-        if constexpr (Math::kMaxRows >= 4) return tile<Math, SCALED, X, 4, COLS>(in, out, ld);
-    }
+  template <class W, int COLS>
+  TileInput<X, W, COLS> tile_input() const {
+    const int64_t x_stride = piece.x_stride / static_cast<int64_t>(sizeof(X));
+    return {.x = x(), .x_stride = x_stride, .k = k, .w = {}, .scale = {}, .prefetch = 0};
+  }
+
+  const X* x() const { return static_cast<const X*>(piece.x) + k0; }
+
+  // Past the piece's last column a tile reads the last weight row again; what it adds there is never stored.
+  int64_t weight_row(int column) const { return row0 + (column < piece.n ? column : piece.n - 1); }
+
+  template <class W>
+  const W* weights(int column) const {
+    return static_cast<const W*>(piece.w.data) + weight_row(column) * piece.w.k + k0;
+  }
+
+  const float* block_scale(int column) const {
+    const int64_t blocks_k = (piece.w.k + kFp8Block - 1) / kFp8Block;
+    return piece.w.scale + weight_row(column) / kFp8Block * blocks_k + k0 / kFp8Block;
+  }
+
+  // Distance to the next tile's weights; none after the last whole tile.
+  template <int COLS>
+  int64_t next_tile(int column) const {
+    return column + 2 * COLS <= piece.n ? COLS * piece.w.k : 0;
   }
 };
 
 // ---- the kernels of one Math ----------------------------------------------------------------------------------------
 
 constexpr int kBlockMaxRows = 64;
+constexpr int kBlockColumnUnit = 48;  // of 3, 4, 6 and 8 columns, all tiles are whole
 
 template <class Math>
 struct BlockKernels {
   using X = typename Math::X;
-  static constexpr int64_t kLd = kMaxColumns + kLanes;  // tiles may write up to 7 columns past the piece
+  static constexpr int64_t kLd = kMaxColumns + 16;  // tiles add up to 7 columns past the piece
 
   struct Workspace {
     alignas(64) float sums[2][kBlockMaxRows * kLd];
@@ -309,8 +323,7 @@ struct BlockKernels {
     Workspace& space = workspace();
     multiply(piece, piece.n0, space.sums[0]);
     multiply(piece, piece.w.n / 2 + piece.n0, space.sums[1]);
-    constexpr Dtype kDtype = std::is_same_v<X, float> ? Dtype::kFloat32 : Dtype::kBFloat16;
-    store_gate_up(space.sums[0], space.sums[1], kLd, piece, kDtype, h, h_stride);
+    store_gate_up<X>(space.sums[0], space.sums[1], kLd, piece, h, h_stride);
   }
 
   static int64_t packed_row_bytes(int64_t k) { return round_up(k * sizeof(X), 64); }
@@ -318,9 +331,8 @@ struct BlockKernels {
 
 inline void widen_rows(const void* x, int64_t x_stride, int64_t m, int64_t k, void* packed, int64_t packed_stride) {
   for (int64_t row = 0; row < m; ++row) {
-    const bf16* in = reinterpret_cast<const bf16*>(static_cast<const char*>(x) + row * x_stride);
-    float* out = reinterpret_cast<float*>(static_cast<char*>(packed) + row * packed_stride);
-    for (int64_t i = 0; i < k; ++i) out[i] = to_float(in[i]);
+    convert(reinterpret_cast<const bf16*>(static_cast<const char*>(x) + row * x_stride), k,
+            reinterpret_cast<float*>(static_cast<char*>(packed) + row * packed_stride));
   }
 }
 
@@ -328,10 +340,10 @@ inline void widen_rows(const void* x, int64_t x_stride, int64_t m, int64_t k, vo
 template <class Math>
 const GemmKernels& float_kernels(Dtype x) {
   using Kernels = BlockKernels<Math>;
-  static constexpr GemmKernels kAsIs{Kernels::packed_row_bytes, nullptr, Kernels::linear, Kernels::gate_up,
-                                     kBlockMaxRows};
-  static constexpr GemmKernels kWidened{Kernels::packed_row_bytes, widen_rows, Kernels::linear, Kernels::gate_up,
-                                        kBlockMaxRows};
+  static constexpr GemmKernels kAsIs{Kernels::packed_row_bytes, nullptr,       Kernels::linear,
+                                     Kernels::gate_up,          kBlockMaxRows, kBlockColumnUnit};
+  static constexpr GemmKernels kWidened{Kernels::packed_row_bytes, widen_rows,    Kernels::linear,
+                                        Kernels::gate_up,          kBlockMaxRows, kBlockColumnUnit};
   return x == Dtype::kFloat32 ? kAsIs : kWidened;
 }
 

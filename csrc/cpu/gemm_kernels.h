@@ -15,7 +15,7 @@ struct Piece {
   int n;  // 1 .. kMaxColumns
 };
 
-constexpr int kMaxColumns = 192;  // pieces start at multiples of 48 columns
+constexpr int kMaxColumns = 192;
 
 // Where a linear piece ends: y[m][n0 + j], rows `stride` elements apart.
 struct Output {
@@ -38,7 +38,8 @@ struct GemmKernels {
   // [n0, n0 + n) of h.
   void (*gate_up)(const Piece& piece, void* h, int64_t h_stride);
 
-  int max_rows;  // of a piece; a multiple of 16
+  int max_rows;     // of a piece; a multiple of 16
+  int column_unit;  // pieces start at multiples of it; a divisor of kMaxColumns
 };
 
 // Kernels for these dtypes of activations and weights.

@@ -1,26 +1,35 @@
 // Kernels for any x86-64 (four lanes, baseline instructions). Also the plainest statement of what a Math class does.
-#include <algorithm>
-#include <cmath>
+#include <array>
+#include <limits>
 
 #include "cpu/gemm_block.h"
 
 namespace eprt {
 namespace {
 
+// The value of each e4m3fn code.
+constexpr std::array<float, 256> kFp8Values = [] {
+  std::array<float, 256> values{};
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = exponent == 0 ? mantissa : 8 + mantissa;  // in units of 2^-9
+    for (int i = 1; i < exponent; ++i) value *= 2;
+    value = exponent == 15 && mantissa == 7 ? std::numeric_limits<float>::quiet_NaN() : value / 512;
+    values[code] = code & 128 ? -value : value;
+  }
+  return values;
+}();
+
 struct ScalarMath {
   using X = float;
   typedef float Operand __attribute__((vector_size(16)));
   using Sum = Operand;
-  static constexpr int kStep = 4, kMaxRows = 3, kTile = 12;
+  static constexpr int kStep = 4;
   static constexpr bool kFoldsScale = true;
+  static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
+  static constexpr int direct_columns(int rows, bool) { return rows <= 3 ? 4 : 0; }
 
-  static float decode(fp8 w) {
-    const uint32_t magnitude = w.bits & 0x7f;
-    const float value = magnitude == 0x7f ? NAN
-                        : magnitude < 8   ? static_cast<float>(magnitude) * 0x1p-9f
-                                          : std::bit_cast<float>((magnitude << 20) + (120u << 23));
-    return w.bits & 0x80 ? -value : value;
-  }
+  static float decode(fp8 w) { return kFp8Values[w.bits]; }
 
   static Operand load(const float* p) { return Operand{p[0], p[1], p[2], p[3]}; }
   static Operand load(const int8_t* p) { return Operand{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
@@ -32,9 +41,14 @@ struct ScalarMath {
 
   static Sum zero() { return Sum{}; }
   static Sum mul_add(Operand x, Operand w, Sum sum) { return sum + x * w; }
-  template <int N>
-  static void reduce(const Sum* sums, float* out) {
-    for (int i = 0; i < N; ++i) out[i] = (sums[i][0] + sums[i][2]) + (sums[i][1] + sums[i][3]);
+  template <int ROWS, int COLS>
+  static void add_reduced(const Sum* sums, float* out, int64_t ld) {
+    for (int r = 0; r < ROWS; ++r) {
+      for (int c = 0; c < COLS; ++c) {
+        const Sum sum = sums[r * COLS + c];
+        out[r * ld + c] += (sum[0] + sum[2]) + (sum[1] + sum[3]);
+      }
+    }
   }
 };
 

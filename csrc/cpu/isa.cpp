@@ -31,6 +31,9 @@ Isa probe() {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   if (!avx512) return Isa::kAvx2;
+#ifdef EPRT_EMULATE_AMX
+  return Isa::kAmx;
+#endif
   return has_amx_bf16_int8() && request_amx() ? Isa::kAmx : Isa::kAvx512;
 }
 
