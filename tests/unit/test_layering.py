@@ -1,0 +1,230 @@
+"""The house rules that a reader relies on, checked over the sources: who imports whom, who reads the environment, who
+knows torch, how long files and functions may get, and that nothing names the machine it was built on."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Each may import itself and those to its right. What stands at the top of eprt/ (cli, generate, doctor, ...) is in TOP.
+LAYERS = ("serve", "engine", "models", "layers", "ep", "ops")
+# Leaves: anyone may import them; they import only each other. gpu is what ops and ep launch kernels with.
+LEAVES = {"env", "config", "topology", "machine", "bind"}
+# Doors into the package for programs and for other libraries' users; nobody inside imports them.
+TOP = {"cli", "generate", "doctor", "probe", "compat", "__main__"}
+
+# EPMoE.from_hf and the like are public names of a layer whose work is done behind a door.
+ALLOWED_DOORS = {("eprt/layers/moe.py", "compat")}
+
+# file -> limit, where the general one does not do. Each needs a reason.
+LONGER_FILES: dict[str, int] = {}
+LONGER_FUNCTIONS: dict[str, int] = {}
+PYTHON_LIMIT, FUNCTION_LIMIT, CPP_LIMIT = 400, 60, 500
+
+
+def repository_files(*suffixes: str) -> list[Path]:
+    """Tracked and new files, without what git ignores; every file where there is no git (an unpacked archive)."""
+    git = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if git.returncode == 0:
+        files = [ROOT / name for name in git.stdout.splitlines()]
+    else:
+        skipped = {".venv", "build", "dist", ".git"}
+        files = [path for path in ROOT.rglob("*") if not skipped & set(path.relative_to(ROOT).parts)]
+    return sorted(path for path in files if path.is_file() and (not suffixes or path.suffix in suffixes))
+
+
+def python_files(*folders: str) -> list[Path]:
+    files = [path for path in repository_files(".py") if not folders or path.relative_to(ROOT).parts[0] in folders]
+    assert files, folders
+    return files
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import in the file, those inside functions included; relative ones resolved.
+
+    `from eprt.ops import linear` gives eprt.ops.linear, whether linear is a module or a name in it.
+    """
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def part_of(module: str) -> str | None:
+    """eprt.ops.linear -> ops; None outside eprt."""
+    words = module.split(".")
+    return words[1] if words[0] == "eprt" and len(words) > 1 else None
+
+
+def test_imports_go_one_way():
+    wrong = []
+    for path in python_files("eprt"):
+        own = path.relative_to(ROOT / "eprt").parts[0].removesuffix(".py")
+        for line, module in imports(path):
+            other = part_of(module)
+            if other is None or other == own or other in LEAVES:
+                continue
+            if own in LEAVES:
+                wrong.append(f"{name(path)}:{line}: {own} is a leaf, yet imports {module}")
+            elif other in TOP and own not in TOP | {"__init__"} and (name(path), other) not in ALLOWED_DOORS:
+                wrong.append(f"{name(path)}:{line}: nobody inside imports {other}")
+            elif own in LAYERS and other in LAYERS and LAYERS.index(other) < LAYERS.index(own):
+                wrong.append(f"{name(path)}:{line}: {own} imports {other}, against {' -> '.join(LAYERS)}")
+            elif own in ("gpu",) and other in LAYERS:
+                wrong.append(f"{name(path)}:{line}: gpu launches kernels; it knows nothing of {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_part_of_the_package_has_its_place():
+    parts = {path.relative_to(ROOT / "eprt").parts[0].removesuffix(".py") for path in python_files("eprt")}
+    unplaced = parts - {*LAYERS, *LEAVES, *TOP, "gpu", "__init__"}
+    assert not unplaced, f"{unplaced}: say in this file where they stand"
+
+
+def test_only_placement_and_the_engine_side_know_balancer_and_diagnostics():
+    """ep uses placements; engine and serve write the log. models, layers and ops know neither."""
+    wrong = []
+    for path in python_files("eprt"):
+        own = path.relative_to(ROOT / "eprt").parts[0].removesuffix(".py")
+        for line, module in imports(path):
+            if part_of(module) in ("balancer", "diagnostics") and own in ("models", "ops", "gpu", *LEAVES):
+                wrong.append(f"{name(path)}:{line}: {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", ["balancer", "diagnostics"])
+def test_balancer_and_diagnostics_stand_alone(folder):
+    wrong = [
+        f"{name(path)}:{line}: {module}"
+        for path in python_files(folder)
+        for line, module in imports(path)
+        if module.split(".")[0] not in {folder, "numpy", "scipy", *sys.stdlib_module_names}
+        or (folder == "diagnostics" and module.split(".")[0] == "scipy")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_balancer_and_diagnostics_work_without_torch():
+    """In a process where torch, mpi4py and scipy cannot be imported."""
+    code = """
+import sys, tempfile
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "mpi4py", "transformers"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Block())
+import eprt.balancer, eprt.diagnostics
+placement = eprt.balancer.plan([[1.0, 2.0, 3.0, 4.0]], num_gpus=2)
+assert placement.num_slots == 4
+with tempfile.TemporaryDirectory() as directory:
+    writer = eprt.diagnostics.WindowWriter(directory)
+    writer.write(eprt.diagnostics.WindowRecord(0, 1.0, 2.0, 0, 1, [0], 1, [0.0], [0.0], [1], 1.0, [1]))
+    log = eprt.diagnostics.read_log(directory)
+    assert eprt.diagnostics.analyze(eprt.diagnostics.WindowMatrices.of(log.records)) == []
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_env_reads_the_environment():
+    reads = re.compile(r"\bos\.(environ|getenv|putenv|unsetenv)\b|from os import .*\b(environ|getenv)\b")
+    wrong = [
+        f"{name(path)}:{number}: {line.strip()}"
+        for path in python_files("eprt", "balancer", "diagnostics")
+        if name(path) != "eprt/env.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if reads.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+    native = [name(path) for path in repository_files(".cpp", ".h", ".cu", ".cuh") if "getenv(" in path.read_text()]
+    assert not native, f"{native} read the environment; pass the value from Python"
+
+
+def test_only_the_operator_tables_include_torch():
+    """csrc/ops.cpp and its parts csrc/ops_*.cpp declare the operators; kernels take raw pointers."""
+    including = re.compile(r"^\s*#\s*include\s*[<\"](torch|ATen|c10)/", re.MULTILINE)
+    users = {name(path) for path in repository_files(".cpp", ".h", ".cu", ".cuh") if including.search(path.read_text())}
+    assert "csrc/ops.cpp" in users
+    assert all(re.fullmatch(r"csrc/ops(_\w+)?\.cpp", user) for user in users), users
+
+
+def test_no_code_asks_which_backend_it_has():
+    """Backends differ behind EPBackend; a comparison outside the registry is a hidden second interface."""
+    asks = re.compile(r"\bbackend(\.name|_name)?\s*(==|!=|in\s*[(\[{])")
+    wrong = [
+        f"{name(path)}:{number}: {line.strip()}"
+        for path in python_files("eprt")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if asks.search(line.partition("#")[0])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_stay_short():
+    too_long = []
+    for path in repository_files(".py", ".cpp", ".h", ".cu", ".cuh"):
+        limit = LONGER_FILES.get(name(path), PYTHON_LIMIT if path.suffix == ".py" else CPP_LIMIT)
+        if path.suffix == ".py" and name(path).startswith("tests/"):
+            limit = 2 * PYTHON_LIMIT  # tables of cases; one file per subject is worth more than a limit here
+        count = len(path.read_text().splitlines())
+        if count > limit:
+            too_long.append(f"{name(path)}: {count} lines, limit {limit}")
+    assert not too_long, "\n".join(too_long)
+
+
+def test_functions_stay_short():
+    too_long = []
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                where = f"{name(path)}:{node.name}"
+                count = (node.end_lineno or node.lineno) - node.lineno + 1
+                if count > LONGER_FUNCTIONS.get(where, FUNCTION_LIMIT):
+                    too_long.append(f"{where}: {count} lines, limit {LONGER_FUNCTIONS.get(where, FUNCTION_LIMIT)}")
+    assert not too_long, "\n".join(too_long)
+
+
+def test_nothing_names_the_machine_it_was_built_on():
+    """No absolute path of somebody's machine; what programs themselves fix (/dev/shm, /proc, /usr/bin) is fine."""
+    private = re.compile(r"(?<![\w.~$}])/(work|home|root|Users|mnt|workspace)/[\w.-]+")
+    wrong = []
+    for path in repository_files():
+        if path.suffix in (".safetensors", ".png", ".npz") or path == Path(__file__).resolve():
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        wrong += [f"{name(path)}: {match[0]}" for match in private.finditer(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_rules_bite(tmp_path):
+    """The parser these tests rest on sees what it must."""
+    package = ROOT / "eprt" / "ep"
+    sample = "import eprt.serve.api\nfrom eprt.engine import llm\ndef f():\n    from . import wait\n    from ..ops import x\n"
+
+    class Source(type(package)):
+        def read_text(self, *arguments, **options):
+            return sample
+
+    found = dict(imports(Source(package / "sample.py")))
+    assert found == {1: "eprt.serve.api", 2: "eprt.engine.llm", 4: "eprt.ep.wait", 5: "eprt.ops.x"}
+    assert [part_of(module) for module in found.values()] == ["serve", "engine", "ep", "ops"]
