@@ -1,7 +1,9 @@
 """BatchRows: what each step's vectorised code needs of every running request, one row each, kept up to date in place.
 
-A request holds a row from admission until it finishes or is preempted. Steps gather rows instead of walking requests.
-Suffixes: M rows (most requests that can run), P pages of the longest request, V vocabulary.
+A request holds a row from admission until it finishes or is preempted. Steps gather rows instead of walking requests:
+after a forward pass nothing is left in the CPU's caches, and walking 128 Python objects costs more than all the rest.
+Suffixes: M rows (most requests that can run), L tokens and P pages of the longest request, S stop tokens, V vocabulary,
+X some rows.
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ SAMPLING_DTYPE = np.dtype(
     align=True,
 )
 
+_NO_TOKEN = -2  # equals no token id, nor the sampler's -1
+
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
@@ -38,14 +42,19 @@ class TokenCounts:
 
 
 class BatchRows:
-    """page_table_MP: int32, pages of each row's request in order. sampling_M: SAMPLING_DTYPE.
+    """tokens_ML: int32, prompt and generated. length_M: how many. num_prompt_M, max_len_M: as in Request.
+    page_table_MP: int32, the row's pages in order. num_slots_M: tokens they have room for. stop_MS: token ids that end
+    it, padded. sampling_M: SAMPLING_DTYPE. All int64 where nothing else is said.
 
     counts, bias: only for the rows that have penalties or a logit bias (token ids int64, bias fp32).
     """
 
-    def __init__(self, num_rows: int, num_pages_per_request: int, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.page_table_MP = np.zeros((num_rows, num_pages_per_request), dtype=np.int32)
+    def __init__(self, num_rows: int, max_model_len: int, page_size: int, vocab_size: int):
+        self.page_size, self.vocab_size = page_size, vocab_size
+        self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
+        self.length_M, self.num_prompt_M, self.max_len_M, self.num_slots_M = np.zeros((4, num_rows), dtype=np.int64)
+        self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)
+        self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
         self.counts: dict[int, TokenCounts] = {}
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -54,8 +63,52 @@ class BatchRows:
     def enter(self, request: Request) -> None:
         """Gives the request a row, filled from its pages, tokens and params."""
         row = request.row = self._unused.pop()
-        params = request.params
+        num_tokens = len(request.tokens_L)
+        self.tokens_ML[row, :num_tokens] = request.tokens_L
+        self.length_M[row] = num_tokens
+        self.num_prompt_M[row] = request.num_prompt
+        self.max_len_M[row] = request.max_len
+        self.num_slots_M[row] = len(request.pages) * self.page_size
         self.page_table_MP[row, : len(request.pages)] = request.pages
+        self._enter_stops(row, request)
+        self._enter_sampling(row, request)
+
+    def grow(self, request: Request, page: int) -> None:
+        """Appends a page to the request."""
+        self.page_table_MP[request.row, len(request.pages)] = page
+        request.pages.append(page)
+        self.num_slots_M[request.row] += self.page_size
+
+    def append(self, row_X: np.ndarray, token_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Appends a token to each of these rows. Returns whether it is a stop token, whether the row is full (bool)."""
+        length_X = self.length_M[row_X]
+        self.tokens_ML[row_X, length_X] = token_X
+        self.length_M[row_X] = length_X + 1
+        if self.counts:
+            for row, token_id in zip(row_X.tolist(), token_X.tolist()):
+                if row in self.counts and token_id >= 0:
+                    self.counts[row].generated_V[token_id] += 1
+        stopped_X = (self.stop_MS[row_X] == token_X[:, None]).any(axis=1)
+        return stopped_X, length_X + 1 >= self.max_len_M[row_X]
+
+    def leave(self, request: Request) -> None:
+        """Takes the row back; the request gets its tokens."""
+        row = request.row
+        request.tokens_L = self.tokens_ML[row, : self.length_M[row]].copy()
+        self.counts.pop(row, None)
+        self.bias.pop(row, None)
+        self._unused.append(row)
+        request.row = -1
+
+    def _enter_stops(self, row: int, request: Request) -> None:
+        num_more = len(request.stop_ids) - self.stop_MS.shape[1]
+        if num_more > 0:
+            self.stop_MS = np.pad(self.stop_MS, ((0, 0), (0, num_more)), constant_values=_NO_TOKEN)
+        self.stop_MS[row] = _NO_TOKEN
+        self.stop_MS[row, : len(request.stop_ids)] = list(request.stop_ids)
+
+    def _enter_sampling(self, row: int, request: Request) -> None:
+        params = request.params
         penalised = bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1)
         self.sampling_M[row] = (
             request.seed,
@@ -79,21 +132,23 @@ class BatchRows:
                 np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias)),
             )
 
-    def grow(self, request: Request, page: int) -> None:
-        """Appends a page to the request."""
-        self.page_table_MP[request.row, len(request.pages)] = page
-        request.pages.append(page)
-
-    def leave(self, request: Request) -> None:
-        """Takes the row back."""
-        self.counts.pop(request.row, None)
-        self.bias.pop(request.row, None)
-        self._unused.append(request.row)
-        request.row = -1
+    def check_integrity(self, request: Request) -> None:
+        """Raises RuntimeError naming the request whose row does not say what the request says."""
+        row, num_pages = request.row, len(request.pages)
+        pages = self.page_table_MP[row, :num_pages].tolist()
+        num_slots, length = int(self.num_slots_M[row]), int(self.length_M[row])
+        if pages != request.pages or num_slots != num_pages * self.page_size:
+            raise RuntimeError(
+                f"request {request.request_id!r} owns pages {request.pages}, but its row has {pages}, {num_slots} slots"
+            )
+        if not request.num_prompt <= length <= request.max_len:
+            raise RuntimeError(
+                f"request {request.request_id!r} has {length} tokens, outside {request.num_prompt}..{request.max_len}"
+            )
 
     def _count(self, request: Request) -> TokenCounts:
-        prompt, generated = request.tokens[: request.num_prompt], request.tokens[request.num_prompt :]
+        prompt, generated = np.split(request.tokens_L, [request.num_prompt])
         in_prompt_V = np.zeros(self.vocab_size, dtype=np.bool_)
         in_prompt_V[prompt] = True
-        generated_V = np.bincount(np.asarray(generated, np.int64), minlength=self.vocab_size).astype(np.int32)
+        generated_V = np.bincount(generated, minlength=self.vocab_size).astype(np.int32)
         return TokenCounts(generated_V, in_prompt_V)

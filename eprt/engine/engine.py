@@ -76,8 +76,7 @@ class Engine:
         self.model = model if model is not None else _load(config, self.group, progress)
         self.limits, self._pool, kv_cache_LPSD = self._make_cache()
         max_running = min(config.max_num_seqs, config.chunk_size)
-        pages_per_request = -(-self.limits.max_model_len // config.page_size)
-        rows = BatchRows(max_running, pages_per_request, self.limits.vocab_size)
+        rows = BatchRows(max_running, self.limits.max_model_len, config.page_size, self.limits.vocab_size)
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
         self.runner = Runner(self.model, kv_cache_LPSD, rows, config.chunk_size, max_running)
         self._rows = rows
@@ -168,9 +167,10 @@ class Engine:
     def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
         wants_low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
         header = (schedule.num_tokens, wants_low_latency, self.has_work, seen_seq)
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N = self._board.exchange(header).T
-        all_idle = not has_work_N.any() and bool((seen_seq_N == seen_seq_N[0]).all())
-        return bool(num_tokens_N.any()), "low_latency" if low_latency_N.all() else "normal", all_idle
+        # Plain integers: for a few ranks they are faster than numpy.
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N = zip(*self._board.exchange(header).tolist())
+        all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
+        return any(num_tokens_N), "low_latency" if all(low_latency_N) else "normal", all_idle
 
     @torch.inference_mode()
     def _run(self, schedule: Schedule, mode: str) -> list:
@@ -178,7 +178,7 @@ class Engine:
         if not schedule.num_tokens:
             return []
         prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
-        sampled = sampler.sample(logits_XV[: len(schedule.sampled)], schedule.sampled, self._rows)
+        sampled = sampler.sample(logits_XV[: len(schedule.sampled)], schedule.sampled_row_X, self._rows)
         return self.scheduler.commit(schedule, sampled, prompt_logprobs)
 
     # -- looking in from outside --

@@ -17,6 +17,7 @@ Requests give their pages back last page first; the page evicted first is then a
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +36,8 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._refs = [0] * num_pages
-        self._key_of: list[tuple[int, tuple[int, ...]] | None] = [None] * num_pages
-        self._entry_of: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (page, node)
+        self._key_of: list[tuple[int, bytes] | None] = [None] * num_pages
+        self._entry_of: dict[tuple[int, bytes], tuple[int, int]] = {}  # key -> (page, node)
         self._next_node = ROOT_NODE + 1
 
     @property
@@ -48,15 +49,15 @@ class PagePool:
     def num_owned(self) -> int:
         return self.num_pages - self.num_available
 
-    def match(self, tokens: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
-        """The longest known chain of full pages covering at most max_tokens of tokens, and its last node.
+    def match(self, tokens_L: np.ndarray, max_tokens: int) -> tuple[list[int], int]:
+        """The longest known chain of full pages covering at most max_tokens of tokens_L (int32), and its last node.
 
         Takes no ownership: acquire() does.
         """
         pages: list[int] = []
         node, size = ROOT_NODE, self.page_size
         for end in range(size, max_tokens + 1, size):
-            entry = self._entry_of.get((node, tuple(tokens[end - size : end])))
+            entry = self._entry_of.get((node, tokens_L[end - size : end].tobytes()))
             if entry is None:
                 break
             page, node = entry
@@ -84,11 +85,11 @@ class PagePool:
         self._refs[page] = 1
         return page
 
-    def register(self, page: int, parent_node: int, tokens: Sequence[int]) -> int:
-        """Makes a full page known as `tokens` after the prefix parent_node; returns the node of the longer prefix."""
+    def register(self, page: int, parent_node: int, tokens: np.ndarray) -> int:
+        """Makes a full page known as `tokens` (int32) after prefix parent_node; returns the longer prefix's node."""
         if not self.enable_prefix_cache:
             return ROOT_NODE
-        key = (parent_node, tuple(tokens))
+        key = (parent_node, tokens.tobytes())
         entry = self._entry_of.get(key)
         if entry is not None:
             return entry[1]

@@ -16,8 +16,9 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     params.logprobs most likely (token id, logprob) pairs, best first.
     finish_reason: None while the request runs, then "stop" (EOS or a stop token id, which is included here), "length"
     (max_tokens or max_model_len) or "abort".
-    prompt_logprobs: on the first output only, one (logprob of this token, top pairs) per prompt token after the first.
-    num_cached_tokens: prompt tokens served from the prefix cache. error: why the engine gave the request up.
+    On the first output only: prompt_logprobs, one (logprob of this token, top pairs) per prompt token after the first;
+    num_cached_tokens, prompt tokens served from the prefix cache.
+    error: why the engine gave the request up (finish_reason "abort").
     """
 
     request_id: str

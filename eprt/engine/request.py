@@ -6,6 +6,8 @@ Imports no torch, so that the process that serves HTTP can refuse a bad request 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from eprt.engine.sampling_params import SamplingParams
 
 
@@ -51,16 +53,18 @@ class RequestLimits:
 class Request:
     """A sequence and where it stands. Only the scheduler changes it.
 
-    tokens: prompt, then generated. max_len: length of tokens at which it ends with "length". stop_ids: token ids that
+    tokens_L: int32, prompt and generated, as of when it was last queued; while it runs, BatchRows has its tokens.
+    max_len: number of tokens at which it ends with "length". stop_ids: token ids that
     end it. seed: 64 bits; with sample_idx and the output position it fixes every random draw.
 
-    num_computed: tokens whose KV entries are in pages. prefill_end: num_computed at which it starts to decode.
-    row: its row in BatchRows, -1 unless running. prefix_node, num_registered: how far its full pages are known to the
-    prefix cache (see kv_cache.py). prompt_logprobs: collected so far, None if not wanted.
+    row: its row in BatchRows, -1 unless running. num_prefilled: tokens whose KV entries prefill has put into pages, up
+    to prefill_end; from then on it is decoding, and all tokens but the last have theirs. prefix_node, num_registered:
+    how far its full pages are known to the prefix cache (see kv_cache.py). prompt_logprobs: collected so far, None if
+    not wanted.
     """
 
     request_id: str
-    tokens: list[int]
+    tokens_L: np.ndarray
     num_prompt: int
     params: SamplingParams
     sample_idx: int
@@ -69,10 +73,9 @@ class Request:
     stop_ids: frozenset[int]
     row: int = -1
     pages: list[int] = field(default_factory=list)
-    num_computed: int = 0
+    num_prefilled: int = 0
     prefill_end: int = 0
     decoding: bool = False
-    finished: bool = False
     prefix_node: int = 0
     num_registered: int = 0
     num_cached_tokens: int | None = None
@@ -94,7 +97,7 @@ class Request:
         stop_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         return cls(
             request_id=request_id,
-            tokens=list(prompt_token_ids),
+            tokens_L=np.array(prompt_token_ids, dtype=np.int32),
             num_prompt=num_prompt,
             params=params,
             sample_idx=sample_idx,
@@ -103,7 +106,3 @@ class Request:
             stop_ids=frozenset(stop_ids),
             prompt_logprobs=[] if params.prompt_logprobs else None,
         )
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - self.num_prompt

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.request import Request
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.scheduler import Chunk, Schedule
 from eprt.layers.batch import ForwardBatch
@@ -36,28 +35,24 @@ class Runner:
 
     def pack(self, schedule: Schedule, mode: str) -> ForwardBatch:
         """The step's tokens as tensors."""
-        decodes, chunks = schedule.decodes, schedule.chunks
-        row_B = [request.row for request in decodes]
-        seq_len_B = [request.num_computed + 1 for request in decodes]
-        self._pack_decodes(decodes, row_B)
-        num_tokens = len(decodes)
-        query_start_B1 = self.query_start_B1
-        if chunks:
-            query_start_B1 = query_start_B1[: num_tokens + 1].tolist()
-            for chunk in chunks:
-                num_tokens = self._pack_chunk(chunk, num_tokens)
-                row_B.append(chunk.request.row)
-                seq_len_B.append(chunk.end)
-                query_start_B1.append(num_tokens)
-        num_pages = -(-max(seq_len_B, default=0) // self.page_size)
+        self._pack_decodes(schedule.decode_row_B)
+        row_B, seq_len_B = schedule.decode_row_B, self.rows.length_M[schedule.decode_row_B].astype(np.int32)
+        query_start_B1, num_tokens = self.query_start_B1[: len(row_B) + 1], len(row_B)
+        if schedule.chunks:
+            chunk_row = [chunk.request.row for chunk in schedule.chunks]
+            row_B = np.concatenate((row_B, np.array(chunk_row, dtype=np.int64)))
+            seq_len_B = np.append(seq_len_B, np.array([chunk.end for chunk in schedule.chunks], dtype=np.int32))
+            ends = [num_tokens := self._pack_chunk(chunk, num_tokens) for chunk in schedule.chunks]
+            query_start_B1 = np.append(query_start_B1, np.array(ends, dtype=np.int32))
+        num_pages = -(-int(seq_len_B.max(initial=0)) // self.page_size)
         return ForwardBatch(
             token_id_T=self._tensor(self.token_id_T[:num_tokens]),
             position_T=self._tensor(self.position_T[:num_tokens]),
             kv_slot_T=self._tensor(self.kv_slot_T[:num_tokens]),
-            page_table_BP=self._tensor(self.rows.page_table_MP[row_B, :num_pages]),
-            seq_len_B=self._tensor(np.array(seq_len_B, dtype=np.int32)),
-            query_start_B1=self._tensor(np.asarray(query_start_B1[: len(row_B) + 1], dtype=np.int32)),
-            num_decode=len(decodes),
+            page_table_BP=self._tensor(self.rows.page_table_MP[:, :num_pages].take(row_B, axis=0)),
+            seq_len_B=self._tensor(seq_len_B),
+            query_start_B1=self._tensor(query_start_B1),
+            num_decode=len(schedule.decodes),
             logits_idx=self._tensor(self._logits_idx(schedule)),
             mode=mode,
         )
@@ -72,24 +67,22 @@ class Runner:
             start += count
         return result
 
-    def _pack_decodes(self, decodes: list[Request], row_B: list[int]) -> None:
-        num = len(decodes)
-        self.token_id_T[:num] = [request.tokens[-1] for request in decodes]
-        position_T = self.position_T[:num]
-        position_T[:] = [request.num_computed for request in decodes]
-        page_T, offset_T = np.divmod(position_T, self.page_size)
-        self.kv_slot_T[:num] = self.rows.page_table_MP[row_B, page_T] * np.int64(self.page_size) + offset_T
+    def _pack_decodes(self, row_B: np.ndarray) -> None:
+        num = len(row_B)
+        self.position_T[:num] = last_B = self.rows.length_M[row_B] - 1
+        self.token_id_T[:num] = self.rows.tokens_ML[row_B, last_B]
+        self._pack_slots(row_B, 0, num)
 
     def _pack_chunk(self, chunk: Chunk, at: int) -> int:
         end = at + chunk.end - chunk.start
-        self.token_id_T[at:end] = chunk.request.tokens[chunk.start : chunk.end]
-        position_T = self.position_T[at:end]
-        position_T[:] = np.arange(chunk.start, chunk.end)
-        page_T, offset_T = np.divmod(position_T, self.page_size)
-        self.kv_slot_T[at:end] = (
-            self.rows.page_table_MP[chunk.request.row, page_T] * np.int64(self.page_size) + offset_T
-        )
+        self.token_id_T[at:end] = self.rows.tokens_ML[chunk.request.row, chunk.start : chunk.end]
+        self.position_T[at:end] = np.arange(chunk.start, chunk.end)
+        self._pack_slots(chunk.request.row, at, end)
         return end
+
+    def _pack_slots(self, row: np.ndarray | int, at: int, end: int) -> None:
+        page_T, offset_T = np.divmod(self.position_T[at:end], self.page_size)
+        self.kv_slot_T[at:end] = self.rows.page_table_MP[row, page_T] * np.int64(self.page_size) + offset_T
 
     def _logits_idx(self, schedule: Schedule) -> np.ndarray:
         num_decode = len(schedule.decodes)
@@ -123,8 +116,8 @@ def _score_prompt(logits_RV: Tensor, chunk: Chunk) -> list[tuple[float, tuple[tu
     for at in range(0, logits_RV.shape[0], _LOGPROB_ROWS):
         logprob_RV = logits_RV[at : at + _LOGPROB_ROWS].log_softmax(dim=-1)
         first = chunk.start + at + 1
-        target = request.tokens[first : first + logprob_RV.shape[0]]
-        target_R1 = torch.tensor(target, device=logprob_RV.device).unsqueeze(1)
+        target = request.tokens_L[first : first + logprob_RV.shape[0]]
+        target_R1 = torch.from_numpy(target).to(logprob_RV.device, torch.int64).unsqueeze(1)
         values = logprob_RV.gather(1, target_R1).squeeze(1).tolist()
         scores += zip(values, top_logprobs(logprob_RV, request.params.logprobs or 0))
     # A request that was preempted computes some positions again.

@@ -18,41 +18,38 @@ One uniform number per token instead of one per vocabulary entry: no row pays fo
 Suffixes: X rows of logits, V vocabulary, Y a subset of the rows.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from eprt.engine import philox
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.request import Request
 from eprt.engine.scheduler import SampledTokens
 
-# Most likely candidates looked at before a whole row is sorted.
-_NUM_CANDIDATES = 1024
+# Logits drawn from at once: a dozen intermediates of this size, some fp64, exist at a time.
+_BLOCK_ELEMENTS = 1 << 18
 
 
-def sample(logits_XV: Tensor, requests: list[Request], rows: BatchRows) -> SampledTokens:
-    """One token per request. logits_XV: fp32, row i for requests[i]; changed in place.
+def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows) -> SampledTokens:
+    """One token per row of the batch. logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`.
 
     A row whose largest logit is NaN or infinite gives -1.
     """
-    row_X = [request.row for request in requests]
     params_X = rows.sampling_M[row_X]
-    raw_XV = _Logprobs.of(logits_XV, params_X["num_logprobs"])
+    raw = _Logprobs.of(logits_XV, params_X["num_logprobs"])
     _apply_bias(logits_XV, row_X, params_X, rows)
     _apply_penalties(logits_XV, row_X, params_X, rows)
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
-    drawn = np.flatnonzero(params_X["temperature"])
-    if len(drawn):
-        position_Y = np.array([requests[i].num_generated for i in drawn], dtype=np.uint64)
+    position_X = rows.length_M[row_X] - rows.num_prompt_M[row_X]
+    for drawn in _blocks(np.flatnonzero(params_X["temperature"]), logits_XV.shape[1]):
         drawn_Y = torch.from_numpy(drawn).to(logits_XV.device)
-        chosen_Y = _draw(logits_XV[drawn_Y], params_X[drawn], position_Y)
+        chosen_Y = _draw(logits_XV[drawn_Y], params_X[drawn], position_X[drawn].astype(np.uint64))
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
-    token_ids = token_X.tolist()
-    if raw_XV is None:
-        return SampledTokens(token_ids)
-    return SampledTokens(token_ids, *raw_XV.report(token_X))
+    token_ids = token_X.cpu().numpy()
+    return SampledTokens(token_ids) if raw is None else SampledTokens(token_ids, *raw.report(token_X))
 
 
 def top_logprobs(logprob_XV: Tensor, num: int) -> list[tuple[tuple[int, float], ...]]:
@@ -88,18 +85,25 @@ class _Logprobs:
         return chosen, top
 
 
-def _apply_bias(logits_XV: Tensor, row_X: list[int], params_X: np.ndarray, rows: BatchRows) -> None:
+def _blocks(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+    """The rows in blocks whose intermediate results stay small."""
+    size = max(1, _BLOCK_ELEMENTS // vocab_size)
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def _apply_bias(logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows: BatchRows) -> None:
     for i in np.flatnonzero(params_X["has_bias"]).tolist():
-        token_ids, bias = (torch.from_numpy(a).to(logits_XV.device) for a in rows.bias[row_X[i]])
+        token_ids, bias = (torch.from_numpy(a).to(logits_XV.device) for a in rows.bias[int(row_X[i])])
         logits_XV[i, token_ids] += bias
 
 
-def _apply_penalties(logits_XV: Tensor, row_X: list[int], params_X: np.ndarray, rows: BatchRows) -> None:
+def _apply_penalties(logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows: BatchRows) -> None:
     penalised = np.flatnonzero(params_X["has_penalty"])
     if not len(penalised):
         return
     device = logits_XV.device
-    counts = [rows.counts[row_X[i]] for i in penalised.tolist()]
+    counts = [rows.counts[int(row_X[i])] for i in penalised.tolist()]
     generated_YV = torch.from_numpy(np.stack([c.generated_V for c in counts])).to(device)
     seen_YV = torch.from_numpy(np.stack([c.in_prompt_V for c in counts])).to(device) | (generated_YV > 0)
     params_Y = params_X[penalised]
@@ -140,28 +144,24 @@ def _draw(logits_YV: Tensor, params_Y: np.ndarray, position_Y: np.ndarray) -> Te
 
 def _truncate(prob_YV: Tensor, top_k_Y: np.ndarray, top_p_Y: np.ndarray) -> Tensor:
     """Keeps top_k, then top_p of each row; the rest becomes 0. Both mean "the n largest", so one cut serves both."""
-    vocab_size = prob_YV.shape[1]
-    k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), prob_YV.device)
-    p_Y1 = _column(top_p_Y, prob_YV.device)
-    keep_Y1, threshold_Y1, settled_Y = _cut(prob_YV, min(_NUM_CANDIDATES, vocab_size), k_Y1, p_Y1)
-    if not settled_Y.all():
-        open_Z = (~settled_Y).nonzero().squeeze(1)
-        keep_Y1[open_Z], threshold_Y1[open_Z], _ = _cut(prob_YV[open_Z], vocab_size, k_Y1[open_Z], p_Y1[open_Z])
-    above_YV, equal_YV = prob_YV > threshold_Y1, prob_YV == threshold_Y1
-    num_equal_kept_Y1 = keep_Y1 - above_YV.sum(dim=-1, keepdim=True)
-    kept_YV = above_YV | (equal_YV & (equal_YV.cumsum(dim=-1) <= num_equal_kept_Y1))
-    return prob_YV.masked_fill(~kept_YV, 0)
+    vocab_size, device = prob_YV.shape[1], prob_YV.device
+    k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), device)
+    sorted_YV = _descending(prob_YV)
+    mass_YV = sorted_YV.cumsum(dim=-1, dtype=torch.float64)
+    wanted_Y1 = _column(top_p_Y, device) * mass_YV.gather(1, k_Y1 - 1)
+    num_kept_Y1 = torch.minimum((mass_YV < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
+    least_Y1 = sorted_YV.gather(1, num_kept_Y1 - 1)
+    dropped_YV = prob_YV < least_Y1
+    tied_Z = (vocab_size - dropped_YV.sum(dim=-1) > num_kept_Y1.squeeze(1)).nonzero().squeeze(1)
+    if len(tied_Z):
+        equal_ZV = prob_YV[tied_Z] == least_Y1[tied_Z]
+        num_above_Z1 = (prob_YV[tied_Z] > least_Y1[tied_Z]).sum(dim=-1, keepdim=True)
+        dropped_YV[tied_Z] |= equal_ZV & (equal_ZV.cumsum(dim=-1) > num_kept_Y1[tied_Z] - num_above_Z1)
+    return prob_YV.masked_fill_(dropped_YV, 0)
 
 
-def _cut(prob_YV: Tensor, num_candidates: int, k_Y1: Tensor, p_Y1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row: how many of the largest stay [Y, 1], the least of them [Y, 1], and whether so few candidates
-    suffice to know both [Y]."""
-    best_YC = prob_YV.topk(num_candidates, dim=-1).values
-    rank_C = torch.arange(1, num_candidates + 1, device=prob_YV.device)
-    mass_YC = (best_YC.double() * (rank_C <= k_Y1)).cumsum(dim=-1)
-    top_k_is_here_Y1 = k_Y1 <= num_candidates
-    total_Y1 = prob_YV.cumsum(dim=-1, dtype=torch.float64)[:, -1:]  # a row's cumsum is the same in any batch
-    wanted_Y1 = p_Y1 * torch.where(top_k_is_here_Y1, mass_YC[:, -1:], total_Y1)
-    keep_Y1 = torch.minimum((mass_YC < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
-    settled_Y = (top_k_is_here_Y1 | ((k_Y1 == prob_YV.shape[1]) & (mass_YC[:, -1:] >= wanted_Y1))).squeeze(1)
-    return keep_Y1, best_YC.gather(1, keep_Y1.clamp(max=num_candidates) - 1), settled_Y
+def _descending(prob_YV: Tensor) -> Tensor:
+    """Each row's values, largest first. numpy sorts with vector instructions, some 30 times faster than torch."""
+    if prob_YV.is_cpu:
+        return torch.from_numpy(np.sort(prob_YV.numpy(), axis=-1)).flip(-1)
+    return prob_YV.sort(dim=-1, descending=True).values

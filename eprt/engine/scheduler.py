@@ -24,6 +24,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
+
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.kv_cache import ROOT_NODE, PagePool
 from eprt.engine.outputs import TokenOutput
@@ -42,11 +45,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step of one rank. sampled: the requests that get a token, decodes first, then the last chunks in order."""
+    """One step of one rank: X requests get a token, first the decodes, then the last chunks in order.
+
+    sampled: those requests; request_ids, sampled_row_X: their ids and rows (int64). decode_row_B: the rows of decodes.
+    """
 
     decodes: list[Request]
     chunks: list[Chunk]
     sampled: list[Request]
+    request_ids: list[str]
+    decode_row_B: np.ndarray
+    sampled_row_X: np.ndarray
     num_tokens: int
 
 
@@ -54,11 +63,11 @@ class Schedule:
 class SampledTokens:
     """What the sampler chose for Schedule.sampled, in its order.
 
-    token_ids: -1 where the logits were not numbers. logprobs, top_logprobs: None where no request wants any, else one
-    entry per request, None and () for those that want none.
+    token_X: int64, -1 where the logits were not numbers. logprobs, top_logprobs: None where no request wants any, else
+    one entry per request, None and () for those that want none.
     """
 
-    token_ids: list[int]
+    token_X: np.ndarray
     logprobs: list[float | None] | None = None
     top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
 
@@ -75,6 +84,10 @@ class Scheduler:
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
         self._requests: dict[str, Request] = {}
+        self._decodes: list[Request] = []  # the decoding ones among the running, and their rows
+        self._decode_ids: list[str] = []
+        self._decode_row_B = np.zeros(0, dtype=np.int64)
+        self._decodes_changed = False
         self._blocked: tuple[Request, int] | None = None  # head of the queue that did not fit, at which num_releases
 
     @property
@@ -96,57 +109,69 @@ class Scheduler:
         if request is None:
             return False
         if request.row >= 0:
-            self.running.remove(request)
+            self._retire(request)
         else:
             self.waiting.remove(request)
-        self._retire(request)
+            del self._requests[request_id]
         return True
 
     def _retire(self, request: Request) -> None:
-        request.finished = True
+        self.running.remove(request)
         del self._requests[request.request_id]
-        if request.row >= 0:
-            self._leave(request)
+        self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        self._register_full_pages(request, request.num_computed)
+        self._register_full_pages(request, self._num_cached(request))
         self.pool.release(request.pages)
         self.rows.leave(request)
         request.pages = []
+        self._decodes_changed |= request.decoding
 
     # -- choosing --
 
     def schedule(self) -> Schedule:
         """Chooses the next step's tokens. The caller runs them, then commits."""
-        decodes = self._schedule_decodes()
+        self._make_room_for_decodes()
+        decodes, row_B = self._decodes, self._decode_row_B
         chunks = self._schedule_prefills(self.chunk_size - len(decodes))
-        sampled = decodes + [chunk.request for chunk in chunks if chunk.is_last] if chunks else decodes
-        return Schedule(decodes, chunks, sampled, len(decodes) + sum(chunk.end - chunk.start for chunk in chunks))
+        if not chunks:
+            return Schedule(decodes, chunks, decodes, self._decode_ids, row_B, row_B, len(decodes))
+        last = [chunk.request for chunk in chunks if chunk.is_last]
+        request_ids = self._decode_ids + [request.request_id for request in last]
+        row_X = np.concatenate((row_B, np.array([request.row for request in last], dtype=np.int64)))
+        num_tokens = len(decodes) + sum(chunk.end - chunk.start for chunk in chunks)
+        return Schedule(decodes, chunks, decodes + last, request_ids, row_B, row_X, num_tokens)
 
-    def _schedule_decodes(self) -> list[Request]:
-        decodes: list[Request] = []
-        page_size = self.pool.page_size
-        for request in self.running.copy():
-            if not request.decoding:
-                continue
-            if request.num_computed == len(request.pages) * page_size and not self._grow(request):
-                break
-            decodes.append(request)
-        return decodes
+    def _make_room_for_decodes(self) -> None:
+        """Sees to it that each decode has a page for its next token; those that cannot have one are preempted."""
+        self._refresh_decodes()
+        rows, row_B = self.rows, self._decode_row_B
+        full_B = rows.length_M[row_B] > rows.num_slots_M[row_B]  # the newest token's cache entry has no slot yet
+        for i in np.flatnonzero(full_B).tolist():
+            request = self._decodes[i]
+            if request.row >= 0:  # else an older one has just preempted it
+                self._grow(request)
+        self._refresh_decodes()
 
-    def _grow(self, request: Request) -> bool:
-        """One more page for a decode, preempting the newest requests; False if that was this one."""
-        self._register_full_pages(request, request.num_computed)
+    def _refresh_decodes(self) -> None:
+        if self._decodes_changed:
+            self._decodes = [request for request in self.running if request.decoding]
+            self._decode_ids = [request.request_id for request in self._decodes]
+            self._decode_row_B = np.array([request.row for request in self._decodes], dtype=np.int64)
+            self._decodes_changed = False
+
+    def _grow(self, request: Request) -> None:
+        """One more page for a decode, preempting the newest requests, at last itself."""
+        self._register_full_pages(request, self._num_cached(request))
         while not self.pool.num_available:
             if self._preempt_newest() is request:
-                return False
+                return
         self.rows.grow(request, self.pool.allocate())
-        return True
 
     def _preempt_newest(self) -> Request:
         victim = self.running.pop()
         self._leave(victim)
-        victim.num_computed = victim.num_registered = 0
+        victim.num_prefilled = victim.num_registered = 0
         victim.prefix_node = ROOT_NODE
         victim.decoding = False
         self.waiting.appendleft(victim)
@@ -155,7 +180,7 @@ class Scheduler:
 
     def _schedule_prefills(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        for request in self.running:
+        for request in self.running if len(self.running) > len(self._decodes) else ():
             if not request.decoding and budget:
                 chunks.append(self._cut_chunk(request, budget))
                 budget -= chunks[-1].end - chunks[-1].start
@@ -165,7 +190,7 @@ class Scheduler:
         return chunks
 
     def _cut_chunk(self, request: Request, budget: int) -> Chunk:
-        start = request.num_computed
+        start = request.num_prefilled
         end = min(start + budget, request.prefill_end)
         self._register_full_pages(request, end)
         return Chunk(request, start, end, is_last=end == request.prefill_end)
@@ -174,12 +199,12 @@ class Scheduler:
         """Moves the head of the queue to the running requests if its pages fit."""
         if self.running and self._blocked == (request, self.pool.num_releases):
             return False
-        num_tokens = len(request.tokens)
+        num_tokens = len(request.tokens_L)
         # The last token is always computed (its logits are wanted), and so are prompt tokens that owe a logprob.
         reusable = num_tokens - 1
         if request.prompt_logprobs is not None:
             reusable = min(reusable, len(request.prompt_logprobs))
-        known, node = self.pool.match(request.tokens, reusable)
+        known, node = self.pool.match(request.tokens_L, reusable)
         num_new = -(-num_tokens // self.pool.page_size) - len(known)
         if self.pool.num_available - self.pool.num_cached(known) - num_new < len(self.running):
             self._blocked = (request, self.pool.num_releases)
@@ -188,20 +213,25 @@ class Scheduler:
         self.pool.acquire(known)
         request.pages = known + [self.pool.allocate() for _ in range(num_new)]
         request.prefix_node, request.num_registered = node, len(known)
-        request.num_computed = len(known) * self.pool.page_size
+        request.num_prefilled = len(known) * self.pool.page_size
         request.prefill_end = num_tokens
         self.rows.enter(request)
         self.running.append(request)
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = min(request.num_computed, request.num_prompt)
+            request.num_cached_tokens = request.num_prefilled
             self.num_prompt_tokens += request.num_prompt
             self.num_cached_tokens += request.num_cached_tokens
         return True
 
+    def _num_cached(self, request: Request) -> int:
+        """Tokens of a running request whose cache entries are in its pages."""
+        return int(self.rows.length_M[request.row]) - 1 if request.decoding else request.num_prefilled
+
     def _register_full_pages(self, request: Request, num_tokens: int) -> None:
+        """Makes the pages that the request's first num_tokens tokens fill known to the prefix cache."""
         page_size = self.pool.page_size
         for i in range(request.num_registered, num_tokens // page_size):
-            tokens = request.tokens[i * page_size : (i + 1) * page_size]
+            tokens = self.rows.tokens_ML[request.row, i * page_size : (i + 1) * page_size]
             request.prefix_node = self.pool.register(request.pages[i], request.prefix_node, tokens)
             request.num_registered += 1
 
@@ -214,52 +244,48 @@ class Scheduler:
 
         prompt_logprobs: one list per chunk, for the prompt tokens that follow the chunk's tokens (see runner.py).
         """
-        for request in schedule.decodes:
-            request.num_computed += 1
-        for chunk in schedule.chunks:
-            chunk.request.num_computed = chunk.end
-            chunk.request.decoding = chunk.is_last
-        for chunk, logprobs in zip(schedule.chunks, prompt_logprobs):
-            if chunk.request.prompt_logprobs is not None:
-                chunk.request.prompt_logprobs += logprobs
-        outputs = [
-            self._accept(request, token_id, i, sampled)
-            for i, (request, token_id) in enumerate(zip(schedule.sampled, sampled.token_ids, strict=True))
-        ]
-        if any(output.finish_reason for output in outputs):
-            self.running = [request for request in self.running if not request.finished]
+        self._advance_prefills(schedule.chunks, prompt_logprobs)
+        stopped_X, full_X = self.rows.append(schedule.sampled_row_X, sampled.token_X)
+        ended_X = stopped_X | full_X | (sampled.token_X < 0)
+        outputs = list(map(TokenOutput, schedule.request_ids, sampled.token_X.tolist()))
+        self.num_generated_tokens += len(outputs)
+        # Everything beyond a plain token is rare enough to be done one by one.
+        for i in range(len(schedule.decodes), len(outputs)):
+            outputs[i] = self._with_prompt(outputs[i], schedule.sampled[i])
+        if sampled.logprobs is not None:
+            outputs = [_with_logprobs(output, i, sampled) for i, output in enumerate(outputs)]
+        for i in np.flatnonzero(ended_X).tolist():
+            outputs[i] = self._end(outputs[i], schedule.sampled[i], "stop" if stopped_X[i] else "length")
         return outputs
 
-    def _accept(self, request: Request, token_id: int, i: int, sampled: SampledTokens) -> TokenOutput:
-        reason = error = None
-        if token_id < 0:
-            reason, error = "abort", f"the model's logits at output position {request.num_generated} are not numbers"
-        elif request.params.max_tokens == 0:
-            reason, token_id = "length", -1
-        else:
-            request.tokens.append(token_id)
-            self.num_generated_tokens += 1
-            if request.row in self.rows.counts:
-                self.rows.counts[request.row].generated_V[token_id] += 1
-            if token_id in request.stop_ids:
-                reason = "stop"
-            elif len(request.tokens) >= request.max_len:
-                reason = "length"
-        if reason is not None:
-            self._retire(request)
-        prompt_logprobs = None
-        if request.prompt_logprobs is not None and request.num_generated <= 1:
-            prompt_logprobs = tuple(request.prompt_logprobs)
-        return TokenOutput(
-            request.request_id,
-            token_id,
-            sampled.logprobs[i] if sampled.logprobs and token_id >= 0 else None,
-            sampled.top_logprobs[i] if sampled.top_logprobs and token_id >= 0 else (),
-            reason,
-            prompt_logprobs,
-            request.num_cached_tokens or 0,
-            error,
-        )
+    def _advance_prefills(self, chunks: list[Chunk], prompt_logprobs: Sequence[list]) -> None:
+        for chunk in chunks:
+            chunk.request.num_prefilled = chunk.end
+            chunk.request.decoding = chunk.is_last
+            self._decodes_changed |= chunk.is_last
+        for chunk, logprobs in zip(chunks, prompt_logprobs):
+            if chunk.request.prompt_logprobs is not None:
+                chunk.request.prompt_logprobs += logprobs
+
+    def _with_prompt(self, output: TokenOutput, request: Request) -> TokenOutput:
+        """The first output also tells what became of the prompt; a later prefill (after a preemption) has nothing to
+        add."""
+        if self.rows.length_M[request.row] > request.num_prompt + 1:
+            return output
+        scores = None if request.prompt_logprobs is None else tuple(request.prompt_logprobs)
+        return msgspec.structs.replace(output, prompt_logprobs=scores, num_cached_tokens=request.num_cached_tokens or 0)
+
+    def _end(self, output: TokenOutput, request: Request, reason: str) -> TokenOutput:
+        self._retire(request)
+        if output.token_id < 0:
+            self.num_generated_tokens -= 1
+            position = len(request.tokens_L) - 1 - request.num_prompt
+            error = f"the model's logits at output position {position} are not numbers"
+            return msgspec.structs.replace(output, finish_reason="abort", error=error, logprob=None, top_logprobs=())
+        if request.params.max_tokens == 0:
+            self.num_generated_tokens -= 1
+            return msgspec.structs.replace(output, token_id=-1, finish_reason="length", logprob=None, top_logprobs=())
+        return msgspec.structs.replace(output, finish_reason=reason)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when pages, rows or requests are not accounted for exactly."""
@@ -269,6 +295,11 @@ class Scheduler:
                 f"{len(self._requests)} requests are known, but {len(self.running)} run and {len(self.waiting)} wait"
             )
         for request in self.running:
-            row = self.rows.page_table_MP[request.row, : len(request.pages)].tolist()
-            if row != request.pages:
-                raise RuntimeError(f"request {request.request_id!r} owns pages {request.pages}, but its row says {row}")
+            self.rows.check_integrity(request)
+
+
+def _with_logprobs(output: TokenOutput, i: int, sampled: SampledTokens) -> TokenOutput:
+    assert sampled.logprobs is not None and sampled.top_logprobs is not None
+    if sampled.logprobs[i] is None:
+        return output
+    return msgspec.structs.replace(output, logprob=sampled.logprobs[i], top_logprobs=sampled.top_logprobs[i])
