@@ -1,0 +1,73 @@
+"""Router: balance, prefix affinity, limits, and determinism."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eprt.engine.request import QueueFullError
+from eprt.engine.router import Router
+
+
+def test_requests_spread_by_tokens():
+    router = Router(3, 100)
+    assert [router.assign(str(i), [i] * length) for i, length in enumerate((100, 50, 20, 20, 20))] == [0, 1, 2, 2, 2]
+    assert router.num_tokens == [100, 50, 60]
+
+
+def test_generated_tokens_count_until_the_request_ends():
+    router = Router(2, 100)
+    assert router.assign("a", [1] * 10) == 0 and router.assign("b", [2] * 10) == 1
+    for _ in range(5):
+        router.add_token("a")
+    assert router.num_tokens == [15, 10] and router.assign("c", [3]) == 1
+    router.release("a")
+    router.release("a")
+    assert router.num_tokens == [0, 11] and router.num_requests == [0, 2]
+    assert router.rank_of("a") is None and router.rank_of("c") == 1
+
+
+def test_a_known_prefix_outweighs_a_smaller_difference_in_load():
+    router = Router(2, 100, page_size=4)
+    prefix = list(range(40))
+    assert router.assign("a", prefix) == 0
+    router.release("a")
+    assert router.assign("other", [99] * 30) == 0
+    # Rank 0 is 30 tokens busier, but has 40 of the 44 prompt tokens in its cache.
+    assert router.assign("b", [*prefix, 1, 2, 3, 4]) == 0
+    # Now it is 74 tokens busier: worth recomputing the prefix on rank 1, which is remembered from now on.
+    assert router.assign("c", [*prefix, 5, 6, 7, 8]) == 1
+
+
+def test_full_ranks_are_passed_over_and_all_full_is_an_error():
+    router = Router(2, 1)
+    assert [router.assign("a", [1]), router.assign("b", [2] * 50)] == [0, 1]
+    with pytest.raises(QueueFullError, match="all 2 ranks have 1 requests each"):
+        router.assign("c", [3])
+    router.release("b")
+    assert router.assign("c", [3]) == 1
+    with pytest.raises(ValueError, match="'c' is already assigned to rank 1"):
+        router.assign("c", [3])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans()), max_size=40))
+def test_two_routers_agree_and_charges_return_to_zero(calls):
+    routers = [Router(3, 1000, page_size=4) for _ in range(2)]
+    for i, (prompt, ends) in enumerate(calls):
+        ranks = [router.assign(str(i), prompt) for router in routers]
+        assert ranks[0] == ranks[1]
+        for router in routers:
+            router.add_token(str(i))
+            if ends:
+                router.release(str(i))
+    for i in range(len(calls)):
+        routers[0].release(str(i))
+    assert routers[0].num_tokens == routers[0].num_requests == [0, 0, 0]
+
+
+def test_it_imports_without_torch():
+    modules = "eprt.engine.router, eprt.engine.request, eprt.engine.outputs"
+    subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {modules}"], check=True)
