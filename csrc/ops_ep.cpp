@@ -130,9 +130,14 @@ int64_t ep_outgoing_bytes(int64_t self, int64_t epoch, int64_t node) {
 }
 bool ep_forward(int64_t self, int64_t epoch, int64_t source) { return exchange_at(self).forward(epoch, source); }
 
-// One slice of waiting: the source rank still missing, or -1 with recv_count and info (rows, rounds) filled in.
-int64_t ep_dispatch_wait(int64_t self, int64_t epoch, Tensor recv_count, Tensor info, bool owns_core,
-                         int64_t slice_ns) {
+void ep_gather(int64_t self, int64_t epoch, Tensor x, Tensor scales) {
+  exchange_at(self).gather(epoch, static_cast<char*>(x.mutable_data_ptr()), scales.mutable_data_ptr<float>());
+}
+
+// One slice of waiting. Returns the source rank still missing, or -1 with recv_count, info (rows, rounds) and, if they
+// hold that many rows, x and scales filled in.
+int64_t ep_dispatch_recv(int64_t self, int64_t epoch, Tensor x, Tensor scales, Tensor recv_count, Tensor info,
+                         bool owns_core, int64_t slice_ns) {
   Exchange& exchange = exchange_at(self);
   const int64_t missing = exchange.wait_dispatch(epoch, owns_core, slice_ns);
   if (missing >= 0) return missing;
@@ -140,10 +145,8 @@ int64_t ep_dispatch_wait(int64_t self, int64_t epoch, Tensor recv_count, Tensor 
   auto* out = info.mutable_data_ptr<int64_t>();
   out[0] = exchange.count_rows(epoch, recv_count.mutable_data_ptr<int32_t>(), &num_rounds);
   out[1] = num_rounds;
+  if (out[0] <= x.size(0)) ep_gather(self, epoch, x, scales);
   return -1;
-}
-void ep_gather(int64_t self, int64_t epoch, Tensor x, Tensor scales) {
-  exchange_at(self).gather(epoch, static_cast<char*>(x.mutable_data_ptr()), scales.mutable_data_ptr<float>());
 }
 void ep_combine_send(int64_t self, int64_t epoch, Tensor y) {
   exchange_at(self).combine_send(epoch, static_cast<const char*>(y.const_data_ptr()));
@@ -151,14 +154,20 @@ void ep_combine_send(int64_t self, int64_t epoch, Tensor y) {
 int64_t ep_combine_wait(int64_t self, int64_t epoch, bool owns_core, int64_t slice_ns) {
   return exchange_at(self).wait_combine(epoch, owns_core, slice_ns);
 }
+void ep_sum_own(int64_t self, int64_t epoch, Tensor y) {
+  exchange_at(self).sum_own(epoch, static_cast<char*>(y.mutable_data_ptr()));
+}
+// Both, for a group of one node: nothing happens between them. Returns the local index still missing, or -1.
+int64_t ep_combine_recv(int64_t self, int64_t epoch, Tensor y, bool owns_core, int64_t slice_ns) {
+  const int64_t missing = ep_combine_wait(self, epoch, owns_core, slice_ns);
+  if (missing < 0) ep_sum_own(self, epoch, y);
+  return missing;
+}
 int64_t ep_sum_forwarded(int64_t self, int64_t epoch, int64_t source, int64_t message) {
   return exchange_at(self).sum_forwarded(epoch, source, reinterpret_cast<char*>(message));
 }
 bool ep_accept_returned(int64_t self, int64_t epoch, int64_t node) {
   return exchange_at(self).accept_returned(epoch, node);
-}
-void ep_sum_own(int64_t self, int64_t epoch, Tensor y) {
-  exchange_at(self).sum_own(epoch, static_cast<char*>(y.mutable_data_ptr()));
 }
 int64_t ep_block_address(int64_t self, int64_t epoch, int64_t source) {
   return reinterpret_cast<int64_t>(exchange_at(self).block_at(epoch, source));
@@ -201,11 +210,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
   m.def("ep_outgoing_bytes(int self, int epoch, int node) -> int");
   m.def("ep_forward(int self, int epoch, int source) -> bool");
   m.def(
-      "ep_dispatch_wait(int self, int epoch, Tensor(a!) recv_count, Tensor(b!) info, bool owns_core, int slice_ns) -> "
-      "int");
+      "ep_dispatch_recv(int self, int epoch, Tensor(a!) x, Tensor(b!) scales, Tensor(c!) recv_count, Tensor(d!) info, "
+      "bool owns_core, int slice_ns) -> int");
   m.def("ep_gather(int self, int epoch, Tensor(a!) x, Tensor(b!) scales) -> ()");
   m.def("ep_combine_send(int self, int epoch, Tensor y) -> ()");
   m.def("ep_combine_wait(int self, int epoch, bool owns_core, int slice_ns) -> int");
+  m.def("ep_combine_recv(int self, int epoch, Tensor(a!) y, bool owns_core, int slice_ns) -> int");
   m.def("ep_sum_forwarded(int self, int epoch, int source, int message) -> int");
   m.def("ep_accept_returned(int self, int epoch, int node) -> bool");
   m.def("ep_sum_own(int self, int epoch, Tensor(a!) y) -> ()");
@@ -228,10 +238,11 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_dispatch_send", TORCH_BOX(&ep_dispatch_send));
   m.impl("ep_outgoing_bytes", TORCH_BOX(&ep_outgoing_bytes));
   m.impl("ep_forward", TORCH_BOX(&ep_forward));
-  m.impl("ep_dispatch_wait", TORCH_BOX(&ep_dispatch_wait));
+  m.impl("ep_dispatch_recv", TORCH_BOX(&ep_dispatch_recv));
   m.impl("ep_gather", TORCH_BOX(&ep_gather));
   m.impl("ep_combine_send", TORCH_BOX(&ep_combine_send));
   m.impl("ep_combine_wait", TORCH_BOX(&ep_combine_wait));
+  m.impl("ep_combine_recv", TORCH_BOX(&ep_combine_recv));
   m.impl("ep_sum_forwarded", TORCH_BOX(&ep_sum_forwarded));
   m.impl("ep_accept_returned", TORCH_BOX(&ep_accept_returned));
   m.impl("ep_sum_own", TORCH_BOX(&ep_sum_own));

@@ -89,19 +89,17 @@ class StepBoard:
         self._epoch += 1
         self._own_row[self._epoch % _NUM_SETS] = values
         rows = self._rows[self._epoch % _NUM_SETS]
-        self._waiter.for_call(
-            lambda: self._exchange_rows(
-                self._row_flag, self._row_flags, rows, self._out_NW, self._epoch, self._waiter.owns_core, SLICE_NS
-            ),
-            lambda i: (self._local_ranks[i], self._ops.ep_flag_epoch(self._row_flags[i].item())),
-            self._epoch,
-            "step exchange",
-            timeout_s,
-        )
+        owns_core = self._waiter.owns_core
+        arguments = (self._row_flag, self._row_flags, rows, self._out_NW, self._epoch, owns_core, SLICE_NS)
+        self._waiter.for_call(self._exchange_rows, arguments, self._seen_row, self._epoch, "step exchange", timeout_s)
         if self._inbox:
             self._exchange_nodes(timeout_s)
             self._ops.ep_gather_rows(rows, self._out_NW)
         return self._out_NW.numpy().copy()
+
+    def _seen_row(self, local: int) -> tuple[int, int]:
+        """The rank and the epoch of its last row seen, for an error message."""
+        return self._local_ranks[local], self._ops.ep_flag_epoch(self._row_flags[local].item())
 
     def _exchange_nodes(self, timeout_s: float | None) -> None:
         """Brings the other nodes' rows into the leader's table."""

@@ -54,9 +54,12 @@ class CpuBackend:
         self._local_ranks = self._topology.ranks_of(self._topology.node)
         self._slots_per_rank = config.num_slots // group.size
         self._num_scales = -(-config.hidden_size // _SCALE_GROUP) if config.payload == "fp8" else 0
-        self._ops = native.load()
+        self._ops = ops = native.load()
+        self._dispatch_send, self._dispatch_recv = ops.ep_dispatch_send.default, ops.ep_dispatch_recv.default
+        self._combine_send, self._combine_recv = ops.ep_combine_send.default, ops.ep_combine_recv.default
         self._map_memory()
         self._make_buffers()
+        self._state = CpuDispatch(self)
         self._closed = False
         group.barrier()
 
@@ -112,6 +115,7 @@ class CpuBackend:
         sets = range(self.config.num_buffers)
         self._x = [self._new_rows(self.max_rows if self._static else 0) for _ in sets]
         self._recv_count = [torch.zeros(self._slots_per_rank, dtype=torch.int32) for _ in sets]
+        self._y: list[Any] = [None for _ in sets]
         self._num_rows = [0 for _ in sets]
         self._info = torch.zeros(2, dtype=torch.int64)  # rows received, largest number of rounds
         self._info_view = self._info.numpy()
@@ -131,39 +135,50 @@ class CpuBackend:
         epoch = self._order.next_epoch()
         self._links.free_set(epoch)
         slot_idx_TK, topk_weights_TK = slot_idx_TK.contiguous(), topk_weights_TK.contiguous()
-        bad = self._ops.ep_dispatch_send(
-            self._exchange, epoch, x_TH.contiguous(), slot_idx_TK, topk_weights_TK, num_rounds
-        )
+        bad = self._dispatch_send(self._exchange, epoch, x_TH.contiguous(), slot_idx_TK, topk_weights_TK, num_rounds)
         if bad >= 0:
             self._checks.fail_slot(slot_idx_TK, bad)
         self._links.send_blocks(epoch)
         self._order.done(DISPATCH_SEND, epoch)
-        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, CpuDispatch(self))
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self._state)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
         epoch, i = self._enter(DISPATCH_RECV, handle)
         self._links.forward_blocks(epoch)
-        self._wait_for_tokens(epoch, self._recv_count[i])
-        self._num_rows[i], num_rounds = self._info_view.tolist()
-        x_RH, scale_RG = self._rows(i)
-        self._ops.ep_gather(self._exchange, epoch, x_RH, scale_RG)
+        x, scale = self._x[i]
+        arguments = (self._exchange, epoch, x, scale, self._recv_count[i], self._info, self._waiter.owns_core, SLICE_NS)
+        self._waiter.for_call(self._dispatch_recv, arguments, self._seen_block, epoch, "dispatch")
+        num_rows, num_rounds = self._info_view.tolist()
+        if num_rows > x.shape[0]:
+            # Geometric growth, so that a serving engine soon stops allocating.
+            x, scale = self._x[i] = self._new_rows(min(max(num_rows, 2 * x.shape[0]), self.max_rows))
+            self._ops.ep_gather(self._exchange, epoch, x, scale)
+        self._num_rows[i] = num_rows
         self._order.done(DISPATCH_RECV, epoch)
-        return Received(x_RH, self._recv_count[i], scale_RG if self._num_scales else None, num_rounds)
+        if not self._static:
+            x, scale = x[:num_rows], scale[:num_rows]
+        return Received(x, self._recv_count[i], scale if self._num_scales else None, num_rounds)
 
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
         epoch, i = self._enter(COMBINE_SEND, handle)
         if signal is not None:
             self._checks.fail("combine_send: the cpu backend takes no signal; pass y_RH once all of it is computed")
         self._checks.outputs(y_RH, self._num_rows[i])
-        self._ops.ep_combine_send(self._exchange, epoch, y_RH.contiguous())
+        self._combine_send(self._exchange, epoch, y_RH.contiguous())
         self._order.done(COMBINE_SEND, epoch)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
         epoch, _ = self._enter(COMBINE_RECV, handle)
-        self._wait_for_outputs(epoch)
-        self._links.exchange_sums(epoch)
         y_TH = torch.empty(handle.num_tokens, self.config.hidden_size, dtype=self.config.dtype)
-        self._ops.ep_sum_own(self._exchange, epoch, y_TH)
+        timing = (self._waiter.owns_core, SLICE_NS)
+        if self._topology.num_nodes == 1:
+            arguments = (self._exchange, epoch, y_TH, *timing)
+            self._waiter.for_call(self._combine_recv, arguments, self._seen_outputs, epoch, "combine")
+        else:
+            arguments = (self._exchange, epoch, *timing)
+            self._waiter.for_call(self._ops.ep_combine_wait, arguments, self._seen_outputs, epoch, "combine")
+            self._links.exchange_sums(epoch)
+            self._ops.ep_sum_own(self._exchange, epoch, y_TH)
         self._order.done(COMBINE_RECV, epoch)
         return y_TH
 
@@ -175,11 +190,8 @@ class CpuBackend:
         To be asked for between dispatch_recv and combine_send and passed whole; not to be touched after that.
         """
         _, i = self._enter(COMBINE_SEND, handle)
-        at = self._ops.ep_output_address(self._exchange, handle.epoch) - self._own_segment.ctypes.data
-        rows, hidden, dtype = self._rows(i)[0].shape[0], self.config.hidden_size, self.config.dtype
-        return (
-            torch.from_numpy(self._own_segment[at : at + rows * hidden * dtype.itemsize]).view(dtype).view(rows, hidden)
-        )
+        y_RH = self._output_rows(handle.epoch)
+        return y_RH if self._static else y_RH[: self._num_rows[i]]
 
     def stats(self, reset: bool = False) -> EPStats:
         """What was counted since the last reset. From the thread that makes the calls."""
@@ -196,44 +208,28 @@ class CpuBackend:
         self._links.close()
         self._ops.ep_close(self._exchange)
         self._own_segment = np.empty(0, dtype=np.uint8)
+        self._y.clear()
         self._window.close()
 
     # -- inside --
 
-    def _wait_for_tokens(self, epoch: int, recv_count: Tensor) -> None:
-        ops, exchange, owns_core = self._ops, self._exchange, self._waiter.owns_core
+    def _seen_block(self, source: int) -> tuple[int, int]:
+        """The rank and the epoch of its last block seen, for an error message."""
+        holder, block = self._topology.home(source)
+        flags = self._window.segments[holder].ctypes.data
+        return source, self._ops.ep_flag_epoch(flags + _FLAG_BYTES * (1 + block))
 
-        def seen_of(source: int) -> tuple[int, int]:
-            holder, block = self._topology.home(source)
-            flag = self._window.segments[holder].ctypes.data + _FLAG_BYTES * (1 + block)
-            return source, ops.ep_flag_epoch(flag)
+    def _seen_outputs(self, local: int) -> tuple[int, int]:
+        return self._local_ranks[local], self._ops.ep_flag_epoch(self._window.segments[local].ctypes.data)
 
-        self._waiter.for_call(
-            lambda: ops.ep_dispatch_wait(exchange, epoch, recv_count, self._info, owns_core, SLICE_NS),
-            seen_of,
-            epoch,
-            "dispatch",
-        )
-
-    def _wait_for_outputs(self, epoch: int) -> None:
-        ops, exchange, owns_core = self._ops, self._exchange, self._waiter.owns_core
-        self._waiter.for_call(
-            lambda: ops.ep_combine_wait(exchange, epoch, owns_core, SLICE_NS),
-            lambda local: (self._local_ranks[local], ops.ep_flag_epoch(self._window.segments[local].ctypes.data)),
-            epoch,
-            "combine",
-        )
-
-    def _rows(self, i: int) -> tuple[Tensor, Tensor]:
-        """Set i's x_RH and scale_RG: with max_rows rows in low_latency mode, else exactly those received."""
-        if self._static:
-            return self._x[i]
-        x, scale = self._x[i]
-        num_rows = self._num_rows[i]
-        if num_rows > x.shape[0]:
-            # Geometric growth, so that a serving engine soon stops allocating.
-            x, scale = self._x[i] = self._new_rows(min(max(num_rows, 2 * x.shape[0]), self.max_rows))
-        return x[:num_rows], scale[:num_rows]
+    def _output_rows(self, epoch: int) -> Tensor:
+        """All of the window's rows for y_RH, [max_rows, H]; one tensor per buffer set, made once."""
+        i, hidden, dtype = epoch % self.config.num_buffers, self.config.hidden_size, self.config.dtype
+        if self._y[i] is None:
+            at = self._ops.ep_output_address(self._exchange, epoch) - self._own_segment.ctypes.data
+            memory = self._own_segment[at : at + self.max_rows * hidden * dtype.itemsize]
+            self._y[i] = torch.from_numpy(memory).view(dtype).view(self.max_rows, hidden)
+        return self._y[i]
 
     def _enter(self, verb: int, handle: DispatchHandle) -> tuple[int, int]:
         """Checks that it is this handle's turn for this verb; returns its epoch and buffer set."""

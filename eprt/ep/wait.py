@@ -29,25 +29,27 @@ class Waiter:
 
     def for_call(
         self,
-        wait_slice: Callable[[], int],
+        wait_slice: Callable[..., int],
+        arguments: tuple,
         describe: Callable[[int], tuple[int, int]],
         epoch: int,
         phase: str,
         timeout_s: float | None = None,
     ) -> None:
-        """Until wait_slice(), a native call that waits at most SLICE_NS, returns a negative number.
+        """Until wait_slice(*arguments), a native call that waits at most SLICE_NS, returns a negative number.
 
         Otherwise it returns what it still waits for; describe tells its rank and the epoch seen.
         """
-        if wait_slice() >= 0:
-            self._repeat(wait_slice, describe, epoch, phase, timeout_s)
+        if wait_slice(*arguments) >= 0:
+            self._repeat(lambda: wait_slice(*arguments), describe, epoch, phase, timeout_s)
 
     def for_flags(
         self, flags: Tensor, epoch: int, peers: Sequence[int], phase: str, timeout_s: float | None = None
     ) -> None:
         """Until every flag (int64 addresses) has reached epoch; flag i is raised on behalf of rank peers[i]."""
         self.for_call(
-            lambda: self._ops.ep_wait(flags, epoch, self.owns_core, SLICE_NS),
+            self._ops.ep_wait,
+            (flags, epoch, self.owns_core, SLICE_NS),
             lambda i: (peers[i], self._ops.ep_flag_epoch(flags[i].item())),
             epoch,
             phase,
