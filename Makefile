@@ -12,6 +12,7 @@ PYTHON  ?= python3
 RANKS   ?= 4
 PORT    ?= 8000
 MODEL   ?= examples/demo_model/checkpoint
+NAME    ?= $(if $(filter examples/demo_model/checkpoint,$(MODEL)),demo,$(notdir $(MODEL:/=)))
 TORCH   ?= torch==2.13.0
 ARGS    ?=
 
@@ -80,7 +81,7 @@ build: $(VENV)/.native    ## install eprt into .venv and build its native librar
 	@:
 
 serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
-	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --port $(PORT) $(ARGS)
+	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --served-model-name "$(NAME)" --port $(PORT) $(ARGS)
 
 test: $(VENV)/.test lint  ## lint, then every test that needs no GPU: ARGS="-k name"
 	@$(PY) -m pytest $(ARGS)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+SERVER_SCHEMA = "eprt.load/1"
+
 
 @dataclass(frozen=True, eq=False)
 class LoadFile:
@@ -30,7 +32,8 @@ class LoadFile:
 
 
 def read_load(path: str | Path) -> LoadFile:
-    """Reads .npz (load [W, L, E] or [L, E], optional topk_idx) or .json ({"load": [[...]]}, same shapes).
+    """Reads .npz (load [W, L, E] or [L, E], optional topk_idx) or .json ({"load": [[...]]} of these shapes, or what a
+    server answers to GET /v1/eprt/load).
 
     OSError when the file cannot be opened, ValueError naming file, field and value when it holds no valid load.
     """
@@ -53,6 +56,10 @@ def _read_npz(path: Path) -> LoadFile:
 
 def _read_json(path: Path) -> LoadFile:
     data = json.loads(path.read_text())
+    if isinstance(data, dict) and data.get("schema") == SERVER_SCHEMA:
+        if not data.get("layers"):
+            raise ValueError("the server had not counted any load yet")
+        data = {"load": [layer["per_expert"] for layer in data["layers"]]}
     if not isinstance(data, dict) or "load" not in data:
         raise ValueError('no field "load" at the top level; expected {"load": [[...]]}')
     try:

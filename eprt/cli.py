@@ -59,7 +59,8 @@ def balancer(argv: Sequence[str]) -> int:
     """The live rebalancer is not there yet; says so, and what does the same work by hand."""
     print(
         "eprt balancer: this version cannot rebalance a running server.\n"
-        "What works: save the load a server reports (GET /v1/eprt/load) as JSON, then compute a placement with\n"
+        "What works: compute a placement from the load that a server has counted:\n"
+        "    curl -s URL/v1/eprt/load > load.json\n"
         "    eprt balance plan --load load.json --num-gpus N --num-slots P --out placement.json",
         file=sys.stderr,
     )

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    prompts = _prompts(arguments)
+    texts = _prompts(arguments)
     params = SamplingParams(
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature,
@@ -73,14 +73,13 @@ def _generate(arguments: argparse.Namespace) -> int:
     group = EPGroup.from_mpi() if env.started_by_mpirun() else EPGroup.single()
     bind(arguments.bind, group.allgather)
     with LLM(arguments.model, group, **engine_options) as llm:
-        if arguments.chat:
-            prompts = [_in_chat_template(llm, prompt) for prompt in prompts]
+        prompts = [_in_chat_template(llm, text) for text in texts] if arguments.chat else texts
         results = llm.generate(prompts, params)
     group.close()
     if group.rank == 0:
-        for result in results:
+        for text, result in zip(texts, results):
             for output in result.outputs:
-                print(_json(result, output) if arguments.json else output.text, flush=True)
+                print(_json(text, result, output) if arguments.json else output.text, flush=True)
     return 0
 
 
@@ -111,10 +110,10 @@ def _in_chat_template(llm, prompt: str) -> list[int]:
     return llm.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _json(result, output) -> str:
+def _json(prompt: str, result, output) -> str:
     return json.dumps(
         {
-            "prompt": result.prompt,
+            "prompt": prompt,
             "prompt_tokens": len(result.prompt_token_ids),
             "index": output.index,
             "text": output.text,

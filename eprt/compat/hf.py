@@ -104,7 +104,8 @@ def describe_moe(module: nn.Module) -> MoEBlock:
     """Reads a block without changing or copying it."""
     if not is_moe_block(module):
         raise TypeError(f"{type(module).__name__} is not a block of the kinds {', '.join(_KINDS)}")
-    experts, gate = module.experts, module.gate
+    block: Any = module  # its attributes are the checkpoint's, unknown to nn.Module
+    experts, gate = block.experts, block.gate
     num_experts, intermediate_size, expert = _experts(experts)
     _check_activation(experts if hasattr(experts, "act_fn") else experts[0])
     shared = getattr(module, "shared_experts", None)
@@ -123,7 +124,7 @@ def describe_moe(module: nn.Module) -> MoEBlock:
 # -- routing rules, by class name of the block --
 
 
-def _deepseek_v2(module: nn.Module) -> dict[str, Any]:
+def _deepseek_v2(module: Any) -> dict[str, Any]:
     config = module.config
     grouped = config.topk_method == "group_limited_greedy"
     # transformers' own gate never normalises; DeepSeek's remote code (class MoEGate) normalises or scales.
@@ -138,7 +139,7 @@ def _deepseek_v2(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _deepseek_v3(module: nn.Module) -> dict[str, Any]:
+def _deepseek_v3(module: Any) -> dict[str, Any]:
     config = module.config
     return {
         "scoring": "sigmoid",
@@ -150,12 +151,12 @@ def _deepseek_v3(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _qwen3_moe(module: nn.Module) -> dict[str, Any]:
+def _qwen3_moe(module: Any) -> dict[str, Any]:
     holder = module.gate if hasattr(module.gate, "top_k") else module
     return {"scoring": "softmax_topk", "top_k": holder.top_k, "norm_topk_prob": holder.norm_topk_prob}
 
 
-def _mixtral(module: nn.Module) -> dict[str, Any]:
+def _mixtral(module: Any) -> dict[str, Any]:
     holder = module.gate if hasattr(module.gate, "top_k") else module
     return {"scoring": "softmax_topk", "top_k": holder.top_k, "norm_topk_prob": True}
 
@@ -171,7 +172,7 @@ _KINDS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
 # -- weights --
 
 
-def _experts(experts: nn.Module) -> tuple[int, int, Callable[[int], SwigluWeights]]:
+def _experts(experts: Any) -> tuple[int, int, Callable[[int], SwigluWeights]]:
     """(number of experts, intermediate size, accessor) of fused 3-D parameters or of a list of modules."""
     if hasattr(experts, "gate_up_proj"):
         gate_up_E2IH, down_EHI = experts.gate_up_proj, experts.down_proj
@@ -185,7 +186,7 @@ def _experts(experts: nn.Module) -> tuple[int, int, Callable[[int], SwigluWeight
     return len(modules), _linear_weights(modules[0])[0].shape[0], lambda expert: _linear_weights(modules[expert])
 
 
-def _linear_weights(mlp: nn.Module) -> SwigluWeights:
+def _linear_weights(mlp: Any) -> SwigluWeights:
     """DeepSeek and Qwen call them gate_proj, up_proj, down_proj; Mixtral w1, w3, w2."""
     names = ("gate_proj", "up_proj", "down_proj") if hasattr(mlp, "gate_proj") else ("w1", "w3", "w2")
     linears = [getattr(mlp, name) for name in names]

@@ -252,6 +252,16 @@ def test_npz_and_json_loads_agree(tmp_path):
             file.total(last=3)
 
 
+def test_a_servers_answer_is_a_load_file(tmp_path):
+    path = tmp_path / "load.json"
+    layers = [{"layer": 1, "per_rank": [3, 3], "per_expert": [1, 2, 3], "skew": 1.0}] * 2
+    path.write_text(json.dumps({"schema": "eprt.load/1", "num_experts": 3, "ranks": [], "layers": layers}))
+    assert read_load(path).total().tolist() == [[1.0, 2.0, 3.0]] * 2
+    path.write_text(json.dumps({"schema": "eprt.load/1", "num_experts": 0, "ranks": [], "layers": []}))
+    with pytest.raises(ValueError, match="had not counted any load yet"):
+        read_load(path)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -219,7 +219,8 @@ def test_nothing_names_the_machine_it_was_built_on():
 def test_the_rules_bite(tmp_path):
     """The parser these tests rest on sees what it must."""
     package = ROOT / "eprt" / "ep"
-    sample = "import eprt.serve.api\nfrom eprt.engine import llm\ndef f():\n    from . import wait\n    from ..ops import x\n"
+    sample = "import eprt.serve.api\nfrom eprt.engine import llm\n"
+    sample += "def f():\n    from . import wait\n    from ..ops import x\n"
 
     class Source(type(package)):
         def read_text(self, *arguments, **options):

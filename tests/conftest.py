@@ -1,0 +1,46 @@
+"""What every test may rely on: mpirun is found and may start ranks, random numbers are the same in every run, and tests
+that need a GPU are skipped by name where there is none."""
+
+import os
+import random
+import sys
+import sysconfig
+import zlib
+
+import hypothesis
+import numpy as np
+import pytest
+
+from eprt import env
+
+# pytest may have been started by path, without activating the virtual environment that holds mpirun.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+os.environ.update(env.MPI_ENVIRONMENT)
+
+# The same examples in every run, so that a red test is red again. Explore with --hypothesis-profile=explore.
+hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("reproducible")
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request):
+    """Every test starts from its own fixed seed, whatever ran before it."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def pytest_collection_modifyitems(items):
+    needing = [item for item in items if item.get_closest_marker("gpu") or "tests/gpu/" in item.nodeid]
+    if needing and not _has_gpu():
+        for item in needing:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,94 @@
+"""The `eprt` command finds its programs, each explains itself, and generate answers the same on one rank and on two."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eprt
+from eprt import cli, env
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "demo_model" / "checkpoint"
+
+
+def run(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    command = [*launcher, sys.executable, "-m", "eprt.cli", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=env.mpi_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_usage_names_every_command(capsys):
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^  {word} ", out, re.MULTILINE) for word in cli.COMMANDS)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == eprt.__version__
+
+
+def test_an_unknown_command_is_named(capsys):
+    assert cli.main(["serv"]) == 2
+    assert "no command 'serv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", [word for word in cli.COMMANDS if word != "balancer"])
+def test_every_command_explains_itself(word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "--help"])
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
+
+
+def test_the_balancer_says_what_it_cannot_do_and_what_works_instead(capsys):
+    assert cli.main(["balancer", "--url", "http://127.0.0.1:1"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot rebalance a running server" in err and "eprt balance plan" in err
+
+
+def test_flags_and_small_tools_do_not_load_torch():
+    code = "import sys; from eprt import cli; cli.main({!r}); sys.exit('torch' in sys.modules)"
+    for arguments in (["balance", "plan", "--load", "x.npz", "--num-gpus", "1"], ["diagnose", "."], ["bench", "--list"],
+                      ["env", "--variables"]):  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", code.format(arguments)], cwd=ROOT, check=False, timeout=60)
+        assert done.returncode == 0, arguments
+
+
+def test_a_missing_library_is_named_with_a_remedy(monkeypatch):
+    def missing(module):
+        raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+
+    monkeypatch.setattr(cli, "import_module", missing)
+    with pytest.raises(SystemExit, match="eprt serve: msgspec is not installed; `eprt env`"):
+        cli.main(["serve"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere", "--prompt", "x"], "nowhere"),
+        (["--model", str(MODEL)], "no prompt"),
+        (["--model", str(MODEL), "--prompt", "x", "--temperature", "-1"], "temperature=-1.0"),
+        (["--model", str(MODEL), "--prompt", "x", "--dtype", "float8"], "--dtype float8"),
+        (["--model", str(MODEL), "--file", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_generate_refuses_in_one_line(arguments, message, capsys):
+    assert cli.main(["generate", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("eprt generate: ") and message in err and err.count("\n") == 1
+
+
+def test_generate_answers_alike_on_one_rank_and_on_two(tmp_path):
+    (tmp_path / "prompts.txt").write_text("What is 12 + 30?\nSort: pear, fig, apple\nSpell castle backwards.\n")
+    arguments = ("generate", "--model", str(MODEL), "--chat", "--file", str(tmp_path / "prompts.txt"), "--json")
+    one, two = run(*arguments), run(*arguments, launcher=("mpirun", "-n", "2"))
+    assert one.returncode == two.returncode == 0, one.stderr + two.stderr
+    answers = [json.loads(line) for line in one.stdout.splitlines()]
+    assert answers == [json.loads(line) for line in two.stdout.splitlines()]
+    assert len(answers) == 3 and answers[0]["prompt"] == "What is 12 + 30?"
+    assert answers[0]["text"].endswith("42") and answers[0]["finish_reason"] == "stop"
