@@ -1,11 +1,21 @@
-"""What a client is told when a request cannot be served: OpenAI's error shape, from one place.
+"""What a client is told when a request cannot be served, in OpenAI's shape; and what the operator is told.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
 docs/errors.md lists every code. Knows nothing of HTTP frameworks.
 """
 
+import sys
+
 import msgspec
+
+
+def say(line: str) -> None:
+    """One line for the operator, on standard error, where "eprt: " begins what must not be missed."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # mpirun, who would have passed it on, is gone
 
 
 class ApiError(Exception):

@@ -20,6 +20,7 @@ from eprt import env
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.api import Api
 from eprt.serve.chat import ChatTemplate
+from eprt.serve.errors import say
 from eprt.serve.metrics import Metrics
 from eprt.serve.options import FrontendConfig, ServeOptions
 from eprt.serve.prepare import Preparer
@@ -71,7 +72,8 @@ class Frontend:
         status = 0
         if self._pool.state == "lost":
             status = 1
-            await asyncio.sleep(self._options.lost_grace_s)
+            if self._pool.ready.is_set():
+                await asyncio.sleep(self._options.lost_grace_s)
         announcing.cancel()
         self._server.should_exit = True
         await serving
@@ -151,7 +153,7 @@ def main() -> int:
         try:
             frontend = Frontend(config)
         except (ValueError, OSError) as error:
-            print(f"eprt serve: error: {error}", file=sys.stderr, flush=True)
+            say(f"eprt serve: error: {error}")
             return 1
         return await frontend.run()
 

@@ -4,6 +4,7 @@ The order matters: rank 0 binds the HTTP port before anything slow, so that a po
 open sockets to the frontend, which is therefore reachable (and answers 503) while the model loads.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from eprt import env
 from eprt.ep.group import EPGroup
 from eprt.serve import worker
 from eprt.serve.channel import Channel, FrontendLostError, bind_http, connect, listen
+from eprt.serve.errors import say
 from eprt.serve.messages import Drain, Hello
 from eprt.serve.options import FrontendConfig, OptionError, ServeOptions
 
@@ -77,8 +79,9 @@ def _leave_on_signals(channel: Channel) -> None:
     """While the model loads there is nothing to finish: tell the frontend and go."""
 
     def leave(number: int, frame) -> None:
-        channel.send(Drain(signal.Signals(number).name))
-        channel.finish(timeout_s=1)
+        with contextlib.suppress(FrontendLostError):
+            channel.send(Drain(signal.Signals(number).name))
+            channel.finish(timeout_s=1)
         os._exit(128 + number)
 
     for number in worker.STOP_SIGNALS:
@@ -96,7 +99,6 @@ def _tell_of_lost_frontend(group: EPGroup, frontend: subprocess.Popen | None) ->
         cause = f"killed by signal {-status}" if status is not None and status < 0 else f"exit status {status}"
         # It explains itself where it decided to go (status 1); only a death needs words here.
         if status is None or status != 1:
-            print(f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: {cause}; stopping", file=sys.stderr)
-    sys.stderr.flush()
+            say(f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: {cause}; stopping")
     # Not through MPI_Finalize: the other ranks may be inside a step that waits for this one.
     os._exit(1)

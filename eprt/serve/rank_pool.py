@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
-from eprt.serve.errors import ApiError, queue_full, unavailable
+from eprt.serve.errors import ApiError, queue_full, say, unavailable
 from eprt.serve.messages import (
     Abort,
     Add,
@@ -259,8 +258,11 @@ class RankPool:
         """The ranks were told to leave and do not."""
         self._lose(reason, "and is given up")
 
-    def _lose(self, who: Rank | str, what: str) -> None:
-        """The ranks cannot go on: every sequence fails, nothing new is taken. Only the first loss counts."""
+    def _lose(self, who: Rank | str, what: str, details: str = "") -> None:
+        """The ranks cannot go on: every sequence fails, nothing new is taken. Only the first loss counts.
+
+        details may have several lines; clients and /health see the first.
+        """
         if self.ended.is_set():
             return
         if isinstance(who, Rank):
@@ -268,17 +270,18 @@ class RankPool:
         # Plain mpirun told to stop warns its ranks, and kills them all a quarter of a second later.
         killed = self.state == "draining"
         if killed:
-            who, what = "the ranks", "were ended before running requests were done (start with -n to let them finish)"
+            who, what, details = "the ranks", "were ended before running requests were done (use -n to drain)", ""
         generations = {id(s.generation): s.generation for s in self._sequences.values()}
-        self.set_state("lost", f"{who} {what}")
+        reason = f"{who} {what}{': ' if details else ''}{details.partition(chr(10))[0]}"
+        self.set_state("lost", reason)
         self._sequences.clear()
         self.quiet.set()
         for generation in generations.values():
-            generation._fail(ApiError(500, f"{who} {what}; the request was lost", code="rank_lost"))
+            generation._fail(ApiError(500, f"{reason}; the request was lost", code="rank_lost"))
         if not killed or generations:
             num = len(generations)
-            line = f"eprt: {who} {what}; {num} request{'' if num == 1 else 's'} ended with an error"
-            print(line, file=sys.stderr, flush=True)
+            count = f"; {num} request{'' if num == 1 else 's'} ended with an error" if self.ready.is_set() else ""
+            say(f"eprt: {who} {what}{count}{': ' if details else ''}{details}")
         self.ended.set()
 
     # -- from the ranks --
@@ -300,9 +303,9 @@ class RankPool:
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)
             case Fatal(text, int(lost_rank)):
-                self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), f"was lost: {text}")
+                self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
             case Fatal(text):
-                self._lose(rank, f"failed: {text}")
+                self._lose(rank, "failed", text)
             case Bye():
                 rank.left = True
                 if all(r.left for r in self.ranks.values()):

@@ -3,6 +3,7 @@
 Knows the engine and the channel; nothing of HTTP, text or other ranks' requests.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -104,26 +105,39 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
     binding = bind_to_cores(bind, group.allgather)
     level = logging.INFO if group.rank == 0 else logging.DEBUG
     logging.getLogger(__name__).log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
-    from tqdm import tqdm
-
     from eprt.engine.engine import Engine
 
-    with tqdm(unit="B", unit_scale=True, desc="loading", disable=group.rank != 0, mininterval=0.3) as bar:
-
-        def progress(num_bytes: int, num_total: int) -> None:
-            bar.total = num_total
-            bar.update(num_bytes - bar.n)
-
-        # The frontend's router is the one gate: between two steps the engine may see more requests waiting than
-        # max_queue, because those that it will admit in its next step still count as waiting.
-        config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
-        engine = Engine(config, group, progress=progress)
+    # The frontend's router is the one gate: between two steps the engine may see more requests waiting than max_queue,
+    # because those that it will admit in its next step still count as waiting.
+    config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
+    with _ProgressBar() as bar:
+        engine = Engine(config, group, progress=bar.show if group.rank == 0 else None)
     # What loading made lives as long as the process: the collector need not walk over it again.
     gc.collect()
     gc.freeze()
     channel.send(Ready(_info(engine)))
     channel.send(Step([], engine.stats()))
     return engine
+
+
+class _ProgressBar:
+    """A bar on standard error from the first bytes on, so that what goes wrong before them stands on its own line."""
+
+    def __init__(self):
+        self._bar = None
+
+    def show(self, num_bytes: int, num_total: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = self._bar or tqdm(total=num_total, unit="B", unit_scale=True, desc="loading", mininterval=0.3)
+        self._bar.update(num_bytes - self._bar.n)
+
+    def __enter__(self) -> "_ProgressBar":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def _info(engine) -> EngineInfo:
@@ -155,8 +169,9 @@ def serve(config: EngineConfig, bind: str, group, channel: Channel) -> None:
     except FrontendLostError:
         raise
     except Exception as error:
-        channel.send(Fatal(_describe(error), lost_rank=getattr(error, "lost", None)))
-        channel.finish(timeout_s=5)
+        with contextlib.suppress(FrontendLostError):
+            channel.send(Fatal(_describe(error), lost_rank=getattr(error, "lost", None)))
+            channel.finish(timeout_s=5)
         # No clean-up that is collective: the other ranks may be waiting for this one, mpirun ends them.
         os._exit(1)
 

@@ -1,0 +1,205 @@
+"""Starting, draining, and losing parts of a server, with real processes and signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from eprt.serve.running import RunningServer
+from tests.serve.conftest import MODEL
+
+LONG = {"prompt": "Tell me", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+class Stream(threading.Thread):
+    """A client that reads one stream to its end. events: decoded; ended_s: when; failure: a broken connection."""
+
+    def __init__(self, url: str, **changes):
+        super().__init__(daemon=True)
+        self.url, self.body = url, {**LONG, **changes}
+        self.events: list = []
+        self.started = threading.Event()
+        self.ended_s = 0.0
+        self.failure: Exception | None = None
+        self.start()
+        assert self.started.wait(30), "no first event within 30 s"
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=self.body, timeout=60) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        data = line.removeprefix("data: ")
+                        self.events.append(data if data == "[DONE]" else json.loads(data))
+                        self.started.set()
+        except httpx.HTTPError as error:
+            self.failure = error
+        self.ended_s = time.monotonic()
+        self.started.set()
+
+    @property
+    def finish_reason(self):
+        return self.events[-2]["choices"][0]["finish_reason"]
+
+
+def shared_files() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """The process and everything it started, the frontend in its session of its own included."""
+    return [process, *process.children(recursive=True)]
+
+
+def assert_nothing_left(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive, f"still running: {[(p.pid, p.cmdline()) for p in alive]}"
+
+
+def ranks_of(url: str) -> dict[int, int]:
+    """rank -> pid."""
+    return {r["rank"]: r["pid"] for r in httpx.get(f"{url}/health").json()["ranks"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_launcher_drains_and_exits_0(number):
+    with RunningServer(MODEL, 2) as server:
+        processes = family(psutil.Process(server.process.pid))
+        stream = Stream(server.url, max_tokens=100)
+        server.process.send_signal(number)
+        time.sleep(0.3)
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "late"})
+        health = httpx.get(f"{server.url}/health")
+        stream.join(60)
+        status = server.wait_exit()
+        assert stream.failure is None and stream.finish_reason == "length" and stream.events[-1] == "[DONE]"
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert health.status_code == 503 and health.json()["status"] == "draining"
+        assert status == 0, server.output()
+        assert "Traceback" not in server.output() and "prterun" not in server.output()
+        assert_nothing_left(processes)
+
+
+def test_mpirun_drains_on_sigusr1_and_time_runs_out():
+    with RunningServer(MODEL, 2, "--drain-timeout", "0.5", under="mpirun") as server:
+        stream = Stream(server.url)
+        server.process.send_signal(signal.SIGUSR1)
+        stream.join(30)
+        assert server.wait_exit() == 0, server.output()
+        assert stream.failure is None and stream.finish_reason == "abort" and stream.events[-1] == "[DONE]"
+
+
+def test_mpirun_told_to_stop_tells_the_clients():
+    with RunningServer(MODEL, 2, under="mpirun") as server:
+        processes = family(psutil.Process(server.process.pid))
+        stream = Stream(server.url)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join(10)
+        assert server.wait_exit() == 1
+        assert stream.failure is None and stream.events[-1] == "[DONE]"
+        assert stream.events[-2]["error"]["code"] == "rank_lost"
+        assert_nothing_left(processes)
+
+
+def test_killed_rank_is_named_and_nobody_hangs():
+    before = shared_files()
+    with RunningServer(MODEL, 4, under="mpirun") as server:
+        processes = family(psutil.Process(server.process.pid))
+        streams = [Stream(server.url) for _ in range(5)]
+        waiting: list[httpx.Response] = []
+        body = {**LONG, "stream": False}
+        plain = threading.Thread(
+            target=lambda: waiting.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+        )
+        plain.start()
+        time.sleep(0.5)
+        pid = ranks_of(server.url)[2]
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        for stream in streams:
+            stream.join(10)
+            assert stream.failure is None and stream.ended_s - killed_s < 5
+            assert stream.events[-1] == "[DONE]" and stream.events[-2]["error"]["code"] == "rank_lost"
+            assert f"rank 2 (pid {pid}" in stream.events[-2]["error"]["message"]
+        plain.join(10)
+        assert waiting[0].status_code == 500 and waiting[0].json()["error"]["code"] == "rank_lost"
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503 and "rank 2" in health.json()["reason"]
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "late"})
+        assert refused.status_code == 503 and "rank 2" in refused.json()["error"]["message"]
+        assert server.wait_exit(20) != 0
+        said = [line for line in server.output().splitlines() if line.startswith("eprt: ")]
+        assert len(said) == 1 and said[0].startswith(f"eprt: rank 2 (pid {pid}, host ")
+        assert "6 requests ended with an error" in said[0]
+        assert "Traceback" not in server.output()
+        assert_nothing_left(processes)
+    assert shared_files() <= before or not any(str(p.pid) in name for p in processes for name in shared_files())
+
+
+def test_killed_frontend_ends_the_ranks():
+    with RunningServer(MODEL, 2) as server:
+        processes = family(psutil.Process(server.process.pid))
+        frontend = next(p for p in processes if "eprt.serve.frontend" in p.cmdline())
+        frontend.kill()
+        assert server.wait_exit(20) == 1
+        said = [line for line in server.output().splitlines() if line.startswith("eprt: ")]
+        assert said == [f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: killed by signal 9; stopping"]
+        assert_nothing_left(processes)
+
+
+def _serve(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "eprt.serve", *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+@pytest.fixture
+def used_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock.getsockname()[1]
+
+
+def test_what_is_wrong_at_the_start_is_one_line(used_port, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for arguments, words in (
+        (["--model", "/nowhere"], "--model /nowhere: no such directory"),
+        (["--model", str(tmp_path)], "has no tokenizer.json"),
+        (["--model", str(MODEL), "--port", str(used_port)], f"cannot listen on 127.0.0.1:{used_port}"),
+        (["--model", str(MODEL), "--port", "-1"], "--port -1: must be in 0..65535"),
+        (["--model", str(MODEL), "--dtype", "int3"], "--dtype int3"),
+        (["--model", str(MODEL), "--kv-cache-gb", "x"], "--kv-cache-gb"),
+        (["--model", str(MODEL), "--max-num-seq", "3"], "--max-num-seq"),
+        ([], "--model"),
+    ):
+        done = _serve("-n", "2", *arguments)
+        assert done.returncode == 2, (arguments, done)
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("eprt serve: error: ") and words in lines[0], (arguments, lines)
+
+
+def test_a_mistake_under_mpirun_is_told_once(used_port):
+    with pytest.raises(RuntimeError) as caught, RunningServer(Path("/nowhere"), 3, under="mpirun"):
+        pass
+    assert str(caught.value).count("eprt serve: error: --model /nowhere: no such directory") == 1
+
+
+def test_a_broken_checkpoint_is_told_once(tmp_path):
+    for file in MODEL.iterdir():
+        if file.name != "config.json":
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((MODEL / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 7}))
+    with pytest.raises(RuntimeError) as caught, RunningServer(tmp_path, 2):
+        pass
+    message = str(caught.value)
+    said = [line for line in message.splitlines() if line.startswith("eprt: ")]
+    assert len(said) == 1 and "failed:" in said[0] and "gate_proj" in said[0] and "Traceback" not in message, message
