@@ -205,7 +205,7 @@ class Api:
             reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
         ranks = [
             {"rank": r.rank, "pid": r.pid, "host": r.host, "loaded": r.info is not None, "lost": r.lost}
-            for r in pool.ranks.values()
+            for _, r in sorted(pool.ranks.items())
         ]
         document = {"status": status, "reason": reason, "num_ranks": pool.num_ranks, "ranks": ranks}
         return JsonResponse(document, status_code=200 if status == "ok" else 503)
