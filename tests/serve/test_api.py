@@ -297,13 +297,16 @@ def test_request_ids_and_users_are_in_the_log(http, server):
 def test_queue_limit(http, server):
     # 4 ranks of 16 running and 8 waiting.
     with httpx.Client(base_url=server.url, timeout=60) as other:
-        body = {**ENDLESS, "max_tokens": 400, "n": 90, "stream": True}
+        body = {**ENDLESS, "max_tokens": 100, "n": 90, "stream": True}
         with other.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # dropping it would close the stream
+            assert next(lines)
             assert complete(http, max_tokens=1, n=6, **ENDLESS)["choices"]
             full = http.post("/v1/completions", json={**ENDLESS, "n": 7})
             assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
             assert full.json()["error"]["code"] == "queue_full" and full.json()["error"]["type"] == "rate_limit_error"
+                waited = complete(http, max_tokens=1, n=6, **ENDLESS)["choices"]
+                assert len(waited) == 6
     wait_idle(http)
 
 
