@@ -16,6 +16,8 @@ from eprt import env
 # pytest may have been started by path, without activating the virtual environment that holds mpirun.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 os.environ.update(env.MPI_ENVIRONMENT)
+# Tiny tensors, and often other processes beside this one: waiting for a second thread took 100 times the work itself.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, so that a red test is red again. Explore with --hypothesis-profile=explore.
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from eprt import env
+from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.detokenizer import IncrementalText
 from eprt.engine.engine import Engine
@@ -100,7 +101,8 @@ class LLM:
     """A model ready to generate. Construction is collective over the group's ranks.
 
     model_dir: a Hugging Face checkpoint directory. Its tokenizer.json is used where there is one; without it prompts
-    must be token ids. group: default all ranks of the MPI job, or this process alone when it was not started by mpirun.
+    must be token ids. group: default all ranks of the MPI job, each then bound to its share of the cores; this process
+    alone where it was not started by mpirun.
     engine_options: fields of EngineConfig. progress: progress(bytes_read, bytes_to_read) while loading.
 
     Requests without a seed get one from engine_options' seed: two runs of the same program give the same tokens.
@@ -117,7 +119,7 @@ class LLM:
         config = EngineConfig(str(model_dir), **{"max_queue": _NO_LIMIT, **engine_options})
         self._owns_group = group is None
         if group is None:
-            group = EPGroup.from_mpi() if env.started_by_mpirun() else EPGroup.single()
+            group = _default_group()
         self.group = group
         self.tokenizer = Tokenizer(model_dir) if (Path(model_dir) / "tokenizer.json").exists() else None
         self.engine = Engine(config, group, progress=progress)
@@ -255,3 +257,12 @@ class LLM:
                     num_cached_tokens=first.num_cached_tokens,
                 )
         return outputs
+
+
+def _default_group() -> EPGroup:
+    """All ranks of the MPI job, each bound to its share of the cores, or this process as it is."""
+    if not env.started_by_mpirun():
+        return EPGroup.single()
+    group = EPGroup.from_mpi()
+    bind("core", group.allgather)
+    return group
