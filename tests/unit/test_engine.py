@@ -41,7 +41,7 @@ def test_a_cache_smaller_than_the_model_length_bounds_requests(caplog):
         engine = make_engine(num_pages=5, max_model_len=512)
     assert "holds 20 tokens per rank" in caplog.text and "instead of 512" in caplog.text
     with pytest.raises(
-        ValueError, match=r"exceeds max_model_len 20 .the KV cache holds 20 tokens; raise --kv-cache-gb"
+        ValueError, match=r"max_model_len 20 .the KV cache holds 20 tokens; raise --kv-cache-gb"
     ):
         engine.add_request("a", [1] * 20, GREEDY)
     engine.add_request("b", [1] * 19, GREEDY)
