@@ -25,6 +25,7 @@ class PagedRunner:
         config = model.config
         shape = (config.num_hidden_layers, num_pages, page_size, config.kv_dim)
         self.kv_cache = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+        self.num_steps = 0
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(5)).tolist()
 
     def request(self, tokens: list[int], prefix_of: Request | None = None, num_shared: int = 0) -> Request:
@@ -38,6 +39,7 @@ class PagedRunner:
 
         A request's single token after its first counts as decoding, as in the engine.
         """
+        self.num_steps += 1
         order = sorted(range(len(work)), key=lambda i: not (work[i][1] == 1 and work[i][0].num_done > 0))
         batch = self._batch([work[i] for i in order], mode)
         logits = self.model.forward(batch, self.kv_cache)
@@ -55,7 +57,10 @@ class PagedRunner:
 
     def greedy(self, request: Request, num_new: int, chunk: int = 10**9) -> list[int]:
         """Prefills, then decodes one token a step."""
-        logits = self.prefill(request, chunk)[-1:]
+        return self.continue_greedy(request, self.prefill(request, chunk), num_new)
+
+    def continue_greedy(self, request: Request, logits: Tensor, num_new: int) -> list[int]:
+        """logits: of the prompt's last token, and any before it."""
         new: list[int] = []
         while True:
             new.append(int(logits[-1].argmax()))

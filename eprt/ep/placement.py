@@ -6,6 +6,7 @@ The plan itself is eprt.balancer's; this is the only file of the communication l
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from eprt.balancer import Placement
@@ -16,7 +17,7 @@ class SlotMap:
     """L = logical experts, S = slots of all ranks, X = largest replica count.
 
     expert_of_slot_S: int64, -1 for a slot without expert. slot_table_LX: int64, the slots of each expert, -1 past
-    replica_count_L.
+    replica_count_L. Both have one row more, which index -1 reaches: a masked choice has the "slot" -1.
     """
 
     expert_of_slot_S: Tensor
@@ -31,8 +32,13 @@ class SlotMap:
     @staticmethod
     def of_layer(placement: Placement, layer: int) -> "SlotMap":
         """layer: row of the placement (MoE layers count from 0)."""
-        maps = placement.physical_to_logical_map, placement.logical_to_physical_map, placement.replica_count
-        return SlotMap(*(torch.tensor(m[layer], dtype=torch.int64) for m in maps))
+        slot_table_LX = torch.tensor(placement.logical_to_physical_map[layer], dtype=torch.int64)
+        replica_count_L = torch.tensor(placement.replica_count[layer], dtype=torch.int64)
+        return SlotMap(
+            torch.tensor(placement.physical_to_logical_map[layer], dtype=torch.int64),
+            F.pad(slot_table_LX, (0, 0, 0, 1), value=-1),
+            F.pad(replica_count_L, (0, 1), value=1),
+        )
 
     @property
     def num_slots(self) -> int:
@@ -45,10 +51,7 @@ class SlotMap:
 
     def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
         """int64 slots for logical experts; -1 stays -1. The tokens take an expert's replicas in turn."""
-        expert_TK = expert_idx_TK.clamp_min(0)
         if self.slot_table_LX.shape[1] == 1:
-            slot_TK = self.slot_table_LX[:, 0][expert_TK]
-        else:
-            turn_T1 = torch.arange(expert_TK.shape[0]).unsqueeze(1)
-            slot_TK = self.slot_table_LX[expert_TK, turn_T1 % self.replica_count_L[expert_TK]]
-        return slot_TK.masked_fill_(expert_idx_TK < 0, -1)
+            return self.slot_table_LX[:, 0][expert_idx_TK]
+        turn_T1 = torch.arange(expert_idx_TK.shape[0]).unsqueeze(1)
+        return self.slot_table_LX[expert_idx_TK, turn_T1 % self.replica_count_L[expert_idx_TK]]

@@ -1,7 +1,9 @@
 """EPMoE on one rank: against transformers' blocks, its shapes, rounds, formats and errors."""
 
+import numpy as np
 import pytest
 import torch
+from eprt.balancer import Placement
 
 from eprt import EPGroup, EPMoE, MoEConfig
 from eprt.compat.hf import replace_moe_blocks
@@ -85,11 +87,7 @@ def test_patched_model_gives_the_same_logits(family):
 
 
 def test_replicas_share_an_experts_tokens():
-    slots = SlotMap(
-        expert_of_slot_S=torch.tensor([0, 1, 0, -1]),
-        slot_table_LX=torch.tensor([[0, 2], [1, -1]]),
-        replica_count_L=torch.tensor([2, 1]),
-    )
+    slots = SlotMap.of_layer(Placement(np.array([[0, 1, 0, -1]]), num_gpus=2), 0)
     assert slots.slot_idx(torch.tensor([[0, 1], [0, 1], [-1, 0]])).tolist() == [[0, 1], [2, 1], [-1, 0]]
     assert [slots.experts_of_rank(r, 2) for r in range(2)] == [[0, 1], [0, -1]]
 
