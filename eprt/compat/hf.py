@@ -25,7 +25,7 @@ SwigluWeights = tuple[Tensor, Tensor, Tensor]  # gate, up, down
 
 @dataclass(frozen=True)
 class MoEBlock:
-    """What convert_moe needs to know of a block. expert(e): the weights of logical expert e."""
+    """A block as build_moe takes it. routing: fields of MoEConfig. expert(e): the weights of logical expert e."""
 
     routing: dict[str, Any]
     gate_weight_EH: Tensor
@@ -36,8 +36,21 @@ class MoEBlock:
     shared: SwigluWeights | None
 
 
-def convert_moe(
-    hf_moe_module: nn.Module,
+def convert_moe(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> EPMoE:
+    """The expert-parallel twin of one block; options as for build_moe.
+
+    Takes any leading shape and returns what the block returned, also (hidden, router_logits) where it did so.
+    Collective over the group unless ep is given. TypeError for a block of another kind, ValueError for one whose
+    activation, dtype or device is not supported.
+    """
+    block = describe_moe(hf_moe_module)
+    moe = build_moe(block, group, **options)
+    moe.returns_router_logits = _returns_tuple(hf_moe_module, moe.config)
+    return moe.train(hf_moe_module.training)
+
+
+def build_moe(
+    block: MoEBlock,
     group: EPGroup,
     *,
     num_max_tokens_per_rank: int = 1024,
@@ -45,13 +58,11 @@ def convert_moe(
     weight_format: str = "same",
     **options: Any,
 ) -> EPMoE:
-    """The expert-parallel twin of one block; options go to EPMoE (layer_idx, backend, mode, ep, slot_map).
+    """An EPMoE with copies of a block's gate, shared expert and this rank's experts.
 
-    Takes any leading shape and returns what the block returned, also (hidden, router_logits) where it did so.
-    Collective over the group unless ep is given. TypeError for a block of another kind, ValueError for one whose
-    activation, dtype or device is not supported.
+    num_max_tokens_per_rank, payload, weight_format: see MoEConfig. options go to EPMoE (layer_idx, backend, mode, ep,
+    slot_map).
     """
-    block = describe_moe(hf_moe_module)
     config = MoEConfig(
         hidden_size=block.gate_weight_EH.shape[1],
         intermediate_size=block.intermediate_size,
@@ -60,20 +71,19 @@ def convert_moe(
         num_max_tokens_per_rank=num_max_tokens_per_rank,
         payload=payload,
         weight_format=weight_format,
-        dtype=_checked_dtype(block.expert(0)[0], hf_moe_module),
+        dtype=_checked_dtype(block),
         **block.routing,
     )
     moe = EPMoE(config, group, **options)
-    moe.load_gate(block.gate_weight_EH.detach().clone(), block.gate_bias_E)
+    moe.load_gate(_own(block.gate_weight_EH), None if block.gate_bias_E is None else _own(block.gate_bias_E))
     for slot, expert in enumerate(moe.expert_of_slot):
         if expert >= 0:
-            gate, up, down = (w.detach() for w in block.expert(expert))
-            moe.load_expert(slot, gate, up, down)
+            gate, up, down = block.expert(expert)
+            moe.load_expert(slot, gate.detach(), up.detach(), down.detach())
     if block.shared is not None:
-        gate, up, down = (w.detach().clone() for w in block.shared)
-        moe.load_shared(MLP(gate, up, down, weight_format, config.dtype))
-    moe.returns_router_logits = _returns_tuple(hf_moe_module, config)
-    return moe.train(hf_moe_module.training)
+        gate, up, down = block.shared
+        moe.load_shared(MLP(_own(gate), _own(up), _own(down), weight_format, config.dtype))
+    return moe
 
 
 def replace_moe_blocks(model: nn.Module, group: EPGroup, **options: Any) -> list[EPMoE]:
@@ -113,7 +123,7 @@ def describe_moe(module: nn.Module) -> MoEBlock:
     return MoEBlock(
         routing=_KINDS[type(module).__name__.lower()](module),
         gate_weight_EH=gate.weight,
-        gate_bias_E=None if bias is None else bias.detach().clone(),
+        gate_bias_E=bias,
         num_experts=num_experts,
         intermediate_size=intermediate_size,
         expert=expert,
@@ -203,14 +213,17 @@ def _check_activation(module: nn.Module) -> None:
         raise ValueError(f"{type(module).__name__} uses {type(act_fn).__name__}; only SiLU is supported")
 
 
-def _checked_dtype(weight: Tensor, module: nn.Module) -> torch.dtype:
+def _checked_dtype(block: MoEBlock) -> torch.dtype:
+    weight, _, _ = block.expert(0)
     if weight.device.type != "cpu":
-        raise ValueError(f"{type(module).__name__} is on {weight.device}; convert it on the CPU")
+        raise ValueError(f"the experts are on {weight.device}; convert the block on the CPU")
     if weight.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
-            f"{type(module).__name__} holds {weight.dtype}; load the model with dtype=torch.bfloat16 or torch.float32"
-        )
+        raise ValueError(f"the experts are {weight.dtype}; load the model with dtype=torch.bfloat16 or torch.float32")
     return weight.dtype
+
+
+def _own(weight: Tensor) -> Tensor:
+    return weight.detach().clone()
 
 
 def _returns_tuple(module: nn.Module, config: MoEConfig) -> bool:

@@ -14,7 +14,6 @@ Slots: slot s lives on rank s // (S / N). slot_idx -1 masks an entry: it is sent
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -156,14 +155,13 @@ class RankLostError(EPError):
 _BACKENDS = {
     "reference": "eprt.ep.reference:ReferenceBackend",
     "cpu": "eprt.ep.cpu:CpuBackend",
-    "local": "eprt.ep.local:LocalBackend",
 }
 
 
 def make_backend(name: str, config: EPConfig, group: EPGroup) -> EPBackend:
     """Builds backend `name` ("auto" picks by the device of the group). Collective over the group."""
     if name == "auto":
-        name = "cpu" if find_spec("eprt.ep.cpu") else "local"
+        name = "cpu"
     if name not in _BACKENDS:
         raise ValueError(
             f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}"

@@ -1,106 +1,127 @@
-"""What every rank does in test_moe_ranks.py: EPMoE over ranks against the transformers block it was made from."""
+"""EPMoE over ranks against transformers' blocks, whose weights, inputs and outputs save_block() wrote.
+
+The ranks do not import transformers: that would take longer than all cases together.
+"""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from eprt.balancer import Placement
 
-from eprt import EPGroup, EPMoE
-from eprt.compat.hf import convert_moe, replace_moe_blocks
+from eprt import EPGroup
+from eprt.compat.hf import MoEBlock, build_moe, describe_moe
 from eprt.ep.placement import SlotMap
 from tests import tiny
 
-
-def tokens_of(group: EPGroup, num_tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * seed + group.rank)
-    return torch.randn(num_tokens, 64, generator=generator).to(dtype)
+FAMILIES = ("v2", "v2_groups", "v3", "qwen3", "mixtral")
+NUM_TOKENS = 120
 
 
-def every_family(group: EPGroup):
-    """Different tokens on every rank, none on the last but one; no number of ranks needs to divide the experts."""
-    for family in ("v2", "v2_groups", "v3", "qwen3", "mixtral"):
-        block = tiny.make_moe_block(family)
-        moe = EPMoE.from_hf(block, group)
-        alone = EPMoE.from_hf(block, EPGroup.single())
-        for seed, skip in enumerate((0, 1)):
-            x = tokens_of(group, 0 if skip and group.rank == group.size - 2 else 5 + 9 * group.rank, seed)
-            y = moe(x)
-            torch.testing.assert_close(y, block(x[None])[0], rtol=1e-5, atol=1e-4)
-            assert torch.equal(y, alone(x)), family
-        counted = [sum(part) for part in zip(*group.allgather([sum(moe.expert_load()), sum(alone.expert_load())]))]
-        assert counted[0] == counted[1] > 0
+@torch.no_grad()
+def save_block(root: Path, family: str) -> None:
+    module = tiny.make_moe_block(family)
+    block = describe_moe(module)
+    x_TH = torch.randn(NUM_TOKENS, 64)
+    experts = [block.expert(e) for e in range(block.num_experts)]
+    torch.save((replace(block, expert=None), experts, x_TH, module(x_TH[None])[0]), root / f"{family}.block")
+
+
+def load_block(
+    root: str, family: str, dtype: torch.dtype = torch.float32
+) -> tuple[MoEBlock, torch.Tensor, torch.Tensor]:
+    """(block, x [T, H], transformers' y [T, H])."""
+    block, experts, x_TH, y_TH = torch.load(Path(root) / f"{family}.block", weights_only=False)
+    return replace(block, expert=lambda e: tuple(w.to(dtype) for w in experts[e])), x_TH, y_TH
+
+
+def rows_of(group: EPGroup, num_tokens: int) -> slice:
+    """This rank's tokens: another part of them on every rank."""
+    start = 17 * group.rank
+    assert start + num_tokens <= NUM_TOKENS + 60
+    return slice(start, start + num_tokens)
+
+
+def every_family(group: EPGroup, root: str, exact: bool):
+    """Another number of tokens on every rank, then none on one; no number of ranks needs to divide the experts."""
+    for family in FAMILIES:
+        block, x, want = load_block(root, family)
+        moe, alone = build_moe(block, group), build_moe(block, EPGroup.single())
+        for empty_rank in (None, group.size - 1):
+            rows = rows_of(group, 0 if group.rank == empty_rank else 5 + 2 * group.rank)
+            y = moe(x[rows])
+            torch.testing.assert_close(y, want[rows], rtol=1e-5, atol=1e-4)
+            if exact:
+                assert torch.equal(y, alone(x[rows])), family
+        routed = [sum(part) for part in zip(*group.allgather([sum(moe.expert_load()), sum(alone.expert_load())]))]
+        assert routed[0] > 0 and (not exact or routed[0] == routed[1])
         moe.close()
 
 
-def rounds(group: EPGroup):
+def rounds(group: EPGroup, root: str, exact: bool):
     """Ranks with 0, 50 and 3 tokens, at most 7 in a dispatch: all take part in eight rounds."""
-    block = tiny.make_moe_block("v3")
-    moe = EPMoE.from_hf(block, group, num_max_tokens_per_rank=7)
-    alone = EPMoE.from_hf(block, EPGroup.single())
-    for seed, shift in enumerate((0, 1, 2)):
-        x = tokens_of(group, (0, 50, 3)[(group.rank + shift) % 3], seed)
-        assert torch.equal(moe(x), alone(x))
+    block, x, want = load_block(root, "v3")
+    moe = build_moe(block, group, num_max_tokens_per_rank=7)
+    alone = build_moe(block, EPGroup.single())
+    for shift in range(3):
+        rows = slice(shift, shift + (0, 50, 3)[(group.rank + shift) % 3])
+        y = moe(x[rows])
+        torch.testing.assert_close(y, want[rows], rtol=1e-5, atol=1e-5)
+        assert not exact or torch.equal(y, alone(x[rows]))
     moe.close()
 
 
-def replicas(group: EPGroup):
+def replicas(group: EPGroup, root: str, exact: bool):
     """Hot experts with copies on every rank change nothing but the load."""
-    block = tiny.make_moe_block("v3")
+    block, x, _ = load_block(root, "v3")
     per_rank = -(-16 // group.size) + 2
     slots = [[0, 3] + [e for e in range(16) if e % group.size == rank] for rank in range(group.size)]
     slots = [part + [-1] * (per_rank - len(part)) for part in slots]
     placement = Placement(np.array(slots).reshape(1, -1), num_gpus=group.size)
-    moe = convert_moe(block, group, slot_map=SlotMap.of_layer(placement, 0))
-    alone = EPMoE.from_hf(block, EPGroup.single())
-    x = tokens_of(group, 40)
-    assert torch.equal(moe(x), alone(x))
-    if group.size > 1:
-        loads = group.allgather(moe.expert_load())
-        assert sum(load[0] > 0 for load in loads) == group.size, loads
+    moe = build_moe(block, group, slot_map=SlotMap.of_layer(placement, 0))
+    alone = build_moe(block, EPGroup.single())
+    y = moe(x)
+    torch.testing.assert_close(y, alone(x), rtol=1e-5, atol=1e-5)
+    assert not exact or torch.equal(y, alone(x))
+    assert sum(load[0] > 0 for load in group.allgather(moe.expert_load())) == group.size
     moe.close()
 
 
-def formats(group: EPGroup):
+def formats(group: EPGroup, root: str, exact: bool):
     """bf16, quantised weights and an fp8 wire give on many ranks what they give on one, to the bit."""
-    for weight_format, payload in (("same", "same"), ("int8", "same"), ("fp8", "fp8"), ("same", "fp8")):
-        block = tiny.make_moe_block("v3", dtype=torch.bfloat16)
+    block, x, want = load_block(root, "v3", torch.bfloat16)
+    x = x.bfloat16()
+    for weight_format, payload, limit in (
+        ("same", "same", 0.02),
+        ("int8", "same", 0.03),
+        ("fp8", "fp8", 0.1),
+        ("same", "fp8", 0.1),
+    ):
         options = {"weight_format": weight_format, "payload": payload}
-        moe = EPMoE.from_hf(block, group, **options)
-        alone = EPMoE.from_hf(block, EPGroup.single(), **options)
-        x = tokens_of(group, 11, dtype=torch.bfloat16)
+        moe, alone = build_moe(block, group, **options), build_moe(block, EPGroup.single(), **options)
         y = moe(x)
-        assert torch.equal(y, alone(x)), options
-        want = block.float()(x.float()[None])[0]
-        error = ((y.float() - want).pow(2).mean() / want.pow(2).mean()).sqrt()
-        assert 1e-4 < error < (0.12 if "fp8" in options.values() else 0.03), (options, error)
+        # Not in bf16, whose rounding of the input may change a token's experts: the median token is the measure.
+        error = ((y.float() - want).pow(2).mean(-1) / want.pow(2).mean(-1)).sqrt().median()
+        assert 1e-4 < error < limit, (options, error)
+        assert not exact or torch.equal(y, alone(x)), options
         moe.close()
 
 
-def patched_models(group: EPGroup):
-    for family in ("v2", "v3", "qwen3", "mixtral"):
-        model = tiny.make_family(family)
-        (prompt,) = tiny.prompts(lengths=(9 + group.rank,), seed=group.rank)
-        want = tiny.golden_logits(model, prompt)
-        layers = replace_moe_blocks(model, group)
-        assert (tiny.golden_logits(model, prompt) - want).abs().max() < 1e-4
-        layers[0].close()
+def modes(group: EPGroup, root: str, exact: bool):
+    """Both modes, quantised payload included, give the same."""
+    block, x, _ = load_block(root, "v3")
+    for payload in ("same", "fp8"):
+        normal = build_moe(block, group, payload=payload)
+        low_latency = build_moe(block, group, payload=payload, mode="low_latency", num_max_tokens_per_rank=16)
+        rows = rows_of(group, 7 * (group.rank % 3))
+        assert torch.equal(normal(x[rows]), low_latency(x[rows]))
+        normal.close()
+        low_latency.close()
 
 
-def all_cases(group: EPGroup):
-    with torch.no_grad():
-        for case in (every_family, rounds, replicas, formats, patched_models):
-            case(group)
-
-
-def near_enough(group: EPGroup):
-    """Across nodes partial sums are added in another order, and cross in the wire's dtype."""
-    with torch.no_grad():
-        for family in ("v2", "v3", "qwen3", "mixtral"):
-            block = tiny.make_moe_block(family)
-            moe = EPMoE.from_hf(block, group)
-            x = tokens_of(group, 20 * (group.rank % 2))
-            torch.testing.assert_close(moe(x), block(x[None])[0], rtol=1e-5, atol=1e-5)
-            moe.close()
-        rounds_near = EPMoE.from_hf(tiny.make_moe_block("v3"), group, num_max_tokens_per_rank=7)
-        x = tokens_of(group, 30 * group.rank)
-        torch.testing.assert_close(rounds_near(x), tiny.make_moe_block("v3")(x[None])[0], rtol=1e-5, atol=1e-5)
-        rounds_near.close()
+@torch.no_grad()
+def all_cases(group: EPGroup, root: str, exact: bool = True):
+    """exact: one node. Across nodes partial sums are added in another order, and cross in the wire's dtype."""
+    for case in (every_family, rounds, replicas, formats, modes):
+        case(group, root, exact)

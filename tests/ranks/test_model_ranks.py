@@ -1,20 +1,27 @@
-"""The model on several ranks: transformers' logits and tokens on any number, and the very same bits inside a node."""
+"""EPMoE and the model on several ranks: transformers' logits and tokens on any number, one rank's bits inside a node."""
+
+import os
+import subprocess
 
 import pytest
 import torch
 
+from eprt import env
 from tests import tiny
 from tests.ranks.cases_model import NUM_NEW
-from tests.ranks.launch import run_ranks
+from tests.ranks.cases_moe import FAMILIES, save_block
+from tests.ranks.launch import ROOT, mpirun, run_ranks
 
-CASES = "tests.ranks.cases_model"
+VARIANTS = (*tiny.VARIANTS, "fp8")  # fp8: v3 quantised in blocks, held to the rounded weights
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A directory per variant, with its goldens; "fp8" is v3 quantised in blocks, and held to the rounded weights."""
+    """A directory per variant, with its goldens, and a file per MoE block."""
     root = tmp_path_factory.mktemp("models")
-    for variant in (*tiny.VARIANTS, "fp8"):
+    for family in FAMILIES:
+        save_block(root, family)
+    for variant in VARIANTS:
         model = tiny.make_variant("v3" if variant == "fp8" else variant)
         directory = tiny.save(model, root / variant)
         if variant == "fp8":
@@ -32,53 +39,61 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logits_on(root):
-    """(ranks, dtype) -> all logits, after the ranks have compared them with transformers'."""
+    """number of ranks -> all logits, after the ranks have compared them with transformers'."""
     seen = {}
 
-    def get(num_ranks, dtype):
-        if (num_ranks, dtype) not in seen:
-            out = root / f"logits-{num_ranks}-{dtype}.pt"
-            variants = [*tiny.VARIANTS, "fp8"] if dtype == "auto" else ["v3"]
-            tolerance = 1e-4 if dtype == "auto" else 1.0
-            run_ranks(
-                num_ranks,
-                f"{CASES}:goldens",
-                root=str(root),
-                variants=variants,
-                out=str(out),
-                dtype=dtype,
-                tolerance=tolerance,
-            )
-            seen[num_ranks, dtype] = torch.load(out)
-        return seen[num_ranks, dtype]
+    def get(num_ranks):
+        if num_ranks not in seen:
+            out = f"{root}/logits-{num_ranks}.pt"
+            cases = "tests.ranks.cases_model:all_cases"
+            run_ranks(num_ranks, cases, root=str(root), variants=VARIANTS, out=out)
+            seen[num_ranks] = torch.load(out)
+        return seen[num_ranks]
 
     return get
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_same_bits_on_any_number_of_ranks(logits_on, num_ranks, dtype):
-    alone, together = logits_on(1, dtype), logits_on(num_ranks, dtype)
-    assert alone.keys() == together.keys()
+def test_model_gives_the_same_bits_on_any_number_of_ranks(logits_on, num_ranks):
+    alone, together = logits_on(1), logits_on(num_ranks)
+    assert alone.keys() == together.keys() and len(alone) == 2 * 5 * (len(VARIANTS) + 1)
     for case, logits in alone.items():
         assert torch.equal(logits, together[case]), (case, (logits - together[case]).abs().max())
 
 
-def test_virtual_nodes(root):
-    run_ranks(
-        4,
-        f"{CASES}:goldens",
-        extra_env={"EPRT_RANKS_PER_NODE": "2"},
-        root=str(root),
-        variants=["v3"],
-        out=str(root / "nodes.pt"),
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
+def test_moe_over_ranks(root, num_ranks):
+    run_ranks(num_ranks, "tests.ranks.cases_moe:all_cases", root=str(root))
+
+
+@pytest.mark.parametrize("num_ranks, per_node", [(4, 2), (3, 1)])
+def test_virtual_nodes(root, num_ranks, per_node):
+    nodes = {"EPRT_RANKS_PER_NODE": str(per_node)}
+    run_ranks(num_ranks, "tests.ranks.cases_moe:all_cases", extra_env=nodes, root=str(root), exact=False)
+    if per_node > 1:
+        out = f"{root}/nodes.pt"
+        run_ranks(
+            num_ranks,
+            "tests.ranks.cases_model:all_cases",
+            extra_env=nodes,
+            root=str(root),
+            variants=("v2_lite", "v3"),
+            out=out,
+        )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_example_patches_whole_models(num_ranks):
+    done = subprocess.run(
+        mpirun(num_ranks, "examples/patch_hf_model.py"),
+        cwd=ROOT,
+        env={**env.mpi_environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-
-
-@pytest.mark.parametrize("num_ranks", [3, 4])
-def test_each_rank_reads_only_its_experts(root, num_ranks):
-    run_ranks(num_ranks, f"{CASES}:reads_only_its_experts", directory=str(root / "v3"))
-
-
-def test_one_rank_that_cannot_load_stops_all(root):
-    run_ranks(3, f"{CASES}:one_rank_cannot_load", directory=str(root / "v3"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("DeepSeek V2", "DeepSeek V3", "Qwen3-MoE", "Mixtral"):
+        assert f"{name}: {num_ranks} ranks" in done.stdout
+    assert done.stdout.count("greedy tokens equal") == 4
