@@ -16,6 +16,10 @@ from eprt.ep.group import EPGroup, Pending
 from eprt.ep.topology import Topology
 from eprt.ep.wait import Waiter
 
+_CLOSE_TIMEOUT_S = 2.0
+# Sends that never ended when their backend was closed, with their buffers: MPI may read those for as long as it lives.
+_abandoned: list[Any] = []
+
 
 class NodeLinks:
     """Buffers and requests of one rank, one set per handle in flight. On one node every method does nothing.
@@ -126,7 +130,19 @@ class NodeLinks:
         )
 
     def close(self) -> None:
-        """Gives up receives that nobody will answer."""
+        """Lets the last sends leave their buffers, and gives up receives that nobody will answer.
+
+        MPI reads a large message's buffer until its receiver takes it, which may be after this rank's last verb. A
+        living receiver has posted its receive by then.
+        """
+        try:
+            for sends in self._sends:
+                while sends:
+                    peer, message = sends[-1]
+                    self._waiter.for_messages({peer: message}, 0, "close", timeout_s=_CLOSE_TIMEOUT_S)
+                    sends.pop()
+        except EPError:
+            _abandoned.append((self._sends, self._blocks_out, self._sums_out))
         for receives in (*self._block_receives, *self._sums_receives):
             for message in receives.values():
                 message.cancel()
