@@ -26,8 +26,10 @@ def all_cases(group: EPGroup, root: str, variants: list[str], out: str):
 
 
 def goldens(group: EPGroup, directory: Path, dtype: str) -> dict:
-    """Every prompt, whole and in chunks, then greedy decoding. In its own dtype, fp32, a model must give transformers'
-    logits and tokens; bf16 may change a token's experts and is only returned. (name, dtype, chunk, prompt) -> logits."""
+    """Every prompt, whole and in chunks, then greedy decoding: (name, dtype, chunk, prompt) -> logits.
+
+    In its own dtype, fp32, a model must give transformers' logits and tokens; bf16 may change a token's experts.
+    """
     golden = torch.load(directory / "golden.pt")
     model = load_model(EngineConfig(str(directory), dtype=dtype), group)
     results = {}
