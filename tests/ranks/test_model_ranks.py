@@ -1,4 +1,4 @@
-"""EPMoE and the model on several ranks: transformers' logits and tokens on any number, one rank's bits inside a node."""
+"""EPMoE and the model on several ranks: transformers' logits and tokens, one rank's bits inside a node."""
 
 import os
 import subprocess
