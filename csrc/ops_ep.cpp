@@ -128,6 +128,7 @@ int64_t ep_dispatch_send(int64_t self, int64_t epoch, Tensor x, Tensor slot_idx,
 int64_t ep_outgoing_bytes(int64_t self, int64_t epoch, int64_t node) {
   return exchange_at(self).outgoing_bytes(epoch, node);
 }
+void ep_start_dispatch_wait(int64_t self, int64_t epoch) { exchange_at(self).start_dispatch_wait(epoch); }
 bool ep_forward(int64_t self, int64_t epoch, int64_t source) { return exchange_at(self).forward(epoch, source); }
 
 void ep_gather(int64_t self, int64_t epoch, Tensor x, Tensor scales) {
@@ -208,6 +209,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
   m.def("ep_close(int self) -> ()");
   m.def("ep_dispatch_send(int self, int epoch, Tensor x, Tensor slot_idx, Tensor weights, int num_rounds) -> int");
   m.def("ep_outgoing_bytes(int self, int epoch, int node) -> int");
+  m.def("ep_start_dispatch_wait(int self, int epoch) -> ()");
   m.def("ep_forward(int self, int epoch, int source) -> bool");
   m.def(
       "ep_dispatch_recv(int self, int epoch, Tensor(a!) x, Tensor(b!) scales, Tensor(c!) recv_count, Tensor(d!) info, "
@@ -237,6 +239,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_close", TORCH_BOX(&ep_close));
   m.impl("ep_dispatch_send", TORCH_BOX(&ep_dispatch_send));
   m.impl("ep_outgoing_bytes", TORCH_BOX(&ep_outgoing_bytes));
+  m.impl("ep_start_dispatch_wait", TORCH_BOX(&ep_start_dispatch_wait));
   m.impl("ep_forward", TORCH_BOX(&ep_forward));
   m.impl("ep_dispatch_recv", TORCH_BOX(&ep_dispatch_recv));
   m.impl("ep_gather", TORCH_BOX(&ep_gather));

@@ -187,12 +187,16 @@ bool Exchange::forward(uint64_t epoch, int source) {
 
 // ---- dispatch, receiving side ---------------------------------------------------------------------------------------
 
+void Exchange::start_dispatch_wait(uint64_t epoch) {
+  int64_t& start_ns = flight(epoch).dispatch_wait_start_ns;
+  if (start_ns == 0) start_ns = now_ns();
+}
+
 int64_t Exchange::wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns) {
-  Flight& f = flight(epoch);
-  const int64_t start_ns = now_ns();
-  if (f.dispatch_wait_start_ns == 0) f.dispatch_wait_start_ns = start_ns;
+  start_dispatch_wait(epoch);
+  const int64_t deadline_ns = now_ns() + slice_ns;
   for (int source = 0; source < shape_.num_ranks; ++source)
-    if (!wait_for(source_flag(source), epoch, owns_core, start_ns + slice_ns)) return source;
+    if (!wait_for(source_flag(source), epoch, owns_core, deadline_ns)) return source;
   record_dispatch(epoch);
   return -1;
 }
@@ -201,7 +205,13 @@ void Exchange::record_dispatch(uint64_t epoch) {
   const int64_t start_ns = flight(epoch).dispatch_wait_start_ns;
   for (int source = 0; source < shape_.num_ranks; ++source) {
     const Block block = source_block(epoch, source);
-    stats_.dispatch_wait_ns[source] += std::max<int64_t>(0, block.header->publish_ns - start_ns);
+    int64_t from_ns = start_ns;
+    if (topology_.home_block[source] > 0) {
+      // Forwarded: while the forwarding rank itself was not here, it is to blame, not the source.
+      const char* holder = segment(topology_.home_segment[source]).block(set_of(epoch), 0);
+      from_ns = std::max(from_ns, reinterpret_cast<const BlockHeader*>(holder)->publish_ns);
+    }
+    stats_.dispatch_wait_ns[source] += std::max<int64_t>(0, block.header->publish_ns - from_ns);
     stats_.recv_tokens[source] += block.rank_tokens[topology_.local_index];
   }
 }
@@ -278,6 +288,7 @@ int64_t Exchange::wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns)
     const int64_t done_ns = *outputs(topology_.local_index_of_rank[rank], set_of(epoch)).publish_ns;
     stats_.combine_wait_ns[rank] += std::max<int64_t>(0, done_ns - f.combine_wait_start_ns);
   }
+  f.node_complete_ns = now_ns();
   return -1;
 }
 
@@ -319,12 +330,13 @@ size_t Exchange::sum_forwarded(uint64_t epoch, int source, char* message) {
   return to.bytes;
 }
 
-// The clocks of two hosts differ, so a rank's lateness is told by the message: arrival minus age.
+// The clocks of two hosts differ, so a rank's lateness is told by the message: its arrival minus the age it gives.
+// Nobody looked for messages before this node's outputs were complete; waiting for those is on record already.
 bool Exchange::accept_returned(uint64_t epoch, int node) {
   const Flight& f = flight(epoch);
   const Returned from(memory_.returned[set_of(epoch)][node], shape_, topology_.ranks_per_node[node], f.num_rows[node]);
   if (*from.epoch != epoch) return false;
-  const int64_t waited_ns = now_ns() - f.combine_wait_start_ns;
+  const int64_t waited_ns = now_ns() - f.node_complete_ns;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) {
     if (topology_.node_of_rank[rank] != node) continue;
     const int64_t age_ns = from.age_ns[topology_.local_index_of_rank[rank]];

@@ -55,6 +55,8 @@ class Exchange {
   size_t outgoing_bytes(uint64_t epoch, int node) const;
   // A block from another node lies complete in this rank's segment: shows it to the node. False if it is not epoch's.
   bool forward(uint64_t epoch, int source);
+  // From here on time counts as waited for the ranks whose blocks are missing. The first call of an epoch counts.
+  void start_dispatch_wait(uint64_t epoch);
   // One slice of waiting for all blocks. Returns -1 when all are there, else the source rank of the first that is not.
   int64_t wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns);
   // Counts the rows for this rank (slots_per_rank counts) and returns their number. num_rounds: the largest announced.
@@ -85,7 +87,7 @@ class Exchange {
     int num_tokens = 0, num_received = 0;
     std::vector<int> num_rows;          // [node] rows of the block for it
     std::vector<int32_t> row_of_token;  // [node, num_max_tokens] or -1
-    int64_t dispatch_wait_start_ns = 0, combine_wait_start_ns = 0, compute_start_ns = 0;
+    int64_t dispatch_wait_start_ns = 0, combine_wait_start_ns = 0, node_complete_ns = 0, compute_start_ns = 0;
   };
 
   int set_of(uint64_t epoch) const { return static_cast<int>(epoch % shape_.num_sets); }

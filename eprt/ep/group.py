@@ -14,6 +14,7 @@ from eprt import env
 from eprt.ep.liveness import PeerWatch, process_domain
 
 PAGE = 4096
+MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
 
 class Pending(Protocol):

@@ -7,9 +7,9 @@ import numpy as np
 from mpi4py import MPI
 
 from eprt import env
-from eprt.ep.group import PAGE, EPGroup, Pending, Window, page_aligned, private_window
+from eprt.ep.group import MAX_CLOSE_S, PAGE, EPGroup, Pending, Window, page_aligned, private_window
 
-_MAX_CLOSE_S = 5.0  # a rank that fails closes alone; do not keep it for the full deadline
+_MAX_CANCEL_S = 0.5
 
 
 class MpiMessage:
@@ -27,8 +27,15 @@ class MpiMessage:
             raise ConnectionError(str(error)) from error
 
     def cancel(self) -> None:
-        self._request.Cancel()
-        self._request.Wait()
+        # A receive that was matched already cannot be cancelled and may be waiting for a dead rank: give it a moment.
+        deadline = time.monotonic() + _MAX_CANCEL_S
+        try:
+            if self._request != MPI.REQUEST_NULL:
+                self._request.Cancel()
+            while not self._request.Test() and time.monotonic() < deadline:
+                time.sleep(0.0005)
+        except MPI.Exception:
+            pass  # the connection is gone, and with it whoever could write the buffer
 
 
 class MpiGroup(EPGroup):
@@ -98,7 +105,7 @@ class MpiGroup(EPGroup):
 
     def _all_present(self, comm: Any) -> bool:
         """Whether all ranks of comm have come here. False when one has died or does not come in time."""
-        deadline = time.monotonic() + min(env.get("EPRT_TIMEOUT_S"), _MAX_CLOSE_S)
+        deadline = time.monotonic() + min(env.get("EPRT_TIMEOUT_S"), MAX_CLOSE_S)
         try:
             arrived = comm.Ibarrier()
             while not arrived.Test():

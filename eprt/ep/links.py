@@ -99,6 +99,9 @@ class NodeLinks:
 
     def forward_blocks(self, epoch: int) -> None:
         """Shows the blocks this rank is proxy for to its node, each as it comes."""
+        if not self._proxied:
+            return
+        self._ops.ep_start_dispatch_wait(self._exchange, epoch)
 
         def forward(source: int) -> None:
             if not self._ops.ep_forward(self._exchange, epoch, source):

@@ -93,11 +93,20 @@ class Waiter:
             return message.test()
         except ConnectionError as error:
             group = self.group
-            if peer in group.lost_ranks():
+            if self._has_died(peer):
                 raise RankLostError(group.rank, group.size, peer, phase) from error
             raise EPError(
-                f"[rank {group.rank}/{group.size}] connection to rank {peer} broke in {phase}: {error}"
+                f"[rank {group.rank}/{group.size}] lost touch with rank {peer} in {phase}: {error}"
             ) from error
+
+    def _has_died(self, peer: int) -> bool:
+        """Whether a peer of this host has. Its connections close a moment before its process counts as ended."""
+        deadline = time.monotonic() + 0.2
+        while peer not in self.group.lost_ranks():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
     def _repeat(
         self,

@@ -1,4 +1,4 @@
-"""What every rank does in test_ep_board.py."""
+"""StepBoard over real processes: cases for test_ep.py."""
 
 import math
 import threading
@@ -70,25 +70,9 @@ def idle_wait_has_no_deadline_and_lets_threads_run(group: EPGroup) -> None:
         board.exchange([1])
 
 
-def all(group: EPGroup, num_nodes: int) -> None:
-    assert group.num_nodes == num_nodes, group.node_of_rank
+def board_cases(group: EPGroup, num_nodes: int) -> None:
     exchange_many(group, num_steps=300, num_values=5)
     two_boards(group)
     idle_wait_has_no_deadline_and_lets_threads_run(group)
     if group.size > 1 and num_nodes == 1:
         deadline_names_the_late_rank(group, late=group.size - 1)
-
-
-def measure(group: EPGroup) -> None:
-    board = StepBoard(group)
-    for _ in range(3):
-        times = []
-        for _ in range(3000):
-            start = time.perf_counter_ns()
-            board.exchange([1] * 8)
-            times.append(time.perf_counter_ns() - start)
-        if group.rank == 0:
-            print(
-                f"exchange: median {np.median(times) / 1e3:.1f} us, p90 {np.percentile(times, 90) / 1e3:.1f} us",
-                flush=True,
-            )

@@ -1,0 +1,182 @@
+"""What every rank does in test_ep.py about waiting, blaming and dying; and the list of all cases."""
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from eprt.ep import reference
+from eprt.ep.api import EPConfig, EPTimeoutError, RankLostError, make_backend
+from eprt.ep.board import StepBoard
+from eprt.ep.group import EPGroup
+from eprt.ep.reference import Tokens
+from tests.ranks.cases_ep import (
+    forward,
+    make_tokens,
+    many_epochs,
+    more_tokens_than_the_maximum,
+    random_cases,
+    same_bits_whoever_computes,
+)
+from tests.ranks.cases_ep_board import board_cases
+
+
+class LateError(Exception):
+    pass
+
+
+def deadline_names_the_late_rank(group: EPGroup) -> None:
+    config = EPConfig(16, group.size, top_k=1, num_max_tokens_per_rank=2, timeout_s=0.3)
+    backend = make_backend("cpu", config, group)
+    late = group.size - 1
+    x_TH, slot_TK, weights_TK = torch.ones(1, 16, dtype=torch.bfloat16), torch.tensor([[0]]), torch.ones(1, 1)
+    if group.rank != late:
+        handle = backend.dispatch_send(x_TH, slot_TK, weights_TK)
+        with pytest.raises(EPTimeoutError, match=r"is rank \d+ alive") as caught:
+            backend.dispatch_recv(handle)
+        error = caught.value
+        assert error.rank == group.rank and error.phase.startswith("dispatch") and error.expected == 1
+        if group.num_nodes == 1:
+            assert (error.peer, error.seen) == (late, 0)
+    group.barrier()
+    backend.close()
+
+
+def waits_leave_threads_and_signals_alone(group: EPGroup) -> None:
+    """While rank 0 waits its other threads run and its signal handlers too; an interrupted wait can be resumed."""
+    config = EPConfig(16, group.size, top_k=1, num_max_tokens_per_rank=2)
+    backend = make_backend("cpu", config, group)
+    mine = Tokens(torch.ones(1, 16, dtype=torch.bfloat16), torch.tensor([[0]]), torch.ones(1, 1))
+    if group.rank == 0:
+        handle = backend.dispatch_send(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK)
+        ticks: list[float] = []
+        thread = threading.Thread(target=lambda: [ticks.append(time.sleep(0.01) or 0.0) for _ in range(20)])
+        thread.start()
+
+        def ring(*_: Any) -> None:
+            raise LateError
+
+        previous = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(LateError):
+            backend.dispatch_recv(handle)
+        signal.signal(signal.SIGALRM, previous)
+        assert len(ticks) >= 5, f"another thread ran only {len(ticks)} times during a wait of 0.3 s"
+        thread.join()
+    group.allgather(None)  # only now do the others send
+    if group.rank != 0:
+        handle = backend.dispatch_send(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK)
+    got = backend.dispatch_recv(handle)
+    backend.combine_send(got.x_RH.clone(), handle)
+    assert torch.equal(backend.combine_recv(handle), mine.x_TH)
+    backend.close()
+
+
+def stats_count_and_blame(group: EPGroup) -> None:
+    """Counts agree with the routes; the time waited for a late rank is written to its name."""
+    config = EPConfig(16, group.size * 3, top_k=4, num_max_tokens_per_rank=6)
+    backend = make_backend("cpu", config, group)
+    rng = random.Random(3)
+    late, num_calls = group.size // 2, 3
+    recv_N, sent_N, slot_E = (torch.zeros(n, dtype=torch.int64) for n in (group.size, group.size, 3))
+    for _ in range(num_calls):
+        tokens = make_tokens(rng, config, group.size, "masked")
+        for slot, *_ in reference.routes_to(group.rank, config, tokens):
+            slot_E[slot] += 1
+        for rank in range(group.size):
+            recv_N[rank] += ((tokens[rank].slot_idx_TK // 3) == group.rank).any(1).sum()
+            sent_N[rank] += ((tokens[group.rank].slot_idx_TK // 3) == rank).any(1).sum()
+        if group.rank == late:
+            time.sleep(0.2)
+        forward(backend, tokens[group.rank])
+    stats = backend.stats(reset=True)
+    assert stats.num_calls == num_calls and stats.compute_us > 0
+    assert stats.recv_tokens_N.tolist() == recv_N.tolist() and stats.sent_tokens_N.tolist() == sent_N.tolist()
+    assert stats.slot_rows_E.tolist() == slot_E.tolist()
+    if group.size > 1 and group.rank != late:
+        assert stats.dispatch_wait_us_N.argmax() == late, stats.dispatch_wait_us_N
+    assert stats.dispatch_wait_us_N[group.rank] == stats.combine_wait_us_N[group.rank] == 0
+    assert backend.stats().num_calls == 0 and backend.stats().recv_tokens_N.sum() == 0
+    group.barrier()
+    if group.rank == late:  # experts of the late rank are slow this time
+        handle = backend.dispatch_send(*_some_tokens())
+        y_RH = backend.dispatch_recv(handle).x_RH.clone()
+        time.sleep(0.2)
+        backend.combine_send(y_RH, handle)
+        backend.combine_recv(handle)
+    else:
+        forward(backend, Tokens(*_some_tokens()))
+        assert backend.stats().combine_wait_us_N.argmax() == late, backend.stats()
+    backend.close()
+
+
+def _some_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.ones(1, 16, dtype=torch.bfloat16), torch.tensor([[0, 1, 2, -1]]), torch.ones(1, 4)
+
+
+def configs_must_agree(group: EPGroup) -> None:
+    with pytest.raises(ValueError, match=r"EPConfig.hidden_size must be equal on all ranks, but by rank it is \[16"):
+        make_backend("cpu", EPConfig(16 + group.rank, group.size, 1, 1), group)
+
+
+def everything(group: EPGroup, num_nodes: int, num_configs: int) -> None:
+    assert group.num_nodes == num_nodes, group.node_of_rank
+    board_cases(group, num_nodes)
+    random_cases(group, seed=10 * group.size + num_nodes, num_configs=num_configs)
+    many_epochs(group, num_epochs=300)
+    more_tokens_than_the_maximum(group)
+    stats_count_and_blame(group)
+    if num_nodes == 1:
+        same_bits_whoever_computes(group)
+    if group.size > 1:
+        configs_must_agree(group)
+        waits_leave_threads_and_signals_alone(group)
+        deadline_names_the_late_rank(group)
+
+
+# -- death --
+
+
+def lose_a_rank(group: EPGroup, victim: int, phase: str) -> None:
+    """The victim kills itself, others wait for it: they learn it at once, and can still close."""
+    board = StepBoard(group, 1)
+    config = EPConfig(16, group.size, top_k=1, num_max_tokens_per_rank=2, timeout_s=60)
+    backend = make_backend("cpu", config, group)
+    forward(backend, Tokens(*_one_token()))
+
+    def die_at(here: str) -> None:
+        if phase == here and group.rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    start = time.monotonic()
+    with pytest.raises(RankLostError, match=f"rank {victim} died during") as caught:
+        die_at("exchange")
+        board.exchange([1], timeout_s=math.inf)
+        die_at("dispatch")
+        handle = backend.dispatch_send(*_one_token())
+        got = backend.dispatch_recv(handle)
+        die_at("combine")
+        backend.combine_send(got.x_RH.clone(), handle)
+        backend.combine_recv(handle)
+    assert (caught.value.rank, caught.value.lost) == (group.rank, victim)
+    backend.close()
+    board.close()
+    group.close()
+    print(f"rank {group.rank} survived the loss of {victim} in {phase}, {time.monotonic() - start:.2f} s", flush=True)
+
+
+def _one_token() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.ones(1, 16, dtype=torch.bfloat16), torch.tensor([[0]]), torch.ones(1, 1)
+
+
+def print_and_wait(group: EPGroup) -> None:
+    board = StepBoard(group, 1)
+    board.exchange([1])
+    print("ready", flush=True)
+    time.sleep(60)

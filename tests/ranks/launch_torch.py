@@ -1,0 +1,78 @@
+"""Like launch.py, for EPGroup.from_torch: plain processes that meet through torch.distributed, no MPI anywhere."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import import_module
+from pathlib import Path
+
+from eprt import env
+from tests.ranks.launch import ROOT
+
+
+def start_torch_ranks(
+    num_ranks: int, target: str, *, extra_env: dict[str, str] | None = None, **kwargs
+) -> list[subprocess.Popen]:
+    """One process per rank, each calling target ("module:function") with (group, **kwargs)."""
+    meeting = Path(tempfile.mkdtemp(prefix="eprt-test-")) / "store"
+    environment = {**env.without_mpi(), "OMP_NUM_THREADS": "1", **(extra_env or {})}
+    command = [
+        sys.executable,
+        "-m",
+        "tests.ranks.launch_torch",
+        target,
+        json.dumps(kwargs),
+        str(meeting),
+        str(num_ranks),
+    ]
+    return [
+        subprocess.Popen(
+            [*command, str(rank)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen], timeout_s: float) -> list[tuple[int, str]]:
+    """Exit status and output of each; those not done in time are killed and fail the test."""
+    deadline = time.monotonic() + timeout_s
+    results = []
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            results.append((process.returncode, output))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return results
+
+
+def run_torch_ranks(num_ranks: int, target: str, *, timeout_s: float = 120, **options) -> None:
+    for rank, (status, output) in enumerate(finish(start_torch_ranks(num_ranks, target, **options), timeout_s)):
+        assert status == 0, f"rank {rank} of {target} ended with {status}:\n{output}"
+
+
+def main() -> None:
+    target, kwargs, meeting, num_ranks, rank = sys.argv[1:]
+    import torch.distributed as dist
+
+    from eprt import EPGroup
+
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(num_ranks))
+    group = EPGroup.from_torch()
+    module, function = target.split(":")
+    getattr(import_module(module), function)(group, **json.loads(kwargs))
+    group.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

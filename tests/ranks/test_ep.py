@@ -1,0 +1,77 @@
+"""The exchange over real processes, on real and virtual nodes, through MPI and through torch.distributed."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from eprt import env
+from tests.ranks.launch import ROOT, mpirun, run_ranks
+from tests.ranks.launch_torch import finish, run_torch_ranks, start_torch_ranks
+
+CASES = "tests.ranks.cases_ep_wait"
+
+
+def nodes_of(ranks_per_node: int | None) -> dict[str, str]:
+    return {"EPRT_RANKS_PER_NODE": str(ranks_per_node)} if ranks_per_node else {}
+
+
+@pytest.mark.parametrize(
+    "num_ranks, ranks_per_node, num_nodes",
+    [(1, None, 1), (2, None, 1), (3, None, 1), (4, None, 1), (7, None, 1), (3, 1, 3), (4, 2, 2), (7, 2, 4), (7, 3, 3)],
+)
+def test_mpi(num_ranks, ranks_per_node, num_nodes):
+    options = {"num_nodes": num_nodes, "num_configs": 8 if num_ranks > 4 else 16}
+    run_ranks(num_ranks, f"{CASES}:everything", timeout_s=240, extra_env=nodes_of(ranks_per_node), **options)
+
+
+@pytest.mark.parametrize("num_ranks, ranks_per_node, num_nodes", [(2, None, 1), (3, 2, 2)])
+def test_torch(num_ranks, ranks_per_node, num_nodes):
+    options = {"num_nodes": num_nodes, "num_configs": 8}
+    run_torch_ranks(num_ranks, f"{CASES}:everything", timeout_s=240, extra_env=nodes_of(ranks_per_node), **options)
+
+
+@pytest.mark.parametrize(
+    "phase, ranks_per_node", [("exchange", None), ("dispatch", None), ("combine", None), ("dispatch", 2)]
+)
+def test_killed_rank_torch(phase, ranks_per_node):
+    victim = 2
+    started = start_torch_ranks(
+        3, f"{CASES}:lose_a_rank", extra_env=nodes_of(ranks_per_node), victim=victim, phase=phase
+    )
+    results = finish(started, timeout_s=60)
+    assert results[victim][0] == -signal.SIGKILL, results[victim]
+    for rank in (0, 1):
+        assert f"rank {rank} survived the loss of {victim} in {phase}" in results[rank][1], results[rank]
+
+
+def test_killed_rank_mpi():
+    """With ULFM mpirun leaves the survivors alone, so what they say can be seen."""
+    arguments = ["-m", "tests.ranks.launch", f"{CASES}:lose_a_rank", '{"victim": 1, "phase": "combine"}']
+    command = mpirun(3, *arguments)
+    command[1:1] = ["--with-ft", "ulfm"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**env.mpi_environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    for rank in (0, 2):
+        assert f"rank {rank} survived the loss of 1 in combine" in done.stdout, done.stdout + done.stderr
+
+
+def test_nothing_is_left_in_shared_memory():
+    """A group made without MPI leaves no name anywhere, also when all its ranks are killed."""
+    before = set(os.listdir("/dev/shm"))
+    started = start_torch_ranks(2, f"{CASES}:print_and_wait")
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in started:
+        process.kill()
+    finish(started, timeout_s=30)
+    left = {name for name in set(os.listdir("/dev/shm")) - before if "eprt" in name}
+    assert not left, left
