@@ -63,11 +63,11 @@ class MlaDecode {
     float* p = partial_ + index * partial_size_;
     return {p, p + heads_padded_, p + 2 * heads_padded_};
   }
-  Word* query(int64_t i) const { return query_ + i * q_words_ * round_up(heads_, kPanel); }
+  Word* query(int64_t i) const { return query_ + i * q_words_ * query_columns_; }
 
   void run_wave(int64_t first, int64_t num_requests, int64_t num_splits) {
     Buffer<float> partial(num_splits * partial_size_);
-    Buffer<Word> query(num_requests * q_words_ * round_up(heads_, kPanel));
+    Buffer<Word> query(num_requests * q_words_ * query_columns_);
     Buffer<Task> tasks(num_splits);
     partial_ = partial.get(), query_ = query.get();
     for (int32_t i = 0, t = 0; i < num_requests; ++i) {
@@ -104,7 +104,8 @@ class MlaDecode {
       }
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < num_requests; ++i) {
-        transpose_to_panels(rows + i * heads_ * q_words_, q_words_, heads_, q_words_, query(i), q_words_ * kPanel);
+        transpose_to_panels(rows + i * heads_ * q_words_, q_words_, heads_, q_words_, query(i), q_words_ * query_panel_,
+                            query_panel_);
       }
     }
   }
@@ -167,13 +168,15 @@ class MlaDecode {
     const int64_t columns = head_end - head_begin;
     const int64_t b = first + task.request, begin = task.split * kSplit;
     const int64_t end = min_of<int64_t>(args_.seq_len[b], begin + kSplit);
-    const Word* q = query(task.request) + head_begin / kPanel * q_words_ * kPanel + head_begin % kPanel;
+    const Word* q =
+        query(task.request) + head_begin / query_panel_ * q_words_ * query_panel_ + head_begin % query_panel_;
     out.max += head_begin, out.sum += head_begin, out.values += head_begin * lora_row_;
     for (int64_t h = 0; h < columns; ++h) out.max[h] = kLowest, out.sum[h] = 0;
     for (int64_t block = begin; block < end; block += kBlock) {
       const int64_t size = min_of(kBlock, end - block);
       const MatrixB<Word> values = gather(b, block, size, scratch);
-      gemm<Dot>(size, columns, q_words_, {scratch.rows, q_words_}, panels(q, q_words_), {scratch.score, columns});
+      gemm<Dot>(size, columns, q_words_, {scratch.rows, q_words_}, panels(q, q_words_, query_panel_),
+                {scratch.score, columns});
       softmax(size, columns, out, scratch);
       const MatrixC c{out.values, lora_row_, block == begin ? nullptr : scratch.scale};
       gemm<Dot>(min_of(head_end, heads_) - head_begin, args_.lora, words_of<Dot>(size), {scratch.p, 1, columns}, values,
@@ -181,32 +184,33 @@ class MlaDecode {
     }
   }
 
-  // Latent rows of positions block .. block + size, and the same rows as the B of the values.
+  // The latent rows of positions block .. block + size in scratch.rows, and as the B of the values. The rows one block
+  // further on are called into the cache, to arrive while this block is multiplied.
   MatrixB<Word> gather(int64_t b, int64_t block, int64_t size, Scratch scratch) const {
     for (int64_t s = 0; s < size; ++s) {
-      to_words<Dot>(args_.kv_at(b, block + s), args_.kv_type, args_.kv_dim(), scratch.rows + s * q_words_);
+      Word* row = scratch.rows + s * q_words_;
+      to_words<Dot>(args_.kv_at(b, block + s), args_.kv_type, args_.kv_dim(), row);
+      if (block + kBlock + s < args_.seq_len[b]) prefetch(args_.kv_at(b, block + kBlock + s));
+      if (Dot::kStep == 2 && s % 2) pair_rows(row - q_words_, row, s / 2, scratch);
     }
-    if constexpr (Dot::kStep == 1) {
-      return {scratch.rows, q_words_, kPanel};
-    } else {
-      if (size % 2) std::memset(scratch.rows + size * q_words_, 0, q_words_ * sizeof(Word));
-      return pair_values(size, scratch);
+    if (Dot::kStep == 1) return {scratch.rows, q_words_, kPanel};
+    if (size % 2) {  // whatever stands in for the missing row is multiplied by 0
+      const Word* last = scratch.rows + (size - 1) * q_words_;
+      pair_rows(last, last, size / 2, scratch);
     }
+    return panels(scratch.values, kBlock / 2);
   }
 
-#if defined(__AVX512BF16__)
-  MatrixB<Word> pair_values(int64_t size, Scratch scratch) const {
-    constexpr int64_t kPairs = kBlock / 2;
-    for (int64_t i = 0; i < div_up(size, 2); ++i) {
-      const Word* even = scratch.rows + 2 * i * q_words_;
-      for (int64_t n = 0; n < args_.lora; n += Vec::kWidth) {
-        Word* out = scratch.values + n / kPanel * kPairs * kPanel + i * kPanel + n % kPanel;
-        interleave(even, even + q_words_, n, out);
-      }
-    }
-    return panels(scratch.values, kPairs);
+  void prefetch(const void* row) const {
+    const int64_t num_bytes = args_.kv_dim() * size_of(args_.kv_type);
+    for (int64_t i = 0; i < num_bytes; i += 64) _mm_prefetch(static_cast<const char*>(row) + i, _MM_HINT_T1);
   }
-#endif
+
+  void pair_rows(const Word* even, const Word* odd, int64_t pair, Scratch scratch) const {
+    for (int64_t n = 0; n < args_.lora; n += Vec::kWidth) {
+      interleave(even, odd, n, scratch.values + n / kPanel * (kBlock / 2) * kPanel + pair * kPanel + n % kPanel);
+    }
+  }
 
   // One block of the online softmax, lanes = heads: p, the running max and sum, and what scales the earlier values.
   void softmax(int64_t size, int64_t columns, Partial out, Scratch scratch) const {
@@ -275,6 +279,8 @@ class MlaDecode {
   const MlaArgs& args_;
   const int64_t heads_ = args_.num_heads;
   const int64_t heads_padded_ = round_up(heads_, Vec::kWidth);
+  const int64_t query_panel_ = min_of<int64_t>(kPanel, heads_padded_);
+  const int64_t query_columns_ = round_up(heads_, query_panel_);
   const int64_t q_words_ = words_of<Dot>(args_.kv_dim());
   const int64_t lora_row_ = round_up(args_.lora, Vec::kWidth);
   const int64_t value_row_ = round_up(args_.lora, kPanel);

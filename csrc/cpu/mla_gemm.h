@@ -52,7 +52,7 @@ struct Bf16Dot {  // A and B pairs of bf16
 // Registers: kMaxColumns * kWidth columns of B form a panel; tile heights below leave room for B and one broadcast.
 #if defined(__AVX512F__)
 constexpr int kMaxColumns = 4;
-constexpr int tile_rows(int columns) { return columns == 4 ? 6 : columns == 3 ? 8 : columns == 2 ? 12 : 14; }
+constexpr int tile_rows(int columns) { return columns == 4 ? 6 : columns == 3 ? 8 : columns == 2 ? 12 : 16; }
 #else
 constexpr int kMaxColumns = 2;
 constexpr int tile_rows(int columns) { return columns == 2 ? 6 : 10; }
@@ -73,8 +73,11 @@ struct MatrixB {  // (k, n) at data[n / kPanel * panel + k * row + n % kPanel]; 
   int64_t panel;
 };
 
-// Columns packed panel after panel, as transpose_to_panels writes them.
-inline MatrixB<Word> panels(const Word* data, int64_t num_words) { return {data, kPanel, num_words * kPanel}; }
+// Columns packed panel after panel, as transpose_to_panels writes them. width: of a panel, less than kPanel only where
+// there is just one.
+inline MatrixB<Word> panels(const Word* data, int64_t num_words, int64_t width = kPanel) {
+  return {data, width, num_words * width};
+}
 
 struct MatrixC {
   float* data;

@@ -37,16 +37,17 @@ inline void store_pair(Word* dst, Vec even, [[maybe_unused]] Vec odd) {
   }
 }
 
+// Values first .. first + kWidth of two rows of bf16 become a register of pairs.
+inline void interleave([[maybe_unused]] const Word* even_row, [[maybe_unused]] const Word* odd_row,
+                       [[maybe_unused]] int64_t first, [[maybe_unused]] Word* dst) {
 #if defined(__AVX512BF16__)
-// A register of bf16 values of two rows becomes a register of pairs.
-inline void interleave(const Word* even_row, const Word* odd_row, int64_t first, Word* dst) {
   const auto* even = reinterpret_cast<const __m256i*>(reinterpret_cast<const bf16*>(even_row) + first);
   const auto* odd = reinterpret_cast<const __m256i*>(reinterpret_cast<const bf16*>(odd_row) + first);
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(even));
   const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(odd));
   _mm512_storeu_si512(dst, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-}
 #endif
+}
 
 #if defined(__AVX512F__)
 inline void transpose_block(const Word* src, int64_t src_row, Word* dst, int64_t dst_row) {
@@ -104,19 +105,19 @@ inline void transpose_block(const Word* src, int64_t src_row, Word* dst, int64_t
 #endif
 
 // src [columns, num_words], row after row, becomes the columns of a MatrixB in panels of num_words rows; columns that
-// fill the last register are zero. Panels start `panel` words apart.
+// fill the last register are zero. Panels start `panel` words apart and are `width` wide.
 inline void transpose_to_panels(const Word* src, int64_t src_row, int64_t columns, int64_t num_words, Word* dst,
-                                int64_t panel) {
+                                int64_t panel, int64_t width = kPanel) {
   constexpr int kBlock = Vec::kWidth;
   for (int64_t n = 0; n < columns; n += kBlock) {
-    Word* out = dst + n / kPanel * panel + n % kPanel;
+    Word* out = dst + n / width * panel + n % width;
     const Word* in = src + n * src_row;
     int64_t k = 0;
     if (columns - n >= kBlock) {
-      for (; k + kBlock <= num_words; k += kBlock) transpose_block(in + k, src_row, out + k * kPanel, kPanel);
+      for (; k + kBlock <= num_words; k += kBlock) transpose_block(in + k, src_row, out + k * width, width);
     }
     for (; k < num_words; ++k) {
-      for (int j = 0; j < kBlock; ++j) out[k * kPanel + j] = n + j < columns ? in[j * src_row + k] : 0;
+      for (int j = 0; j < kBlock; ++j) out[k * width + j] = n + j < columns ? in[j * src_row + k] : 0;
     }
   }
 }
