@@ -44,7 +44,9 @@ class Experts:
         """Outputs of the received rows, in their order: [R, H] of dtype."""
         x_RH = received.x_RH
         if received.scale_RG is not None:
-            x_RH = _dequantize_rows(x_RH, received.scale_RG, self.dtype)
+            # Buffers of a static shape hold more rows than came.
+            num_rows = int(received.recv_count_E.sum())
+            x_RH = _dequantize_rows(x_RH[:num_rows], received.scale_RG[:num_rows], self.dtype)
         return ops.grouped_experts(x_RH, received.recv_count_E, self.w13, self.w2)
 
 
