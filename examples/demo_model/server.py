@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,12 +17,11 @@ STOP_TIMEOUT_S = 20.0
 @contextlib.contextmanager
 def running_server(checkpoint: Path, num_ranks: int, timeout_s: float = 300.0) -> Iterator[str]:
     """Start `num_ranks` ranks on a free port, wait until they are healthy, and give the root URL."""
-    if shutil.which("mpirun") is None:
-        raise FileNotFoundError("mpirun is not on the PATH; start the server yourself and pass --url")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = ["mpirun", "-n", str(num_ranks), sys.executable, "-m", "eprt.serve"]
+    # With -n the server starts mpirun itself and drains on SIGTERM.
+    command = [sys.executable, "-m", "eprt.serve", "-n", str(num_ranks)]
     command += ["--model", str(checkpoint), "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
