@@ -7,24 +7,46 @@ Names are imported on first use, so that `eprt.balancer` and `eprt.diagnostics` 
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what editors and type checkers see
+    from eprt.config import EngineConfig, ModelConfig, MoEConfig, ParallelConfig
+    from eprt.engine.llm import LLM
+    from eprt.engine.sampling_params import SamplingParams
+    from eprt.ep.group import EPGroup
+    from eprt.layers.moe import EPMoE
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
+__all__ = [
+    "LLM",
+    "EPGroup",
+    "EPMoE",
+    "EngineConfig",
+    "MoEConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "SamplingParams",
+    "__version__",
+]
+
+_MODULE_OF = {
     "EPGroup": "eprt.ep.group",
     "EPMoE": "eprt.layers.moe",
+    "EngineConfig": "eprt.config",
+    "LLM": "eprt.engine.llm",
     "MoEConfig": "eprt.config",
     "ModelConfig": "eprt.config",
-    "EngineConfig": "eprt.config",
     "ParallelConfig": "eprt.config",
-    "LLM": "eprt.engine.llm",
     "SamplingParams": "eprt.engine.sampling_params",
 }
 
-__all__ = [*_EXPORTS, "__version__"]
-
 
 def __getattr__(name: str):
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'eprt' has no attribute {name!r}; it has {', '.join(sorted(_EXPORTS))}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'eprt' has no attribute {name!r}; it has {', '.join(sorted(_MODULE_OF))}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
