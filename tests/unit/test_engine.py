@@ -40,9 +40,7 @@ def test_a_cache_smaller_than_the_model_length_bounds_requests(caplog):
     with caplog.at_level(logging.WARNING):
         engine = make_engine(num_pages=5, max_model_len=512)
     assert "holds 20 tokens per rank" in caplog.text and "instead of 512" in caplog.text
-    with pytest.raises(
-        ValueError, match=r"max_model_len 20 .the KV cache holds 20 tokens; raise --kv-cache-gb"
-    ):
+    with pytest.raises(ValueError, match=r"max_model_len 20 .the KV cache holds 20 tokens; raise --kv-cache-gb"):
         engine.add_request("a", [1] * 20, GREEDY)
     engine.add_request("b", [1] * 19, GREEDY)
     assert run(engine)["b"][-1].finish_reason == "length"

@@ -1,0 +1,60 @@
+"""What every rank does in test_diagnose.py: real dispatches with one rank held up, written as a diagnosis log."""
+
+import time
+
+import torch
+from eprt.diagnostics import WindowRecord, WindowWriter
+
+from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.group import EPGroup
+
+CALLS_PER_WINDOW = 25
+
+
+def write_logs(group: EPGroup, directory: str, late_rank: int, late_s: float) -> None:
+    for where in ("before", "experts"):
+        write_log(group, f"{directory}/{where}", late_rank, late_s, where)
+
+
+def write_log(group: EPGroup, directory: str, late_rank: int, late_s: float, where: str, num_windows: int = 3) -> None:
+    """late_rank spends late_s more per call: "before" the MoE layer, or in its "experts"."""
+    config = EPConfig(hidden_size=64, num_slots=2 * group.size, top_k=2, num_max_tokens_per_rank=16)
+    backend = make_backend("cpu", config, group)
+    writer = WindowWriter(directory) if group.rank == 0 else None
+    x_TH = torch.randn(16, 64).bfloat16()
+    for window in range(num_windows):
+        start = time.time()
+        for call in range(CALLS_PER_WINDOW):
+            generator = torch.Generator().manual_seed(1000 * window + 10 * call + group.rank)
+            slots_TK = torch.rand(16, config.num_slots, generator=generator).argsort(1)[:, :2]
+            _hold_up(group.rank == late_rank and where == "before", late_s)
+            handle = backend.dispatch_send(x_TH, slots_TK, torch.full((16, 2), 0.5))
+            received = backend.dispatch_recv(handle)
+            time.sleep(0.0005)
+            _hold_up(group.rank == late_rank and where == "experts", late_s)
+            backend.combine_send(received.x_RH, handle)
+            backend.combine_recv(handle)
+        stats = backend.stats(reset=True)
+        mine = WindowRecord(
+            window=window,
+            t_start=start,
+            t_end=time.time(),
+            rank=group.rank,
+            num_ranks=group.size,
+            node_of_rank=group.node_of_rank,
+            num_calls=stats.num_calls,
+            dispatch_wait_us=stats.dispatch_wait_us_N.tolist(),
+            combine_wait_us=stats.combine_wait_us_N.tolist(),
+            recv_tokens=stats.recv_tokens_N.tolist(),
+            compute_us=stats.compute_us,
+            sent_tokens=stats.sent_tokens_N.tolist(),
+        )
+        for record in group.allgather(mine):
+            if writer is not None:
+                writer.write(record)
+    backend.close()
+
+
+def _hold_up(held: bool, seconds: float) -> None:
+    if held:
+        time.sleep(seconds)
