@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.kv_cache import ROOT_NODE, PagePool
+from eprt.engine.kv_cache import PagePool
 from eprt.engine.outputs import TokenOutput
 from eprt.engine.request import Request
 
@@ -171,8 +171,6 @@ class Scheduler:
     def _preempt_newest(self) -> Request:
         victim = self.running.pop()
         self._leave(victim)
-        victim.num_prefilled = victim.num_registered = 0
-        victim.prefix_node = ROOT_NODE
         victim.decoding = False
         self.waiting.appendleft(victim)
         self.num_preemptions += 1

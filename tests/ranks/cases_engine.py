@@ -151,6 +151,7 @@ def front_end(mailbox: Mailbox, num_ranks: int, results: dict, errors: list) -> 
             # Everybody is about to sleep, or sleeps: an abort, late by nature, must not disturb that.
             mailbox.send(rng.randrange(num_ranks), {"kind": "abort", "request_id": ids[0]})
             time.sleep(rng.choice([0, 0.2]))
+        seq = _late_request(mailbox, num_ranks, seq, results)
         long = {"request_id": "long", "prompt": [9] * 30, "max_tokens": 200}
         for rank in range(num_ranks):
             mailbox.send(rank, {"kind": "add" if rank == target else "wake", "seq": seq + 1, **long})
@@ -160,6 +161,23 @@ def front_end(mailbox: Mailbox, num_ranks: int, results: dict, errors: list) -> 
             mailbox.send(rank, {"kind": "stop", "seq": seq + 2})
     except Exception as error:
         errors.append(error)
+
+
+def _late_request(mailbox: Mailbox, num_ranks: int, seq: int, results: dict) -> int:
+    """The others have heard of the second request long before its rank has, which is idle by then: nobody may sleep."""
+    target = num_ranks - 1
+    first, second = (
+        {"seq": seq + i, "request_id": f"r{seq + i}", "prompt": [3 + seq + i, 5, 7], "max_tokens": 1} for i in (1, 2)
+    )
+    for rank in range(target):
+        mailbox.send(rank, {"kind": "wake", **first})
+        mailbox.send(rank, {"kind": "wake", **second})
+    mailbox.send(target, {"kind": "add", **first})
+    _collect(mailbox, [first["request_id"]], results)
+    time.sleep(0.3)
+    mailbox.send(target, {"kind": "add", **second})
+    _collect(mailbox, [second["request_id"]], results)
+    return seq + 2
 
 
 def _collect(mailbox: Mailbox, ids: list[str], results: dict, until: int | None = None) -> None:
@@ -193,7 +211,7 @@ def sleep_protocol(group: EPGroup, directory: str) -> None:
     engine.close()
     if group.rank == 0:
         assert not errors, errors
-        assert len(results) == 9 and 3 <= len(results.pop("long")) < 200
+        assert len(results) == 11 and 3 <= len(results.pop("long")) < 200
     _compare_with_llm(group, directory, results)
 
 
