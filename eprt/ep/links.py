@@ -72,10 +72,7 @@ class NodeLinks:
         self._ops, self._exchange, self._own_segment = ops, exchange, own_segment
 
     def free_set(self, epoch: int) -> None:
-        """Waits until the sends of epoch - num_sets have left their buffers.
-
-        Their receivers have answered long ago (docs/protocol.md); only MPI's own bookkeeping may lag behind.
-        """
+        """Waits until the sends of epoch - num_sets have left their buffers, as they mostly have (docs/protocol.md)."""
         sends = self._sends[epoch % self._num_sets]
         while sends:
             peer, message = sends[-1]

@@ -129,7 +129,7 @@ def everything(group: EPGroup, num_nodes: int, num_configs: int) -> None:
     assert group.num_nodes == num_nodes, group.node_of_rank
     board_cases(group, num_nodes)
     random_cases(group, seed=10 * group.size + num_nodes, num_configs=num_configs)
-    many_epochs(group, num_epochs=300)
+    many_epochs(group, num_epochs=300 if group.size <= 4 else 100)
     more_tokens_than_the_maximum(group)
     stats_count_and_blame(group)
     if num_nodes == 1:

@@ -22,7 +22,7 @@ def nodes_of(ranks_per_node: int | None) -> dict[str, str]:
     [(1, None, 1), (2, None, 1), (3, None, 1), (4, None, 1), (7, None, 1), (3, 1, 3), (4, 2, 2), (7, 2, 4), (7, 3, 3)],
 )
 def test_mpi(num_ranks, ranks_per_node, num_nodes):
-    options = {"num_nodes": num_nodes, "num_configs": 8 if num_ranks > 4 else 16}
+    options = {"num_nodes": num_nodes, "num_configs": 8 if num_ranks > 3 else 16}
     run_ranks(num_ranks, f"{CASES}:everything", timeout_s=240, extra_env=nodes_of(ranks_per_node), **options)
 
 
