@@ -11,7 +11,8 @@ pairs hashes the chain and compares the token ids themselves. A node is a number
 another, so equal pairs mean equal prefixes: no hash collision can serve a wrong page. When two requests compute the
 same page at once, the first one's is known and the other's stays private; both go on under the same node.
 
-Requests give their pages back last page first; the page evicted first is then always the end of a chain.
+Requests give their pages back last page first, so that the ends of chains are evicted before their beginnings. A page
+whose beginning has gone first after all (it hung on another request's copy) is found by nobody and evicted in its turn.
 """
 
 from collections import OrderedDict
