@@ -5,7 +5,9 @@
 eprt's time is for the whole way there and back: dispatch of every token to the ranks of its experts (rows sorted by
 expert), outputs back, weighted sum; the experts themselves do nothing. The others only move one way, once, what a
 dispatch without deduplication moves: one row per (token, expert), already packed by destination. `per_rank` is the
-Alltoallv of one row per (token, rank), the fewest bytes a dispatch can send. All in one run, alternating.
+Alltoallv of one row per (token, rank), the fewest bytes a dispatch can send. `zero_copy` is eprt with outputs written
+into combine_buffer. Ratios are eprt / other, below 1 is better; both_ways counts the collective twice, for there and
+back. All in one run, alternating.
 """
 
 import socket
@@ -122,7 +124,12 @@ def main() -> None:
         times = run_case(comm, group, T, H, payload)
         kilobytes = int(sizes(group, T, H if payload == "fp8" else 2 * H, per_rank=False)[0].sum()) // 1000
         columns = {k: v for name, timing in times.items() for k, v in timing.columns(name).items()}
-        ratios = {f"{name}_ratio": times["eprt"].median_s / times[name].median_s for name in ("alltoallv", "gloo")}
+        ratios = {
+            "ratio": times["eprt"].median_s / times["alltoallv"].median_s,
+            "zero_copy_ratio": times["zero_copy"].median_s / times["alltoallv"].median_s,
+            "zero_copy_both_ways_ratio": times["zero_copy"].median_s / (2 * times["alltoallv"].median_s),
+            "gloo_ratio": times["eprt"].median_s / times["gloo"].median_s,
+        }
         report.row(tokens=T, hidden=H, payload=payload, kB=kilobytes, **columns, **ratios)
     if group.rank == 0:
         report.finish()
