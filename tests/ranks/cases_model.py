@@ -8,12 +8,14 @@ from eprt import EngineConfig, EPGroup
 from eprt.models import checkpoint
 from eprt.models.loader import load_model
 from tests.paged import PagedRunner
+from tests.ranks import cases_moe
 
 NUM_NEW = 5
 
 
-def all_cases(group: EPGroup, root: str, variants: list[str], out: str):
-    """Every variant as it is, one in bf16, and what the loader reads; rank 0 writes all logits to out."""
+def all_cases(group: EPGroup, root: str, variants: list[str], out: str, exact: bool = True):
+    """EPMoE, every variant as it is, one in bf16, and what the loader reads; rank 0 writes all logits to out."""
+    cases_moe.all_cases(group, root, exact)
     results = {}
     for variant in variants:
         results.update(goldens(group, Path(root) / variant, "auto"))

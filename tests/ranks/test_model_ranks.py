@@ -39,7 +39,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logits_on(root):
-    """number of ranks -> all logits, after the ranks have compared them with transformers'."""
+    """number of ranks -> all logits, after the ranks have compared them, and EPMoE, with transformers'."""
     seen = {}
 
     def get(num_ranks):
@@ -54,32 +54,25 @@ def logits_on(root):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_model_gives_the_same_bits_on_any_number_of_ranks(logits_on, num_ranks):
+def test_same_bits_on_any_number_of_ranks(logits_on, num_ranks):
     alone, together = logits_on(1), logits_on(num_ranks)
     assert alone.keys() == together.keys() and len(alone) == 2 * 5 * (len(VARIANTS) + 1)
     for case, logits in alone.items():
         assert torch.equal(logits, together[case]), (case, (logits - together[case]).abs().max())
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7])
-def test_moe_over_ranks(root, num_ranks):
-    run_ranks(num_ranks, "tests.ranks.cases_moe:all_cases", root=str(root))
+def test_moe_on_ranks_that_mostly_hold_two_experts(root):
+    run_ranks(7, "tests.ranks.cases_moe:all_cases", root=str(root))
 
 
-@pytest.mark.parametrize("num_ranks, per_node", [(4, 2), (3, 1)])
-def test_virtual_nodes(root, num_ranks, per_node):
-    nodes = {"EPRT_RANKS_PER_NODE": str(per_node)}
-    run_ranks(num_ranks, "tests.ranks.cases_moe:all_cases", extra_env=nodes, root=str(root), exact=False)
-    if per_node > 1:
-        out = f"{root}/nodes.pt"
-        run_ranks(
-            num_ranks,
-            "tests.ranks.cases_model:all_cases",
-            extra_env=nodes,
-            root=str(root),
-            variants=("v2_lite", "v3"),
-            out=out,
-        )
+def test_nodes_of_two_ranks(root):
+    cases = "tests.ranks.cases_model:all_cases"
+    arguments = {"root": str(root), "variants": ("v2_lite", "v3"), "out": f"{root}/nodes.pt", "exact": False}
+    run_ranks(4, cases, extra_env={"EPRT_RANKS_PER_NODE": "2"}, **arguments)
+
+
+def test_nodes_of_one_rank(root):
+    run_ranks(3, "tests.ranks.cases_moe:all_cases", extra_env={"EPRT_RANKS_PER_NODE": "1"}, root=str(root), exact=False)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
