@@ -1,5 +1,9 @@
-"""MpiGroup: an EPGroup over mpi4py. Windows are MPI shared windows, messages are MPI point to point."""
+"""MpiGroup: an EPGroup over mpi4py. Windows are MPI shared windows, messages are MPI point to point.
 
+A window larger than the free space of /dev/shm is made of memfds instead.
+"""
+
+import os
 import time
 from typing import Any
 
@@ -8,6 +12,7 @@ from mpi4py import MPI
 
 from eprt import env
 from eprt.ep.group import MAX_CLOSE_S, PAGE, EPGroup, Pending, Window, page_aligned, private_window
+from eprt.ep.memfd import memfd_window
 
 _MAX_CANCEL_S = 0.5
 
@@ -72,10 +77,13 @@ class MpiGroup(EPGroup):
     def shared_window(self, num_bytes: int) -> Window:
         if len(self.local_ranks) == 1:
             return private_window(num_bytes)
+        places = self._node_comm.allgather((num_bytes, _free_shm_bytes()))
+        needed = sum(size + PAGE for size, _ in places) + PAGE
+        if needed > min(free for _, free in places):
+            return memfd_window(num_bytes, self._node_comm.allgather)
         # MPI promises no alignment. A segment lies at the same place of a page in every process, so all cut alike.
         window = MPI.Win.Allocate_shared(num_bytes + PAGE, 1, comm=self._node_comm)
-        sizes = self._node_comm.allgather(num_bytes)
-        segments = [page_aligned(_memory(window, i), size) for i, size in enumerate(sizes)]
+        segments = [page_aligned(_memory(window, i), size) for i, (size, _) in enumerate(places)]
         self._windows.append(Window(segments, lambda: self._free(window)))
         return self._windows[-1]
 
@@ -115,6 +123,15 @@ class MpiGroup(EPGroup):
         except MPI.Exception:
             return False
         return True
+
+
+def _free_shm_bytes() -> int:
+    """Room where Open MPI keeps its windows; it refuses what exceeds it, though our pages are mostly never touched."""
+    try:
+        shm = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return shm.f_bavail * shm.f_frsize
 
 
 def _memory(window: MPI.Win, index: int) -> np.ndarray:

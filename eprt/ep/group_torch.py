@@ -4,8 +4,6 @@ Windows are anonymous shared memory (memfd), which has no name in any file syste
 rank dies. Messages between nodes go through a gloo group made here, whatever backend the caller's group has.
 """
 
-import mmap
-import os
 import queue
 import threading
 import time
@@ -18,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from eprt import env
-from eprt.ep.group import MAX_CLOSE_S, PAGE, EPGroup, Pending, Window, private_window
+from eprt.ep.group import MAX_CLOSE_S, EPGroup, Pending, Window
+from eprt.ep.memfd import memfd_window
 
 # A reader waits as long as an idle engine sleeps; the waits on top of it have the deadlines.
 _FOR_EVER = timedelta(days=365)
@@ -160,28 +159,12 @@ class TorchGroup(EPGroup):
         dist.barrier(group=self._collectives)
 
     def shared_window(self, num_bytes: int) -> Window:
-        own_fd = os.memfd_create("eprt")
-        os.ftruncate(own_fd, max(num_bytes, PAGE))
-        places = self.allgather((os.getpid(), own_fd, num_bytes))
-        if len(self.local_ranks) == 1:
-            segments = private_window(num_bytes).segments
-        else:
-            segments = [self._map(*places[rank]) for rank in self.local_ranks]
-        self.barrier()  # all have mapped all: the descriptors may go, the mappings keep the memory
-        os.close(own_fd)
-        return Window(segments)
+        # All ranks of the group take part in the allgather, each with the memory of its own node.
+        def of_this_node(value: Any) -> list[Any]:
+            values = self.allgather(value)
+            return [values[rank] for rank in self.local_ranks]
 
-    def _map(self, pid: int, fd: int, num_bytes: int) -> np.ndarray:
-        path = f"/proc/{pid}/fd/{fd}"
-        try:
-            with open(path, "r+b") as file:
-                memory = mmap.mmap(file.fileno(), max(num_bytes, PAGE))
-        except PermissionError as error:
-            raise PermissionError(
-                f"[rank {self.rank}/{self.size}] cannot map a peer's memory through {path}: {error}; "
-                "run all ranks of a host as one user, or use EPGroup.from_mpi"
-            ) from error
-        return np.frombuffer(memory, dtype=np.uint8)[:num_bytes]
+        return memfd_window(num_bytes, of_this_node)
 
     def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
         return self._links[peer].send(buffer, tag)

@@ -125,8 +125,26 @@ def configs_must_agree(group: EPGroup) -> None:
         make_backend("cpu", EPConfig(16 + group.rank, group.size, 1, 1), group)
 
 
+def windows_share_memory(group: EPGroup) -> None:
+    """Every rank sees what the others of its node wrote, also when /dev/shm has no room."""
+    for free_bytes in (1 << 40, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            if type(group).__name__ == "MpiGroup":
+                patch.setattr("eprt.ep.group_mpi._free_shm_bytes", lambda free_bytes=free_bytes: free_bytes)
+            window = group.shared_window(5000 + group.rank)
+        own = window.segments[group.local_ranks.index(group.rank)]
+        assert not own.any()
+        own[:] = group.rank + 1
+        group.barrier()
+        for rank, segment in zip(group.local_ranks, window.segments):
+            assert segment.size == 5000 + rank and (segment == rank + 1).all() and segment.ctypes.data % 4096 == 0
+        group.barrier()
+        window.close()
+
+
 def everything(group: EPGroup, num_nodes: int, num_configs: int) -> None:
     assert group.num_nodes == num_nodes, group.node_of_rank
+    windows_share_memory(group)
     board_cases(group, num_nodes)
     random_cases(group, seed=10 * group.size + num_nodes, num_configs=num_configs)
     many_epochs(group, num_epochs=300 if group.size <= 4 else 100)
