@@ -13,7 +13,10 @@ struct Avx2Math {
   static constexpr int kStep = 8;
   static constexpr bool kFoldsScale = true;
   static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
-  static constexpr int direct_columns(int rows, bool) { return rows == 1 ? 8 : rows == 2 ? 6 : rows == 3 ? 4 : 0; }
+  static constexpr int direct_columns(int rows, bool) {
+    constexpr int kColumns[] = {0, 8, 6, 4, 3, 2, 2, 1, 1};
+    return rows <= 8 ? kColumns[rows] : 0;
+  }
 
   static Operand load(const float* p) { return _mm256_loadu_ps(p); }
   static Operand load(const int8_t* p) {

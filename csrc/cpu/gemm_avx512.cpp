@@ -58,7 +58,10 @@ struct Avx512FloatMath : Avx512Sums {
   static constexpr int kStep = 16;
   static constexpr bool kFoldsScale = true;
   static constexpr TileShape kTile{4, 6}, kScaledTile = kTile;
-  static constexpr int direct_columns(int rows, bool) { return rows < 4 ? 8 : rows == 4 ? 6 : 0; }
+  static constexpr int direct_columns(int rows, bool) {
+    constexpr int kColumns[] = {0, 8, 8, 8, 6, 4, 4, 3, 3};
+    return rows <= 8 ? kColumns[rows] : 0;
+  }
 
   static Operand load(const float* p) { return _mm512_loadu_ps(p); }
   static Operand load(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(p))); }
@@ -83,8 +86,9 @@ struct Avx512DotMath : Avx512Sums {
   static constexpr bool kFoldsScale = false;
   static constexpr TileShape kTile{3, 8}, kScaledTile{4, 3};
   static constexpr int direct_columns(int rows, bool scaled_sums) {
-    if (scaled_sums) return rows == 1 ? 8 : rows == 2 ? 4 : 0;
-    return rows <= 3 ? 8 : 0;
+    constexpr int kColumns[] = {0, 8, 8, 8, 6, 4, 4, 3, 3}, kScaledColumns[] = {0, 8, 4, 3};
+    if (scaled_sums) return rows <= 3 ? kScaledColumns[rows] : 0;
+    return rows <= 8 ? kColumns[rows] : 0;
   }
 
   template <class W>

@@ -78,32 +78,49 @@ template <class Math, int ROWS, int COLS>
   }
 }
 
+// sum[r][c] += x(r) * w(c). Whichever side is shorter stays in registers; the other is loaded one operand at a time.
+template <class Math, int ROWS, int COLS, class LoadX, class LoadW>
+[[gnu::always_inline]] inline void outer_product(LoadX&& load_x, LoadW&& load_w,
+                                                 typename Math::Sum (&sum)[ROWS][COLS]) {
+  typename Math::Operand held[ROWS <= COLS ? ROWS : COLS];
+  if constexpr (ROWS <= COLS) {
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) held[r] = load_x(r);
+#pragma GCC unroll 8
+    for (int c = 0; c < COLS; ++c) {
+      const auto w = load_w(c);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) sum[r][c] = Math::mul_add(held[r], w, sum[r][c]);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int c = 0; c < COLS; ++c) held[c] = load_w(c);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      const auto x = load_x(r);
+#pragma GCC unroll 8
+      for (int c = 0; c < COLS; ++c) sum[r][c] = Math::mul_add(x, held[c], sum[r][c]);
+    }
+  }
+}
+
 // Adds to sum[r][c] the products of elements [k, end), which lie in fp8 block `block` if SCALED.
 template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
 [[gnu::always_inline]] inline void accumulate(const TileInput<typename Math::X, W, COLS>& in, int64_t k, int64_t end,
                                               int64_t block, typename Math::Sum (&sum)[ROWS][COLS]) {
-  typename Math::Operand x[ROWS];
+  const auto scale = [&](int c) { return SCALED ? in.scale[c] + block : nullptr; };
   for (; k + Math::kStep <= end; k += Math::kStep) {
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) x[r] = Math::load(in.x + r * in.x_stride + k);
-#pragma GCC unroll 8
-    for (int c = 0; c < COLS; ++c) {
-      if constexpr (PREFETCH) __builtin_prefetch(in.w[c] + (k + in.prefetch), 0, 2);
-      const auto w = load_weight<Math, SCALED>(in.w[c] + k, SCALED ? in.scale[c] + block : nullptr);
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r) sum[r][c] = Math::mul_add(x[r], w, sum[r][c]);
-    }
+    outer_product<Math>([&](int r) { return Math::load(in.x + r * in.x_stride + k); },
+                        [&](int c) {
+                          if constexpr (PREFETCH) __builtin_prefetch(in.w[c] + (k + in.prefetch), 0, 2);
+                          return load_weight<Math, SCALED>(in.w[c] + k, scale(c));
+                        },
+                        sum);
   }
   if (k == end) return;
   const int count = static_cast<int>(end - k);
-#pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r) x[r] = load_tail<Math>(in.x + r * in.x_stride + k, count);
-#pragma GCC unroll 8
-  for (int c = 0; c < COLS; ++c) {
-    const auto w = load_weight_tail<Math, SCALED>(in.w[c] + k, SCALED ? in.scale[c] + block : nullptr, count);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) sum[r][c] = Math::mul_add(x[r], w, sum[r][c]);
-  }
+  outer_product<Math>([&](int r) { return load_tail<Math>(in.x + r * in.x_stride + k, count); },
+                      [&](int c) { return load_weight_tail<Math, SCALED>(in.w[c] + k, scale(c), count); }, sum);
 }
 
 // The same for one fp8 block, [k, end), with its scale.
