@@ -14,7 +14,7 @@ struct Avx2Math {
   static constexpr bool kFoldsScale = true;
   static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) {
-    constexpr int kColumns[] = {0, 8, 6, 4, 3, 2, 2, 1, 1};
+    constexpr int kColumns[] = {0, 4, 6, 4, 3, 2, 2, 1, 1};
     return rows <= 8 ? kColumns[rows] : 0;
   }
 

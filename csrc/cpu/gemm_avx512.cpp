@@ -59,7 +59,7 @@ struct Avx512FloatMath : Avx512Sums {
   static constexpr bool kFoldsScale = true;
   static constexpr TileShape kTile{4, 6}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) {
-    constexpr int kColumns[] = {0, 8, 8, 8, 6, 4, 4, 3, 3};
+    constexpr int kColumns[] = {0, 4, 8, 8, 6, 4, 4, 3, 3};
     return rows <= 8 ? kColumns[rows] : 0;
   }
 
@@ -86,7 +86,7 @@ struct Avx512DotMath : Avx512Sums {
   static constexpr bool kFoldsScale = false;
   static constexpr TileShape kTile{3, 8}, kScaledTile{4, 3};
   static constexpr int direct_columns(int rows, bool scaled_sums) {
-    constexpr int kColumns[] = {0, 8, 8, 8, 6, 4, 4, 3, 3}, kScaledColumns[] = {0, 8, 4, 3};
+    constexpr int kColumns[] = {0, 4, 8, 8, 6, 4, 4, 3, 3}, kScaledColumns[] = {0, 8, 4, 3};
     if (scaled_sums) return rows <= 3 ? kScaledColumns[rows] : 0;
     return rows <= 8 ? kColumns[rows] : 0;
   }

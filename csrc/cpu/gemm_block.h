@@ -35,7 +35,15 @@ constexpr int64_t kDepth = 4096 / sizeof(typename Math::X);
 
 // ---- the register tile ----------------------------------------------------------------------------------------------
 
-// What a tile multiplies: rows of x, x_stride elements apart, with COLS weight rows, over k <= kDepth elements.
+// Weights wanted next: while element k of the tile is multiplied, the lines at base + c * row_bytes + k * k_bytes, c =
+// 0
+// .. COLS - 1, are fetched.
+struct Prefetch {
+  const char* base;
+  int64_t row_bytes, k_bytes;
+};
+
+// What a tile multiplies: rows of x, x_stride elements apart, with COLS weight rows, over k elements.
 template <class X, class W, int COLS>
 struct TileInput {
   const X* x;
@@ -43,7 +51,7 @@ struct TileInput {
   int64_t k;
   const W* w[COLS];
   const float* scale[COLS];  // scale of w's first block; the following blocks' scales follow. Read only if SCALED.
-  int64_t prefetch;  // how far beyond w the weights lie that are wanted next, in elements. Read only if PREFETCH.
+  Prefetch next;             // read only if PREFETCH
 };
 
 template <class Math, class T>
@@ -104,36 +112,39 @@ template <class Math, int ROWS, int COLS, class LoadX, class LoadW>
   }
 }
 
-// Adds to sum[r][c] the products of elements [k, end), which lie in fp8 block `block` if SCALED.
-template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
+// Adds to sum[r][c] the products of elements [k, end), which lie in fp8 block `block` if SCALED. WHOLE: end - k is a
+// multiple of kStep.
+template <class Math, bool SCALED, bool PREFETCH, bool WHOLE, class W, int ROWS, int COLS>
 [[gnu::always_inline]] inline void accumulate(const TileInput<typename Math::X, W, COLS>& in, int64_t k, int64_t end,
                                               int64_t block, typename Math::Sum (&sum)[ROWS][COLS]) {
   const auto scale = [&](int c) { return SCALED ? in.scale[c] + block : nullptr; };
   for (; k + Math::kStep <= end; k += Math::kStep) {
+    if constexpr (PREFETCH) {
+      if (k % (64 / sizeof(W)) == 0) {
+#pragma GCC unroll 8
+        for (int c = 0; c < COLS; ++c) __builtin_prefetch(in.next.base + c * in.next.row_bytes + k * in.next.k_bytes);
+      }
+    }
     outer_product<Math>([&](int r) { return Math::load(in.x + r * in.x_stride + k); },
-                        [&](int c) {
-                          if constexpr (PREFETCH) __builtin_prefetch(in.w[c] + (k + in.prefetch), 0, 2);
-                          return load_weight<Math, SCALED>(in.w[c] + k, scale(c));
-                        },
-                        sum);
+                        [&](int c) { return load_weight<Math, SCALED>(in.w[c] + k, scale(c)); }, sum);
   }
-  if (k == end) return;
+  if (WHOLE || k == end) return;
   const int count = static_cast<int>(end - k);
   outer_product<Math>([&](int r) { return load_tail<Math>(in.x + r * in.x_stride + k, count); },
                       [&](int c) { return load_weight_tail<Math, SCALED>(in.w[c] + k, scale(c), count); }, sum);
 }
 
-// The same for one fp8 block, [k, end), with its scale.
-template <class Math, bool PREFETCH, class W, int ROWS, int COLS>
+// The same for the elements of one fp8 block, times its scale.
+template <class Math, bool PREFETCH, bool WHOLE, class W, int ROWS, int COLS>
 [[gnu::always_inline]] inline void accumulate_block(const TileInput<typename Math::X, W, COLS>& in, int64_t k,
                                                     int64_t end, int64_t block,
                                                     typename Math::Sum (&total)[ROWS][COLS]) {
   if constexpr (Math::kFoldsScale) {
-    accumulate<Math, true, PREFETCH>(in, k, end, block, total);
+    accumulate<Math, true, PREFETCH, WHOLE>(in, k, end, block, total);
   } else {
     typename Math::Sum sum[ROWS][COLS];
     clear<Math>(sum);
-    accumulate<Math, true, PREFETCH>(in, k, end, block, sum);
+    accumulate<Math, true, PREFETCH, WHOLE>(in, k, end, block, sum);
 #pragma GCC unroll 8
     for (int c = 0; c < COLS; ++c) {
 #pragma GCC unroll 8
@@ -142,27 +153,30 @@ template <class Math, bool PREFETCH, class W, int ROWS, int COLS>
   }
 }
 
-// out[r][c] += the sums over one stretch of K; for `count` tiles below each other.
+// out[r][c] += the product; for `count` tiles below each other.
 template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
 [[gnu::noinline]] void tiles(const TileInput<typename Math::X, W, COLS>& input, int count, float* out, int64_t ld) {
   TileInput<typename Math::X, W, COLS> in = input;
   for (; count > 0; --count, in.x += ROWS * in.x_stride, out += ROWS * ld) {
-    typename Math::Sum total[ROWS][COLS];
-    clear<Math>(total);
-    if constexpr (SCALED) {
-      int64_t k = 0, block = 0;
-      for (; k + kFp8Block <= in.k; k += kFp8Block, ++block) {
-        accumulate_block<Math, PREFETCH>(in, k, k + kFp8Block, block, total);
+    for (int64_t k = 0; k < in.k; k += kDepth<Math>) {
+      const int64_t end = min_of(k + kDepth<Math>, in.k);
+      typename Math::Sum total[ROWS][COLS];
+      clear<Math>(total);
+      if constexpr (SCALED) {
+        int64_t begin = k, block = k / kFp8Block;
+        for (; begin + kFp8Block <= end; begin += kFp8Block, ++block) {
+          accumulate_block<Math, PREFETCH, true>(in, begin, begin + kFp8Block, block, total);
+        }
+        if (begin < end) accumulate_block<Math, PREFETCH, false>(in, begin, end, block, total);
+      } else {
+        accumulate<Math, false, PREFETCH, false>(in, k, end, 0, total);
       }
-      if (k < in.k) accumulate_block<Math, PREFETCH>(in, k, in.k, block, total);
-    } else {
-      accumulate<Math, false, PREFETCH>(in, 0, in.k, 0, total);
+      Math::template add_reduced<ROWS, COLS>(&total[0][0], out, ld);
     }
-    Math::template add_reduced<ROWS, COLS>(&total[0][0], out, ld);
   }
 }
 
-// ---- one stretch of K of a piece ------------------------------------------------------------------------------------
+// ---- a piece --------------------------------------------------------------------------------------------------------
 
 // Calls run<rows>() for a number of rows known at run time, 1 .. MAX; not at all for 0.
 template <int MAX, class Run>
@@ -173,68 +187,70 @@ void with_rows(int rows, Run&& run) {
   }
 }
 
-// The product over one stretch of K: columns [0, n) of the piece, weights from row `row0` and element `k0` on.
-template <class Math>
-struct Stretch {
+// A piece times weight rows [row0, row0 + n), int8 row scales left out, added to sums[m][ld].
+template <class Math, class W>
+struct Product {
   using X = typename Math::X;
+  static constexpr bool kScaled = std::is_same_v<W, fp8>;
+  static constexpr bool kScaledSums = kScaled && !Math::kFoldsScale;
+
   const Piece& piece;
   int64_t row0;
-  int64_t k0, k;
   float* sums;
   int64_t ld;
 
-  template <bool SCALED, class W>
-  void multiply(X* panel) const {
-    constexpr bool kScaledSums = SCALED && !Math::kFoldsScale;
+  void run(X* panel) const {
     constexpr int kMaxDirect = [] {
       int rows = 1;
       while (Math::direct_columns(rows + 1, kScaledSums) > 0) ++rows;
       return rows;
     }();
-    if (piece.m > kMaxDirect) return paneled<SCALED, W>(panel);
-    with_rows<kMaxDirect>(piece.m,
-                          [&]<int ROWS>() { direct<SCALED, W, ROWS, Math::direct_columns(ROWS, kScaledSums)>(); });
+    if (piece.m <= kMaxDirect) {
+      return with_rows<kMaxDirect>(piece.m,
+                                   [&]<int ROWS>() { direct<ROWS, Math::direct_columns(ROWS, kScaledSums)>(); });
+    }
+    for (int64_t k = 0; k < piece.w.k; k += kDepth<Math>) paneled(k, min_of(kDepth<Math>, piece.w.k - k), panel);
   }
 
  private:
-  // Few rows: weights are dequantised in registers.
-  template <bool SCALED, class W, int ROWS, int COLS>
+  // Few rows: weights are dequantised in registers, each once. The next tile's are fetched in their order in memory.
+  template <int ROWS, int COLS>
   void direct() const {
-    TileInput<X, W, COLS> in = tile_input<W, COLS>();
+    TileInput<X, W, COLS> in{.x = x(0), .x_stride = x_stride(), .k = piece.w.k, .w = {}, .scale = {}, .next = {}};
     for (int column = 0; column < piece.n; column += COLS) {
-      in.prefetch = next_tile<COLS>(column);
       for (int c = 0; c < COLS; ++c) {
-        in.w[c] = weights<W>(column + c);
-        if constexpr (SCALED) in.scale[c] = block_scale(column + c);
+        in.w[c] = weights(column + c, 0);
+        if constexpr (kScaled) in.scale[c] = block_scale(column + c, 0);
       }
-      tiles<Math, SCALED, true, W, ROWS, COLS>(in, 1, sums + column, ld);
+      in.next = {reinterpret_cast<const char*>(in.w[0] + next_tile<COLS>(column)), 64, COLS * sizeof(W)};
+      tiles<Math, kScaled, true, W, ROWS, COLS>(in, 1, sums + column, ld);
     }
   }
 
-  // Many rows: a tile's weight rows are dequantised once into `panel` and multiplied with all rows of the piece.
-  // Weights that are of type X already are multiplied where they lie.
-  template <bool SCALED, class W>
-  void paneled(X* panel) const {
+  // Many rows: one stretch of K of a tile's weight rows is dequantised into `panel` and multiplied with all rows of the
+  // piece. Weights that are of type X already are multiplied where they lie.
+  void paneled(int64_t k0, int64_t k, X* panel) const {
     constexpr bool kInPlace = std::is_same_v<W, X>;
-    constexpr bool kScaledSums = SCALED && !Math::kFoldsScale;
     constexpr int kRows = (kScaledSums ? Math::kScaledTile : Math::kTile).rows;
     constexpr int kCols = (kScaledSums ? Math::kScaledTile : Math::kTile).cols;
     const int full = piece.m / kRows;
-    TileInput<X, X, kCols> in = tile_input<X, kCols>();
+    const int64_t row_bytes = piece.w.k * sizeof(W);
+    TileInput<X, X, kCols> in{.x = nullptr, .x_stride = x_stride(), .k = k, .w = {}, .scale = {}, .next = {}};
     for (int column = 0; column < piece.n; column += kCols) {
-      in.prefetch = next_tile<kCols>(column);
+      const int64_t next = next_tile<kCols>(column);
       for (int c = 0; c < kCols; ++c) {
-        if constexpr (kScaledSums) in.scale[c] = block_scale(column + c);
+        const W* w = weights(column + c, k0);
+        if constexpr (kScaledSums) in.scale[c] = block_scale(column + c, k0);
         if constexpr (kInPlace) {
-          in.w[c] = weights<X>(column + c);
+          in.w[c] = w;
         } else {
-          const float* scale = SCALED ? block_scale(column + c) : nullptr;
-          in.w[c] = dequantize<SCALED>(weights<W>(column + c), scale, in.prefetch, panel + c * kDepth<Math>);
+          in.w[c] = dequantize(w, kScaled ? block_scale(column + c, k0) : nullptr, k, next, panel + c * kDepth<Math>);
         }
       }
+      in.next = {reinterpret_cast<const char*>(weights(column, k0) + next), row_bytes, sizeof(W)};
       float* out = sums + column;
-      in.x = x();
-      tiles<Math, kScaledSums, kInPlace, X, kRows, kCols>(in, full > 0, out, ld);  // fetches the next tile's weights
+      in.x = x(k0);
+      tiles<Math, kScaledSums, kInPlace, X, kRows, kCols>(in, full > 0, out, ld);
       in.x += kRows * in.x_stride;
       tiles<Math, kScaledSums, false, X, kRows, kCols>(in, full - 1, out + kRows * ld, ld);
       in.x += (full - 1) * kRows * in.x_stride;
@@ -244,45 +260,38 @@ struct Stretch {
     }
   }
 
-  template <bool SCALED, class W>
-  const X* dequantize(const W* w, const float* scale, int64_t prefetch, X* out) const {
+  // k elements of a weight row to `out`; fetches meanwhile those `next` elements further.
+  static const X* dequantize(const W* w, const float* scale, int64_t k, int64_t next, X* out) {
     int64_t i = 0;
     for (; i + Math::kStep <= k; i += Math::kStep) {
-      __builtin_prefetch(w + (i + prefetch), 0, 2);
-      Math::store(out + i, load_weight<Math, SCALED>(w + i, SCALED ? scale + i / kFp8Block : nullptr));
+      if (i % (64 / sizeof(W)) == 0) __builtin_prefetch(w + (i + next));
+      Math::store(out + i, load_weight<Math, kScaled>(w + i, kScaled ? scale + i / kFp8Block : nullptr));
     }
     if (i < k) {
-      const float* s = SCALED ? scale + i / kFp8Block : nullptr;
-      Math::store(out + i, load_weight_tail<Math, SCALED>(w + i, s, static_cast<int>(k - i)));
+      const float* s = kScaled ? scale + i / kFp8Block : nullptr;
+      Math::store(out + i, load_weight_tail<Math, kScaled>(w + i, s, static_cast<int>(k - i)));
     }
     return out;
   }
 
-  template <class W, int COLS>
-  TileInput<X, W, COLS> tile_input() const {
-    const int64_t x_stride = piece.x_stride / static_cast<int64_t>(sizeof(X));
-    return {.x = x(), .x_stride = x_stride, .k = k, .w = {}, .scale = {}, .prefetch = 0};
-  }
-
-  const X* x() const { return static_cast<const X*>(piece.x) + k0; }
+  const X* x(int64_t k0) const { return static_cast<const X*>(piece.x) + k0; }
+  int64_t x_stride() const { return piece.x_stride / static_cast<int64_t>(sizeof(X)); }
 
   // Past the piece's last column a tile reads the last weight row again; what it adds there is never stored.
-  int64_t weight_row(int column) const { return row0 + (column < piece.n ? column : piece.n - 1); }
+  int64_t weight_row(int column) const { return row0 + min_of(column, piece.n - 1); }
 
-  template <class W>
-  const W* weights(int column) const {
+  const W* weights(int column, int64_t k0) const {
     return static_cast<const W*>(piece.w.data) + weight_row(column) * piece.w.k + k0;
   }
 
-  const float* block_scale(int column) const {
-    const int64_t blocks_k = (piece.w.k + kFp8Block - 1) / kFp8Block;
-    return piece.w.scale + weight_row(column) / kFp8Block * blocks_k + k0 / kFp8Block;
+  const float* block_scale(int column, int64_t k0) const {
+    return piece.w.scale + weight_row(column) / kFp8Block * div_up(piece.w.k, kFp8Block) + k0 / kFp8Block;
   }
 
-  // Distance to the next tile's weights; none after the last whole tile.
+  // Elements from a tile's weights to the next tile's; 0 at the end of the matrix.
   template <int COLS>
   int64_t next_tile(int column) const {
-    return column + 2 * COLS <= piece.n ? COLS * piece.w.k : 0;
+    return row0 + column + 2 * COLS <= piece.w.n ? COLS * piece.w.k : 0;
   }
 };
 
@@ -309,25 +318,22 @@ struct BlockKernels {
   // sums[m][kLd] = x times weight rows [row0, row0 + n), int8 row scales left out.
   static void multiply(const Piece& piece, int64_t row0, float* sums) {
     std::memset(sums, 0, piece.m * kLd * sizeof(float));
-    for (int64_t k0 = 0; k0 < piece.w.k; k0 += kDepth<Math>) {
-      const int64_t k = piece.w.k - k0 < kDepth<Math> ? piece.w.k - k0 : kDepth<Math>;
-      const Stretch<Math> stretch{.piece = piece, .row0 = row0, .k0 = k0, .k = k, .sums = sums, .ld = kLd};
-      X* panel = workspace().panel;
-      switch (piece.w.dtype) {
-        case Dtype::kFloat32:
-          if constexpr (std::is_same_v<X, float>) stretch.template multiply<false, float>(panel);
-          break;
-        case Dtype::kBFloat16:
-          stretch.template multiply<false, bf16>(panel);
-          break;
-        case Dtype::kFp8E4M3:
-          stretch.template multiply<true, fp8>(panel);
-          break;
-        case Dtype::kInt8:
-          stretch.template multiply<false, int8_t>(panel);
-          break;
-      }
+    switch (piece.w.dtype) {
+      case Dtype::kFloat32:
+        if constexpr (std::is_same_v<X, float>) run<float>(piece, row0, sums);
+        break;
+      case Dtype::kBFloat16:
+        return run<bf16>(piece, row0, sums);
+      case Dtype::kFp8E4M3:
+        return run<fp8>(piece, row0, sums);
+      case Dtype::kInt8:
+        return run<int8_t>(piece, row0, sums);
     }
+  }
+
+  template <class W>
+  static void run(const Piece& piece, int64_t row0, float* sums) {
+    Product<Math, W>{.piece = piece, .row0 = row0, .sums = sums, .ld = kLd}.run(workspace().panel);
   }
 
   static void linear(const Piece& piece, const Output& out) {

@@ -15,11 +15,11 @@ namespace eprt {
 namespace {
 
 template <class T>
-inline T min_of(T a, T b) {
+constexpr T min_of(T a, T b) {
   return b < a ? b : a;
 }
 template <class T>
-inline T max_of(T a, T b) {
+constexpr T max_of(T a, T b) {
   return a < b ? b : a;
 }
 inline int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
