@@ -73,7 +73,7 @@ def test_every_page_is_in_the_index():
     missing = [
         path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in index and path.name != "index.md"
     ]
-    assert not missing
+    assert not missing, f"list {', '.join(missing)} in docs/index.md"
 
 
 # ---- benchmarks' tools ----------------------------------------------------------------------------------------------
