@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from eprt.serve.answer import Answer, Job
+from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.errors import ApiError, not_found
 from eprt.serve.expert_load import expert_load
 from eprt.serve.options import ServeOptions
@@ -84,8 +85,8 @@ async def _disconnected(receive) -> None:
 class Api:
     """All endpoints of one server."""
 
-    def __init__(self, options: ServeOptions, pool: RankPool, preparer: Preparer):
-        self._options, self._pool, self._preparer = options, pool, preparer
+    def __init__(self, options: ServeOptions, pool: RankPool, preparer: Preparer, diagnosis: Diagnosis):
+        self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
         self._created = int(time.time())
 
     def app(self) -> Callable[..., Awaitable[None]]:
@@ -242,9 +243,7 @@ class Api:
 
     async def diagnose(self, request: Request) -> Response:
         """Findings about slow ranks and links."""
-        return JsonResponse({
-            "schema": "eprt.findings/1", "num_ranks": self._pool.num_ranks, "windows": 0, "findings": [],
-        })  # fmt: skip
+        return JsonResponse(self._diagnosis.findings())
 
     async def rebalance(self, request: Request) -> Response:
         raise ApiError(

@@ -20,6 +20,7 @@ from eprt import env
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.api import Api
 from eprt.serve.chat import ChatTemplate
+from eprt.serve.diagnosis import WINDOW_S, Diagnosis
 from eprt.serve.errors import say
 from eprt.serve.metrics import Metrics
 from eprt.serve.options import FrontendConfig, ServeOptions
@@ -52,7 +53,8 @@ class Frontend:
         tokenizer, template = _read_tokenizer(options)
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
-        app = Api(options, self._pool, preparer).app()
+        self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir)
+        app = Api(options, self._pool, preparer, self._diagnosis).app()
         self._server = _Server(
             uvicorn.Config(
                 app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
@@ -68,6 +70,7 @@ class Frontend:
         await self._pool.listen()
         serving = loop.create_task(self._server.serve(sockets=[self._http]))
         announcing = loop.create_task(self._announce())
+        diagnosing = loop.create_task(self._diagnose())
         await self._pool.ended.wait()
         status = 0
         if self._pool.state == "lost":
@@ -75,6 +78,7 @@ class Frontend:
             if self._pool.ready.is_set():
                 await asyncio.sleep(self._options.lost_grace_s)
         announcing.cancel()
+        diagnosing.cancel()
         self._server.should_exit = True
         await serving
         return status
@@ -91,6 +95,18 @@ class Frontend:
         path = "completions" if self._options.skip_tokenizer_init else "chat/completions"
         key = " -H 'Authorization: Bearer KEY'" if self._options.api_key else ""
         print(f"    curl http://{host}:{port}/v1/{path}{key} -d '{example}'", flush=True)
+
+    async def _diagnose(self) -> None:
+        """Closes a window of the diagnosis every ten seconds."""
+        pool = self._pool
+        while True:
+            await asyncio.sleep(WINDOW_S)
+            totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
+            if pool.infos and len(totals) == pool.num_ranks:
+                try:
+                    self._diagnosis.close_window(totals, pool.infos[0].node_of_rank)
+                except (OSError, ValueError) as error:
+                    _log.error("the diagnosis log cannot be written: %s", error)
 
     # -- leaving --
 

@@ -19,6 +19,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What the frontend must know of one rank's loaded model.
 
     max_model_len: tokens of prompt and completion together. kv_tokens: tokens this rank's cache can hold.
+    node_of_rank: node index of each rank.
     moe_layers: model layer index of each row of EngineStats.expert_load. expert_of_slot: per MoE layer, the logical
     expert in each of this rank's slots, -1 for none. Everything else is equal on all ranks.
     """
@@ -28,10 +29,22 @@ class EngineInfo(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     kv_tokens: int
+    node_of_rank: tuple[int, ...]
     num_experts: int
     moe_layers: tuple[int, ...]
     expert_of_slot: list[list[int]]
     dtype: str
+
+
+class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's backends counted since they started, all modes together; names as in eprt.ep.stats.EPStats."""
+
+    num_calls: int
+    dispatch_wait_us: list[float]
+    combine_wait_us: list[float]
+    recv_tokens: list[int]
+    sent_tokens: list[int]
+    compute_us: float
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -82,10 +95,11 @@ class Ready(_Message, frozen=True):
 
 
 class Step(_Message, frozen=True):
-    """What one step produced. stats: now and then, and always when the rank has become idle."""
+    """What one step produced. stats, waits: now and then, and always when the rank has become idle."""
 
     outputs: list[TokenOutput]
     stats: EngineStats | None = None
+    waits: WaitTotals | None = None
 
 
 class Drain(_Message, frozen=True):

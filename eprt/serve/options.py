@@ -23,6 +23,7 @@ class ServeOptions:
 
     drain_timeout_s: how long a stopping server waits for running requests. lost_grace_s: how long /health tells of a
     lost rank before the server exits. max_body_bytes: larger request bodies are refused.
+    diagnose_dir: where the diagnosis log goes, None for nowhere.
     """
 
     engine: EngineConfig
@@ -36,6 +37,7 @@ class ServeOptions:
     drain_timeout_s: float = 30.0
     lost_grace_s: float = 3.0
     max_body_bytes: int = 8 << 20
+    diagnose_dir: str | None = None
 
 
 class FrontendConfig(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
 
     add = parser.add_argument_group("ranks").add_argument
+    add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; an mpirun of your own says it itself")
     add("--device", default=defaults["device"], help="auto, cpu or cuda")
     add("--bind", default=ParallelConfig.bind, help="pin each rank to its share of the machine: core, numa or none")
@@ -157,6 +160,7 @@ def parse(argv: list[str]) -> ServeOptions:
         skip_tokenizer_init=args.skip_tokenizer_init,
         api_key=args.api_key,
         drain_timeout_s=args.drain_timeout,
+        diagnose_dir=args.diagnose_dir,
         max_body_bytes=int(args.max_body_mb * 2**20),
     )
 

@@ -33,6 +33,7 @@ from eprt.serve.messages import (
     ToFrontend,
     ToRank,
     Unpacker,
+    WaitTotals,
     Wake,
     pack,
 )
@@ -55,6 +56,7 @@ class Rank:
     transport: asyncio.Transport
     info: EngineInfo | None = None
     stats: EngineStats | None = None
+    waits: WaitTotals | None = None
     heard_s: float = field(default_factory=time.monotonic)
     left: bool = False
     lost: bool = False
@@ -289,8 +291,8 @@ class RankPool:
     def _on_message(self, rank: Rank, message: ToFrontend) -> None:
         rank.heard_s = time.monotonic()
         match message:
-            case Step(outputs, stats):
-                rank.stats = stats or rank.stats
+            case Step(outputs, stats, waits):
+                rank.stats, rank.waits = stats or rank.stats, waits or rank.waits
                 for output in outputs:
                     self._on_output(rank, output)
             case Ready(info):

@@ -15,7 +15,21 @@ from dataclasses import replace
 from eprt.config import EngineConfig
 from eprt.engine.outputs import TokenOutput
 from eprt.serve.channel import Channel, FrontendLostError
-from eprt.serve.messages import Abort, Add, Bye, Drain, EngineInfo, Fatal, Fault, Ready, Step, Stop, ToRank, Wake
+from eprt.serve.messages import (
+    Abort,
+    Add,
+    Bye,
+    Drain,
+    EngineInfo,
+    Fatal,
+    Fault,
+    Ready,
+    Step,
+    Stop,
+    ToRank,
+    WaitTotals,
+    Wake,
+)
 
 # SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -88,7 +102,10 @@ class Worker:
         if wants_stats:
             self._next_stats_s = now_s + _STATS_PERIOD_S
         if outputs or wants_stats:
-            self._channel.send(Step(outputs, self._engine.stats() if wants_stats else None))
+            step = Step(outputs)
+            if wants_stats:
+                step = Step(outputs, self._engine.stats(), wait_totals(self._engine.model))
+            self._channel.send(step)
 
     def _check_integrity(self) -> None:
         """Nothing runs anywhere: every page, row and request must be accounted for."""
@@ -140,6 +157,25 @@ class _ProgressBar:
             self._bar.close()
 
 
+def wait_totals(model) -> WaitTotals | None:
+    """None where nobody is waited for: one rank, or a model without experts."""
+    counted = [backend.stats() for backend in model.ep.values() if hasattr(backend, "stats")]
+    if not counted:
+        return None
+
+    def total(name: str) -> list:
+        return sum(getattr(stats, name) for stats in counted).tolist()
+
+    return WaitTotals(
+        num_calls=sum(stats.num_calls for stats in counted),
+        dispatch_wait_us=total("dispatch_wait_us_N"),
+        combine_wait_us=total("combine_wait_us_N"),
+        recv_tokens=total("recv_tokens_N"),
+        sent_tokens=total("sent_tokens_N"),
+        compute_us=sum(stats.compute_us for stats in counted),
+    )
+
+
 def _info(engine) -> EngineInfo:
     model = engine.model
     moe_layers = model.moe_layers()
@@ -149,6 +185,7 @@ def _info(engine) -> EngineInfo:
         eos_token_ids=tuple(model.config.eos_token_ids),
         max_model_len=engine.limits.max_model_len,
         kv_tokens=engine.limits.kv_tokens,
+        node_of_rank=engine.group.node_of_rank,
         num_experts=model.config.moe.num_experts if model.config.moe else 0,
         moe_layers=tuple(i for i in range(model.config.num_hidden_layers) if model.config.is_moe_layer(i)),
         expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
