@@ -5,8 +5,8 @@
     cpu_stream    few rows against 512 MB of weights: GB/s beside a measured read of memory.
     cpu_experts   the fused operator beside a loop over torch linears, decode and prefill.
 
-The names of the results carry instruction set and threads. For another one: EPRT_CPU_ISA=avx2, with ONEDNN_MAX_CPU_ISA=AVX2 for
-torch. Threads: OMP_NUM_THREADS. Arguments: the results wanted, all if there are none.
+The names of the results carry instruction set and threads. For another set: EPRT_CPU_ISA=avx2, with
+ONEDNN_MAX_CPU_ISA=AVX2 for torch; for threads OMP_NUM_THREADS. Arguments: the results wanted, all if there are none.
 """
 
 import sys
