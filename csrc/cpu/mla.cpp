@@ -27,8 +27,9 @@ void mla_decode(const MlaArgs& args) {
     case Isa::kAvx2:
       return avx2::mla_decode(args);
     case Isa::kAvx512:
-    case Isa::kAmx:
       return avx512::mla_decode(args);
+    case Isa::kAmx:
+      return amx::mla_decode(args);
   }
 }
 
@@ -39,8 +40,9 @@ void mla_extend(const MlaArgs& args) {
     case Isa::kAvx2:
       return avx2::mla_extend(args);
     case Isa::kAvx512:
-    case Isa::kAmx:
       return avx512::mla_extend(args);
+    case Isa::kAmx:
+      return amx::mla_extend(args);
   }
 }
 

@@ -57,5 +57,9 @@ namespace avx512 {
 void mla_decode(const MlaArgs& args);
 void mla_extend(const MlaArgs& args);
 }  // namespace avx512
+namespace amx {
+void mla_decode(const MlaArgs& args);
+void mla_extend(const MlaArgs& args);
+}  // namespace amx
 
 }  // namespace eprt

@@ -37,7 +37,7 @@ class MlaDecode {
   }
 
  private:
-  static constexpr int64_t kSplit = 512, kBlock = 64, kMaxPartialBytes = 16 << 20;
+  static constexpr int64_t kSplit = 512, kBlock = Dot::kTiles ? 128 : 64, kMaxPartialBytes = 16 << 20;
 
   struct Task {
     int32_t request, split;

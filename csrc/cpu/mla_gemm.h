@@ -21,6 +21,7 @@ inline float float_of(const Word* word) {
 
 struct Fp32Dot {  // A and B fp32
   static constexpr int kStep = 1;
+  static constexpr bool kTiles = false;
   using BElement = Word;
   using BRegister = Vec;
   static BRegister load_b(const Word* b) { return load(reinterpret_cast<const float*>(b)); }
@@ -29,6 +30,7 @@ struct Fp32Dot {  // A and B fp32
 
 struct WidenDot {  // A fp32; B bf16 with consecutive columns, widened as it is read
   static constexpr int kStep = 1;
+  static constexpr bool kTiles = false;
   using BElement = bf16;
   using BRegister = Vec;
   static BRegister load_b(const bf16* b) { return load(b); }
@@ -38,6 +40,7 @@ struct WidenDot {  // A fp32; B bf16 with consecutive columns, widened as it is 
 #if defined(__AVX512BF16__)
 struct Bf16Dot {  // A and B pairs of bf16
   static constexpr int kStep = 2;
+  static constexpr bool kTiles = false;
   using BElement = Word;
   using BRegister = __m512i;
   static BRegister load_b(const Word* b) { return _mm512_loadu_si512(b); }
@@ -46,6 +49,12 @@ struct Bf16Dot {  // A and B pairs of bf16
     std::memcpy(&word, a, 4);
     return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_set1_epi32(word), (__m512bh)b)};
   }
+};
+#endif
+
+#if defined(__AMX_BF16__)
+struct TileDot : Bf16Dot {  // the same on AMX tiles: gemm is gemm_tiles, in mla_gemm_amx.h
+  static constexpr bool kTiles = true;
 };
 #endif
 
@@ -129,9 +138,16 @@ void gemm_panel(int64_t rows, MatrixA a, const typename Dot::BElement* b, int64_
   gemm_last_rows<Dot, kRows - 1, kColumns>(rows, a, b, b_row, num_words, c);
 }
 
+#if defined(__AMX_BF16__)
+inline void gemm_tiles(int64_t rows, int64_t columns, int64_t num_words, MatrixA a, MatrixB<Word> b, MatrixC c);
+#endif
+
 // C [rows, columns] from A [rows, num_words] and B [num_words, columns]. C is written up to a full register of columns.
 template <class Dot>
 void gemm(int64_t rows, int64_t columns, int64_t num_words, MatrixA a, MatrixB<typename Dot::BElement> b, MatrixC c) {
+#if defined(__AMX_BF16__)
+  if constexpr (Dot::kTiles) return gemm_tiles(rows, columns, num_words, a, b, c);
+#endif
   for (int64_t n = 0; n < columns; n += kPanel) {
     switch (min_of<int64_t>(kMaxColumns, div_up(columns - n, Vec::kWidth))) {
       case 1:

@@ -3,6 +3,9 @@
 
 #include "cpu/mla_decode_kernel.h"
 #include "cpu/mla_extend_kernel.h"
+#if defined(__AMX_BF16__)
+#include "cpu/mla_gemm_amx.h"
+#endif
 
 namespace eprt {
 namespace {
@@ -13,14 +16,18 @@ inline bool all_bf16(const MlaArgs& args) {
 }
 
 inline void decode(const MlaArgs& args) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  if (all_bf16(args)) return MlaDecode<TileDot>(args).run();
+#elif defined(__AVX512BF16__)
   if (all_bf16(args)) return MlaDecode<Bf16Dot>(args).run();
 #endif
   MlaDecode<Fp32Dot>(args).run();
 }
 
 inline void extend(const MlaArgs& args) {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  if (all_bf16(args)) return MlaExtend<TileDot>(args).run();
+#elif defined(__AVX512BF16__)
   if (all_bf16(args)) return MlaExtend<Bf16Dot>(args).run();
 #endif
   MlaExtend<Fp32Dot>(args).run();
