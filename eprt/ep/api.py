@@ -117,6 +117,13 @@ class EPBackend(Protocol):
         """Waits for every rank's tokens of this epoch. Raises EPTimeoutError naming waiter, peer and phase."""
         ...
 
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        """Memory for y_RH ([R, H] of config.dtype, rows as in Received.x_RH) from which combine_send need not copy.
+
+        Asked for between dispatch_recv and combine_send, passed to combine_send whole, not touched after that.
+        """
+        ...
+
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
         """Offers the experts' outputs, rows as in Received.x_RH, config.dtype. signal: single-batch overlap."""
         ...

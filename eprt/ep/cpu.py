@@ -159,6 +159,12 @@ class CpuBackend:
             x, scale = x[:num_rows], scale[:num_rows]
         return Received(x, self._recv_count[i], scale if self._num_scales else None, num_rounds)
 
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        """A view of the shared window; see EPBackend."""
+        _, i = self._enter(COMBINE_SEND, handle)
+        y_RH = self._output_rows(handle.epoch)
+        return y_RH if self._static else y_RH[: self._num_rows[i]]
+
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
         epoch, i = self._enter(COMBINE_SEND, handle)
         if signal is not None:
@@ -183,15 +189,6 @@ class CpuBackend:
         return y_TH
 
     # -- beside the verbs --
-
-    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
-        """Memory for this handle's y_RH from which combine_send need not copy; same rows as x_RH, config.dtype.
-
-        To be asked for between dispatch_recv and combine_send and passed whole; not to be touched after that.
-        """
-        _, i = self._enter(COMBINE_SEND, handle)
-        y_RH = self._output_rows(handle.epoch)
-        return y_RH if self._static else y_RH[: self._num_rows[i]]
 
     def stats(self, reset: bool = False) -> EPStats:
         """What was counted since the last reset. From the thread that makes the calls."""

@@ -146,6 +146,11 @@ class ReferenceBackend:
         self._order.done(DISPATCH_RECV, handle.epoch)
         return received(self.group.rank, self.config, flight.everyone)
 
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        flight = self._enter(COMBINE_SEND, handle)
+        num_rows = len(routes_to(self.group.rank, self.config, flight.everyone))
+        return torch.empty(num_rows, self.config.hidden_size, dtype=self.config.dtype)
+
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
         flight = self._enter(COMBINE_SEND, handle)
         self._checks.outputs(y_RH, len(routes_to(self.group.rank, self.config, flight.everyone)))

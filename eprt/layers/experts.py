@@ -40,14 +40,15 @@ class Experts:
             if stack.scale is not None and new.scale is not None:
                 stack.scale[slot].copy_(new.scale)
 
-    def __call__(self, received: Received) -> Tensor:
-        """Outputs of the received rows, in their order: [R, H] of dtype."""
-        x_RH = received.x_RH
+    def __call__(self, received: Received, out_RH: Tensor) -> Tensor:
+        """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it."""
+        x_RH, y_RH = received.x_RH, out_RH
         if received.scale_RG is not None:
             # Buffers of a static shape hold more rows than came.
             num_rows = int(received.recv_count_E.sum())
-            x_RH = _dequantize_rows(x_RH[:num_rows], received.scale_RG[:num_rows], self.dtype)
-        return ops.grouped_experts(x_RH, received.recv_count_E, self.w13, self.w2)
+            x_RH, y_RH = _dequantize_rows(x_RH[:num_rows], received.scale_RG[:num_rows], self.dtype), out_RH[:num_rows]
+        ops.grouped_experts(x_RH, received.recv_count_E, self.w13, self.w2, y_RH)
+        return out_RH
 
 
 def _empty_stack(num_slots: int, n: int, k: int, weight_format: str, dtype: torch.dtype) -> Weight:

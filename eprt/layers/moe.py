@@ -123,7 +123,7 @@ class EPMoE(nn.Module):
             shared_TH = None if self.shared_expert is None else self.shared_expert(x_TH[rows])
             received = ep.dispatch_recv(handle)
             self._load_S += received.recv_count_E
-            ep.combine_send(self.experts(received), handle)
+            ep.combine_send(self.experts(received, ep.combine_buffer(handle)), handle)
             y_TH = ep.combine_recv(handle)
             parts.append(y_TH if shared_TH is None else y_TH + shared_TH)
             all_rounds = max(all_rounds, done + received.num_rounds)

@@ -31,11 +31,14 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     return y_MN
 
 
-def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight) -> Tensor:
+def grouped_experts(
+    x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor | None = None
+) -> Tensor:
     """SwiGLU experts over rows grouped by expert: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
 
     x_RH: float32 or bfloat16, rows of expert e contiguous and in order of e. recv_count_E: int32 [E], sum <= R
-    (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I]. Returns [R, H].
+    (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I].
+    Returns [R, H] of x's dtype: out_RH when given (contiguous, not overlapping x_RH), else a new tensor.
 
     The product silu(gate) * up goes into the second product in float32, or in bfloat16 where the kernels multiply
     bfloat16 (bfloat16 x and AVX-512 or AMX). Raises ValueError when shapes or dtypes do not fit.
@@ -51,7 +54,11 @@ def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight)
         )
     _matrix_shape("w2", w2, 3)
     x_RH = _activations("x_RH", x_RH, hidden)
-    y_RH = x_RH.new_empty(x_RH.shape[0], hidden)
+    y_RH = x_RH.new_empty(x_RH.shape[0], hidden) if out_RH is None else out_RH
+    if y_RH.shape != x_RH.shape or y_RH.dtype != x_RH.dtype or not y_RH.is_contiguous():
+        raise ValueError(
+            f"out_RH must be contiguous {x_RH.dtype} {tuple(x_RH.shape)}, got {y_RH.dtype} {tuple(y_RH.shape)}"
+        )
     native.load().grouped_experts(
         y_RH, x_RH, recv_count_E.contiguous(), w13.data, w13.scale, w2.data, w2.scale, torch.get_num_threads()
     )

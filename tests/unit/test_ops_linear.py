@@ -276,3 +276,14 @@ def test_expert_errors_name_the_value():
         grouped_experts(x, torch.tensor([7, 2], dtype=torch.int32), w13, w2)
     with pytest.raises(RuntimeError, match="is -1"):
         grouped_experts(x, torch.tensor([-1, 2], dtype=torch.int32), w13, w2)
+
+
+def test_experts_write_where_they_are_told():
+    x, w13, w2 = torch.randn(5, 16), Weight(torch.randn(2, 24, 16)), Weight(torch.randn(2, 16, 12))
+    counts = torch.tensor([2, 3], dtype=torch.int32)
+    out = torch.full((5, 16), float("nan"))
+    assert grouped_experts(x, counts, w13, w2, out) is out
+    assert torch.equal(out, grouped_experts(x, counts, w13, w2))
+    for wrong in (torch.empty(4, 16), torch.empty(5, 16, dtype=torch.bfloat16), torch.empty(16, 5).T):
+        with pytest.raises(ValueError, match="out_RH must be contiguous"):
+            grouped_experts(x, counts, w13, w2, wrong)
