@@ -71,14 +71,15 @@ class Pieces {
     }
   }
 
-  // For `num_threads` threads: four pieces a thread even out the end, where there is that much to share.
+  // Pieces of about equal width, `per_thread` for each thread where there is enough to share.
   static Pieces for_team(const std::vector<RowGroup>& groups, int64_t columns, const GemmKernels& kernels,
-                         int num_threads) {
-    const int64_t block_rows = kernels.max_rows, unit = kernels.column_unit;
+                         int num_threads, int per_thread) {
     int64_t blocks = 0;
-    for (const RowGroup& g : groups) blocks += ceil_div(g.rows, block_rows);
-    const int64_t even = ceil_div(ceil_div(columns * blocks, 4 * num_threads), unit) * unit;
-    return Pieces(groups, block_rows, columns, std::clamp<int64_t>(even, unit, kMaxColumns));
+    for (const RowGroup& g : groups) blocks += ceil_div(g.rows, kernels.max_rows);
+    const int64_t at_least = std::max<int64_t>(ceil_div(columns * blocks, kMaxColumns), 1);
+    const int64_t pieces = ceil_div(at_least, num_threads * per_thread) * num_threads * per_thread;
+    const int64_t even = ceil_div(columns * blocks, pieces * kernels.column_unit) * kernels.column_unit;
+    return Pieces(groups, kernels.max_rows, columns, std::clamp<int64_t>(even, kernels.column_unit, kMaxColumns));
   }
 
   int64_t count() const { return count_; }
@@ -120,42 +121,32 @@ struct Packed {
   }
 };
 
-// The phases below are called by every thread of a team; each ends with the team in step.
-
-void pack(const Pieces& row_blocks, const GemmKernels& kernels, const Rows& x, int64_t k, const Packed& packed) {
+void pack_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, const Rows& x, int64_t k,
+                const Packed& packed) {
   const int64_t x_stride = x.stride * bytes_of(x.dtype);
-#pragma omp for schedule(dynamic)
-  for (int64_t id = 0; id < row_blocks.count(); ++id) {
-    row_blocks.visit(id, [&](int64_t, int64_t row, int64_t rows, int64_t, int64_t) {
-      kernels.pack(static_cast<const char*>(x.data) + row * x_stride, x_stride, rows, k,
-                   packed.data + row * packed.stride, packed.stride);
-    });
-  }
+  pieces.visit(id, [&](int64_t, int64_t row, int64_t rows, int64_t, int64_t) {
+    kernels.pack(static_cast<const char*>(x.data) + row * x_stride, x_stride, rows, k,
+                 packed.data + row * packed.stride, packed.stride);
+  });
 }
 
-void multiply(const Pieces& pieces, const GemmKernels& kernels, const Packed& x, const Matrix& w, const Output& out) {
-  const int64_t row_bytes = out.stride * bytes_of(out.dtype);
-#pragma omp for schedule(dynamic)
-  for (int64_t id = 0; id < pieces.count(); ++id) {
-    pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-      Output piece_out = out;
-      piece_out.y = static_cast<char*>(out.y) + row * row_bytes;
-      kernels.linear(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w.at(matrix), column,
-                           static_cast<int>(columns)},
-                     piece_out);
-    });
-  }
+void linear_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, const Packed& x, const Matrix& w,
+                  Output out) {
+  pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    out.y = static_cast<char*>(out.y) + row * out.stride * bytes_of(out.dtype);
+    kernels.linear(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w.at(matrix), column,
+                         static_cast<int>(columns)},
+                   out);
+  });
 }
 
-void gate_up(const Pieces& pieces, const GemmKernels& kernels, const Packed& x, const Matrix& w13, const Packed& h) {
-#pragma omp for schedule(dynamic)
-  for (int64_t id = 0; id < pieces.count(); ++id) {
-    pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-      kernels.gate_up(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w13.at(matrix), column,
-                            static_cast<int>(columns)},
-                      h.data + row * h.stride, h.stride);
-    });
-  }
+void gate_up_piece(const Pieces& pieces, int64_t id, const GemmKernels& kernels, const Packed& x, const Matrix& w13,
+                   const Packed& h) {
+  pieces.visit(id, [&](int64_t matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    kernels.gate_up(Piece{x.data + row * x.stride, x.stride, static_cast<int>(rows), w13.at(matrix), column,
+                          static_cast<int>(columns)},
+                    h.data + row * h.stride, h.stride);
+  });
 }
 
 thread_local Scratch t_packed, t_intermediate;
@@ -170,16 +161,23 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
   const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype);
   const int team = team_size(num_threads, rows * w2.n * w2.k);
   const Pieces row_blocks(groups, 16, 1, 1);
-  const Pieces gate_pieces = Pieces::for_team(groups, w2.k, kernels, team);
-  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team);
+  const Pieces gate_pieces = Pieces::for_team(groups, w2.k, kernels, team, 4);
+  const Pieces down_pieces = Pieces::for_team(groups, w2.n, kernels, team, 4);
   const Packed packed = Packed::for_rows(x, rows, w13.k, kernels, t_packed);
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
+  const Output out{y, x.dtype, w2.n, nullptr};
+  // Experts differ in rows: threads take pieces as they become free.
 #pragma omp parallel num_threads(team)
   {
-    if (kernels.pack != nullptr) pack(row_blocks, kernels, x, w13.k, packed);
-    gate_up(gate_pieces, kernels, packed, w13, h);
-    multiply(down_pieces, kernels, h, w2, Output{y, x.dtype, w2.n, nullptr});
+    if (kernels.pack != nullptr) {
+#pragma omp for schedule(dynamic)
+      for (int64_t i = 0; i < row_blocks.count(); ++i) pack_piece(row_blocks, i, kernels, x, w13.k, packed);
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < gate_pieces.count(); ++i) gate_up_piece(gate_pieces, i, kernels, packed, w13, h);
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t i = 0; i < down_pieces.count(); ++i) linear_piece(down_pieces, i, kernels, h, w2, out);
   }
 }
 
@@ -200,15 +198,18 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
     const int team = team_size(num_threads, rows * w.n * w.k);
     const std::vector<RowGroup> groups{{.matrix = 0, .row0 = 0, .rows = rows, .first_piece = 0}};
     const Pieces row_blocks(groups, 16, 1, 1);
-    const Pieces pieces = Pieces::for_team(groups, w.n, kernels, team);
+    const Pieces pieces = Pieces::for_team(groups, w.n, kernels, team, 1);
     const Rows x_rows = skip(x, row0);
     const Packed packed = Packed::for_rows(x_rows, rows, w.k, kernels, t_packed);
     const Output out{static_cast<char*>(y) + row0 * w.n * bytes_of(x.dtype), x.dtype, w.n, bias};
-#pragma omp parallel num_threads(team)
-    {
-      if (kernels.pack != nullptr) pack(row_blocks, kernels, x_rows, w.k, packed);
-      multiply(pieces, kernels, packed, w, out);
+    const int pack_team = row_blocks.count() > 1 ? team : 1;
+    if (kernels.pack != nullptr) {
+#pragma omp parallel for num_threads(pack_team) schedule(static)
+      for (int64_t i = 0; i < row_blocks.count(); ++i) pack_piece(row_blocks, i, kernels, x_rows, w.k, packed);
     }
+    // Fixed shares: a thread finds in its cache the weights it read in the last call.
+#pragma omp parallel for num_threads(team) schedule(static)
+    for (int64_t i = 0; i < pieces.count(); ++i) linear_piece(pieces, i, kernels, packed, w, out);
   }
 }
 

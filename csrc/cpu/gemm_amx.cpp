@@ -307,24 +307,18 @@ void transpose_16x16(__m512i (&v)[16]) {
 int64_t packed_row_bytes(int64_t k) { return round_up(k, kTileDepth) * sizeof(bf16); }
 
 // One block of m <= 16 rows: pairs (k, k + 1) of each row side by side, zeros up to a whole tile.
-void pack(const void* x, int64_t x_stride, int64_t m, int64_t k, void* packed, int64_t packed_stride) {
+void pack(const void* x, int64_t x_stride, int64_t m, int64_t k, void* packed, int64_t) {
   const char* in = static_cast<const char*>(x);
   char* out = static_cast<char*>(packed);
-  int64_t done = 0;
-  if (m == kTileRows) {
-    for (; done + kTileDepth <= k; done += kTileDepth) {
-      __m512i v[kTileRows];
-      for (int r = 0; r < kTileRows; ++r) v[r] = _mm512_loadu_si512(in + r * x_stride + done * sizeof(bf16));
-      transpose_16x16(v);
-      for (int p = 0; p < kTileRows; ++p) _mm512_storeu_si512(out + (done / 2 + p) * 64, v[p]);
+  for (int64_t done = 0; done < k; done += kTileDepth) {
+    const __mmask32 present = done + kTileDepth <= k ? ~0u : (1u << (k - done)) - 1;
+    __m512i v[kTileRows];
+    for (int r = 0; r < kTileRows; ++r) {
+      v[r] =
+          r < m ? _mm512_maskz_loadu_epi16(present, in + r * x_stride + done * sizeof(bf16)) : _mm512_setzero_si512();
     }
-  }
-  for (int64_t i = done; i < packed_stride / 2; i += 2) {
-    for (int64_t r = 0; r < m; ++r) {
-      bf16 pair[2] = {};
-      if (i < k) std::memcpy(pair, in + r * x_stride + i * sizeof(bf16), min_of<int64_t>(2, k - i) * sizeof(bf16));
-      std::memcpy(out + (i / 2 * m + r) * sizeof(pair), pair, sizeof(pair));
-    }
+    transpose_16x16(v);
+    for (int p = 0; p < kTileRows; ++p) _mm512_mask_storeu_epi32(out + (done / 2 + p) * m * 4, lanes(m), v[p]);
   }
 }
 

@@ -298,7 +298,7 @@ struct Product {
 // ---- the kernels of one Math ----------------------------------------------------------------------------------------
 
 constexpr int kBlockMaxRows = 64;
-constexpr int kBlockColumnUnit = 48;  // of 3, 4, 6 and 8 columns, all tiles are whole
+constexpr int kBlockColumnUnit = 16;  // any: a last tile of fewer columns wastes the others
 
 template <class Math>
 struct BlockKernels {

@@ -52,6 +52,9 @@ def grouped_experts(
         raise ValueError(
             f"recv_count_E must be int32 [{num_experts}], got {recv_count_E.dtype} {tuple(recv_count_E.shape)}"
         )
+    counts = recv_count_E.tolist()
+    if num_experts and (min(counts) < 0 or sum(counts) > x_RH.shape[0]):
+        raise ValueError(f"recv_count_E has minimum {min(counts)} and sum {sum(counts)}; x_RH has {len(x_RH)} rows")
     _matrix_shape("w2", w2, 3)
     x_RH = _activations("x_RH", x_RH, hidden)
     y_RH = x_RH.new_empty(x_RH.shape[0], hidden) if out_RH is None else out_RH
