@@ -19,6 +19,11 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)",
     )
+    parser.add_argument(
+        "--build-kernels",
+        action="store_true",
+        help="compile the CUDA kernels of DeepSeek V2 and V3 shapes into EPRT_KERNEL_CACHE; needs NVRTC, but no GPU",
+    )
     return parser
 
 
@@ -29,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.configure_mpi:
         return _configure_mpi()
+    if arguments.build_kernels:
+        return _build_kernels()
     findings = probe.all_findings()
     problems = [problem for finding in findings for problem in finding.problems]
     serving = not any(problem.fatal for problem in problems)
@@ -60,6 +67,18 @@ def _configure_mpi() -> int:
         return 1
     for path, line in probe.configure_mpi():
         print(f"{path}: {line}")
+    return 0
+
+
+def _build_kernels() -> int:
+    from eprt.ep.nvlink_prebuild import build
+
+    try:
+        for line in build():
+            print(line, flush=True)
+    except ImportError as error:
+        print(f"eprt env: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

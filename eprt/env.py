@@ -49,6 +49,12 @@ TABLE: dict[str, Variable] = {
                  "deadline of every wait between ranks, in seconds"),
         Variable("EPRT_CPU_ISA", None, _one_of("scalar", "avx2", "avx512", "amx"),
                  "widest instruction set the CPU kernels may use; default: the widest this CPU has"),
+        Variable(
+            "EPRT_KERNEL_CACHE",
+            "~/.cache/eprt/cubins",
+            str,
+            "directory of compiled CUDA kernels, named by the hash of all that decides them",
+        ),
         Variable("EPRT_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error"),
                  "how much the ranks log to standard error"),
     )

@@ -35,6 +35,9 @@ class EPConfig:
     payload: what crosses in dispatch: "same" (dtype itself) or "fp8" (e4m3, one fp32 scale per 128 values).
     mode: "normal" (throughput, compact rows), "low_latency" (decode, static shapes).
     timeout_s: deadline of every wait, default EPRT_TIMEOUT_S. num_buffers: handles that may be in flight at once.
+    device: where the tokens are, "cpu" or "cuda"; backend "auto" goes by it.
+    exact_combine: outputs cross unsummed where a backend would sum a rank's outputs before the wire (nvlink): exactly
+        the fp32 sum over k, for more bytes. num_sms: GPU thread blocks of a call; default: the backend's choice.
     """
 
     hidden_size: int
@@ -46,6 +49,9 @@ class EPConfig:
     mode: str = "normal"
     timeout_s: float = field(default_factory=lambda: env.get("EPRT_TIMEOUT_S"))
     num_buffers: int = 2
+    device: str = "cpu"
+    exact_combine: bool = False
+    num_sms: int | None = None
 
     def __post_init__(self):
         for name in ("hidden_size", "num_slots", "top_k", "num_max_tokens_per_rank", "num_buffers"):
@@ -59,6 +65,10 @@ class EPConfig:
             raise ValueError(f"EPConfig.payload={self.payload!r}: must be same or fp8")
         if self.mode not in ("normal", "low_latency"):
             raise ValueError(f"EPConfig.mode={self.mode!r}: must be normal or low_latency")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"EPConfig.device={self.device!r}: must be cpu or cuda")
+        if self.num_sms is not None and self.num_sms < 1:
+            raise ValueError(f"EPConfig.num_sms={self.num_sms}: must be at least 1")
         if not self.timeout_s > 0:
             raise ValueError(f"EPConfig.timeout_s={self.timeout_s}: must be above 0")
 
@@ -162,13 +172,14 @@ class RankLostError(EPError):
 _BACKENDS = {
     "reference": "eprt.ep.reference:ReferenceBackend",
     "cpu": "eprt.ep.cpu:CpuBackend",
+    "nvlink": "eprt.ep.nvlink:NvlinkBackend",
 }
 
 
 def make_backend(name: str, config: EPConfig, group: EPGroup) -> EPBackend:
-    """Builds backend `name` ("auto" picks by the device of the group). Collective over the group."""
+    """Builds backend `name` ("auto" picks by config.device). Collective over the group."""
     if name == "auto":
-        name = "cpu"
+        name = "nvlink" if config.device == "cuda" else "cpu"
     if name not in _BACKENDS:
         raise ValueError(
             f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}"

@@ -1,0 +1,211 @@
+// What every kernel here uses: memory operations by scope, waits with a deadline, number formats. Header-free, so that
+// NVRTC compiles a kernel in a fraction of a second without a CUDA toolkit. Builds for sm_80 and newer.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using int32_t = int;
+using uint64_t = unsigned long long;
+using int64_t = long long;
+#else  // nvcc, for its resource report
+#include <cstdint>
+#endif
+
+#define EPRT_DEVICE __device__ __forceinline__
+
+namespace eprt {
+
+constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+struct alignas(16) Vec16 {
+  uint32_t w[4];
+};
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// ---- memory, by scope
+// ------------------------------------------------------------------------------------------------
+
+EPRT_DEVICE Vec16 load_streaming(const void* p) {  // written before this kernel began, read once
+  Vec16 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "l"(p));
+  return v;
+}
+
+// What a peer may have written during this kernel: never from the non-coherent path, nor from a stale L1 line.
+EPRT_DEVICE Vec16 load_peer_written(const void* p) {
+  Vec16 v;
+  asm volatile("ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+EPRT_DEVICE void store(void* p, const Vec16& v) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
+               "r"(v.w[3])
+               : "memory");
+}
+
+EPRT_DEVICE uint32_t load_acquire_sys(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+EPRT_DEVICE void store_release_sys(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+EPRT_DEVICE uint32_t load_relaxed(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+EPRT_DEVICE uint64_t load_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+
+EPRT_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+EPRT_DEVICE uint64_t fetch_add(uint64_t* p, uint64_t v) {
+  uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+  return old;
+}
+
+EPRT_DEVICE int32_t fetch_add_acq_rel(int32_t* p, int32_t v) {
+  int32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+
+// A barrier among `threads` threads of the block; ids from 1 (0 is __syncthreads). arrive: be counted, do not wait.
+EPRT_DEVICE void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+EPRT_DEVICE void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+EPRT_DEVICE uint64_t global_timer_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+  return t;
+}
+
+// ---- waiting
+// ---------------------------------------------------------------------------------------------------------
+
+// What the first wait to run out of time leaves behind, in host memory; eprt/ep/nvlink.py reads it.
+struct Failure {
+  uint32_t code;  // 0: none; else a FailureCode. Written last.
+  uint32_t peer;  // kSignal: tile; kBadSlot: upper half of the value
+  uint32_t seen;
+  uint32_t expected;  // kBadSlot: where, token * K + k
+};
+
+enum FailureCode : uint32_t { kDispatchCounts = 1, kDispatchTokens = 2, kCombineRows = 3, kSignal = 4, kBadSlot = 5 };
+
+EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t seen, uint32_t expected) {
+  if (*reinterpret_cast<volatile uint32_t*>(&failure->code)) return;  // the first failure tells most
+  failure->peer = peer;
+  failure->seen = seen;
+  failure->expected = expected;
+  __threadfence_system();
+  *reinterpret_cast<volatile uint32_t*>(&failure->code) = code;
+}
+
+struct Deadline {
+  uint64_t timeout_ns;
+  uint32_t* mask;  // [R]: 1 for a rank that is not waited for
+  Failure* failure;
+};
+
+// Until *flag has reached `expected` (mod 2^32). Past the deadline: reports, masks the peer so that nobody waits for it
+// again, and returns false. Flags are never cleared: epochs only grow.
+__device__ __noinline__ bool wait_longer(const uint32_t* flag, uint32_t expected, const Deadline& deadline,
+                                         uint32_t code, uint32_t peer) {
+  const uint64_t start = global_timer_ns();
+  for (;;) {
+    uint32_t seen = 0;
+    for (int spin = 0; spin < 64; ++spin) {
+      seen = load_acquire_sys(flag);
+      if (int32_t(seen - expected) >= 0) return true;
+    }
+    if (load_relaxed(deadline.mask + peer)) return false;
+    if (global_timer_ns() - start > deadline.timeout_ns) {
+      report(deadline.failure, code, peer, seen, expected);
+      deadline.mask[peer] = 1;
+      return false;
+    }
+  }
+}
+
+// ---- numbers
+// ---------------------------------------------------------------------------------------------------------
+
+constexpr int kScaleGroup = 128;  // values per fp8 scale
+constexpr float kFp8Max = 448.f;
+constexpr float kTiny = 1e-30f;  // keeps a group of zeros from dividing by zero
+
+EPRT_DEVICE float bf16_lo(uint32_t w) { return __uint_as_float(w << 16); }
+EPRT_DEVICE float bf16_hi(uint32_t w) { return __uint_as_float(w & 0xffff0000u); }
+
+EPRT_DEVICE uint32_t pack_bf16(float lo, float hi) {  // round to nearest even
+  uint32_t w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
+  return w;
+}
+
+#if __CUDA_ARCH__ >= 890
+EPRT_DEVICE uint32_t pack_fp8(float a, float b, float c, float d) {  // e4m3, nearest even, saturating
+  uint16_t lo, hi;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(b), "f"(a));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(d), "f"(c));
+  return uint32_t(lo) | (uint32_t(hi) << 16);
+}
+#else
+EPRT_DEVICE uint32_t fp8_bits(float x) {
+  const uint32_t sign = (__float_as_uint(x) >> 24) & 0x80;
+  if (x != x) return sign | 0x7f;
+  const float a = fminf(fabsf(x), kFp8Max);
+  if (a < 0.015625f) return sign | __float2int_rn(a * 512.f);  // subnormal: steps of 2^-9; 8 of them are 2^-6
+  uint32_t bits = __float_as_uint(a);
+  bits += 0x7ffff + ((bits >> 20) & 1);  // keep 3 bits of mantissa
+  return sign | ((bits >> 20) - (120 << 3));
+}
+
+EPRT_DEVICE uint32_t pack_fp8(float a, float b, float c, float d) {
+  return fp8_bits(a) | fp8_bits(b) << 8 | fp8_bits(c) << 16 | fp8_bits(d) << 24;
+}
+#endif
+
+struct Fp8Scale {
+  float scale;   // value = fp8 * scale
+  float factor;  // fp8 = value * factor
+};
+
+// For a group whose largest magnitude is amax; ue8m0 rounds the scale up to a power of two.
+EPRT_DEVICE Fp8Scale fp8_scale(float amax, bool ue8m0) {
+  amax = fmaxf(amax, kTiny);
+  const float scale = __fdiv_rn(amax, kFp8Max);
+  if (!ue8m0) return {scale, __fdiv_rn(kFp8Max, amax)};
+  const float rounded = __uint_as_float((__float_as_uint(scale) + 0x7fffffu) & 0x7f800000u);
+  return {rounded, __fdiv_rn(1.f, rounded)};
+}
+
+}  // namespace eprt

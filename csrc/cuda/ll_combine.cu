@@ -1,0 +1,320 @@
+// Low-latency combine. Send: the rank that ran the experts sums its rows of a token, weighted, in fp32, and sends one
+// bf16 row per token and rank to the token's owner (EXACT: one row per expert, unweighted). Receive: the owner sums
+// them. A row travels in parts of 128 vectors, each with a flag of its own, so that the owner sums while others still
+// send.
+#include "low_latency.cuh"
+
+namespace eprt {
+
+struct CombineParams {
+  Context context;
+  Handle handle;
+  const uint8_t* y;          // bf16 [rows, H]
+  const void* topk_slot;     // the owner's own [T, K]
+  const float* topk_weight;  // the owner's own [T, K], read in EXACT mode only
+  uint8_t* out;              // bf16 [T, H]
+  const int32_t* slot_rows;  // [L] rows of each local slot, read with `signal` only
+  uint32_t* signal;          // [L * slot_tiles] rows-ready counters, or null
+  int32_t num_tokens;
+  int32_t slot_bytes;
+  int32_t phases;
+  int32_t block_m;     // rows of a tile
+  int32_t slot_tiles;  // tiles of a slot in `signal`
+  uint32_t threshold;  // a tile is ready when its counter has reached this
+};
+
+constexpr int kFlagBatch = 4;  // sums a warp stores before it raises their flags; docs/dev-log.md has others' times
+
+using Part = Vec16[kPartLane];
+
+struct Sum {
+  float v[kPartLane][8];
+};
+
+struct Span {  // a part's vectors, as one lane has them: start, start + 32, ...
+  int start, end;
+};
+
+EPRT_DEVICE Span span_of(int part, int lane) {
+  constexpr int kLength = ceil_div(kRowVectors, kRowParts);
+  return {part * kLength + lane, min(kRowVectors, (part + 1) * kLength)};
+}
+
+// Rounds after the product and after the sum: the same bits as the CPU's.
+EPRT_DEVICE void add_weighted(Sum& sum, const Part& part, float weight) {
+#pragma unroll
+  for (int i = 0; i < kPartLane; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sum.v[i][2 * j] = __fadd_rn(sum.v[i][2 * j], __fmul_rn(weight, bf16_lo(part[i].w[j])));
+      sum.v[i][2 * j + 1] = __fadd_rn(sum.v[i][2 * j + 1], __fmul_rn(weight, bf16_hi(part[i].w[j])));
+    }
+}
+
+EPRT_DEVICE void store_sum(uint8_t* to, const Sum& sum, Span span) {
+#pragma unroll
+  for (int i = 0; i < kPartLane; ++i) {
+    Vec16 v;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v.w[j] = pack_bf16(sum.v[i][2 * j], sum.v[i][2 * j + 1]);
+    if (span.start + i * kWarp < span.end) store(to + (span.start + i * kWarp) * 16, v);
+  }
+}
+
+template <bool kPeerWritten>
+EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
+#pragma unroll
+  for (int i = 0; i < kPartLane; ++i) {
+    const uint8_t* from = row + (span.start + i * kWarp) * 16;
+    if (span.start + i * kWarp >= span.end)
+      part[i] = Vec16{};
+    else
+      part[i] = kPeerWritten ? load_peer_written(from) : load_streaming(from);
+  }
+}
+
+// sum over the set bits b of `wanted`, in order, of weight(b) * row(b); the next row is under way while one is added.
+template <bool kPeerWritten, class Row, class Weight>
+EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight) {
+  Sum sum = {};
+  if (wanted == 0) return sum;
+  Part next;
+  load_part<kPeerWritten>(next, row(__ffs(wanted) - 1), span);
+  while (wanted) {
+    Part now;
+#pragma unroll
+    for (int i = 0; i < kPartLane; ++i) now[i] = next[i];
+    const int b = __ffs(wanted) - 1;
+    wanted &= wanted - 1;
+    if (wanted) load_part<kPeerWritten>(next, row(__ffs(wanted) - 1), span);
+    add_weighted(sum, now, weight(b));
+  }
+  return sum;
+}
+
+// ---- send
+// ------------------------------------------------------------------------------------------------------------
+
+struct Item {  // lane k < K holds entry k
+  int owner, token, combine_row;
+  int row;  // or -1
+  float weight;
+};
+
+EPRT_DEVICE Item load_item(const CombineParams& p, int owner, int position, int lane) {
+  const Handle& h = p.handle;
+  const int64_t item = int64_t(owner) * p.context.max_tokens + position;
+  const bool inside = lane < kTopk;
+  return {owner, h.item_token[item * 2], h.item_token[item * 2 + 1], inside ? h.item_row[item * kTopk + lane] : -1,
+          inside ? h.item_weight[item * kTopk + lane] : 0.f};
+}
+
+EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return p.y + int64_t(row) * kRowVectors * 16; }
+
+// One part of one row per expert, as it is.
+EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int owner, int token, int k, int row, int part,
+                                 int lane) {
+  const Context& c = p.context;
+  const Span span = span_of(part, lane);
+  Part values;
+  load_part<false>(values, output_row(p, row), span);
+  uint8_t* to = row_at(c, owner, epoch, token, k);
+#pragma unroll
+  for (int i = 0; i < kPartLane; ++i)
+    if (span.start + i * kWarp < span.end) store(to + (span.start + i * kWarp) * 16, values[i]);
+}
+
+// One part of one token's sum over this rank's experts.
+EPRT_DEVICE void send_sum(const CombineParams& p, uint32_t epoch, const Item& item, int part, int lane) {
+  const Context& c = p.context;
+  const Span span = span_of(part, lane);
+  const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
+  const Sum sum = sum_rows<false>(
+      wanted, span, [&](int k) { return output_row(p, __shfl_sync(kAllLanes, item.row, k)); },
+      [&](int k) { return __shfl_sync(kAllLanes, item.weight, k); });
+  store_sum(row_at(c, item.owner, epoch, item.token, item.combine_row), sum, span);
+}
+
+EPRT_DEVICE void send_part(const CombineParams& p, uint32_t epoch, const Item& item, int part, int lane) {
+  const Context& c = p.context;
+  if (kExact) {
+    for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
+      const int k = __ffs(left) - 1;
+      send_expert_row(p, epoch, item.owner, item.token, k, __shfl_sync(kAllLanes, item.row, k), part, lane);
+    }
+  } else {
+    send_sum(p, epoch, item, part, lane);
+  }
+  __syncwarp();
+  if (kExact && item.row >= 0) store_release_sys(flag_at(c, item.owner, epoch, item.token, lane, part), epoch);
+}
+
+// Flags of sums that a warp has stored and not yet raised: lane n keeps the n-th. A release waits until the stores have
+// reached the owner, some microseconds; one serves several flags.
+struct Flags {
+  uint32_t* flag = nullptr;
+  int count = 0;
+
+  EPRT_DEVICE void raise(uint32_t epoch) {
+    __syncwarp();  // puts the warp's stores before the releases (cumulativity)
+    if (flag) store_release_sys(flag, epoch);
+    flag = nullptr, count = 0;
+  }
+  EPRT_DEVICE void add(uint32_t* next, uint32_t epoch, int lane) {
+    if (lane == count) flag = next;
+    if (++count == kFlagBatch) raise(epoch);
+  }
+};
+
+EPRT_DEVICE void send(const CombineParams& p) {
+  const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp;
+  const uint32_t epoch = *p.handle.epoch;
+  // Lane i stands for the i-th rank after this one, so that not every rank sends to rank 0 first.
+  const int source = (c.rank + 1 + lane) % kRanks;
+  const int count = lane < kRanks && !load_relaxed(c.deadline.mask + source) ? p.handle.source_items[source] : 0;
+  int end = count;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, end, step);
+    if (lane >= step) end += below;
+  }
+  const int begin = end - count;
+  const int num_units = __shfl_sync(kAllLanes, end, kWarp - 1) * kRowParts;
+  const auto item_of = [&](int unit) {
+    const int n = unit / kRowParts;
+    const int owner_lane = __ffs(__ballot_sync(kAllLanes, n < end)) - 1;
+    const int owner = __shfl_sync(kAllLanes, source, owner_lane);
+    return load_item(p, owner, n - __shfl_sync(kAllLanes, begin, owner_lane), lane);
+  };
+  Flags flags;
+  const int stride = gridDim.x * kWarps;
+  int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x;
+  Item next = unit < num_units ? item_of(unit) : Item{};
+  for (; unit < num_units; unit += stride) {
+    const Item item = next;
+    if (unit + stride < num_units) next = item_of(unit + stride);  // under way while this one is sent
+    const int part = unit % kRowParts;
+    send_part(p, epoch, item, part, lane);
+    if (!kExact) flags.add(flag_at(c, item.owner, epoch, item.token, item.combine_row, part), epoch, lane);
+  }
+  flags.raise(epoch);
+}
+
+// ---- send tile by tile, while the experts still compute
+// --------------------------------------------------------------
+
+// Until the tile's counter has reached the threshold; false at the deadline, after which its rows are not sent.
+EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m) {
+  const Context& c = p.context;
+  const int tile = e * p.slot_tiles + m;
+  if (m >= p.slot_tiles) {  // a slot got more rows than its counters are for
+    report(c.deadline.failure, kSignal, tile, 0, p.threshold);
+    return false;
+  }
+  const uint64_t start = global_timer_ns();
+  for (;;) {
+    const uint32_t seen = load_acquire_sys(p.signal + tile);
+    if (seen >= p.threshold) return true;
+    if (global_timer_ns() - start > c.deadline.timeout_ns) {
+      if (threadIdx.x % kWarp == 0) report(c.deadline.failure, kSignal, tile, seen, p.threshold);
+      return false;
+    }
+  }
+}
+
+// EXACT: the row itself. Else: the row's token, by whoever finds that this was its last row.
+EPRT_DEVICE void send_row(const CombineParams& p, uint32_t epoch, int row, int lane) {
+  const Context& c = p.context;
+  const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
+  if (load_relaxed(c.deadline.mask + owner)) return;
+  if (!kExact) {
+    int left = 0;
+    if (lane == 0) left = fetch_add_acq_rel(p.handle.item_left + item_index, -1);
+    if (__shfl_sync(kAllLanes, left, 0) != 1) return;
+  }
+  Item item = load_item(p, owner, item_index % c.max_tokens, lane);
+  if (kExact && item.row != row) item.row = -1;
+  for (int part = 0; part < kRowParts; ++part) send_part(p, epoch, item, part, lane);
+  if (kExact) return;
+  __syncwarp();  // puts the warp's stores before the releases (cumulativity)
+  for (int part = lane; part < kRowParts; part += kWarp)
+    store_release_sys(flag_at(c, owner, epoch, item.token, item.combine_row, part), epoch);
+}
+
+EPRT_DEVICE void send_tiles(const CombineParams& p) {
+  const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint32_t epoch = *p.handle.epoch;
+  int next = 0;  // tiles that hold rows, over all slots; this block takes every gridDim-th
+  for (int e = 0; e < c.num_slots; ++e) {
+    const int begin = p.handle.slot_begin[e], rows = p.slot_rows[e];
+    for (int m = 0; m * p.block_m < rows; ++m, ++next) {
+      if (next % int(gridDim.x) != int(blockIdx.x)) continue;
+      if (!wait_tile(p, e, m)) continue;
+      for (int row = m * p.block_m + warp; row < min(rows, (m + 1) * p.block_m); row += kWarps)
+        send_row(p, epoch, begin + row, lane);
+    }
+  }
+}
+
+// ---- receive
+// ---------------------------------------------------------------------------------------------------------
+
+EPRT_DEVICE int own_slot(const CombineParams& p, int i) {
+  const int64_t slot =
+      p.slot_bytes == 8 ? static_cast<const int64_t*>(p.topk_slot)[i] : static_cast<const int32_t*>(p.topk_slot)[i];
+  return slot >= 0 && slot < p.context.num_slots * kRanks ? int(slot) : -1;
+}
+
+// One part of one token: one warp. Rows lie in order of rank (of k when EXACT); a masked rank's row adds nothing.
+EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, uint32_t epoch, int token, int part, int lane) {
+  const Context& c = p.context;
+  const int slot = lane < kTopk ? own_slot(p, token * kTopk + lane) : -1;
+  const uint32_t rank_bit = slot >= 0 ? 1u << (slot / c.num_slots) : 0;
+  const uint32_t ranks = __reduce_or_sync(kAllLanes, rank_bit), before = (1u << lane) - 1;
+  // EXACT: lane k waits for row k. Else lane r waits for rank r's row.
+  const int peer = kExact ? slot / c.num_slots : lane;
+  const bool wanted = kExact ? slot >= 0 : (ranks >> lane) & 1;
+  const int my_row = kExact ? lane : __popc(ranks & before);
+  const bool there = wanted && !load_relaxed(c.deadline.mask + peer) &&
+                     wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
+  const uint32_t rows = __ballot_sync(kAllLanes, there);
+  const float my_weight = kExact && lane < kTopk ? p.topk_weight[token * kTopk + lane] : 1.f;
+  const Span span = span_of(part, lane);
+  const Sum sum = sum_rows<true>(
+      rows, span, [&](int b) { return row_at(c, c.rank, epoch, token, __shfl_sync(kAllLanes, my_row, b)); },
+      [&](int b) { return __shfl_sync(kAllLanes, my_weight, b); });
+  store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, span);
+}
+
+EPRT_DEVICE void receive(const CombineParams& p) {
+  __shared__ WaitBook book;
+  const Context& c = p.context;
+  open_book(&book);
+  __syncthreads();
+  const uint32_t epoch = *p.handle.epoch;
+  const int lane = threadIdx.x % kWarp, num_units = p.num_tokens * kRowParts;
+  for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += gridDim.x * kWarps)
+    sum_token(p, &book, epoch, unit / kRowParts, unit % kRowParts, lane);
+  __syncthreads();
+  stamp(c, 8);
+  close_book(c, &book, 1);
+}
+
+}  // namespace eprt
+
+extern "C" __global__ void __launch_bounds__(512, 1) ll_combine(const __grid_constant__ eprt::CombineParams p) {
+  using namespace eprt;
+  stamp(p.context, 0);
+  if (p.phases & kSend) {
+    if (kStats && blockIdx.x == 0 && threadIdx.x == 0)
+      *p.context.stats.compute_ns += global_timer_ns() - *p.handle.received_ns;
+    if (p.signal)
+      send_tiles(p);
+    else
+      send(p);
+    stamp(p.context, 4);
+  }
+  if (p.phases & kRecv) receive(p);
+}

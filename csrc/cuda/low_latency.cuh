@@ -1,0 +1,162 @@
+// Low-latency mode: parameters and buffer fields shared by ll_dispatch.cu and ll_combine.cu. docs/protocol.md explains
+// every field and why no wait is for ever; eprt/ep/nvlink_layout.py mirrors the structs and computes the offsets.
+//
+// Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), EXACT (0, 1: per-expert rows),
+// PROFILE (0, 1: time stamps), STATS (0, 1: counters).
+#pragma once
+#include "common.cuh"
+
+namespace eprt {
+
+constexpr int kHidden = HIDDEN;
+constexpr int kTopk = TOPK;
+constexpr int kRanks = NUM_RANKS;
+constexpr bool kFp8 = FP8;
+constexpr bool kExact = EXACT;
+constexpr bool kStats = STATS;
+static_assert(kHidden % 16 == 0 && kTopk <= 32 && kRanks <= 32, "limits of the low-latency kernels");
+
+constexpr int kThreads = 512;  // that move data; ll_dispatch has a few more
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kPartVectors = 128;  // a warp's unit of work: 128 16-byte vectors, 4 per lane
+constexpr int kPartLane = kPartVectors / kWarp;
+
+// ---- a token on the wire
+// ---------------------------------------------------------------------------------------------
+
+constexpr int kScales = ceil_div(kHidden, kScaleGroup);
+constexpr int kPayloadVectors = kHidden * (kFp8 ? 1 : 2) / 16;
+constexpr int kScaleBytes = kFp8 ? ceil_div(kScales * 4, 16) * 16 : 0;
+
+struct Header {
+  uint32_t epoch;  // written last, with release: the message of this epoch is complete
+  int32_t token;   // index on the source rank
+  int32_t row;     // which of the token's combine rows this rank fills
+  int32_t unused;
+  int32_t slot[kTopk];  // local slot << 16 | index among the source's rows for that slot; -1: on another rank
+  float weight[kTopk];
+};
+constexpr int kHeaderBytes = ceil_div(sizeof(Header), 16) * 16;
+constexpr int kMessageBytes = kHeaderBytes + kPayloadVectors * 16 + kScaleBytes;  // header, values, scales
+
+// ---- combine's rows
+// --------------------------------------------------------------------------------------------------
+
+constexpr int kRowVectors = kHidden / 8;  // bf16
+constexpr int kRowParts = ceil_div(kRowVectors, kPartVectors);
+constexpr int kRows = kExact ? kTopk : (kTopk < kRanks ? kTopk : kRanks);  // a token gets back: per expert, or per rank
+
+// ---- parameters
+// ------------------------------------------------------------------------------------------------------
+
+// Symmetric heap, byte offsets equal on all ranks. Dispatch fields exist 2B times, combine fields B times, used in turn
+// by epoch (B = num_buffers handles in flight).
+struct HeapLayout {
+  uint64_t count;    // u64 [2B][R][L + 1]: epoch << 32 | rows for each local slot; [L]: tokens from that source
+  uint64_t message;  // [2B][R][M] messages
+  uint64_t row;      // bf16 [B][M][kRows][H]
+  uint64_t flag;     // u32 [B][M][kRows][kRowParts]: epoch whose part is there
+};
+
+struct Stats {          // totals, all in device memory of this rank
+  uint64_t* wait_ns;    // [2][2][R]: dispatch, combine; sum and maximum, as thread block 0 saw it
+  int64_t* tokens;      // [2][R]: sent to, received from
+  int64_t* slot_rows;   // [L]
+  int64_t* calls;       // [1]
+  int64_t* compute_ns;  // [1]: from the end of a dispatch to its combine
+};
+
+struct Context {
+  uint8_t* peer[kRanks];  // heap bases as mapped here; peer[rank] is our own
+  HeapLayout heap;
+  Deadline deadline;
+  Stats stats;
+  uint64_t* ticket;  // counts thread blocks of all dispatches: the epoch, without any host parameter
+  uint64_t* stamps;  // [blocks][16], PROFILE only
+  int32_t rank;
+  int32_t max_tokens;   // M
+  int32_t num_slots;    // L, of this rank
+  int32_t num_buffers;  // B
+};
+
+// What a dispatch leaves for its combine, in device memory. An item is a token received; its number is
+// source * M + position.
+struct Handle {
+  uint32_t* epoch;        // [1]
+  int32_t* source_items;  // [R]: tokens received from each source
+  int32_t* slot_begin;    // [L + 1]: first row of each local slot
+  int32_t* item_token;    // [R * M][2]: token on its source, combine row
+  int32_t* item_row;      // [R * M][K]: row or -1
+  float* item_weight;     // [R * M][K]
+  int32_t* item_left;     // [R * M]: rows not yet computed, for tile-wise sending
+  int32_t* row_item;      // [rows]: item of each row
+  uint64_t* received_ns;  // [1]: when the dispatch was complete
+};
+
+enum Phases : int32_t { kSend = 1, kRecv = 2 };
+
+// ---- addresses
+// -------------------------------------------------------------------------------------------------------
+
+EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
+  const int set = epoch % (2 * c.num_buffers);
+  return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.count) +
+         int64_t(set * kRanks + source) * (c.num_slots + 1);
+}
+
+EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, int source, int position) {
+  const int set = epoch % (2 * c.num_buffers);
+  return c.peer[holder] + c.heap.message + (int64_t(set * kRanks + source) * c.max_tokens + position) * kMessageBytes;
+}
+
+EPRT_DEVICE int64_t row_index(const Context& c, uint32_t epoch, int token, int row) {
+  return (int64_t(epoch % c.num_buffers) * c.max_tokens + token) * kRows + row;
+}
+
+EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int token, int row) {
+  return c.peer[holder] + c.heap.row + row_index(c, epoch, token, row) * kHidden * 2;
+}
+
+EPRT_DEVICE uint32_t* flag_at(const Context& c, int holder, uint32_t epoch, int token, int row, int part) {
+  return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.flag) + row_index(c, epoch, token, row) * kRowParts + part;
+}
+
+// ---- time
+// ------------------------------------------------------------------------------------------------------------
+
+EPRT_DEVICE void stamp(const Context& c, int event) {
+#if PROFILE
+  if (threadIdx.x == 0) c.stamps[blockIdx.x * 16 + event] = global_timer_ns();
+#endif
+}
+
+// Thread block 0 keeps the books of who was waited for how long: a sample good enough to find a late rank, for free.
+struct WaitBook {
+  uint64_t begin_ns;  // these two in shared memory
+  uint32_t waited_ns[kRanks];
+};
+
+EPRT_DEVICE void open_book(WaitBook* book) {  // the caller passes a barrier before the first wait
+  if (threadIdx.x == 0) book->begin_ns = global_timer_ns();
+  if (threadIdx.x < kRanks) book->waited_ns[threadIdx.x] = 0;
+}
+
+// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine.
+EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb) {
+  if (!kStats || blockIdx.x != 0 || threadIdx.x >= kRanks) return;
+  const uint64_t waited = book->waited_ns[threadIdx.x];
+  uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;
+  *sum += waited;
+  if (waited > sum[kRanks]) sum[kRanks] = waited;
+}
+
+// Until a peer has raised a flag in our heap to this epoch; false when it is masked, or was so at the deadline.
+EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* flag, uint32_t epoch, uint32_t code,
+                           int peer) {
+  if (load_acquire_sys(flag) == epoch) return true;
+  const bool arrived = wait_longer(flag, epoch, c.deadline, code, peer);
+  if (kStats && blockIdx.x == 0) atomicMax(book->waited_ns + peer, uint32_t(global_timer_ns() - book->begin_ns));
+  return arrived;
+}
+
+}  // namespace eprt

@@ -1,0 +1,297 @@
+"""NvlinkBackend: the four verbs between the GPUs of one NVLink domain, one process per GPU.
+
+This file checks, orders and reports; the kernels (nvlink_low_latency.py, csrc/cuda) move the bytes. Nothing here waits
+for the GPU, so every verb may be captured in a CUDA graph. docs/protocol.md explains flags, epochs and buffers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.ep.api import DispatchHandle, EPConfig, EPError, EPTimeoutError, Received
+from eprt.ep.checks import Checks
+from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_layout import HeapShape
+from eprt.ep.nvlink_low_latency import (
+    MAX_ENTRIES,
+    MAX_LOCAL_SLOTS,
+    MAX_RANKS,
+    MAX_TOP_K,
+    RECV,
+    SEND,
+    LowLatency,
+    Rows,
+    Signal,
+)  # fmt: skip
+from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VERBS, VerbOrder
+from eprt.ep.stats import EPStats
+
+MAX_SMS = 64
+_SCALE_GROUP = 128
+_WAITS = {1: "dispatch (counts)", 2: "dispatch (tokens)", 3: "combine"}  # FailureCode of common.cuh
+_SIGNAL, _BAD_SLOT = 4, 5
+
+
+@dataclass(frozen=True)
+class NvlinkDispatch:
+    """DispatchHandle.state. The tensors are this rank's own routing, kept until combine has read it."""
+
+    backend: "NvlinkBackend"
+    x_TH: Tensor
+    slot_idx_TK: Tensor
+
+
+class NvlinkBackend:
+    """Construction and close() are collective. All calls go to one CUDA stream at a time, in the order of the verbs.
+
+    Received tensors are buffers of the backend at fixed addresses, valid until combine_recv of their handle; x_RH has
+    max_rows rows, of which the first sum(recv_count_E) are filled. Tensors passed in must stay unchanged until the GPU
+    has done the call.
+
+    A wait past config.timeout_s masks the rank it waited for and lets the kernel go on without that rank's tokens and
+    outputs; the next verb raises EPTimeoutError, once. A caller that catches it may repeat that verb and go on: other
+    ranks' results stay right.
+
+    profile: kernels that record when they pass each stage. stats: whether they count (benchmarks/bench_ep.py shows
+    what that costs).
+    """
+
+    def __init__(self, config: EPConfig, group: EPGroup, *, profile: bool = False, stats: bool = True):
+        self.config, self.group = config, group
+        self.max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
+        self._checks = Checks(config, group, self.max_rows)
+        self._order = VerbOrder(config.num_buffers, self._checks.where)
+        self._slots_per_rank = config.num_slots // group.size
+        self._check_limits()
+        fp8 = config.payload == "fp8"
+        shape = HeapShape(
+            group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank, fp8,
+            config.exact_combine, config.num_buffers,
+        )  # fmt: skip
+        self.num_sms = config.num_sms or min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
+        self.kernels = LowLatency(
+            group, shape, self.max_rows, num_sms=self.num_sms, timeout_s=config.timeout_s, profile=profile, stats=stats
+        )
+        self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
+        for i, rows in enumerate(self._rows):
+            self.kernels.bind(i, rows)
+        self._failure = self.kernels.failure
+        self._closed = False
+
+    def _check_limits(self) -> None:
+        config, fail = self.config, self._checks.fail
+        if config.mode != "low_latency":
+            fail(f"mode={config.mode!r}: the nvlink backend has low_latency only; use it, or backend='cpu'")
+        if not torch.cuda.is_available():
+            fail("the nvlink backend needs an NVIDIA GPU and a CUDA build of torch; use backend='cpu'")
+        if config.dtype != torch.bfloat16:
+            fail(f"dtype={config.dtype}: the nvlink backend moves torch.bfloat16; cast, or use backend='cpu'")
+        if config.hidden_size % 16:
+            fail(f"hidden_size={config.hidden_size}: the nvlink backend needs a multiple of 16; pad the hidden size")
+        entries = config.num_max_tokens_per_rank * config.top_k
+        for what, value, most, remedy in (
+            ("ranks", self.group.size, MAX_RANKS, "use fewer ranks"),
+            ("top_k", config.top_k, MAX_TOP_K, "use fewer experts per token"),
+            ("slots per rank", self._slots_per_rank, MAX_LOCAL_SLOTS, "spread them over more ranks"),
+            ("num_max_tokens_per_rank * top_k", entries, MAX_ENTRIES, "send fewer tokens in one round"),
+            ("num_sms", config.num_sms or 1, MAX_SMS, "leave the others to compute"),
+        ):
+            if value > most:
+                fail(f"{what} = {value}: the nvlink backend takes at most {most}; {remedy}")
+
+    def _new_rows(self, fp8: bool) -> Rows:
+        """Receive buffers of one handle."""
+        hidden, groups = self.config.hidden_size, -(-self.config.hidden_size // _SCALE_GROUP)
+        dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+        x = torch.empty(self.max_rows, hidden, dtype=dtype, device="cuda")
+        scale = torch.empty(self.max_rows, groups, device="cuda") if fp8 else None
+        count = torch.zeros(self._slots_per_rank, dtype=torch.int32, device="cuda")
+        return Rows(x, scale, count, (groups, 1))
+
+    # -- the four verbs --
+
+    def dispatch_send(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> DispatchHandle:
+        handle = self._begin(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
+        self._launch_dispatch(handle, SEND)
+        return handle
+
+    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+        self._enter(DISPATCH_RECV, handle)
+        self._launch_dispatch(handle, RECV)
+        return self._received(handle)
+
+    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Signal | None = None) -> None:
+        """signal: send tile by tile while the experts still compute (needs no order of slots, only progress)."""
+        i = self._enter(COMBINE_SEND, handle)
+        self._check_outputs(y_RH, signal)
+        self.kernels.combine_send(i, y_RH, self._rows[i].count, signal)
+        self._order.done(COMBINE_SEND, handle.epoch)
+
+    def combine_recv(self, handle: DispatchHandle) -> Tensor:
+        i = self._enter(COMBINE_RECV, handle)
+        y_TH = torch.empty_like(handle.state.x_TH)
+        self.kernels.combine_recv(i, handle.state.slot_idx_TK, handle.topk_weights_TK, y_TH)
+        self._order.done(COMBINE_RECV, handle.epoch)
+        return y_TH
+
+    # -- two verbs in one launch: less latency when there is nothing to compute in between --
+
+    def dispatch(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor) -> tuple[DispatchHandle, Received]:
+        """dispatch_send and dispatch_recv."""
+        handle = self._begin(x_TH, slot_idx_TK, topk_weights_TK, 1)
+        self._launch_dispatch(handle, SEND | RECV)
+        return handle, self._received(handle)
+
+    def combine(self, y_RH: Tensor, handle: DispatchHandle) -> Tensor:
+        """combine_send and combine_recv."""
+        i = self._enter(COMBINE_SEND, handle)
+        self._check_outputs(y_RH, None)
+        self._order.done(COMBINE_SEND, handle.epoch)
+        try:
+            self._order.check(COMBINE_RECV, handle.epoch)
+        except RuntimeError:  # out of order: what may go, goes, as with the two verbs
+            self.kernels.combine_send(i, y_RH, self._rows[i].count)
+            raise
+        y_TH = torch.empty_like(handle.state.x_TH)
+        self.kernels.combine_recv(i, handle.state.slot_idx_TK, handle.topk_weights_TK, y_TH, y_RH)
+        self._order.done(COMBINE_RECV, handle.epoch)
+        return y_TH
+
+    # -- beside the verbs --
+
+    def mask_rank(self, rank: int, masked: bool = True) -> None:
+        """Goes on without a rank: nothing is sent to it, nobody waits for it, its outputs add nothing.
+
+        On this rank only: every rank decides, or learns at its deadline. A rank that missed a call must stay masked.
+        """
+        if not 0 <= rank < self.group.size or rank == self.group.rank:
+            self._checks.fail(f"mask_rank({rank}): name another rank of 0..{self.group.size - 1}")
+        self.kernels.mask[rank] = int(masked)
+
+    def query_mask(self) -> Tensor:
+        """int32 [N] on the GPU: 1 for masked ranks."""
+        return self.kernels.mask.clone()
+
+    def stats(self, reset: bool = False) -> EPStats:
+        """What the kernels counted since the last reset. Waits for the GPU. Waits are as thread block 0 saw them."""
+        self._check_open("stats")
+        wait_ns, tokens, slot_rows, calls, compute_ns = (t.cpu().numpy().copy() for t in self.kernels.totals())
+        if reset:
+            for total in self.kernels.totals():
+                total.zero_()
+        return EPStats(
+            num_calls=int(calls[0]),
+            dispatch_wait_us_N=wait_ns[0, 0] / 1e3,
+            combine_wait_us_N=wait_ns[1, 0] / 1e3,
+            recv_tokens_N=tokens[1],
+            sent_tokens_N=tokens[0],
+            slot_rows_E=slot_rows,
+            compute_us=float(compute_ns[0]) / 1e3,
+        )
+
+    def max_wait_us(self) -> np.ndarray:
+        """float64 [2, N]: the longest single wait of dispatch and of combine for each rank since the last reset."""
+        return self.kernels.wait_ns[:, 1].cpu().numpy() / 1e3
+
+    def close(self) -> None:
+        """Frees all memory. Collective while all ranks live; never hangs when some do not."""
+        if not self._closed:
+            self._closed = True
+            self.kernels.close()
+            self._rows = []
+
+    # -- inside --
+
+    def _begin(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int) -> DispatchHandle:
+        self._check_open("dispatch_send")
+        self._checks.tokens(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
+        if not (x_TH.is_cuda and slot_idx_TK.is_cuda and topk_weights_TK.is_cuda):
+            for name, tensor in (("x_TH", x_TH), ("slot_idx_TK", slot_idx_TK), ("topk_weights_TK", topk_weights_TK)):
+                self._check_on_gpu(f"dispatch_send: {name}", tensor)
+        if num_rounds != 1:
+            self._checks.fail(
+                f"dispatch_send: num_rounds={num_rounds}: with static shapes no rank learns of another's rounds; raise "
+                f"num_max_tokens_per_rank={self.config.num_max_tokens_per_rank} to the largest batch"
+            )
+        self._raise_failure()
+        epoch = self._order.next_epoch()
+        self._order.done(DISPATCH_SEND, epoch)
+        state = NvlinkDispatch(self, x_TH.contiguous(), slot_idx_TK.contiguous())
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), state)
+
+    def _launch_dispatch(self, handle: DispatchHandle, phases: int) -> None:
+        i, state = handle.epoch % self.config.num_buffers, handle.state
+        self.kernels.dispatch(i, state.x_TH, state.slot_idx_TK, handle.topk_weights_TK, phases)
+
+    def _received(self, handle: DispatchHandle) -> Received:
+        rows = self._rows[handle.epoch % self.config.num_buffers]
+        self._order.done(DISPATCH_RECV, handle.epoch)
+        return Received(rows.x, rows.count, rows.scale)
+
+    def _enter(self, verb: int, handle: DispatchHandle) -> int:
+        """Checks that it is this handle's turn for this verb; returns its buffer."""
+        self._check_open(VERBS[verb])
+        if not isinstance(handle.state, NvlinkDispatch) or handle.state.backend is not self:
+            self._checks.fail(f"{VERBS[verb]}: this handle comes from another backend; each goes back to its own")
+        self._raise_failure()
+        self._order.check(verb, handle.epoch)
+        return handle.epoch % self.config.num_buffers
+
+    def _check_outputs(self, y_RH: Tensor, signal: Signal | None) -> None:
+        self._checks.outputs(y_RH, self.max_rows)
+        self._check_on_gpu("combine_send: y_RH", y_RH)
+        if not y_RH.is_contiguous():
+            self._checks.fail("combine_send: y_RH is not contiguous; a copy here would hide a slow path")
+        if signal is None:
+            return
+        rows_per_slot = self.max_rows // self.config.top_k
+        counters = signal.counter.numel()
+        if signal.block_m < 1 or signal.slot_tiles < 1 or counters != self._slots_per_rank * signal.slot_tiles:
+            self._checks.fail(
+                f"combine_send: signal has {counters} counters, block_m={signal.block_m}, slot_tiles="
+                f"{signal.slot_tiles}; expected slots * slot_tiles = {self._slots_per_rank} * {signal.slot_tiles}"
+            )
+        if not 1 <= signal.num_sms <= MAX_SMS:
+            self._checks.fail(f"combine_send: signal.num_sms={signal.num_sms}: must be in 1..{MAX_SMS}")
+        if signal.slot_tiles * signal.block_m < rows_per_slot:
+            self._checks.fail(
+                f"combine_send: {signal.slot_tiles} tiles of {signal.block_m} rows do not hold the {rows_per_slot} "
+                "rows that a slot may get; size the counters for num_ranks * num_max_tokens_per_rank"
+            )
+        self._check_on_gpu("combine_send: signal.counter", signal.counter)
+
+    def _check_on_gpu(self, what: str, tensor: Tensor) -> None:
+        if not tensor.is_cuda:
+            self._checks.fail(f"{what} is on {tensor.device}; the nvlink backend takes tensors of this rank's GPU")
+
+    def _raise_failure(self) -> None:
+        """Raises what a kernel has reported since the last time, once."""
+        code, peer, seen, expected = self._failure.words
+        if code == 0:
+            return
+        self._failure.words[0] = 0
+        rank, size = self.group.rank, self.group.size
+        if code in _WAITS:
+            raise EPTimeoutError(rank, size, peer, _WAITS[code], seen, expected, self.config.timeout_s)
+        if code == _SIGNAL:
+            raise EPError(
+                f"{self._checks.where} combine_send waited {self.config.timeout_s:.1f} s for tile {peer}: signal "
+                f"{seen}, threshold {expected}; its rows were not sent. Does the kernel that computes y_RH raise it?"
+            )
+        token, k = divmod(expected, self.config.top_k)
+        slot = int(np.uint64(peer << 32 | seen).astype(np.int64))
+        self._checks.fail(
+            f"dispatch_send: slot_idx_TK[{token}, {k}] = {slot} is not in -1..{self.config.num_slots - 1}; it was left "
+            "out; use -1 to mask an entry"
+        )
+
+    def _check_open(self, verb: str) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")
+
+
+__all__ = ["NvlinkBackend", "Signal"]

@@ -1,0 +1,204 @@
+"""LowLatency: dispatch and combine kernels between the GPUs of one NVLink domain. Decode: static shapes, no host waits.
+
+A token crosses once to each rank that holds one of its slots and is expanded there; combine sums a rank's experts in
+fp32 before the wire. Knows nothing of verbs, checks or errors (nvlink.py); launches on the current stream.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_layout import (
+    Deadline,
+    Handle,
+    HandleBuffers,
+    HeapLayout,
+    HeapShape,
+    Stats,
+    combine_struct,
+    context_struct,
+    dispatch_struct,
+)  # fmt: skip
+from eprt.gpu.jit import KernelSource
+from eprt.gpu.launch import Kernel, Launch
+from eprt.gpu.symmetric import HostWords, SymmetricMemory
+
+SEND, RECV = 1, 2
+MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
+_DISPATCH_THREADS, _COMBINE_THREADS = 576, 512  # kAllThreads, kThreads
+_STAMPS = 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a dispatch puts what it receives.
+
+    x [rows, H] fp8 or bf16. scale fp32 with element (row, group) at row * strides[0] + group * strides[1], or None.
+    count int32 [L]. slot_stride: rows between the first rows of two slots, 0 for compact; alignment: of a compact
+    slot's first row.
+    """
+
+    x: Tensor
+    scale: Tensor | None
+    count: Tensor
+    scale_strides: tuple[int, int] = (0, 0)
+    slot_stride: int = 0
+    alignment: int = 1
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Single-batch overlap: combine_send sends each tile of rows as soon as its counter reaches the threshold.
+
+    counter: int32 or uint32 on the GPU, element slot * slot_tiles + tile, to be raised with release by the kernel that
+    computes the rows. block_m: rows of a tile. num_sms: thread blocks to send with.
+    """
+
+    counter: Tensor
+    threshold: int
+    block_m: int
+    slot_tiles: int
+    num_sms: int = 3
+
+
+class LowLatency:
+    """One rank's end. Collective constructor and close(). num_handles buffers are numbered from 0.
+
+    num_rows: rows that a dispatch can bring at most. num_sms: thread blocks of a launch; may differ between ranks.
+    """
+
+    def __init__(
+        self, group: EPGroup, shape: HeapShape, num_rows: int, *, num_sms: int, timeout_s: float, profile: bool = False,
+        stats: bool = True,
+    ):  # fmt: skip
+        self.group, self.shape, self.num_sms = group, shape, num_sms
+        self.memory = SymmetricMemory(group, shape.num_bytes)
+        self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda")
+        self.wait_ns = torch.zeros(2, 2, group.size, dtype=torch.int64, device="cuda")
+        self.tokens = torch.zeros(2, group.size, dtype=torch.int64, device="cuda")
+        self.slot_rows = torch.zeros(shape.num_local_slots, dtype=torch.int64, device="cuda")
+        self.calls = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.compute_ns = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.stamps = torch.zeros(num_sms if profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
+        self._ticket = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.failure = HostWords(4)
+        self._load_kernels(profile, stats)
+        self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(shape.num_buffers)]
+        context_type = context_struct(group.size)
+        context = self._context(context_type, timeout_s)
+        dispatch_type, combine_type = dispatch_struct(context_type), combine_struct(context_type)
+        self._dispatches, self._combines = [], []
+        for buffers in self.handles:
+            handle = Handle(*(tensor.data_ptr() for tensor in vars(buffers).values()))
+            self._dispatches.append(Launch(self._dispatch_kernel, dispatch_type(context=context, handle=handle)))
+            self._combines.append(Launch(self._combine_kernel, combine_type(context=context, handle=handle)))
+        self._device = torch.cuda.current_device()
+        torch.cuda.synchronize()
+        group.barrier()
+
+    def _context(self, context_type: type, timeout_s: float) -> Any:
+        return context_type(
+            peer=tuple(self.memory.peer_ptr),
+            heap=HeapLayout(**self.shape.offsets()),
+            deadline=Deadline(int(timeout_s * 1e9), self.mask.data_ptr(), self.failure.device_ptr),
+            stats=Stats(*(total.data_ptr() for total in self.totals())),
+            ticket=self._ticket.data_ptr(),
+            stamps=self.stamps.data_ptr(),
+            rank=self.group.rank,
+            max_tokens=self.shape.max_tokens,
+            num_slots=self.shape.num_local_slots,
+            num_buffers=self.shape.num_buffers,
+        )
+
+    def totals(self) -> tuple[Tensor, ...]:
+        """What the kernels count: wait_ns [2, 2, R] (dispatch, combine; sum, maximum), tokens [2, R] (sent, received),
+        slot_rows [L], calls [1], compute_ns [1]; all int64."""
+        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns
+
+    def _load_kernels(self, profile: bool, stats: bool) -> None:
+        shape = self.shape
+        dispatch, combine = kernel_sources(
+            shape.hidden,
+            shape.top_k,
+            shape.num_ranks,
+            fp8=shape.fp8,
+            exact=shape.exact,
+            profile=profile,
+            stats=stats,
+            arch=this_arch(),
+        )
+        routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * -(-shape.max_tokens // 32) * 4
+        width = (shape.num_local_slots + 1) * 4
+        shared = max(routing + width, (shape.num_ranks + 2) * width)
+        self._dispatch_kernel = Kernel(dispatch, "ll_dispatch", _DISPATCH_THREADS, shared)
+        self._combine_kernel = Kernel(combine, "ll_combine", _COMBINE_THREADS)
+
+    def bind(self, i: int, rows: Rows) -> None:
+        """Dispatches into handle i put what they receive there, from now on."""
+        p = self._dispatches[i].params
+        p.recv_x, p.recv_count = rows.x.data_ptr(), rows.count.data_ptr()
+        p.recv_scale = None if rows.scale is None else rows.scale.data_ptr()
+        p.scale_row_stride, p.scale_group_stride = rows.scale_strides
+        p.slot_stride, p.alignment = rows.slot_stride, rows.alignment
+
+    def dispatch(
+        self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor, phases: int, ue8m0: bool = False
+    ) -> None:
+        """Into handle i. x bf16 [T, H], topk_slot int32 or int64 [T, K], topk_weight fp32 [T, K]; all contiguous."""
+        launch = self._dispatches[i]
+        p = launch.params
+        p.x, p.topk_slot, p.topk_weight = x.data_ptr(), topk_slot.data_ptr(), topk_weight.data_ptr()
+        p.num_tokens, p.slot_bytes, p.ue8m0, p.phases = x.shape[0], topk_slot.element_size(), ue8m0, phases
+        launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
+
+    def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
+        """y bf16, rows as dispatch placed them. slot_rows: int32 [L], Rows.count, read with a signal only."""
+        launch = self._combines[i]
+        p = launch.params
+        p.y, p.slot_rows, p.phases, p.signal = y.data_ptr(), slot_rows.data_ptr(), SEND, None
+        num_sms = self.num_sms
+        if signal is not None:
+            p.signal, p.threshold = signal.counter.data_ptr(), signal.threshold
+            p.block_m, p.slot_tiles, num_sms = signal.block_m, signal.slot_tiles, signal.num_sms
+        launch(num_sms, torch._C._cuda_getCurrentRawStream(self._device))
+
+    def combine_recv(
+        self, i: int, topk_slot: Tensor, topk_weight: Tensor, out: Tensor, y: Tensor | None = None
+    ) -> None:
+        """out bf16 [T, H]. The routing is what dispatch was given. With y: combine_send too, in the same launch."""
+        launch = self._combines[i]
+        p = launch.params
+        p.topk_slot, p.topk_weight, p.out = topk_slot.data_ptr(), topk_weight.data_ptr(), out.data_ptr()
+        p.num_tokens, p.slot_bytes, p.signal = out.shape[0], topk_slot.element_size(), None
+        p.phases = RECV
+        if y is not None:
+            p.y, p.phases = y.data_ptr(), SEND | RECV
+        launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
+
+    def close(self) -> None:
+        """Collective while all ranks live; with lost ranks it does not wait for them."""
+        self.memory.close()
+        self._dispatch_kernel.close()
+        self._combine_kernel.close()
+        self.failure.close()
+
+
+def this_arch() -> str:
+    """The architecture of the current GPU, with its own instructions where it has some: sm_80, sm_90a, sm_100a."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def kernel_sources(
+    hidden: int, top_k: int, num_ranks: int, *, fp8: bool, exact: bool, profile: bool = False, stats: bool = True,
+    arch: str = "sm_90a",
+) -> tuple[KernelSource, KernelSource]:  # fmt: skip
+    """The dispatch and the combine kernel of one configuration. profile: time stamps. stats: counters (totals())."""
+    defines = (
+        ("HIDDEN", hidden), ("TOPK", top_k), ("NUM_RANKS", num_ranks), ("FP8", int(fp8)), ("EXACT", int(exact)),
+        ("PROFILE", int(profile)), ("STATS", int(stats)),
+    )  # fmt: skip
+    return KernelSource("ll_dispatch", arch, defines), KernelSource("ll_combine", arch, defines)

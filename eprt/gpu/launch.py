@@ -1,0 +1,64 @@
+"""Kernel: a compiled entry point. Launch: one way of calling it, with everything prepared but what changes.
+
+A call is one driver call on memory laid out before; benchmarks/bench_ep.py shows its cost on the host.
+"""
+
+import ctypes
+import functools
+
+from eprt.gpu.driver import CudaError, api, check
+from eprt.gpu.jit import KernelSource, cubin
+
+
+@functools.cache
+def _launch_kernel():
+    """cuLaunchKernel itself: called on every step, so without the wrapper's argument handling."""
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
+    function.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+    function.restype = ctypes.c_int
+    return function
+
+
+class Kernel:
+    """source: what to compile. entry: the extern "C" name. num_threads per block. shared_bytes: dynamic, per block."""
+
+    def __init__(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0):
+        cu = api()
+        self.name, self.num_threads, self.shared_bytes = entry, num_threads, shared_bytes
+        self._binary = cubin(source)  # the driver may read it again
+        library = check(cu.cuLibraryLoadData(self._binary, [], [], 0, [], [], 0), f"loading {source.name}")
+        kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry} in {source.name}")
+        self._library, function = library, check(cu.cuKernelGetFunction(kernel), f"preparing {entry}")
+        if shared_bytes > 48 * 1024:
+            attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            what = f"{entry} needs {shared_bytes} B of shared memory; use fewer tokens per call"
+            check(cu.cuFuncSetAttribute(function, attribute, shared_bytes), what)
+        self.handle = int(function)
+
+    def close(self) -> None:
+        if self._library is not None:
+            check(api().cuLibraryUnload(self._library), f"unloading {self.name}")
+            self._library = None
+
+
+class Launch:
+    """params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it."""
+
+    __slots__ = ("_arguments", "_kernel", "_launch", "params")
+
+    def __init__(self, kernel: Kernel, params: ctypes.Structure):
+        self._kernel, self.params = kernel, params
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        self._launch = _launch_kernel()
+
+    def __call__(self, num_blocks: int, stream: int) -> None:
+        """On `stream`, a raw cudaStream_t as an int."""
+        kernel = self._kernel
+        status = self._launch(
+            kernel.handle, num_blocks, 1, 1, kernel.num_threads, 1, 1, kernel.shared_bytes, stream, self._arguments,
+            None,
+        )  # fmt: skip
+        if status:
+            _, text = api().cuGetErrorString(api().CUresult(status))
+            raise CudaError(f"launching {kernel.name} on {num_blocks} blocks: {text.decode() if text else status}")

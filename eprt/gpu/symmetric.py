@@ -1,0 +1,141 @@
+"""SymmetricMemory: the same allocation on every GPU of one NVLink domain, mapped into every process.
+
+Needs no NVSHMEM: CUDA IPC handles travel over the group. Addressed by byte offset; rank r's copy is at peer_ptr[r].
+"""
+
+import ctypes
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eprt.gpu.driver import CudaError, api, check
+
+
+class Group(Protocol):
+    """What is asked of an EPGroup."""
+
+    rank: int
+    size: int
+
+    @property
+    def node(self) -> int: ...
+
+    def allgather(self, value: Any) -> list[Any]: ...
+
+    def barrier(self) -> None: ...
+
+    def lost_ranks(self) -> tuple[int, ...]: ...
+
+
+class _DeviceBytes:
+    """Lets torch view raw device memory (the __cuda_array_interface__ protocol)."""
+
+    def __init__(self, pointer: int, num_bytes: int):
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (pointer, False), "version": 3,
+        }  # fmt: skip
+
+
+class SymmetricMemory:
+    """Collective: every rank asks for the same num_bytes, zeroed, on its current device.
+
+    peer_ptr: device addresses of every rank's copy, as mapped here.
+    """
+
+    def __init__(self, group: Group, num_bytes: int):
+        cu = api()
+        self.group, self.num_bytes = group, num_bytes
+        self._where = f"[rank {group.rank}/{group.size}]"
+        device = torch.cuda.current_device()
+        torch.zeros(1, device="cuda")  # creates the primary context
+        self._agree(device)
+        self._own = int(check(cu.cuMemAlloc(num_bytes), f"{self._where} {num_bytes} B of symmetric GPU memory"))
+        check(cu.cuMemsetD8(self._own, 0, num_bytes), "clearing symmetric memory")
+        torch.cuda.synchronize()
+        handle = bytes(check(cu.cuIpcGetMemHandle(self._own), "exporting symmetric memory").reserved)
+        handles = group.allgather(handle)
+        self.peer_ptr = [self._own if r == group.rank else self._open(h, r) for r, h in enumerate(handles)]
+        group.barrier()
+
+    def _agree(self, device: int) -> None:
+        """Before anything is allocated: equal sizes, and every GPU within reach. All ranks raise the same way."""
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        peers = self.group.allgather((uuid, self.group.node, self.num_bytes))
+        here = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
+        problems = self.group.allgather(self._problem(device, peers, here))
+        if found := next((problem for problem in problems if problem), None):
+            raise ValueError(found)
+
+    def _problem(self, device: int, peers: list[tuple[str, int, int]], here: dict[str, int]) -> str | None:
+        own_uuid, own_node, num_bytes = peers[self.group.rank]
+        for rank, (uuid, node, size) in enumerate(peers):
+            pair = f"{self._where} GPU {device} ({own_uuid}) and rank {rank}'s ({uuid})"
+            if size != num_bytes:
+                return f"{self._where} symmetric memory of {num_bytes} B, but rank {rank} asks for {size} B"
+            if node != own_node:
+                return f"{pair} are on different nodes: no NVLink between them; use one node, or backend='cpu'"
+            if uuid == own_uuid and rank != self.group.rank:
+                return f"{self._where} and rank {rank} share one GPU ({uuid}); give each rank its own (set_device)"
+            peer = here.get(uuid)
+            if peer is not None and peer != device and not torch.cuda.can_device_access_peer(device, peer):
+                return f"{pair} have no peer access; see `nvidia-smi topo -p2p r`, or use backend='cpu'"
+        return None
+
+    def _open(self, handle: bytes, rank: int) -> int:
+        cu = api()
+        ipc = cu.CUipcMemHandle()
+        ipc.reserved = handle
+        flags = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+        try:
+            return int(check(cu.cuIpcOpenMemHandle(ipc, flags), "cuIpcOpenMemHandle"))
+        except CudaError as error:
+            raise CudaError(
+                f"{self._where} cannot map rank {rank}'s GPU memory: {error}. The two GPUs need peer access "
+                "(`nvidia-smi topo -p2p r`) and the processes one IPC namespace (containers: --ipc=host)"
+            ) from None
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over this rank's copy. Not to be used after close()."""
+        num_bytes = dtype.itemsize
+        for length in shape:
+            num_bytes *= length
+        if offset + num_bytes > self.num_bytes:
+            raise ValueError(f"{num_bytes} B at {offset} reach beyond the {self.num_bytes} B of symmetric memory")
+        return torch.as_tensor(_DeviceBytes(self._own + offset, num_bytes), device="cuda").view(dtype).view(shape)
+
+    def close(self) -> None:
+        """Collective while all ranks live: nobody frees what another still maps. Does not wait when one has died."""
+        if not self.peer_ptr:
+            return
+        torch.cuda.synchronize()
+        self._meet()
+        cu = api()
+        for rank, pointer in enumerate(self.peer_ptr):
+            if rank != self.group.rank:
+                check(cu.cuIpcCloseMemHandle(pointer), f"unmapping rank {rank}'s memory")
+        self.peer_ptr = []
+        self._meet()
+        check(cu.cuMemFree(self._own), "freeing symmetric memory")
+
+    def _meet(self) -> None:
+        if not self.group.lost_ranks():
+            self.group.barrier()
+
+
+class HostWords:
+    """uint32 words in host memory that kernels write straight into. device_ptr: their address on the GPU."""
+
+    def __init__(self, count: int):
+        cu = api()
+        flags = cu.CU_MEMHOSTALLOC_DEVICEMAP | cu.CU_MEMHOSTALLOC_PORTABLE
+        self._pointer = int(check(cu.cuMemHostAlloc(count * 4, flags), "pinned host memory"))
+        self.words = (ctypes.c_uint32 * count).from_address(self._pointer)
+        ctypes.memset(self._pointer, 0, count * 4)
+        self.device_ptr = int(check(cu.cuMemHostGetDevicePointer(self._pointer, 0), "mapping pinned host memory"))
+
+    def close(self) -> None:
+        if self._pointer:
+            check(api().cuMemFreeHost(self._pointer), "freeing pinned host memory")
+            self._pointer = 0
+            self.words = (ctypes.c_uint32 * len(self.words))()

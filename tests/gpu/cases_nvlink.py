@@ -1,0 +1,404 @@
+"""What every rank does in test_nvlink.py: the nvlink backend against the CPU oracle, many cases per launch.
+
+Tokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
+"""
+
+import dataclasses
+import functools
+import os
+import random
+import signal as signals
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eprt.ep import reference
+from eprt.ep.api import EPConfig, EPError, EPTimeoutError, Received, make_backend
+from eprt.ep.group import EPGroup
+from eprt.ep.nvlink import NvlinkBackend, Signal
+from eprt.ep.reference import Tokens
+from tests.ranks.cases_ep import SKEWS, assert_same_bits, expert_output, make_tokens
+
+# (hidden, slots per rank, top_k, tokens per rank, payload, exact)
+SHAPES = [
+    (7168, 16, 8, 24, "fp8", False),
+    (7168, 16, 8, 24, "fp8", True),
+    (2048, 4, 4, 33, "fp8", False),
+    (2048, 4, 4, 33, "same", True),
+    (4096, 8, 1, 64, "same", False),
+    (5120, 20, 6, 17, "fp8", False),
+    (8192, 48, 10, 12, "same", False),
+    (1008, 3, 2, 40, "fp8", True),
+    (1008, 3, 2, 40, "same", False),
+]
+
+
+def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
+    hidden, slots_per_rank, top_k, tokens, payload, exact = shape
+    options = {"timeout_s": 20.0, **fields}
+    return EPConfig(
+        hidden, slots_per_rank * group.size, top_k, tokens, torch.bfloat16, payload, "low_latency", device="cuda",
+        exact_combine=exact, **options,
+    )  # fmt: skip
+
+
+def make(group: EPGroup, config: EPConfig) -> NvlinkBackend:
+    backend = make_backend("auto", config, group)
+    assert isinstance(backend, NvlinkBackend)
+    return backend
+
+
+def poison(backend: NvlinkBackend) -> None:
+    """What a kernel leaves out must not look right: NaN in every receive buffer, and in torch's new tensors."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    for rows in backend._rows:
+        rows.x.view(torch.uint8).fill_(0xFF)
+        rows.count.fill_(-7)
+        if rows.scale is not None:
+            rows.scale.fill_(float("nan"))
+
+
+def filled(received: Received) -> Received:
+    """On the CPU, without the rows that hold nothing."""
+    count = received.recv_count_E.cpu()
+    rows = int(count.sum())
+    scale = None if received.scale_RG is None else received.scale_RG[:rows].cpu()
+    return Received(received.x_RH[:rows].cpu(), count, scale)
+
+
+def padded(y_RH: Tensor, backend: NvlinkBackend) -> Tensor:
+    """As the kernels take it: max_rows rows, NaN where there is no row."""
+    y = torch.full((backend.max_rows, y_RH.shape[1]), float("nan"), dtype=y_RH.dtype)
+    y[: y_RH.shape[0]] = y_RH
+    return y.cuda()
+
+
+def sum_per_rank(rank: int, config: EPConfig, tokens: Sequence[Tokens], outputs: Sequence[Tensor]) -> Tensor:
+    """combine_recv when each rank sums its outputs of a token in fp32, rounds, and the owner sums the ranks': bits."""
+    per_rank = config.num_slots // len(tokens)
+    mine = tokens[rank]
+    y = torch.zeros(mine.x_TH.shape[0], config.hidden_size)
+    for holder, output in enumerate(outputs):
+        share, any_row = torch.zeros_like(y), torch.zeros(len(y), dtype=torch.bool)
+        rows = {route[1:]: i for i, route in enumerate(reference.routes_to(holder, config, tokens))}
+        for token, chosen in enumerate(mine.slot_idx_TK.tolist()):
+            for k, slot in enumerate(chosen):
+                if slot >= 0 and slot // per_rank == holder:
+                    share[token] += mine.topk_weights_TK[token, k] * output[rows[rank, token, k]].float()
+                    any_row[token] = True
+        y = torch.where(any_row[:, None], y + share.to(config.dtype).float(), y)
+    return y.to(config.dtype)
+
+
+def check_once(backend: NvlinkBackend, everyone: Sequence[Tokens], calls: str, node_of_rank: Sequence[int]) -> None:
+    """One dispatch and combine, compared bit for bit. calls: "verbs" or "fused"."""
+    config, rank = backend.config, backend.group.rank
+    mine = everyone[rank]
+    x, slots, weights = mine.x_TH.cuda(), mine.slot_idx_TK.cuda(), mine.topk_weights_TK.cuda()
+    if calls == "verbs":
+        handle = backend.dispatch_send(x, slots, weights)
+        received = backend.dispatch_recv(handle)
+    else:
+        handle, received = backend.dispatch(x, slots, weights)
+    got, want = filled(received), reference.received(rank, config, everyone)
+    assert_same_bits(got.recv_count_E, want.recv_count_E, "recv_count_E")
+    assert_same_bits(got.x_RH.view(torch.uint8), want.x_RH.view(torch.uint8), "x_RH")
+    if want.scale_RG is not None:
+        assert got.scale_RG is not None
+        assert_same_bits(got.scale_RG, want.scale_RG, "scale_RG")
+    outputs = [expert_output(config, r, reference.received(r, config, everyone)) for r in range(backend.group.size)]
+    y = padded(outputs[rank], backend)
+    if calls == "verbs":
+        backend.combine_send(y, handle)
+        y_TH = backend.combine_recv(handle)
+    else:
+        y_TH = backend.combine(y, handle)
+    if config.exact_combine:
+        want_TH = reference.combined(rank, config, node_of_rank, everyone, outputs)
+    else:
+        want_TH = sum_per_rank(rank, config, everyone, outputs)
+    assert_same_bits(y_TH.cpu(), want_TH, "y_TH")
+
+
+def one_round(tokens: Sequence[Tokens]) -> list[Tokens]:
+    return [dataclasses.replace(t, num_rounds=1) for t in tokens]
+
+
+def random_shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
+    rng = random.Random(seed)
+    num_cases = 0
+    for shape in SHAPES:
+        config = make_config(group, shape, num_sms=rng.choice([1, 3, 16, 64, None]))
+        backend = make(group, config)
+        for case in range(cases_per_shape):
+            everyone = one_round(make_tokens(rng, config, group.size, SKEWS[(case + num_cases) % len(SKEWS)]))
+            if group.rank == 0:
+                print(shape, config.num_sms, case, flush=True)
+            poison(backend)
+            check_once(backend, everyone, rng.choice(["verbs", "fused"]), (0,) * group.size)
+        num_cases += cases_per_shape
+        backend.close()
+
+
+def two_in_flight(group: EPGroup) -> None:
+    """Two handles overlap, sent and completed in order; each keeps its own rows."""
+    config = make_config(group, SHAPES[3])
+    backend = make(group, config)
+    rng = random.Random(5)
+    for _ in range(4):
+        both = [one_round(make_tokens(rng, config, group.size, "uniform")) for _ in range(2)]
+        poison(backend)
+        handles = [
+            backend.dispatch_send(*(t.cuda() for t in (m.x_TH, m.slot_idx_TK, m.topk_weights_TK)))
+            for m in (everyone[group.rank] for everyone in both)
+        ]
+        received = [backend.dispatch_recv(handle) for handle in handles]
+        all_outputs = []
+        for everyone, handle, got in zip(both, handles, received):
+            want = reference.received(group.rank, config, everyone)
+            assert_same_bits(filled(got).x_RH, want.x_RH, "x_RH")
+            outputs = [expert_output(config, r, reference.received(r, config, everyone)) for r in range(group.size)]
+            all_outputs.append(outputs)
+            backend.combine_send(padded(outputs[group.rank], backend), handle)
+        for everyone, handle, outputs in zip(both, handles, all_outputs):
+            want_TH = reference.combined(group.rank, config, (0,) * group.size, everyone, outputs)
+            assert_same_bits(backend.combine_recv(handle).cpu(), want_TH, "y_TH")
+    backend.close()
+
+
+def identity_step(backend: NvlinkBackend, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    """Dispatch, experts that return what they get, combine; nothing waits for the host."""
+    handle, received = backend.dispatch(x, slots, weights)
+    return backend.combine(received.x_RH, handle)
+
+
+def expected_identity(x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    return x.float() * (weights * (slots >= 0)).sum(1, keepdim=True)
+
+
+def assert_near(got: Tensor, want: Tensor, what: str) -> None:
+    error = (got.float() - want).norm() / want.norm().clamp_min(1e-20)
+    assert float(error) < 8e-3, f"{what}: relative error {float(error)}"
+
+
+def many_epochs(group: EPGroup, num_steps: int) -> None:
+    """Changing token counts and routings, no synchronisation in between: no hang, no stale read."""
+    config = make_config(group, (1024, 8, 4, 64, "same", False))
+    backend = make(group, config)
+    generator = torch.Generator("cuda").manual_seed(group.rank)
+    rng = random.Random(group.rank)
+    worst = torch.zeros((), device="cuda")
+    sent = torch.zeros(group.size, dtype=torch.int64, device="cuda")
+    for step in range(num_steps):
+        T = rng.choice([0, 1, 2, 31, 64])
+        x = torch.randn(T, 1024, device="cuda", generator=generator).bfloat16()
+        slots = torch.randint(-1, config.num_slots, (T, 4), device="cuda", generator=generator, dtype=torch.int32)
+        if step % 7 == 0:
+            slots %= 8  # all to rank 0
+        weights = torch.rand(T, 4, device="cuda", generator=generator)
+        got, want = identity_step(backend, x, slots, weights), expected_identity(x, slots, weights)
+        if T:
+            worst = torch.maximum(worst, ((got.float() - want).abs() / (want.abs() + 1e-1)).max())
+        rank_of = torch.where(slots >= 0, slots // 8, group.size).long()
+        sent += torch.zeros(T, group.size + 1, device="cuda").scatter(1, rank_of, 1)[:, :-1].sum(0).long()
+    assert float(worst) < 0.05, f"an output is off by {float(worst)}"
+    stats = backend.stats()
+    assert stats.num_calls == num_steps
+    assert stats.sent_tokens_N.tolist() == sent.tolist()
+    everyone = group.allgather(stats.sent_tokens_N.tolist())
+    assert stats.recv_tokens_N.tolist() == [row[group.rank] for row in everyone]
+    assert stats.slot_rows_E.sum() >= stats.recv_tokens_N.sum()
+    backend.close()
+
+
+def graph_replay(group: EPGroup) -> None:
+    """A captured step, replayed with new tokens in the same tensors, between eager steps."""
+    config = make_config(group, (2048, 8, 4, 32, "same", False))
+    backend = make(group, config)
+    x = torch.zeros(32, 2048, dtype=torch.bfloat16, device="cuda")
+    slots = torch.zeros(32, 4, dtype=torch.int64, device="cuda")
+    weights = torch.zeros(32, 4, device="cuda")
+    identity_step(backend, x, slots, weights)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):  # three layers, so that buffers turn inside the graph
+            y = identity_step(backend, x, slots, weights)
+    generator = torch.Generator("cuda").manual_seed(100 + group.rank)
+    for step in range(40):
+        x.copy_(torch.randn(x.shape, device="cuda", generator=generator))
+        slots.copy_(torch.randint(-1, config.num_slots, slots.shape, device="cuda", generator=generator))
+        weights.copy_(torch.rand(weights.shape, device="cuda", generator=generator))
+        y.fill_(float("nan"))
+        graph.replay()
+        assert_near(y, expected_identity(x, slots, weights), f"replay {step}")
+        if step % 5 == 0:
+            assert_near(identity_step(backend, x, slots, weights), expected_identity(x, slots, weights), "eager")
+    backend.close()
+
+
+def tile_signals(group: EPGroup, exact: bool) -> None:
+    """combine_send starts before the rows exist; they appear tile by tile, in the order of neither slots nor rows."""
+    config = make_config(group, (2048, 6, 4, 48, "same", exact))
+    backend = make(group, config)
+    rng = random.Random(9)
+    block_m, threshold = 16, 5
+    slot_tiles = -(-group.size * 48 // block_m)
+    sending = torch.cuda.Stream()
+    for turn in range(3):
+        everyone = one_round(make_tokens(rng, config, group.size, ("uniform", "one_rank", "masked")[turn]))
+        mine = everyone[group.rank]
+        handle, _ = backend.dispatch(mine.x_TH.cuda(), mine.slot_idx_TK.cuda(), mine.topk_weights_TK.cuda())
+        outputs = [expert_output(config, r, reference.received(r, config, everyone)) for r in range(group.size)]
+        whole = padded(outputs[group.rank], backend)
+        count = reference.received(group.rank, config, everyone).recv_count_E.tolist()
+        y = torch.full_like(whole, float("nan"))
+        counter = torch.zeros(6 * slot_tiles, dtype=torch.int32, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(sending):
+            backend.combine_send(y, handle, Signal(counter, threshold, block_m, slot_tiles, num_sms=3))
+        begins = [sum(count[:e]) for e in range(6)]
+        tiles = [(e, m) for e in range(6) for m in range(-(-count[e] // block_m))]
+        rng.shuffle(tiles)
+        for e, m in tiles:
+            rows = slice(begins[e] + m * block_m, begins[e] + min(count[e], (m + 1) * block_m))
+            y[rows] = whole[rows]
+            counter[e * slot_tiles + m] = threshold + (m % 2)  # at or past the threshold
+        torch.cuda.synchronize()
+        y_TH = backend.combine_recv(handle)
+        if exact:
+            want_TH = reference.combined(group.rank, config, (0,) * group.size, everyone, outputs)
+        else:
+            want_TH = sum_per_rank(group.rank, config, everyone, outputs)
+        assert_same_bits(y_TH.cpu(), want_TH, "y_TH")
+    backend.close()
+
+
+def missing_signal(group: EPGroup) -> None:
+    """A tile that never comes ends in an error that names it, on the rank whose experts are late."""
+    config = make_config(group, (2048, 6, 4, 48, "same", False), timeout_s=1.0)
+    backend = make(group, config)
+    x = torch.ones(5, 2048, dtype=torch.bfloat16, device="cuda")
+    slots = torch.tensor([[1, -1, -1, -1]] * 5, device="cuda")  # of rank 0
+    handle, received = backend.dispatch(x, slots, torch.ones(5, 4, device="cuda"))
+    counter = torch.zeros(6, dtype=torch.int32, device="cuda")
+    y = torch.zeros(received.x_RH.shape, dtype=torch.bfloat16, device="cuda")
+    backend.combine_send(y, handle, Signal(counter, 3, block_m=group.size * 48, slot_tiles=1))
+    torch.cuda.synchronize()
+    rows = int(received.recv_count_E.sum())
+    try:
+        backend.combine_recv(handle)
+        assert rows == 0, "combine_recv did not report the missing tile"
+    except EPError as error:
+        assert rows > 0 and "tile 1: signal 0, threshold 3" in str(error), error
+    torch.cuda.synchronize()
+    group.barrier()
+    backend.close()
+
+
+def killed_rank(group: EPGroup, victim: int) -> None:
+    """A rank is killed between two steps; the others are told who, go on without it, and their results stay right."""
+    config = make_config(group, (2048, 8, 4, 32, "same", False), timeout_s=1.0)
+    backend = make(group, config)
+    generator = torch.Generator("cuda").manual_seed(group.rank)
+
+    def step(masked: tuple[int, ...]) -> None:
+        x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
+        slots = torch.randint(0, config.num_slots, (32, 4), device="cuda", generator=generator)
+        weights = torch.rand(32, 4, device="cuda", generator=generator)
+        got = identity_step(backend, x, slots, weights)
+        for rank in masked:
+            slots = torch.where(slots // 8 == rank, -1, slots)
+        torch.cuda.synchronize()
+        assert_near(got, expected_identity(x, slots, weights), f"step without {masked}")
+
+    for _ in range(5):
+        step(())
+    group.barrier()
+    if group.rank == victim:
+        os.kill(os.getpid(), signals.SIGKILL)
+    while victim not in group.lost_ranks():
+        time.sleep(0.01)
+    started = time.monotonic()
+    step((victim,))  # runs into the deadline, without the victim's outputs
+    try:
+        step((victim,))
+        raise AssertionError("the deadline passed without an error")
+    except EPTimeoutError as error:
+        assert error.rank == group.rank and error.peer == victim and "dispatch" in error.phase, error
+        print(f"after {time.monotonic() - started:.1f} s: {error}")
+    assert backend.query_mask().tolist() == [int(r == victim) for r in range(group.size)]
+    before = time.monotonic()
+    for _ in range(50):
+        step((victim,))
+    assert time.monotonic() - before < 5, "masked ranks must not be waited for"
+    backend.close()
+
+
+def masked_before(group: EPGroup) -> None:
+    """mask_rank: the last rank takes no part from the start; nobody waits for it."""
+    config = make_config(group, (2048, 8, 4, 32, "same", True), timeout_s=5.0)
+    backend = make(group, config)
+    last = group.size - 1
+    if group.rank != last:
+        backend.mask_rank(last)
+        generator = torch.Generator("cuda").manual_seed(group.rank)
+        for _ in range(5):
+            x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
+            slots = torch.randint(0, config.num_slots, (32, 4), device="cuda", generator=generator)
+            weights = torch.rand(32, 4, device="cuda", generator=generator)
+            got = identity_step(backend, x, slots, weights)
+            assert_near(got, expected_identity(x, torch.where(slots // 8 == last, -1, slots), weights), "masked")
+    group.barrier()
+    backend.close()
+
+
+def bad_input(group: EPGroup) -> None:
+    config = make_config(group, (2048, 8, 4, 32, "same", False))
+    backend = make(group, config)
+    x, weights = torch.zeros(2, 2048, dtype=torch.bfloat16, device="cuda"), torch.ones(2, 4, device="cuda")
+    slots = torch.zeros(2, 4, dtype=torch.int64, device="cuda")
+
+    def refused(call, *words: str) -> None:
+        try:
+            call()
+        except (ValueError, RuntimeError) as error:
+            assert all(word in str(error) for word in (f"[rank {group.rank}/{group.size}]", *words)), error
+            return
+        raise AssertionError(f"nothing was raised; expected {words}")
+
+    refused(lambda: backend.dispatch_send(x.cpu(), slots, weights), "x_TH is on cpu")
+    refused(lambda: backend.dispatch_send(x, slots, weights, 2), "num_rounds=2")
+    refused(lambda: backend.mask_rank(group.rank), "mask_rank")
+    refused(lambda: make_backend("nvlink", dataclasses.replace(config, mode="normal"), group), "low_latency")
+    refused(lambda: make_backend("nvlink", dataclasses.replace(config, hidden_size=2050), group), "multiple of 16")
+    for bad in (1 << 33, config.num_slots, -2):  # the lower half of the first would be slot 0
+        slots[1, 2] = bad
+        handle, received = backend.dispatch(x, slots, weights)
+        torch.cuda.synchronize()
+        refused(functools.partial(backend.combine, received.x_RH, handle), f"slot_idx_TK[1, 2] = {bad} ", "-1 to mask")
+        backend.combine(received.x_RH, handle)  # an error is told once, and the entry was left out
+    backend.close()
+    refused(lambda: backend.dispatch_send(x, slots, weights), "closed")
+
+
+def fp8_power_of_two_scales(group: EPGroup) -> None:
+    """ue8m0: every scale is a power of two, and values stay within the format's error."""
+    config = make_config(group, (1024, 4, 2, 16, "fp8", False))
+    backend = make(group, config)
+    x = torch.randn(16, 1024, generator=torch.Generator().manual_seed(3)).bfloat16().cuda()
+    slots = torch.arange(32, device="cuda", dtype=torch.int32).view(16, 2) % 4 + 4 * group.rank  # stay on this rank
+    rows = backend._rows[0]
+    backend.kernels.dispatch(0, x, slots, torch.ones(16, 2, device="cuda"), 3, ue8m0=True)
+    torch.cuda.synchronize()
+    assert rows.scale is not None
+    scale = rows.scale[:32]
+    assert torch.equal(torch.exp2(torch.log2(scale).round()), scale)
+    rows_of_slot = [(slots == 4 * group.rank + e).any(1).nonzero().flatten() for e in range(4)]
+    want = x[torch.cat(rows_of_slot)].float()
+    got = rows.x[:32].float() * scale.repeat_interleave(128, 1)
+    assert float((got - want).norm() / want.norm()) < 0.04
+    group.barrier()
+    backend.close()

@@ -1,0 +1,93 @@
+"""Compiling CUDA kernels on a machine without a GPU, the cache, and the structs that Python and CUDA share."""
+
+import ctypes
+import re
+from itertools import pairwise
+
+import pytest
+
+from eprt.ep import nvlink_layout
+from eprt.ep.nvlink_layout import HeapShape
+from eprt.ep.nvlink_low_latency import kernel_sources
+from eprt.gpu import jit
+
+
+@pytest.fixture
+def nvrtc():
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC is not installed: {error}")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EPRT_KERNEL_CACHE", str(tmp_path / "cubins"))
+    return tmp_path / "cubins"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_kernels_compile_for_every_architecture(nvrtc, cache, arch):
+    for source in kernel_sources(2048, 6, 4, fp8=True, exact=False, arch=arch):
+        assert jit.cubin(source).startswith(b"\x7fELF")
+    assert len(list(cache.glob(f"*-{arch}-*.cubin"))) == 2
+
+
+def test_other_variants_compile(nvrtc, cache):
+    for fp8, exact, profile in ((False, True, False), (True, True, True)):
+        for source in kernel_sources(1008, 3, 2, fp8=fp8, exact=exact, profile=profile, stats=not profile):
+            assert jit.cubin(source).startswith(b"\x7fELF")
+
+
+def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache, monkeypatch):
+    source = kernel_sources(256, 1, 1, fp8=False, exact=False)[1]
+    first = jit.cubin(source)
+    monkeypatch.setattr(jit, "compile_source", lambda source: pytest.fail("compiled again"))
+    assert jit.cubin(source) == first
+    keys = {jit.cache_key(s) for k in (1, 2) for s in kernel_sources(256, k, 1, fp8=False, exact=False)}
+    keys |= {jit.cache_key(s) for s in kernel_sources(256, 1, 1, fp8=False, exact=False, arch="sm_80")}
+    assert len(keys) == 6
+
+
+def test_a_compiler_error_carries_the_log(nvrtc, cache):
+    source = jit.KernelSource("ll_dispatch", defines=(("HIDDEN", 17),))
+    with pytest.raises(jit.KernelCompileError, match=r"ll_dispatch.cu for sm_90a .*'HIDDEN': 17(.|\n)*error"):
+        jit.cubin(source)
+    assert not list(cache.glob("*"))
+
+
+def struct_fields(text: str, name: str) -> list[str]:
+    """Field names of a CUDA struct, in order."""
+    body = re.search(rf"struct {name} {{(.*?)\n}};", text, re.DOTALL)
+    assert body, name
+    lines = [line.split("//")[0].strip() for line in body.group(1).splitlines()]
+    return [re.split(r"[\s*&]+", re.sub(r"\[.*?\]", "", line).rstrip("; "))[-1] for line in lines if line]
+
+
+def test_python_and_cuda_agree_on_every_struct():
+    context = nvlink_layout.context_struct(4)
+    ours = {
+        "HeapLayout": nvlink_layout.HeapLayout,
+        "Deadline": nvlink_layout.Deadline,
+        "Stats": nvlink_layout.Stats,
+        "Handle": nvlink_layout.Handle,
+        "Context": context,
+        "DispatchParams": nvlink_layout.dispatch_struct(context),
+        "CombineParams": nvlink_layout.combine_struct(context),
+    }
+    theirs = jit.read_source("ll_dispatch") + jit.read_source("ll_combine")
+    for name, struct in ours.items():
+        assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
+        assert issubclass(struct, ctypes.Structure)
+
+
+def test_the_heap_is_small_and_its_fields_do_not_overlap():
+    shape = HeapShape(8, 128, 7168, 8, 36, fp8=True, exact=False, num_buffers=2)
+    offsets, sizes = shape.offsets(), shape.field_bytes
+    names = list(offsets)
+    assert names == [field[0] for field in nvlink_layout.HeapLayout._fields_]
+    for before, after in pairwise(names):
+        assert offsets[before] + sizes[before] <= offsets[after] and offsets[after] % 128 == 0
+    assert shape.num_bytes < 2147e6 / 3  # a third of DeepEP's buffer for the same shape
+    assert shape.message_bytes == 16 + 8 * 8 + 7168 + 224
