@@ -26,13 +26,14 @@ constexpr int kTileRows = 16;           // rows of every tile, columns of C
 constexpr int kTileDepth = 32;          // elements of K in a tile
 constexpr int kMaxRows = 256;           // of a piece
 constexpr int kStripe = 2 * kTileRows;  // weight rows multiplied side by side
-constexpr int64_t kDepth = 512;         // a stripe's stretch of K: 32 KB of dequantised weights stay in L1
+// A stripe's stretch of K: with many rows, 32 KB of dequantised weights that stay in L1; with few, long runs of memory.
+constexpr int64_t kDepth = 512, kLongDepth = 2048;
 
 struct alignas(64) Workspace {
-  float sums[2][kMaxColumns][kMaxRows];                        // transposed; [1]: of the up projection
-  float rows[kTileRows][kMaxColumns];                          // sums of one row block, not transposed
-  float block[4][kTileRows][kTileRows];                        // C tiles of one fp8 block
-  bf16 stripe[kDepth / kTileDepth][2][kTileRows][kTileDepth];  // A tiles
+  float sums[2][kMaxColumns][kMaxRows];                            // transposed; [1]: of the up projection
+  float rows[kTileRows][kMaxColumns];                              // sums of one row block, not transposed
+  float block[4][kTileRows][kTileRows];                            // C tiles of one fp8 block
+  bf16 stripe[kLongDepth / kTileDepth][2][kTileRows][kTileDepth];  // A tiles
 };
 
 Workspace& workspace() {
@@ -137,8 +138,9 @@ class Product {
       for (int r = 0; r < kStripe; ++r) std::memset(sums_[n + r], 0, clear_bytes);
       int64_t k = 0;
       if (in_place(n)) k = multiply_in_place(n);
-      for (; k < piece_.w.k; k += kDepth) {
-        const int steps = static_cast<int>(div_up(min_of(kDepth, piece_.w.k - k), kTileDepth));
+      const int64_t depth = piece_.m <= 2 * kTileRows ? kLongDepth : kDepth;
+      for (; k < piece_.w.k; k += depth) {
+        const int steps = static_cast<int>(div_up(min_of(depth, piece_.w.k - k), kTileDepth));
         multiply(n, k, steps, dequantize(n, k, steps));
       }
     }
@@ -176,7 +178,7 @@ class Product {
         const int64_t i = s * kTileDepth;
         __m512i value = _mm512_setzero_si512();
         if (w != nullptr && i + kTileDepth <= depth) {
-          __builtin_prefetch(w + i + ahead, 0, 2);
+          if (i % (64 / sizeof(W)) == 0) __builtin_prefetch(w + i + ahead, 0, 2);
           value = load_bf16x32(w + i);
         } else if (w != nullptr) {
           W padded[kTileDepth] = {};

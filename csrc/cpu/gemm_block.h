@@ -129,7 +129,7 @@ template <class Math, bool SCALED, bool PREFETCH, bool WHOLE, class W, int ROWS,
                         [&](int c) { return load_weight<Math, SCALED>(in.w[c] + k, scale(c)); }, sum);
   }
   if (WHOLE || k == end) return;
-  const int count = static_cast<int>(end - k);
+  const int count = static_cast<int>(static_cast<unsigned>(end - k) % Math::kStep);
   outer_product<Math>([&](int r) { return load_tail<Math>(in.x + r * in.x_stride + k, count); },
                       [&](int c) { return load_weight_tail<Math, SCALED>(in.w[c] + k, scale(c), count); }, sum);
 }
@@ -269,7 +269,8 @@ struct Product {
     }
     if (i < k) {
       const float* s = kScaled ? scale + i / kFp8Block : nullptr;
-      Math::store(out + i, load_weight_tail<Math, kScaled>(w + i, s, static_cast<int>(k - i)));
+      Math::store(out + i, load_weight_tail<Math, kScaled>(
+                               w + i, s, static_cast<int>(static_cast<unsigned>(k - i) % Math::kStep)));
     }
     return out;
   }
