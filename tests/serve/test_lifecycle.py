@@ -65,6 +65,13 @@ def assert_nothing_left(processes: list[psutil.Process]) -> None:
     assert not alive, f"still running: {[(p.pid, p.cmdline()) for p in alive]}"
 
 
+def wait_until_unhealthy(url: str) -> httpx.Response:
+    deadline_s = time.monotonic() + 10
+    while (health := httpx.get(f"{url}/health")).status_code == 200 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return health
+
+
 def ranks_of(url: str) -> dict[int, int]:
     """rank -> pid."""
     return {r["rank"]: r["pid"] for r in httpx.get(f"{url}/health").json()["ranks"]}
@@ -74,11 +81,11 @@ def ranks_of(url: str) -> dict[int, int]:
 def test_launcher_drains_and_exits_0(number):
     with RunningServer(MODEL, 2) as server:
         processes = family(psutil.Process(server.process.pid))
-        stream = Stream(server.url, max_tokens=100)
+        # Long enough to be still running when the signal has taken effect, also on a fast and idle machine.
+        stream = Stream(server.url, max_tokens=600)
         server.process.send_signal(number)
-        time.sleep(0.3)
+        health = wait_until_unhealthy(server.url)
         refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "late"})
-        health = httpx.get(f"{server.url}/health")
         stream.join(60)
         status = server.wait_exit()
         assert stream.failure is None and stream.finish_reason == "length" and stream.events[-1] == "[DONE]"
