@@ -9,6 +9,7 @@ class SamplingParams:
     """Names and meanings follow the OpenAI API (top_k, min_p, repetition_penalty, ignore_eos: the usual extensions).
 
     temperature 0 is greedy. top_p in (0, 1]; top_k 0 means all; min_p in [0, 1].
+    repetition_penalty in 0.001..1000: far beyond that a float32 logit overflows.
     n: completions per prompt, each with its own random stream. seed: None draws one from the engine.
     stop: strings (matched by the layer that owns the text); stop_token_ids: token ids. logprobs: None, or how many
     alternatives to report beside the chosen token (0..20). logit_bias: token id -> bias in -100..100.
@@ -43,7 +44,7 @@ class SamplingParams:
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "in 0..20"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in -2..2"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "in -2..2"),
-            ("repetition_penalty", math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"),
+            ("repetition_penalty", 1e-3 <= self.repetition_penalty <= 1e3, "in 0.001..1000"),
             ("stop", all(self.stop), "strings of at least one character"),
             ("logit_bias", all(-100 <= b <= 100 for b in self.logit_bias.values()), "values in -100..100"),
         )

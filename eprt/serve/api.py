@@ -2,6 +2,7 @@
 answer.py's business."""
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -59,7 +60,9 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        await _unless_disconnected(pump(), receive)
+        # Starlette has no way to handle an exception after the head is sent, and a client may leave when it likes.
+        with contextlib.suppress(ClientDisconnect):
+            await _unless_disconnected(pump(), receive)
 
 
 async def _unless_disconnected(work, receive) -> Any:
@@ -103,7 +106,12 @@ class Api:
             Route("/v1/eprt/diagnose", self.diagnose),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["POST"]),
         ]
-        handlers = {ApiError: _api_error, HTTPException: _http_error, ClientDisconnect: _client_gone}
+        handlers = {
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_gone,
+            Exception: _defect,
+        }
         return _Outer(Starlette(routes=routes, exception_handlers=handlers), self._options.api_key)  # type: ignore[arg-type]
 
     # -- generation --
@@ -260,7 +268,7 @@ class Api:
 
 
 class _Outer:
-    """Around everything: the request id, the key, and an answer for what nobody else caught."""
+    """Around everything: the request id, the key, and the log of what nobody else caught (_defect has answered it)."""
 
     def __init__(self, app: Starlette, api_key: str | None):
         self._app, self._api_key = app, api_key
@@ -272,12 +280,9 @@ class _Outer:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope["eprt.request_id"] = request_id
-        started = False
 
         async def send_with_id(message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)
 
@@ -289,9 +294,6 @@ class _Outer:
             await self._app(scope, receive, send_with_id)
         except Exception:
             _log.exception("[%s] %s %s: internal error", request_id, scope["method"], scope["path"])
-            if not started:
-                error = ApiError(500, f"internal error; the log has request {request_id}", code="internal_error")
-                await _error_response(error)(scope, receive, send_with_id)
 
     def _knows_key(self, headers: dict[bytes, bytes]) -> bool:
         return hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._api_key}".encode())
@@ -320,3 +322,9 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """Starlette sends this where nothing was sent yet, then raises the error once more."""
+    message = f"internal error; the log has request {request.scope['eprt.request_id']}"
+    return _error_response(ApiError(500, message, code="internal_error"))

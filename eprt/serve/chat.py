@@ -79,6 +79,8 @@ class ChatTemplate:
         variables: dict[str, Any] | None = None,
     ) -> str:
         """The prompt. variables: more names for the template (chat_template_kwargs). ApiError 400 when it refuses."""
+        if "messages" in (variables or {}):
+            raise invalid("chat_template_kwargs", "chat_template_kwargs has messages, which is a field of its own")
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
         context = {
@@ -94,7 +96,7 @@ class ChatTemplate:
                 # Most templates print a call's arguments with `| tojson` and want an object; DeepSeek's join them to
                 # other text and want the text.
                 return template.render(messages=_messages(messages, arguments_as_text=True), **context)
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # a program of others, run on values of the client
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from None
 
 

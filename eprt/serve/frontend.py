@@ -57,7 +57,13 @@ class Frontend:
         app = Api(options, self._pool, preparer, self._diagnosis).app()
         self._server = _Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+                app,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=5,
             )
         )
         self._signalled: set[int | None] = set()

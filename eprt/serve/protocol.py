@@ -98,8 +98,10 @@ class _Sampling(msgspec.Struct, kw_only=True, frozen=True):
     def _logit_bias(self) -> dict[int, float]:
         biases = {}
         for key, bias in (self.logit_bias or {}).items():
-            if not key.isascii() or not key.isdecimal():
+            if not key.isascii() or not key.isdecimal() or len(key) > 18:
                 raise invalid("logit_bias", f"logit_bias has the key {_show(key)}; keys are token ids")
+            if not -100 <= bias <= 100:
+                raise invalid("logit_bias", f"logit_bias of token {key} is {bias:g}; must be in -100..100")
             biases[int(key)] = bias
         return biases
 

@@ -264,6 +264,8 @@ def test_refusals(http):
     refuse(http, "/v1/completions", {"prompt": ["x"] * 97}, 400, "invalid_value", "n")
     refuse(http, "/v1/completions", {"prompt": "x", "foo": 1}, 400, "unsupported_parameter", "foo")
     refuse(http, "/v1/completions", {"max_tokens": 1}, 400, "missing_required_parameter", "prompt")
+    refuse(http, "/v1/chat/completions", {**SUM, "chat_template_kwargs": {"messages": []}}, 400, "invalid_value",
+           "chat_template_kwargs")  # fmt: skip
     refuse(http, "/v1/completions", b"{]", 400, "invalid_json")
     refuse(http, "/v1/completions", b'{"prompt": "' + b"x" * (9 << 20) + b'"}', 413, "body_too_large")
     refuse(http, "/v1/completions", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model")
@@ -335,6 +337,7 @@ def test_disconnect_frees_the_pages(http, server, stream):
             time.sleep(0.02)
     ranks = wait_idle(http)
     assert sum(r["num_generated_tokens"] for r in ranks) - generated < 1500
+    assert "Traceback" not in server.output()
 
 
 # -- looking in from outside --

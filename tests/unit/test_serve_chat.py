@@ -95,7 +95,13 @@ def test_files_take_precedence_and_named_templates_are_chosen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ raise_exception('roles must alternate') }}", "{{ messages.foo.bar }}", "{{ ''.__class__.__mro__ }}"]
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.foo.bar }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 1 // 0 }}",
+    ],
 )
 def test_a_template_that_refuses_or_escapes_is_the_clients_error(source):
     with pytest.raises(ApiError, match="chat template") as caught:
