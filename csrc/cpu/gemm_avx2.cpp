@@ -11,11 +11,12 @@ struct Avx2Math {
   using Operand = __m256;
   using Sum = __m256;
   static constexpr int kStep = 8;
+  static constexpr int kDirectRows = 8;
   static constexpr bool kFoldsScale = true;
-  static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
+  static constexpr TileShape kTile{4, 3}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) {
-    constexpr int kColumns[] = {0, 4, 6, 4, 3, 2, 2, 1, 1};
-    return rows <= 8 ? kColumns[rows] : 0;
+    constexpr int kColumns[] = {0, 4, 6, 4, 3};
+    return rows <= 4 ? kColumns[rows] : 0;
   }
 
   static Operand load(const float* p) { return _mm256_loadu_ps(p); }

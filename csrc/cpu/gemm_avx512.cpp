@@ -56,11 +56,12 @@ struct Avx512FloatMath : Avx512Sums {
   using X = float;
   using Operand = __m512;
   static constexpr int kStep = 16;
+  static constexpr int kDirectRows = 8;
   static constexpr bool kFoldsScale = true;
   static constexpr TileShape kTile{4, 6}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) {
-    constexpr int kColumns[] = {0, 4, 8, 8, 6, 4, 4, 3, 3};
-    return rows <= 8 ? kColumns[rows] : 0;
+    constexpr int kColumns[] = {0, 4, 8, 8, 6};
+    return rows <= 4 ? kColumns[rows] : 0;
   }
 
   static Operand load(const float* p) { return _mm512_loadu_ps(p); }
@@ -83,6 +84,7 @@ struct Avx512DotMath : Avx512Sums {
   using X = bf16;
   using Operand = __m512i;
   static constexpr int kStep = 32;
+  static constexpr int kDirectRows = 8;
   static constexpr bool kFoldsScale = false;
   static constexpr TileShape kTile{3, 8}, kScaledTile{4, 3};
   static constexpr int direct_columns(int rows, bool scaled_sums) {

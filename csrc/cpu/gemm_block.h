@@ -10,6 +10,7 @@
 //   add_reduced<ROWS, COLS>(sums, out, ld)   out[r][c] += the lanes of sums[r][c], one tree of additions for all
 //   kTile, kScaledTile     shape of the register tile: plain, and with one sum per fp8 block besides the total
 //   direct_columns(rows, scaled_sums)        columns of the tile that dequantises in registers; 0: too many rows
+//   kDirectRows            up to so many rows weights other than fp8 are dequantised in registers, if need be twice
 //
 // Order of summation over K, the same for every row and column: stretches of kDepth elements; within one, lane i takes
 // elements i, i + kStep, ...; the lanes are reduced and the result is added to the total. An fp8 block's scale
@@ -200,30 +201,40 @@ struct Product {
   int64_t ld;
 
   void run(X* panel) const {
-    constexpr int kMaxDirect = [] {
+    constexpr int kMaxRows = [] {
       int rows = 1;
       while (Math::direct_columns(rows + 1, kScaledSums) > 0) ++rows;
       return rows;
     }();
-    if (piece.m <= kMaxDirect) {
-      return with_rows<kMaxDirect>(piece.m,
-                                   [&]<int ROWS>() { direct<ROWS, Math::direct_columns(ROWS, kScaledSums)>(); });
+    constexpr int kMaxRest = kScaled ? 0 : Math::kDirectRows - kMaxRows;
+    if (piece.m <= kMaxRows) {
+      return with_rows<kMaxRows>(piece.m, [&]<int ROWS>() { direct<ROWS, 0>(); });
+    }
+    if (piece.m <= kMaxRows + kMaxRest) {
+      return with_rows<kMaxRest>(piece.m - kMaxRows, [&]<int REST>() { direct<kMaxRows, REST>(); });
     }
     for (int64_t k = 0; k < piece.w.k; k += kDepth<Math>) paneled(k, min_of(kDepth<Math>, piece.w.k - k), panel);
   }
 
  private:
-  // Few rows: weights are dequantised in registers, each once. The next tile's are fetched in their order in memory.
-  template <int ROWS, int COLS>
+  // Few rows, in a tile of ROWS and one of REST: weights are dequantised in registers. The weights of the next tile of
+  // columns are fetched in their order in memory.
+  template <int ROWS, int REST>
   void direct() const {
-    TileInput<X, W, COLS> in{.x = x(0), .x_stride = x_stride(), .k = piece.w.k, .w = {}, .scale = {}, .next = {}};
-    for (int column = 0; column < piece.n; column += COLS) {
-      for (int c = 0; c < COLS; ++c) {
+    constexpr int kCols = Math::direct_columns(ROWS, kScaledSums);
+    TileInput<X, W, kCols> in{.x = x(0), .x_stride = x_stride(), .k = piece.w.k, .w = {}, .scale = {}, .next = {}};
+    for (int column = 0; column < piece.n; column += kCols) {
+      for (int c = 0; c < kCols; ++c) {
         in.w[c] = weights(column + c, 0);
         if constexpr (kScaled) in.scale[c] = block_scale(column + c, 0);
       }
-      in.next = {reinterpret_cast<const char*>(in.w[0] + next_tile<COLS>(column)), 64, COLS * sizeof(W)};
-      tiles<Math, kScaled, true, W, ROWS, COLS>(in, 1, sums + column, ld);
+      in.next = {reinterpret_cast<const char*>(in.w[0] + next_tile<kCols>(column)), 64, kCols * sizeof(W)};
+      in.x = x(0);
+      tiles<Math, kScaled, true, W, ROWS, kCols>(in, 1, sums + column, ld);
+      if constexpr (REST > 0) {
+        in.x += ROWS * in.x_stride;
+        tiles<Math, kScaled, false, W, REST, kCols>(in, 1, sums + ROWS * ld + column, ld);
+      }
     }
   }
 

@@ -25,6 +25,7 @@ struct ScalarMath {
   typedef float Operand __attribute__((vector_size(16)));
   using Sum = Operand;
   static constexpr int kStep = 4;
+  static constexpr int kDirectRows = 3;
   static constexpr bool kFoldsScale = true;
   static constexpr TileShape kTile{3, 4}, kScaledTile = kTile;
   static constexpr int direct_columns(int rows, bool) { return rows <= 3 ? 4 : 0; }
