@@ -7,7 +7,8 @@
 Under mpirun every rank runs the same program and calls generate() with the same prompts; every rank gets all results.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,8 @@ class LLM:
     # -- from prompts to completions --
 
     def _prepare(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
+        if isinstance(prompts, bytes | Mapping) or not hasattr(prompts, "__len__"):
+            raise ValueError(f"prompts is {str(prompts)[:80]}; give one or many, each a text or a list of token ids")
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
             prompts = [prompts]
         if not isinstance(sampling_params, Sequence):
@@ -207,7 +210,10 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(token_id) for token_id in prompt]
+            try:
+                return [operator.index(token_id) for token_id in (None if isinstance(prompt, bytes) else prompt)]
+            except TypeError:
+                raise ValueError(f"a prompt is a text or a list of token ids, not {str(prompt)[:80]}") from None
         if self.tokenizer is None:
             raise ValueError("a text prompt needs the checkpoint's tokenizer.json; pass token ids")
         return self.tokenizer.encode(prompt)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self):
+        self._check_types()
         checks = (
             ("max_tokens", self.max_tokens >= 0, "at least 0"),
             ("temperature", math.isfinite(self.temperature) and 0 <= self.temperature <= 2, "in 0..2"),
@@ -45,9 +47,25 @@ class SamplingParams:
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in -2..2"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "in -2..2"),
             ("repetition_penalty", 1e-3 <= self.repetition_penalty <= 1e3, "in 0.001..1000"),
-            ("stop", all(self.stop), "strings of at least one character"),
+            ("stop", all(self.stop), "strings of at least one character each"),
             ("logit_bias", all(-100 <= b <= 100 for b in self.logit_bias.values()), "values in -100..100"),
         )
         for name, ok, want in checks:
             if not ok:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be {want}")
+
+    def _check_types(self):
+        """A wrong type would show only later, on the rank that runs the request, or never: "ab" is also two stops."""
+        kinds = (
+            (Integral, "an integer", ("max_tokens", "top_k", "n")),
+            (Integral | None, "an integer or None", ("seed", "logprobs")),
+            (Real, "a number", ("temperature", "top_p", "min_p")),
+            (Real, "a number", ("frequency_penalty", "presence_penalty", "repetition_penalty")),
+            (tuple | list, "a tuple of strings", ("stop",)),
+            (tuple | list, "a tuple of token ids", ("stop_token_ids",)),
+            (dict, "a dict of token id to bias", ("logit_bias",)),
+        )
+        for kind, want, names in kinds:
+            for name in names:
+                if not isinstance(getattr(self, name), kind):
+                    raise ValueError(f"{name}={getattr(self, name)!r}: must be {want}")

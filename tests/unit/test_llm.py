@@ -1,6 +1,7 @@
 """LLM on one rank with real checkpoints: tokens as transformers', seeded, whatever the batch; text and stop strings."""
 
 import random
+import re
 
 import pytest
 
@@ -196,6 +197,12 @@ def test_bad_calls_name_what_is_wrong(llm, tmp_path):
         llm.generate([[1], []])
     with pytest.raises(ValueError, match=f"prompt 0: prompt token {VOCAB} is outside the vocabulary"):
         llm.generate([[VOCAB]])
+    for no_prompt in ([1.5], ["a"], b"x", None):
+        with pytest.raises(ValueError, match="prompt 0: a prompt is a text or a list of token ids"):
+            llm.generate([no_prompt])
+    for no_prompts in (5, None, b"x", {"prompt": "x"}):
+        with pytest.raises(ValueError, match=r"prompts is .*; give one or many, each a text or a list of token ids"):
+            llm.generate(no_prompts)
     with pytest.raises(ValueError, match="2 prompts but 1 sampling_params"):
         llm.generate([[1], [2]], [SamplingParams()])
     assert llm.generate([]) == [] and not llm.engine.has_work
@@ -215,3 +222,12 @@ def test_more_prompts_than_any_queue(llm):
     outputs = llm.generate(prompts, SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
     assert [output.prompt_token_ids for output in outputs] == prompts
     assert all(len(output.outputs[0].token_ids) == 1 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tokens": "5"}, {"n": 1.5}, {"top_p": None}, {"seed": "x"}, {"stop": "ab"}, {"logit_bias": [1]}]
+)
+def test_sampling_params_of_a_wrong_type_are_named(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}: must be ")):
+        SamplingParams(**wrong)
