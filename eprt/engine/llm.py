@@ -209,9 +209,11 @@ class LLM:
         ]
 
     def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, bytes):  # or they would pass as token ids, one per byte
+            raise ValueError(f"a prompt is a text or a list of token ids, not {prompt[:80]!r}")
         if not isinstance(prompt, str):
             try:
-                return [operator.index(token_id) for token_id in (None if isinstance(prompt, bytes) else prompt)]
+                return [operator.index(token_id) for token_id in prompt]
             except TypeError:
                 raise ValueError(f"a prompt is a text or a list of token ids, not {str(prompt)[:80]}") from None
         if self.tokenizer is None:
