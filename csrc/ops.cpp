@@ -57,6 +57,8 @@ eprt::Matrix matrix_of(const Tensor& data, const OptionalTensor& scale) {
   return {data.data_ptr(), floats_or_null(scale), dtype_of(data), data.size(dim - 2), data.size(dim - 1)};
 }
 
+void emulate_amx(bool on) { eprt::emulate_amx(on); }
+
 eprt::Rows rows_of(const Tensor& x) { return {x.data_ptr(), dtype_of(x), x.stride(0)}; }
 
 void linear(const Tensor& y, const Tensor& x, const Tensor& w, const OptionalTensor& w_scale,
@@ -243,6 +245,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def("cpu_isa() -> int");
   m.def("cpu_isa_detected() -> int");
   m.def("set_cpu_isa(int isa) -> ()");
+  m.def("emulate_amx(bool on) -> ()");
   m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
   m.def(
       "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor w13, Tensor? w13_scale, Tensor w2, "
@@ -284,6 +287,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("cpu_isa_detected", TORCH_BOX(&cpu_isa_detected));
   m.impl("set_cpu_isa", TORCH_BOX(&set_cpu_isa));
   m.impl("linear", TORCH_BOX(&linear));
+  m.impl("emulate_amx", TORCH_BOX(&emulate_amx));
   m.impl("grouped_experts", TORCH_BOX(&grouped_experts));
   m.impl("gate_topk", TORCH_BOX(&gate_topk));
 }

@@ -3,6 +3,7 @@
 #include "cpu/gemm.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <iterator>
 #include <memory>
@@ -19,12 +20,14 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bytes_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : dtype == Dtype::kBFloat16 ? 2 : 1; }
 
+std::atomic<bool> g_emulate_amx{false};
+
 const GemmKernels& kernels_for(Dtype x, Dtype w) {
   switch (cpu_isa()) {
     case Isa::kAmx:
       return gemm_kernels_amx(x, w);
     case Isa::kAvx512:
-      return gemm_kernels_avx512(x, w);
+      return g_emulate_amx ? gemm_kernels_amx_emulated(x, w) : gemm_kernels_avx512(x, w);
     case Isa::kAvx2:
       return gemm_kernels_avx2(x, w);
     default:
@@ -182,6 +185,8 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
 }
 
 }  // namespace
+
+void emulate_amx(bool on) { g_emulate_amx = on; }
 
 Matrix Matrix::at(int64_t e) const {
   Matrix one = *this;

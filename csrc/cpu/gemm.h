@@ -42,4 +42,7 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
 void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const Matrix& w13, const Matrix& w2,
                      void* y, int num_threads);
 
+// For tests: at level avx512, run the AMX kernels with their tiles emulated. Very slow.
+void emulate_amx(bool on);
+
 }  // namespace eprt

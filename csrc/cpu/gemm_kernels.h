@@ -47,5 +47,6 @@ const GemmKernels& gemm_kernels_scalar(Dtype x, Dtype w);
 const GemmKernels& gemm_kernels_avx2(Dtype x, Dtype w);
 const GemmKernels& gemm_kernels_avx512(Dtype x, Dtype w);
 const GemmKernels& gemm_kernels_amx(Dtype x, Dtype w);
+const GemmKernels& gemm_kernels_amx_emulated(Dtype x, Dtype w);
 
 }  // namespace eprt

@@ -9,6 +9,8 @@ from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quan
 
 native.load()
 LEVELS = native.ISA_NAMES[: native.ISA_NAMES.index(native.detected_isa()) + 1]
+if LEVELS[-1] == "avx512":
+    LEVELS = (*LEVELS, "emulated amx")
 X_DTYPES = (torch.float32, torch.bfloat16)
 WEIGHTS = {
     "float32": Weight,
@@ -20,12 +22,18 @@ WEIGHTS = {
 SHAPES = ((1, 1), (3, 31), (7, 32), (49, 128), (130, 257), (200, 384), (33, 1100), (65, 2500), (17, 4224))
 
 
+def set_level(level: str) -> None:
+    emulated = level == "emulated amx"
+    native.set_isa("avx512" if emulated else level)
+    torch.ops.eprt.emulate_amx(emulated)
+
+
 @pytest.fixture(params=LEVELS)
 def isa(request):
     before = native.isa()
-    native.set_isa(request.param)
+    set_level(request.param)
     yield request.param
-    native.set_isa(before)
+    set_level(before)
 
 
 @pytest.fixture(params=X_DTYPES, ids=lambda d: str(d)[6:])
@@ -143,12 +151,12 @@ def test_no_rows_no_columns_no_depth(isa, x_dtype, make_weight):
 @given(m=st.integers(0, 40), n=st.integers(1, 90), k=st.integers(1, 400), kind=st.sampled_from(sorted(WEIGHTS)),
        dtype=st.sampled_from(X_DTYPES), level=st.sampled_from(LEVELS), seed=st.integers(0, 99))  # fmt: skip
 def test_any_shape(m, n, k, kind, dtype, level, seed):
-    native.set_isa(level)
+    set_level(level)
     try:
         w, x = WEIGHTS[kind](random(n, k, seed=seed)), random(m, k, seed=seed + 1).to(dtype)
         assert_rounding_apart(linear(x, w), reference.linear(x.float(), w), x.float().abs() @ w.dequantize().abs().T)
     finally:
-        native.set_isa(native.detected_isa())
+        set_level(native.detected_isa())
 
 
 # ---- grouped experts ------------------------------------------------------------------------------------------------
