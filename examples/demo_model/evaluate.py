@@ -17,7 +17,6 @@ from pathlib import Path
 
 from . import chat, skills
 from .score import THRESHOLD, format_table, held_out_questions, score
-from .server import running_server
 
 CHECKPOINT = Path(__file__).with_name("checkpoint")
 MAX_NEW_TOKENS = 256
@@ -104,11 +103,13 @@ def main() -> int:
         if args.hf:
             replies = ask_transformers(args.checkpoint, samples)
         elif args.serve:
-            with running_server(args.checkpoint, args.ranks) as url:
-                replies = ask_server(url, samples, args.concurrency, args.timeout)
+            from eprt.serve.running import RunningServer
+
+            with RunningServer(args.checkpoint, args.ranks) as server:
+                replies = ask_server(server.url, samples, args.concurrency, args.timeout)
         else:
             replies = ask_server(args.url.rstrip("/"), samples, args.concurrency, args.timeout)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         print(f"no answers: {error}", file=sys.stderr)
         return 2
     result = score(samples, replies)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eprt.ops import attention, native, reference
+from eprt.ops import attention, reference
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = {  # queries, cache, weight
@@ -88,16 +88,6 @@ def make_case(shape, dtypes, seq_lens, new_tokens, seed=0):
         w_kv_b.to(w_dtype),
         (shape.nope + shape.rope) ** -0.5,
     )
-
-
-@pytest.fixture(params=native.ISA_NAMES)
-def isa(request):
-    native.load()
-    if native.ISA_NAMES.index(request.param) > native.ISA_NAMES.index(native.detected_isa()):
-        pytest.skip(f"this CPU has no {request.param}")
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(native.detected_isa())
 
 
 @pytest.fixture

@@ -3,19 +3,9 @@
 import pytest
 import torch
 
-from eprt.ops import elementwise, native, reference
+from eprt.ops import elementwise, reference
 
 SIZES = [1, 2, 7, 16, 31, 64, 192, 577, 2048]
-
-
-@pytest.fixture(params=native.ISA_NAMES)
-def isa(request):
-    native.load()
-    if native.ISA_NAMES.index(request.param) > native.ISA_NAMES.index(native.detected_isa()):
-        pytest.skip(f"this CPU has no {request.param}")
-    native.set_isa(request.param)
-    yield request.param
-    native.set_isa(native.detected_isa())
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
