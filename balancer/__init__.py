@@ -10,5 +10,19 @@ from .eplb import rebalance_experts
 from .loads import LoadFile, check_load, read_load
 from .placement import Placement
 from .plan import plan
+from .split import ReplicaTable, assign, split_batch, split_by_weight
+from .trace import RoutingTrace
 
-__all__ = ["LoadFile", "Placement", "check_load", "plan", "read_load", "rebalance_experts"]
+__all__ = [
+    "LoadFile",
+    "Placement",
+    "ReplicaTable",
+    "RoutingTrace",
+    "assign",
+    "check_load",
+    "plan",
+    "read_load",
+    "rebalance_experts",
+    "split_batch",
+    "split_by_weight",
+]

@@ -23,6 +23,8 @@ class Placement:
     Every expert 0..E-1 has at least one slot in every layer, so E is the largest entry plus one.
     epoch: counts the placements of one running server; larger is newer.
     metrics: what the planner found, plain JSON values.
+    slot_weight: float64 [L, P], the share of its expert's load that each slot should take; an expert's slots sum to 1,
+        an EMPTY slot has 0. None: every expert's load is split evenly over its slots. Read-only.
     """
 
     physical_to_logical_map: np.ndarray
@@ -30,6 +32,7 @@ class Placement:
     num_nodes: int = 1
     epoch: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
+    slot_weight: np.ndarray | None = None
 
     def __post_init__(self):
         slots_LP = _as_slot_map(self.physical_to_logical_map)
@@ -44,6 +47,8 @@ class Placement:
                 f"physical_to_logical_map[layer {layer}]: expert {expert} of {self.num_experts} has no slot "
                 f"({len(missing)} such experts in all layers); every expert needs at least one"
             )
+        if self.slot_weight is not None:
+            object.__setattr__(self, "slot_weight", _checked_weight(self))
 
     @staticmethod
     def contiguous(
@@ -102,23 +107,34 @@ class Placement:
         return _frozen(slots_LEX)
 
     def gpu_load(self, load_LE: np.ndarray) -> np.ndarray:
-        """float64 [L, G]: load of each GPU when every expert's load is split evenly over its slots."""
+        """float64 [L, G]: load of each GPU when every expert's load is split over its slots by their weights."""
         load_LE = np.asarray(load_LE, dtype=np.float64)
         if load_LE.shape != self.replica_count.shape:
             raise ValueError(f"load_LE has shape {load_LE.shape}; this placement has {self.replica_count.shape}")
-        share_LE = load_LE / self.replica_count
+        load_LP = np.take_along_axis(load_LE, np.maximum(self.physical_to_logical_map, 0), axis=1)
+        return (load_LP * self.weight_LP).reshape(self.num_layers, self.num_gpus, -1).sum(-1)
+
+    @cached_property
+    def weight_LP(self) -> np.ndarray:
+        """float64 [L, P]: slot_weight, or the even split where there is none."""
+        return self.even_weight_LP if self.slot_weight is None else self.slot_weight
+
+    @cached_property
+    def even_weight_LP(self) -> np.ndarray:
+        """float64 [L, P]: 1 / (slots of the expert), 0 for EMPTY slots."""
         slots_LP = self.physical_to_logical_map
-        share_LP = np.take_along_axis(share_LE, np.maximum(slots_LP, 0), axis=1) * (slots_LP != EMPTY)
-        return share_LP.reshape(self.num_layers, self.num_gpus, -1).sum(-1)
+        count_LP = np.take_along_axis(self.replica_count, np.maximum(slots_LP, 0), axis=1)
+        return _frozen((slots_LP != EMPTY) / count_LP)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data = {
             "physical_to_logical_map": self.physical_to_logical_map.tolist(),
             "num_nodes": self.num_nodes,
             "num_gpus": self.num_gpus,
             "epoch": self.epoch,
             "metrics": self.metrics,
         }
+        return data if self.slot_weight is None else {**data, "slot_weight": self.slot_weight.tolist()}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Placement":
@@ -131,6 +147,7 @@ class Placement:
             num_nodes=data.get("num_nodes", 1),
             epoch=data.get("epoch", 0),
             metrics=data.get("metrics", {}),
+            slot_weight=data.get("slot_weight"),
         )
 
     def save(self, path: str | Path) -> None:
@@ -213,6 +230,30 @@ def _as_slot_map(slots: np.ndarray) -> np.ndarray:
     if slots_LP.max() == EMPTY:
         raise ValueError("physical_to_logical_map holds no expert at all: every slot is empty")
     return _frozen(slots_LP.astype(np.int64))
+
+
+def _checked_weight(placement: Placement) -> np.ndarray:
+    slots_LP = placement.physical_to_logical_map
+    weight_LP = np.array(placement.slot_weight, dtype=np.float64)
+    if weight_LP.shape != slots_LP.shape:
+        raise ValueError(f"slot_weight has shape {weight_LP.shape}; physical_to_logical_map has {slots_LP.shape}")
+    bad = np.argwhere(~(weight_LP >= 0) | ((slots_LP == EMPTY) & (weight_LP != 0)))
+    if len(bad):
+        layer, slot = bad[0]
+        raise ValueError(
+            f"slot_weight[layer {layer}, slot {slot}] = {weight_LP[layer, slot]}: must be at least 0, and 0 where the "
+            "slot is empty"
+        )
+    sum_LE = np.zeros(placement.replica_count.shape)
+    layer_LP = np.broadcast_to(np.arange(len(slots_LP))[:, None], slots_LP.shape)
+    np.add.at(sum_LE, (layer_LP, np.maximum(slots_LP, 0)), weight_LP)
+    bad = np.argwhere(np.abs(sum_LE - 1) > 1e-6)
+    if len(bad):
+        layer, expert = bad[0]
+        raise ValueError(
+            f"slot_weight[layer {layer}]: the slots of expert {expert} sum to {sum_LE[layer, expert]}, not to 1"
+        )
+    return _frozen(weight_LP)
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .loads import check_load
 from .placement import EMPTY, Placement, check_slots, contiguous_row, fewest_slots
+from .trace import RoutingTrace
 
 
 def plan(
@@ -23,29 +24,40 @@ def plan(
     num_gpus: int,
     num_nodes: int = 1,
     num_groups: int = 1,
-    coactivation: np.ndarray | None = None,
+    coactivation: RoutingTrace | np.ndarray | None = None,
     current: Placement | None = None,
     max_moves_per_layer: int | None = None,
+    max_bytes: float | None = None,
+    bytes_per_expert: float | np.ndarray | None = None,
+    min_gain: float = 0.001,
+    traffic: str = "node_copies",
+    balance_allowance: float = 0.05,
+    gpu_speed: np.ndarray | None = None,
+    usable_slots: int | np.ndarray | None = None,
+    min_gpus_per_expert: int = 1,
     seed: int = 0,
+    threads: int | None = None,
 ) -> Placement:
-    """Chooses which experts get copies and where each copy lives.
+    """Chooses which experts get copies and where each copy lives; never two copies of one expert on one GPU.
 
     load_LE: [L, E], tokens (or any other additive cost) per expert; finite, not negative.
-    num_slots: P, default the fewest that hold all experts; a multiple of num_gpus. Every slot is used.
-    num_groups: expert groups of the router. Groups stay whole inside nodes when num_nodes divides num_groups;
-        otherwise placement is global. metrics["policy"] says which was done.
-    seed: 0 breaks ties between equal loads by index; any other value by a random order drawn from it.
-    coactivation, current, max_moves_per_layer: not supported yet; ValueError unless None.
-    Never puts two copies of one expert on one GPU when no expert has more copies than there are GPUs to take them.
+    num_slots: P, default the fewest that hold all experts (or those of current); a multiple of num_gpus.
+    num_groups: expert groups of the router; whole inside nodes when num_nodes divides num_groups, else ignored.
+    coactivation: a RoutingTrace (traffic is recounted exactly) or a symmetric [L, E, E] matrix of tokens that chose
+        both. Experts are then laid out, and copied across nodes, for less traffic.
+    current: the placement in force. The plan then changes at most max_moves_per_layer (default 8) slots per layer, the
+        most useful first, and stops where a move lowers the largest GPU load by less than min_gain of the mean.
+    max_bytes, bytes_per_expert (number or [L]): a limit over all layers, instead of or beside max_moves_per_layer.
+    traffic: "node_copies" (a token crosses once to each node that computes it) or "expert_messages" (once per expert
+        without a copy on the token's own node).
+    balance_allowance: the fraction by which the largest GPU load may exceed the balance-only plan's for less traffic.
+    gpu_speed: [G], relative; load is balanced in proportion. 0: the GPU is masked and holds nothing.
+    usable_slots: slots per GPU to fill, broadcast to [L, G]; default all. The rest stay EMPTY (-1).
+    min_gpus_per_expert: 2 survives the loss of any one rank.
+    seed: 0 breaks ties by index; any other value by a random order drawn from it. threads: default one per core.
     ValueError names field, layer and value.
     """
-    for name, value in (
-        ("coactivation", coactivation),
-        ("current", current),
-        ("max_moves_per_layer", max_moves_per_layer),
-    ):
-        if value is not None:
-            raise ValueError(f"{name}: plan() does not support it yet; leave it out to plan from scratch")
+    _refuse_unsupported(locals())
     load_LE = check_load(load_LE)
     num_experts = load_LE.shape[1]
     num_slots = fewest_slots(num_experts, num_gpus) if num_slots is None else num_slots
@@ -62,6 +74,14 @@ def plan(
     placement = Placement(slots_LP, num_gpus, num_nodes)
     policy = "hierarchical" if hierarchical else "global"
     return Placement(slots_LP, num_gpus, num_nodes, metrics=_metrics(placement, load_LE, policy))
+
+
+def _refuse_unsupported(arguments: dict[str, Any]) -> None:
+    defaults = {"coactivation": None, "current": None, "max_moves_per_layer": None, "max_bytes": None}
+    defaults |= {"bytes_per_expert": None, "gpu_speed": None, "usable_slots": None, "min_gpus_per_expert": 1}
+    for name, default in defaults.items():
+        if arguments[name] is not default:
+            raise ValueError(f"{name}: plan() does not support it yet; leave it out to plan from scratch")
 
 
 def _plan_layer(

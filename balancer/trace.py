@@ -1,0 +1,79 @@
+"""RoutingTrace: which experts sampled tokens chose, layer by layer. What co-activation and traffic are counted from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace:
+    """topk_idx: per layer int32 [T, K], the logical experts that each sampled token chose; -1 for a masked choice.
+
+    Layers may have sampled different tokens (and different T), K is the same everywhere.
+    source_gpu: per layer int32 [T], the rank that each token came from; None: any rank, equally likely.
+    """
+
+    topk_idx: tuple[np.ndarray, ...]
+    source_gpu: tuple[np.ndarray, ...] | None = None
+
+    def __post_init__(self):
+        topk = tuple(_as_topk(idx_TK, layer) for layer, idx_TK in enumerate(self.topk_idx))
+        if len({idx_TK.shape[1] for idx_TK in topk}) > 1:
+            raise ValueError(
+                f"topk_idx has {sorted({i.shape[1] for i in topk})} choices per token; all layers need the same"
+            )
+        object.__setattr__(self, "topk_idx", topk)
+        if self.source_gpu is not None:
+            sources = tuple(np.ascontiguousarray(s, dtype=np.int32) for s in self.source_gpu)
+            for layer, (idx_TK, source_T) in enumerate(zip(topk, sources)):
+                if source_T.shape != (len(idx_TK),):
+                    raise ValueError(
+                        f"source_gpu[layer {layer}] has shape {source_T.shape}; topk_idx has {len(idx_TK)} tokens there"
+                    )
+            object.__setattr__(self, "source_gpu", sources)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.topk_idx)
+
+    def load(self, num_experts: int) -> np.ndarray:
+        """float64 [L, E]: how often each expert was chosen."""
+        rows = [np.bincount(idx[idx >= 0], minlength=num_experts) for idx in self.topk_idx]
+        return np.stack(rows).astype(np.float64)
+
+    def coactivation(self, num_experts: int) -> np.ndarray:
+        """float64 [L, E, E]: tokens that chose both experts; on the diagonal, tokens that chose the expert."""
+        matrix_LEE = np.zeros((self.num_layers, num_experts, num_experts))
+        for layer, idx_TK in enumerate(self.topk_idx):
+            chosen_TE = np.zeros((len(idx_TK), num_experts + 1), dtype=np.float32)
+            np.put_along_axis(chosen_TE, np.where(idx_TK < 0, num_experts, idx_TK), 1.0, axis=1)
+            chosen_TE = chosen_TE[:, :num_experts]
+            matrix_LEE[layer] = chosen_TE.T @ chosen_TE
+        return matrix_LEE
+
+    def sample(self, max_tokens: int, seed: int = 0) -> "RoutingTrace":
+        """At most max_tokens of each layer, drawn without replacement."""
+        rng = np.random.default_rng(seed)
+        chosen = [
+            np.sort(rng.permutation(len(idx_TK))[:max_tokens]) if len(idx_TK) > max_tokens else np.arange(len(idx_TK))
+            for idx_TK in self.topk_idx
+        ]
+        sources = self.source_gpu and tuple(source_T[rows] for source_T, rows in zip(self.source_gpu, chosen))
+        return RoutingTrace(tuple(idx_TK[rows] for idx_TK, rows in zip(self.topk_idx, chosen)), sources)
+
+
+def _as_topk(idx_TK: np.ndarray | Sequence, layer: int) -> np.ndarray:
+    idx_TK = np.asarray(idx_TK)
+    if idx_TK.ndim != 2 or idx_TK.shape[1] == 0:
+        raise ValueError(f"topk_idx[layer {layer}] has shape {idx_TK.shape}; it must be [tokens, choices]")
+    if idx_TK.dtype.kind not in "iu":
+        raise ValueError(f"topk_idx[layer {layer}] has dtype {idx_TK.dtype}; it must hold integers")
+    bad = np.argwhere(idx_TK < -1)
+    if len(bad):
+        token, choice = bad[0]
+        raise ValueError(
+            f"topk_idx[layer {layer}, token {token}, choice {choice}] = {idx_TK[token, choice]}: "
+            "must be an expert (0 or more) or -1 for a masked choice"
+        )
+    return np.ascontiguousarray(idx_TK, dtype=np.int32)
