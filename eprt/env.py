@@ -108,8 +108,8 @@ def mpi_parameter_is_set(file: str, name: str) -> bool:
 
 
 def mpi_environment() -> dict[str, str]:
-    """A copy of the environment with Open MPI's variables set, for starting mpirun as a subprocess."""
-    return {**os.environ, **MPI_ENVIRONMENT}
+    """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun."""
+    return {**MPI_ENVIRONMENT, **os.environ, **ROOT_ENVIRONMENT}
 
 
 def without_mpi() -> dict[str, str]:

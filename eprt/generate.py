@@ -103,7 +103,9 @@ def _in_chat_template(llm, prompt: str) -> list[int]:
     from eprt.serve.chat import ChatTemplate
     from eprt.serve.protocol import Message
 
-    template = llm.tokenizer and ChatTemplate.of_checkpoint(llm.engine.config.model_dir, llm.tokenizer)
+    if llm.tokenizer is None:
+        raise ValueError(f"--chat: {llm.engine.config.model_dir} has no tokenizer.json, so no text can be encoded")
+    template = ChatTemplate.of_checkpoint(llm.engine.config.model_dir, llm.tokenizer)
     if template is None:
         raise ValueError(f"--chat: {llm.engine.config.model_dir} has no chat template")
     text = template.render([Message(role="user", content=prompt)])

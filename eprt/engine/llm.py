@@ -7,6 +7,7 @@
 Under mpirun every rank runs the same program and calls generate() with the same prompts; every rank gets all results.
 """
 
+import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,8 @@ class LLM:
         """All completions of all prompts, in the prompts' order. Collective: same arguments on all ranks.
 
         prompts: one or many, each a text or a list of token ids. sampling_params: one for all, or one per prompt.
-        Raises ValueError, before anything runs, for a prompt that can never run.
+        Raises ValueError, on all ranks and before anything runs, for a prompt that can never run, and for arguments
+        that are not the same on all ranks.
         """
         completions, texts = self._prepare(prompts, sampling_params)
         for _ in self._run(completions):
@@ -170,6 +172,24 @@ class LLM:
     # -- from prompts to completions --
 
     def _prepare(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
+        """What to run. Raises on all ranks where one of them refuses it, or where they do not agree."""
+        before = self._num_requests, self._seeds.bit_generator.state
+        try:
+            prepared = self._read(prompts, sampling_params)
+            said = repr([(completion.token_ids, completion.params) for completion in prepared[0]])
+            error, digest = None, hashlib.sha256(said.encode()).hexdigest()
+        except ValueError as raised:
+            prepared, error, digest = None, raised, str(raised)
+        for rank, other in enumerate(self.group.allgather((digest, error is None))):
+            if other != (digest, error is None):
+                what = "has other prompts or sampling_params; give all ranks the same" if other[1] else other[0]
+                error = error or ValueError(f"[rank {self.group.rank}/{self.group.size}] rank {rank}: {what}")
+        if prepared is None or error is not None:
+            self._num_requests, self._seeds.bit_generator.state = before  # in step on all ranks again
+            raise error or AssertionError
+        return prepared
+
+    def _read(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
         if isinstance(prompts, bytes | Mapping) or not hasattr(prompts, "__len__"):
             raise ValueError(f"prompts is {str(prompts)[:80]}; give one or many, each a text or a list of token ids")
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):

@@ -33,6 +33,9 @@ _json = msgspec.json.Encoder()
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
+# Characters of the field `user` that the log shows.
+_USER_SHOWN = 64
+
 
 class JsonResponse(Response):
     media_type = "application/json"
@@ -166,7 +169,7 @@ class Api:
             usage["completion_tokens"],
             "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
             time.monotonic() - started_s,
-            f", user {job.user!r}" if job.user else "",
+            f", user {job.user[:_USER_SHOWN]!r}" if job.user else "",
         )
 
     async def _body(self, request: Request) -> bytes:
@@ -176,11 +179,16 @@ class Api:
         )
         if int(request.headers.get("content-length") or 0) > limit:
             raise too_large
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
+        body, timeout_s = bytearray(), self._options.body_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit:
+                        raise too_large
+        except TimeoutError:
+            what = f"{len(body)} bytes of the body came within {timeout_s:g} s, but not its end"
+            raise ApiError(408, f"{what}; --body-timeout S waits longer", code="body_timeout") from None
         return bytes(body)
 
     # -- models and health --

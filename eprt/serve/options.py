@@ -22,7 +22,8 @@ class ServeOptions:
     """engine: limits of one rank. model_name: what clients call the model. num_ranks: None, or -n of the launcher.
 
     drain_timeout_s: how long a stopping server waits for running requests. lost_grace_s: how long /health tells of a
-    lost rank before the server exits. max_body_bytes: larger request bodies are refused.
+    lost rank before the server exits. max_body_bytes: larger request bodies are refused. body_timeout_s: so are those
+    that have not come whole by then.
     diagnose_dir: where the diagnosis log goes, None for nowhere.
     """
 
@@ -37,6 +38,7 @@ class ServeOptions:
     drain_timeout_s: float = 30.0
     lost_grace_s: float = 3.0
     max_body_bytes: int = 8 << 20
+    body_timeout_s: float = 60.0
     diagnose_dir: str | None = None
 
 
@@ -111,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         default=ServeOptions.max_body_bytes / 2**20,
         help="largest request body, default %(default)s",
     )
+    add("--body-timeout", type=float, default=ServeOptions.body_timeout_s, metavar="S",
+        help="seconds a request body may take to arrive, default %(default)s")  # fmt: skip
     add("--drain-timeout", type=float, default=ServeOptions.drain_timeout_s, metavar="S",
         help="seconds a stopping server lets running requests finish, default %(default)s")  # fmt: skip
     return parser
@@ -142,6 +146,7 @@ def parse(argv: list[str]) -> ServeOptions:
         ("--ranks", args.ranks is None or args.ranks >= 1, "at least 1"),
         ("--port", 0 <= args.port <= 65535, "in 0..65535"),
         ("--drain-timeout", args.drain_timeout >= 0, "at least 0"),
+        ("--body-timeout", args.body_timeout > 0, "above 0"),
         ("--max-body-mb", args.max_body_mb > 0, "above 0"),
         ("--api-key", args.api_key is None or (args.api_key.isascii() and args.api_key.isprintable() and args.api_key),
          "printable ASCII, not empty"),
@@ -162,6 +167,7 @@ def parse(argv: list[str]) -> ServeOptions:
         drain_timeout_s=args.drain_timeout,
         diagnose_dir=args.diagnose_dir,
         max_body_bytes=int(args.max_body_mb * 2**20),
+        body_timeout_s=args.body_timeout,
     )
 
 

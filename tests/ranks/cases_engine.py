@@ -70,7 +70,15 @@ def streams_and_errors(group: EPGroup, directory: str) -> None:
             assert f"prompt 1: prompt token {VOCAB + 5}" in str(error)
         else:
             raise AssertionError("a token outside the vocabulary was taken")
-        group.barrier()
+        for others in ([[1, 2], [3 + group.rank]], [[1, 2], [VOCAB + 5 if group.rank == group.size - 1 else 5]]):
+            try:
+                llm.generate(others)
+            except ValueError as error:
+                assert "other prompts" in str(error) or f"token {VOCAB + 5}" in str(error), error
+            else:
+                assert group.size == 1 and others == [[1, 2], [3]], "ranks ran different prompts"
+        unseeded = llm.generate([[5, 6]], SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids
+        assert group.allgather(unseeded) == [unseeded] * group.size
         assert len(llm.generate([7, 8], params)[0].outputs[0].token_ids) == 12
 
 

@@ -8,10 +8,15 @@ from eprt.serve.running import RunningServer
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 
+# A test waits for it: a request body takes milliseconds here.
+BODY_TIMEOUT = ("--body-timeout", "3")
+
 
 @pytest.fixture(scope="session")
 def server():
-    with RunningServer(MODEL, 4, "--served-model-name", "demo", "--max-num-seqs", "16", "--max-queue", "8") as running:
+    with RunningServer(
+        MODEL, 4, "--served-model-name", "demo", "--max-num-seqs", "16", "--max-queue", "8", *BODY_TIMEOUT
+    ) as running:
         yield running
     status = running.process.returncode
     assert status == 0, f"the drained server ended with {status}"

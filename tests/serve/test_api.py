@@ -400,3 +400,13 @@ def test_garbage_on_the_socket_does_no_harm(http, server):
             while sock.recv(65536):
                 pass
     assert http.get("/health").status_code == 200
+
+
+def test_a_body_that_never_ends_is_given_up(http, server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        answer = sock.recv(65536)
+        while b"body_timeout" not in answer and (more := sock.recv(65536)):
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"1 bytes of the body came within 3 s" in answer
