@@ -8,17 +8,23 @@ M[i][j] is the time rank i waited for rank j, per call. A high column j: rank j 
 rank i waits for everyone. A high point (i, j): that link.
 """
 
-from .analysis import Finding, analyze
-from .events import LogProblem, WindowLog, WindowRecord, WindowWriter, read_log
+from .analysis import Finding, Outliers
+from .events import ExpertRows, LogProblem, WindowLog, WindowRecord, WindowWriter, read_log
 from .matrices import WindowMatrices
+from .report import STATE_NAMES, ExpertLoad, Report, analyse
 
 __all__ = [
+    "STATE_NAMES",
+    "ExpertLoad",
+    "ExpertRows",
     "Finding",
     "LogProblem",
+    "Outliers",
+    "Report",
     "WindowLog",
     "WindowMatrices",
     "WindowRecord",
     "WindowWriter",
-    "analyze",
+    "analyse",
     "read_log",
 ]

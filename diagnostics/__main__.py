@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .analysis import MIN_RANKS_FOR_MEDIANS, Finding, analyze
-from .events import read_log
+from .analysis import MIN_RANKS_FOR_MEDIANS
 from .evidence import nan_median
 from .matrices import WindowMatrices
+from .report import Report, analyse
 
 MOST_RANKS_SHOWN = 16
 
@@ -31,28 +31,18 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
-        log = read_log(arguments.directory)
+        report = analyse(arguments.directory)
     except (OSError, ValueError) as error:
         print(f"eprt diagnose: {error}", file=sys.stderr)
         return 2
-    for problem in log.problems:
+    for problem in report.problems:
         print(f"eprt diagnose: skipped: {problem}", file=sys.stderr)
-    matrices = WindowMatrices.of(log.records)
-    findings = analyze(matrices)
-    print(json.dumps(to_json(matrices, findings)) if arguments.json else to_text(matrices, findings))
-    return 1 if findings else 0
+    print(json.dumps(report.to_json()) if arguments.json else to_text(report))
+    return 1 if report.findings else 0
 
 
-def to_json(matrices: WindowMatrices, findings: Sequence[Finding]) -> dict:
-    return {
-        "schema": "eprt.findings/1",
-        "num_ranks": matrices.num_ranks,
-        "windows": len(matrices.window_W),
-        "findings": [finding.to_json() for finding in findings],
-    }
-
-
-def to_text(matrices: WindowMatrices, findings: Sequence[Finding]) -> str:
+def to_text(report: Report) -> str:
+    matrices, findings = report.matrices, report.findings
     lines = [f"{matrices.num_ranks} ranks, {len(matrices.window_W)} windows"]
     if matrices.num_ranks == 1:
         lines.append("one rank waits for nobody: there is nothing to compare")

@@ -20,6 +20,7 @@ import numpy as np
 from .evidence import Evidence, Place, advice
 from .matrices import WindowMatrices
 
+METHODS = ("robust", "zscore")
 MIN_RANKS_FOR_MEDIANS = 4
 MIN_SCORE, MIN_RATIO = 5.0, 1.5  # of a rank's column or row
 MIN_POINT_SCORE, MIN_POINT_RATIO = 6.0, 2.0
@@ -61,8 +62,37 @@ class _Mark(NamedTuple):
     ratio: float
 
 
-def analyze(matrices: WindowMatrices) -> list[Finding]:
+@dataclass(frozen=True, eq=False)
+class Outliers:
+    """How far each place stands out in each window: z in standard errors, ratio of its wait to the usual one.
+
+    NaN where there are no data (and on the diagonal of points). Columns: everyone waits for the rank. Rows: the rank
+    waits for everyone. Points: [w][i][j], rank i waits for rank j longer than column and row explain.
+    """
+
+    column_z_WN: np.ndarray
+    column_ratio_WN: np.ndarray
+    row_z_WN: np.ndarray
+    row_ratio_WN: np.ndarray
+    point_z_WNN: np.ndarray
+    point_ratio_WNN: np.ndarray
+
+    @staticmethod
+    def of(effects: list["_Effects"]) -> "Outliers":
+        sigma_W = np.array([e.sigma for e in effects])
+        error_W1 = (sigma_W * math.sqrt(math.pi / 2 / max(1, effects[0].num_ranks - 1)))[:, None]
+        column_WN, row_WN = np.array([e.column_N for e in effects]), np.array([e.row_N for e in effects])
+        point_WNN = np.array([e.point_NN for e in effects])
+        return Outliers(
+            column_WN / error_W1, np.exp(column_WN), row_WN / error_W1, np.exp(row_WN),
+            point_WNN / sigma_W[:, None, None], np.exp(point_WNN),
+        )  # fmt: skip
+
+
+def find_outliers(matrices: WindowMatrices, method: str = "robust") -> tuple[Outliers, list[Finding]]:
     """Findings, most certain first. A fault must show in two windows, unless there are fewer than three."""
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: must be {' or '.join(METHODS)}")
     effects = [_Effects.of(wait_us_NN, matrices.node_of_rank_N) for wait_us_NN in matrices.wait_us_WNN]
     seen: dict[Place, dict[int, _Mark]] = {}
     for w, (effect, wait_us_NN) in enumerate(zip(effects, matrices.wait_us_WNN)):
@@ -71,7 +101,7 @@ def analyze(matrices: WindowMatrices) -> list[Finding]:
             seen.setdefault(mark.place, {})[w] = mark
     needed = 1 if len(effects) < 3 else 2
     findings = [_finding(matrices, effects, p, marks) for p, marks in seen.items() if len(marks) >= needed]
-    return sorted(findings, key=lambda finding: -finding.score)
+    return Outliers.of(effects), sorted(findings, key=lambda finding: -finding.score)
 
 
 def _finding(matrices: WindowMatrices, effects: list["_Effects"], place: Place, marks: dict[int, _Mark]) -> Finding:

@@ -17,13 +17,40 @@ _FILE_NAME = re.compile(r"diagnose_rank(\d+)\.log(\.1)?$")
 
 
 @dataclass(frozen=True)
+class ExpertRows:
+    """Load of one rank's expert slots in one window. L layers, E slots of this rank.
+
+    epoch: of the placement, at the end of the window. layers: [L] model layer numbers. expert_of_slot: [L][E] logical
+    expert, -1 for an empty slot. rows: [L][E] tokens routed to the slot.
+    """
+
+    epoch: int
+    layers: tuple[int, ...]
+    expert_of_slot: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "layers", tuple(self.layers))
+        for name in ("expert_of_slot", "rows"):
+            object.__setattr__(self, name, tuple(tuple(row) for row in getattr(self, name)))
+        shape = [len(row) for row in self.expert_of_slot]
+        if len(shape) != len(self.layers) or [len(row) for row in self.rows] != shape:
+            raise ValueError(f"experts: {len(self.layers)} layers, but expert_of_slot and rows have other shapes")
+        values = [self.epoch, *self.layers, *(v for rows in self.rows for v in rows)]
+        if not all(isinstance(v, int) and v >= 0 for v in values):
+            raise ValueError("experts: epoch, layers and rows must be integers of at least 0")
+        if not all(isinstance(v, int) and v >= -1 for row in self.expert_of_slot for v in row):
+            raise ValueError("experts: expert_of_slot must hold integers of at least -1")
+
+
+@dataclass(frozen=True)
 class WindowRecord:
     """What one rank saw in one window. Lists have one entry per rank.
 
     window: counts up from 0, equal on all ranks. t_start, t_end: Unix time, seconds. num_calls: dispatch + combine
     pairs in the window. node_of_rank: node index of each rank.
     dispatch_wait_us, combine_wait_us: total time this rank waited for rank j. compute_us: total time in its experts.
-    recv_tokens, sent_tokens: tokens received from, sent to rank j.
+    recv_tokens, sent_tokens: tokens received from, sent to rank j. experts: optional, what each expert slot got.
     """
 
     window: int
@@ -38,6 +65,7 @@ class WindowRecord:
     recv_tokens: tuple[int, ...]
     compute_us: float
     sent_tokens: tuple[int, ...]
+    experts: ExpertRows | None = None
 
     def __post_init__(self):
         for name in ("node_of_rank", *_PER_RANK):
@@ -69,7 +97,10 @@ class WindowRecord:
 
     def to_line(self) -> str:
         """One line of the log, newline included."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"), allow_nan=False) + "\n"
+        data = {"schema": SCHEMA, **asdict(self)}
+        if self.experts is None:
+            del data["experts"]
+        return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
 
     @staticmethod
     def from_line(line: str) -> "WindowRecord":
@@ -79,14 +110,20 @@ class WindowRecord:
             raise ValueError("not a JSON object")
         if data.get("schema") != SCHEMA:
             raise ValueError(f"schema is {data.get('schema')!r}, not {SCHEMA!r}")
-        names = [field.name for field in fields(WindowRecord)]
+        names = [field.name for field in fields(WindowRecord) if field.name != "experts"]
         missing = [name for name in names if name not in data]
         if missing:
             raise ValueError(f"fields are missing: {', '.join(missing)}")
         for name in ("node_of_rank", *_PER_RANK):
             if not isinstance(data[name], list):
                 raise ValueError(f"{name} is no list")
-        return WindowRecord(**{name: data[name] for name in names})
+        experts = data.get("experts")
+        if experts is not None:
+            try:
+                experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
+            except (TypeError, KeyError) as error:
+                raise ValueError(f"experts is no such table: {error}") from None
+        return WindowRecord(**{name: data[name] for name in names}, experts=experts)
 
 
 def _is_amount(value: Any) -> bool:

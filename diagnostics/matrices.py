@@ -5,24 +5,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .events import WindowRecord
+from .events import ExpertRows, WindowRecord
 
 
 @dataclass(frozen=True, eq=False)
 class WindowMatrices:
     """W windows, N ranks; NaN where a rank has no line for a window, or made no call in it.
 
-    window_W: window numbers. node_of_rank_N: node index of each rank. dispatch_us_WNN, combine_us_WNN: [w][i][j] =
-    microseconds rank i waited for rank j per call. recv_tokens_WNN: tokens i received from j per call.
-    compute_us_WN: time in the experts per call.
+    window_W: window numbers. start_s_W, end_s_W: Unix time. node_of_rank_N: node index of each rank.
+    dispatch_us_WNN, combine_us_WNN: [w][i][j] = microseconds rank i waited for rank j per call. recv_tokens_WNN: tokens
+    i received from j per call; sent_tokens_WNN: tokens i sent to j. compute_us_WN: time in the experts per call.
+    calls_WN: number of calls.
+    experts: (w, rank) -> load of that rank's expert slots, where the log tells.
     """
 
     window_W: np.ndarray
+    start_s_W: np.ndarray
+    end_s_W: np.ndarray
     node_of_rank_N: np.ndarray
     dispatch_us_WNN: np.ndarray
     combine_us_WNN: np.ndarray
     recv_tokens_WNN: np.ndarray
+    sent_tokens_WNN: np.ndarray
     compute_us_WN: np.ndarray
+    calls_WN: np.ndarray
+    experts: dict[tuple[int, int], ExpertRows]
 
     @property
     def num_ranks(self) -> int:
@@ -39,16 +46,26 @@ class WindowMatrices:
             raise ValueError("no records")
         window_W = np.unique([record.window for record in records])
         row_of_window = {int(window): w for w, window in enumerate(window_W)}
-        num_ranks = records[0].num_ranks
-        per_pair = np.full((3, len(window_W), num_ranks, num_ranks), np.nan)
-        compute_us_WN = np.full((len(window_W), num_ranks), np.nan)
+        num_windows, num_ranks = len(window_W), records[0].num_ranks
+        per_pair = np.full((4, num_windows, num_ranks, num_ranks), np.nan)
+        compute_us_WN = np.full((num_windows, num_ranks), np.nan)
+        calls_WN = np.zeros((num_windows, num_ranks))
+        start_s_W, end_s_W = np.full(num_windows, np.inf), np.full(num_windows, -np.inf)
+        experts = {}
         for record in records:
+            w, i = row_of_window[record.window], record.rank
+            start_s_W[w], end_s_W[w] = min(start_s_W[w], record.t_start), max(end_s_W[w], record.t_end)
+            calls_WN[w, i] = record.num_calls
+            if record.experts is not None:
+                experts[w, i] = record.experts
             if record.num_calls == 0:
                 continue
-            w, i = row_of_window[record.window], record.rank
-            rows = (record.dispatch_wait_us, record.combine_wait_us, record.recv_tokens)
+            rows = (record.dispatch_wait_us, record.combine_wait_us, record.recv_tokens, record.sent_tokens)
             per_pair[:, w, i] = np.array(rows, dtype=np.float64) / record.num_calls
             compute_us_WN[w, i] = record.compute_us / record.num_calls
-        dispatch_us_WNN, combine_us_WNN, recv_tokens_WNN = per_pair
+        dispatch_us, combine_us, recv_tokens, sent_tokens = per_pair
         node_of_rank_N = np.array(records[0].node_of_rank)
-        return WindowMatrices(window_W, node_of_rank_N, dispatch_us_WNN, combine_us_WNN, recv_tokens_WNN, compute_us_WN)
+        return WindowMatrices(
+            window_W, start_s_W, end_s_W, node_of_rank_N, dispatch_us, combine_us, recv_tokens, sent_tokens,
+            compute_us_WN, calls_WN, experts,
+        )  # fmt: skip

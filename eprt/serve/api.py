@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from eprt.serve.answer import Answer, Job
 from eprt.serve.diagnosis import Diagnosis
-from eprt.serve.errors import ApiError, not_found
+from eprt.serve.errors import ApiError, invalid, not_found
 from eprt.serve.expert_load import expert_load
 from eprt.serve.options import ServeOptions
 from eprt.serve.prepare import Preparer
@@ -258,8 +258,15 @@ class Api:
         })  # fmt: skip
 
     async def diagnose(self, request: Request) -> Response:
-        """Findings about slow ranks and links."""
-        return JsonResponse(self._diagnosis.findings())
+        """Findings about slow ranks and links; with ?since=W also the windows after number W."""
+        since = request.query_params.get("since")
+        if since is None:
+            return JsonResponse(self._diagnosis.findings())
+        try:
+            records = self._diagnosis.records(int(since))
+        except ValueError:
+            raise invalid("since", f"since={since!r}: must be a window number") from None
+        return JsonResponse({**self._diagnosis.findings(), "records": records})
 
     async def rebalance(self, request: Request) -> Response:
         raise ApiError(

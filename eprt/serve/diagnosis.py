@@ -57,15 +57,19 @@ class Diagnosis:
             for record in window:
                 self._writer.write(record)
 
+    def records(self, since: int) -> list[dict[str, Any]]:
+        """The log lines of the windows after `since` that are remembered, as JSON objects."""
+        import json
+
+        return [json.loads(record.to_line()) for record in self._records if record.window > since]
+
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 over the last ten minutes of work."""
-        from eprt.diagnostics import WindowMatrices, analyze
-        from eprt.diagnostics.__main__ import to_json
+        from eprt.diagnostics import Report
 
         if not self._records:
             return {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0, "findings": []}
-        matrices = WindowMatrices.of(list(self._records))
-        return to_json(matrices, analyze(matrices))
+        return Report.of_records(list(self._records)).to_json()
 
 
 def _difference(now: list, before: list) -> tuple:

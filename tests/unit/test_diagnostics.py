@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from eprt.diagnostics import WindowMatrices, WindowRecord, WindowWriter, analyze, read_log
+from eprt.diagnostics import ExpertRows, Report, WindowMatrices, WindowRecord, WindowWriter, read_log
 from eprt.diagnostics.__main__ import main
 
 
@@ -83,7 +83,7 @@ def found(records: list[WindowRecord]) -> list[tuple]:
 
 
 def findings(records):
-    return analyze(WindowMatrices.of(records))
+    return Report.of_records(records).findings
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------
@@ -99,6 +99,20 @@ def test_a_line_is_the_contract(tmp_path):
         "combine_wait_us", "recv_tokens", "compute_us", "sent_tokens",
     ]  # fmt: skip
     assert WindowRecord.from_line(line) == record(rank=2)
+
+
+def test_expert_rows_are_an_extra_field_that_comes_back(tmp_path):
+    rows = [ExpertRows(2, (1, 3), ((0, r), (-1, r)), ((5, r), (0, 7))) for r in range(2)]
+    records = [record(rank, num_ranks=2, experts=rows[rank]) for rank in range(2)]
+    assert json.loads(records[1].to_line())["experts"]["rows"] == [[5, 1], [0, 7]]
+    assert WindowRecord.from_line(records[1].to_line()) == records[1]
+    load = Report.of_records(records).expert_load(0)
+    assert load is not None and load.epoch == 2 and load.layers_L.tolist() == [1, 3]
+    assert load.load_LE.tolist() == [[10, 1], [7, 7]] and load.rank_of_slot_P.tolist() == [0, 0, 1, 1]
+    assert load.physical_to_logical_LP.tolist() == [[0, 0, 0, 1], [-1, 0, -1, 1]]
+    broken = records[1].to_line().replace('"rows":[[5,1],', '"rows":[[5],')
+    with pytest.raises(ValueError, match="other shapes"):
+        WindowRecord.from_line(broken)
 
 
 def test_what_is_written_is_read_back_in_order(tmp_path):

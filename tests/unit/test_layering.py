@@ -136,7 +136,7 @@ with tempfile.TemporaryDirectory() as directory:
     writer = eprt.diagnostics.WindowWriter(directory)
     writer.write(eprt.diagnostics.WindowRecord(0, 1.0, 2.0, 0, 1, [0], 1, [0.0], [0.0], [1], 1.0, [1]))
     log = eprt.diagnostics.read_log(directory)
-    assert eprt.diagnostics.analyze(eprt.diagnostics.WindowMatrices.of(log.records)) == []
+    assert eprt.diagnostics.Report.of_records(log.records).findings == ()
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
