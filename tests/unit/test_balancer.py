@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eprt.balancer import Placement, check_load, plan, read_load, rebalance_experts
 from eprt.balancer.__main__ import main
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 
@@ -17,8 +17,10 @@ def plans(draw):
     num_gpus = num_nodes * draw(st.integers(1, 4))
     num_groups = draw(st.sampled_from([1, num_nodes, 2 * num_nodes]))
     num_experts = num_groups * draw(st.integers(1, 8))
-    fewest = -(-num_experts // num_gpus) * num_gpus
-    num_slots = fewest + num_gpus * draw(st.integers(0, 3))
+    fewest = -(-num_experts // num_gpus)
+    local = num_experts // num_nodes if num_nodes > 1 and num_groups > 1 else num_experts
+    assume(fewest <= local)  # else some GPU would need an expert twice
+    num_slots = num_gpus * draw(st.integers(fewest, min(local, fewest + 3)))
     kind = draw(st.sampled_from(["any", "zero", "equal", "one hot", "huge"]))
     num_layers = draw(st.integers(1, 3))
     load = np.zeros((num_layers, num_experts))
@@ -65,13 +67,7 @@ def test_plan_keeps_every_invariant(case):
             assert (slots_LP[layer, slots[slots >= 0]] == expert).all()
             assert (slots >= 0).sum() == placement.replica_count[layer, expert]
             assert (np.diff(slots[slots >= 0]) > 0).all() and (slots[(slots >= 0).sum() :] == -1).all()
-    # Two copies of one expert share a GPU only where there are more copies than GPUs that may take them.
-    hierarchical = placement.metrics["policy"] == "hierarchical"
-    eligible = arguments["num_gpus"] // (arguments["num_nodes"] if hierarchical else 1)
-    twins = (copies_per_gpu(placement) > 1).any(1)
-    assert not (twins & (placement.replica_count <= eligible)).any()
-    if arguments["num_slots"] <= num_experts * eligible:
-        assert placement.replica_count.max() <= eligible
+    assert copies_per_gpu(placement).max() == 1, "never two copies of one expert on one GPU"
     # No load is lost: the GPUs' loads sum to the layer's.
     np.testing.assert_allclose(placement.gpu_load(load_LE).sum(1), load_LE.sum(1))
     assert placement.metrics["max_over_mean"] >= 1 - 1e-9
@@ -213,6 +209,7 @@ def test_a_bad_load_names_field_layer_and_value(value, shown):
         ({"num_slots": 4, "num_gpus": 4}, "num_slots=4 cannot hold 8 experts; use at least 8"),
         ({"num_gpus": 0}, "num_gpus=0"),
         ({"num_gpus": 4, "num_groups": 3}, "num_groups=3 does not divide the 8 experts"),
+        ({"num_slots": 20, "num_gpus": 2}, "num_slots=20: 10 slots per GPU are more than the 8 experts.*at most 16"),
         ({"num_gpus": 4, "max_moves_per_layer": 2}, "max_moves_per_layer.*not support"),
         ({"num_gpus": 4, "coactivation": np.ones((8, 8))}, "coactivation.*not support"),
         ({"num_gpus": 4, "current": Placement.contiguous(1, 8, 4)}, "current.*not support"),
@@ -293,7 +290,7 @@ def test_plan_command_writes_a_placement_that_loads(tmp_path, capsys):
     np.testing.assert_array_equal(
         placement.physical_to_logical_map, plan(load_LE, num_slots=20, num_gpus=4).physical_to_logical_map
     )
-    assert set(json.loads(out.read_text())) == {"physical_to_logical_map", "num_nodes", "num_gpus", "epoch", "metrics"}
+    assert set(json.loads(out.read_text())) >= {"physical_to_logical_map", "num_nodes", "num_gpus", "epoch", "metrics"}
 
 
 def test_a_broken_placement_file_is_named(tmp_path):

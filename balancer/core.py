@@ -1,0 +1,103 @@
+"""The native core: finds eprt_balancer.so, loads it with ctypes, and says plainly what to do when it is missing.
+
+Knows the C ABI of csrc/balancer/abi.cpp and nothing of what the functions mean.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LIBRARY = "eprt_balancer.so"
+VERSION = 1
+REMEDY = "run `make build` in the checkout, or install the wheel of this version"
+
+
+class CProblem(ctypes.Structure):
+    """struct Problem of csrc/balancer/problem.h"""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_layers", "num_experts", "num_gpus", "num_nodes", "slots_per_gpu")),
+        *((name, ctypes.c_int64) for name in ("num_groups", "hierarchical", "min_copies", "threads")),
+        *((name, ctypes.c_void_p) for name in ("load_LE", "speed_G", "usable_LG", "tie_rank_E")),
+    )
+
+
+class CEplbShape(ctypes.Structure):
+    """struct EplbShape of csrc/balancer/eplb.h"""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("num_experts", "num_slots", "num_groups", "num_nodes", "num_gpus")
+    )
+
+
+def library_path() -> Path | None:
+    """Where the library lies (an editable install keeps it apart from the sources), or None."""
+    package = __name__.partition(".")[0]
+    for root in sys.modules[package].__path__:
+        candidate = Path(root) / "lib" / LIBRARY
+        if candidate.exists():
+            return candidate
+    try:
+        candidate = Path(str(files(package).joinpath(f"lib/{LIBRARY}")))
+    except (FileNotFoundError, ModuleNotFoundError):
+        return None
+    return candidate if candidate.exists() else None
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """ImportError with the remedy when the library is missing or of another version."""
+    path = library_path()
+    if path is None:
+        raise ImportError(f"eprt.balancer's native core ({LIBRARY}) is not built; {REMEDY}")
+    library = ctypes.CDLL(str(path))
+    found = library.eprt_balancer_version()
+    if found != VERSION:
+        raise ImportError(f"{path} has interface version {found}, this Python code needs {VERSION}; {REMEDY}")
+    library.eprt_balancer_error.restype = ctypes.c_char_p
+    return library
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the core. numpy arrays go as pointers, ints as int64, floats as double; others by reference.
+
+    ValueError with the core's words when it fails.
+    """
+    library = load()
+    if getattr(library, name)(*(_as_c(argument) for argument in arguments)):
+        raise ValueError(library.eprt_balancer_error().decode())
+
+
+def _as_c(argument: Any) -> Any:
+    if argument is None:
+        return None
+    if isinstance(argument, np.ndarray):
+        if not argument.flags.c_contiguous:
+            raise ValueError(f"an array of shape {argument.shape} is not C-contiguous")
+        return ctypes.c_void_p(argument.ctypes.data)
+    if isinstance(argument, float):
+        return ctypes.c_double(argument)
+    if isinstance(argument, int):
+        return ctypes.c_int64(argument)
+    return ctypes.byref(argument)
+
+
+def pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
+    """An array of pointers to the arrays, which the caller keeps alive."""
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
+def num_threads(threads: int | None) -> int:
+    """Default: the cores this process may run on."""
+    if threads is None:
+        return len(os.sched_getaffinity(0))
+    if threads < 1:
+        raise ValueError(f"threads={threads}: must be at least 1")
+    return int(threads)

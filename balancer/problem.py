@@ -1,0 +1,182 @@
+"""Problem: load, GPUs and constraints of one plan() call, validated once, as the native core takes them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .core import CProblem, num_threads
+from .loads import check_load
+from .placement import Placement, check_slots, fewest_slots
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """load_LE: float64 [L, E]. speed_G: float64 [G], 0 where masked. usable_LG: int32 [L, G], slots that may be filled.
+    tie_rank_E: int32 [E], the lower first among equal loads."""
+
+    load_LE: np.ndarray
+    num_slots: int
+    num_gpus: int
+    num_nodes: int
+    num_groups: int
+    hierarchical: bool
+    speed_G: np.ndarray
+    usable_LG: np.ndarray
+    tie_rank_E: np.ndarray
+    min_copies: int
+    threads: int
+
+    @property
+    def num_layers(self) -> int:
+        return self.load_LE.shape[0]
+
+    @property
+    def num_experts(self) -> int:
+        return self.load_LE.shape[1]
+
+    @property
+    def slots_per_gpu(self) -> int:
+        return self.num_slots // self.num_gpus
+
+    @property
+    def policy(self) -> str:
+        return "hierarchical" if self.hierarchical else "global"
+
+    def as_c(self) -> CProblem:
+        """Points into this object's arrays: keep it alive during the call."""
+        return CProblem(
+            num_layers=self.num_layers,
+            num_experts=self.num_experts,
+            num_gpus=self.num_gpus,
+            num_nodes=self.num_nodes,
+            slots_per_gpu=self.slots_per_gpu,
+            num_groups=self.num_groups,
+            hierarchical=int(self.hierarchical),
+            min_copies=self.min_copies,
+            threads=self.threads,
+            load_LE=self.load_LE.ctypes.data,
+            speed_G=self.speed_G.ctypes.data,
+            usable_LG=self.usable_LG.ctypes.data,
+            tie_rank_E=self.tie_rank_E.ctypes.data,
+        )
+
+    @staticmethod
+    def of(
+        load_LE: Any,
+        *,
+        num_slots: int | None,
+        num_gpus: int,
+        num_nodes: int,
+        num_groups: int,
+        current: Placement | None,
+        gpu_speed: Any,
+        usable_slots: Any,
+        min_gpus_per_expert: int,
+        seed: int,
+        threads: int | None,
+    ) -> "Problem":
+        """ValueError names field, layer and value. Arguments as in plan()."""
+        load_LE = np.ascontiguousarray(check_load(load_LE))
+        num_experts = load_LE.shape[1]
+        if num_slots is None:
+            num_slots = current.num_slots if current is not None else fewest_slots(num_experts, num_gpus)
+        check_slots(num_slots, num_experts, num_gpus, num_nodes)
+        if not _is_int(num_groups) or num_groups < 1 or num_experts % num_groups:
+            raise ValueError(f"num_groups={num_groups} does not divide the {num_experts} experts")
+        hierarchical = num_nodes > 1 and num_groups > 1 and num_groups % num_nodes == 0
+        speed_G = _speeds(gpu_speed, num_gpus)
+        usable_LG = _usable(usable_slots, speed_G, load_LE.shape[0], num_slots // num_gpus)
+        problem = Problem(
+            load_LE,
+            int(num_slots),
+            int(num_gpus),
+            int(num_nodes),
+            int(num_groups),
+            hierarchical,
+            speed_G,
+            usable_LG,
+            _tie_ranks(num_experts, seed),
+            min_gpus_per_expert,
+            num_threads(threads),
+        )
+        problem._check_copies()
+        if current is not None:
+            problem.check_placement(current)
+        return problem
+
+    def _check_copies(self) -> None:
+        """Enough slots for every expert, none so many that one GPU would need two copies of an expert."""
+        min_copies = self.min_copies
+        if not _is_int(min_copies) or not 1 <= min_copies <= self.num_gpus:
+            raise ValueError(f"min_gpus_per_expert={min_copies!r}: must be from 1 to num_gpus={self.num_gpus}")
+        local = self.num_experts // (self.num_nodes if self.hierarchical else 1)
+        where = f"the {local} experts of a node's groups (num_groups=1 plans globally)" if self.hierarchical else ""
+        if self.slots_per_gpu > local:
+            raise ValueError(
+                f"num_slots={self.num_slots}: {self.slots_per_gpu} slots per GPU are more than "
+                f"{where or f'the {local} experts'}; a GPU never holds an expert twice, use at most "
+                f"{local * self.num_gpus} slots"
+            )
+        for layer, usable_G in enumerate(self.usable_LG):
+            have, live = int(usable_G.sum()), int((usable_G > 0).sum())
+            if have < self.num_experts * min_copies or live < min_copies:
+                raise ValueError(
+                    f"usable_slots[layer {layer}]: {have} slots on {live} GPUs cannot hold {self.num_experts} experts"
+                    + (f" on {min_copies} GPUs each (min_gpus_per_expert)" if min_copies > 1 else "")
+                )
+
+    def check_placement(self, current: Placement) -> None:
+        have = (current.num_layers, current.num_experts, current.num_slots, current.num_gpus, current.num_nodes)
+        need = (self.num_layers, self.num_experts, self.num_slots, self.num_gpus, self.num_nodes)
+        for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):
+            if value != wanted:
+                raise ValueError(
+                    f"current has {value} {name}, load and arguments say {wanted}: it is another model's or cluster's"
+                )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _speeds(gpu_speed: Any, num_gpus: int) -> np.ndarray:
+    if gpu_speed is None:
+        return np.ones(num_gpus)
+    speed_G = np.array(gpu_speed, dtype=np.float64)
+    if speed_G.shape != (num_gpus,):
+        raise ValueError(f"gpu_speed has shape {speed_G.shape}; it must have one entry for each of {num_gpus} GPUs")
+    bad = np.flatnonzero(~np.isfinite(speed_G) | (speed_G < 0))
+    if len(bad):
+        raise ValueError(f"gpu_speed[GPU {bad[0]}] = {speed_G[bad[0]]}: must be finite and at least 0 (0: masked)")
+    if not speed_G.any():
+        raise ValueError("gpu_speed is 0 for every GPU: none is left to hold experts")
+    return speed_G
+
+
+def _usable(usable_slots: Any, speed_G: np.ndarray, num_layers: int, slots_per_gpu: int) -> np.ndarray:
+    shape = (num_layers, len(speed_G))
+    value = np.asarray(slots_per_gpu if usable_slots is None else usable_slots)
+    if value.dtype.kind not in "iu":
+        raise ValueError(f"usable_slots has dtype {value.dtype}; it must hold integers")
+    try:
+        usable_LG = np.array(np.broadcast_to(value, shape), dtype=np.int32)
+    except ValueError:
+        raise ValueError(
+            f"usable_slots has shape {value.shape}; it must broadcast to [layers, GPUs] = {shape}"
+        ) from None
+    bad = np.argwhere((usable_LG < 0) | (usable_LG > slots_per_gpu))
+    if len(bad):
+        layer, gpu = bad[0]
+        raise ValueError(
+            f"usable_slots[layer {layer}, GPU {gpu}] = {usable_LG[layer, gpu]}: must be from 0 to the "
+            f"{slots_per_gpu} slots of a GPU"
+        )
+    return np.ascontiguousarray(usable_LG * (speed_G > 0), dtype=np.int32)
+
+
+def _tie_ranks(num_experts: int, seed: int) -> np.ndarray:
+    if not _is_int(seed) or seed < 0:
+        raise ValueError(f"seed={seed!r}: must be an integer of at least 0")
+    order = np.arange(num_experts) if seed == 0 else np.random.default_rng(seed).permutation(num_experts)
+    return order.astype(np.int32)

@@ -1,0 +1,71 @@
+// The C ABI of the planner's core, called through ctypes (balancer/core.py). Every function returns 0, or 1 after an
+// error whose text eprt_balancer_error() gives. Nothing here keeps state between calls.
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "eplb.h"
+#include "parallel.h"
+#include "plan.h"
+#include "problem.h"
+#include "weights.h"
+
+#define EPRT_ABI extern "C" __attribute__((visibility("default")))
+
+using namespace eprt::balancer;
+
+namespace {
+
+thread_local std::string last_error;
+
+template <typename Body>
+int guarded(const Body& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return 1;
+  }
+}
+
+}  // namespace
+
+EPRT_ABI const char* eprt_balancer_error() { return last_error.c_str(); }
+
+// Grows when a signature below changes: core.py refuses a library of another version.
+EPRT_ABI int eprt_balancer_version() { return 1; }
+
+// load_LE fp32. slot_LP and replica_LP: int64 [L, P].
+EPRT_ABI int eprt_eplb(int64_t num_layers, const EplbShape* shape, int64_t threads, const float* load_LE,
+                       int64_t* slot_LP, int64_t* replica_LP) {
+  return guarded([&] {
+    for_each_layer(num_layers, threads, [&](int64_t layer) {
+      eplb_layer(*shape, load_LE + layer * shape->num_experts, slot_LP + layer * shape->num_slots,
+                 replica_LP + layer * shape->num_slots);
+    });
+  });
+}
+
+// slot_LP int64 [L, P], weight_LP [L, P], bound_L [L]: the largest GPU time that no even split can beat.
+EPRT_ABI int eprt_plan(const Problem* problem, int64_t* slot_LP, double* weight_LP, double* bound_L) {
+  return guarded([&] {
+    for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
+      const int64_t at = layer * problem->num_slots();
+      bound_L[layer] = plan_layer(*problem, layer, slot_LP + at, weight_LP + at);
+    });
+  });
+}
+
+// Weights of a placement that is given.
+EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const double* target_L, double* weight_LP) {
+  return guarded([&] {
+    for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
+      const int64_t at = layer * problem->num_slots();
+      fill_weights(slot_LP + at, problem->num_slots(), problem->num_experts, problem->num_gpus,
+                   problem->load_LE + layer * problem->num_experts, problem->speed_G, target_L[layer], false,
+                   weight_LP + at);
+    });
+  });
+}

@@ -1,0 +1,31 @@
+// What is to be planned, as it crosses the C ABI: mirrored by class CProblem in balancer/core.py.
+//
+// Suffixes: L layers, E logical experts, G GPUs, P physical slots of all GPUs; arrays are C-contiguous.
+#pragma once
+
+#include <cstdint>
+
+namespace eprt::balancer {
+
+struct Problem {
+  int64_t num_layers;
+  int64_t num_experts;
+  int64_t num_gpus;
+  int64_t num_nodes;
+  int64_t slots_per_gpu;
+  int64_t num_groups;
+  int64_t hierarchical;  // whole groups stay inside nodes
+  int64_t min_copies;    // GPUs that must hold each expert
+  int64_t threads;
+  const double* load_LE;
+  const double* speed_G;      // 0: masked
+  const int32_t* usable_LG;   // slots that may be filled; 0 where masked
+  const int32_t* tie_rank_E;  // among equal loads the lower rank comes first
+
+  int64_t num_slots() const { return num_gpus * slots_per_gpu; }
+  int64_t gpus_per_node() const { return num_gpus / num_nodes; }
+};
+
+constexpr int64_t kEmpty = -1;
+
+}  // namespace eprt::balancer
