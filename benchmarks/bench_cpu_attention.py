@@ -129,8 +129,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     native.load()
     dtype = getattr(torch, arguments.dtype)
+    kind = "" if dtype == torch.bfloat16 else "_float32"
     report = Report(
-        "cpu_attention" if dtype == torch.bfloat16 else "cpu_attention_float32",
+        f"cpu_attention{kind}_{native.isa()}_{arguments.threads}t",
         {"isa": native.isa(), "dtype": arguments.dtype, "threads": arguments.threads, "page_size": PAGE_SIZE},
     )
     for heads in (16, 128):
