@@ -8,6 +8,7 @@ Shape suffixes: L layers, E logical experts, P physical slots of all GPUs, G GPU
 
 from .eplb import rebalance_experts
 from .loads import LoadFile, check_load, read_load
+from .moves import aligned, moved_slots
 from .placement import Placement
 from .plan import plan
 from .split import ReplicaTable, assign, split_batch, split_by_weight
@@ -18,8 +19,10 @@ __all__ = [
     "Placement",
     "ReplicaTable",
     "RoutingTrace",
+    "aligned",
     "assign",
     "check_load",
+    "moved_slots",
     "plan",
     "read_load",
     "rebalance_experts",

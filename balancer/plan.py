@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .core import call
+from .incremental import Budget, incremental
 from .metrics import describe
 from .placement import Placement
 from .problem import Problem
@@ -69,14 +70,17 @@ def plan(
         seed=seed,
         threads=threads,
     )
+    budget = Budget.of(problem, max_moves_per_layer, max_bytes, bytes_per_expert, min_gain)
+    if current is not None:
+        return incremental(problem, current, budget)
+    if max_moves_per_layer is not None or max_bytes is not None:
+        raise ValueError("max_moves_per_layer and max_bytes limit what changes; they need current")
     return from_scratch(problem)
 
 
 def _refuse_unsupported(arguments: dict[str, Any]) -> None:
-    defaults = {"coactivation": None, "current": None, "max_moves_per_layer": None, "max_bytes": None}
-    defaults |= {"bytes_per_expert": None}
-    for name, default in defaults.items():
-        if arguments[name] is not default:
+    for name in ("coactivation",):
+        if arguments[name] is not None:
             raise ValueError(f"{name}: plan() does not support it yet; leave it out to plan from scratch")
 
 

@@ -79,6 +79,8 @@ class Problem:
         """ValueError names field, layer and value. Arguments as in plan()."""
         load_LE = np.ascontiguousarray(check_load(load_LE))
         num_experts = load_LE.shape[1]
+        if current is not None:
+            _check_current(current, load_LE, num_slots, num_gpus, num_nodes)
         if num_slots is None:
             num_slots = current.num_slots if current is not None else fewest_slots(num_experts, num_gpus)
         check_slots(num_slots, num_experts, num_gpus, num_nodes)
@@ -101,8 +103,6 @@ class Problem:
             num_threads(threads),
         )
         problem._check_copies()
-        if current is not None:
-            problem.check_placement(current)
         return problem
 
     def _check_copies(self) -> None:
@@ -126,14 +126,17 @@ class Problem:
                     + (f" on {min_copies} GPUs each (min_gpus_per_expert)" if min_copies > 1 else "")
                 )
 
-    def check_placement(self, current: Placement) -> None:
-        have = (current.num_layers, current.num_experts, current.num_slots, current.num_gpus, current.num_nodes)
-        need = (self.num_layers, self.num_experts, self.num_slots, self.num_gpus, self.num_nodes)
-        for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):
-            if value != wanted:
-                raise ValueError(
-                    f"current has {value} {name}, load and arguments say {wanted}: it is another model's or cluster's"
-                )
+
+def _check_current(
+    current: Placement, load_LE: np.ndarray, num_slots: int | None, num_gpus: int, num_nodes: int
+) -> None:
+    have = (current.num_layers, current.num_experts, current.num_slots, current.num_gpus, current.num_nodes)
+    need = (*load_LE.shape, num_slots or current.num_slots, num_gpus, num_nodes)
+    for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):
+        if value != wanted:
+            raise ValueError(
+                f"current has {value} {name}, load and arguments say {wanted}: it is another model's or cluster's"
+            )
 
 
 def _is_int(value: Any) -> bool:

@@ -2,10 +2,12 @@
 // error whose text eprt_balancer_error() gives. Nothing here keeps state between calls.
 
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "eplb.h"
+#include "incremental.h"
 #include "parallel.h"
 #include "plan.h"
 #include "problem.h"
@@ -66,6 +68,26 @@ EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const 
       fill_weights(slot_LP + at, problem->num_slots(), problem->num_experts, problem->num_gpus,
                    problem->load_LE + layer * problem->num_experts, problem->speed_G, target_L[layer], false,
                    weight_LP + at);
+    });
+  });
+}
+
+// From current_LP; at most max_changes per layer come back, in order: change_LC int64 [L, C, 3] (slot, expert, step),
+// gain_LC [L, C], num_L int64 [L].
+EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP, const int64_t* max_moves_L,
+                              double min_gain, int64_t max_changes, int64_t* change_LC, double* gain_LC,
+                              int64_t* num_L) {
+  return guarded([&] {
+    for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
+      const auto changes =
+          improve_placement(*problem, layer, current_LP + layer * problem->num_slots(), {max_moves_L[layer], min_gain});
+      if (static_cast<int64_t>(changes.size()) > max_changes) throw std::length_error("too many changes");
+      num_L[layer] = static_cast<int64_t>(changes.size());
+      for (size_t i = 0; i < changes.size(); i++) {
+        int64_t* out = change_LC + (layer * max_changes + static_cast<int64_t>(i)) * 3;
+        out[0] = changes[i].slot, out[1] = changes[i].expert, out[2] = changes[i].step;
+        gain_LC[layer * max_changes + static_cast<int64_t>(i)] = changes[i].gain;
+      }
     });
   });
 }

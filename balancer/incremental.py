@@ -1,0 +1,146 @@
+"""From the placement in force to a better one within a budget of moves or bytes."""
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .core import call
+from .metrics import describe, gpu_time, max_over_mean
+from .placement import EMPTY, Placement
+from .problem import Problem
+
+DEFAULT_MOVES_PER_LAYER = 8
+
+
+@dataclass(frozen=True)
+class Budget:
+    """max_moves_per_layer: slots that may receive an expert. max_bytes: over all layers, bytes_L each; None: no limit.
+    min_gain: a move must lower the busiest GPU by this fraction of the mean. Repairs are never held back."""
+
+    max_moves_per_layer: int
+    max_bytes: float | None
+    bytes_L: np.ndarray | None
+    min_gain: float
+
+    @staticmethod
+    def of(problem: Problem, max_moves: Any, max_bytes: Any, bytes_per_expert: Any, min_gain: Any) -> "Budget":
+        """Arguments as in plan(); ValueError names the one that does not fit."""
+        if max_moves is None:
+            max_moves = DEFAULT_MOVES_PER_LAYER if max_bytes is None else problem.num_slots
+        if not isinstance(max_moves, int | np.integer) or max_moves < 0:
+            raise ValueError(f"max_moves_per_layer={max_moves!r}: must be an integer of at least 0")
+        if not 0 <= min_gain < np.inf:
+            raise ValueError(f"min_gain={min_gain}: must be finite and at least 0")
+        if max_bytes is not None and not max_bytes >= 0:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 0")
+        if max_bytes is not None and bytes_per_expert is None:
+            raise ValueError("max_bytes needs bytes_per_expert: how many bytes one expert's weights have")
+        bytes_L = None
+        if bytes_per_expert is not None:
+            bytes_L = np.array(np.broadcast_to(bytes_per_expert, (problem.num_layers,)), dtype=np.float64)
+            if not (bytes_L > 0).all():
+                layer = int(np.argmin(bytes_L > 0))
+                raise ValueError(f"bytes_per_expert[layer {layer}] = {bytes_L[layer]}: must be above 0")
+        return Budget(int(max_moves), max_bytes, bytes_L, float(min_gain))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Changes of one layer that belong together. repair: not optional."""
+
+    changes: tuple[tuple[int, int], ...]  # (slot, expert)
+    gain: float
+    repair: bool
+
+    @property
+    def moves(self) -> int:
+        return sum(expert != EMPTY for _, expert in self.changes)
+
+
+def incremental(problem: Problem, current: Placement, budget: Budget) -> Placement:
+    """current with the most useful changes that the budget allows, in every layer."""
+    steps_L = find_steps(problem, current, budget)
+    taken_L = _afford(steps_L, budget)
+    slots_LP = current.physical_to_logical_map.copy()
+    for layer, steps in enumerate(steps_L):
+        for step in steps[: taken_L[layer]]:
+            for slot, expert in step.changes:
+                slots_LP[layer, slot] = expert
+    weight_LP = fill_weights(problem, slots_LP)
+    changed = bool((slots_LP != current.physical_to_logical_map).any())
+    placement = Placement(slots_LP, problem.num_gpus, problem.num_nodes, current.epoch + changed, {}, weight_LP)
+    taken = [(layer, step) for layer, steps in enumerate(steps_L) for step in steps[: taken_L[layer]]]
+    before_LG = gpu_time(current, problem.load_LE, problem.speed_G, current.weight_LP)
+    metrics = {
+        **describe(problem, placement),
+        "mode": "incremental",
+        "max_over_mean_before": float(max_over_mean(before_LG, problem.speed_G).mean()),
+        "moves": sum(step.moves for _, step in taken),
+        "repairs": sum(step.moves for _, step in taken if step.repair),
+    }
+    if budget.bytes_L is not None:
+        metrics["bytes"] = float(sum(step.moves * budget.bytes_L[layer] for layer, step in taken))
+    return Placement(slots_LP, problem.num_gpus, problem.num_nodes, placement.epoch, metrics, weight_LP)
+
+
+def find_steps(problem: Problem, current: Placement, budget: Budget) -> list[list[Step]]:
+    """Per layer, the steps in the order in which they were found; each supposes those before it."""
+    max_moves = min(budget.max_moves_per_layer, 4 * problem.num_slots)
+    most = 2 * max_moves + (1 + problem.min_copies) * problem.num_slots
+    change_LC3 = np.empty((problem.num_layers, most, 3), dtype=np.int64)
+    gain_LC = np.empty((problem.num_layers, most))
+    num_L = np.empty(problem.num_layers, dtype=np.int64)
+    moves_L = np.full(problem.num_layers, max_moves, dtype=np.int64)
+    now_LP = np.ascontiguousarray(current.physical_to_logical_map)
+    call("eprt_incremental", problem.as_c(), now_LP, moves_L, budget.min_gain, most, change_LC3, gain_LC, num_L)
+    return [_steps(change_LC3[layer, :num], gain_LC[layer]) for layer, num in enumerate(num_L)]
+
+
+def _steps(change_C3: np.ndarray, gain_C: np.ndarray) -> list[Step]:
+    steps: list[Step] = []
+    last = -1
+    for (slot, expert, step), gain in zip(change_C3.tolist(), gain_C.tolist()):
+        if step != last:
+            steps.append(Step(((slot, expert),), gain, step == 0))
+            last = step
+        else:
+            steps[-1] = Step((*steps[-1].changes, (slot, expert)), gain, step == 0)
+    return steps
+
+
+def _afford(steps_L: list[list[Step]], budget: Budget) -> list[int]:
+    """How many steps of each layer to take: repairs, then the most gain per byte; inside a layer in order."""
+    bytes_L = budget.bytes_L
+    if budget.max_bytes is None or bytes_L is None:
+        return [len(steps) for steps in steps_L]
+    taken_L = [sum(step.repair for step in steps) for steps in steps_L]
+    left = budget.max_bytes
+    for layer, steps in enumerate(steps_L):
+        left -= sum(step.moves for step in steps[: taken_L[layer]]) * bytes_L[layer]
+    heap: list[tuple[float, int]] = []
+
+    def offer(layer: int) -> None:
+        if taken_L[layer] < len(steps_L[layer]):
+            step = steps_L[layer][taken_L[layer]]
+            heapq.heappush(heap, (-step.gain / (step.moves * bytes_L[layer]), layer))
+
+    for layer in range(len(steps_L)):
+        offer(layer)
+    while heap:
+        _, layer = heapq.heappop(heap)
+        cost = steps_L[layer][taken_L[layer]].moves * bytes_L[layer]
+        if cost <= left:  # a dearer next step closes its layer: later ones suppose it
+            left -= cost
+            taken_L[layer] += 1
+            offer(layer)
+    return taken_L
+
+
+def fill_weights(problem: Problem, slots_LP: np.ndarray) -> np.ndarray:
+    """float64 [L, P]: the slot weights with which these slots carry the load most evenly."""
+    weight_LP = np.empty(slots_LP.shape)
+    target_L = problem.load_LE.sum(1) / problem.speed_G[problem.usable_LG.any(0)].sum() * 1.0002
+    call("eprt_weights", problem.as_c(), np.ascontiguousarray(slots_LP), target_L, weight_LP)
+    return weight_LP

@@ -1,0 +1,77 @@
+"""What it costs to go from one placement to another, and how to make that less without changing the plan."""
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from .placement import EMPTY, Placement
+
+
+def moved_slots(before: Placement, after: Placement) -> np.ndarray:
+    """bool [L, P]: slots of `after` whose expert their GPU did not hold before: weights must come from elsewhere.
+
+    Experts that only change slots inside their GPU do not count: that is a copy in local memory, or a renaming.
+    """
+    check_same_shape(before, after)
+    moved_LP = np.zeros(after.physical_to_logical_map.shape, dtype=bool)
+    for gpu in range(after.num_gpus):
+        own = slice(gpu * after.num_slots_per_gpu, (gpu + 1) * after.num_slots_per_gpu)
+        was, now = before.physical_to_logical_map[:, own], after.physical_to_logical_map[:, own]
+        moved_LP[:, own] = (now[:, :, None] != was[:, None, :]).all(-1) & (now != EMPTY)
+    return moved_LP
+
+
+def aligned(plan: Placement, current: Placement) -> Placement:
+    """The same plan with GPUs of one node exchanged and slots inside a GPU reordered, so that fewest slots move.
+
+    For GPUs of equal speed and size. The renaming is optimal GPU by GPU (an assignment problem per layer and node).
+    """
+    check_same_shape(current, plan)
+    slots_LP = np.empty_like(plan.physical_to_logical_map)
+    weight_LP = np.empty(slots_LP.shape)
+    per_gpu = plan.num_slots_per_gpu
+    per_node = plan.num_gpus // plan.num_nodes
+    for layer in range(plan.num_layers):
+        now_GS = current.physical_to_logical_map[layer].reshape(-1, per_gpu)
+        new_GS = plan.physical_to_logical_map[layer].reshape(-1, per_gpu)
+        new_weight_GS = plan.weight_LP[layer].reshape(-1, per_gpu)
+        held_GE, wanted_GE = _held(now_GS, plan.num_experts), _held(new_GS, plan.num_experts)
+        for first in range(0, plan.num_gpus, per_node):
+            node = slice(first, first + per_node)
+            shared_GG = held_GE[node] @ wanted_GE[node].T
+            for gpu, source in zip(*linear_sum_assignment(shared_GG, maximize=True)):
+                own = slice((first + gpu) * per_gpu, (first + gpu + 1) * per_gpu)
+                order = _keep_slots(now_GS[first + gpu], new_GS[first + source])
+                slots_LP[layer, own] = new_GS[first + source][order]
+                weight_LP[layer, own] = new_weight_GS[first + source][order]
+    return Placement(
+        slots_LP, plan.num_gpus, plan.num_nodes, epoch=plan.epoch, metrics=plan.metrics, slot_weight=weight_LP
+    )
+
+
+def check_same_shape(before: Placement, after: Placement) -> None:
+    for name in ("num_layers", "num_slots", "num_gpus", "num_nodes", "num_experts"):
+        if getattr(before, name) != getattr(after, name):
+            raise ValueError(
+                f"{name}: {getattr(before, name)} before and {getattr(after, name)} after; these placements are of "
+                "different models or clusters"
+            )
+
+
+def _held(experts_GS: np.ndarray, num_experts: int) -> np.ndarray:
+    held_GE = np.zeros((len(experts_GS), num_experts + 1))
+    np.put_along_axis(held_GE, experts_GS, 1.0, axis=1)  # -1 lands in the column that is cut off
+    return held_GE[:, :num_experts]
+
+
+def _keep_slots(now_S: np.ndarray, new_S: np.ndarray) -> np.ndarray:
+    """Order of new_S in which every expert that now_S holds too keeps its slot."""
+    order = np.full(len(new_S), -1)
+    left = list(range(len(new_S)))
+    for slot, expert in enumerate(now_S):
+        for index in left:
+            if new_S[index] == expert:
+                order[slot] = index
+                left.remove(index)
+                break
+    order[order < 0] = left
+    return order

@@ -1,0 +1,324 @@
+#include "incremental.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "packing.h"
+#include "plan.h"
+
+namespace eprt::balancer {
+namespace {
+
+// A packing whose copies have slots, and a record of every slot that changed.
+class Placed {
+ public:
+  Placed(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P)
+      : packing(part),
+        layer_(layer),
+        per_gpu_(problem.slots_per_gpu),
+        gpus_per_node_(static_cast<int>(problem.gpus_per_node())),
+        hierarchical_(problem.hierarchical),
+        slot_P_(current_P, current_P + problem.num_slots()),
+        lives_on_(part.num_experts() * problem.num_nodes, 0),
+        num_nodes_(problem.num_nodes) {
+    for (int64_t slot = 0; slot < problem.num_slots(); slot++) {
+      const int64_t expert = slot_P_[slot];
+      if (expert == kEmpty) continue;
+      const int gpu = static_cast<int>(slot / per_gpu_);
+      lives_on_[expert * num_nodes_ + gpu / gpus_per_node_] = 1;
+      if (packing.part().usable_G[gpu] == 0 || packing.holds(gpu, static_cast<int>(expert)))
+        record(slot, kEmpty);  // masked, or a second copy on one GPU
+      else
+        packing.add(static_cast<int>(expert), gpu);
+    }
+  }
+
+  // In the hierarchical policy an expert stays on the nodes where its group is.
+  bool allowed(int gpu, int expert) const {
+    return !hierarchical_ || lives_on_[expert * num_nodes_ + gpu / gpus_per_node_];
+  }
+  void allow_everywhere(int expert) { std::fill_n(lives_on_.begin() + expert * num_nodes_, num_nodes_, uint8_t{1}); }
+
+  void drop(int expert, int gpu) {
+    packing.remove(expert, gpu);
+    record(slot_of(expert, gpu), kEmpty);
+  }
+  void add(int expert, int gpu) {
+    packing.add(expert, gpu);
+    record(slot_of(kEmpty, gpu), expert);
+  }
+  void replace(int taken, int given, int gpu) {
+    packing.remove(taken, gpu);
+    packing.add(given, gpu);
+    record(slot_of(taken, gpu), given);
+  }
+  void exchange(int a, int gpu_a, int b, int gpu_b) {
+    packing.exchange(a, gpu_a, b, gpu_b);
+    const int64_t slot_a = slot_of(a, gpu_a), slot_b = slot_of(b, gpu_b);
+    record(slot_a, b);
+    record(slot_b, a);
+  }
+  void move(int expert, int from, int to) {
+    packing.move(expert, from, to);
+    record(slot_of(expert, from), kEmpty);
+    record(slot_of(kEmpty, to), expert);
+  }
+
+  void next_step(double gain) {
+    for (size_t i = first_of_step_; i < changes.size(); i++) changes[i].step = step_, changes[i].gain = gain;
+    first_of_step_ = changes.size();
+    step_++;
+  }
+  int64_t layer() const { return layer_; }
+
+  Packing packing;
+  std::vector<Change> changes;
+
+ private:
+  int64_t slot_of(int64_t expert, int gpu) const {
+    const auto first = slot_P_.begin() + gpu * per_gpu_;
+    return std::find(first, first + per_gpu_, expert) - slot_P_.begin();
+  }
+  void record(int64_t slot, int64_t expert) {
+    slot_P_[slot] = expert;
+    changes.push_back({slot, expert, step_, 0.0});
+  }
+
+  int64_t layer_, per_gpu_;
+  int gpus_per_node_;
+  bool hierarchical_;
+  std::vector<int64_t> slot_P_;
+  std::vector<uint8_t> lives_on_;
+  int64_t num_nodes_;
+  int64_t step_ = 0;
+  size_t first_of_step_ = 0;
+};
+
+// More copies on a GPU than it may hold now: the cheapest go, first those that exist elsewhere.
+void give_up_surplus(Placed& placed) {
+  const Part& part = placed.packing.part();
+  for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
+    while (placed.packing.room(gpu) < 0) {
+      const auto& experts = placed.packing.experts(gpu);
+      const int least = *std::min_element(experts.begin(), experts.end(), [&](int a, int b) {
+        const bool only_a = placed.packing.count(a) <= part.min_copies,
+                   only_b = placed.packing.count(b) <= part.min_copies;
+        return only_a != only_b ? only_b : placed.packing.share(a) < placed.packing.share(b);
+      });
+      placed.drop(least, gpu);
+    }
+  }
+}
+
+// One more copy of an expert that has too few, where it is done earliest: in a free slot, or in the place of a copy
+// that can be spared. False when no GPU can take it.
+bool restore_copy(Placed& placed, int expert) {
+  const Packing& packing = placed.packing;
+  const Part& part = packing.part();
+  const double share = packing.share_with(expert, packing.count(expert) + 1);
+  double best = std::numeric_limits<double>::infinity();
+  int best_gpu = -1, best_taken = -1;
+  for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
+    if (part.usable_G[gpu] == 0 || packing.holds(gpu, expert) || !placed.allowed(gpu, expert)) continue;
+    if (packing.room(gpu) > 0) {
+      const double time = packing.time_with(gpu, packing.load(gpu) + share);
+      if (time < best) best = time, best_gpu = gpu, best_taken = -1;
+      continue;
+    }
+    for (int taken : packing.experts(gpu)) {
+      if (packing.count(taken) <= part.min_copies) continue;
+      const double time = packing.time_with(gpu, packing.load(gpu) + share - packing.share(taken));
+      if (time < best) best = time, best_gpu = gpu, best_taken = taken;
+    }
+  }
+  if (best_gpu < 0) return false;
+  if (best_taken < 0)
+    placed.add(expert, best_gpu);
+  else
+    placed.replace(best_taken, expert, best_gpu);
+  return true;
+}
+
+void restore_missing(Placed& placed) {
+  const Part& part = placed.packing.part();
+  std::vector<int> order(part.num_experts());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return part.load_E[a] > part.load_E[b]; });
+  for (int copies = 1; copies <= part.min_copies; copies++) {
+    for (int expert : order) {
+      if (placed.packing.count(expert) >= copies || restore_copy(placed, expert)) continue;
+      placed.allow_everywhere(expert);  // its node has no slot left: better elsewhere than nowhere
+      if (!restore_copy(placed, expert))
+        throw std::runtime_error("layer " + std::to_string(placed.layer()) + ": no slot can be spared for expert " +
+                                 std::to_string(expert));
+    }
+  }
+}
+
+struct Move {
+  enum Kind { kNone, kExchange, kReplace, kFill, kShift } kind = kNone;
+  double score = 0.0;  // fall of the potential per slot moved
+  double peak = 0.0;   // largest time among the GPUs touched, afterwards
+  int given = -1, taken = -1, gpu = -1;
+  int cost() const { return kind == kExchange ? 2 : 1; }
+};
+
+// Looks for the move that takes most potential, sum of (time / mean)^16, off the busiest GPU per slot moved. The 16th
+// power is a smooth maximum: it counts all GPUs near the top, where the maximum itself sees one.
+class Chooser {
+ public:
+  explicit Chooser(const Placed& placed)
+      : placed_(placed),
+        packing_(placed.packing),
+        part_(packing_.part()),
+        busiest_(packing_.busiest()),
+        inverse_mean_(1.0 / part_.mean_time()),
+        before_G_(part_.num_gpus()) {
+    for (int gpu = 0; gpu < part_.num_gpus(); gpu++) before_G_[gpu] = potential(packing_.time(gpu));
+  }
+
+  Move best(int64_t moves_left) {
+    for (int gpu = 0; gpu < part_.num_gpus(); gpu++) {
+      if (gpu == busiest_ || part_.usable_G[gpu] == 0) continue;
+      for (int given : packing_.experts(busiest_)) {
+        if (packing_.holds(gpu, given) || !placed_.allowed(gpu, given)) continue;
+        if (packing_.room(gpu) > 0) {
+          consider_copy(Move::kFill, given, -1, gpu);
+          consider_exchange(Move::kShift, given, -1, gpu);
+          continue;
+        }
+        for (int taken : packing_.experts(gpu))
+          if (packing_.count(taken) > part_.min_copies) consider_copy(Move::kReplace, given, taken, gpu);
+      }
+      if (moves_left >= 2) consider_best_exchange(gpu);
+    }
+    return best_;
+  }
+
+  int busiest() const { return busiest_; }
+  double smooth_maximum() const {
+    const double sum = std::accumulate(before_G_.begin(), before_G_.end(), 0.0);
+    return std::pow(sum / part_.num_live(), 1.0 / 16) / inverse_mean_;
+  }
+
+ private:
+  double potential(double time) const {
+    double x = time * inverse_mean_;
+    x *= x, x *= x, x *= x;
+    return x * x;
+  }
+
+  void consider(Move move, double fall) {
+    move.score = fall / move.cost();
+    if (move.score > best_.score * (1 + 1e-12) && move.score > 0) best_ = move;
+  }
+
+  // Of all pairs that could change places with one GPU, the one that brings the two times closest: what the potential
+  // of two GPUs of equal speed falls by depends on that alone.
+  void consider_best_exchange(int gpu) {
+    const double here = packing_.time(busiest_), there = packing_.time(gpu);
+    const double ideal = (here - there) / (packing_.time_with(busiest_, 1.0) + packing_.time_with(gpu, 1.0));
+    double closest = ideal;  // |less - ideal| must be below this, or times would only change places
+    int best_given = -1, best_taken = -1;
+    for (int given : packing_.experts(busiest_)) {
+      const double share = packing_.share(given);
+      if (packing_.holds(gpu, given) || !placed_.allowed(gpu, given)) continue;
+      for (int taken : packing_.experts(gpu)) {
+        const double off = std::abs(share - packing_.share(taken) - ideal);
+        if (off >= closest || packing_.holds(busiest_, taken) || !placed_.allowed(busiest_, taken)) continue;
+        closest = off, best_given = given, best_taken = taken;
+      }
+    }
+    if (best_given >= 0) consider_exchange(Move::kExchange, best_given, best_taken, gpu);
+  }
+
+  // `given` leaves the busiest GPU for `gpu`, for `taken` or for a free slot.
+  void consider_exchange(Move::Kind kind, int given, int taken, int gpu) {
+    const double less = packing_.share(given) - (taken < 0 ? 0.0 : packing_.share(taken));
+    if (less <= 0) return;
+    const double here = packing_.time_with(busiest_, packing_.load(busiest_) - less);
+    const double there = packing_.time_with(gpu, packing_.load(gpu) + less);
+    if (std::max(here, there) >= packing_.time(busiest_)) return;
+    consider({kind, 0.0, std::max(here, there), given, taken, gpu},
+             before_G_[busiest_] + before_G_[gpu] - potential(here) - potential(there));
+  }
+
+  // `given` gets a copy more on `gpu`, in a free slot or in the place of `taken`.
+  void consider_copy(Move::Kind kind, int given, int taken, int gpu) {
+    const double share = packing_.share_with(given, packing_.count(given) + 1);
+    const double fall = packing_.share(given) - share;
+    double rise = 0.0, gpu_load = packing_.load(gpu) + share;
+    double sum = before_G_[gpu], peak = 0.0;
+    auto touch = [&](int holder, double load) {
+      const double time = packing_.time_with(holder, load);
+      sum += before_G_[holder] - potential(time);
+      peak = std::max(peak, time);
+    };
+    if (taken >= 0) {
+      rise = packing_.share_with(taken, packing_.count(taken) - 1) - packing_.share(taken);
+      gpu_load -= packing_.share(taken);
+      for (int holder : packing_.gpus(taken))
+        if (holder != gpu) touch(holder, packing_.load(holder) + rise - (packing_.holds(holder, given) ? fall : 0.0));
+    }
+    for (int holder : packing_.gpus(given))
+      if (taken < 0 || !packing_.holds(holder, taken)) touch(holder, packing_.load(holder) - fall);
+    const double time = packing_.time_with(gpu, gpu_load);
+    sum -= potential(time);
+    peak = std::max(peak, time);
+    if (peak < packing_.time(busiest_)) consider({kind, 0.0, peak, given, taken, gpu}, sum);
+  }
+
+  const Placed& placed_;
+  const Packing& packing_;
+  const Part& part_;
+  int busiest_;
+  double inverse_mean_;
+  std::vector<double> before_G_;
+  Move best_;
+};
+
+void apply(Placed& placed, const Move& move, int busiest) {
+  switch (move.kind) {
+    case Move::kExchange:
+      return placed.exchange(move.given, busiest, move.taken, move.gpu);
+    case Move::kReplace:
+      return placed.replace(move.taken, move.given, move.gpu);
+    case Move::kFill:
+      return placed.add(move.given, move.gpu);
+    case Move::kShift:
+      return placed.move(move.given, busiest, move.gpu);
+    case Move::kNone:
+      return;
+  }
+}
+
+}  // namespace
+
+std::vector<Change> improve_placement(const Problem& problem, int64_t layer, const int64_t* current_P,
+                                      const Budget& budget) {
+  std::vector<int> all(problem.num_experts);
+  std::iota(all.begin(), all.end(), 0);
+  const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+  Placed placed(problem, layer, part, current_P);
+  give_up_surplus(placed);
+  restore_missing(placed);
+  placed.next_step(0.0);
+  const double mean = part.mean_time();
+  for (int64_t moved = 0; moved < budget.max_moves && mean > 0;) {
+    Chooser chooser(placed);
+    const int busiest = chooser.busiest();
+    const double before = placed.packing.time(busiest), smooth = chooser.smooth_maximum();
+    const Move move = chooser.best(budget.max_moves - moved);
+    if (move.kind == Move::kNone || before - move.peak < budget.min_gain * mean * move.cost()) break;
+    apply(placed, move, busiest);
+    placed.next_step(smooth - Chooser(placed).smooth_maximum());
+    moved += move.cost();
+  }
+  return placed.changes;
+}
+
+}  // namespace eprt::balancer
