@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "cpu/draw.h"
 #include "cpu/gate.h"
 #include "cpu/gemm.h"
 #include "cpu/isa.h"
@@ -103,6 +104,22 @@ void gate_topk(Tensor logits_TE, OptionalTensor bias_E, bool sigmoid, int64_t n_
                    .weights = static_cast<float*>(weights_TK.data_ptr()),
                    .expert_idx = static_cast<int64_t*>(expert_idx_TK.data_ptr())},
                   static_cast<int>(num_threads));
+}
+
+void draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, Tensor top_k_Y, Tensor top_p_Y,
+          Tensor u_Y, Tensor token_Y, int64_t num_threads) {
+  eprt::draw({.logits = static_cast<const float*>(logits_XV.data_ptr()),
+              .logits_row = logits_XV.stride(0),
+              .row = static_cast<const int64_t*>(row_Y.data_ptr()),
+              .temperature = static_cast<const float*>(temperature_Y.data_ptr()),
+              .min_p = static_cast<const double*>(min_p_Y.data_ptr()),
+              .top_k = static_cast<const int64_t*>(top_k_Y.data_ptr()),
+              .top_p = static_cast<const double*>(top_p_Y.data_ptr()),
+              .u = static_cast<const double*>(u_Y.data_ptr()),
+              .token = static_cast<int64_t*>(token_Y.data_ptr()),
+              .rows = row_Y.size(0),
+              .vocab = logits_XV.size(1),
+              .num_threads = static_cast<int>(num_threads)});
 }
 
 // ---- row-wise -------------------------------------------------------------------------------------------------------
@@ -254,6 +271,9 @@ STABLE_TORCH_LIBRARY(eprt, m) {
       "gate_topk(Tensor logits_TE, Tensor? bias_E, bool sigmoid, int n_group, int topk_group, bool normalise, "
       "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, int num_threads) -> ()");
 
+  m.def(
+      "draw(Tensor logits_XV, Tensor row_Y, Tensor temperature_Y, Tensor min_p_Y, Tensor top_k_Y, Tensor top_p_Y, "
+      "Tensor u_Y, Tensor(a!) token_Y, int num_threads) -> ()");
   m.def("rms_norm(Tensor x_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, int num_threads) -> ()");
   m.def(
       "add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, Tensor(b!) sum_TH, "
@@ -273,6 +293,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(eprt, CPU, m) {
+  m.impl("draw", TORCH_BOX(&draw));
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
   m.impl("silu_mul", TORCH_BOX(&silu_mul));

@@ -18,8 +18,6 @@ One uniform number per token instead of one per vocabulary entry: no row pays fo
 Suffixes: X rows of logits, V vocabulary, Y a subset of the rows.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,9 +25,7 @@ from torch import Tensor
 from eprt.engine import philox
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.scheduler import SampledTokens
-
-# Logits drawn from at once: a dozen intermediates of this size, some fp64, exist at a time.
-_BLOCK_ELEMENTS = 1 << 18
+from eprt.ops.draw import draw
 
 
 def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows) -> SampledTokens:
@@ -44,9 +40,10 @@ def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows) -> SampledToke
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
     position_X = rows.length_M[row_X] - rows.num_prompt_M[row_X]
-    for drawn in _blocks(np.flatnonzero(params_X["temperature"]), logits_XV.shape[1]):
+    drawn = np.flatnonzero(params_X["temperature"])
+    if len(drawn):
         drawn_Y = torch.from_numpy(drawn).to(logits_XV.device)
-        chosen_Y = _draw(logits_XV[drawn_Y], params_X[drawn], position_X[drawn].astype(np.uint64))
+        chosen_Y = _draw(logits_XV, drawn, params_X[drawn], position_X[drawn].astype(np.uint64))
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
     token_ids = token_X.cpu().numpy()
     return SampledTokens(token_ids) if raw is None else SampledTokens(token_ids, *raw.report(token_X))
@@ -85,13 +82,6 @@ class _Logprobs:
         return chosen, top
 
 
-def _blocks(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
-    """The rows in blocks whose intermediate results stay small."""
-    size = max(1, _BLOCK_ELEMENTS // vocab_size)
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-
-
 def _apply_bias(logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows: BatchRows) -> None:
     for i in np.flatnonzero(params_X["has_bias"]).tolist():
         token_ids, bias = (torch.from_numpy(a).to(logits_XV.device) for a in rows.bias[int(row_X[i])])
@@ -122,46 +112,8 @@ def _column(values_Y: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(values_Y.copy()).to(device).unsqueeze(1)
 
 
-def _draw(logits_YV: Tensor, params_Y: np.ndarray, position_Y: np.ndarray) -> Tensor:
-    """int64 [Y]: one token per row."""
-    # Differences to the largest logit first: a tiny temperature then underflows to probability 0 and not to inf / inf.
-    logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
-    prob_YV = (logits_YV / _column(params_Y["temperature"], logits_YV.device)).softmax(dim=-1)
-    if params_Y["min_p"].any():
-        floor_Y1 = prob_YV.amax(dim=-1, keepdim=True) * _column(params_Y["min_p"], prob_YV.device)
-        prob_YV.masked_fill_(prob_YV < floor_Y1, 0)
-    top_k_Y, top_p_Y = params_Y["top_k"], params_Y["top_p"]
-    cut = np.flatnonzero(((top_k_Y > 0) & (top_k_Y < prob_YV.shape[1])) | (top_p_Y < 1))
-    if len(cut):
-        cut_Z = torch.from_numpy(cut).to(prob_YV.device)
-        prob_YV[cut_Z] = _truncate(prob_YV[cut_Z], top_k_Y[cut], top_p_Y[cut])
-    cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
-    u_Y = torch.from_numpy(philox.uniform(params_Y["seed"], params_Y["sample_idx"], position_Y)).to(cdf_YV.device)
-    # The first token whose cumulative probability exceeds u: never one of probability 0.
-    chosen_Y1 = torch.searchsorted(cdf_YV, u_Y.unsqueeze(1) * cdf_YV[:, -1:], right=True)
-    return chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1)
-
-
-def _truncate(prob_YV: Tensor, top_k_Y: np.ndarray, top_p_Y: np.ndarray) -> Tensor:
-    """Keeps top_k, then top_p of each row; the rest becomes 0. Both mean "the n largest", so one cut serves both."""
-    vocab_size, device = prob_YV.shape[1], prob_YV.device
-    k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), device)
-    sorted_YV = _descending(prob_YV)
-    mass_YV = sorted_YV.cumsum(dim=-1, dtype=torch.float64)
-    wanted_Y1 = _column(top_p_Y, device) * mass_YV.gather(1, k_Y1 - 1)
-    num_kept_Y1 = torch.minimum((mass_YV < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
-    least_Y1 = sorted_YV.gather(1, num_kept_Y1 - 1)
-    dropped_YV = prob_YV < least_Y1
-    tied_Z = (vocab_size - dropped_YV.sum(dim=-1) > num_kept_Y1.squeeze(1)).nonzero().squeeze(1)
-    if len(tied_Z):
-        equal_ZV = prob_YV[tied_Z] == least_Y1[tied_Z]
-        num_above_Z1 = (prob_YV[tied_Z] > least_Y1[tied_Z]).sum(dim=-1, keepdim=True)
-        dropped_YV[tied_Z] |= equal_ZV & (equal_ZV.cumsum(dim=-1) > num_kept_Y1[tied_Z] - num_above_Z1)
-    return prob_YV.masked_fill_(dropped_YV, 0)
-
-
-def _descending(prob_YV: Tensor) -> Tensor:
-    """Each row's values, largest first. numpy sorts with vector instructions, some 30 times faster than torch."""
-    if prob_YV.is_cpu:
-        return torch.from_numpy(np.sort(prob_YV.numpy(), axis=-1)).flip(-1)
-    return prob_YV.sort(dim=-1, descending=True).values
+def _draw(logits_XV: Tensor, row_Y: np.ndarray, params_Y: np.ndarray, position_Y: np.ndarray) -> Tensor:
+    """int64 [Y]: one token for each of these rows."""
+    u_Y = philox.uniform(params_Y["seed"], params_Y["sample_idx"], position_Y)
+    truncation = {name: params_Y[name] for name in ("temperature", "min_p", "top_k", "top_p")}
+    return draw(logits_XV, row_Y, u=u_Y, **truncation)

@@ -3,6 +3,7 @@
 Each function has the signature of its fast twin in this folder.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -140,3 +141,54 @@ def gate_topk(
 def _largest(x: Tensor, k: int) -> Tensor:
     """Indices of the k largest of each row, largest first, ties to the lowest index (topk promises no order)."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+
+
+def draw(
+    logits_XV: Tensor,
+    row_Y: np.ndarray,
+    *,
+    temperature: np.ndarray,
+    min_p: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    u: np.ndarray,
+) -> Tensor:
+    rows_Y = torch.from_numpy(row_Y).to(logits_XV.device)
+    prob_YV = draw_probs(logits_XV[rows_Y], temperature, min_p, top_k, top_p)
+    cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
+    # The first token whose cumulative probability exceeds u: never one of probability 0.
+    chosen_Y1 = torch.searchsorted(cdf_YV, _column(u, cdf_YV.device) * cdf_YV[:, -1:], right=True)
+    return chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1)
+
+
+def draw_probs(
+    logits_YV: Tensor, temperature: np.ndarray, min_p: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
+) -> Tensor:
+    """What draw() draws from: the probabilities of the tokens that are kept, not summing to 1, and 0 for the others."""
+    # Differences to the largest logit first: a tiny temperature then underflows to probability 0 and not to inf / inf.
+    logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
+    prob_YV = (logits_YV / _column(temperature, logits_YV.device)).softmax(dim=-1)
+    prob_YV.masked_fill_(prob_YV < prob_YV.amax(dim=-1, keepdim=True) * _column(min_p, prob_YV.device), 0)
+    return _truncate(prob_YV, top_k, top_p)
+
+
+def _truncate(prob_YV: Tensor, top_k_Y: np.ndarray, top_p_Y: np.ndarray) -> Tensor:
+    """Keeps top_k, then top_p of each row; the rest becomes 0. Both mean "the n largest", so one cut serves both."""
+    vocab_size, device = prob_YV.shape[1], prob_YV.device
+    k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), device)
+    sorted_YV = prob_YV.sort(dim=-1, descending=True).values
+    mass_YV = sorted_YV.cumsum(dim=-1, dtype=torch.float64)
+    wanted_Y1 = _column(top_p_Y, device) * mass_YV.gather(1, k_Y1 - 1)
+    num_kept_Y1 = torch.minimum((mass_YV < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
+    least_Y1 = sorted_YV.gather(1, num_kept_Y1 - 1)
+    dropped_YV = prob_YV < least_Y1
+    tied_Z = (vocab_size - dropped_YV.sum(dim=-1) > num_kept_Y1.squeeze(1)).nonzero().squeeze(1)
+    if len(tied_Z):
+        equal_ZV = prob_YV[tied_Z] == least_Y1[tied_Z]
+        num_above_Z1 = (prob_YV[tied_Z] > least_Y1[tied_Z]).sum(dim=-1, keepdim=True)
+        dropped_YV[tied_Z] |= equal_ZV & (equal_ZV.cumsum(dim=-1) > num_kept_Y1[tied_Z] - num_above_Z1)
+    return prob_YV.masked_fill_(dropped_YV, 0)
+
+
+def _column(values_Y: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(values_Y.copy()).to(device).unsqueeze(1)

@@ -187,14 +187,6 @@ def test_a_row_does_not_see_its_batch(cases, order):
     assert alone == together == [mixed[shuffled.index(i)] for i in range(len(cases))]
 
 
-def test_a_block_boundary_changes_nothing(monkeypatch):
-    logits_XV = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(6)) * 3
-    cases = [(SamplingParams(top_p=0.9), [1], [], seed, 0) for seed in range(50)]
-    whole = sample(logits_XV, cases).token_X.tolist()
-    monkeypatch.setattr(sampler, "_BLOCK_ELEMENTS", 7 * VOCAB)
-    assert sample(logits_XV, cases).token_X.tolist() == whole
-
-
 def test_a_tiny_temperature_is_greedy_and_finite():
     logits_XV = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(7)) * 1e4
     cold = sample(logits_XV, [(SamplingParams(temperature=1e-30), [0], [], s, 0) for s in range(20)])

@@ -1,0 +1,174 @@
+// One draw per row, written once against Vec; included once per instruction set. Each row is computed alone.
+//
+// No sort of the vocabulary: weights fall into buckets by their leading bits, and only the bucket in which top_k or
+// top_p ends is sorted. A row touches its logits once and one row of scratch, which leaves the caches to everybody
+// else.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "cpu/buffer.h"
+#include "cpu/draw.h"
+#include "cpu/vec.h"
+
+namespace eprt {
+namespace {
+
+// Weights are probabilities over the largest one, so they lie in 0..1; exponent and four bits of mantissa name a
+// bucket.
+constexpr int kBucketShift = 19;
+constexpr int kNumBuckets = (0x3f800000 >> kBucketShift) + 1;
+constexpr int64_t kBlock = 64;  // weights summed at once when drawing
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+inline int bucket_of(float weight) {
+  return min_of(static_cast<int>(bits_of(weight) >> kBucketShift), kNumBuckets - 1);
+}
+
+// Keeps the weights above `weight`, and those equal to it up to index `last`; `mass` is their sum.
+struct Cut {
+  float weight;
+  int64_t last;
+  double mass;
+};
+
+struct Candidate {
+  float weight;
+  int64_t index;
+};
+
+class Histogram {
+ public:
+  Histogram(const float* weights, int64_t n) : weights_(weights), n_(n) {
+    std::memset(count_, 0, sizeof(count_));
+    std::memset(mass_, 0, sizeof(mass_));
+    for (int64_t i = 0; i < n; ++i) {
+      const int bucket = bucket_of(weights[i]);
+      count_[bucket] += weights[i] > 0;
+      mass_[bucket] += weights[i];
+    }
+  }
+
+  // The largest weights, lower indices first among equals: at most `count`, and no more than it takes to reach `mass`.
+  Cut cut(int64_t count, double mass, Candidate* scratch) const {
+    double reached = 0;
+    for (int bucket = kNumBuckets - 1; bucket >= 0; --bucket) {
+      if (count_[bucket] >= count || reached + mass_[bucket] >= mass) {
+        const Cut inside = cut_inside(bucket, count, mass, reached, scratch);
+        if (inside.last >= 0) return inside;
+      }
+      count -= count_[bucket];
+      reached += mass_[bucket];
+    }
+    return {0, n_, reached};
+  }
+
+ private:
+  // last is -1 where rounding lets the sum of the bucket's weights, one by one, stay below `mass`.
+  Cut cut_inside(int bucket, int64_t count, double mass, double reached, Candidate* scratch) const {
+    int64_t num = 0;
+    for (int64_t i = 0; i < n_; ++i) {
+      if (weights_[i] > 0 && bucket_of(weights_[i]) == bucket) scratch[num++] = {weights_[i], i};
+    }
+    std::sort(scratch, scratch + num, [](const Candidate& a, const Candidate& b) {
+      return a.weight > b.weight || (a.weight == b.weight && a.index < b.index);
+    });
+    for (int64_t i = 0; i < num; ++i) {
+      reached += scratch[i].weight;
+      if (i + 1 >= count || reached >= mass) return {scratch[i].weight, scratch[i].index, reached};
+    }
+    return {0, -1, reached};
+  }
+
+  const float* weights_;
+  int64_t n_;
+  int64_t count_[kNumBuckets];
+  double mass_[kNumBuckets];
+};
+
+// weights = exp((logits - largest) / temperature). The difference comes first: a tiny temperature then underflows to 0
+// instead of giving inf / inf.
+inline void weigh(const float* logits, float temperature, int64_t n, float* weights) {
+  float largest = logits[0];
+  int64_t i = 0;
+  if (n >= Vec::kWidth) {
+    Vec most = load(logits);
+    for (i = Vec::kWidth; i + Vec::kWidth <= n; i += Vec::kWidth) most = max(most, load(logits + i));
+    largest = reduce_max(most);
+  }
+  for (; i < n; ++i) largest = max_of(largest, logits[i]);
+  const Vec top = set1(largest), scale = set1(temperature), log2e = set1(kLog2E);
+  for (i = 0; i + Vec::kWidth <= n; i += Vec::kWidth) {
+    store(weights + i, exp2((load(logits + i) - top) / scale * log2e));
+  }
+  const int rest = static_cast<int>(n - i);
+  if (rest) store_n(weights + i, exp2((load_n(logits + i, rest) - top) / scale * log2e), rest);
+}
+
+inline void truncate(float* weights, int64_t n, int64_t top_k, double top_p, Candidate* scratch) {
+  const Histogram histogram(weights, n);
+  Cut cut = histogram.cut(top_k > 0 ? top_k : kNoLimit, std::numeric_limits<double>::infinity(), scratch);
+  if (top_p < 1) cut = histogram.cut(top_k > 0 ? top_k : kNoLimit, top_p * cut.mass, scratch);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool kept = weights[i] > cut.weight || (weights[i] == cut.weight && i <= cut.last);
+    weights[i] = kept ? weights[i] : 0.0f;
+  }
+}
+
+inline double block_mass(const float* weights, int64_t from, int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = from; i < min_of(from + kBlock, n); ++i) sum += static_cast<double>(weights[i]);
+  return sum;
+}
+
+// The first token at which the cumulative weight exceeds u times the whole: never one of weight 0.
+inline int64_t invert(const float* weights, int64_t n, double u) {
+  double total = 0;
+  for (int64_t block = 0; block < n; block += kBlock) total += block_mass(weights, block, n);
+  const double wanted = u * total;
+  double before = 0;
+  int64_t chosen = -1;
+  for (int64_t block = 0; block < n; block += kBlock) {
+    const double sum = block_mass(weights, block, n);
+    if (before + sum <= wanted && block + kBlock < n) {
+      before += sum;
+      continue;
+    }
+    for (int64_t i = block; i < n && before <= wanted; ++i) {
+      if (weights[i] > 0) chosen = i;
+      before += weights[i];
+    }
+    break;
+  }
+  // Rounding may leave the last sum at, not above, what is wanted: then the last token of any weight it is.
+  for (int64_t i = n - 1; i >= 0 && chosen < 0; --i) chosen = weights[i] > 0 ? i : -1;
+  return max_of<int64_t>(chosen, 0);
+}
+
+inline void draw_any(const DrawArgs& args) {
+#pragma omp parallel num_threads(args.num_threads) if (args.rows > 1)
+  {
+    Buffer<float> weights(args.vocab);
+    Buffer<Candidate> scratch(args.vocab);
+#pragma omp for schedule(dynamic)
+    for (int64_t r = 0; r < args.rows; ++r) {
+      weigh(args.logits + args.row[r] * args.logits_row, args.temperature[r], args.vocab, weights.get());
+      if (args.min_p[r] > 0) {
+        for (int64_t i = 0; i < args.vocab; ++i) {
+          if (weights.get()[i] < args.min_p[r]) weights.get()[i] = 0;
+        }
+      }
+      const bool cuts = args.top_p[r] < 1 || (args.top_k[r] > 0 && args.top_k[r] < args.vocab);
+      if (cuts) truncate(weights.get(), args.vocab, args.top_k[r], args.top_p[r], scratch.get());
+      args.token[r] = invert(weights.get(), args.vocab, args.u[r]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace eprt

@@ -1,0 +1,7 @@
+#include "cpu/draw_kernel.h"
+
+namespace eprt::scalar {
+
+void draw(const DrawArgs& args) { draw_any(args); }
+
+}  // namespace eprt::scalar
