@@ -69,21 +69,28 @@ void linear(const Tensor& y, const Tensor& x, const Tensor& w, const OptionalTen
                static_cast<int>(num_threads));
 }
 
-void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count, const Tensor& w13,
-                     const OptionalTensor& w13_scale, const Tensor& w2, const OptionalTensor& w2_scale,
-                     int64_t num_threads) {
+void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count, const OptionalTensor& storage,
+                     const Tensor& w13, const OptionalTensor& w13_scale, const Tensor& w2,
+                     const OptionalTensor& w2_scale, int64_t num_threads) {
+  const int64_t num_experts = recv_count.numel(), num_matrices = w13.size(0);
   STD_TORCH_CHECK(x.size(1) == w13.size(2) && w13.size(1) == 2 * w2.size(2) && y.size(1) == w2.size(1) &&
-                      y.size(0) == x.size(0) && recv_count.numel() == w13.size(0) && w2.size(0) == w13.size(0),
+                      y.size(0) == x.size(0) && w2.size(0) == num_matrices,
                   "grouped_experts: shapes differ");
+  STD_TORCH_CHECK(storage ? storage->numel() == num_experts : num_matrices == num_experts,
+                  "grouped_experts: each of the ", num_experts, " experts needs a matrix");
   const auto* count = static_cast<const int32_t*>(recv_count.data_ptr());
+  const auto* matrix = storage ? static_cast<const int32_t*>(storage->data_ptr()) : nullptr;
   int64_t total = 0;
-  for (int64_t e = 0; e < recv_count.numel(); ++e) {
+  for (int64_t e = 0; e < num_experts; ++e) {
     STD_TORCH_CHECK(count[e] >= 0, "grouped_experts: recv_count_E[", e, "] is ", count[e]);
+    STD_TORCH_CHECK(count[e] == 0 || matrix == nullptr || (matrix[e] >= 0 && matrix[e] < num_matrices),
+                    "grouped_experts: storage_E[", e, "] is ", matrix == nullptr ? 0 : matrix[e], ", not in 0..",
+                    num_matrices - 1);
     total += count[e];
   }
   STD_TORCH_CHECK(total <= x.size(0), "grouped_experts: recv_count_E sums to ", total, ", x_RH has only ", x.size(0),
                   " rows");
-  eprt::grouped_experts(rows_of(x), count, recv_count.numel(), matrix_of(w13, w13_scale), matrix_of(w2, w2_scale),
+  eprt::grouped_experts(rows_of(x), count, num_experts, matrix, matrix_of(w13, w13_scale), matrix_of(w2, w2_scale),
                         y.data_ptr(), static_cast<int>(num_threads));
 }
 
@@ -265,8 +272,8 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def("emulate_amx(bool on) -> ()");
   m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
   m.def(
-      "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor w13, Tensor? w13_scale, Tensor w2, "
-      "Tensor? w2_scale, int num_threads) -> ()");
+      "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor? storage, Tensor w13, Tensor? w13_scale, "
+      "Tensor w2, Tensor? w2_scale, int num_threads) -> ()");
   m.def(
       "gate_topk(Tensor logits_TE, Tensor? bias_E, bool sigmoid, int n_group, int topk_group, bool normalise, "
       "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, int num_threads) -> ()");

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/ep_checksum.h"
 #include "cpu/ep_exchange.h"
 #include "cpu/ep_flag.h"
 
@@ -23,6 +24,10 @@ Flag* flag_at(int64_t address) { return reinterpret_cast<Flag*>(address); }
 
 int64_t ep_flag_epoch(int64_t flag) { return static_cast<int64_t>(flag_at(flag)->epoch.load()); }
 void ep_publish(int64_t flag, int64_t epoch) { publish(flag_at(flag), static_cast<uint64_t>(epoch)); }
+
+int64_t ep_checksum(int64_t address, int64_t num_bytes, int64_t seed) {
+  return static_cast<int64_t>(checksum(reinterpret_cast<const void*>(address), num_bytes, seed));
+}
 
 // Index of the first flag still below the epoch after slice_ns, or -1 when all have reached it.
 int64_t ep_wait(Tensor flags, int64_t epoch, bool owns_core, int64_t slice_ns) {
@@ -195,6 +200,7 @@ void ep_stats(int64_t self, Tensor out, bool reset) {
 STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
   m.def("ep_flag_epoch(int flag) -> int");
   m.def("ep_publish(int flag, int epoch) -> ()");
+  m.def("ep_checksum(int address, int num_bytes, int seed) -> int");
   m.def("ep_wait(Tensor flags, int epoch, bool owns_core, int slice_ns) -> int");
   m.def("ep_gather_rows(Tensor rows, Tensor(a!) out) -> ()");
   m.def(
@@ -229,6 +235,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
 STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_flag_epoch", TORCH_BOX(&ep_flag_epoch));
   m.impl("ep_publish", TORCH_BOX(&ep_publish));
+  m.impl("ep_checksum", TORCH_BOX(&ep_checksum));
   m.impl("ep_wait", TORCH_BOX(&ep_wait));
   m.impl("ep_gather_rows", TORCH_BOX(&ep_gather_rows));
   m.impl("ep_exchange_rows", TORCH_BOX(&ep_exchange_rows));

@@ -184,6 +184,10 @@ class EngineConfig:
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.
     low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
+    num_redundant_experts: slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that
+    all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
+    replica_routing: how tokens choose among replicas: "weights" (as the placement says, on every rank alike) or "local"
+    (the same totals, but each rank prefers its own replica, then its node's).
     """
 
     model_dir: str
@@ -199,6 +203,9 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     ep_payload: str = "same"
     low_latency_max_tokens: int = 64
+    num_redundant_experts: int = 0
+    spare_experts: int = 2
+    replica_routing: str = "weights"
     seed: int = 0
 
     def __post_init__(self):
@@ -213,5 +220,11 @@ class EngineConfig:
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"--max-model-len {self.max_model_len}: must be at least 2",
+        )
+        for name in ("num_redundant_experts", "spare_experts"):
+            _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
+        _require(
+            self.replica_routing in ("weights", "local"),
+            f"--replica-routing {self.replica_routing}: must be weights or local",
         )
         _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")

@@ -218,14 +218,15 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
   }
 }
 
-void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const Matrix& w13, const Matrix& w2,
-                     void* y, int num_threads) {
+void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const int32_t* storage,
+                     const Matrix& w13, const Matrix& w2, void* y, int num_threads) {
   int64_t row0 = 0;
   for (int64_t e = 0; e < num_experts;) {
     std::vector<RowGroup> groups;
     int64_t rows = 0;
     for (; e < num_experts && (rows == 0 || rows + count[e] <= kRowsAtOnce); ++e) {
-      if (count[e] > 0) groups.push_back({.matrix = e, .row0 = rows, .rows = count[e], .first_piece = 0});
+      const int64_t matrix = storage == nullptr ? e : storage[e];
+      if (count[e] > 0) groups.push_back({.matrix = matrix, .row0 = rows, .rows = count[e], .first_piece = 0});
       rows += count[e];
     }
     if (rows > 0) {

@@ -36,11 +36,11 @@ struct Rows {
 void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* y, int num_threads);
 
 // y = (silu(x Wg^T) * (x Wu^T)) Wd^T for the rows of each expert; rows of expert e follow those of e - 1.
-// w13: num_experts matrices [2I, H], gate rows then up rows; w2: [H, I]. Rows of y past the last expert's are not
-// written. The intermediate [rows, I] is kept in bfloat16 where the kernels multiply bfloat16 (AVX-512 and AMX with
-// bfloat16 x), else in float32.
-void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const Matrix& w13, const Matrix& w2,
-                     void* y, int num_threads);
+// w13: matrices [2I, H], gate rows then up rows; w2: [H, I]. Expert e's are matrices storage[e] of both stacks, e
+// itself where storage is null. Rows of y past the last expert's are not written. The intermediate [rows, I] is kept in
+// bfloat16 where the kernels multiply bfloat16 (AVX-512 and AMX with bfloat16 x), else in float32.
+void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const int32_t* storage,
+                     const Matrix& w13, const Matrix& w2, void* y, int num_threads);
 
 // For tests: at level avx512, run the AMX kernels with their tiles emulated. Very slow.
 void emulate_amx(bool on);

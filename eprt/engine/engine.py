@@ -6,8 +6,9 @@ forward pass exchanges tokens between all ranks, so all ranks must take every st
 A step
 
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
-    agree      every rank shows a header of four integers and reads everyone's (StepBoard):
-                   number of tokens | all decodes and few enough for low latency | has work | seen_seq
+    agree      every rank shows a header of six integers and reads everyone's (StepBoard):
+                   number of tokens | all decodes and few enough for low latency | has work | seen_seq |
+                   offered and progress of a migration of experts (ep/migration.py)
                the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
                is left out by all
     run        forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
@@ -45,12 +46,17 @@ from eprt.engine.request import QueueFullError, Request, RequestLimits
 from eprt.engine.runner import Runner
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.scheduler import Schedule, Scheduler
+from eprt.ep.api import EPError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
+from eprt.ep.load import LoadRecorder
+from eprt.ep.migration import Migrator
+from eprt.ep.transport import SharedMemoryTransport
 
 _log = logging.getLogger(__name__)
 
-_HEADER = 4  # tokens, low latency, has work, seen_seq
+_HEADER = 6  # tokens, low latency, has work, seen_seq, offered, progress
+_MAX_CHUNK_BYTES = 4 << 20  # of an expert on its way, per step
 # Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
 _USEFUL_CACHE = 4
 
@@ -80,6 +86,7 @@ class Engine:
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
         self.runner = Runner(self.model, kv_cache_LPSD, rows, config.chunk_size, max_running)
         self._rows = rows
+        self.recorder, self.migrator = self._watch_experts()
         self._board = StepBoard(self.group, num_values=_HEADER)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self._num_steps = 0
@@ -108,6 +115,21 @@ class Engine:
         device = getattr(self.model, "device", "cpu")
         cache = allocate_kv_cache(num_layers, num_pages, config.page_size, model.kv_dim, dtype, device)
         return limits, pool, cache
+
+    def _watch_experts(self) -> tuple[LoadRecorder | None, Migrator | None]:
+        """Counts their load, and moves them where there is memory for it; None without MoE layers."""
+        moe_layers = getattr(self.model, "moe_layers", list)()
+        if not moe_layers:
+            return None, None
+        moe = moe_layers[0].config
+        recorder = LoadRecorder(len(moe_layers), moe.num_experts, moe.top_k)
+        for row, layer in enumerate(moe_layers):
+            layer.record_load(recorder, row)
+        if not self.config.spare_experts:
+            return recorder, None
+        transport = SharedMemoryTransport(self.group, _MAX_CHUNK_BYTES)
+        config = self.config
+        return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, config.replica_routing)
 
     # -- requests of this rank --
 
@@ -154,6 +176,14 @@ class Engine:
 
         Raises EPTimeoutError or RankLostError when a rank does not take part; the engine cannot go on after that.
         """
+        try:
+            return self._step(seen_seq)
+        except EPError as error:
+            if self.migrator is not None:
+                self.migrator.abort(str(error))
+            raise
+
+    def _step(self, seen_seq: int) -> StepResult:
         start = time.perf_counter()
         schedule = self.scheduler.schedule()
         anyone_computes, mode, all_idle = self._agree(schedule, seen_seq)
@@ -166,14 +196,23 @@ class Engine:
 
     def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
         wants_low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
-        header = (schedule.num_tokens, wants_low_latency, self.has_work, seen_seq)
+        migrator = self.migrator
+        offered, progress = (0, 0) if migrator is None else migrator.work()
+        has_work = self.has_work or (migrator is not None and migrator.active)
+        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, offered, progress)
         # Plain integers: for a few ranks they are faster than numpy.
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N = zip(*self._board.exchange(header).tolist())
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, offered_N, progress_N = zip(
+            *self._board.exchange(header).tolist()
+        )
+        if migrator is not None:
+            migrator.advance(offered_N, progress_N)
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
         return any(num_tokens_N), "low_latency" if all(low_latency_N) else "normal", all_idle
 
     @torch.inference_mode()
     def _run(self, schedule: Schedule, mode: str) -> list:
+        if self.recorder is not None:
+            self.recorder.begin(schedule.num_tokens, len(schedule.decodes))
         logits_XV = self.runner.run(schedule, mode)
         if not schedule.num_tokens:
             return []
@@ -198,7 +237,9 @@ class Engine:
             kv_pages_total=self._pool.num_pages,
             kv_pages_used_now=self._pool.num_owned,
             last_step_s=self._last_step_s,
-            expert_load=self.model.expert_load(),
+            expert_tokens=b"" if self.recorder is None else self.recorder.tokens_PLE.tobytes(),
+            slot_tokens=[sum(row) for row in self.model.expert_load()],
+            migration=None if self.migrator is None else self.migrator.status(),
         )
 
     def check_integrity(self) -> None:
@@ -209,6 +250,8 @@ class Engine:
         """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""
         if self._owns_model:
             self.model.close()
+        if self.migrator is not None:
+            self.migrator.close()
         self._board.close()
 
 

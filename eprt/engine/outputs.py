@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from eprt.ep.migration_job import MigrationStatus
+
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     """One sampled token of one request, or its end.
@@ -50,7 +52,9 @@ class EngineStats:
     """Counters of one rank since it started, except where "now" is said.
 
     num_prompt_tokens: prompt tokens of admitted requests; num_cached_tokens: those of them found in the prefix cache.
-    expert_load: tokens routed to each local expert slot, per MoE layer [L][E].
+    expert_tokens: int64 [2, L, E] as bytes, choices of each logical expert by this rank's tokens, prefill and decode
+    (eprt/ep/load.py); empty without MoE layers. slot_tokens: rows the rank's experts were given, per MoE layer.
+    migration: the latest of this rank, None where experts cannot move.
     """
 
     rank: int
@@ -64,7 +68,9 @@ class EngineStats:
     kv_pages_total: int
     kv_pages_used_now: int
     last_step_s: float
-    expert_load: list[list[int]] = field(default_factory=list)
+    expert_tokens: bytes = b""
+    slot_tokens: list[int] = field(default_factory=list)
+    migration: MigrationStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""Experts: the routed experts that live on this rank, as one grouped GEMM."""
+"""Experts: the routed experts that live on this rank, as one grouped GEMM, and the memory they lie in."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,36 +10,74 @@ from eprt.layers.linear import padded_intermediate_size, swiglu_weights
 from eprt.ops.weight import BLOCK, Weight
 
 
-class Experts:
-    """w13 [E, 2I', H] and w2 [E, H, I'] of this rank's E slots; I' is I, padded to whole blocks for fp8.
+class ExpertPool:
+    """Memory for experts of one shape and format, shared by layers: w13 [M, 2I', H] and w2 [M, H, I'].
 
-    Memory of slots that never get an expert is reserved but never touched.
+    I' is I, padded to whole blocks for fp8. Each of the M storages holds one expert of any layer, so that an expert can
+    arrive in a storage to spare while the old ones serve, and take its place by a change of indices. Storages that
+    never get an expert are reserved but never touched.
     """
 
     def __init__(
-        self, num_slots: int, hidden_size: int, intermediate_size: int, weight_format: str, dtype: torch.dtype
+        self, num_storages: int, hidden_size: int, intermediate_size: int, weight_format: str, dtype: torch.dtype
     ):
         self.weight_format, self.dtype = weight_format, dtype
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         stored_size = padded_intermediate_size(intermediate_size, weight_format)
-        self.w13 = _empty_stack(num_slots, 2 * stored_size, hidden_size, weight_format, dtype)
-        self.w2 = _empty_stack(num_slots, hidden_size, stored_size, weight_format, dtype)
+        self.w13 = _empty_stack(num_storages, 2 * stored_size, hidden_size, weight_format, dtype)
+        self.w2 = _empty_stack(num_storages, hidden_size, stored_size, weight_format, dtype)
+        parts = (self.w13.data, self.w13.scale, self.w2.data, self.w2.scale)
+        self._bytes = [_bytes_of(part) for part in parts if part is not None]
+        self._free = list(range(num_storages - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def expert_bytes(self) -> int:
+        """One expert with its scales."""
+        return sum(part.shape[1] for part in self._bytes)
+
+    def take(self) -> int:
+        if not self._free:
+            raise RuntimeError(f"all {len(self._bytes[0])} storages of the expert pool are in use")
+        return self._free.pop()
+
+    def give_back(self, storage: int) -> None:
+        self._free.append(storage)
+
+    def memory(self, storage: int) -> list[np.ndarray]:
+        """All bytes of one expert, scales included: uint8 views, in the same order and sizes on every rank."""
+        return [part[storage] for part in self._bytes]
+
+
+class Experts:
+    """This rank's E slots of one layer. storage_E: int32, where in the pool each slot's expert lies, -1 for none."""
+
+    def __init__(self, num_slots: int, pool: ExpertPool):
+        self.pool = pool
+        self.storage_E = torch.full((num_slots,), -1, dtype=torch.int32)
 
     def load_expert(
         self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
     ) -> None:
-        """Copies one expert into local slot `slot`, converting it to this layer's format."""
-        sizes = (self.intermediate_size, self.hidden_size)
+        """Copies one expert into local slot `slot`, converting it to the pool's format."""
+        pool = self.pool
+        sizes = (pool.intermediate_size, pool.hidden_size)
         for name, weight, want in (("gate", gate_IH, sizes), ("up", up_IH, sizes), ("down", down_HI, sizes[::-1])):
             if tuple(weight.shape) != want:
                 raise ValueError(
                     f"{name} of the expert for slot {slot} has shape {tuple(weight.shape)}, expected {want}"
                 )
-        new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, self.weight_format, self.dtype)
-        for stack, new in ((self.w13, new_w13), (self.w2, new_w2)):
-            stack.data[slot].copy_(new.data)
+        new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, pool.weight_format, pool.dtype)
+        if self.storage_E[slot] < 0:
+            self.storage_E[slot] = pool.take()
+        storage = int(self.storage_E[slot])
+        for stack, new in ((pool.w13, new_w13), (pool.w2, new_w2)):
+            stack.data[storage].copy_(new.data)
             if stack.scale is not None and new.scale is not None:
-                stack.scale[slot].copy_(new.scale)
+                stack.scale[storage].copy_(new.scale)
 
     def __call__(self, received: Received, out_RH: Tensor) -> Tensor:
         """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it."""
@@ -46,8 +85,11 @@ class Experts:
         if received.scale_RG is not None:
             # Buffers of a static shape hold more rows than came.
             num_rows = int(received.recv_count_E.sum())
-            x_RH, y_RH = _dequantize_rows(x_RH[:num_rows], received.scale_RG[:num_rows], self.dtype), out_RH[:num_rows]
-        ops.grouped_experts(x_RH, received.recv_count_E, self.w13, self.w2, y_RH)
+            x_RH, y_RH = (
+                _dequantize_rows(x_RH[:num_rows], received.scale_RG[:num_rows], out_RH.dtype),
+                out_RH[:num_rows],
+            )
+        ops.grouped_experts(x_RH, received.recv_count_E, self.pool.w13, self.pool.w2, y_RH, self.storage_E)
         return out_RH
 
 
@@ -58,6 +100,11 @@ def _empty_stack(num_slots: int, n: int, k: int, weight_format: str, dtype: torc
     if weight_format == "int8":
         return Weight(torch.empty(num_slots, n, k, dtype=torch.int8), torch.zeros(num_slots, n))
     return Weight(torch.empty(num_slots, n, k, dtype=dtype))
+
+
+def _bytes_of(stack: Tensor) -> np.ndarray:
+    """uint8 [M, bytes of one], the same memory."""
+    return stack.view(len(stack), -1).view(torch.uint8).numpy()
 
 
 def _dequantize_rows(x_RH: Tensor, scale_RG: Tensor, dtype: torch.dtype) -> Tensor:

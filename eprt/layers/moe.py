@@ -6,6 +6,7 @@ T tokens of this rank, H hidden size, K experts per token, E logical experts, I 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,8 +14,9 @@ from eprt import env
 from eprt.config import MoEConfig
 from eprt.ep.api import EPBackend, EPConfig, make_backend
 from eprt.ep.group import EPGroup
+from eprt.ep.load import LoadRecorder
 from eprt.ep.placement import SlotMap
-from eprt.layers.experts import Experts
+from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
 from eprt.layers.mlp import MLP
 from eprt.ops.weight import Weight
@@ -28,7 +30,7 @@ class EPMoE(nn.Module):
     config, group, backend, mode: as the names say; mode "auto" is "normal" unless forward is told otherwise.
     layer_idx: the layer's row in expert-load reports. ep: backends made by make_ep, to be shared by all layers of a
     model (one communication window instead of one per layer); they then belong to the caller. slot_map: where the
-    experts live; default evenly, in order.
+    experts live; default evenly, in order. pool: the memory they lie in, where layers share one; default its own.
 
     Weights come in by load_gate, load_expert and load_shared, or all at once by EPMoE.from_hf. Inference only: forward
     computes no gradients.
@@ -44,6 +46,7 @@ class EPMoE(nn.Module):
         mode: str = "auto",
         ep: Mapping[str, EPBackend] | None = None,
         slot_map: SlotMap | None = None,
+        pool: ExpertPool | None = None,
     ):
         super().__init__()
         if mode not in ("auto", *MODES):
@@ -58,14 +61,16 @@ class EPMoE(nn.Module):
 
         # expert_of_slot[s]: the logical expert that local slot s holds, -1 for none.
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)
-        self.experts = Experts(
-            len(self.expert_of_slot), config.hidden_size, config.intermediate_size, config.weight_format, config.dtype
-        )
+        num_slots = len(self.expert_of_slot)
+        self.experts = Experts(num_slots, pool or make_pool(config, num_slots))
         self.gate: Gate | None = None
         self.shared_expert: MLP | None = None
         self.returns_router_logits = False
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
-        self._load_S = torch.zeros(len(self.expert_of_slot), dtype=torch.int64)
+        self._load_S = torch.zeros(num_slots, dtype=torch.int64)
+        self._sent_L = np.zeros(config.num_experts + 1, dtype=np.int64)
+        self._recorder: LoadRecorder | None = None
+        self._row = 0
 
     @staticmethod
     def from_hf(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> "EPMoE":
@@ -108,7 +113,10 @@ class EPMoE(nn.Module):
         assert self.gate is not None
         logits_TE = self.gate.logits(x_TH)
         weights_TK, expert_idx_TK = self.gate.choose(logits_TE)
-        y_TH = self._route(self.ep[mode or self.mode], x_TH, self.slot_map.slot_idx(expert_idx_TK), weights_TK)
+        if self._recorder is not None:
+            self._recorder.record(self._row, expert_idx_TK)
+        slot_idx_TK = self.slot_map.slot_idx(expert_idx_TK, self._sent_L)
+        y_TH = self._route(self.ep[mode or self.mode], x_TH, slot_idx_TK, weights_TK)
         y = y_TH.view(hidden.shape)
         return (y, logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
 
@@ -146,7 +154,27 @@ class EPMoE(nn.Module):
         if self.training and hidden.requires_grad:
             raise RuntimeError(f"{where} computes no gradients; call model.eval() before inference")
 
+    # -- moving experts: see ep/migration.py --
+
+    @property
+    def pool(self) -> ExpertPool:
+        return self.experts.pool
+
+    def storages(self) -> list[int]:
+        """Where in the pool each local slot's expert lies, -1 for none."""
+        return self.experts.storage_E.tolist()
+
+    def place(self, slot_map: SlotMap, storages: Sequence[int]) -> None:
+        """From now on the slots hold what slot_map says, in these storages. On all ranks before the same forward."""
+        self.slot_map = slot_map
+        self.expert_of_slot = slot_map.experts_of_rank(self.group.rank, self.group.size)
+        self.experts.storage_E = torch.tensor(storages, dtype=torch.int32)
+
     # -- the rest --
+
+    def record_load(self, recorder: LoadRecorder, row: int) -> None:
+        """Counts every choice of this layer as row `row` of the recorder."""
+        self._recorder, self._row = recorder, row
 
     def expert_load(self) -> Sequence[int]:
         """Tokens routed to each local slot since the layer was built."""
@@ -157,6 +185,12 @@ class EPMoE(nn.Module):
         if self._owns_ep:
             for backend in self.ep.values():
                 backend.close()
+
+
+def make_pool(config: MoEConfig, num_storages: int, weight_format: str | None = None) -> ExpertPool:
+    """Memory for num_storages experts of such a layer. weight_format: default the config's."""
+    weight_format = weight_format or config.weight_format
+    return ExpertPool(num_storages, config.hidden_size, config.intermediate_size, weight_format, config.dtype)
 
 
 def make_ep(

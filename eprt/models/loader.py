@@ -12,10 +12,11 @@ from torch import Tensor
 from eprt.config import EngineConfig, ModelConfig
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
+from eprt.layers.experts import ExpertPool
 from eprt.layers.linear import Linear, as_format
 from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
 from eprt.layers.mlp import MLP
-from eprt.layers.moe import EPMoE, make_ep
+from eprt.layers.moe import EPMoE, make_ep, make_pool
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
 from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
@@ -49,7 +50,7 @@ def load_deepseek(engine: EngineConfig, group: EPGroup, progress: Progress | Non
         check_tensors(config, checkpoint)
     ep, slot_map = {}, None
     if config.moe is not None:
-        slot_map = SlotMap.contiguous(config.moe.num_experts, group.size)
+        slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
         modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
         ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes)
     with _all_or_none(group):
@@ -89,6 +90,7 @@ class _Builder:
     ):
         self.config, self.checkpoint, self.group = config, checkpoint, group
         self.ep, self.slot_map = ep, slot_map
+        self.spare_experts = engine.spare_experts
         self.int8 = engine.quantization == "int8"
         self.num_positions = engine.max_model_len or config.max_position_embeddings
         if self.num_positions > config.max_position_embeddings:
@@ -96,6 +98,7 @@ class _Builder:
                 f"--max-model-len {self.num_positions}: this model has positions up to {config.max_position_embeddings}"
             )
         self.expected = expected_tensors(config)
+        self.pools = self._make_pools()
         self._count_bytes(progress)
 
     def build(self) -> DeepseekModel:
@@ -134,7 +137,8 @@ class _Builder:
     def moe(self, prefix: str, layer_idx: int) -> EPMoE:
         assert self.config.moe is not None
         config = replace(self.config.moe, weight_format=self.expert_format(prefix))
-        moe = EPMoE(config, self.group, layer_idx=layer_idx, ep=self.ep, slot_map=self.slot_map)
+        pool = self.pools[config.weight_format]
+        moe = EPMoE(config, self.group, layer_idx=layer_idx, ep=self.ep, slot_map=self.slot_map, pool=pool)
         bias = f"{prefix}gate.e_score_correction_bias"
         moe.load_gate(
             self.checkpoint.read(f"{prefix}gate.weight"),
@@ -150,6 +154,18 @@ class _Builder:
     def mlp(self, prefix: str) -> MLP:
         gate, up, down = self.swiglu(prefix)
         return MLP(gate, up, down, self.format_of(gate, up, down), self.config.dtype)
+
+    def _make_pools(self) -> dict[str, ExpertPool]:
+        """One per format: all its layers' slots and the spare experts. Untouched memory is not used."""
+        c = self.config
+        if c.moe is None or self.slot_map is None:
+            return {}
+        layers = [layer_idx for layer_idx in range(c.num_hidden_layers) if c.is_moe_layer(layer_idx)]
+        num_slots = self.slot_map.num_slots // self.group.size
+        formats = [self.expert_format(f"model.layers.{layer_idx}.mlp.") for layer_idx in layers]
+        return {
+            name: make_pool(c.moe, formats.count(name) * num_slots + self.spare_experts, name) for name in set(formats)
+        }
 
     # -- single tensors --
 

@@ -32,19 +32,28 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
 
 
 def grouped_experts(
-    x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor | None = None
+    x_RH: Tensor,
+    recv_count_E: Tensor,
+    w13: Weight,
+    w2: Weight,
+    out_RH: Tensor | None = None,
+    storage_E: Tensor | None = None,
 ) -> Tensor:
     """SwiGLU experts over rows grouped by expert: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
 
     x_RH: float32 or bfloat16, rows of expert e contiguous and in order of e. recv_count_E: int32 [E], sum <= R
     (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I].
+    storage_E: int32, the matrix of each expert, where w13 and w2 hold other experts too ([M, 2I, H], [M, H, I]).
     Returns [R, H] of x's dtype: out_RH when given (contiguous, not overlapping x_RH), else a new tensor.
 
     The product silu(gate) * up goes into the second product in float32, or in bfloat16 where the kernels multiply
     bfloat16 (bfloat16 x and AVX-512 or AMX). Raises ValueError when shapes or dtypes do not fit.
     """
-    num_experts, gate_up, hidden = _matrix_shape("w13", w13, 3)
-    if w2.shape != (num_experts, hidden, gate_up // 2) or gate_up % 2:
+    num_matrices, gate_up, hidden = _matrix_shape("w13", w13, 3)
+    num_experts = num_matrices if storage_E is None else len(storage_E)
+    if storage_E is not None and (storage_E.dtype != torch.int32 or storage_E.dim() != 1):
+        raise ValueError(f"storage_E must be int32 [E], got {storage_E.dtype} {tuple(storage_E.shape)}")
+    if w2.shape != (num_matrices, hidden, gate_up // 2) or gate_up % 2:
         raise ValueError(f"w13 {tuple(w13.shape)} must be [E, 2I, H] and w2 {tuple(w2.shape)} [E, H, I]")
     if w2.data.dtype != w13.data.dtype:
         raise ValueError(f"w13 is {w13.data.dtype}, w2 is {w2.data.dtype}; both must have one dtype")
@@ -62,9 +71,8 @@ def grouped_experts(
         raise ValueError(
             f"out_RH must be contiguous {x_RH.dtype} {tuple(x_RH.shape)}, got {y_RH.dtype} {tuple(y_RH.shape)}"
         )
-    native.load().grouped_experts(
-        y_RH, x_RH, recv_count_E.contiguous(), w13.data, w13.scale, w2.data, w2.scale, torch.get_num_threads()
-    )
+    counts_E, threads = recv_count_E.contiguous(), torch.get_num_threads()
+    native.load().grouped_experts(y_RH, x_RH, counts_E, storage_E, w13.data, w13.scale, w2.data, w2.scale, threads)
     return y_RH
 
 

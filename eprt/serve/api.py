@@ -239,7 +239,7 @@ class Api:
             "schema": "eprt.load/1",
             "num_ranks": pool.num_ranks,
             "num_experts": pool.infos[0].num_experts if pool.infos else 0,
-            "ranks": [msgspec.structs.asdict(s) if isinstance(s, msgspec.Struct) else s for s in pool.stats],
+            "ranks": [{k: v for k, v in msgspec.to_builtins(s).items() if k != "expert_tokens"} for s in pool.stats],
             "layers": expert_load(pool.infos, pool.stats),
         })  # fmt: skip
 

@@ -20,8 +20,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     max_model_len: tokens of prompt and completion together. kv_tokens: tokens this rank's cache can hold.
     node_of_rank: node index of each rank.
-    moe_layers: model layer index of each row of EngineStats.expert_load. expert_of_slot: per MoE layer, the logical
-    expert in each of this rank's slots, -1 for none. Everything else is equal on all ranks.
+    moe_layers: model layer index of each row of EngineStats.slot_tokens. expert_of_slot: per MoE layer, the logical
+    expert in each of this rank's slots at the start, -1 for none. Everything else is equal on all ranks.
     """
 
     model_type: str

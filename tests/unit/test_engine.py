@@ -187,7 +187,7 @@ def test_statistics():
     assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens) == (20, 8, 7)
     assert (stats.num_running_now, stats.num_waiting_now, stats.kv_pages_used_now) == (1, 0, 3)
     assert (stats.rank, stats.kv_pages_total, stats.num_preemptions, stats.num_steps) == (0, 100, 0, 7)
-    assert stats.last_step_s > 0 and stats.expert_load == [[0]]
+    assert stats.last_step_s > 0 and stats.slot_tokens == [0] and stats.migration is None
 
 
 def test_a_seed_is_drawn_from_the_engine_where_none_is_given():

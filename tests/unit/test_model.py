@@ -151,7 +151,7 @@ def test_fp8_checkpoint_equals_its_dequantised_twin(tmp_path, variant):
     tiny.round_to_fp8_blocks(hf_model)
     model = load(tmp_path)
     moe = model.moe_layers()[-1]
-    assert moe.experts.w13.data.dtype == moe.experts.w2.data.dtype == torch.float8_e4m3fn
+    assert moe.pool.w13.data.dtype == moe.pool.w2.data.dtype == torch.float8_e4m3fn
     assert model.layers[0].attention.weights.o.weight.data.dtype == torch.float8_e4m3fn
     runner = PagedRunner(model)
     for prompt in tiny.prompts(lengths=(1, 30)):
@@ -161,7 +161,7 @@ def test_fp8_checkpoint_equals_its_dequantised_twin(tmp_path, variant):
 def test_int8_weights_stay_near(golden):
     hf_model, directory = golden("v3")
     model = load(directory, quantization="int8")
-    assert model.moe_layers()[0].experts.w13.data.dtype == torch.int8
+    assert model.moe_layers()[0].pool.w13.data.dtype == torch.int8
     assert model.layers[0].mlp.down.weight.data.dtype == torch.int8
     (prompt,) = tiny.prompts(lengths=(40,))
     runner = PagedRunner(model)

@@ -1,0 +1,225 @@
+"""From one placement to another without ever being without an expert: which weights travel when, and in what order.
+
+A round moves at most `spare` experts onto each GPU and ends in a valid placement, so that it can take effect at once on
+all GPUs; until then the old one serves. Inside a round, waves follow one another; in a wave each GPU sends at most one
+expert and receives at most one. Knows nothing of how bytes travel (eprt/ep/migration.py does).
+
+P slots, G GPUs; a placement row is int64 [P], -1 for an empty slot, slot s on GPU s // (P / G).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .placement import EMPTY
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One expert of one layer from the GPU `source` to the GPUs `readers`.
+
+    Readers on other nodes: each such node gets the bytes once, for its first reader (the entry), and fans them out.
+    """
+
+    layer: int
+    expert: int
+    source: int
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """rows: layer -> its placement row when the round ends. waves: what must travel before."""
+
+    rows: dict[int, tuple[int, ...]]
+    waves: tuple[tuple[Stream, ...], ...]
+
+    def to_json(self) -> list[Any]:
+        waves = [[[s.layer, s.expert, s.source, list(s.readers)] for s in wave] for wave in self.waves]
+        return [[[layer, list(row)] for layer, row in self.rows.items()], waves]
+
+    @staticmethod
+    def from_json(data: Sequence[Any]) -> "Round":
+        rows, waves = data
+        return Round(
+            {int(layer): tuple(row) for layer, row in rows},
+            tuple(tuple(Stream(la, ex, so, tuple(re)) for la, ex, so, re in wave) for wave in waves),
+        )
+
+
+def schedule_rounds(
+    current_LP: np.ndarray, target_LP: np.ndarray, node_of_gpu: Sequence[int], spare: int = 2
+) -> list[Round]:
+    """Rounds that turn one placement into the other, slot by slot as the target says.
+
+    spare: experts each GPU has memory for beyond its slots, at least 1; more make fewer, larger rounds. Every expert
+    keeps a copy throughout; experts trading places on full GPUs do so in one round, around the whole circle.
+    """
+    current_LP, target_LP = np.asarray(current_LP), np.asarray(target_LP)
+    if current_LP.shape != target_LP.shape:
+        raise ValueError(f"the placements have shapes {current_LP.shape} and {target_LP.shape}; they must be equal")
+    if spare < 1:
+        raise ValueError(f"spare={spare}: moving an expert needs room for at least one more")
+    num_gpus = len(node_of_gpu)
+    packed: list[dict[int, tuple[int, ...]]] = []
+    used: list[np.ndarray] = []
+    for layer in np.nonzero((current_LP != target_LP).any(1))[0].tolist():
+        first = 0
+        for row, arrivals_G in _steps(current_LP[layer], target_LP[layer], num_gpus):
+            while first < len(packed) and (used[first] + arrivals_G > spare).any():
+                first += 1
+            if first == len(packed):
+                packed.append({})
+                used.append(np.zeros(num_gpus, dtype=np.int64))
+            packed[first][layer] = row
+            used[first] += arrivals_G
+    state_LP, rounds = current_LP.copy(), []
+    for rows in packed:
+        rounds.append(Round(rows, _waves(state_LP, rows, node_of_gpu)))
+        for layer, row in rows.items():
+            state_LP[layer] = row
+    return rounds
+
+
+def arrivals(old_P: Sequence[int] | np.ndarray, new_P: Sequence[int] | np.ndarray, num_gpus: int) -> list[tuple[int, int]]:
+    """(expert, GPU) for each expert that a GPU holds in the new row and not in the old one."""
+    old, new = _by_gpu(old_P, num_gpus), _by_gpu(new_P, num_gpus)
+    return sorted((e, gpu) for gpu in range(num_gpus) for e in set(new[gpu]) - set(old[gpu]) - {EMPTY})
+
+
+def count_moves(rounds: Sequence[Round], node_of_gpu: Sequence[int]) -> dict[str, int]:
+    """Copies of experts by their way: "local" inside a node from one of its GPUs, "network" into a node, "fan_out" from
+    there to further GPUs of it."""
+    counts = {"local": 0, "network": 0, "fan_out": 0}
+    for stream in (stream for r in rounds for wave in r.waves for stream in wave):
+        nodes = [node_of_gpu[reader] for reader in stream.readers]
+        inside = nodes.count(node_of_gpu[stream.source])
+        entries = len(set(nodes) - {node_of_gpu[stream.source]})
+        counts["local"] += inside
+        counts["network"] += entries
+        counts["fan_out"] += len(nodes) - inside - entries
+    return counts
+
+
+def _by_gpu(row_P: Sequence[int] | np.ndarray, num_gpus: int) -> list[list[int]]:
+    per_gpu = len(row_P) // num_gpus
+    return [[int(e) for e in row_P[gpu * per_gpu : (gpu + 1) * per_gpu]] for gpu in range(num_gpus)]
+
+
+# -- one layer: small steps, each from a valid row to a valid row ------------------------------------------------------
+
+
+def _steps(old_P: np.ndarray, new_P: np.ndarray, num_gpus: int) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """(row after the step, arrivals per GPU). No step brings more than one expert to a GPU; the last row is new_P."""
+    layer = _Layer(old_P, new_P, num_gpus)
+    target = tuple(int(e) for e in new_P)
+    if not any(layer.pending):
+        yield target, np.zeros(num_gpus, dtype=np.int64)
+    while any(layer.pending):
+        arrivals_G = layer.step()
+        yield (tuple(layer.row()) if any(layer.pending) else target), arrivals_G
+
+
+class _Layer:
+    """One layer on its way. Where an expert lies inside a GPU does not matter before the last step."""
+
+    def __init__(self, old_P: np.ndarray, new_P: np.ndarray, num_gpus: int):
+        self.slots = _by_gpu(old_P, num_gpus)
+        self.wanted = [set(row) - {EMPTY} for row in _by_gpu(new_P, num_gpus)]
+        self.pending = [sorted(want - set(have)) for want, have in zip(self.wanted, self.slots)]
+        self.copies: dict[int, int] = {}  # GPUs that hold the expert
+        for row in self.slots:
+            for expert in set(row) - {EMPTY}:
+                self.copies[expert] = self.copies.get(expert, 0) + 1
+
+    def row(self) -> list[int]:
+        return [expert for row in self.slots for expert in row]
+
+    def step(self) -> np.ndarray:
+        """One expert arrives where there is room or something to spare; else the experts of a circle trade places."""
+        moves: list[tuple[int, int, int]] = []  # gpu, slot, arriving expert
+        for gpu, waiting in enumerate(self.pending):
+            slot = self._free_slot(gpu) if waiting else None
+            if slot is not None:
+                moves = [(gpu, slot, waiting[0])]
+                break
+        else:
+            moves = self._circle()
+        arrivals_G = np.zeros(len(self.slots), dtype=np.int64)
+        for gpu, slot, expert in moves:
+            gone = self.slots[gpu][slot]
+            self.slots[gpu][slot] = expert
+            self.pending[gpu].remove(expert)
+            self.copies[expert] += 1
+            if gone != EMPTY and gone not in self.slots[gpu]:
+                self.copies[gone] -= 1
+            arrivals_G[gpu] += 1
+        return arrivals_G
+
+    def _free_slot(self, gpu: int) -> int | None:
+        """A slot that is empty, holds what the GPU has twice, or what it shall not keep and others have."""
+        row = self.slots[gpu]
+        for slot, expert in enumerate(row):
+            if expert == EMPTY or row.count(expert) > 1:
+                return slot
+        for slot, expert in enumerate(row):
+            if expert not in self.wanted[gpu] and self.copies[expert] > 1:
+                return slot
+        return None
+
+    def _circle(self) -> list[tuple[int, int, int]]:
+        """Every GPU that waits is full of last copies: whatever one gives up, another waits for. Following that from
+        GPU to GPU comes back to one met before."""
+        gpu = next(g for g, waiting in enumerate(self.pending) if waiting)
+        path: list[tuple[int, int]] = []  # gpu, slot it gives up
+        while gpu not in [g for g, _ in path]:
+            slot = next(s for s, expert in enumerate(self.slots[gpu]) if expert not in self.wanted[gpu])
+            path.append((gpu, slot))
+            given = self.slots[gpu][slot]
+            gpu = next(g for g, waiting in enumerate(self.pending) if given in waiting)
+        circle = path[[g for g, _ in path].index(gpu) :]
+        giving = [self.slots[g][slot] for g, slot in circle]
+        return [(g, slot, giving[i - 1]) for i, (g, slot) in enumerate(circle)]
+
+
+# -- one round: who sends to whom --------------------------------------------------------------------------------------
+
+
+def _waves(
+    state_LP: np.ndarray, rows: dict[int, tuple[int, ...]], node_of_gpu: Sequence[int]
+) -> tuple[tuple[Stream, ...], ...]:
+    sending = [0] * len(node_of_gpu)  # streams each GPU sends in this round
+    streams = []
+    for layer, row in rows.items():
+        readers_of: dict[int, list[int]] = {}
+        for expert, gpu in arrivals(state_LP[layer], row, len(node_of_gpu)):
+            readers_of.setdefault(expert, []).append(gpu)
+        held = _by_gpu(state_LP[layer], len(node_of_gpu))
+        for expert, readers in readers_of.items():
+            holders = [gpu for gpu, experts in enumerate(held) if expert in experts]
+            streams += _streams(layer, expert, holders, readers, node_of_gpu, sending)
+    waves: list[list[Stream]] = []
+    for stream in sorted(streams, key=lambda s: -len(s.readers)):
+        for wave in waves:
+            if all(stream.source != s.source and not set(stream.readers) & set(s.readers) for s in wave):
+                wave.append(stream)
+                break
+        else:
+            waves.append([stream])
+    return tuple(tuple(wave) for wave in waves)
+
+
+def _streams(
+    layer: int, expert: int, holders: list[int], readers: list[int], node_of_gpu: Sequence[int], sending: list[int]
+) -> list[Stream]:
+    """The nearest holder sends, of equally near ones the least busy; a holder sends once for all it serves."""
+    readers_of_source: dict[int, list[int]] = {}
+    for node in sorted({node_of_gpu[reader] for reader in readers}):
+        near = [holder for holder in holders if node_of_gpu[holder] == node] or holders
+        source = min(near, key=lambda holder: (holder not in readers_of_source, sending[holder]))
+        if source not in readers_of_source:
+            sending[source] += 1
+        readers_of_source.setdefault(source, []).extend(r for r in readers if node_of_gpu[r] == node)
+    return [Stream(layer, expert, source, tuple(there)) for source, there in readers_of_source.items()]

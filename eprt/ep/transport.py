@@ -1,0 +1,143 @@
+"""How chunks of experts cross from rank to rank while experts serve: the interface, and shared memory with messages.
+
+A chunk is numbered by a tick that all ranks count alike (migration.py). In tick t every rank may send one chunk, and
+takes in the one that was sent for it in tick t - 1; the ranks agree between ticks that all are done. On GPUs the same
+interface stands over a copy stream: send() and take() start copies that no kernel runs, is_done() asks their events.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from eprt.balancer.migration import Stream
+from eprt.ep.group import EPGroup, Pending
+from eprt.ops import native
+
+_HEADER = 64  # int64 tag, checksum, bytes; the rest unused
+_NUM_SETS = 2
+
+
+class Transport(Protocol):
+    """max_chunk_bytes: of one chunk. buffer_bytes: most memory this rank uses for chunks."""
+
+    max_chunk_bytes: int
+    buffer_bytes: int
+
+    def send(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> None:
+        """This rank is the stream's source: offers a chunk, the bytes of parts one after another. Never blocks."""
+        ...
+
+    def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
+        """This rank is a reader; called by all of them in the tick in which the source sends."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether what was sent and expected has left and come, so that the readers may take it in the next tick."""
+        ...
+
+    def take(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> bool:
+        """Copies the chunk of tick into parts, and says whether their bytes are those of the source."""
+        ...
+
+    def settle(self) -> bool:
+        """After a migration was given up: whether no message of it is under way any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SharedMemoryTransport:
+    """Inside a node chunks lie in the source's window, where all readers find them. Another node gets a chunk once, as
+    a message to its first reader, into whose window it arrives.
+
+    Construction is collective. Two sets of buffers: who writes set t % 2 in tick t knows that all ranks have ended tick
+    t - 1, in which the chunk of tick t - 2 was taken. Memory is used only once something moves.
+    """
+
+    def __init__(self, group: EPGroup, max_chunk_bytes: int):
+        self.max_chunk_bytes = max_chunk_bytes
+        self._group, self._ops = group, native.load()
+        self._slot_bytes = _HEADER + max_chunk_bytes
+        self.buffer_bytes = 2 * _NUM_SETS * self._slot_bytes  # sent chunks, then arrived ones
+        self._window = group.shared_window(self.buffer_bytes)
+        self._tag = group.new_channel()
+        self._messages: list[Pending] = []
+
+    def send(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> None:
+        slot = self._slot(self._group.rank, tick, arrived=False)
+        num_bytes = _copy(parts, slot[_HEADER:], into_parts=False)
+        slot[:24].view(np.int64)[:] = tag, self._checksum(parts), num_bytes
+        for entry in self._entries(stream):
+            self._messages.append(self._group.isend(slot[: _HEADER + num_bytes], entry, self._tag))
+
+    def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
+        group = self._group
+        if group.rank in self._entries(stream):
+            slot = self._slot(group.rank, tick, arrived=True)[: _HEADER + num_bytes]
+            self._messages.append(group.irecv(slot, stream.source, self._tag))
+
+    def is_done(self) -> bool:
+        self._messages = [message for message in self._messages if not message.test()]
+        return not self._messages
+
+    def take(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> bool:
+        group = self._group
+        if group.node_of_rank[stream.source] == group.node:
+            slot = self._slot(stream.source, tick, arrived=False)
+        else:
+            entry = next(e for e in self._entries(stream) if group.node_of_rank[e] == group.node)
+            slot = self._slot(entry, tick, arrived=True)
+        num_bytes = _copy(parts, slot[_HEADER:], into_parts=True)
+        # Of what now lies in place, not of what passed by.
+        return slot[:24].view(np.int64).tolist() == [tag, self._checksum(parts), num_bytes]
+
+    def settle(self) -> bool:
+        return self.is_done()
+
+    def close(self) -> None:
+        """Collective while all ranks live; never hangs when some do not."""
+        for message in self._messages:
+            message.cancel()
+        self._messages.clear()
+        self._window.close()
+
+    def _slot(self, rank: int, tick: int, *, arrived: bool) -> np.ndarray:
+        """Header and chunk in the window of a rank of this node."""
+        at = (_NUM_SETS * arrived + tick % _NUM_SETS) * self._slot_bytes
+        return self._window.segments[self._group.local_ranks.index(rank)][at : at + self._slot_bytes]
+
+    def _entries(self, stream: Stream) -> list[int]:
+        """The first reader on each node that is not the source's."""
+        node_of_rank = self._group.node_of_rank
+        first: dict[int, int] = {}
+        for reader in stream.readers:
+            first.setdefault(node_of_rank[reader], reader)
+        first.pop(node_of_rank[stream.source], None)
+        return list(first.values())
+
+    def _checksum(self, parts: Sequence[np.ndarray]) -> int:
+        value = 0
+        for part in parts:
+            value = self._ops.ep_checksum(part.ctypes.data, part.nbytes, value)
+        return value
+
+
+def _copy(parts: Sequence[np.ndarray], buffer: np.ndarray, *, into_parts: bool) -> int:
+    at = 0
+    for part in parts:
+        there = buffer[at : at + len(part)]
+        np.copyto(part, there) if into_parts else np.copyto(there, part)
+        at += len(part)
+    return at
+
+
+def cut(memory: Sequence[np.ndarray], start: int, num_bytes: int) -> list[np.ndarray]:
+    """Bytes start..start + num_bytes of the arrays laid end to end: views, empty ones left out."""
+    parts, at = [], 0
+    for array in memory:
+        begin, end = max(start - at, 0), min(start + num_bytes - at, len(array))
+        if begin < end:
+            parts.append(array[begin:end])
+        at += len(array)
+    return parts

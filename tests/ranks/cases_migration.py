@@ -1,0 +1,303 @@
+"""What test_migration.py runs on every rank: experts that move while an engine generates, and what may go wrong."""
+
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+from eprt.balancer.migration import Round, schedule_rounds
+
+from eprt import EPGroup, SamplingParams
+from eprt.config import EngineConfig
+from eprt.engine.engine import Engine
+from eprt.ep.api import EPError
+from eprt.ep.migration_job import Job
+
+VOCAB = 128
+
+
+def make_engine(group: EPGroup, directory: str, **options) -> Engine:
+    options = {"kv_cache_gb": 0.01, "num_redundant_experts": 6, "chunk_size": 24, **options}
+    return Engine(EngineConfig(directory, **options), group)
+
+
+def add_requests(engine: Engine, num_requests: int = 6, max_tokens: int = 80) -> None:
+    """Greedy and sampled, with prompts that take several chunks."""
+    rng = np.random.default_rng(engine.group.rank)
+    for i in range(num_requests):
+        prompt = rng.integers(2, VOCAB, rng.integers(1, 60)).tolist()
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.9 * (i % 2), seed=i, ignore_eos=True)
+        engine.add_request(f"{i}", prompt, params)
+
+
+def run(engine: Engine, between: Callable[[int], None] = lambda step: None, max_steps: int = 5000) -> list:
+    """(request, token) of every computing step; `between` is called before each."""
+    steps = []
+    for step in range(max_steps):
+        between(step)
+        result = engine.step()
+        if result.outputs:
+            steps.append(sorted((output.request_id, output.token_id) for output in result.outputs))
+        if result.all_idle:
+            return steps
+    raise AssertionError(f"not idle after {max_steps} steps: {engine.migrator.status()}")
+
+
+def random_target(rng: np.random.Generator, rows: list[list[int]]) -> np.ndarray:
+    """Another valid placement of the same slots: permuted, with other replicas, sometimes with empty slots."""
+    num_experts = max(map(max, rows)) + 1
+    target = []
+    for row in rows:
+        spare = rng.integers(-1, num_experts, len(row) - num_experts)
+        target.append(rng.permutation(np.concatenate([np.arange(num_experts), spare])))
+    return np.array(target)
+
+
+def make_job(engine: Engine, job_id: int, target_LP, spare: int = 2, **options) -> Job:
+    migrator = engine.migrator
+    rounds = schedule_rounds(np.array(migrator.rows), target_LP, engine.group.node_of_rank, spare)
+    return Job(job_id, migrator.status().epoch, tuple(rounds), **{"chunk_bytes": 5000, "timeout_s": 20.0, **options})
+
+
+def digests(engine: Engine) -> dict:
+    """(layer, expert) -> the bytes of the expert as this rank holds it; equal in all of its slots."""
+    found = {}
+    for row, layer in enumerate(engine.model.moe_layers()):
+        for expert, storage in zip(layer.expert_of_slot, layer.storages()):
+            assert (expert >= 0) == (storage >= 0)
+            if expert >= 0:
+                content = b"".join(part.tobytes() for part in layer.pool.memory(storage))
+                assert found.setdefault((row, expert), content) == content
+    return found
+
+
+def check_weights(engine: Engine, want: dict) -> None:
+    for key, content in digests(engine).items():
+        assert content == want[key], f"layer, expert {key} is damaged on rank {engine.group.rank}"
+
+
+def check_memory(engine: Engine, spare: int) -> None:
+    """Every storage is used by a slot or free; as many are free as there are spare ones and slots without."""
+    layers = engine.model.moe_layers()
+    pool = layers[0].pool
+    used = [{s for s in layer.storages() if s >= 0} for layer in layers]
+    assert len(set().union(*used)) == sum(map(len, used)), "two layers share a storage"
+    num_slots = sum(len(layer.storages()) for layer in layers)
+    assert pool.num_free + sum(map(len, used)) == num_slots + spare
+    status = engine.migrator.status()
+    assert status.used_bytes <= spare * pool.expert_bytes <= status.buffer_bytes
+
+
+def everyones_digests(group: EPGroup, engine: Engine) -> dict:
+    return {key: content for part in group.allgather(digests(engine)) for key, content in part.items()}
+
+
+def same_tokens(group: EPGroup, directory: str, exact: bool, **options) -> None:
+    """The tokens of every step are those of a run without migrations, whatever moves."""
+    engine = make_engine(group, directory, **options)
+    add_requests(engine)
+    want = run(engine)
+    engine.close()
+    engine = make_engine(group, directory, **options)
+    weights = everyones_digests(group, engine)
+    add_requests(engine)
+    rng = np.random.default_rng(7)  # the same on all ranks
+    num_jobs = 0
+
+    def between(step: int) -> None:
+        nonlocal num_jobs
+        migrator = engine.migrator
+        if not migrator.active and engine.has_work_anywhere and step % 3 == 0:
+            num_jobs += 1
+            target = random_target(rng, migrator.rows)
+            if num_jobs % 2:  # few moves: many jobs, each soon done
+                target[1:] = np.array(migrator.rows)[1:]
+            chunk_bytes = (1 << 20, 20000, 7001)[num_jobs % 3]
+            migrator.offer(make_job(engine, num_jobs, target, chunk_bytes=chunk_bytes))
+
+    engine.has_work_anywhere = True
+    got = run_in_step(engine, group, between)
+    status = engine.migrator.status()
+    assert num_jobs >= 2 and status.epoch >= 5, (num_jobs, status)
+    assert status.state == "done" and (status.received_bytes > 0 or group.size == 1), status
+    assert not exact or got == want, "tokens changed"
+    check_weights(engine, weights)
+    check_memory(engine, 2)
+    assert len({str(rows) for rows in group.allgather(engine.migrator.rows)}) == 1
+    engine.close()
+
+
+def run_in_step(engine: Engine, group: EPGroup, between) -> list:
+    """run(), with the ranks agreeing on whether any has work, so that all offer in the same steps."""
+
+    def agreed(step: int) -> None:
+        engine.has_work_anywhere = any(group.allgather(engine.has_work))
+        between(step)
+
+    return run(engine, agreed)
+
+
+def idle_ranks_move_too(group: EPGroup, directory: str) -> None:
+    """Without a single request: the ranks stay awake for the migration, and only for it."""
+    engine = make_engine(group, directory)
+    weights = everyones_digests(group, engine)
+    target = random_target(np.random.default_rng(1), engine.migrator.rows)
+    engine.migrator.offer(make_job(engine, 1, target))
+    run(engine)
+    assert engine.migrator.status().state == "done" and engine.stats().num_steps == 0
+    assert engine.migrator.rows == target.tolist() and engine.step().all_idle
+    check_weights(engine, weights)
+    engine.close()
+
+
+def memory_cap(group: EPGroup, directory: str) -> None:
+    """With room for one expert only one arrives at a time; a job that needs more is refused by every rank alike."""
+    engine = make_engine(group, directory, spare_experts=1, num_redundant_experts=0)
+    target = random_target(np.random.default_rng(2), engine.migrator.rows)
+    engine.migrator.offer(make_job(engine, 1, target, spare=3))
+    run(engine)
+    status = engine.migrator.status()
+    assert status.state == "refused" and "experts at once and has room for 1" in status.reason, status
+    assert status.epoch == 0 and not status.used_bytes
+    engine.migrator.offer(make_job(engine, 2, target, spare=1))
+    run(engine)
+    assert engine.migrator.status().state == "done" and engine.migrator.rows == target.tolist()
+    check_memory(engine, 1)
+    engine.close()
+
+
+def refusals(group: EPGroup, directory: str) -> None:
+    """Jobs for another placement, or that would lose an expert, change nothing."""
+    engine = make_engine(group, directory)
+    rows = engine.migrator.rows
+    lost = [list(row) for row in rows]
+    lost[1][lost[1].index(3)] = 4
+    no_way = [list(row) for row in rows]
+    no_way[0][-1] = 0
+    for job_id, (job, reason) in enumerate(
+        (
+            (Job(1, 5, ()), "starts from placement 5, but 0 serves"),
+            (Job(2, 0, (Round({1: tuple(lost[1])}, ()),)), "layer 1: expert 3 has no slot"),
+            (Job(3, 0, (Round({0: tuple(no_way[0])}, ()),)), f"layer 0: expert 0 does not reach rank {group.size - 1}"),
+            (Job(4, 0, (Round({9: tuple(rows[0])}, ()),)), "layer 9 is not one of the 2 MoE layers"),
+            (Job(5, 0, (Round({0: (0, 1)}, ()),)), "layer 0 has 2 slots"),
+        ),
+        1,
+    ):
+        engine.migrator.offer(job)
+        run(engine)
+        status = engine.migrator.status()
+        assert (status.job_id, status.state, status.epoch) == (job_id, "refused", 0), status
+        assert reason in status.reason, status
+        assert engine.migrator.rows == rows
+    engine.close()
+
+
+def damage(group: EPGroup, directory: str) -> None:
+    """A chunk that arrives damaged, data or scales: all roll back, the old placement serves, the next try succeeds."""
+    engine = make_engine(group, directory)
+    weights = everyones_digests(group, engine)
+    transport, before = engine.migrator._transport, engine.migrator.rows
+    target = random_target(np.random.default_rng(3), before)
+    send, num_sent = transport.send, 0
+
+    def damaged_send(tick, tag, stream, parts):
+        nonlocal num_sent
+        send(tick, tag, stream, parts)
+        num_sent += 1
+        if group.rank == 1 and num_sent == 2:
+            transport._slot(1, tick, arrived=False)[64 + 17] ^= 1
+
+    transport.send = damaged_send
+    add_requests(engine, 2)
+    engine.migrator.offer(make_job(engine, 1, target))
+    run(engine)
+    status = engine.migrator.status()
+    assert status.state == "rolled_back" and "a chunk arrived damaged, says rank" in status.reason, status
+    assert all(other == status.epoch for other in group.allgather(status.epoch))
+    check_weights(engine, weights)
+    check_memory(engine, 2)
+    transport.send = send
+    engine.migrator.offer(make_job(engine, 2, target))
+    run(engine)
+    assert engine.migrator.status().state == "done" and engine.migrator.rows == target.tolist()
+    check_weights(engine, weights)
+    engine.close()
+
+
+def deadline_and_cancel(group: EPGroup, directory: str) -> None:
+    """A rank whose chunks do not leave in time, and one that is told to stop: all roll back in the same step."""
+    engine = make_engine(group, directory)
+    transport = engine.migrator._transport
+    target = random_target(np.random.default_rng(4), engine.migrator.rows)
+    is_done = transport.is_done
+    if group.rank == 2 % group.size:
+        transport.is_done = lambda: is_done() and not engine.migrator._job
+    engine.migrator.offer(make_job(engine, 1, target, timeout_s=0.3))
+    start = time.monotonic()
+    run(engine, lambda step: time.sleep(0.001))
+    status = engine.migrator.status()
+    assert status.state == "rolled_back" and "the deadline of the round passed" in status.reason, status
+    assert f"rank {2 % group.size}" in status.reason and 0.25 < time.monotonic() - start < 10
+    assert status.epoch == 0
+    transport.is_done = is_done
+    engine.migrator.offer(make_job(engine, 2, target))
+
+    def cancel(step: int) -> None:
+        if group.rank == 0 and step == 4:
+            engine.migrator.cancel(2)
+
+    run(engine, cancel)
+    status = engine.migrator.status()
+    assert status.state == "rolled_back" and "it was cancelled, says rank 0" in status.reason, status
+    check_memory(engine, 2)
+    add_requests(engine, 2)
+    run(engine)
+    engine.close()
+
+
+def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
+    same_tokens(group, directory, exact)
+    same_tokens(group, directory, exact, replica_routing="local", num_redundant_experts=9)
+    if group.size > 1:
+        idle_ranks_move_too(group, directory)
+        memory_cap(group, directory)
+        refusals(group, directory)
+        damage(group, directory)
+        deadline_and_cancel(group, directory)
+
+
+def run_all(group: EPGroup, directories: list[str], exact: bool = True) -> None:
+    for directory in directories:
+        one_way(group, directory, exact)
+
+
+def rank_dies(group: EPGroup, directory: str, at_step: int) -> None:
+    """Rank 1 is killed in the middle of a round. The others learn of it in the same step, and all hold the placement
+    from before the round, with every weight of theirs whole."""
+    engine = make_engine(group, directory)
+    weights = everyones_digests(group, engine)
+    target = random_target(np.random.default_rng(5), engine.migrator.rows)
+    add_requests(engine, 3, max_tokens=100)
+    engine.migrator.offer(make_job(engine, 1, target, chunk_bytes=500))
+    error = None
+    try:
+        for step in range(60):
+            if step == at_step and group.rank == 1:
+                assert engine.migrator.status().state == "running"
+                os.kill(os.getpid(), signal.SIGKILL)
+            before = (engine.migrator.rows, engine.migrator.status().epoch)
+            engine.step()
+    except EPError as caught:
+        error = caught
+    assert error is not None and "rank 1" in str(error), error
+    status = engine.migrator.status()
+    assert (engine.migrator.rows, status.epoch) == before, "a half-made placement"
+    assert status.state == "rolled_back" and "rank 1" in status.reason and not engine.migrator.active, status
+    check_weights(engine, weights)
+    check_memory(engine, 2)
+    digest = zlib.crc32(str(engine.migrator.rows).encode())
+    print(f"SURVIVED with epoch {status.epoch} placement {digest}", flush=True)
+    os._exit(0)  # nothing collective any more

@@ -1,0 +1,54 @@
+"""Experts on the move: tokens stay the same, memory stays bounded, and whatever fails leaves the old placement."""
+
+import signal
+
+import pytest
+
+from tests import tiny
+from tests.ranks.launch import run_ranks
+from tests.ranks.launch_torch import finish, start_torch_ranks
+
+CASES = "tests.ranks.cases_migration"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A bf16 checkpoint, and one with fp8 matrices and scales."""
+    import torch
+
+    root = tmp_path_factory.mktemp("migration")
+    bf16, fp8 = root / "bf16", root / "fp8"
+    tiny.save(tiny.make_model("v3", dtype=torch.bfloat16), bf16)
+    tiny.save(tiny.make_model("v3"), fp8)
+    tiny.quantize_checkpoint(fp8)
+    return [str(bf16), str(fp8)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_moving_experts_changes_no_token(checkpoints, num_ranks):
+    run_ranks(num_ranks, f"{CASES}:run_all", directories=checkpoints, timeout_s=240)
+
+
+@pytest.mark.parametrize("num_ranks, ranks_per_node", [(4, 2), (7, 3)])
+def test_between_nodes(checkpoints, num_ranks, ranks_per_node):
+    """Sums are grouped by node, so tokens may change in the last bit; weights may not."""
+    run_ranks(
+        num_ranks,
+        f"{CASES}:run_all",
+        directories=checkpoints[1:],
+        exact=False,
+        extra_env={"EPRT_RANKS_PER_NODE": str(ranks_per_node)},
+        timeout_s=240,
+    )
+
+
+@pytest.mark.parametrize("step", [25, 31])
+def test_a_rank_dies_while_experts_move(checkpoints, step):
+    """Plain processes: mpirun would end the survivors before they can say what they hold."""
+    processes = start_torch_ranks(4, f"{CASES}:rank_dies", directory=checkpoints[1], at_step=step)
+    results = finish(processes, timeout_s=120)
+    assert results[1][0] == -signal.SIGKILL, results[1]
+    survivors = [results[rank] for rank in (0, 2, 3)]
+    assert all(status == 0 for status, _ in survivors), survivors
+    found = {output.strip().splitlines()[-1] for _, output in survivors}
+    assert len(found) == 1 and found.pop().startswith("SURVIVED with epoch"), survivors
