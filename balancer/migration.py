@@ -15,6 +15,8 @@ import numpy as np
 
 from .placement import EMPTY
 
+Row = Sequence[int] | np.ndarray
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -83,7 +85,7 @@ def schedule_rounds(
     return rounds
 
 
-def arrivals(old_P: Sequence[int] | np.ndarray, new_P: Sequence[int] | np.ndarray, num_gpus: int) -> list[tuple[int, int]]:
+def arrivals(old_P: Row, new_P: Row, num_gpus: int) -> list[tuple[int, int]]:
     """(expert, GPU) for each expert that a GPU holds in the new row and not in the old one."""
     old, new = _by_gpu(old_P, num_gpus), _by_gpu(new_P, num_gpus)
     return sorted((e, gpu) for gpu in range(num_gpus) for e in set(new[gpu]) - set(old[gpu]) - {EMPTY})
@@ -103,7 +105,7 @@ def count_moves(rounds: Sequence[Round], node_of_gpu: Sequence[int]) -> dict[str
     return counts
 
 
-def _by_gpu(row_P: Sequence[int] | np.ndarray, num_gpus: int) -> list[list[int]]:
+def _by_gpu(row_P: Row, num_gpus: int) -> list[list[int]]:
     per_gpu = len(row_P) // num_gpus
     return [[int(e) for e in row_P[gpu * per_gpu : (gpu + 1) * per_gpu]] for gpu in range(num_gpus)]
 
