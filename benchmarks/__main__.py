@@ -48,8 +48,15 @@ def find(folder: Path = Path(__file__).parent) -> list[Benchmark]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when a benchmark failed (the others still run)."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["serve"]:
+        from benchmarks import load
+
+        return load.main(argv[1:])
     parser = argparse.ArgumentParser(
-        prog="eprt bench", description="Runs benchmarks; prints tables here, writes JSON to benchmarks/results."
+        prog="eprt bench",
+        description="Runs benchmarks; prints tables here, writes JSON to benchmarks/results. `eprt bench serve` is "
+        "apart: open-loop load on a server that runs already; see its --help.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all that need no GPU")
     parser.add_argument("--list", action="store_true", help="only list them")

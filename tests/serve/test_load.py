@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks.load import Load, drive, main, summary
 from benchmarks.soak import soak
 
 _LOCUSTFILE = """
@@ -35,3 +38,30 @@ def test_locust(server, tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr  # locust exits 1 when a request failed
     assert "Aggregated" in done.stderr + done.stdout
+
+
+def test_open_loop_load_measures_what_it_says(server):
+    load = Load(rate=8, seconds=2, input_tokens=20, output_tokens=6, spread=0.5, max_token_id=100, seed=3)
+    assert load.requests() == load.requests() and len(load.requests()) == 16
+    served, took_s = asyncio.run(drive(server.url, "demo", load))
+    assert [one.wanted for one in served] == [body["max_tokens"] for _, body in load.requests()]
+    assert all(one.error is None and 0 < one.ttft_s < took_s and min(one.itl_s, default=0) >= 0 for one in served)
+    row = summary(load, served, took_s)
+    assert row["failed"] == 0 and row["ttft_p50_ms"] <= row["ttft_p99_ms"]
+    assert row["tokens_s"] == pytest.approx(sum(one.wanted for one in served) / took_s)
+    loosest, strictest = row["goodput_2s_70ms"], row["goodput_1s_30ms"]
+    assert 0 <= strictest <= loosest <= len(served) / took_s
+
+
+def test_open_loop_load_counts_failures(server):
+    too_long = Load(rate=20, seconds=0.1, input_tokens=10**5, output_tokens=1, spread=0, max_token_id=9, seed=0)
+    served, took_s = asyncio.run(drive(server.url, "demo", too_long))
+    assert len(served) == 2 and all(one.error and one.error.startswith("400: ") for one in served)
+    assert summary(too_long, served, took_s)["failed"] == 2
+
+
+def test_open_loop_load_refuses_in_one_line(capsys):
+    assert main(["--url", "http://127.0.0.1:9", "--rate", "1"]) == 2
+    assert main(["--rate", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "no OpenAI-compatible server answers there" in err and "--rate [0.0]: must be above 0" in err
