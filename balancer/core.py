@@ -37,6 +37,15 @@ class CEplbShape(ctypes.Structure):
     )
 
 
+class CReplicas(ctypes.Structure):
+    """struct Replicas of csrc/balancer/weights.h"""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_experts", "num_slots", "num_gpus", "num_nodes")),
+        *((name, ctypes.c_void_p) for name in ("first_E1", "slot_by_expert", "weight_P", "speed_G")),
+    )
+
+
 def library_path() -> Path | None:
     """Where the library lies (an editable install keeps it apart from the sources), or None."""
     package = __name__.partition(".")[0]

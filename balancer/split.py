@@ -19,9 +19,11 @@ Suffixes: S source ranks (= GPUs), E logical experts, P slots of all GPUs, G GPU
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from .core import CReplicas, call
 from .placement import EMPTY, Placement
 
 
@@ -29,7 +31,7 @@ from .placement import EMPTY, Placement
 class ReplicaTable:
     """One layer of a placement as the split needs it. Build once per epoch.
 
-    expert_of_slot_P: int64, EMPTY (-1) for none. weight_P: float64, the placement's slot weights.
+    expert_of_slot_P: int64, EMPTY (-1) for none. weight_P: float64, the placement's slot weights. speed_G: float64.
     first_E1: int64 [E + 1]; slots of expert e are slot_by_expert[first_E1[e] : first_E1[e + 1]], ascending.
     """
 
@@ -39,21 +41,27 @@ class ReplicaTable:
     slot_by_expert: np.ndarray
     num_gpus: int
     num_nodes: int
+    speed_G: np.ndarray
 
     @staticmethod
-    def of_layer(placement: Placement, layer: int) -> "ReplicaTable":
-        """layer: row of the placement (MoE layers count from 0)."""
-        expert_P = placement.physical_to_logical_map[layer]
+    def of_layer(placement: Placement, layer: int, gpu_speed: np.ndarray | None = None) -> "ReplicaTable":
+        """layer: row of the placement (MoE layers count from 0). gpu_speed: [G], relative; default all equal. A GPU of
+        speed 0 takes nothing of an expert that has a slot elsewhere."""
+        expert_P = np.ascontiguousarray(placement.physical_to_logical_map[layer])
         order = np.argsort(expert_P, kind="stable")
         order = order[expert_P[order] != EMPTY]
         first_E1 = np.concatenate([[0], np.cumsum(placement.replica_count[layer])])
+        speed_G = np.ones(placement.num_gpus) if gpu_speed is None else np.array(gpu_speed, dtype=np.float64)
+        if speed_G.shape != (placement.num_gpus,) or not (speed_G >= 0).all() or not speed_G.any():
+            raise ValueError(f"gpu_speed={gpu_speed}: must be {placement.num_gpus} numbers of at least 0, not all 0")
         return ReplicaTable(
-            np.ascontiguousarray(expert_P),
+            expert_P,
             np.ascontiguousarray(placement.weight_LP[layer]),
             first_E1.astype(np.int64),
             order.astype(np.int64),
             placement.num_gpus,
             placement.num_nodes,
+            speed_G,
         )
 
     @property
@@ -64,74 +72,99 @@ class ReplicaTable:
     def num_slots(self) -> int:
         return len(self.expert_of_slot_P)
 
-    def gpu_of_slot(self, slot: int) -> int:
-        return slot // (self.num_slots // self.num_gpus)
-
-    def slots_of(self, expert: int | np.integer) -> np.ndarray:
+    def slots_of(self, expert: int) -> np.ndarray:
         return self.slot_by_expert[self.first_E1[expert] : self.first_E1[expert + 1]]
+
+    @cached_property
+    def as_c(self) -> CReplicas:
+        return CReplicas(
+            num_experts=self.num_experts,
+            num_slots=self.num_slots,
+            num_gpus=self.num_gpus,
+            num_nodes=self.num_nodes,
+            first_E1=self.first_E1.ctypes.data,
+            slot_by_expert=self.slot_by_expert.ctypes.data,
+            weight_P=self.weight_P.ctypes.data,
+            speed_G=self.speed_G.ctypes.data,
+        )
+
+
+METHODS = {"water_filling": 0, "lp": 1}
 
 
 def split_batch(
-    table: ReplicaTable, count_SE: np.ndarray, *, method: str = "water_filling", slack: float = 0.02
+    table: ReplicaTable,
+    count_SE: np.ndarray,
+    *,
+    method: str = "water_filling",
+    slack: float = 0.01,
+    source: int | None = None,
 ) -> np.ndarray:
     """int64 [S, P]: tokens that source rank s sends to slot p. Row s sums to count_SE[s] expert by expert.
 
     count_SE: int64 [S, E], this batch's tokens of each source rank for each expert; S = num_gpus.
-    method: "water_filling" (fills the least loaded replicas first, in sweeps) or "lp" (the exact minimum of the largest
-        GPU load, by maximum flow).
-    slack: GPU loads may exceed that minimum by this fraction where that keeps tokens on their own GPU or node.
+    method: how small the largest GPU load is made: "water_filling" (sweeps that fill the least busy replicas, close to
+        the minimum) or "lp" (the minimum in whole tokens, by maximum flow).
+    slack: GPU loads may exceed that by this fraction where it keeps tokens on their own GPU, then on their own node.
+    source: only this rank's row, [P]. Every rank finds the same quotas from the same counts.
     """
-    if method not in ("water_filling", "lp"):
-        raise ValueError(f"method={method!r}: must be 'water_filling' or 'lp'")
-    count_SE = _check_counts(table, count_SE)
-    return np.stack([split_by_weight(table, count_E, source) for source, count_E in enumerate(count_SE)])
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: must be one of {', '.join(METHODS)}")
+    if not 0 <= slack < np.inf:
+        raise ValueError(f"slack={slack}: must be finite and at least 0")
+    count_SE = _counts(count_SE, (table.num_gpus, table.num_experts), "count_SE")
+    if source is None:
+        quota = np.empty((table.num_gpus, table.num_slots), dtype=np.int64)
+    else:
+        _check_source(table, source)
+        quota = np.empty(table.num_slots, dtype=np.int64)
+    row = -1 if source is None else int(source)
+    call("eprt_split_batch", table.as_c, count_SE, METHODS[method], float(slack), row, quota)
+    return quota
 
 
 def split_by_weight(table: ReplicaTable, count_E: np.ndarray, source: int) -> np.ndarray:
-    """int64 [P]: one rank's tokens over the slots by the placement's weights. Row sums are count_E exactly.
+    """int64 [P]: one rank's tokens over the slots by the placement's weights; sums to count_E exactly.
 
-    Largest remainders first; equal ones start at another replica on each rank (source), so that single tokens of many
-    ranks spread instead of meeting on one slot.
+    count_E: int64 [E]. Largest remainders first; equal ones start at another replica on each rank (source), so that
+    single tokens of many ranks spread instead of meeting on one slot.
     """
-    quota_P = np.zeros(table.num_slots, dtype=np.int64)
-    for expert in np.flatnonzero(count_E):
-        slots = np.roll(table.slots_of(expert), -((source + expert) % len(table.slots_of(expert))))
-        exact = table.weight_P[slots] * count_E[expert]
-        quota = np.floor(exact).astype(np.int64)
-        left = int(count_E[expert] - quota.sum())
-        quota[np.argsort(-(exact - quota), kind="stable")[:left]] += 1
-        quota_P[slots] = quota
+    _check_source(table, source)
+    count_E = _counts(count_E, (table.num_experts,), "count_E")
+    quota_P = np.empty(table.num_slots, dtype=np.int64)
+    call("eprt_split_by_weight", table.as_c, count_E, int(source), quota_P)
     return quota_P
 
 
 def assign(table: ReplicaTable, expert_idx_TK: np.ndarray, quota_P: np.ndarray, source: int) -> np.ndarray:
     """int64 [T, K]: the slot of each choice; -1 stays -1.
 
-    quota_P: int64 [P], what split_batch gave this rank; expert by expert it must sum to the choices in expert_idx_TK
-    (ValueError names the expert otherwise). Among an expert's slots with quota left, a token takes one on its own GPU,
-    then on a node that it visits anyway, then the one with most left.
+    quota_P: int64 [P], what split_batch or split_by_weight gave this rank for the choices in expert_idx_TK (ValueError
+    names the expert for which it is too small). Among an expert's slots with quota left, a token takes one on its own
+    GPU, then one on a node that it visits anyway, then the one with most left.
     """
-    left_P = quota_P.copy()
-    slot_idx_TK = np.full(expert_idx_TK.shape, -1, dtype=np.int64)
-    for index, expert in np.ndenumerate(expert_idx_TK):
-        if expert >= 0:
-            slots = table.slots_of(expert)
-            slot = slots[np.argmax(left_P[slots])]
-            if left_P[slot] <= 0:
-                raise ValueError(f"quota_P: expert {expert} has more choices than its slots have quota")
-            left_P[slot] -= 1
-            slot_idx_TK[index] = slot
+    _check_source(table, source)
+    quota_P = _counts(quota_P, (table.num_slots,), "quota_P")
+    expert_idx_TK = np.ascontiguousarray(expert_idx_TK, dtype=np.int64)
+    if expert_idx_TK.ndim != 2:
+        raise ValueError(f"expert_idx_TK has shape {expert_idx_TK.shape}; it must be [tokens, choices]")
+    slot_idx_TK = np.empty_like(expert_idx_TK)
+    call("eprt_assign", table.as_c, *expert_idx_TK.shape, expert_idx_TK, quota_P, int(source), slot_idx_TK)
     return slot_idx_TK
 
 
-def _check_counts(table: ReplicaTable, count_SE: np.ndarray) -> np.ndarray:
-    count_SE = np.ascontiguousarray(count_SE)
-    if count_SE.shape != (table.num_gpus, table.num_experts):
-        want = (table.num_gpus, table.num_experts)
-        raise ValueError(f"count_SE has shape {count_SE.shape}; the placement has {want} (GPUs, experts)")
-    if count_SE.dtype.kind not in "iu":
-        raise ValueError(f"count_SE has dtype {count_SE.dtype}; it must hold integers")
-    if count_SE.size and count_SE.min() < 0:
-        source, expert = np.argwhere(count_SE < 0)[0]
-        raise ValueError(f"count_SE[source {source}, expert {expert}] = {count_SE[source, expert]}: must be at least 0")
-    return count_SE.astype(np.int64, copy=False)
+def _check_source(table: ReplicaTable, source: int) -> None:
+    if not 0 <= source < table.num_gpus:
+        raise ValueError(f"source={source}: there are ranks 0 to {table.num_gpus - 1}")
+
+
+def _counts(count: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+    count = np.ascontiguousarray(count)
+    if count.shape != shape:
+        raise ValueError(f"{name} has shape {count.shape}; the placement needs {shape}")
+    if count.dtype.kind not in "iu":
+        raise ValueError(f"{name} has dtype {count.dtype}; it must hold integers")
+    if count.size and count.min() < 0:
+        index = tuple(int(i) for i in np.argwhere(count < 0)[0])
+        raise ValueError(f"{name}{list(index)} = {count[index]}: must be at least 0")
+    return count.astype(np.int64, copy=False)

@@ -11,6 +11,7 @@
 #include "parallel.h"
 #include "plan.h"
 #include "problem.h"
+#include "split.h"
 #include "weights.h"
 
 #define EPRT_ABI extern "C" __attribute__((visibility("default")))
@@ -89,5 +90,28 @@ EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP,
         gain_LC[layer * max_changes + static_cast<int64_t>(i)] = changes[i].gain;
       }
     });
+  });
+}
+
+// count_SE int64 [S, E]. quota int64 [S, P], or [P] of one source.
+EPRT_ABI int eprt_split_batch(const Replicas* replicas, const int64_t* count_SE, int64_t exact, double slack,
+                              int64_t source, int64_t* quota) {
+  return guarded([&] { split_batch(*replicas, count_SE, exact != 0, slack, source, quota); });
+}
+
+EPRT_ABI int eprt_split_by_weight(const Replicas* replicas, const int64_t* count_E, int64_t source, int64_t* quota_P) {
+  return guarded([&] { split_by_weight(*replicas, count_E, source, quota_P); });
+}
+
+EPRT_ABI int eprt_assign(const Replicas* replicas, int64_t num_tokens, int64_t num_choices,
+                         const int64_t* expert_idx_TK, const int64_t* quota_P, int64_t source, int64_t* slot_idx_TK) {
+  return guarded([&] {
+    const int64_t bad = assign(*replicas, num_tokens, num_choices, expert_idx_TK, quota_P, source, slot_idx_TK);
+    if (bad >= replicas->num_experts)
+      throw std::out_of_range("expert_idx_TK holds " + std::to_string(bad) + "; the placement has experts 0 to " +
+                              std::to_string(replicas->num_experts - 1));
+    if (bad >= 0)
+      throw std::invalid_argument("quota_P: expert " + std::to_string(bad) +
+                                  " has more choices than its slots have quota");
   });
 }

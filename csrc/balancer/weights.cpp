@@ -1,7 +1,7 @@
 #include "weights.h"
 
 #include <algorithm>
-#include <cmath>
+#include <vector>
 
 namespace eprt::balancer {
 namespace {
@@ -37,47 +37,66 @@ double largest_time(const std::vector<double>& load_G, const double* speed_G) {
 
 }  // namespace
 
-double fill_weights(const int64_t* slot_P, int64_t num_slots, int64_t num_experts, int64_t num_gpus,
-                    const double* load_E, const double* speed_G, double target, bool keep_start, double* weight_P) {
-  const int64_t per_gpu = num_slots / num_gpus;
-  std::vector<std::vector<int64_t>> slots_E(num_experts);
-  for (int64_t slot = 0; slot < num_slots; slot++)
-    if (slot_P[slot] >= 0) slots_E[slot_P[slot]].push_back(slot);
-  std::vector<double> load_P(num_slots, 0.0), load_G(num_gpus, 0.0);
-  for (int64_t slot = 0; slot < num_slots; slot++) {
-    if (!keep_start) weight_P[slot] = slot_P[slot] < 0 ? 0.0 : 1.0 / static_cast<double>(slots_E[slot_P[slot]].size());
-    load_P[slot] = slot_P[slot] < 0 ? 0.0 : load_E[slot_P[slot]] * weight_P[slot];
-    load_G[slot / per_gpu] += load_P[slot];
+double level_out(const Replicas& replicas, const double* load_E, double target, int max_sweeps, double* load_P) {
+  std::vector<double> load_G(replicas.num_gpus, 0.0);
+  std::vector<int64_t> order;
+  for (int64_t expert = 0; expert < replicas.num_experts; expert++) {
+    if (replicas.count(expert) > 1 && load_E[expert] > 0) order.push_back(expert);
+    for (int64_t i = replicas.first_E1[expert]; i < replicas.first_E1[expert + 1]; i++)
+      load_G[replicas.gpu(replicas.slot_by_expert[i])] += load_P[replicas.slot_by_expert[i]];
   }
-  std::vector<int64_t> order;  // the largest first: they can move most
-  for (int64_t expert = 0; expert < num_experts; expert++)
-    if (slots_E[expert].size() > 1 && load_E[expert] > 0) order.push_back(expert);
+  double largest = largest_time(load_G, replicas.speed_G);
+  if (largest <= target) return largest;
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return load_E[a] > load_E[b]; });
-  double largest = largest_time(load_G, speed_G);
-  if (largest <= target || order.empty()) return largest;
-  constexpr int kMaxSweeps = 100;
   constexpr double kWorthwhile = 1e-5;  // of the largest time, per sweep
   std::vector<Vessel> vessels;
-  for (int sweep = 0; sweep < kMaxSweeps; sweep++) {
-    for (int64_t expert : order) {
+  for (int sweep = 0; sweep < max_sweeps; sweep++) {
+    for (int64_t expert : order) {  // the largest first: they can move most
       vessels.clear();
-      for (int64_t slot : slots_E[expert]) {
-        const int64_t gpu = slot / per_gpu;
-        if (speed_G[gpu] > 0) vessels.push_back({slot, (load_G[gpu] - load_P[slot]) / speed_G[gpu], speed_G[gpu]});
-        load_G[gpu] -= load_P[slot];
-        load_P[slot] = 0.0;
+      const int64_t *first = replicas.slot_by_expert + replicas.first_E1[expert],
+                    *last = replicas.slot_by_expert + replicas.first_E1[expert + 1];
+      for (const int64_t* slot = first; slot != last; slot++) {
+        const int64_t gpu = replicas.gpu(*slot);
+        load_G[gpu] -= load_P[*slot];
+        const double speed = replicas.speed_G[gpu];
+        if (speed > 0) vessels.push_back({*slot, load_G[gpu] / speed, speed});
       }
-      pour(vessels, load_E[expert], load_P.data());
-      for (int64_t slot : slots_E[expert]) load_G[slot / per_gpu] += load_P[slot];
+      if (vessels.empty()) vessels.push_back({*first, 0.0, 1.0});  // all masked: it has to go somewhere
+      for (const int64_t* slot = first; slot != last; slot++) load_P[*slot] = 0.0;
+      pour(vessels, load_E[expert], load_P);
+      for (const int64_t* slot = first; slot != last; slot++) load_G[replicas.gpu(*slot)] += load_P[*slot];
     }
     const double before = largest;
-    largest = largest_time(load_G, speed_G);
-    if (largest <= target || (sweep > 3 && std::abs(before - largest) < kWorthwhile * before)) break;
+    largest = largest_time(load_G, replicas.speed_G);
+    if (largest <= target || (sweep > 3 && before - largest < kWorthwhile * before)) break;
   }
-  for (int64_t expert : order) {
+  return largest;
+}
+
+double fill_weights(const int64_t* slot_P, int64_t num_slots, int64_t num_experts, int64_t num_gpus,
+                    const double* load_E, const double* speed_G, double target, bool keep_start, double* weight_P) {
+  std::vector<int64_t> first_E1(num_experts + 1, 0), slot_by_expert(num_slots);
+  for (int64_t slot = 0; slot < num_slots; slot++)
+    if (slot_P[slot] >= 0) first_E1[slot_P[slot] + 1]++;
+  for (int64_t expert = 0; expert < num_experts; expert++) first_E1[expert + 1] += first_E1[expert];
+  std::vector<int64_t> next_E(first_E1.begin(), first_E1.end() - 1);
+  for (int64_t slot = 0; slot < num_slots; slot++)
+    if (slot_P[slot] >= 0) slot_by_expert[next_E[slot_P[slot]]++] = slot;
+  const Replicas replicas{num_experts,           num_slots, num_gpus, 1, first_E1.data(),
+                          slot_by_expert.data(), nullptr,   speed_G};
+  std::vector<double> load_P(num_slots, 0.0);
+  for (int64_t slot = 0; slot < num_slots; slot++) {
+    const int64_t expert = slot_P[slot];
+    if (!keep_start) weight_P[slot] = expert < 0 ? 0.0 : 1.0 / static_cast<double>(replicas.count(expert));
+    load_P[slot] = expert < 0 ? 0.0 : load_E[expert] * weight_P[slot];
+  }
+  constexpr int kMaxSweeps = 100;
+  const double largest = level_out(replicas, load_E, target, kMaxSweeps, load_P.data());
+  for (int64_t expert = 0; expert < num_experts; expert++) {
     double sum = 0.0;
-    for (int64_t slot : slots_E[expert]) sum += load_P[slot];
-    for (int64_t slot : slots_E[expert]) weight_P[slot] = load_P[slot] / sum;
+    for (int64_t i = first_E1[expert]; i < first_E1[expert + 1]; i++) sum += load_P[slot_by_expert[i]];
+    for (int64_t i = first_E1[expert]; i < first_E1[expert + 1] && sum > 0; i++)
+      weight_P[slot_by_expert[i]] = load_P[slot_by_expert[i]] / sum;
   }
   return largest;
 }
