@@ -1,76 +1,145 @@
-"""eprt diagnose DIR: which rank or link is slow. Also `python -m eprt.diagnostics`."""
+"""eprt diagnose DIR | --url URL: which rank or link is slow. Also `python -m eprt.diagnostics`."""
 
 import argparse
+import errno
 import json
 import sys
+import webbrowser
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from .analysis import MIN_RANKS_FOR_MEDIANS
-from .evidence import nan_median
-from .matrices import WindowMatrices
-from .report import Report, analyse
-
-MOST_RANKS_SHOWN = 16
+from .analysis import METHODS
+from .live import Client, ServerError, ServerSource
+from .page import Page
+from .recorded import LogSource
+from .recording import Recording
+from .report import analyse
+from .server import DEFAULT_PORT, PageServer
+from .text import to_text, wants_colour
+from .window import Totals, Window
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eprt diagnose",
-        description="Reads the diagnosis log of a run and reports slow ranks and links. "
-        "Exit status 0: none found, 1: some found, 2: the log cannot be read.",
+        description="Shows which rank or link is slow, as a page for the browser (the default), as text or as JSON.",
+        epilog="Exit status of --json and --text: 0 nothing found, 1 something found, 2 the input cannot be read.",
     )
-    parser.add_argument("directory", metavar="DIR", help="holds diagnose_rank*.log")
+    parser.add_argument("directory", metavar="DIR", nargs="?", help="holds diagnose_rank*.log")
+    parser.add_argument("--url", help="a running server, as http://host:port, instead of a directory")
+    parser.add_argument("--api-key", metavar="KEY", help="what that server was started with")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object (eprt.findings/1)")
-    form.add_argument("--text", action="store_true", help="print sentences and the wait matrix (the default)")
+    form.add_argument("--text", action="store_true", help="print the findings and the wait matrix")
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="of --json and --text on DIR: medians (the default), or plain mean and standard deviation to compare with",
+    )
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="of --text")
+    page = parser.add_argument_group("the page")
+    page.add_argument("--port", type=int, help=f"default {DEFAULT_PORT}, or a free one when that is taken")
+    page.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on, default %(default)s: only this machine"
+    )
+    page.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="one more name it may have")
+    page.add_argument("--open", action="store_true", help="open it in this machine's browser")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if (arguments.directory is None) == (arguments.url is None):
+        parser.error("give either DIR or --url URL")
+    if arguments.port is not None and not 0 <= arguments.port <= 65535:
+        parser.error(f"--port {arguments.port}: must be 0..65535")
     try:
-        report = analyse(arguments.directory)
-    except (OSError, ValueError) as error:
+        if arguments.json:
+            return _print_json(arguments)
+        if arguments.text:
+            return _print_text(arguments)
+        return _serve(arguments)
+    except (OSError, ValueError, ServerError) as error:
         print(f"eprt diagnose: {error}", file=sys.stderr)
         return 2
-    for problem in report.problems:
+
+
+def _print_json(arguments: argparse.Namespace) -> int:
+    if arguments.url:
+        return _print(Client(arguments.url, arguments.api_key).findings())
+    report = analyse(arguments.directory, arguments.method)
+    _complain(report.problems)
+    return _print(report.to_json())
+
+
+def _print(findings: dict[str, Any]) -> int:
+    print(json.dumps(findings))
+    return _status(findings)
+
+
+def _print_text(arguments: argparse.Namespace) -> int:
+    if arguments.url:
+        findings, records, problems = Client(arguments.url, arguments.api_key).windows(-1)
+        nodes = records[0].node_of_rank if records else ()
+        totals = Totals(findings["num_ranks"])
+        for record in records:
+            totals.add(record)
+        window = totals.window() if records else None
+    else:
+        report = analyse(arguments.directory, arguments.method)
+        findings, problems, nodes = report.to_json(), report.problems, report.matrices.node_of_rank_N.tolist()
+        window = Window.over(report.matrices)
+    _complain(problems)
+    print(to_text(findings, window, nodes, colour=wants_colour(sys.stdout, arguments.color)))
+    return _status(findings)
+
+
+def _complain(problems: Sequence[object]) -> None:
+    for problem in problems:
         print(f"eprt diagnose: skipped: {problem}", file=sys.stderr)
-    print(json.dumps(report.to_json()) if arguments.json else to_text(report))
-    return 1 if report.findings else 0
 
 
-def to_text(report: Report) -> str:
-    matrices, findings = report.matrices, report.findings
-    lines = [f"{matrices.num_ranks} ranks, {len(matrices.window_W)} windows"]
-    if matrices.num_ranks == 1:
-        lines.append("one rank waits for nobody: there is nothing to compare")
-    elif matrices.num_ranks < MIN_RANKS_FOR_MEDIANS:
-        lines.append("fewer than four ranks: only a rank that all others wait for can be told from its links")
-    for finding in findings:
-        where = f"rank {finding.rank}" if finding.kind != "point" else f"rank {finding.src} <- rank {finding.dst}"
-        lines.append(
-            f"\n{finding.kind} {where}  [{finding.cause}]  {finding.ratio:.2g}x, score {finding.score:.1f}, "
-            f"windows {finding.first_window}..{finding.last_window}, confidence {finding.confidence:.2f}"
-        )
-        lines += [f"  {finding.evidence}", f"  {finding.advice}"]
-    if not findings:
-        lines.append("no rank and no link stands out")
-    if 1 < matrices.num_ranks <= MOST_RANKS_SHOWN:
-        lines += ["", _matrix(matrices)]
-    return "\n".join(lines)
+def _status(findings: dict[str, Any]) -> int:
+    return 1 if findings["findings"] else 0
 
 
-def _matrix(matrices: WindowMatrices) -> str:
-    """Median wait per call over all windows, one row per waiting rank."""
-    wait_us_NN = nan_median(matrices.wait_us_WNN)
-    ranks = range(matrices.num_ranks)
-    lines = ["us per call that rank (row) waits for rank (column):", "      " + "".join(f"{j:>7}" for j in ranks)]
-    for i in ranks:
-        cells = "".join(f"{'.' if i == j or np.isnan(v) else f'{v:.0f}':>7}" for j, v in enumerate(wait_us_NN[i]))
-        lines.append(f"{i:>6}{cells}")
-    return "\n".join(lines)
+def _serve(arguments: argparse.Namespace) -> int:
+    source: Recording
+    if arguments.url:
+        source = ServerSource(Client(arguments.url, arguments.api_key))
+    else:
+        source = LogSource(Path(arguments.directory))
+    try:
+        with _listen(Page(source), arguments) as server:
+            print(f"eprt diagnose: {source.name} on {server.url}   (Ctrl-C ends)", flush=True)
+            if arguments.host == "127.0.0.1":
+                port = server.server_port
+                print(f"    from another machine: ssh -L {port}:127.0.0.1:{port} THIS-HOST, then the same address")
+                sys.stdout.flush()
+            if arguments.open:
+                webbrowser.open(server.url)
+            try:
+                server.serve_forever(poll_interval=0.2)
+            except KeyboardInterrupt:
+                print()
+            server.closing = True
+    finally:
+        source.close()
+    return 0
+
+
+def _listen(page: Page, arguments: argparse.Namespace) -> PageServer:
+    port = DEFAULT_PORT if arguments.port is None else arguments.port
+    allowed = tuple(arguments.allow_host)
+    try:
+        return PageServer(page, arguments.host, port, allowed)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and arguments.port is None:
+            return PageServer(page, arguments.host, 0, allowed)
+        raise OSError(f"cannot listen on {arguments.host}:{port}: {error.strerror or error}") from None
 
 
 if __name__ == "__main__":

@@ -291,7 +291,7 @@ def test_exit_status_and_json(tmp_path, capsys):
         "kind", "rank", "src", "dst", "cause", "score", "ratio", "first_window", "last_window", "confidence",
         "evidence", "advice",
     }  # fmt: skip
-    assert main([str(tmp_path / "late")]) == 1
+    assert main([str(tmp_path / "late"), "--text"]) == 1
     text = capsys.readouterr().out
     assert "column rank 3" in text and "8 ranks, 6 windows" in text
 

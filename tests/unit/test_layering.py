@@ -148,7 +148,7 @@ def test_only_env_reads_the_environment():
     wrong = [
         f"{name(path)}:{number}: {line.strip()}"
         for path in python_files("eprt", "balancer", "diagnostics")
-        if name(path) != "eprt/env.py"
+        if name(path) not in ("eprt/env.py", "diagnostics/text.py")  # the latter: NO_COLOR and TERM, the terminal's own
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if reads.search(line)
     ]

@@ -1,0 +1,148 @@
+"""History: what each rank did in each window, small enough to keep for every window of a long run.
+
+Everything is kept as sums, so that the line of a late rank may come at any time. Two views of the waits: `awaited`, how
+long the others waited for a rank (its column), and `waits`, how long it waited for the others (its row); both are
+averages over the other ranks, per call.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .events import WindowRecord
+from .expertview import Migrations
+
+SERIES = (
+    "awaited", "awaited_dispatch", "awaited_combine", "waits", "waits_dispatch", "waits_combine", "compute", "tokens",
+    "calls",
+)  # fmt: skip
+MOST_COLUMNS = 512  # of a timeline; more windows than that share a column
+
+
+class _Row:
+    """One window. Sums over the other ranks: columns_2N, rows_2N (dispatch, combine); seen_N: ranks that reported."""
+
+    def __init__(self, num_ranks: int):
+        self.t_start, self.t_end = np.inf, -np.inf
+        self.columns_2N, self.rows_2N = np.zeros((2, num_ranks)), np.zeros((2, num_ranks))
+        self.compute_N, self.tokens_N, self.calls_N = (np.zeros(num_ranks) for _ in range(3))
+        self.seen_N = np.zeros(num_ranks, dtype=bool)
+
+    def add(self, record: WindowRecord) -> None:
+        self.t_start, self.t_end = min(self.t_start, record.t_start), max(self.t_end, record.t_end)
+        if record.num_calls == 0:
+            return
+        rank = record.rank
+        waits_2N = np.array((record.dispatch_wait_us, record.combine_wait_us)) / record.num_calls
+        waits_2N[:, rank] = 0.0  # a rank does not wait for itself
+        self.columns_2N += waits_2N
+        self.rows_2N[:, rank] = waits_2N.sum(axis=1)
+        self.compute_N[rank] = record.compute_us / record.num_calls
+        self.tokens_N[rank] = sum(record.recv_tokens) / record.num_calls
+        self.calls_N[rank] = record.num_calls
+        self.seen_N[rank] = True
+
+    def values(self) -> np.ndarray:
+        """[series, N] as in SERIES; NaN where a rank did not report, or nobody could have waited for it."""
+        num_ranks = len(self.seen_N)
+        waiting_N = self.seen_N.sum() - self.seen_N  # others that reported
+        columns_2N = np.divide(self.columns_2N, waiting_N, out=np.full((2, num_ranks), np.nan), where=waiting_N > 0)
+        own = np.where(self.seen_N, 1.0, np.nan)
+        rows_2N = self.rows_2N * own / max(1, num_ranks - 1)
+        return np.stack((
+            columns_2N.sum(axis=0), *columns_2N, rows_2N.sum(axis=0), *rows_2N,
+            self.compute_N * own, self.tokens_N * own, self.calls_N,
+        ))  # fmt: skip
+
+
+class Timeline(NamedTuple):
+    """C columns of one or more windows. values_CN: the largest value of the windows in a column."""
+
+    first_C: list[int]
+    last_C: list[int]
+    values_CN: np.ndarray
+
+
+class History:
+    def __init__(self, num_ranks: int, most_windows: int | None = None):
+        self.num_ranks, self._most_windows = num_ranks, most_windows
+        self.migrations = Migrations()
+        self._rows: dict[int, _Row] = {}
+        self._values: dict[int, np.ndarray] = {}  # of rows that have not changed since
+
+    def add(self, record: WindowRecord) -> None:
+        row = self._rows.get(record.window)
+        if row is None:
+            row = self._rows[record.window] = _Row(self.num_ranks)
+            if self._most_windows and len(self._rows) > self._most_windows:
+                del self._rows[min(self._rows)]
+                self._values = {window: v for window, v in self._values.items() if window in self._rows}
+        row.add(record)
+        self.migrations.add(record)
+        self._values.pop(record.window, None)
+
+    def windows(self) -> list[int]:
+        return sorted(self._rows)
+
+    def table(self) -> dict[str, list]:
+        """One entry per window: its number, times, ranks that reported, calls of the busiest, and `peak`: how long the
+        most awaited rank is awaited, over the median rank (null where there is nothing to compare)."""
+        columns: dict[str, list] = {name: [] for name in ("window", "t_start", "t_end", "ranks", "calls", "peak")}
+        for window in self.windows():
+            row, values = self._rows[window], self._window_values(window)
+            awaited_N = values[SERIES.index("awaited")]
+            known = awaited_N[np.isfinite(awaited_N)]
+            usual = float(np.median(known)) if len(known) else 0.0
+            peak = round(float(known.max()) / usual, 3) if usual > 0 else None
+            entry = (window, row.t_start, row.t_end, int(row.seen_N.sum()), int(row.calls_N.max()), peak)
+            for name, value in zip(columns, entry):
+                columns[name].append(value)
+        return columns
+
+    def timeline(self, series: str, most_columns: int = MOST_COLUMNS) -> Timeline:
+        """KeyError for a series that is none."""
+        if series not in SERIES:
+            raise KeyError(series)
+        first, last, values_CSN = self._columns(most_columns)
+        return Timeline(first, last, values_CSN[:, SERIES.index(series)])
+
+    def rank(self, rank: int, most_columns: int = MOST_COLUMNS) -> dict:
+        """All series of one rank, and the median over the ranks of each. KeyError where there is no such rank."""
+        if not 0 <= rank < self.num_ranks:
+            raise KeyError(rank)
+        first, last, values_CSN = self._columns(most_columns)
+        usual_CS = _median(values_CSN)
+        return {
+            "rank": rank,
+            "first": first,
+            "last": last,
+            "series": {name: _plain(values_CSN[:, s, rank]) for s, name in enumerate(SERIES)},
+            "usual": {name: _plain(usual_CS[:, s]) for s, name in enumerate(SERIES)},
+        }
+
+    def _columns(self, most_columns: int) -> tuple[list[int], list[int], np.ndarray]:
+        """First and last window of each column, values_CSN."""
+        windows = self.windows()
+        per_column = max(1, -(-len(windows) // most_columns))
+        groups = [windows[k : k + per_column] for k in range(0, len(windows), per_column)]
+        columns = [np.fmax.reduce([self._window_values(w) for w in group]) for group in groups]
+        values_CSN = np.stack(columns) if columns else np.zeros((0, len(SERIES), self.num_ranks))
+        return [group[0] for group in groups], [group[-1] for group in groups], values_CSN
+
+    def _window_values(self, window: int) -> np.ndarray:
+        if window not in self._values:
+            self._values[window] = self._rows[window].values()
+        return self._values[window]
+
+
+def _median(values_CSN: np.ndarray) -> np.ndarray:
+    out = np.full(values_CSN.shape[:2], np.nan)
+    known = np.isfinite(values_CSN).any(axis=2)
+    out[known] = np.nanmedian(values_CSN[known], axis=1)
+    return out
+
+
+def _plain(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """For JSON, which has no NaN."""
+    return [round(float(v), 4) if np.isfinite(v) else None for v in values]

@@ -1,0 +1,99 @@
+"""The page, whoever serves it (server.py by itself, eprt.serve inside a running server): files, data and headers.
+
+GET index.html and the files of web/        GET api/overview, api/state
+GET api/windows/{number|all}                 packed: the matrices of a window
+GET api/timeline/{series}                    packed: a value per window and rank
+GET api/ranks/{rank}                         one rank's series
+GET api/experts/{number|newest}              load, placement, migrations
+GET api/events                               server-sent events: state, whenever it changes
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .recording import Recording
+
+EVENTS = "api/events"
+EVENT_POLL_S, KEEP_ALIVE_S = 1.0, 15.0
+
+_WEB = Path(__file__).parent / "web"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    # Scripts, styles and data come from here and from nowhere else; nobody may frame the page.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Reply(NamedTuple):
+    status: int
+    media_type: str
+    body: bytes
+
+
+class Page:
+    """Knows its files from the start: a path that is not one of them leads nowhere, whatever it is made of."""
+
+    def __init__(self, source: Recording):
+        self._source = source
+        self._files = {
+            str(path.relative_to(_WEB).as_posix()): Reply(200, _TYPES[path.suffix], path.read_bytes())
+            for path in sorted(_WEB.rglob("*"))
+            if path.suffix in _TYPES
+        }
+        self._data: dict[str, Callable[[str], Any]] = {
+            "windows": lambda name: source.window(None if name == "all" else _number(name)).pack(),
+            "timeline": source.timeline,
+            "ranks": lambda name: source.rank(_number(name)),
+            "experts": lambda name: source.experts(None if name == "newest" else _number(name)),
+        }
+
+    def reply(self, path: str) -> Reply:
+        """path: below the page's own address, without a leading slash or a query."""
+        if path in ("", "index.html"):
+            return self._files["index.html"]
+        if path in self._files:
+            return self._files[path]
+        if path in ("api/overview", "api/state"):
+            return _answer(getattr(self._source, path.removeprefix("api/"))())
+        api, _, rest = path.partition("/")
+        kind, _, name = rest.partition("/")
+        if api != "api" or kind not in self._data or not name:
+            return _refusal("no such page")
+        try:
+            return _answer(self._data[kind](name))
+        except LookupError:
+            return _refusal(f"no such entry in {kind}")
+
+    def event(self) -> bytes:
+        """The source's state as a server-sent event; the same bytes as long as nothing changes."""
+        return b"data: " + json.dumps(self._source.state()).encode() + b"\n\n"
+
+
+def _number(name: str) -> int:
+    if not (name.isascii() and name.isdigit() and len(name) < 16):
+        raise LookupError(name)
+    return int(name)
+
+
+def _answer(content: Any) -> Reply:
+    if isinstance(content, bytes):
+        return Reply(200, "application/octet-stream", content)
+    body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    return Reply(200, "application/json", body)
+
+
+def _refusal(message: str) -> Reply:
+    return Reply(404, "application/json", json.dumps({"error": message}).encode())

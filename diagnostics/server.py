@@ -1,0 +1,129 @@
+"""Serves the page on this machine, to this machine's browsers, with the standard library alone."""
+
+import contextlib
+import ipaddress
+import socket
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+from .page import EVENT_POLL_S, EVENTS, HEADERS, KEEP_ALIVE_S, Page, Reply
+
+DEFAULT_PORT = 8321
+
+
+class PageServer(ThreadingHTTPServer):
+    """host: 127.0.0.1 unless others on the network shall see the page. port: 0 for any that is free.
+
+    OSError when the address cannot be had.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, page: Page, host: str = "127.0.0.1", port: int = DEFAULT_PORT, allowed_hosts: tuple = ()):
+        self.page, self.closing = page, False
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._allowed_hosts = {"localhost", host.lower(), socket.gethostname().lower(), *map(str.lower, allowed_hosts)}
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without the base class's look-up of the host's full name, which may hang where there is no name server."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    @property
+    def url(self) -> str:
+        host, port = self.server_address[:2]
+        host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(str(host), str(host))
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def knows(self, host_header: str) -> bool:
+        """Whether a request's Host is ours. A foreign site that points its own name at this address (DNS rebinding)
+        cannot read the page: it comes with that name. Any port: an SSH forwarding has its own."""
+        try:
+            name = urlsplit(f"//{host_header}").hostname or ""
+        except ValueError:
+            return False
+        return name in self._allowed_hosts or _is_address(name)
+
+    def handle_error(self, request, client_address) -> None:
+        """A browser that leaves in the middle of an answer is no news."""
+
+    def shutdown(self) -> None:
+        self.closing = True
+        super().shutdown()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server_version, sys_version = "eprt", ""
+
+    def do_GET(self) -> None:
+        path = self._path()
+        if path == EVENTS and self.command == "GET":
+            self._send_events()
+        elif path is not None:
+            self._send(self.server.page.reply(path))
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # its body was not read
+        self._send(Reply(405, "text/plain; charset=utf-8", b"only GET and HEAD\n"), {"allow": "GET, HEAD"})
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
+
+    def _path(self) -> str | None:
+        """Below the page's address; None after a refusal."""
+        if not self.server.knows(self.headers.get("host", "")):
+            message = "this address is not among the names the page is served under; --allow-host NAME adds one\n"
+            self._send(Reply(403, "text/plain; charset=utf-8", message.encode()))
+            return None
+        return unquote(urlsplit(self.path).path).removeprefix("/")
+
+    def _send(self, reply: Reply, more_headers: dict[str, str] | None = None) -> None:
+        self.send_response(reply.status)
+        self._send_headers({"content-type": reply.media_type, "content-length": str(len(reply.body))})
+        self._send_headers(more_headers or {})
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.body)
+
+    def _send_headers(self, headers: dict[str, str]) -> None:
+        for name, value in headers.items():
+            self.send_header(name, value)
+
+    def end_headers(self) -> None:
+        self._send_headers(HEADERS)
+        super().end_headers()
+
+    def _send_events(self) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self._send_headers({"content-type": "text/event-stream"})
+        self.end_headers()
+        sent, sent_s = b"", 0.0
+        with contextlib.suppress(OSError):  # the browser left
+            while not self.server.closing:
+                event = self.server.page.event()
+                if event != sent or time.monotonic() - sent_s > KEEP_ALIVE_S:
+                    self.wfile.write(event if event != sent else b": nothing new\n\n")
+                    self.wfile.flush()
+                    sent, sent_s = event, time.monotonic()
+                time.sleep(EVENT_POLL_S)
+
+    def log_message(self, format: str, *args) -> None:
+        """Whoever looks at a page knows what it loads."""

@@ -1,0 +1,251 @@
+// Experts: how many tokens each got per layer, which rank holds it, and which moved.
+
+import { amountScale, colours, Scale } from "./colour.js";
+import { getJson } from "./data.js";
+import { $, css, element, figures, fit, font, tooltip } from "./dom.js";
+import { count, times, whole } from "./format.js";
+
+export const ORDERS = [
+  ["number", "By number", "Experts in their own order"],
+  ["load", "By load", "Each layer's busiest expert first"],
+];
+const MOST_MOVES_LISTED = 9;
+
+export class Experts {
+  #store;
+  #document = null;
+  #load = []; // [layer][expert]
+  #asked = 0;
+
+  constructor(store) {
+    this.#store = store;
+    store.on("at version", () => this.#fetch());
+    store.on("expertOrder layer theme", () => this.#show());
+    new ResizeObserver(() => this.#show()).observe($("experts"));
+  }
+
+  async #fetch() {
+    const at = this.#store.get("at");
+    if (!this.#store.get("overview") || at === null) return;
+    const mine = ++this.#asked;
+    try {
+      const document = await getJson(`api/experts/${at === "all" ? "newest" : at}`);
+      if (mine !== this.#asked) return;
+      this.#document = document;
+      this.#load = loadOf(document.experts);
+      this.#show();
+    } catch (error) {
+      console.warn(error);
+    }
+  }
+
+  #show() {
+    if (!this.#document) return;
+    const { experts, notes, migrations } = this.#document;
+    const body = $("experts-body");
+    $("expert-order").hidden = !experts || this.#load.length === 0;
+    if (!experts) {
+      $("experts-hint").textContent = "";
+      body.replaceChildren(element("p", {}, notes.join("; ")));
+      return;
+    }
+    const layer = Math.min(this.#store.get("layer"), experts.layers.length - 1);
+    const skew = this.#load.length ? `, busiest expert of layer ${experts.layers[layer]} at ${times(peak(this.#load[layer]))} the mean` : "";
+    $("experts-hint").textContent = `${experts.source}, placement epoch ${experts.epoch}${skew}`;
+    const load = element("canvas", { id: "expert-load", "aria-label": "Tokens per layer and expert" });
+    const place = element("canvas", { id: "placement", "aria-label": `Slots of layer ${experts.layers[layer]}` });
+    const parts = [];
+    if (this.#load.length) parts.push(element("div", {}, load));
+    if (experts.expert_of_slot) {
+      const moves = migrations.moves.filter((move) => move.window === this.#store.get("at"));
+      const left = element("div", {}, element("h3", {}, `Placement of layer ${experts.layers[layer]}: who holds which expert`), place);
+      parts.push(element("div", { class: "pair" }, left, this.#moves(migrations)));
+      body.replaceChildren(...parts, ...notes.map((note) => element("p", {}, note)));
+      this.#paintPlacement(place, experts, layer, moves);
+    } else body.replaceChildren(...parts, ...notes.map((note) => element("p", {}, note)));
+    if (this.#load.length) this.#paintLoad(load, experts, layer);
+  }
+
+  #paintLoad(canvas, { layers }, chosen) {
+    const width = $("experts").clientWidth - 40;
+    const row = Math.max(9, Math.min(22, 330 / layers.length));
+    const pen = fit(canvas, width, row * layers.length);
+    if (!pen) return;
+    const { ratio } = pen;
+    const left = 58 * ratio;
+    const scale = new Scale("amount", 0.25, 8); // of the layer's mean
+    const { css: paints } = colours("amount", this.#store.get("theme"));
+    const orders = this.#load.map((loads) => this.#order(loads));
+    pen.font = font(pen, 11, 500);
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    const step = Math.ceil(15 / row);
+    this.#load.forEach((loads, l) => {
+      const mean = loads.reduce((a, b) => a + b, 0) / loads.length;
+      const slot = (pen.canvas.width - left) / loads.length;
+      const y = Math.round(l * row * ratio);
+      const h = Math.max(1, Math.round((l + 1) * row * ratio) - y - ratio);
+      pen.fillStyle = css(l === chosen ? "--ink" : "--faint");
+      if (l % step === 0 || l === chosen) pen.fillText(`layer ${layers[l]}`, left - 10 * ratio, y + h / 2);
+      orders[l].forEach((expert, k) => {
+        const x = Math.round(left + k * slot);
+        pen.fillStyle = mean > 0 ? paints[scale.index(loads[expert] / mean)] : css("--missing");
+        pen.fillRect(x, y, Math.max(1, Math.round(left + (k + 1) * slot) - x - (slot > 6 * ratio ? ratio : 0)), h);
+      });
+      if (l === chosen) {
+        pen.strokeStyle = css("--ink");
+        pen.lineWidth = ratio;
+        pen.strokeRect(left - 0.5 * ratio, y - 0.5 * ratio, pen.canvas.width - left, h + ratio);
+      }
+    });
+    this.#listen(canvas, row, left / ratio, width, layers, orders);
+  }
+
+  #listen(canvas, row, left, width, layers, orders) {
+    const at = (event) => {
+      const l = Math.floor(event.offsetY / row);
+      const k = Math.floor(((event.offsetX - left) / (width - left)) * (orders[l]?.length ?? 0));
+      return orders[l]?.[k] === undefined ? null : { l, expert: orders[l][k] };
+    };
+    canvas.onclick = (event) => this.#store.set({ layer: Math.max(0, Math.min(layers.length - 1, Math.floor(event.offsetY / row))) });
+    canvas.onpointerleave = () => tooltip(null);
+    canvas.onpointermove = (event) => {
+      const spot = at(event);
+      if (!spot) {
+        tooltip(null);
+        return;
+      }
+      const loads = this.#load[spot.l];
+      const mean = loads.reduce((a, b) => a + b, 0) / loads.length;
+      tooltip(
+        event,
+        element("h3", {}, `Expert ${spot.expert}, layer ${layers[spot.l]}`),
+        figures([["tokens", whole(loads[spot.expert]), times(loads[spot.expert] / mean)], ["held by", holders(this.#document.experts, spot)]]),
+      );
+    };
+  }
+
+  #order(loads) {
+    const experts = loads.map((_, expert) => expert);
+    return this.#store.get("expertOrder") === "load" ? experts.sort((a, b) => loads[b] - loads[a]) : experts;
+  }
+
+  #paintPlacement(canvas, experts, layer, moves) {
+    const { rank_of_slot: ranks, expert_of_slot: slots, rows } = experts;
+    const n = Math.max(...ranks) + 1;
+    const most = Math.max(...Array.from({ length: n }, (_, rank) => ranks.filter((r) => r === rank).length));
+    const width = Math.max(200, canvas.parentElement.clientWidth);
+    // As many columns of ranks as keep the cells of a readable width.
+    const cell = Math.max(7, Math.min(52, (width - 44) / most));
+    const columns = Math.max(1, Math.min(Math.ceil(n / 8), Math.floor(width / (44 + cell * most))));
+    const perColumn = Math.ceil(n / columns);
+    const height = cell >= 20 && perColumn <= 24 ? 22 : 14;
+    const pen = fit(canvas, width, perColumn * height + 2);
+    if (!pen) return;
+    const { ratio } = pen;
+    const values = rows?.[layer] ?? null;
+    const scale = values ? amountScale(Float64Array.from(values)) : null;
+    const { css: paints, ink } = colours("amount", this.#store.get("theme"));
+    const moved = new Set(moves.filter((move) => move.layer === experts.layers[layer]).map((move) => `${move.rank} ${move.slot}`));
+    const next = new Array(n).fill(0);
+    const cells = [];
+    pen.textBaseline = "middle";
+    ranks.forEach((rank, p) => {
+      const local = next[rank]++;
+      const left = Math.floor(rank / perColumn) * (width / columns) * ratio;
+      const y = (rank % perColumn) * height * ratio;
+      if (local === 0) {
+        pen.font = font(pen, 11, 500);
+        pen.fillStyle = css("--faint");
+        pen.textAlign = "right";
+        pen.fillText(rank, left + 28 * ratio, y + (height / 2) * ratio);
+      }
+      const box = [left + (36 + local * cell) * ratio, y + ratio, (cell - 1) * ratio, (height - 2) * ratio];
+      const index = values ? scale.index(values[p]) : -1;
+      pen.fillStyle = slots[layer][p] < 0 || index < 0 ? css("--missing") : paints[index];
+      pen.fillRect(...box);
+      if (cell >= 20 && slots[layer][p] >= 0) {
+        pen.font = font(pen, 10.5, 500);
+        pen.textAlign = "center";
+        pen.fillStyle = index < 0 ? css("--soft") : ink[index];
+        pen.fillText(slots[layer][p], box[0] + box[2] / 2, box[1] + box[3] / 2 + ratio / 2);
+      }
+      if (moved.has(`${rank} ${local}`)) {
+        pen.strokeStyle = css("--mark");
+        pen.lineWidth = 2 * ratio;
+        pen.strokeRect(box[0] + ratio, box[1] + ratio, box[2] - 2 * ratio, box[3] - 2 * ratio);
+      }
+      cells.push({ box: box.map((v) => v / ratio), rank, local, p });
+    });
+    canvas.onpointerleave = () => tooltip(null);
+    canvas.onpointermove = (event) => pointAt(event, cells, experts, layer);
+  }
+
+  #moves({ total, moves }) {
+    const head = element("h3", {}, total ? `${count(total, "slot")} migrated` : "No migration in this log");
+    const rows = moves.slice(0, MOST_MOVES_LISTED).map((move) => {
+      const go = () => {
+        const layer = this.#document.experts.layers.indexOf(move.layer);
+        this.#store.set({ at: move.window, follow: false, layer: Math.max(0, layer) });
+      };
+      const cells = [move.window, move.layer, `${move.rank} / ${move.slot}`, `${move.before} → ${move.after}`];
+      return element(
+        "tr",
+        { tabindex: "0", onclick: go, onkeydown: (event) => event.key === "Enter" && go() },
+        ...cells.map((text) => element("td", {}, String(text))),
+      );
+    });
+    const titles = ["window", "layer", "rank / slot", "expert"].map((text) => element("th", { scope: "col" }, text));
+    const table = element("table", { class: "moves" }, element("thead", {}, element("tr", {}, ...titles)), element("tbody", {}, ...rows));
+    const more = moves.length > MOST_MOVES_LISTED ? element("p", {}, `and ${total - MOST_MOVES_LISTED} before`) : null;
+    return element("div", {}, head, rows.length ? table : "", more ?? "");
+  }
+}
+
+function pointAt(event, cells, experts, layer) {
+  const spot = cells.find(({ box: [x, y, w, h] }) => event.offsetX >= x && event.offsetX < x + w && event.offsetY >= y && event.offsetY < y + h);
+  if (!spot) {
+    tooltip(null);
+    return;
+  }
+  const expert = experts.expert_of_slot[layer][spot.p];
+  const rows = experts.rows?.[layer]?.[spot.p];
+  tooltip(
+    event,
+    element("h3", {}, expert < 0 ? "Empty slot" : `Expert ${expert}`),
+    figures([
+      ["rank / slot", `${spot.rank} / ${spot.local}`],
+      ...(rows === undefined ? [] : [["tokens", whole(rows)]]),
+      ["held by", holders(experts, { l: layer, expert })],
+    ]),
+  );
+}
+
+// [layer][expert] tokens: given, or added up from the slots.
+function loadOf(experts) {
+  if (!experts) return [];
+  if (experts.load) return experts.load;
+  if (!experts.rows || !experts.expert_of_slot) return [];
+  const number = Math.max(...experts.expert_of_slot.map((row) => Math.max(...row))) + 1;
+  return experts.rows.map((row, l) => {
+    const out = new Array(number).fill(0);
+    row.forEach((tokens, p) => {
+      const expert = experts.expert_of_slot[l][p];
+      if (expert >= 0) out[expert] += tokens;
+    });
+    return out;
+  });
+}
+
+function holders(experts, { l, expert }) {
+  if (!experts.expert_of_slot) return "not recorded";
+  const ranks = experts.rank_of_slot.filter((_, p) => experts.expert_of_slot[l][p] === expert);
+  const names = [...new Set(ranks)];
+  return names.length > 6 ? count(names.length, "rank") : `rank ${names.join(", ")}`;
+}
+
+function peak(loads) {
+  const mean = loads.reduce((a, b) => a + b, 0) / loads.length;
+  return mean > 0 ? Math.max(...loads) / mean : NaN;
+}
+

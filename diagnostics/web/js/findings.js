@@ -1,0 +1,117 @@
+// The list of findings: what is wrong in words, since when, and what to do.
+
+import { $, element } from "./dom.js";
+import { count, times } from "./format.js";
+
+const MOST_LISTED = 40;
+
+const TITLES = {
+  "column comp": ({ rank }) => `Rank ${rank} arrives late`,
+  "column comm": ({ rank }) => `Rank ${rank} is slow to send`,
+  "column mixed": ({ rank }) => `Rank ${rank} is overloaded`,
+  "row comp": ({ rank }) => `Rank ${rank} has little to do`,
+  "row comm": ({ rank }) => `Rank ${rank} is slow to receive`,
+  "row mixed": ({ rank }) => `Rank ${rank} receives too much`,
+  "point comm": ({ src, dst }) => `Link ${dst} → ${src} is slow`,
+  "point mixed": ({ src, dst }) => `Link ${dst} → ${src} is overloaded`,
+};
+const CAUSES = { comm: "communication", comp: "computation", mixed: "load" };
+
+export function title(finding) {
+  const make = TITLES[`${finding.kind} ${finding.cause}`];
+  if (make) return make(finding);
+  return finding.kind === "point" ? `Link ${finding.dst} → ${finding.src} stands out` : `Rank ${finding.rank} stands out`;
+}
+
+export function pickOf({ kind, rank, src, dst }) {
+  return kind === "point" ? { i: src, j: dst } : { rank };
+}
+
+export function choose(store, index) {
+  const findings = store.get("overview").findings?.findings ?? [];
+  const finding = findings[index];
+  if (!finding || index === store.get("finding")) {
+    store.set({ finding: -1, pick: null });
+    return;
+  }
+  const changes = { finding: index, pick: pickOf(finding) };
+  const at = store.get("at");
+  if (at !== "all" && (at < finding.first_window || at > finding.last_window)) {
+    Object.assign(changes, { at: finding.last_window, follow: false });
+  }
+  store.set(changes);
+}
+
+export function showFindings(store) {
+  store.on("overview finding", () => {
+    const overview = store.get("overview");
+    if (!overview) return;
+    const report = overview.findings;
+    const all = report?.findings ?? [];
+    $("verdict").textContent = verdict(overview);
+    const { window: numbers } = overview.windows;
+    const listed = all.slice(0, MOST_LISTED).map((finding, k) => item(store, finding, k, numbers));
+    if (all.length > MOST_LISTED) {
+      const more = `and ${all.length - MOST_LISTED} more, less certain; the JSON download has them all`;
+      listed.push(element("li", { class: "more" }, more));
+    }
+    const focused = document.activeElement?.dataset?.finding;
+    $("finding-list").replaceChildren(...listed);
+    if (focused !== undefined) $("finding-list").querySelector(`[data-finding="${focused}"]`)?.focus();
+    showProblems(overview.problems);
+  });
+}
+
+function verdict({ findings, progress, windows, num_ranks: ranks }) {
+  if (!findings) return progress < 1 ? "Reading the log…" : "Looking for what stands out…";
+  if (windows.window.length === 0) return "No window yet.";
+  if (ranks === 1) return "One rank waits for nobody: there is nothing to compare.";
+  const number = findings.findings.length;
+  return number ? `${count(number, "thing")} stand${number === 1 ? "s" : ""} out` : "No rank and no link stands out.";
+}
+
+function item(store, finding, k, numbers) {
+  const pressed = store.get("finding") === k;
+  const [first, last] = [numbers[0], numbers.at(-1)];
+  const span = Math.max(1, last - first + 1);
+  const bar = element("i");
+  bar.style.left = `${(100 * Math.max(0, finding.first_window - first)) / span}%`;
+  bar.style.width = `${(100 * (Math.min(last, finding.last_window) - Math.max(first, finding.first_window) + 1)) / span}%`;
+  const lasting = finding.last_window >= last ? `since window ${finding.first_window}` : `windows ${finding.first_window}–${finding.last_window}`;
+  const button = element(
+    "button",
+    { type: "button", "aria-pressed": String(pressed), "data-finding": String(k), onclick: () => choose(store, k) },
+    element("span", { class: "badge" }, String(k + 1)),
+    element("span", { class: "finding-title" }, title(finding)),
+    element(
+      "span",
+      { class: "finding-facts" },
+      element("b", {}, times(finding.ratio)),
+      ` · ${CAUSES[finding.cause] ?? finding.cause} · ${sureness(finding.confidence)}`,
+      element("br"),
+      lasting,
+    ),
+    element("span", { class: "finding-span", title: `windows ${finding.first_window}–${finding.last_window} of ${first}–${last}` }, bar),
+    element("span", { class: "finding-advice" }, sentence(finding.advice)),
+    element("span", { class: "finding-evidence" }, sentence(finding.evidence)),
+  );
+  return element("li", {}, button);
+}
+
+function sureness(confidence) {
+  return confidence >= 0.995 ? ">\u202f99\u202f% sure" : `${Math.floor(100 * confidence)}\u202f% sure`;
+}
+
+function sentence(text) {
+  const words = String(text ?? "");
+  return words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?)]$/.test(words) || !words ? "" : ".");
+}
+
+function showProblems({ count: number, first }) {
+  const box = $("problems");
+  box.hidden = number === 0;
+  box.querySelector("summary").textContent = `${count(number, "remark")} about the log`;
+  const listed = first.map((text) => element("li", {}, text));
+  if (number > first.length) listed.push(element("li", {}, `and ${number - first.length} more`));
+  box.querySelector("ul").replaceChildren(...listed);
+}

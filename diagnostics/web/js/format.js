@@ -1,0 +1,54 @@
+// Figures and words. Times of waits come in microseconds.
+
+export function micros(value) {
+  if (!Number.isFinite(value)) return "no data";
+  if (value >= 1e6) return `${digits(value / 1e6)} s`;
+  if (value >= 1e4) return `${digits(value / 1e3)} ms`;
+  return `${digits(value)} µs`;
+}
+
+// Three significant digits, without an exponent.
+export function digits(value) {
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 100) return whole(value);
+  if (size >= 10) return value.toFixed(1);
+  return size === 0 ? "0" : value.toFixed(2);
+}
+
+// For a cell that has room for few characters.
+export function brief(value) {
+  if (!Number.isFinite(value)) return "";
+  if (value >= 1e6) return `${(value / 1e6).toPrecision(2)}M`;
+  if (value >= 1e4) return `${Math.round(value / 1e3)}k`;
+  if (value >= 100) return String(Math.round(value));
+  return value >= 10 || value === 0 ? value.toFixed(0) : value.toFixed(1);
+}
+
+export function times(ratio) {
+  if (!Number.isFinite(ratio)) return "";
+  return `${ratio >= 100 ? Math.round(ratio) : ratio >= 10 ? ratio.toFixed(1) : ratio.toFixed(2)}×`;
+}
+
+// 12 345: thousands apart by a narrow space.
+export function whole(number) {
+  return Math.round(number).toLocaleString("en-US").replaceAll(",", "\u202f");
+}
+
+export function count(number, noun) {
+  return `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+export function clock(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB");
+}
+
+export function day(seconds) {
+  return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
+}
+
+// "long", "short" or "": worth a colour?
+export function tendency(ratio) {
+  if (!Number.isFinite(ratio)) return "";
+  return ratio >= 1.5 ? "long" : ratio <= 1 / 1.5 ? "short" : "";
+}

@@ -1,0 +1,155 @@
+// Paints the matrix: cells, labels, and the averages of columns (below) and rows (right). Knows nothing of the mouse.
+
+import { css, font } from "./dom.js";
+import { brief, tendency } from "./format.js";
+import { Axis } from "./grid.js";
+import { median } from "./usual.js";
+
+const MARGIN = { left: 48, top: 44, right: 58, bottom: 50 }; // of the cells, in CSS pixels
+const BARS = 38;
+
+// Places everything. zoom: {r0, r1, c0, c1} or null. All in device pixels.
+export function layOut(width, height, ratio, n, nodes, zoom) {
+  const [availableX, availableY] = [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
+  let side = Math.floor(Math.min(availableX, availableY) * ratio);
+  const { r0, r1, c0, c1 } = zoom ?? { r0: 0, r1: n - 1, c0: 0, c1: n - 1 };
+  side = Math.min(side, Math.round(Math.max(r1 - r0, c1 - c0) + 1) * 104 * ratio);
+  const left = Math.round((MARGIN.left + (availableX - side / ratio) / 2) * ratio);
+  const top = Math.round((MARGIN.top + Math.min(24, (availableY - side / ratio) / 2)) * ratio);
+  return { x: new Axis(c0, c1, left, side, nodes), y: new Axis(r0, r1, top, side, nodes), side, left, top, ratio };
+}
+
+export function paint(pen, place, view) {
+  if (place.x.cell < 12 * place.ratio || place.y.cell < 12 * place.ratio) paintPixels(pen, place, view);
+  else paintCells(pen, place, view);
+  paintLabels(pen, place, view);
+  paintBars(pen, place, view);
+}
+
+function paintPixels(pen, { x, y, side, left, top }, { n, painted, scale, colours, own }) {
+  const image = pen.createImageData(side, side);
+  const words = new Uint32Array(image.data.buffer);
+  const missing = word(css("--missing"));
+  const [columns, rows] = [x.pixels(), y.pixels()];
+  const line = new Uint32Array(x.count);
+  for (let py = 0, row = -1; py < side; py++) {
+    if (rows[py] < 0) continue;
+    const i = y.first + rows[py];
+    if (rows[py] !== row) {
+      row = rows[py];
+      for (let k = 0; k < x.count; k++) {
+        const j = x.first + k;
+        const index = scale.index(painted[i * n + j]);
+        line[k] = i === j && !own ? 0 : index < 0 ? missing : colours.words[index];
+      }
+    }
+    for (let px = 0; px < side; px++) if (columns[px] >= 0) words[py * side + px] = line[columns[px]];
+  }
+  pen.putImageData(image, left, top);
+}
+
+const sample = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+
+// A CSS colour as ImageData stores it.
+function word(colour) {
+  sample.fillStyle = colour;
+  sample.fillRect(0, 0, 1, 1);
+  const [r, g, b] = sample.getImageData(0, 0, 1, 1).data;
+  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+}
+
+function paintCells(pen, { x, y, ratio }, { n, values, painted, scale, colours, own }) {
+  const radius = Math.min(4 * ratio, x.cell * 0.08, y.cell * 0.08);
+  const size = Math.min(14, Math.max(10, x.cell / ratio / 4.6));
+  const written = x.cell >= 36 * ratio && y.cell >= 18 * ratio;
+  pen.font = font(pen, size, 500);
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  const missing = css("--missing");
+  for (let i = y.first; i <= y.last; i++) {
+    for (let j = x.first; j <= x.last; j++) {
+      if (i === j && !own) {
+        paintDot(pen, x.middle(j), y.middle(i), ratio);
+        continue;
+      }
+      const index = scale.index(painted[i * n + j]);
+      pen.fillStyle = index < 0 ? missing : colours.css[index];
+      pen.beginPath();
+      pen.roundRect(x.start(j), y.start(i), x.end(j) - x.start(j), y.end(i) - y.start(i), radius);
+      pen.fill();
+      if (!written) continue;
+      pen.fillStyle = index < 0 ? css("--faint") : colours.ink[index];
+      pen.fillText(index < 0 ? "–" : brief(values[i * n + j]), x.middle(j), y.middle(i) + 0.5 * ratio);
+    }
+  }
+}
+
+function paintDot(pen, x, y, ratio) {
+  pen.fillStyle = css("--line");
+  pen.beginPath();
+  pen.arc(x, y, 2 * ratio, 0, 7);
+  pen.fill();
+}
+
+function paintLabels(pen, { x, y, left, top, side, ratio }, { nodes }) {
+  const several = nodes.some((node) => node !== nodes[0]);
+  const [near, far] = [6 * ratio, 25 * ratio];
+  pen.fillStyle = css("--soft");
+  pen.font = font(pen, 11, 500);
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "center";
+  for (const rank of x.labels(28 * ratio)) pen.fillText(rank, x.middle(rank), top - near - (several ? 2 * ratio : 0));
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  for (const rank of y.labels(18 * ratio)) pen.fillText(rank, left - near - 2 * ratio, y.middle(rank));
+  pen.fillStyle = css("--faint");
+  pen.font = font(pen, 11);
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "center";
+  if (several) {
+    const blocks = x.blocks();
+    const wide = (blocks[0].end - blocks[0].start) / ratio > 46;
+    const step = wide ? 1 : Math.max(1, Math.ceil((24 * ratio) / (side / blocks.length)));
+    blocks.forEach((block, k) => {
+      if (k % step) return;
+      pen.fillText(wide ? `node ${block.node}` : `n${block.node}`, (block.start + block.end) / 2, top - far);
+    });
+    pen.strokeStyle = css("--line");
+    pen.lineWidth = ratio;
+    pen.beginPath();
+    for (const { start, end } of blocks) {
+      pen.moveTo(start, top - far + 5.5 * ratio);
+      pen.lineTo(end, top - far + 5.5 * ratio);
+    }
+    pen.stroke();
+  }
+}
+
+// Averages, as bars from the cells outwards; those far from the median rank stand out.
+function paintBars(pen, { x, y, left, top, side, ratio }, { margins }) {
+  const [gap, most] = [9 * ratio, BARS * ratio];
+  const bars = (axis, values) => {
+    const usual = median(values);
+    const thick = Math.min(14 * ratio, axis.cell);
+    const out = [];
+    for (let rank = axis.first; rank <= axis.last; rank++) {
+      const at = axis.cell > 16 * ratio ? axis.middle(rank) - thick / 2 : axis.start(rank);
+      const next = axis.has(rank + 1) ? axis.start(rank + 1) : axis.end(rank); // thin bars leave no gaps
+      const wide = axis.cell > 16 * ratio ? thick : Math.max(1, axis.gap ? axis.end(rank) - at : next - at);
+      out.push({ value: values[rank], at, thick: wide, tone: tendency(values[rank] / usual) });
+    }
+    return out;
+  };
+  const [columns, rows] = [bars(x, margins.columns), bars(y, margins.rows)];
+  const high = Math.max(...[...columns, ...rows].map(({ value }) => value).filter(Number.isFinite), 1e-9);
+  const paints = { long: css("--warm"), short: css("--cool"), "": css("--faint") };
+  const paintBar = ({ value, at, thick, tone }, place) => {
+    if (!(value > 0)) return;
+    pen.fillStyle = paints[tone];
+    pen.globalAlpha = tone ? 0.95 : 0.42;
+    place(at, thick, Math.max(ratio, (value / high) * most));
+  };
+  for (const bar of columns) paintBar(bar, (at, thick, length) => pen.fillRect(at, top + side + gap, thick, length));
+  for (const bar of rows) paintBar(bar, (at, thick, length) => pen.fillRect(left + side + gap, at, length, thick));
+  pen.globalAlpha = 1;
+}

@@ -1,0 +1,139 @@
+// Starts the page: the store, the views, and what keeps them up to date.
+
+import { getJson, getWindow, watch } from "./data.js";
+import { showDetails } from "./details.js";
+import { $, segments } from "./dom.js";
+import { downloadJson, downloadPng } from "./download.js";
+import { Experts, ORDERS } from "./experts.js";
+import { showFindings } from "./findings.js";
+import { count } from "./format.js";
+import { listenToKeys } from "./keys.js";
+import { Matrix } from "./matrix.js";
+import { METRICS, SCALES, shown } from "./shown.js";
+import { Store } from "./store.js";
+import { startTheme } from "./theme.js";
+import { TimeBar } from "./timebar.js";
+import { SERIES, Timeline } from "./timeline.js";
+
+const REFRESH_MS = 1000; // between two looks at a log that grows
+
+const store = new Store({
+  overview: null, // api/overview
+  version: -1, // of the overview
+  at: null, // a window number, or "all"
+  data: null, // WindowData of `at`
+  all: null, // WindowData of all windows together
+  shown: null, // what the matrix paints: shown.js
+  metric: "wait",
+  scale: "ratio",
+  series: "awaited",
+  zoom: null,
+  pick: null, // {i, j}, {rank} or null
+  side: "column", // of a picked link: whose course is shown
+  finding: -1,
+  follow: false,
+  layer: 0,
+  expertOrder: "number",
+  theme: "dark",
+});
+
+const toggleTheme = startTheme(store);
+segments($("metric"), METRICS, store, "metric");
+segments($("scale"), SCALES, store, "scale");
+segments($("series"), SERIES, store, "series");
+segments($("expert-order"), ORDERS, store, "expertOrder");
+new Matrix(store);
+new Timeline(store);
+new Experts(store);
+showFindings(store);
+showDetails(store);
+listenToKeys(store, new TimeBar(store), toggleTheme);
+$("png").addEventListener("click", () => store.get("shown") && downloadPng(store));
+$("json").addEventListener("click", () => store.get("shown") && downloadJson(store));
+
+store.on("data all metric scale theme", () => store.set({ shown: shown(store) }));
+store.on("at", loadWindow);
+
+let wanted = 0;
+
+async function loadWindow({ fresh = false } = {}) {
+  const at = store.get("at");
+  if (at === null) return;
+  const mine = ++wanted;
+  try {
+    const data = await getWindow(at, { fresh });
+    if (mine === wanted) store.set({ data });
+  } catch (error) {
+    banner(`This window cannot be read: ${error.message}`);
+  }
+}
+
+let [busy, again, refreshed] = [false, false, 0];
+
+async function refresh() {
+  if (busy) {
+    again = true;
+    return;
+  }
+  busy = true;
+  try {
+    await new Promise((resolve) => setTimeout(resolve, Math.max(0, refreshed + REFRESH_MS - performance.now())));
+    refreshed = performance.now();
+    await update(await getJson("api/overview"));
+  } catch (error) {
+    banner(`The figures cannot be read: ${error.message}`);
+  }
+  busy = false;
+  if (again) {
+    again = false;
+    refresh();
+  }
+}
+
+async function update(overview) {
+  const numbers = overview.windows.window;
+  const before = store.get("overview");
+  const [newest, at] = [numbers.at(-1), store.get("at")];
+  const changes = { overview, version: overview.version };
+  if (numbers.length) {
+    const all = await getWindow("all", { fresh: true });
+    changes.all = all;
+    if (at === "all") changes.data = all;
+    if (!before) Object.assign(changes, { follow: overview.live, at: overview.live ? newest : "all" });
+    else if (store.get("follow") || at === null || (at !== "all" && !numbers.includes(at))) changes.at = newest;
+  }
+  store.set(changes);
+  // The newest window may still get the lines of late ranks.
+  if (numbers.length && at === newest && changes.at === undefined) loadWindow({ fresh: true });
+  showState(overview);
+}
+
+function showState(overview) {
+  const { name, num_ranks: ranks, progress, live } = overview;
+  const nodes = new Set(overview.node_of_rank).size;
+  const reading = progress < 1 ? ` · reading ${Math.floor(100 * progress)} %` : "";
+  $("source").textContent = name;
+  $("source").title = name;
+  $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${reading}`;
+  $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow all the same (l)";
+  document.title = `${overview.findings?.findings.length || ""} ${name} – eprt diagnose`.trim();
+  const empty = overview.windows.window.length === 0;
+  $("empty").hidden = !empty;
+  $("empty").textContent = "No window yet.\nOne closes every few seconds while requests run.";
+  banner(trouble());
+}
+
+function trouble() {
+  const text = store.get("overview")?.trouble;
+  return text ? `No news: ${text}` : "";
+}
+
+function banner(text) {
+  $("banner").textContent = text;
+  $("banner").hidden = !text;
+}
+
+watch(
+  (state) => state.version !== store.get("version") && refresh(),
+  (linked) => banner(linked ? trouble() : "The page has lost its server; it keeps trying."),
+);
