@@ -1,105 +1,184 @@
 """What speaks for a finding, what caused it, and what to do: the words and numbers around an outlier.
 
 A rank that computes too long arrives late, so others wait for it while it waits for nobody: its column is high, its row
-low. A slow link leaves both ends' rows alone. A wait that grows with the tokens received is load, not wire.
+low. A rank whose messages come late gets its answers late too: its row is not low. A wait that grows with the tokens is
+load, not wire.
 """
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 
+from .detector import Outliers, Sighting
+from .effects import Effects, median
 from .matrices import WindowMatrices
 
-LOW_ROW, HIGH_COMPUTE, LOW_COMPUTE, HIGH_TOKENS = 0.75, 1.2, 0.8, 1.5
+HIGH_COMPUTE, LOW_COMPUTE = 1.25, 0.8
+LOW_ROW, LOW_ROW_Z = 0.93, -2.5
+HIGH_TOKENS, TOKENS_EXPLAIN = 1.3, 0.5  # of the wait's logarithm
 
 
-class Place(NamedTuple):
-    """What stands out: a "column" or "row" (of `rank`), or a "point" (`src` waits for `dst`)."""
+class Yardstick:
+    """Looks up, over the windows of a sighting, what is usual and how far a rank or link is from it."""
 
-    kind: str
-    rank: int | None
-    src: int | None
-    dst: int | None
+    def __init__(self, matrices: WindowMatrices, outliers: Outliers):
+        self.matrices, self.outliers = matrices, outliers
+
+    @cached_property
+    def _phases(self) -> tuple[Effects, Effects]:
+        matrices = self.matrices
+        return tuple(
+            Effects.of(w, matrices.node_of_rank_N) for w in (matrices.dispatch_us_WNN, matrices.combine_us_WNN)
+        )
+
+    def _at(self, sighting: Sighting) -> slice:
+        return slice(sighting.first, sighting.last + 1)
+
+    def wait_us(self, sighting: Sighting) -> float:
+        """Median wait per call at the place."""
+        return _median_of(self._waits_WX(self.matrices.wait_us_WNN, sighting))
+
+    def excess_us(self, sighting: Sighting) -> float:
+        """How much of it is above the usual."""
+        return self.wait_us(sighting) * (1 - 1 / max(1.0, sighting.ratio))
+
+    def _waits_WX(self, values_WNN: np.ndarray, sighting: Sighting) -> np.ndarray:
+        kind, rank, src, dst = sighting.place
+        values = values_WNN[self._at(sighting)]
+        others = np.arange(self.matrices.num_ranks) != rank
+        return (
+            values[:, src, dst]
+            if kind == "point"
+            else values[:, others, rank]
+            if kind == "column"
+            else values[:, rank, others]
+        )
+
+    def own_tokens(self, sighting: Sighting) -> float:
+        """Tokens that a row's or column's rank sent, over the median rank's."""
+        sent_WN = np.nansum(self.matrices.sent_tokens_WNN[self._at(sighting)], axis=2)
+        return _share(_median_over(sent_WN), sighting.place.rank)
+
+    def tokens(self, sighting: Sighting) -> float:
+        """Tokens that may explain the wait, over the usual: of the link, or the larger of received and sent by the rank."""
+        received_WNN = self.matrices.recv_tokens_WNN[self._at(sighting)]
+        if sighting.place.kind == "point":
+            usual = _median_over(received_WNN)
+            off_diagonal = usual[~np.eye(len(usual), dtype=bool)]
+            middle = _median_of(off_diagonal)
+            return float(usual[sighting.place.src, sighting.place.dst]) / middle if middle > 0 else 1.0
+        received_N = _median_over(_sum(received_WNN, 2))
+        sent_N = _median_over(_sum(received_WNN, 1))
+        rank = sighting.place.rank
+        return (
+            _share(received_N, rank)
+            if sighting.place.kind == "row"
+            else max(_share(received_N, rank), _share(sent_N, rank))
+        )
+
+    def compute(self, sighting: Sighting) -> float:
+        """Time in the experts over the median rank's."""
+        rank = sighting.place.rank if sighting.place.rank is not None else sighting.place.dst
+        return _share(_median_over(self.matrices.compute_us_WN[self._at(sighting)]), rank)
+
+    def row(self, sighting: Sighting) -> tuple[float, float]:
+        """A column's own row: (ratio, z), in the phase where the others wait longest for it.
+
+        Compared with the other ranks and, where the log has windows before or after, with what it was then: ranks
+        differ by nature.
+        """
+        rank, at = sighting.place.rank, self._at(sighting)
+        if rank is None:
+            return 1.0, 0.0
+        parts = (self.matrices.dispatch_us_WNN, self.matrices.combine_us_WNN)
+        waits = [_median_of(self._waits_WX(part, sighting)) for part in parts]
+        effects = self._phases[int(waits[1] > waits[0])]
+        row_W, error = effects.row_WN[:, rank], _median_of(effects.rank_error_W1[at])
+        during, num_during = _median_of(row_W[at]), sighting.last - sighting.first + 1
+        outside_W = np.delete(row_W, np.arange(sighting.first, sighting.last + 1))
+        outside_W = outside_W[~np.isnan(outside_W)]
+        if len(outside_W) < 3:
+            return math.exp(during), during / (error / math.sqrt(min(num_during, 4)))
+        error *= math.sqrt(1 / min(num_during, 4) + 1 / min(len(outside_W), 4))
+        change = during - float(np.median(outside_W))
+        return math.exp(change), change / error
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Ratios are to the median rank (for tokens: to the median pair). wait_us: per call. windows: seen in, of total."""
+    """Ratios are to the median rank (for tokens of a point: to the median pair). wait_us: per call."""
 
-    place: Place
-    ratio: float
+    sighting: Sighting
     wait_us: float
     row_ratio: float
+    row_z: float
     compute_ratio: float
     token_ratio: float
-    num_windows: int
-    num_windows_total: int
+    seen: str
 
     @staticmethod
-    def gather(
-        matrices: WindowMatrices, windows: Sequence[int], place: Place, row_ratio_N: np.ndarray, ratio: float
-    ) -> "Evidence":
-        wait_us_NN = nan_median(matrices.wait_us_WNN[windows])
-        tokens_NN = nan_median(matrices.recv_tokens_WNN[windows])
-        compute_us_N = nan_median(matrices.compute_us_WN[windows])
-        off_diagonal = ~np.eye(matrices.num_ranks, dtype=bool)
-        if place.kind == "point":
-            where = (np.array([place.src]), np.array([place.dst]))
-            rank = place.dst
-        elif place.kind == "column":
-            where = np.nonzero(off_diagonal & (np.arange(matrices.num_ranks)[None, :] == place.rank))
-            rank = place.rank
-        else:
-            where = np.nonzero(off_diagonal & (np.arange(matrices.num_ranks)[:, None] == place.rank))
-            rank = place.rank
+    def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
+        row_ratio, row_z = yardstick.row(sighting)
         return Evidence(
-            place=place,
-            ratio=ratio,
-            wait_us=float(np.nanmedian(wait_us_NN[where])),
-            row_ratio=float(row_ratio_N[rank]),
-            compute_ratio=_ratio(float(compute_us_N[rank]), compute_us_N),
-            token_ratio=_ratio(float(np.nanmedian(tokens_NN[where])), tokens_NN[off_diagonal]),
-            num_windows=len(windows),
-            num_windows_total=len(matrices.window_W),
+            sighting=sighting,
+            wait_us=yardstick.wait_us(sighting),
+            row_ratio=row_ratio,
+            row_z=row_z,
+            compute_ratio=yardstick.compute(sighting),
+            token_ratio=yardstick.tokens(sighting),
+            seen=_when(yardstick.matrices, sighting),
         )
 
     def cause(self) -> str:
-        if self.place.kind == "column":
-            late, busy = self.row_ratio <= LOW_ROW, self.compute_ratio >= HIGH_COMPUTE
-            return "comp" if late else "mixed" if busy else "comm"
-        if self.place.kind == "row":
+        explained = math.log(max(self.token_ratio, 1e-9)) >= TOKENS_EXPLAIN * math.log(max(self.sighting.ratio, 1.01))
+        if self.token_ratio >= HIGH_TOKENS and explained:
+            return "mixed"
+        if self.sighting.place.kind == "column":
+            late = self.row_ratio <= LOW_ROW and self.row_z <= LOW_ROW_Z
+            return "comp" if late or self.compute_ratio >= HIGH_COMPUTE else "comm"
+        if self.sighting.place.kind == "row":
             return "comp" if self.compute_ratio <= LOW_COMPUTE else "comm"
-        return "mixed" if self.token_ratio >= HIGH_TOKENS else "comm"
+        return "comm"
 
     def text(self) -> str:
-        seen = f"in {self.num_windows} of {self.num_windows_total} windows"
-        kind, rank, src, dst = self.place
+        kind, rank, src, dst = self.sighting.place
+        ratio = self.sighting.ratio
         what = {
-            "column": f"the others wait {self.ratio:.2g}x as long for rank {rank} as for its peers",
-            "row": f"rank {rank} waits {self.ratio:.2g}x as long as its peers, for everyone",
-            "point": f"rank {src} waits {self.ratio:.2g}x as long for rank {dst} as both ends explain",
+            "column": f"the others wait {ratio:.2g}x as long for rank {rank} as for its peers",
+            "row": f"rank {rank} waits {ratio:.2g}x as long as its peers, for everyone",
+            "point": f"rank {src} waits {ratio:.2g}x as long for rank {dst} as both ends explain",
         }[kind]
-        whose = f"rank {dst if kind == 'point' else rank}"
-        return (
-            f"{what} ({self.wait_us:.0f} us per call) {seen}; of the median, {whose} computes "
-            f"{self.compute_ratio:.2g}x, itself waits {self.row_ratio:.2g}x, links carry {self.token_ratio:.2g}x"
-        )
+        rest = f"rank {dst if kind == 'point' else rank} computes {self.compute_ratio:.2g}x"
+        if kind == "column":
+            rest += f", itself waits {self.row_ratio:.2g}x"
+        rest += f", {'the link carries' if kind == 'point' else 'has'} {self.token_ratio:.2g}x the tokens"
+        return f"{what} ({self.wait_us:.0f} us per call) {self.seen}; of the usual, {rest}"
+
+
+def _when(matrices: WindowMatrices, sighting: Sighting) -> str:
+    num, total = sighting.last - sighting.first + 1, len(matrices.window_W)
+    if num == total:
+        return "in all windows" if total > 1 else "in the only window"
+    since = matrices.start_s_W[sighting.first] - matrices.start_s_W[0]
+    until = matrices.end_s_W[sighting.last] - matrices.start_s_W[0]
+    end = "to the end" if sighting.last == total - 1 else f"to {until:.0f} s, then recovered"
+    return f"in {num} of {total} windows, from {since:.0f} s {end}"
 
 
 _ADVICE = {
-    ("column", "comp"): "the rank arrives late: look for a throttled or shared processor, or hot experts on it "
-    "(eprt balance)",
-    (
-        "column",
-        "comm",
-    ): "the rank computes in time but its messages come late: check its network card, its links and what "
-    "else uses them",
-    ("column", "mixed"): "the rank computes long and waits like its peers: check its load first, then its links",
+    ("column", "comp"): "the rank arrives late: look for a throttled, shared or paused processor (its clock, other "
+    "processes, its host)",
+    ("column", "comm"): "the rank computes in time but its messages come late: check its network card, its links and "
+    "what else uses them",
+    ("column", "mixed"): "the rank has more tokens than its peers and takes longer for them: even out the experts "
+    "(eprt balance) or the requests",
     ("row", "comp"): "the rank has less to compute than its peers, so it waits for them: even out the experts "
     "(eprt balance)",
     ("row", "comm"): "the rank receives slowly from everyone: check its network card and what else runs on its cores",
+    ("row", "mixed"): "the rank receives more tokens than its peers, all at once (incast): even out the experts "
+    "(eprt balance)",
     (
         "point",
         "comm",
@@ -114,14 +193,25 @@ def advice(kind: str, cause: str) -> str:
 
 def nan_median(values: np.ndarray) -> np.ndarray:
     """Median over the first axis, NaN left out; NaN where nothing is left."""
-    known = ~np.isnan(values).all(axis=0)
-    out = np.full(values.shape[1:], np.nan)
-    out[known] = np.nanmedian(values[:, known], axis=0)
-    return out
+    return median(values, 0)
 
 
-def _ratio(value: float, values: np.ndarray) -> float:
-    """value over the median; 1 when there is nothing to compare with."""
+_median_over = nan_median
+
+
+def _median_of(values: np.ndarray) -> float:
     known = values[~np.isnan(values)]
-    usual = float(np.median(known)) if len(known) else 0.0
-    return float(value) / usual if usual > 0 and not np.isnan(value) else 1.0
+    return float(np.median(known)) if known.size else 0.0
+
+
+def _sum(values: np.ndarray, axis: int) -> np.ndarray:
+    """NaN where nothing is known."""
+    return np.where(np.isnan(values).all(axis=axis), np.nan, np.nansum(values, axis=axis))
+
+
+def _share(values_N: np.ndarray, rank: int | None) -> float:
+    """A rank's value over the median rank's; 1 when there is nothing to compare with."""
+    usual = _median_of(values_N)
+    if rank is None or usual <= 0 or math.isnan(values_N[rank]):
+        return 1.0
+    return float(values_N[rank]) / usual

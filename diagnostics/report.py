@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .analysis import Finding, Outliers, find_outliers
+from .analysis import Finding, Outliers, find
 from .events import LogProblem, WindowRecord, read_log
 from .matrices import WindowMatrices
 
@@ -62,7 +62,7 @@ class Report:
         num_windows: int | None = None,
         method: str = "robust",
     ) -> "Report":
-        outliers, findings = find_outliers(matrices, method)
+        outliers, findings = find(matrices, method)
         return Report(matrices, outliers, tuple(findings), tuple(problems), num_windows or len(matrices.window_W))
 
     @property

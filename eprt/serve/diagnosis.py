@@ -11,7 +11,6 @@ from typing import Any
 
 from eprt.serve.messages import WaitTotals
 
-WINDOW_S = 10.0
 _MAX_WINDOWS = 60  # ten minutes of work
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 

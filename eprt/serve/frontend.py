@@ -20,7 +20,7 @@ from eprt import env
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.api import Api
 from eprt.serve.chat import ChatTemplate
-from eprt.serve.diagnosis import WINDOW_S, Diagnosis
+from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.errors import say
 from eprt.serve.metrics import Metrics
 from eprt.serve.options import FrontendConfig, ServeOptions
@@ -103,10 +103,10 @@ class Frontend:
         print(f"    curl http://{host}:{port}/v1/{path}{key} -d '{example}'", flush=True)
 
     async def _diagnose(self) -> None:
-        """Closes a window of the diagnosis every ten seconds."""
+        """Closes a window of the diagnosis every --diagnose-window seconds."""
         pool = self._pool
         while True:
-            await asyncio.sleep(WINDOW_S)
+            await asyncio.sleep(self._options.diagnose_window_s)
             totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
             if pool.infos and len(totals) == pool.num_ranks:
                 try:

@@ -24,7 +24,7 @@ class ServeOptions:
     drain_timeout_s: how long a stopping server waits for running requests. lost_grace_s: how long /health tells of a
     lost rank before the server exits. max_body_bytes: larger request bodies are refused. body_timeout_s: so are those
     that have not come whole by then.
-    diagnose_dir: where the diagnosis log goes, None for nowhere.
+    diagnose_dir: where the diagnosis log goes, None for nowhere. diagnose_window_s: length of its windows.
     """
 
     engine: EngineConfig
@@ -40,6 +40,7 @@ class ServeOptions:
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 60.0
     diagnose_dir: str | None = None
+    diagnose_window_s: float = 10.0
 
 
 class FrontendConfig(msgspec.Struct, frozen=True):
@@ -80,11 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
 
     add = parser.add_argument_group("ranks").add_argument
-    add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; an mpirun of your own says it itself")
     add("--device", default=defaults["device"], help="auto, cpu or cuda")
     add("--bind", default=ParallelConfig.bind, help="pin each rank to its share of the machine: core, numa or none")
     add("--ep-payload", default=defaults["ep_payload"], help="what dispatch sends: same (the dtype) or fp8")
+
+    add = parser.add_argument_group("diagnosis").add_argument
+    add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
+    add("--diagnose-window", type=float, default=ServeOptions.diagnose_window_s, metavar="S",
+        help="seconds of one window of the diagnosis, default %(default)s")  # fmt: skip
 
     add = parser.add_argument_group("limits of each rank").add_argument
     add("--max-model-len", type=int, help="most tokens of prompt and completion together; default: the model's")
@@ -147,6 +152,7 @@ def parse(argv: list[str]) -> ServeOptions:
         ("--port", 0 <= args.port <= 65535, "in 0..65535"),
         ("--drain-timeout", args.drain_timeout >= 0, "at least 0"),
         ("--body-timeout", args.body_timeout > 0, "above 0"),
+        ("--diagnose-window", 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
         ("--max-body-mb", args.max_body_mb > 0, "above 0"),
         ("--api-key", args.api_key is None or (args.api_key.isascii() and args.api_key.isprintable() and args.api_key),
          "printable ASCII, not empty"),
@@ -166,6 +172,7 @@ def parse(argv: list[str]) -> ServeOptions:
         api_key=args.api_key,
         drain_timeout_s=args.drain_timeout,
         diagnose_dir=args.diagnose_dir,
+        diagnose_window_s=args.diagnose_window,
         max_body_bytes=int(args.max_body_mb * 2**20),
         body_timeout_s=args.body_timeout,
     )
