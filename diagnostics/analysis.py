@@ -1,7 +1,6 @@
 """From what stands out to findings: which rank or link is at fault, since when, why, and what is only an echo of it."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from .detector import METHODS, MIN_RANKS_FOR_MEDIANS, Outliers, Place, Sighting, detect

@@ -1,8 +1,8 @@
 """Detectors: which columns, rows and points of the wait matrices stand out, and in which windows. Two to choose from.
 
 "robust"  logarithms, medians per tier, runs over windows (effects.py, runs.py). What everything else here uses.
-"zscore"  distance from the mean in standard deviations, as other tools do; kept for comparison. A faulty rank shifts mean
-          and deviation too: among N ranks no column can reach (N - 1) / sqrt(N), which is below 3 up to N = 10.
+"zscore"  distance from the mean in standard deviations, as other tools do; kept for comparison. A faulty rank shifts
+          mean and deviation too: among N ranks no column can reach (N - 1) / sqrt(N), which is below 3 up to N = 10.
 
 With two or three ranks a median cannot tell a rank from its link; there only a rank that all others wait for, while it
 waits for nobody, is reported.
@@ -21,7 +21,7 @@ from .runs import CLIP_Z, HIGH_Z, Chance, Run, best_runs, threshold
 
 METHODS = ("robust", "zscore")
 MIN_RANKS_FOR_MEDIANS = 4
-MIN_RANK_RATIO, MIN_POINT_RATIO = 1.4, 1.7  # over the whole run; less is not worth anybody's time
+MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.2  # over the whole run; less is not worth anybody's time
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z = 1.5  # added to the threshold where the log has one window only
 MAX_RUNS = 3  # of one place
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sighting:
-    """A place that stands out from window position `first` to `last`. score: of the whole run. ratio: to the usual wait."""
+    """A place that stands out from window position `first` to `last`. score: of the run. ratio: to the usual wait."""
 
     place: Place
     first: int
@@ -91,7 +91,7 @@ def detect(matrices: WindowMatrices, method: str) -> tuple[Outliers, list[Sighti
 
 
 def _sightings(outliers: Outliers, matrices: WindowMatrices, method: str) -> Iterator[Sighting]:
-    num_windows, num_ranks = outliers.column_z_WN.shape
+    num_ranks = outliers.column_z_WN.shape[1]
     pairs = np.argwhere(~np.eye(num_ranks, dtype=bool))
     i, j = pairs.T
     point_z_WP, point_ratio_WP = outliers.point_z_WNN[:, i, j], outliers.point_ratio_WNN[:, i, j]

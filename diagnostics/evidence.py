@@ -28,10 +28,9 @@ class Yardstick:
 
     @cached_property
     def _phases(self) -> tuple[Effects, Effects]:
-        matrices = self.matrices
-        return tuple(
-            Effects.of(w, matrices.node_of_rank_N) for w in (matrices.dispatch_us_WNN, matrices.combine_us_WNN)
-        )
+        """Of dispatch and of combine."""
+        matrices, node_N = self.matrices, self.matrices.node_of_rank_N
+        return Effects.of(matrices.dispatch_us_WNN, node_N), Effects.of(matrices.combine_us_WNN, node_N)
 
     def _at(self, sighting: Sighting) -> slice:
         return slice(sighting.first, sighting.last + 1)
@@ -62,7 +61,7 @@ class Yardstick:
         return _share(_median_over(sent_WN), sighting.place.rank)
 
     def tokens(self, sighting: Sighting) -> float:
-        """Tokens that may explain the wait, over the usual: of the link, or the larger of received and sent by the rank."""
+        """Tokens that may explain the wait, over the usual: of the link, or the larger of what a rank got and sent."""
         received_WNN = self.matrices.recv_tokens_WNN[self._at(sighting)]
         if sighting.place.kind == "point":
             usual = _median_over(received_WNN)

@@ -1,7 +1,7 @@
 """WindowMatrices: the log as arrays, waits per call."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -38,6 +38,12 @@ class WindowMatrices:
     @property
     def wait_us_WNN(self) -> np.ndarray:
         return self.dispatch_us_WNN + self.combine_us_WNN
+
+    def first(self, num_windows: int) -> "WindowMatrices":
+        """The same job, seen when only so many windows had passed."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        cut = {name: value[:num_windows] for name, value in parts.items() if name not in ("node_of_rank_N", "experts")}
+        return WindowMatrices(**{**parts, **cut})
 
     @staticmethod
     def of(records: Sequence[WindowRecord]) -> "WindowMatrices":

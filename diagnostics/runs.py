@@ -15,7 +15,7 @@ import numpy as np
 FALSE_ALARM_RATE = 2e-5  # per window, for all columns (rows, points) together, with normal noise
 CLIP_Z = 5.0  # one window counts for no more: a burst in one window is no persistent fault
 HIGH_Z, RAISED_Z = 3.5, 2.0
-_RUN_CHANCE = 1e-3  # that chance alone gives one run of so many high windows
+_RUN_CHANCE = 3e-4  # that chance alone gives one run of so many high windows
 
 
 class Run(NamedTuple):
@@ -49,10 +49,13 @@ class Chance:
         now, later = np.clip(z_WP[:-1], -CLIP_Z, CLIP_Z), np.clip(z_WP[1:], -CLIP_Z, CLIP_Z)
         known = ~np.isnan(now) & ~np.isnan(later)
         # From how often the sign stays: a faulty link has one vote, however loud it is.
-        stays = float(np.mean(np.sign(now[known]) == np.sign(later[known]))) if known.any() else 0.5
+        signed = known & (np.abs(now) > 1e-9) & (np.abs(later) > 1e-9)  # the polish leaves zeros
+        stays = float(np.mean((now > 0)[signed] == (later > 0)[signed])) if signed.any() else 0.5
         rho = min(0.95, max(0.0, math.sin(math.pi * (stays - 0.5))))
-        # From the steps between windows: a lasting fault has two. Two windows differ by 2 (1 - rho) of the variance.
-        tail = float(np.mean((later - now)[known] ** 2)) / (2 * (1 - rho)) if known.any() else 1.0
+        # From the steps between windows: a lasting fault has two. Against a quantile that tails do not reach.
+        steps = np.abs(later - now)[known]
+        usual = float(np.quantile(steps, 0.8)) / 1.2816 if steps.size else 0.0
+        tail = float(np.mean(steps**2)) / usual**2 if usual > 0 else 1.0
         high, raised = np.pad(z_WP >= HIGH_Z, ((1, 1), (0, 0))), np.pad(z_WP >= RAISED_Z, ((1, 1), (0, 0)))
         alone = high[1:-1] & ~raised[:-2] & ~raised[2:]
         return Chance(rho, max(1.0, tail), max(floor, float(alone.sum()) / num_known))

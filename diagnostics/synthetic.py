@@ -42,9 +42,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Job:
-    """cv: coefficient of variation of a wait. noise: one of NOISES. batch_skew: deviation of the logarithm of the ranks'
-    batch sizes. idle: ranks without a token of their own. migration: window in which experts move: everybody waits
-    longer, links at random very much so."""
+    """cv: coefficient of variation of a wait. noise: one of NOISES, or "arrivals". batch_skew: deviation of the
+    logarithm of the ranks' batch sizes. idle: ranks without a token of their own. migration: window in which experts move:
+    everybody waits longer, links at random very much so.
+    """
 
     num_ranks: int = 8
     num_windows: int = 8

@@ -1,8 +1,8 @@
 """The world "arrivals" of synthetic.py: dispatch and combine played call by call, waits measured as a runtime does.
 
 Per call every rank gets ready, its tokens reach every other rank, it computes when it has all, and its outputs reach
-every rank. A wait is the time from being ready to wait until the peer's data are there, 0 if they were before. All windows
-are played side by side, each a chain of calls of its own.
+every rank. A wait is the time from being ready to wait until the peer's data are there, 0 if they were before. All
+windows are played side by side, each a chain of calls of its own.
 """
 
 import numpy as np
@@ -55,7 +55,9 @@ def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
     return matrices_of(job, dispatch_WNN / num_calls, combine_WNN / num_calls, tokens_WNN, compute_WN / num_calls)
 
 
-def _plant(fault, at: slice, usual_us: float, delay_WNN: np.ndarray, late_WN: np.ndarray, tokens_WNN: np.ndarray) -> None:
+def _plant(
+    fault, at: slice, usual_us: float, delay_WNN: np.ndarray, late_WN: np.ndarray, tokens_WNN: np.ndarray
+) -> None:
     extra_us = (fault.factor - 1) * usual_us
     if fault.kind == "point":
         delay_WNN[at, fault.src, fault.dst] += extra_us

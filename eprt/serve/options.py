@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -90,7 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     add("--diagnose-window", type=float, default=ServeOptions.diagnose_window_s, metavar="S",
         help="seconds of one window of the diagnosis, default %(default)s")  # fmt: skip
+    _add_limits(parser, defaults)
+    _add_http(parser)
+    return parser
 
+
+def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
     add = parser.add_argument_group("limits of each rank").add_argument
     add("--max-model-len", type=int, help="most tokens of prompt and completion together; default: the model's")
     add(
@@ -108,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
     add("--seed", type=int, default=defaults["seed"], help="of requests that bring no seed, default %(default)s")
 
+
+def _add_http(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("HTTP").add_argument
     add("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
     add("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
@@ -122,7 +130,6 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds a request body may take to arrive, default %(default)s")  # fmt: skip
     add("--drain-timeout", type=float, default=ServeOptions.drain_timeout_s, metavar="S",
         help="seconds a stopping server lets running requests finish, default %(default)s")  # fmt: skip
-    return parser
 
 
 def parse(argv: list[str]) -> ServeOptions:
