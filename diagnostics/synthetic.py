@@ -43,8 +43,8 @@ class Fault:
 @dataclass(frozen=True)
 class Job:
     """cv: coefficient of variation of a wait. noise: one of NOISES, or "arrivals". batch_skew: deviation of the
-    logarithm of the ranks' batch sizes. idle: ranks without a token of their own. migration: window in which experts move:
-    everybody waits longer, links at random very much so.
+    logarithm of the ranks' batch sizes. idle: ranks without a token of their own. migration: window in which
+    experts move: everybody waits longer, links at random very much so.
     """
 
     num_ranks: int = 8
