@@ -47,6 +47,8 @@ TABLE: dict[str, Variable] = {
                  "split one host into virtual nodes of this many ranks, so that node-aware code runs on one machine"),
         Variable("EPRT_TIMEOUT_S", 30.0, _positive_float,
                  "deadline of every wait between ranks, in seconds"),
+        Variable("EPRT_GPU_TIMEOUT_S", 10.0, _positive_float,
+                 "deadline of a GPU kernel's wait for another rank, in seconds"),
         Variable("EPRT_CPU_ISA", None, _one_of("scalar", "avx2", "avx512", "amx"),
                  "widest instruction set the CPU kernels may use; default: the widest this CPU has"),
         Variable(

@@ -76,6 +76,10 @@ EPRT_DEVICE uint64_t load_relaxed(const uint64_t* p) {
   return v;
 }
 
+EPRT_DEVICE void store_relaxed(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 EPRT_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
@@ -113,12 +117,22 @@ EPRT_DEVICE uint64_t global_timer_ns() {
 // What the first wait to run out of time leaves behind, in host memory; eprt/ep/nvlink.py reads it.
 struct Failure {
   uint32_t code;  // 0: none; else a FailureCode. Written last.
-  uint32_t peer;  // kSignal: tile; kBadSlot: upper half of the value
+  uint32_t peer;  // kSignal: tile; kBadSlot: upper half of the value; kSlotFull: local slot
   uint32_t seen;
-  uint32_t expected;  // kBadSlot: where, token * K + k
+  uint32_t expected;  // kBadSlot: where, token * K + k; kSlotFull: rows it has room for
 };
 
-enum FailureCode : uint32_t { kDispatchCounts = 1, kDispatchTokens = 2, kCombineRows = 3, kSignal = 4, kBadSlot = 5 };
+enum FailureCode : uint32_t {
+  kDispatchCounts = 1,
+  kDispatchTokens = 2,
+  kCombineRows = 3,
+  kSignal = 4,
+  kBadSlot = 5,
+  kDispatchPlace = 6,  // where a peer wants its rows
+  kCombinePlace = 7,
+  kOverflow = 8,  // peer: whose rows do not fit; seen: rows; expected: room
+  kSlotFull = 9,
+};
 
 EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t seen, uint32_t expected) {
   if (*reinterpret_cast<volatile uint32_t*>(&failure->code)) return;  // the first failure tells most

@@ -4,7 +4,7 @@
 // send.
 #include "low_latency.cuh"
 
-namespace eprt {
+namespace eprt::low_latency {
 
 struct CombineParams {
   Context context;
@@ -15,6 +15,7 @@ struct CombineParams {
   uint8_t* out;              // bf16 [T, H]
   const int32_t* slot_rows;  // [L] rows of each local slot, read with `signal` only
   uint32_t* signal;          // [L * slot_tiles] rows-ready counters, or null
+  int64_t* wait_cost;        // [R]: the caller's own totals of waiting, ns, or null
   int32_t num_tokens;
   int32_t slot_bytes;
   int32_t phases;
@@ -166,13 +167,26 @@ struct Flags {
   }
 };
 
-EPRT_DEVICE void send(const CombineParams& p) {
+// The epoch, in every thread; a barrier of the block. Tells all ranks that this combine has begun: who has heard so
+// from all knows that they are done with the one before the last B.
+EPRT_DEVICE uint32_t begin_send(const CombineParams& p, uint32_t* epoch_shared) {
+  const Context& c = p.context;
+  if (threadIdx.x == 0) *epoch_shared = next_epoch(c, p.handle, 1);
+  __syncthreads();
+  const uint32_t epoch = *epoch_shared;
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
+    store_relaxed(begun_at(c, threadIdx.x, c.rank), epoch);
+  return epoch;
+}
+
+EPRT_DEVICE void send(const CombineParams& p, uint32_t* epoch_shared) {
   const Context& c = p.context;
   const int lane = threadIdx.x % kWarp;
-  const uint32_t epoch = *p.handle.epoch;
   // Lane i stands for the i-th rank after this one, so that not every rank sends to rank 0 first.
   const int source = (c.rank + 1 + lane) % kRanks;
-  const int count = lane < kRanks && !load_relaxed(c.deadline.mask + source) ? p.handle.source_items[source] : 0;
+  const int items = lane < kRanks ? p.handle.source_items[source] : 0;
+  const int count = lane < kRanks && !load_relaxed(c.deadline.mask + source) ? items : 0;
+  const uint32_t epoch = begin_send(p, epoch_shared);  // while these loads are under way
   int end = count;
 #pragma unroll
   for (int step = 1; step < kWarp; step *= 2) {
@@ -242,10 +256,10 @@ EPRT_DEVICE void send_row(const CombineParams& p, uint32_t epoch, int row, int l
     store_release_sys(flag_at(c, owner, epoch, item.token, item.combine_row, part), epoch);
 }
 
-EPRT_DEVICE void send_tiles(const CombineParams& p) {
+EPRT_DEVICE void send_tiles(const CombineParams& p, uint32_t* epoch_shared) {
   const Context& c = p.context;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t epoch = *p.handle.epoch;
+  const uint32_t epoch = begin_send(p, epoch_shared);
   int next = 0;  // tiles that hold rows, over all slots; this block takes every gridDim-th
   for (int e = 0; e < c.num_slots; ++e) {
     const int begin = p.handle.slot_begin[e], rows = p.slot_rows[e];
@@ -288,33 +302,42 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, uint32_t epoc
   store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, span);
 }
 
-EPRT_DEVICE void receive(const CombineParams& p) {
+// Every rank that is not masked has begun this combine. One block sees to it before the launch ends.
+EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, uint32_t epoch) {
+  const Context& c = p.context;
+  if (blockIdx.x != 0 || threadIdx.x >= kRanks || load_relaxed(c.deadline.mask + threadIdx.x)) return;
+  const uint32_t* begun = begun_at(c, c.rank, threadIdx.x);
+  if (int32_t(load_acquire_sys(begun) - epoch) < 0) wait_peer(c, book, begun, epoch, kCombineRows, threadIdx.x);
+}
+
+EPRT_DEVICE void receive(const CombineParams& p, uint32_t epoch) {
   __shared__ WaitBook book;
   const Context& c = p.context;
   open_book(&book);
   __syncthreads();
-  const uint32_t epoch = *p.handle.epoch;
   const int lane = threadIdx.x % kWarp, num_units = p.num_tokens * kRowParts;
   for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += gridDim.x * kWarps)
     sum_token(p, &book, epoch, unit / kRowParts, unit % kRowParts, lane);
+  wait_begun(p, &book, epoch);
   __syncthreads();
   stamp(c, 8);
-  close_book(c, &book, 1);
+  close_book(c, &book, 1, p.wait_cost);
 }
 
-}  // namespace eprt
-
-extern "C" __global__ void __launch_bounds__(512, 1) ll_combine(const __grid_constant__ eprt::CombineParams p) {
-  using namespace eprt;
+__global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {
+  __shared__ uint32_t epoch_shared;  // not from the handle: block 0 may not have written it yet
+  const bool sends = p.phases & kSend;
   stamp(p.context, 0);
-  if (p.phases & kSend) {
+  if (sends) {
     if (kStats && blockIdx.x == 0 && threadIdx.x == 0)
       *p.context.stats.compute_ns += global_timer_ns() - *p.handle.received_ns;
     if (p.signal)
-      send_tiles(p);
+      send_tiles(p, &epoch_shared);
     else
-      send(p);
+      send(p, &epoch_shared);
     stamp(p.context, 4);
   }
-  if (p.phases & kRecv) receive(p);
+  if (p.phases & kRecv) receive(p, sends ? epoch_shared : p.handle.epoch[1]);
 }
+
+}  // namespace eprt::low_latency

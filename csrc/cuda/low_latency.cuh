@@ -2,11 +2,11 @@
 // every field and why no wait is for ever; eprt/ep/nvlink_layout.py mirrors the structs and computes the offsets.
 //
 // Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), EXACT (0, 1: per-expert rows),
-// PROFILE (0, 1: time stamps), STATS (0, 1: counters).
+// MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
 #pragma once
 #include "common.cuh"
 
-namespace eprt {
+namespace eprt::low_latency {
 
 constexpr int kHidden = HIDDEN;
 constexpr int kTopk = TOPK;
@@ -37,7 +37,9 @@ struct Header {
   float weight[kTopk];
 };
 constexpr int kHeaderBytes = ceil_div(sizeof(Header), 16) * 16;
-constexpr int kMessageBytes = kHeaderBytes + kPayloadVectors * 16 + kScaleBytes;  // header, values, scales
+constexpr int kMessageBytes = MESSAGE_BYTES;  // header, values, scales; fp8 and bf16 kernels may share a heap
+static_assert(kMessageBytes % 16 == 0 && kMessageBytes >= kHeaderBytes + kPayloadVectors * 16 + kScaleBytes,
+              "a message overlaps the next");
 
 // ---- combine's rows
 // --------------------------------------------------------------------------------------------------
@@ -49,13 +51,14 @@ constexpr int kRows = kExact ? kTopk : (kTopk < kRanks ? kTopk : kRanks);  // a 
 // ---- parameters
 // ------------------------------------------------------------------------------------------------------
 
-// Symmetric heap, byte offsets equal on all ranks. Dispatch fields exist 2B times, combine fields B times, used in turn
-// by epoch (B = num_buffers handles in flight).
+// Symmetric heap, byte offsets equal on all ranks. Fields exist 2B times, used in turn by epoch (B = num_buffers
+// handles in flight); dispatches and combines have epochs of their own.
 struct HeapLayout {
   uint64_t count;    // u64 [2B][R][L + 1]: epoch << 32 | rows for each local slot; [L]: tokens from that source
   uint64_t message;  // [2B][R][M] messages
-  uint64_t row;      // bf16 [B][M][kRows][H]
-  uint64_t flag;     // u32 [B][M][kRows][kRowParts]: epoch whose part is there
+  uint64_t row;      // bf16 [2B][M][kRows][H]
+  uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: epoch whose part is there
+  uint64_t begun;    // u32 [R], once: the last combine that rank has begun to send
 };
 
 struct Stats {          // totals, all in device memory of this rank
@@ -71,7 +74,7 @@ struct Context {
   HeapLayout heap;
   Deadline deadline;
   Stats stats;
-  uint64_t* ticket;  // counts thread blocks of all dispatches: the epoch, without any host parameter
+  uint64_t* ticket;  // [2]: count thread blocks of all dispatches, of all combines
   uint64_t* stamps;  // [blocks][16], PROFILE only
   int32_t rank;
   int32_t max_tokens;   // M
@@ -82,7 +85,7 @@ struct Context {
 // What a dispatch leaves for its combine, in device memory. An item is a token received; its number is
 // source * M + position.
 struct Handle {
-  uint32_t* epoch;        // [1]
+  uint32_t* epoch;        // [2]: of the dispatch, of its last combine
   int32_t* source_items;  // [R]: tokens received from each source
   int32_t* slot_begin;    // [L + 1]: first row of each local slot
   int32_t* item_token;    // [R * M][2]: token on its source, combine row
@@ -110,7 +113,7 @@ EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, in
 }
 
 EPRT_DEVICE int64_t row_index(const Context& c, uint32_t epoch, int token, int row) {
-  return (int64_t(epoch % c.num_buffers) * c.max_tokens + token) * kRows + row;
+  return (int64_t(epoch % (2 * c.num_buffers)) * c.max_tokens + token) * kRows + row;
 }
 
 EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int token, int row) {
@@ -119,6 +122,24 @@ EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int to
 
 EPRT_DEVICE uint32_t* flag_at(const Context& c, int holder, uint32_t epoch, int token, int row, int part) {
   return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.flag) + row_index(c, epoch, token, row) * kRowParts + part;
+}
+
+EPRT_DEVICE uint32_t* begun_at(const Context& c, int holder, int source) {
+  return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.begun) + source;
+}
+
+// ---- epochs
+// ------------------------------------------------------------------------------------------------------------
+
+constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
+
+// One thread of every block of a sending launch. A captured kernel has no host argument that could count, so the blocks
+// do: block 0 adds what the others leave of 1024. verb: 0 dispatch, 1 combine.
+EPRT_DEVICE uint32_t next_epoch(const Context& c, const Handle& handle, int verb) {
+  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
+  const uint32_t epoch = uint32_t(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall) + 1;
+  if (blockIdx.x == 0) handle.epoch[verb] = epoch;
+  return epoch;
 }
 
 // ---- time
@@ -141,10 +162,12 @@ EPRT_DEVICE void open_book(WaitBook* book) {  // the caller passes a barrier bef
   if (threadIdx.x < kRanks) book->waited_ns[threadIdx.x] = 0;
 }
 
-// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine.
-EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb) {
+// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or
+// null.
+EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb, int64_t* wait_cost) {
   if (!kStats || blockIdx.x != 0 || threadIdx.x >= kRanks) return;
   const uint64_t waited = book->waited_ns[threadIdx.x];
+  if (wait_cost) wait_cost[threadIdx.x] += waited;
   uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;
   *sum += waited;
   if (waited > sum[kRanks]) sum[kRanks] = waited;
@@ -159,4 +182,4 @@ EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* fla
   return arrived;
 }
 
-}  // namespace eprt
+}  // namespace eprt::low_latency

@@ -12,7 +12,7 @@ expert); two handles may be in flight at once (two-batch overlap), completed in 
 Slots: slot s lives on rank s // (S / N). slot_idx -1 masks an entry: it is sent nowhere and adds nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -34,7 +34,8 @@ class EPConfig:
     dtype: of the tokens and of combine's result: torch.float32 or torch.bfloat16.
     payload: what crosses in dispatch: "same" (dtype itself) or "fp8" (e4m3, one fp32 scale per 128 values).
     mode: "normal" (throughput, compact rows), "low_latency" (decode, static shapes).
-    timeout_s: deadline of every wait, default EPRT_TIMEOUT_S. num_buffers: handles that may be in flight at once.
+    timeout_s: deadline of every wait, default EPRT_TIMEOUT_S, or EPRT_GPU_TIMEOUT_S on GPUs.
+    num_buffers: handles that may be in flight at once.
     device: where the tokens are, "cpu" or "cuda"; backend "auto" goes by it.
     exact_combine: outputs cross unsummed where a backend would sum a rank's outputs before the wire (nvlink): exactly
         the fp32 sum over k, for more bytes. num_sms: GPU thread blocks of a call; default: the backend's choice.
@@ -47,13 +48,16 @@ class EPConfig:
     dtype: torch.dtype = torch.bfloat16
     payload: str = "same"
     mode: str = "normal"
-    timeout_s: float = field(default_factory=lambda: env.get("EPRT_TIMEOUT_S"))
+    timeout_s: float = None  # type: ignore[assignment]  # None: the default, filled in below
     num_buffers: int = 2
     device: str = "cpu"
     exact_combine: bool = False
     num_sms: int | None = None
 
     def __post_init__(self):
+        if self.timeout_s is None:
+            variable = "EPRT_GPU_TIMEOUT_S" if self.device == "cuda" else "EPRT_TIMEOUT_S"
+            object.__setattr__(self, "timeout_s", env.get(variable))
         for name in ("hidden_size", "num_slots", "top_k", "num_max_tokens_per_rank", "num_buffers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"EPConfig.{name}={getattr(self, name)}: must be at least 1")
@@ -156,7 +160,7 @@ class EPTimeoutError(EPError):
         self.rank, self.peer, self.phase, self.seen, self.expected = rank, peer, phase, seen, expected
         super().__init__(
             f"[rank {rank}/{num_ranks}] waited {waited_s:.1f} s for rank {peer} in {phase}: epoch seen {seen}, "
-            f"expected {expected}; is rank {peer} alive? EPRT_TIMEOUT_S sets the deadline"
+            f"expected {expected}; is rank {peer} alive? EPConfig.timeout_s sets the deadline"
         )
 
 

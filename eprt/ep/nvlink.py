@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.ep.api import DispatchHandle, EPConfig, EPError, EPTimeoutError, Received
+from eprt.ep.api import DispatchHandle, EPConfig, Received
 from eprt.ep.checks import Checks
 from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import (
     MAX_ENTRIES,
@@ -30,8 +31,6 @@ from eprt.ep.stats import EPStats
 
 MAX_SMS = 64
 _SCALE_GROUP = 128
-_WAITS = {1: "dispatch (counts)", 2: "dispatch (tokens)", 3: "combine"}  # FailureCode of common.cuh
-_SIGNAL, _BAD_SLOT = 4, 5
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,18 @@ class NvlinkBackend:
         self._checks = Checks(config, group, self.max_rows)
         self._order = VerbOrder(config.num_buffers, self._checks.where)
         self._slots_per_rank = config.num_slots // group.size
+        self._asked = Asked(group, config.timeout_s, config.top_k, config.num_slots)
         self._check_limits()
         fp8 = config.payload == "fp8"
         shape = HeapShape(
-            group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank, fp8,
-            config.exact_combine, config.num_buffers,
+            group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank,
+            "fp8" if fp8 else "bf16", config.exact_combine, config.num_buffers,
         )  # fmt: skip
         self.num_sms = config.num_sms or min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
         self.kernels = LowLatency(
-            group, shape, self.max_rows, num_sms=self.num_sms, timeout_s=config.timeout_s, profile=profile, stats=stats
-        )
+            group, shape, self.max_rows, num_handles=config.num_buffers, num_sms=self.num_sms,
+            timeout_s=config.timeout_s, profile=profile, stats=stats,
+        )  # fmt: skip
         self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
         for i, rows in enumerate(self._rows):
             self.kernels.bind(i, rows)
@@ -106,9 +107,9 @@ class NvlinkBackend:
         hidden, groups = self.config.hidden_size, -(-self.config.hidden_size // _SCALE_GROUP)
         dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
         x = torch.empty(self.max_rows, hidden, dtype=dtype, device="cuda")
-        scale = torch.empty(self.max_rows, groups, device="cuda") if fp8 else None
+        scale = torch.empty(self.max_rows, groups, dtype=torch.float32, device="cuda") if fp8 else None
         count = torch.zeros(self._slots_per_rank, dtype=torch.int32, device="cuda")
-        return Rows(x, scale, count, (groups, 1))
+        return Rows(x, scale, count, (0, groups, 1))
 
     # -- the four verbs --
 
@@ -166,11 +167,23 @@ class NvlinkBackend:
     def mask_rank(self, rank: int, masked: bool = True) -> None:
         """Goes on without a rank: nothing is sent to it, nobody waits for it, its outputs add nothing.
 
-        On this rank only: every rank decides, or learns at its deadline. A rank that missed a call must stay masked.
+        On this rank only: every rank decides, or learns at its deadline. masked=False takes back a rank that has made
+        all calls; after missed ones, use readmit.
         """
         if not 0 <= rank < self.group.size or rank == self.group.rank:
             self._checks.fail(f"mask_rank({rank}): name another rank of 0..{self.group.size - 1}")
         self.kernels.mask[rank] = int(masked)
+
+    def readmit(self) -> None:
+        """Goes on with all ranks again, those included that were masked and have missed calls.
+
+        Collective: every rank of the group calls it, between two steps, with no handle in flight. Waits for the GPU and
+        for the other ranks. A rank whose process has died cannot come back: make a new group.
+        """
+        self._check_open("readmit")
+        self._order.restart(max(self.group.allgather(self._order.num_completed)))
+        self.kernels.readmit()
+        take_failure(self._failure.words, self._asked)
 
     def query_mask(self) -> Tensor:
         """int32 [N] on the GPU: 1 for masked ranks."""
@@ -270,24 +283,8 @@ class NvlinkBackend:
 
     def _raise_failure(self) -> None:
         """Raises what a kernel has reported since the last time, once."""
-        code, peer, seen, expected = self._failure.words
-        if code == 0:
-            return
-        self._failure.words[0] = 0
-        rank, size = self.group.rank, self.group.size
-        if code in _WAITS:
-            raise EPTimeoutError(rank, size, peer, _WAITS[code], seen, expected, self.config.timeout_s)
-        if code == _SIGNAL:
-            raise EPError(
-                f"{self._checks.where} combine_send waited {self.config.timeout_s:.1f} s for tile {peer}: signal "
-                f"{seen}, threshold {expected}; its rows were not sent. Does the kernel that computes y_RH raise it?"
-            )
-        token, k = divmod(expected, self.config.top_k)
-        slot = int(np.uint64(peer << 32 | seen).astype(np.int64))
-        self._checks.fail(
-            f"dispatch_send: slot_idx_TK[{token}, {k}] = {slot} is not in -1..{self.config.num_slots - 1}; it was left "
-            "out; use -1 to mask an entry"
-        )
+        if error := take_failure(self._failure.words, self._asked):
+            raise error
 
     def _check_open(self, verb: str) -> None:
         if self._closed:

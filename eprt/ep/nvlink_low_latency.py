@@ -13,7 +13,6 @@ from torch import Tensor
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_layout import (
     Deadline,
-    Handle,
     HandleBuffers,
     HeapLayout,
     HeapShape,
@@ -27,7 +26,10 @@ from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.symmetric import HostWords, SymmetricMemory
 
 SEND, RECV = 1, 2
+FLOAT, POWER_OF_TWO, EXPONENTS = 0, 1, 2  # ScaleFormat
 MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
+PAYLOAD_DTYPES = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16}
+_DISPATCH, _COMBINE = "eprt::low_latency::dispatch", "eprt::low_latency::combine"
 _DISPATCH_THREADS, _COMBINE_THREADS = 576, 512  # kAllThreads, kThreads
 _STAMPS = 16
 
@@ -36,17 +38,22 @@ _STAMPS = 16
 class Rows:
     """Where a dispatch puts what it receives.
 
-    x [rows, H] fp8 or bf16. scale fp32 with element (row, group) at row * strides[0] + group * strides[1], or None.
-    count int32 [L]. slot_stride: rows between the first rows of two slots, 0 for compact; alignment: of a compact
-    slot's first row.
+    x [rows, H] fp8 or bf16; its type decides what crosses. count int32 [L]. slot_stride: rows between the first rows of
+    two slots, 0 for compact; alignment: of a compact slot's first row.
+    scale: None for bf16, else element (slot, row, group) at slot * strides[0] + row * strides[1] + group * strides[2],
+    rows counted over all slots; scale_format says what it is. Optional: token int32 [rows], each row's index on its
+    source rank; range int64 [L, R], first row within the slot << 32 | number of rows for each source.
     """
 
     x: Tensor
     scale: Tensor | None
     count: Tensor
-    scale_strides: tuple[int, int] = (0, 0)
+    scale_strides: tuple[int, int, int] = (0, 0, 0)
+    scale_format: int = FLOAT
     slot_stride: int = 0
     alignment: int = 1
+    token: Tensor | None = None
+    range: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,35 +72,38 @@ class Signal:
 
 
 class LowLatency:
-    """One rank's end. Collective constructor and close(). num_handles buffers are numbered from 0.
+    """One rank's end. Collective constructor and close().
 
-    num_rows: rows that a dispatch can bring at most. num_sms: thread blocks of a launch; may differ between ranks.
+    num_rows: rows that a dispatch can bring at most. num_handles: dispatches whose combine may still come, numbered
+    from 0. num_sms: thread blocks of a launch; may differ between ranks. Received rows go where bind says.
+    mask: int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own.
     """
 
     def __init__(
-        self, group: EPGroup, shape: HeapShape, num_rows: int, *, num_sms: int, timeout_s: float, profile: bool = False,
-        stats: bool = True,
+        self, group: EPGroup, shape: HeapShape, num_rows: int, *, num_handles: int, num_sms: int, timeout_s: float,
+        profile: bool = False, stats: bool = True, mask: Tensor | None = None,
     ):  # fmt: skip
         self.group, self.shape, self.num_sms = group, shape, num_sms
         self.memory = SymmetricMemory(group, shape.num_bytes)
-        self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda")
+        self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
         self.wait_ns = torch.zeros(2, 2, group.size, dtype=torch.int64, device="cuda")
         self.tokens = torch.zeros(2, group.size, dtype=torch.int64, device="cuda")
         self.slot_rows = torch.zeros(shape.num_local_slots, dtype=torch.int64, device="cuda")
         self.calls = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.compute_ns = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.stamps = torch.zeros(num_sms if profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
-        self._ticket = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self._ticket = torch.zeros(2, dtype=torch.int64, device="cuda")
         self.failure = HostWords(4)
         self._load_kernels(profile, stats)
-        self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(shape.num_buffers)]
+        self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(num_handles)]
         context_type = context_struct(group.size)
         context = self._context(context_type, timeout_s)
         dispatch_type, combine_type = dispatch_struct(context_type), combine_struct(context_type)
         self._dispatches, self._combines = [], []
         for buffers in self.handles:
-            handle = Handle(*(tensor.data_ptr() for tensor in vars(buffers).values()))
-            self._dispatches.append(Launch(self._dispatch_kernel, dispatch_type(context=context, handle=handle)))
+            handle = buffers.pointers
+            first = next(iter(self._dispatch_kernels.values()))
+            self._dispatches.append(Launch(first, dispatch_type(context=context, handle=handle)))
             self._combines.append(Launch(self._combine_kernel, combine_type(context=context, handle=handle)))
         self._device = torch.cuda.current_device()
         torch.cuda.synchronize()
@@ -120,38 +130,48 @@ class LowLatency:
 
     def _load_kernels(self, profile: bool, stats: bool) -> None:
         shape = self.shape
-        dispatch, combine = kernel_sources(
-            shape.hidden,
-            shape.top_k,
-            shape.num_ranks,
-            fp8=shape.fp8,
-            exact=shape.exact,
-            profile=profile,
-            stats=stats,
-            arch=this_arch(),
-        )
+        sources = kernel_sources(shape, profile=profile, stats=stats, arch=this_arch())
         routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * -(-shape.max_tokens // 32) * 4
         width = (shape.num_local_slots + 1) * 4
         shared = max(routing + width, (shape.num_ranks + 2) * width)
-        self._dispatch_kernel = Kernel(dispatch, "ll_dispatch", _DISPATCH_THREADS, shared)
-        self._combine_kernel = Kernel(combine, "ll_combine", _COMBINE_THREADS)
+        self._dispatch_kernels = {
+            payload: Kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
+            for payload in PAYLOAD_DTYPES
+            if payload in sources
+        }
+        self._combine_kernel = Kernel(sources["combine"], _COMBINE, _COMBINE_THREADS)
 
     def bind(self, i: int, rows: Rows) -> None:
         """Dispatches into handle i put what they receive there, from now on."""
-        p = self._dispatches[i].params
+        launch = self._dispatches[i]
+        launch.kernel = self._dispatch_kernels["bf16" if rows.scale is None else "fp8"]
+        p = launch.params
         p.recv_x, p.recv_count = rows.x.data_ptr(), rows.count.data_ptr()
         p.recv_scale = None if rows.scale is None else rows.scale.data_ptr()
-        p.scale_row_stride, p.scale_group_stride = rows.scale_strides
-        p.slot_stride, p.alignment = rows.slot_stride, rows.alignment
+        p.recv_token = None if rows.token is None else rows.token.data_ptr()
+        p.recv_range = None if rows.range is None else rows.range.data_ptr()
+        p.scale_slot_stride, p.scale_row_stride, p.scale_group_stride = rows.scale_strides
+        p.scale_format, p.slot_stride, p.alignment = rows.scale_format, rows.slot_stride, rows.alignment
 
-    def dispatch(
-        self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor, phases: int, ue8m0: bool = False
-    ) -> None:
-        """Into handle i. x bf16 [T, H], topk_slot int32 or int64 [T, K], topk_weight fp32 [T, K]; all contiguous."""
+    def count_for_caller(self, i: int, recv_total: Tensor | None, wait_cost: Tensor | None) -> None:
+        """Dispatches into handle i also add to the caller's own totals.
+
+        recv_total: int32 [L], rows of each slot. wait_cost: int64 [R], ns waited for each rank.
+        """
+        p = self._dispatches[i].params
+        p.recv_total = None if recv_total is None else recv_total.data_ptr()
+        p.wait_cost = None if wait_cost is None else wait_cost.data_ptr()
+
+    def dispatch(self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor | None, phases: int) -> None:
+        """Into handle i. x bf16 [T, H], topk_slot int32 or int64 [T, K], topk_weight fp32 [T, K]; all contiguous.
+
+        topk_weight: None for a shape with `exact`, where combine_recv is given the weights.
+        """
         launch = self._dispatches[i]
         p = launch.params
-        p.x, p.topk_slot, p.topk_weight = x.data_ptr(), topk_slot.data_ptr(), topk_weight.data_ptr()
-        p.num_tokens, p.slot_bytes, p.ue8m0, p.phases = x.shape[0], topk_slot.element_size(), ue8m0, phases
+        p.x, p.topk_slot = x.data_ptr(), topk_slot.data_ptr()
+        p.topk_weight = None if topk_weight is None else topk_weight.data_ptr()
+        p.num_tokens, p.slot_bytes, p.phases = x.shape[0], topk_slot.element_size(), phases
         launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
     def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
@@ -166,23 +186,36 @@ class LowLatency:
         launch(num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
     def combine_recv(
-        self, i: int, topk_slot: Tensor, topk_weight: Tensor, out: Tensor, y: Tensor | None = None
-    ) -> None:
-        """out bf16 [T, H]. The routing is what dispatch was given. With y: combine_send too, in the same launch."""
+        self, i: int, topk_slot: Tensor, topk_weight: Tensor, out: Tensor, y: Tensor | None = None,
+        wait_cost: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """out bf16 [T, H]. The routing is what dispatch was given. With y: combine_send too, in the same launch.
+
+        wait_cost: int64 [R], the caller's own totals of ns waited for each rank.
+        """
         launch = self._combines[i]
         p = launch.params
         p.topk_slot, p.topk_weight, p.out = topk_slot.data_ptr(), topk_weight.data_ptr(), out.data_ptr()
         p.num_tokens, p.slot_bytes, p.signal = out.shape[0], topk_slot.element_size(), None
-        p.phases = RECV
+        p.phases, p.wait_cost = RECV, None if wait_cost is None else wait_cost.data_ptr()
         if y is not None:
             p.y, p.phases = y.data_ptr(), SEND | RECV
         launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
+    def readmit(self) -> None:
+        """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
+        torch.cuda.synchronize()
+        everyone = self.group.allgather(self._ticket.tolist())
+        self._ticket.copy_(torch.tensor([max(tickets) for tickets in zip(*everyone)], dtype=torch.int64, device="cuda"))
+        self.mask.zero_()
+        torch.cuda.synchronize()
+        self.group.barrier()
+
     def close(self) -> None:
         """Collective while all ranks live; with lost ranks it does not wait for them."""
         self.memory.close()
-        self._dispatch_kernel.close()
-        self._combine_kernel.close()
+        for kernel in (*self._dispatch_kernels.values(), self._combine_kernel):
+            kernel.close()
         self.failure.close()
 
 
@@ -193,12 +226,20 @@ def this_arch() -> str:
 
 
 def kernel_sources(
-    hidden: int, top_k: int, num_ranks: int, *, fp8: bool, exact: bool, profile: bool = False, stats: bool = True,
-    arch: str = "sm_90a",
-) -> tuple[KernelSource, KernelSource]:  # fmt: skip
-    """The dispatch and the combine kernel of one configuration. profile: time stamps. stats: counters (totals())."""
-    defines = (
-        ("HIDDEN", hidden), ("TOPK", top_k), ("NUM_RANKS", num_ranks), ("FP8", int(fp8)), ("EXACT", int(exact)),
-        ("PROFILE", int(profile)), ("STATS", int(stats)),
+    shape: HeapShape, *, profile: bool = False, stats: bool = True, arch: str = "sm_90a"
+) -> dict[str, KernelSource]:
+    """By name: "fp8" and "bf16" dispatch, those that the shape has, and "combine".
+
+    profile: time stamps. stats: counters (totals()).
+    """
+    common = (
+        ("HIDDEN", shape.hidden), ("TOPK", shape.top_k), ("NUM_RANKS", shape.num_ranks), ("EXACT", int(shape.exact)),
+        ("MESSAGE_BYTES", shape.message_bytes), ("PROFILE", int(profile)), ("STATS", int(stats)),
     )  # fmt: skip
-    return KernelSource("ll_dispatch", arch, defines), KernelSource("ll_combine", arch, defines)
+    sources = {
+        payload: KernelSource("ll_dispatch", arch, (*common, ("FP8", int(payload == "fp8"))))
+        for payload in PAYLOAD_DTYPES
+        if shape.payload in (payload, "either")
+    }
+    sources["combine"] = KernelSource("ll_combine", arch, (*common, ("FP8", int(shape.payload == "fp8"))))
+    return sources

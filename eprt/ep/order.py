@@ -49,5 +49,19 @@ class VerbOrder:
         elif verb == COMBINE_RECV:
             self._num_completed = epoch
 
+    def restart(self, num_completed: int) -> None:
+        """As after so many completed handles. Raises RuntimeError when one is in flight."""
+        if self._num_begun != self._num_completed:
+            oldest = self._num_completed + 1
+            raise RuntimeError(
+                f"{self._where} the handle of epoch {oldest} is in flight and waits for {self._waiting_for(oldest)}; "
+                "complete it first"
+            )
+        self._num_begun = self._num_completed = num_completed
+
+    @property
+    def num_completed(self) -> int:
+        return self._num_completed
+
     def _waiting_for(self, epoch: int) -> str:
         return VERBS[self._next_verb[epoch % self._num_buffers]]

@@ -45,13 +45,13 @@ class KernelSource:
 
 
 def source_dir() -> Path:
-    """csrc/cuda beside the package (a source checkout) or inside it (a wheel)."""
+    """csrc/cuda beside the package (a source checkout, whose own files count) or inside it (a wheel)."""
     import eprt
 
-    for root in eprt.__path__:
-        for candidate in (Path(root) / "cuda_src", Path(root).parent / "csrc" / "cuda"):
-            if (candidate / "common.cuh").exists():
-                return candidate
+    roots = [Path(root) for root in eprt.__path__]
+    for candidate in (*(root.parent / "csrc" / "cuda" for root in roots), *(root / "cuda_src" for root in roots)):
+        if (candidate / "common.cuh").exists():
+            return candidate
     raise FileNotFoundError("eprt's CUDA sources (csrc/cuda) are missing from this installation; reinstall eprt")
 
 

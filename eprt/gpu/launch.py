@@ -5,6 +5,7 @@ A call is one driver call on memory laid out before; benchmarks/bench_ep.py show
 
 import ctypes
 import functools
+from typing import Any
 
 from eprt.gpu.driver import CudaError, api, check
 from eprt.gpu.jit import KernelSource, cubin
@@ -21,14 +22,18 @@ def _launch_kernel():
 
 
 class Kernel:
-    """source: what to compile. entry: the extern "C" name. num_threads per block. shared_bytes: dynamic, per block."""
+    """source: what to compile. entry: the kernel's name in C++, or its extern "C" name. num_threads per block.
+    shared_bytes: dynamic, per block.
+
+    A name with namespaces ("eprt::low_latency::dispatch") is what a profiler shows.
+    """
 
     def __init__(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0):
         cu = api()
         self.name, self.num_threads, self.shared_bytes = entry, num_threads, shared_bytes
         self._binary = cubin(source)  # the driver may read it again
         library = check(cu.cuLibraryLoadData(self._binary, [], [], 0, [], [], 0), f"loading {source.name}")
-        kernel = check(cu.cuLibraryGetKernel(library, entry.encode()), f"finding {entry} in {source.name}")
+        kernel = check(cu.cuLibraryGetKernel(library, _symbol(library, entry)), f"finding {entry} in {source.name}")
         self._library, function = library, check(cu.cuKernelGetFunction(kernel), f"preparing {entry}")
         if shared_bytes > 48 * 1024:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -42,19 +47,35 @@ class Kernel:
             self._library = None
 
 
-class Launch:
-    """params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it."""
+def _symbol(library: Any, entry: str) -> bytes:
+    """The name of a kernel in its cubin: nested names are mangled, and parameter types follow them."""
+    if "::" not in entry:
+        return entry.encode()
+    mangled = "_ZN" + "".join(f"{len(part)}{part}" for part in entry.split("::")) + "E"
+    cu = api()
+    count = check(cu.cuLibraryGetKernelCount(library), "counting kernels")
+    kernels = check(cu.cuLibraryEnumerateKernels(count, library), "listing kernels")
+    names = [check(cu.cuKernelGetName(kernel), "naming a kernel") for kernel in kernels]
+    for name in names:
+        if name.startswith(mangled.encode()):
+            return name
+    raise CudaError(f"no kernel {entry} among {names}")
 
-    __slots__ = ("_arguments", "_kernel", "_launch", "params")
+
+class Launch:
+    """kernel: may be changed between calls, as long as its parameters are the same struct.
+    params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it."""
+
+    __slots__ = ("_arguments", "_launch", "kernel", "params")
 
     def __init__(self, kernel: Kernel, params: ctypes.Structure):
-        self._kernel, self.params = kernel, params
+        self.kernel, self.params = kernel, params
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._launch = _launch_kernel()
 
     def __call__(self, num_blocks: int, stream: int) -> None:
         """On `stream`, a raw cudaStream_t as an int."""
-        kernel = self._kernel
+        kernel = self.kernel
         status = self._launch(
             kernel.handle, num_blocks, 1, 1, kernel.num_threads, 1, 1, kernel.shared_bytes, stream, self._arguments,
             None,

@@ -18,6 +18,7 @@ from eprt.ep import reference
 from eprt.ep.api import EPConfig, EPError, EPTimeoutError, Received, make_backend
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink import NvlinkBackend, Signal
+from eprt.ep.nvlink_low_latency import POWER_OF_TWO, RECV, SEND
 from eprt.ep.reference import Tokens
 from tests.ranks.cases_ep import SKEWS, assert_same_bits, expert_output, make_tokens
 
@@ -355,6 +356,53 @@ def masked_before(group: EPGroup) -> None:
     backend.close()
 
 
+def rank_returns(group: EPGroup) -> None:
+    """A rank that others have masked comes back: at once when it missed nothing, by readmit when it did."""
+    config = make_config(group, (2048, 8, 4, 32, "same", True), timeout_s=1.0)
+    backend = make(group, config)
+    last = group.size - 1
+    generator = torch.Generator("cuda").manual_seed(group.rank)
+
+    def step(masked: set[int]) -> None:
+        x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
+        slots = torch.randint(0, config.num_slots, (32, 4), device="cuda", generator=generator)
+        weights = torch.rand(32, 4, device="cuda", generator=generator)
+        got = identity_step(backend, x, slots, weights)
+        for rank in masked:
+            slots = torch.where(slots // 8 == rank, -1, slots)
+        torch.cuda.synchronize()
+        assert_near(got, expected_identity(x, slots, weights), f"without {masked}")
+
+    others = set(range(group.size)) - {group.rank}
+    for turn in range(3):
+        group.barrier()
+        for rank in others if group.rank == last else {last}:  # all agree, and make the same calls
+            backend.mask_rank(rank)
+        for _ in range(turn + 1):
+            step(others if group.rank == last else {last})
+        torch.cuda.synchronize()
+        group.barrier()
+        for rank in others:
+            backend.mask_rank(rank, masked=False)
+        for _ in range(6):
+            step(set())
+    if group.rank != last:  # now it misses calls, which the others learn by their deadline
+        step({last})
+        try:
+            step({last})
+        except EPTimeoutError as error:
+            assert error.peer == last
+        else:
+            raise AssertionError("nobody missed the last rank")
+        for _ in range(6):
+            step({last})
+    backend.readmit()
+    assert backend.query_mask().tolist() == [0] * group.size
+    for _ in range(12):
+        step(set())
+    backend.close()
+
+
 def bad_input(group: EPGroup) -> None:
     config = make_config(group, (2048, 8, 4, 32, "same", False))
     backend = make(group, config)
@@ -391,7 +439,8 @@ def fp8_power_of_two_scales(group: EPGroup) -> None:
     x = torch.randn(16, 1024, generator=torch.Generator().manual_seed(3)).bfloat16().cuda()
     slots = torch.arange(32, device="cuda", dtype=torch.int32).view(16, 2) % 4 + 4 * group.rank  # stay on this rank
     rows = backend._rows[0]
-    backend.kernels.dispatch(0, x, slots, torch.ones(16, 2, device="cuda"), 3, ue8m0=True)
+    backend.kernels.bind(0, dataclasses.replace(rows, scale_format=POWER_OF_TWO))
+    backend.kernels.dispatch(0, x, slots, torch.ones(16, 2, device="cuda"), SEND | RECV)
     torch.cuda.synchronize()
     assert rows.scale is not None
     scale = rows.scale[:32]

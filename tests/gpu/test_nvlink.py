@@ -56,6 +56,11 @@ def test_a_masked_rank_is_not_waited_for():
     run(2, "masked_before")
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_masked_rank_comes_back(num_ranks):
+    run(num_ranks, "rank_returns")
+
+
 def test_bad_input_is_named():
     run(2, "bad_input")
 

@@ -77,3 +77,14 @@ def test_a_completed_handle():
     go(order, epoch, DISPATCH_RECV, COMBINE_SEND, COMBINE_RECV)
     with pytest.raises(RuntimeError, match="epoch 1 is already completed"):
         order.check(DISPATCH_RECV, epoch)
+
+
+def test_restart_counts_on_from_elsewhere_once_nothing_is_in_flight():
+    order = VerbOrder(2, "[rank 0/1]")
+    epoch = begin(order)
+    with pytest.raises(RuntimeError, match="the handle of epoch 1 is in flight and waits for dispatch_recv"):
+        order.restart(9)
+    go(order, epoch, DISPATCH_RECV, COMBINE_SEND, COMBINE_RECV)
+    assert order.num_completed == 1
+    order.restart(9)
+    assert begin(order) == 10

@@ -27,26 +27,32 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cubins"
 
 
+def shape(hidden: int, top_k: int, num_ranks: int, payload: str = "fp8", exact: bool = False) -> HeapShape:
+    return HeapShape(num_ranks, 16, hidden, top_k, 4, payload, exact, num_buffers=2)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_kernels_compile_for_every_architecture(nvrtc, cache, arch):
-    for source in kernel_sources(2048, 6, 4, fp8=True, exact=False, arch=arch):
+    for source in kernel_sources(shape(2048, 6, 4), arch=arch).values():
         assert jit.cubin(source).startswith(b"\x7fELF")
     assert len(list(cache.glob(f"*-{arch}-*.cubin"))) == 2
 
 
 def test_other_variants_compile(nvrtc, cache):
-    for fp8, exact, profile in ((False, True, False), (True, True, True)):
-        for source in kernel_sources(1008, 3, 2, fp8=fp8, exact=exact, profile=profile, stats=not profile):
+    for payload, profile, names in (("bf16", False, ["bf16"]), ("either", True, ["fp8", "bf16"])):
+        sources = kernel_sources(shape(1008, 3, 2, payload, exact=True), profile=profile, stats=not profile)
+        assert list(sources) == [*names, "combine"]
+        for source in sources.values():
             assert jit.cubin(source).startswith(b"\x7fELF")
 
 
 def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache, monkeypatch):
-    source = kernel_sources(256, 1, 1, fp8=False, exact=False)[1]
+    source = kernel_sources(shape(256, 1, 1))["combine"]
     first = jit.cubin(source)
     monkeypatch.setattr(jit, "compile_source", lambda source: pytest.fail("compiled again"))
     assert jit.cubin(source) == first
-    keys = {jit.cache_key(s) for k in (1, 2) for s in kernel_sources(256, k, 1, fp8=False, exact=False)}
-    keys |= {jit.cache_key(s) for s in kernel_sources(256, 1, 1, fp8=False, exact=False, arch="sm_80")}
+    keys = {jit.cache_key(s) for k in (1, 2) for s in kernel_sources(shape(256, k, 1)).values()}
+    keys |= {jit.cache_key(s) for s in kernel_sources(shape(256, 1, 1), arch="sm_80").values()}
     assert len(keys) == 6
 
 
@@ -83,11 +89,12 @@ def test_python_and_cuda_agree_on_every_struct():
 
 
 def test_the_heap_is_small_and_its_fields_do_not_overlap():
-    shape = HeapShape(8, 128, 7168, 8, 36, fp8=True, exact=False, num_buffers=2)
-    offsets, sizes = shape.offsets(), shape.field_bytes
+    large = HeapShape(8, 128, 7168, 8, 36, "fp8", exact=False, num_buffers=2)
+    offsets, sizes = large.offsets(), large.field_bytes
     names = list(offsets)
     assert names == [field[0] for field in nvlink_layout.HeapLayout._fields_]
     for before, after in pairwise(names):
         assert offsets[before] + sizes[before] <= offsets[after] and offsets[after] % 128 == 0
-    assert shape.num_bytes < 2147e6 / 3  # a third of DeepEP's buffer for the same shape
-    assert shape.message_bytes == 16 + 8 * 8 + 7168 + 224
+    assert large.num_bytes < 2147e6 / 3  # a third of DeepEP's buffer for the same shape
+    assert large.message_bytes == 16 + 8 * 8 + 7168 + 224
+    assert shape(7168, 8, 8, "either").message_bytes == shape(7168, 8, 8, "bf16").message_bytes == 16 + 8 * 8 + 14336

@@ -1,0 +1,53 @@
+// Parameters of the low-latency dispatch, shared by its two sides.
+#pragma once
+#include "low_latency.cuh"
+
+namespace eprt::low_latency {
+
+constexpr int kGroups = 2;  // tokens a thread block sends at once
+constexpr int kGroupThreads = kThreads / kGroups;
+constexpr int kGroupWarps = kGroupThreads / kWarp;
+constexpr int kAllThreads = kThreads + kGroups * kWarp;  // with a warp for each group that raises its flags
+constexpr int kUnits = kHidden / 16;                     // a unit: 16 values, one 16-byte fp8 store
+constexpr int kThreadUnits = ceil_div(kUnits, kGroupThreads);
+constexpr int kMessageParts = ceil_div(kPayloadVectors, 2 * kPartVectors);  // a warp expands one part
+constexpr int kMessageLane = 2 * kPartLane;
+
+struct DispatchParams {
+  Context context;
+  Handle handle;
+  const uint8_t* x;          // bf16 [T, H]
+  const void* topk_slot;     // [T, K] global slot or -1
+  const float* topk_weight;  // [T, K], or null when combine weights rows at their owner (EXACT)
+  uint8_t* recv_x;           // fp8 or bf16 [rows, H]
+  void* recv_scale;          // element (slot, row, g) at slot * scale_slot_stride + row * ..row.. + g * ..group..
+  int32_t* recv_count;       // [L]
+  int32_t* recv_token;       // [rows]: each row's index on its source, or null
+  int64_t* recv_range;       // [L][R]: first row within the slot << 32 | rows, for each source, or null
+  int32_t* recv_total;       // [L]: the caller's own sum of recv_count, or null
+  int64_t* wait_cost;        // [R]: the caller's own totals of waiting, ns, or null
+  int64_t scale_slot_stride;
+  int64_t scale_row_stride;
+  int64_t scale_group_stride;
+  int32_t num_tokens;   // T
+  int32_t slot_bytes;   // of one topk_slot: 4 or 8
+  int32_t slot_stride;  // rows between the first rows of two slots; 0: compact, each aligned to `alignment`
+  int32_t alignment;
+  int32_t scale_format;
+  int32_t phases;
+};
+
+enum ScaleFormat : int32_t {
+  kFloat = 0,       // fp32
+  kPowerOfTwo = 1,  // fp32, rounded up to a power of two
+  kExponents = 2    // the same as four exponents in an int32: element (row, g) holds groups 4 g to 4 g + 3
+};
+
+// A release waits until the group's stores have reached the peers, some microseconds. So a warp of its own does it
+// while the group goes on: it learns by kStored that a token is stored and which, and by kRead lets the group take the
+// next.
+enum Barrier : int { kWorkers = 1, kGroup = 2, kStored = kGroup + kGroups, kRead = kStored + kGroups };
+
+EPRT_DEVICE void sync_workers() { barrier_sync(kWorkers, kThreads); }
+
+}  // namespace eprt::low_latency

@@ -1,0 +1,40 @@
+"""EventHandle and EventOverlap: a point of a CUDA stream that another may wait for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class EventHandle:
+    """Recorded where `stream`, by default the current one, is now."""
+
+    def __init__(self, stream: torch.cuda.Stream | None = None):
+        self.event = torch.cuda.Event()
+        self.event.record(stream)
+
+    def current_stream_wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self.event)
+
+
+class EventOverlap:
+    """event: None when there is nothing to wait for. extra_tensors: kept alive for as long as this object.
+
+    As a context manager: what stands inside runs beside the communication; the current stream waits at the end.
+    """
+
+    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Tensor] | None = None):
+        self.event, self.extra_tensors = event, extra_tensors
+
+    def current_stream_wait(self) -> None:
+        if self.event is None:
+            raise ValueError("EventOverlap.current_stream_wait: no event; was the call made without async_finish=True?")
+        self.event.current_stream_wait()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.event is not None:
+            self.event.current_stream_wait()

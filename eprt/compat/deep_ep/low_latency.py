@@ -1,0 +1,220 @@
+"""LowLatencyMode: DeepEP's low-latency dispatch and combine of one shape, over eprt's low-latency kernels.
+
+What DeepEP promises and these keep: an expert's rows lie in a block of R * M rows; a dispatch may be combined any
+number of times, or never; the receiving half may be left to a hook. Outputs cross unsummed and are weighted by their
+owner, because only combine is told the weights.
+
+R ranks, M tokens of a rank at most, H hidden, K top-k, L experts of a rank.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eprt.compat.deep_ep.event import EventHandle
+from eprt.compat.deep_ep.streams import CommStream
+from eprt.ep.api import EPTimeoutError
+from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_failure import Asked, take_failure
+from eprt.ep.nvlink_layout import HeapShape
+from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows
+
+# Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
+NUM_IN_FLIGHT = 2
+# Dispatches that may still be combined.
+NUM_HANDLES = 8
+MAX_SMS = 64
+_SCALE_GROUP = 128
+
+_log = logging.getLogger("eprt.compat.deep_ep")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What DeepEP's calls name, equal on all ranks."""
+
+    max_tokens: int
+    hidden: int
+    num_experts: int
+    top_k: int
+
+    def heap(self, num_ranks: int) -> HeapShape:
+        return HeapShape(
+            num_ranks, self.max_tokens, self.hidden, self.top_k, self.num_experts // num_ranks, "either", True,
+            NUM_IN_FLIGHT,
+        )  # fmt: skip
+
+
+class LowLatencyHandle(tuple):
+    """DeepEP's handle: (src_info int32 [L, R * M], layout_range int64 [L, R], M, H, experts). And whose it is."""
+
+    mode: "LowLatencyMode"
+    number: int
+
+
+class Pending:
+    """Calls whose hook has not run, by number."""
+
+    def __init__(self, what: str):
+        self._what, self.count = what, 0
+        self._numbers: deque[int] = deque()
+
+    def begin(self, has_hook: bool) -> int:
+        """The next call's number. Raises RuntimeError when too many hooks are outstanding."""
+        if self._numbers and self.count - self._numbers[0] >= NUM_IN_FLIGHT - 1:
+            raise RuntimeError(
+                f"{self._what}: {NUM_IN_FLIGHT} calls may be under way, but the hook of {self._what} number "
+                f"{self._numbers[0]} has not been called and this would be number {self.count + 1}"
+            )
+        self.count += 1
+        if has_hook:
+            self._numbers.append(self.count)
+        return self.count
+
+    def end(self, number: int) -> None:
+        if number not in self._numbers:
+            raise RuntimeError(f"{self._what}: the hook of number {number} has been called already")
+        self._numbers.remove(number)
+
+    def waits(self, number: int) -> bool:
+        return number in self._numbers
+
+
+class LowLatencyMode:
+    """Construction and close() are collective. stream: for calls with async_finish. mask: int32 [R] on the GPU.
+
+    shrink: a rank that is late is masked and the others go on; without, the next call raises EPTimeoutError, too.
+    """
+
+    def __init__(
+        self, group: EPGroup, shape: Shape, *, stream: torch.cuda.Stream, mask: Tensor, shrink: bool, timeout_s: float
+    ):
+        self.group, self.shape, self._shrink = group, shape, shrink
+        self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
+        num_sms = min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
+        self.kernels = LowLatency(
+            group, shape.heap(group.size), self.num_local * self.rows_per_expert, num_handles=NUM_HANDLES,
+            num_sms=num_sms, timeout_s=timeout_s, mask=mask,
+        )  # fmt: skip
+        self._asked = Asked(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
+        self._streams = CommStream(stream)
+        self._dispatches, self._combines = Pending("low_latency_dispatch"), Pending("low_latency_combine")
+        self._combining: dict[int, int] = {}  # handle -> its combine whose hook has not run
+        self._next_y: Tensor | None = None
+
+    # -- dispatch --
+
+    def dispatch(
+        self, x: Tensor, topk_idx: Tensor, recv_stats: Tensor | None, wait_stats: Tensor | None, *, use_fp8: bool,
+        round_scale: bool, use_ue8m0: bool, async_finish: bool, return_recv_hook: bool,
+    ) -> tuple[Rows, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
+        """Received rows as DeepEP lays them out. Arguments are checked by Buffer."""
+        self._raise_failure()
+        number = self._dispatches.begin(return_recv_hook)
+        i = number % NUM_HANDLES
+        rows = self._new_rows(use_fp8, EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT)
+        self.kernels.bind(i, rows)
+        self.kernels.count_for_caller(i, recv_stats, wait_stats)
+        with self._streams.run(async_finish) as stream:
+            self.kernels.dispatch(i, x, topk_idx, None, SEND if return_recv_hook else SEND | RECV)
+
+        def receive(_rows: Rows = rows) -> None:  # the hook keeps the rows alive
+            self._dispatches.end(number)
+            with self._streams.resume(stream):
+                self.kernels.dispatch(i, x, topk_idx, None, RECV)
+
+        assert rows.token is not None and rows.range is not None
+        handle = LowLatencyHandle(
+            (rows.token, rows.range, self.shape.max_tokens, self.shape.hidden, self.shape.num_experts)
+        )
+        handle.mode, handle.number = self, number
+        return rows, handle, self._streams.event(async_finish), receive if return_recv_hook else None
+
+    def _new_rows(self, use_fp8: bool, scale_format: int) -> Rows:
+        """scale: [L, groups, R * M], so that its transpose has DeepEP's column-major rows."""
+        num_local, per_expert, hidden = self.num_local, self.rows_per_expert, self.shape.hidden
+        dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
+        x = torch.empty(num_local, per_expert, hidden, dtype=dtype, device="cuda")
+        scale, strides = None, (0, 0, 0)
+        if use_fp8:
+            packed = scale_format == EXPONENTS
+            groups = -(-hidden // _SCALE_GROUP) // (4 if packed else 1)
+            scale_dtype = torch.int32 if packed else torch.float32
+            scale = torch.empty(num_local, groups, per_expert, dtype=scale_dtype, device="cuda")
+            strides = (groups - 1) * per_expert, 1, per_expert  # rows count over all experts
+        return Rows(
+            x, scale, torch.empty(num_local, dtype=torch.int32, device="cuda"), strides, scale_format, per_expert, 1,
+            torch.empty(num_local, per_expert, dtype=torch.int32, device="cuda"),
+            torch.empty(num_local, self.group.size, dtype=torch.int64, device="cuda"),
+        )  # fmt: skip
+
+    # -- combine --
+
+    def combine(
+        self, y: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, out: Tensor,
+        wait_stats: Tensor | None, *, zero_copy: bool, async_finish: bool, return_recv_hook: bool,
+    ) -> tuple[EventHandle | None, Callable[[], None] | None]:  # fmt: skip
+        self._raise_failure()
+        self._check_handle(handle)
+        if zero_copy and self._next_y is not None:
+            y, self._next_y = self._next_y, None
+        number = self._combines.begin(return_recv_hook)
+        i = handle.number % NUM_HANDLES
+        with self._streams.run(async_finish) as stream:
+            if not return_recv_hook:
+                self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
+                return self._streams.event(async_finish), None
+            self.kernels.combine_send(i, y, handle[0])
+        self._combining[handle.number] = number
+
+        def receive() -> None:
+            self._combines.end(number)
+            self._combining.pop(handle.number, None)
+            with self._streams.resume(stream):
+                self.kernels.combine_recv(i, topk_idx, topk_weights, out, None, wait_stats)
+
+        return None, receive
+
+    def next_combine_buffer(self) -> Tensor:
+        """bf16 [L, R * M, H], read by the next combine with zero_copy. combine never copies: any tensor would do."""
+        shape = self.num_local, self.rows_per_expert, self.shape.hidden
+        self._next_y = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        return self._next_y
+
+    def _check_handle(self, handle: LowLatencyHandle) -> None:
+        where = f"[rank {self.group.rank}/{self.group.size}] low_latency_combine:"
+        if handle.number <= self._dispatches.count - NUM_HANDLES:
+            raise RuntimeError(
+                f"{where} the handle is of dispatch {handle.number} and there have been {self._dispatches.count}; the "
+                f"last {NUM_HANDLES} can be combined"
+            )
+        if self._dispatches.waits(handle.number):
+            raise RuntimeError(f"{where} call the hook of the dispatch first: its tokens have not been received")
+        if handle.number in self._combining:
+            raise RuntimeError(f"{where} this handle has a combine under way; call its hook first")
+
+    # -- beside --
+
+    def meet(self) -> None:
+        """On the GPU: waits until every rank that is not masked has come here."""
+        x = torch.empty(0, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
+        topk_idx = torch.empty(0, self.shape.top_k, dtype=torch.int64, device="cuda")
+        self.dispatch(
+            x, topk_idx, None, None, use_fp8=False, round_scale=False, use_ue8m0=False, async_finish=False,
+            return_recv_hook=False,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.kernels.close()
+
+    def _raise_failure(self) -> None:
+        failure = take_failure(self.kernels.failure.words, self._asked)
+        if failure is None:
+            return
+        if not (self._shrink and isinstance(failure, EPTimeoutError)):
+            raise failure
+        _log.warning("%s; it is masked from now on", failure)

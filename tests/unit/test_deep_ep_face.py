@@ -1,0 +1,85 @@
+"""The DeepEP face where no GPU is needed: names, settings, and the order of hooks."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from eprt.compat import deep_ep
+from eprt.compat.deep_ep.low_latency import Pending
+
+CALLS = {
+    "low_latency_dispatch": "x topk_idx num_max_dispatch_tokens_per_rank num_experts "
+    "cumulative_local_expert_recv_stats dispatch_wait_recv_cost_stats use_fp8 round_scale use_ue8m0 async_finish "
+    "return_recv_hook",
+    "low_latency_combine": "x topk_idx topk_weights handle use_logfmt zero_copy async_finish return_recv_hook out "
+    "combine_wait_recv_cost_stats",
+    "dispatch": "x handle num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank num_tokens_per_expert topk_idx "
+    "topk_weights expert_alignment num_worst_tokens config previous_event async_finish allocate_on_comm_stream",
+    "combine": "x handle topk_weights bias config previous_event async_finish allocate_on_comm_stream",
+    "get_dispatch_layout": "topk_idx num_experts previous_event async_finish allocate_on_comm_stream",
+    "clean_low_latency_buffer": "num_max_dispatch_tokens_per_rank hidden num_experts",
+    "low_latency_update_mask_buffer": "rank_to_mask mask",
+    "low_latency_query_mask_buffer": "mask_status",
+    "low_latency_clean_mask_buffer": "",
+    "get_next_low_latency_combine_buffer": "handle",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_have_deep_eps_names_and_order(call):
+    assert list(inspect.signature(getattr(deep_ep.Buffer, call)).parameters)[1:] == CALLS[call].split()
+
+
+def test_num_sms_is_the_default_of_configs_and_must_be_even():
+    before = deep_ep.Buffer.num_sms
+    try:
+        deep_ep.Buffer.set_num_sms(12)
+        assert deep_ep.Buffer.get_dispatch_config(8).num_sms == deep_ep.Buffer.get_combine_config(8).num_sms == 12
+        with pytest.raises(ValueError, match="num_sms=7: must be even"):
+            deep_ep.Buffer.set_num_sms(7)
+        assert deep_ep.Buffer.num_sms == 12
+    finally:
+        deep_ep.Buffer.num_sms = before
+
+
+def test_config_refuses_queues_that_deep_ep_refuses():
+    with pytest.raises(ValueError, match=r"nvl_chunked_send_tokens=8 .*recv_tokens=8"):
+        deep_ep.Config(20, 8, 8)
+    assert deep_ep.Config(24, 8, 256).get_nvl_buffer_size_hint(7168 * 2, 8) > 0
+    assert deep_ep.Config().get_rdma_buffer_size_hint(7168 * 2, 8) == 0
+
+
+def test_low_latency_memory_is_a_third_of_deep_eps_at_most():
+    assert 0 < deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) < 2147e6 / 3
+
+
+def test_an_event_that_is_none_is_not_waited_for_silently():
+    with deep_ep.EventOverlap():
+        pass
+    with pytest.raises(ValueError, match="async_finish"):
+        deep_ep.EventOverlap().current_stream_wait()
+
+
+def test_two_hooks_may_be_outstanding_and_each_is_called_once():
+    pending = Pending("low_latency_dispatch")
+    first, second = pending.begin(True), pending.begin(True)
+    with pytest.raises(RuntimeError, match="the hook of low_latency_dispatch number 1 has not been called"):
+        pending.begin(False)
+    pending.end(first)
+    with pytest.raises(RuntimeError, match="number 1 has been called already"):
+        pending.end(first)
+    assert pending.waits(second) and pending.begin(False) == 3
+    with pytest.raises(RuntimeError, match="number 2 has not been called"):
+        pending.begin(True)
+
+
+def test_programs_that_import_deep_ep_find_the_same_classes():
+    program = (
+        "import sys, eprt.compat.deep_ep; sys.modules['deep_ep'] = eprt.compat.deep_ep\n"
+        "import deep_ep; from deep_ep import Buffer, Config, EventOverlap\n"
+        "from deep_ep.utils import EventOverlap as E\n"
+        "assert E is EventOverlap and deep_ep.topk_idx_t.is_signed and Buffer.is_sm90_compiled()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
