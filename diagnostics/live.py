@@ -76,9 +76,7 @@ class ServerSource(KeptSource):
     def __init__(self, client: Client):
         self._client = client
         findings, records, problems = client.windows(-1)
-        num_ranks = int(findings["num_ranks"])
-        nodes = records[0].node_of_rank if records else [0] * num_ranks
-        super().__init__(client.url, num_ranks, nodes, _MOST_WINDOWS)
+        super().__init__(client.url, int(findings["num_ranks"]), _MOST_WINDOWS)
         self.add(records)
         self.say(findings, problems)
         self._stop = threading.Event()
@@ -102,8 +100,6 @@ class ServerSource(KeptSource):
         findings, records, problems = self._client.windows(max(-1, newest - _LATE_WINDOWS))
         if records and records[0].num_ranks != self.num_ranks:
             raise ServerError(f"{self.name} now has {records[0].num_ranks} ranks; start `eprt diagnose` anew")
-        if records and newest < 0:
-            self.node_of_rank = list(records[0].node_of_rank)
         before = self.overview()
         self.add(records)
         if findings != before["findings"] or before["trouble"] or problems:

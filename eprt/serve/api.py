@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from eprt.serve.answer import Answer, Job
 from eprt.serve.diagnosis import Diagnosis
+from eprt.serve.diagnosis_page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid, not_found
 from eprt.serve.expert_load import expert_load
 from eprt.serve.options import ServeOptions
@@ -97,6 +98,7 @@ class Api:
 
     def app(self) -> Callable[..., Awaitable[None]]:
         """The ASGI application."""
+        page = DiagnosisPage(self._diagnosis, self.load, self.placement, lambda: self._pool.state == "serving")
         routes = [
             Route("/health", self.health),
             Route("/metrics", self.metrics),
@@ -107,6 +109,8 @@ class Api:
             Route("/v1/eprt/load", self.load),
             Route("/v1/eprt/placement", self.placement),
             Route("/v1/eprt/diagnose", self.diagnose),
+            Route("/v1/eprt/diagnose/page", page.redirect),
+            Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["POST"]),
         ]
         handlers = {
