@@ -183,6 +183,7 @@ class EngineConfig:
     kv_cache_gb: memory for the paged cache. page_size: tokens per KV page.
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.
+    num_speculative_tokens: tokens the checkpoint's MTP layer drafts for each running request and step; 0 for none.
     low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
     num_redundant_experts: slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that
     all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
@@ -202,6 +203,7 @@ class EngineConfig:
     max_queue: int = 256
     enable_prefix_cache: bool = True
     ep_payload: str = "same"
+    num_speculative_tokens: int = 0
     low_latency_max_tokens: int = 64
     num_redundant_experts: int = 0
     spare_experts: int = 2
@@ -220,6 +222,12 @@ class EngineConfig:
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"--max-model-len {self.max_model_len}: must be at least 2",
+        )
+        most = min(self.page_size, self.chunk_size - 1)  # one new page at most per step; one whole request per step
+        _require(
+            0 <= self.num_speculative_tokens <= most,
+            f"--num-speculative-tokens {self.num_speculative_tokens}: must be in 0..{most} "
+            f"(--page-size {self.page_size}, --chunk-size {self.chunk_size})",
         )
         for name in ("num_redundant_experts", "spare_experts"):
             _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")

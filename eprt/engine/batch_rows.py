@@ -44,18 +44,22 @@ class TokenCounts:
 class BatchRows:
     """tokens_ML: int32, prompt and generated. length_M: how many. num_prompt_M, max_len_M: as in Request.
     page_table_MP: int32, the row's pages in order. num_slots_M: tokens they have room for. stop_MS: token ids that end
-    it, padded. sampling_M: SAMPLING_DTYPE. All int64 where nothing else is said.
+    it, padded. sampling_M: SAMPLING_DTYPE. draft_MK: int32, what may follow, num_draft_M of them; can_draft_M: bool,
+    whether drafts are any use. All int64 where nothing else is said.
 
     counts, bias: only for the rows that have penalties or a logit bias (token ids int64, bias fp32).
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, page_size: int, vocab_size: int):
+    def __init__(self, num_rows: int, max_model_len: int, page_size: int, vocab_size: int, num_drafts: int = 0):
         self.page_size, self.vocab_size = page_size, vocab_size
         self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
         self.length_M, self.num_prompt_M, self.max_len_M, self.num_slots_M = np.zeros((4, num_rows), dtype=np.int64)
         self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)
         self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
+        self.draft_MK = np.zeros((num_rows, num_drafts), dtype=np.int32)
+        self.num_draft_M = np.zeros(num_rows, dtype=np.int64)
+        self.can_draft_M = np.zeros(num_rows, dtype=np.bool_)
         self.counts: dict[int, TokenCounts] = {}
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._unused = list(range(num_rows - 1, -1, -1))
@@ -70,6 +74,7 @@ class BatchRows:
         self.max_len_M[row] = request.max_len
         self.num_slots_M[row] = len(request.pages) * self.page_size
         self.page_table_MP[row, : len(request.pages)] = request.pages
+        self.num_draft_M[row] = 0
         self._enter_stops(row, request)
         self._enter_sampling(row, request)
 
@@ -124,6 +129,8 @@ class BatchRows:
             penalised,
             bool(params.logit_bias),
         )
+        # A drafted position would have to know the counts of the drafts before it.
+        self.can_draft_M[row] = not penalised
         if penalised:
             self.counts[row] = self._count(request)
         if params.logit_bias:

@@ -40,6 +40,7 @@ from torch import Tensor
 from eprt.config import EngineConfig
 from eprt.engine import sampler
 from eprt.engine.batch_rows import BatchRows
+from eprt.engine.drafter import Drafter
 from eprt.engine.kv_cache import PagePool, allocate_kv_cache, num_kv_pages
 from eprt.engine.outputs import EngineStats, StepResult
 from eprt.engine.request import QueueFullError, Request, RequestLimits
@@ -81,11 +82,15 @@ class Engine:
         self._owns_model = model is None
         self.model = model if model is not None else _load(config, self.group, progress)
         self.limits, self._pool, kv_cache_LPSD = self._make_cache()
-        max_running = min(config.max_num_seqs, config.chunk_size)
-        rows = BatchRows(max_running, self.limits.max_model_len, config.page_size, self.limits.vocab_size)
+        num_drafts = config.num_speculative_tokens
+        max_running = min(config.max_num_seqs, config.chunk_size // (1 + num_drafts))
+        self._rows = rows = BatchRows(
+            max_running, self.limits.max_model_len, config.page_size, self.limits.vocab_size, num_drafts
+        )
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
-        self.runner = Runner(self.model, kv_cache_LPSD, rows, config.chunk_size, max_running)
-        self._rows = rows
+        num_layers = self.model.config.num_hidden_layers
+        self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size)
+        self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows) if num_drafts else None
         self.recorder, self.migrator = self._watch_experts()
         self._board = StepBoard(self.group, num_values=_HEADER)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
@@ -99,7 +104,7 @@ class Engine:
             raise ValueError(
                 f"--max-model-len {max_model_len}: the model knows positions up to {model.max_position_embeddings}"
             )
-        num_layers, dtype = model.num_hidden_layers, self.model.kv_dtype
+        num_layers, dtype = model.num_hidden_layers + (config.num_speculative_tokens > 0), self.model.kv_dtype
         useful = _USEFUL_CACHE * config.max_num_seqs * max_model_len
         num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, model.kv_dim, dtype, useful)
         kv_tokens = num_pages * config.page_size
@@ -212,13 +217,25 @@ class Engine:
     @torch.inference_mode()
     def _run(self, schedule: Schedule, mode: str) -> list:
         if self.recorder is not None:
-            self.recorder.begin(schedule.num_tokens, len(schedule.decodes))
+            self.recorder.begin(schedule.num_tokens, schedule.num_decode_tokens)
+        if self._drafter is not None:
+            return self._run_drafting(schedule, mode, self._drafter)
         logits_XV = self.runner.run(schedule, mode)
         if not schedule.num_tokens:
             return []
         prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
-        sampled = sampler.sample(logits_XV[: len(schedule.sampled)], schedule.sampled_row_X, self._rows)
+        sampled = sampler.sample(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows)
         return self.scheduler.commit(schedule, sampled, prompt_logprobs)
+
+    def _run_drafting(self, schedule: Schedule, mode: str, drafter: Drafter) -> list:
+        """The same with drafts: checked in this step, made for the next one. Idle ranks take part in making them."""
+        logits_XV, hidden_TH, batch = self.runner.run_with_hidden(schedule, mode)
+        prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
+        sampled = sampler.sample(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows, schedule.offset_X)
+        accepted_S = self.scheduler.verify(schedule, sampled.token_X)
+        outputs = self.scheduler.commit(schedule, sampled, prompt_logprobs, accepted_S)
+        drafter.run(schedule, batch, hidden_TH, sampled.token_X, accepted_S)
+        return outputs
 
     # -- looking in from outside --
 
@@ -232,6 +249,8 @@ class Engine:
             num_generated_tokens=scheduler.num_generated_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_cached_tokens=scheduler.num_cached_tokens,
+            num_drafted_tokens=scheduler.num_drafted_tokens,
+            num_accepted_tokens=scheduler.num_accepted_tokens,
             num_running_now=len(scheduler.running),
             num_waiting_now=len(scheduler.waiting),
             kv_pages_total=self._pool.num_pages,

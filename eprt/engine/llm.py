@@ -257,6 +257,8 @@ class LLM:
                 all_idle = result.all_idle
                 for output in result.outputs:
                     completion = mine[output.request_id]
+                    if completion.finish_reason is not None:
+                        continue  # drafted behind its stop string
                     piece = completion.accept(output)
                     if completion.finish_reason is not None:
                         self.engine.abort(completion.request_id)  # ended by a stop string; else it has ended already

@@ -19,7 +19,7 @@ _LOGPROB_ROWS = 64
 class Runner:
     """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]."""
 
-    def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, max_running: int):
+    def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int):
         self.model, self.kv_cache_LPSD, self.rows = model, kv_cache_LPSD, rows
         self.device = kv_cache_LPSD.device
         self.page_size = kv_cache_LPSD.shape[2]
@@ -27,17 +27,25 @@ class Runner:
         self.position_T = np.zeros(chunk_size, dtype=np.int64)
         self.kv_slot_T = np.zeros(chunk_size, dtype=np.int64)
         self.logits_idx_T = np.arange(chunk_size, dtype=np.int64)
-        self.query_start_B1 = np.arange(max_running + 1, dtype=np.int32)
+        self.query_start_B1 = np.arange(chunk_size + 1, dtype=np.int32)
 
     def run(self, schedule: Schedule, mode: str) -> Tensor:
-        """logits [X, V] fp32: first one row per schedule.sampled, then the rows that prompt_logprobs() takes."""
+        """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes."""
         return self.model.forward(self.pack(schedule, mode), self.kv_cache_LPSD)
+
+    def run_with_hidden(self, schedule: Schedule, mode: str) -> tuple[Tensor, Tensor, ForwardBatch]:
+        """The same logits, and what drafting goes on from: the final hidden states [T, H] and the batch."""
+        batch = self.pack(schedule, mode)
+        logits_XV, hidden_TH = self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
+        return logits_XV, hidden_TH, batch
 
     def pack(self, schedule: Schedule, mode: str) -> ForwardBatch:
         """The step's tokens as tensors."""
-        self._pack_decodes(schedule.decode_row_B)
-        row_B, seq_len_B = schedule.decode_row_B, self.rows.length_M[schedule.decode_row_B].astype(np.int32)
-        query_start_B1, num_tokens = self.query_start_B1[: len(row_B) + 1], len(row_B)
+        num_tokens = schedule.num_decode_tokens  # each a request of its own to the attention
+        row_B = schedule.row_X[:num_tokens]
+        self._pack_decodes(row_B, None if schedule.offset_X is None else schedule.offset_X[:num_tokens])
+        seq_len_B = (self.position_T[:num_tokens] + 1).astype(np.int32)
+        query_start_B1 = self.query_start_B1[: num_tokens + 1]
         if schedule.chunks:
             chunk_row = [chunk.request.row for chunk in schedule.chunks]
             row_B = np.concatenate((row_B, np.array(chunk_row, dtype=np.int64)))
@@ -52,7 +60,7 @@ class Runner:
             page_table_BP=self._tensor(self.rows.page_table_MP[:, :num_pages].take(row_B, axis=0)),
             seq_len_B=self._tensor(seq_len_B),
             query_start_B1=self._tensor(query_start_B1),
-            num_decode=len(schedule.decodes),
+            num_decode=schedule.num_decode_tokens,
             logits_idx=self._tensor(self._logits_idx(schedule)),
             mode=mode,
         )
@@ -60,17 +68,22 @@ class Runner:
     def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list]:
         """Per chunk: (logprob, top pairs) of the prompt tokens that follow its tokens, for requests that want them."""
         result: list[list] = []
-        start = len(schedule.sampled)
+        start = len(schedule.row_X)
         for chunk in schedule.chunks:
             count = _num_prompt_logprobs(chunk)
             result.append(_score_prompt(logits_XV[start : start + count], chunk))
             start += count
         return result
 
-    def _pack_decodes(self, row_B: np.ndarray) -> None:
+    def _pack_decodes(self, row_B: np.ndarray, offset_B: np.ndarray | None) -> None:
         num = len(row_B)
-        self.position_T[:num] = last_B = self.rows.length_M[row_B] - 1
+        last_B = self.rows.length_M[row_B] - 1
+        self.position_T[:num] = last_B
         self.token_id_T[:num] = self.rows.tokens_ML[row_B, last_B]
+        if offset_B is not None:
+            drafted = np.flatnonzero(offset_B)
+            self.position_T[:num] += offset_B
+            self.token_id_T[drafted] = self.rows.draft_MK[row_B[drafted], offset_B[drafted] - 1]
         self._pack_slots(row_B, 0, num)
 
     def _pack_chunk(self, chunk: Chunk, at: int) -> int:
@@ -85,7 +98,7 @@ class Runner:
         self.kv_slot_T[at:end] = self.rows.page_table_MP[row, page_T] * np.int64(self.page_size) + offset_T
 
     def _logits_idx(self, schedule: Schedule) -> np.ndarray:
-        num_decode = len(schedule.decodes)
+        num_decode = schedule.num_decode_tokens
         if not schedule.chunks:
             return self.logits_idx_T[:num_decode]
         sampled, scored = [self.logits_idx_T[:num_decode]], []

@@ -28,8 +28,9 @@ from eprt.engine.scheduler import SampledTokens
 from eprt.ops.draw import draw
 
 
-def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows) -> SampledTokens:
+def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows, offset_X: np.ndarray | None = None) -> SampledTokens:
     """One token per row of the batch. logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`.
+    offset_X: int64, how many drafted tokens lie between the request's last token and the one to sample; default none.
 
     A row whose largest logit is NaN or infinite gives -1.
     """
@@ -40,6 +41,8 @@ def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows) -> SampledToke
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
     position_X = rows.length_M[row_X] - rows.num_prompt_M[row_X]
+    if offset_X is not None:
+        position_X += offset_X
     drawn = np.flatnonzero(params_X["temperature"])
     if len(drawn):
         drawn_Y = torch.from_numpy(drawn).to(logits_XV.device)

@@ -23,6 +23,7 @@ attends. Nothing scheduled in a step is preempted in that step (victims are newe
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -35,33 +36,59 @@ from eprt.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens start..end-1 of one request's prefill. is_last: its logits choose the next token."""
+    """Tokens start..end-1 of one request's prefill. is_last: its logits choose the next token. request_row: its row
+    now; the request may have left it when its first token was its last."""
 
     request: Request
+    request_row: int
     start: int
     end: int
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
-    """One step of one rank: X requests get a token, first the decodes, then the last chunks in order.
+    """One step of one rank: S requests get a token or more, first the decodes, then the last chunks in order.
 
-    sampled: those requests; request_ids, sampled_row_X: their ids and rows (int64). decode_row_B: the rows of decodes.
+    sampled: those requests; request_ids, row_S: their ids and rows (int64). draft_S: drafted tokens of each that are
+    computed behind its last one, for as many more tokens if they hold; None when there are none at all.
     """
 
     decodes: list[Request]
     chunks: list[Chunk]
     sampled: list[Request]
     request_ids: list[str]
-    decode_row_B: np.ndarray
-    sampled_row_X: np.ndarray
+    row_S: np.ndarray
     num_tokens: int
+    draft_S: np.ndarray | None = None
+
+    @cached_property
+    def first_S(self) -> np.ndarray:
+        """Of the X = S + sum(draft_S) rows that are sampled from, the first of each request."""
+        if self.draft_S is None:
+            return np.arange(len(self.row_S))
+        return np.cumsum(self.draft_S) - self.draft_S + np.arange(len(self.row_S))
+
+    @cached_property
+    def row_X(self) -> np.ndarray:
+        """Row of the request that each logits row belongs to."""
+        return self.row_S if self.draft_S is None else np.repeat(self.row_S, self.draft_S + 1)
+
+    @cached_property
+    def offset_X(self) -> np.ndarray | None:
+        """Drafted tokens between the request's last token and the one to sample; None: none anywhere."""
+        if self.draft_S is None:
+            return None
+        return np.arange(len(self.row_X)) - np.repeat(self.first_S, self.draft_S + 1)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return len(self.decodes) + (0 if self.draft_S is None else int(self.draft_S.sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What the sampler chose for Schedule.sampled, in its order.
+    """What the sampler chose for Schedule.row_X, in its order.
 
     token_X: int64, -1 where the logits were not numbers. logprobs, top_logprobs: None where no request wants any, else
     one entry per request, None and () for those that want none.
@@ -70,6 +97,13 @@ class SampledTokens:
     token_X: np.ndarray
     logprobs: list[float | None] | None = None
     top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+
+    def take(self, index: np.ndarray) -> "SampledTokens":
+        """Those at some places."""
+        at = index.tolist()
+        if self.logprobs is None or self.top_logprobs is None:
+            return SampledTokens(self.token_X[at])
+        return SampledTokens(self.token_X[index], [self.logprobs[i] for i in at], [self.top_logprobs[i] for i in at])
 
 
 class Scheduler:
@@ -83,6 +117,7 @@ class Scheduler:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
+        self.num_drafted_tokens = self.num_accepted_tokens = 0
         self._requests: dict[str, Request] = {}
         self._decodes: list[Request] = []  # the decoding ones among the running, and their rows
         self._decode_ids: list[str] = []
@@ -132,15 +167,30 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Chooses the next step's tokens. The caller runs them, then commits."""
         self._make_room_for_decodes()
-        decodes, row_B = self._decodes, self._decode_row_B
-        chunks = self._schedule_prefills(self.chunk_size - len(decodes))
+        decodes, row_B, draft_B = self._decodes, self._decode_row_B, self._choose_drafts()
+        num_tokens = len(decodes) + (0 if draft_B is None else int(draft_B.sum()))
+        chunks = self._schedule_prefills(self.chunk_size - num_tokens)
         if not chunks:
-            return Schedule(decodes, chunks, decodes, self._decode_ids, row_B, row_B, len(decodes))
+            return Schedule(decodes, chunks, decodes, self._decode_ids, row_B, num_tokens, draft_B)
         last = [chunk.request for chunk in chunks if chunk.is_last]
         request_ids = self._decode_ids + [request.request_id for request in last]
-        row_X = np.concatenate((row_B, np.array([request.row for request in last], dtype=np.int64)))
-        num_tokens = len(decodes) + sum(chunk.end - chunk.start for chunk in chunks)
-        return Schedule(decodes, chunks, decodes + last, request_ids, row_B, row_X, num_tokens)
+        row_S = np.concatenate((row_B, np.array([request.row for request in last], dtype=np.int64)))
+        draft_S = None if draft_B is None else np.concatenate((draft_B, np.zeros(len(last), dtype=np.int64)))
+        num_tokens += sum(chunk.end - chunk.start for chunk in chunks)
+        return Schedule(decodes, chunks, decodes + last, request_ids, row_S, num_tokens, draft_S)
+
+    def _choose_drafts(self) -> np.ndarray | None:
+        """How many of its drafts each decode computes: no more than can become tokens, nor than pages can be spared."""
+        rows, row_B = self.rows, self._decode_row_B
+        if not rows.draft_MK.shape[1]:
+            return None
+        length_B = rows.length_M[row_B]
+        draft_B = np.minimum(rows.num_draft_M[row_B], rows.max_len_M[row_B] - length_B - 1).clip(min=0)
+        for i in np.flatnonzero(length_B + draft_B > rows.num_slots_M[row_B]).tolist():
+            if self.pool.num_available > len(self.running):
+                rows.grow(self._decodes[i], self.pool.allocate())
+        draft_B = np.minimum(draft_B, rows.num_slots_M[row_B] - length_B)
+        return draft_B if draft_B.any() else None
 
     def _make_room_for_decodes(self) -> None:
         """Sees to it that each decode has a page for its next token; those that cannot have one are preempted."""
@@ -191,7 +241,7 @@ class Scheduler:
         start = request.num_prefilled
         end = min(start + budget, request.prefill_end)
         self._register_full_pages(request, end)
-        return Chunk(request, start, end, is_last=end == request.prefill_end)
+        return Chunk(request, request.row, start, end, is_last=end == request.prefill_end)
 
     def _admit(self, request: Request) -> bool:
         """Moves the head of the queue to the running requests if its pages fit."""
@@ -235,26 +285,73 @@ class Scheduler:
 
     # -- taking the results --
 
+    def verify(self, schedule: Schedule, token_X: np.ndarray) -> np.ndarray | None:
+        """How many drafts of each request hold, int64 [S]; None when there were none.
+
+        A draft holds if the sampler chose the same token there, with that position's own random number: tokens are
+        those of decoding one by one, and no rule that keeps the distribution accepts a single guess more often.
+        """
+        if schedule.draft_S is None:
+            return None
+        accepted_S, holds_S = np.zeros_like(schedule.draft_S), np.ones(len(schedule.draft_S), dtype=np.bool_)
+        for j in range(self.rows.draft_MK.shape[1]):
+            holds_S &= schedule.draft_S > j
+            at = np.flatnonzero(holds_S)
+            holds_S[at] = token_X[schedule.first_S[at] + j] == self.rows.draft_MK[schedule.row_S[at], j]
+            accepted_S += holds_S
+        self.num_drafted_tokens += int(schedule.draft_S.sum())
+        self.num_accepted_tokens += int(accepted_S.sum())
+        return accepted_S
+
     def commit(
-        self, schedule: Schedule, sampled: SampledTokens, prompt_logprobs: Sequence[list] = ()
+        self,
+        schedule: Schedule,
+        sampled: SampledTokens,
+        prompt_logprobs: Sequence[list] = (),
+        accepted_S: np.ndarray | None = None,
     ) -> list[TokenOutput]:
         """Advances every scheduled request and retires the finished ones.
 
         prompt_logprobs: one list per chunk, for the prompt tokens that follow the chunk's tokens (see runner.py).
+        accepted_S: what verify() found.
         """
         self._advance_prefills(schedule.chunks, prompt_logprobs)
-        stopped_X, full_X = self.rows.append(schedule.sampled_row_X, sampled.token_X)
+        num_decodes = len(schedule.decodes)
+        if accepted_S is None:
+            return self._take(schedule.sampled, schedule.request_ids, schedule.row_S, sampled, num_decodes)[0]
+        outputs: list[TokenOutput] = []
+        index_S = np.arange(len(accepted_S))
+        for j in range(int(accepted_S.max()) + 1):
+            requests = [schedule.sampled[i] for i in index_S.tolist()]
+            request_ids = [request.request_id for request in requests]
+            taken = sampled.take(schedule.first_S[index_S] + j)
+            num_continued = num_decodes if j == 0 else len(requests)
+            more, ended_S = self._take(requests, request_ids, schedule.row_S[index_S], taken, num_continued)
+            outputs += more
+            index_S = index_S[~ended_S & (accepted_S[index_S] > j)]
+        return outputs
+
+    def _take(
+        self,
+        requests: list[Request],
+        request_ids: list[str],
+        row_X: np.ndarray,
+        sampled: SampledTokens,
+        num_continued: int,
+    ) -> tuple[list[TokenOutput], np.ndarray]:
+        """One token for each of these requests, the first num_continued of which have had some; and which ended."""
+        stopped_X, full_X = self.rows.append(row_X, sampled.token_X)
         ended_X = stopped_X | full_X | (sampled.token_X < 0)
-        outputs = list(map(TokenOutput, schedule.request_ids, sampled.token_X.tolist()))
+        outputs = list(map(TokenOutput, request_ids, sampled.token_X.tolist()))
         self.num_generated_tokens += len(outputs)
         # Everything beyond a plain token is rare enough to be done one by one.
-        for i in range(len(schedule.decodes), len(outputs)):
-            outputs[i] = self._with_prompt(outputs[i], schedule.sampled[i])
+        for i in range(num_continued, len(outputs)):
+            outputs[i] = self._with_prompt(outputs[i], requests[i])
         if sampled.logprobs is not None:
             outputs = [_with_logprobs(output, i, sampled) for i, output in enumerate(outputs)]
         for i in np.flatnonzero(ended_X).tolist():
-            outputs[i] = self._end(outputs[i], schedule.sampled[i], "stop" if stopped_X[i] else "length")
-        return outputs
+            outputs[i] = self._end(outputs[i], requests[i], "stop" if stopped_X[i] else "length")
+        return outputs, ended_X
 
     def _advance_prefills(self, chunks: list[Chunk], prompt_logprobs: Sequence[list]) -> None:
         for chunk in chunks:

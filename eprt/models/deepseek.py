@@ -33,6 +33,21 @@ class DecoderLayer:
         return x_TH + self.mlp(h_TH)
 
 
+class MtpLayer:
+    """Multi-token prediction: from the model's hidden state at a position and the embedding of the token that follows,
+    to the hidden state from which the model's head reads the token after that one."""
+
+    def __init__(
+        self, embed_norm: RMSNorm, hidden_norm: RMSNorm, project: Linear, layer: DecoderLayer, head_norm: RMSNorm
+    ):
+        self.embed_norm, self.hidden_norm, self.project = embed_norm, hidden_norm, project
+        self.layer, self.head_norm = layer, head_norm
+
+    def __call__(self, hidden_TH: Tensor, embedded_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+        both_T2H = torch.cat((self.embed_norm(embedded_TH), self.hidden_norm(hidden_TH)), dim=-1)
+        return self.head_norm(self.layer(self.project(both_T2H), batch, kv_pages))
+
+
 class DeepseekModel:
     """config, kv_dtype: what the engine sizes its cache from. Attention and dense weights are whole on each rank.
 
@@ -47,10 +62,11 @@ class DeepseekModel:
         norm: RMSNorm,
         lm_head: Linear,
         ep: Mapping[str, EPBackend],
+        mtp: MtpLayer | None = None,
     ):
         self.config, self.kv_dtype = config, config.dtype
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
-        self.ep = ep
+        self.ep, self.mtp = ep, mtp
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
@@ -58,13 +74,37 @@ class DeepseekModel:
 
         Collective: all ranks run the same number of steps; one without requests passes an empty batch.
         """
+        return self.logits(self.norm(self._layers(batch, kv_cache_LPSD)[batch.logits_idx]))
+
+    @torch.no_grad()
+    def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:
+        """The same logits, and the normalised final hidden states [T, H] that draft() goes on from."""
+        hidden_TH = self.norm(self._layers(batch, kv_cache_LPSD))
+        return self.logits(hidden_TH[batch.logits_idx]), hidden_TH
+
+    @torch.no_grad()
+    def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T. Collective.
+
+        hidden_TH: of the tokens before those, whose positions and cache slots the batch has. kv_pages: [pages,
+        page_size, config.kv_dim], of the MTP layer.
+        """
+        assert self.mtp is not None, "the model was loaded without its MTP layer"
+        return self.mtp(hidden_TH, self.embed_VH[batch.token_id_T], batch, kv_pages)
+
+    def logits(self, hidden_XH: Tensor) -> Tensor:
+        """fp32 [X, V] of normalised hidden states."""
+        # Normalised in the model's dtype, then multiplied in fp32: bf16 logits would tie too often for sampling.
+        return self.lm_head(hidden_XH.float())
+
+    def _layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
         x_TH = self.embed_VH[batch.token_id_T]
         for layer, kv_pages in zip(self.layers, kv_cache_LPSD, strict=True):
             x_TH = layer(x_TH, batch, kv_pages)
-        # Normalised in the model's dtype, then multiplied in fp32: bf16 logits would tie too often for sampling.
-        return self.lm_head(self.norm(x_TH[batch.logits_idx]).float())
+        return x_TH
 
     def moe_layers(self) -> list[EPMoE]:
+        """Those whose experts are counted and can move: not the MTP layer's, which any placement would suit."""
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, EPMoE)]
 
     def expert_load(self) -> list[list[int]]:

@@ -17,8 +17,8 @@ _FLOATS = ("F32", "BF16", "F16")
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
-    """name -> (shape, may be fp8) of the whole model, with one entry per expert."""
+def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, tuple[Shape, bool]]:
+    """name -> (shape, may be fp8) of the whole model, with one entry per expert; of its first MTP layer if wanted."""
     c = config
     expected: dict[str, tuple[Shape, bool]] = {
         "model.embed_tokens.weight": ((c.vocab_size, c.hidden_size), False),
@@ -26,12 +26,17 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
     }
     if not c.tie_word_embeddings:
         expected["lm_head.weight"] = ((c.vocab_size, c.hidden_size), False)
-    for layer in range(c.num_hidden_layers):
+    for layer in range(c.num_hidden_layers + mtp):
         prefix = f"model.layers.{layer}."
         for norm in ("input_layernorm", "post_attention_layernorm"):
             expected[f"{prefix}{norm}.weight"] = ((c.hidden_size,), False)
         expected.update(_attention(c, prefix + "self_attn."))
         expected.update(_moe(c, prefix + "mlp.") if c.is_moe_layer(layer) else _mlp(c, prefix + "mlp."))
+    if mtp:
+        prefix = f"model.layers.{c.num_hidden_layers}."
+        expected[f"{prefix}eh_proj.weight"] = ((c.hidden_size, 2 * c.hidden_size), True)
+        for norm in ("enorm", "hnorm", "shared_head.norm"):
+            expected[f"{prefix}{norm}.weight"] = ((c.hidden_size,), False)
     return expected
 
 
@@ -76,9 +81,14 @@ def _moe(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]
         yield from _swiglu(f"{prefix}shared_experts.", c.hidden_size, c.moe.shared_intermediate_size)
 
 
-def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
-    """CheckpointError listing every missing, extra, mis-shaped and unreadable tensor."""
-    expected = expected_tensors(config)
+def check_tensors(config: ModelConfig, checkpoint: Checkpoint, mtp: bool = False) -> None:
+    """CheckpointError listing every missing, extra, mis-shaped and unreadable tensor. mtp: the MTP layer is needed."""
+    if mtp and not config.num_nextn_predict_layers:
+        raise CheckpointError(
+            f"{checkpoint.model_dir} has no MTP layer to draft with (num_nextn_predict_layers is 0 in its "
+            "config.json); leave --num-speculative-tokens at 0"
+        )
+    expected = expected_tensors(config, mtp)
     problems = []
     scales = set()
     for name, (shape, may_be_fp8) in expected.items():

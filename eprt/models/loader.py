@@ -20,7 +20,7 @@ from eprt.layers.moe import EPMoE, make_ep, make_pool
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
 from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
-from eprt.models.deepseek import DecoderLayer, DeepseekModel
+from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
 from eprt.models.deepseek_tensors import check_tensors, expected_tensors, is_skipped
 from eprt.models.hf_config import ConfigFile, read_model_config
 from eprt.models.registry import builder_of
@@ -47,7 +47,7 @@ def load_deepseek(engine: EngineConfig, group: EPGroup, progress: Progress | Non
     with _all_or_none(group):
         config = read_model_config(engine)
         checkpoint = Checkpoint(engine.model_dir)
-        check_tensors(config, checkpoint)
+        check_tensors(config, checkpoint, mtp=engine.num_speculative_tokens > 0)
     ep, slot_map = {}, None
     if config.moe is not None:
         slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
@@ -97,7 +97,8 @@ class _Builder:
             raise ValueError(
                 f"--max-model-len {self.num_positions}: this model has positions up to {config.max_position_embeddings}"
             )
-        self.expected = expected_tensors(config)
+        self.mtp = engine.num_speculative_tokens > 0
+        self.expected = expected_tensors(config, self.mtp)
         self.pools = self._make_pools()
         self._count_bytes(progress)
 
@@ -108,7 +109,19 @@ class _Builder:
         self.cos_sin_PR = cos_sin_table(c.rope, c.qk_rope_head_dim, self.num_positions)
         layers = [self.decoder_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
         norm = self.norm("model.norm.weight", c.rms_norm_eps)
-        return DeepseekModel(c, embed_VH, layers, norm, Linear(Weight(head_VH)), self.ep)
+        mtp = self.mtp_layer(c.num_hidden_layers) if self.mtp else None
+        return DeepseekModel(c, embed_VH, layers, norm, Linear(Weight(head_VH)), self.ep, mtp)
+
+    def mtp_layer(self, layer_idx: int) -> MtpLayer:
+        """Its embedding and head are the model's own; the checkpoint's copies of them stay on disk."""
+        c, prefix = self.config, f"model.layers.{layer_idx}."
+        return MtpLayer(
+            embed_norm=self.norm(f"{prefix}enorm.weight", c.rms_norm_eps),
+            hidden_norm=self.norm(f"{prefix}hnorm.weight", c.rms_norm_eps),
+            project=self.linear(f"{prefix}eh_proj"),
+            layer=self.decoder_layer(layer_idx),
+            head_norm=self.norm(f"{prefix}shared_head.norm.weight", c.rms_norm_eps),
+        )
 
     def decoder_layer(self, layer_idx: int) -> DecoderLayer:
         c, prefix = self.config, f"model.layers.{layer_idx}."
@@ -160,7 +173,7 @@ class _Builder:
         c = self.config
         if c.moe is None or self.slot_map is None:
             return {}
-        layers = [layer_idx for layer_idx in range(c.num_hidden_layers) if c.is_moe_layer(layer_idx)]
+        layers = [layer_idx for layer_idx in range(c.num_hidden_layers + self.mtp) if c.is_moe_layer(layer_idx)]
         num_slots = self.slot_map.num_slots // self.group.size
         formats = [self.expert_format(f"model.layers.{layer_idx}.mlp.") for layer_idx in layers]
         return {
@@ -213,7 +226,7 @@ class _Builder:
                 progress(done, total)
 
         self.checkpoint.on_read = on_read
-        skipped = sum(is_skipped(self.config, name) for name in self.checkpoint.tensors)
+        skipped = sum(name not in names and is_skipped(self.config, name) for name in self.checkpoint.tensors)
         if skipped and self.group.rank == 0:
             log.info("%d tensors are not needed and stay on disk (MTP layers, computed buffers)", skipped)
 

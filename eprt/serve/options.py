@@ -102,6 +102,9 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
     add(
         "--kv-cache-gb", type=float, default=defaults["kv_cache_gb"], help="memory of the KV cache, default %(default)s"
     )
+    add("--num-speculative-tokens", type=int, default=defaults["num_speculative_tokens"],
+        help="tokens the checkpoint's MTP layer guesses per request and step; never changes an answer, "
+        "default %(default)s")  # fmt: skip
     add("--page-size", type=int, default=defaults["page_size"], help="tokens per KV page, default %(default)s")
     add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], help="running sequences, default %(default)s")
     add(
@@ -145,6 +148,7 @@ def parse(argv: list[str]) -> ServeOptions:
             max_model_len=args.max_model_len,
             kv_cache_gb=args.kv_cache_gb,
             page_size=args.page_size,
+            num_speculative_tokens=args.num_speculative_tokens,
             chunk_size=args.chunk_size,
             max_num_seqs=args.max_num_seqs,
             max_queue=args.max_queue,

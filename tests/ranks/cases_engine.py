@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from eprt import LLM, EPGroup, SamplingParams
 from eprt.config import EngineConfig
@@ -54,6 +55,19 @@ def same_tokens(group: EPGroup, directory: str) -> None:
     assert results[0] == results[1] == results[2], "tokens depend on chunks, pages or preemption"
     if group.rank == 0:
         print("TOKENS", json.dumps(results[0]), flush=True)
+
+
+def drafts_change_nothing(group: EPGroup) -> None:
+    """With and without drafts by the MTP layer the ranks, of which some idle at the end, generate the same tokens."""
+    demo = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
+    texts = ["What is 12 + 30?", "Count from 3 to 20.", "Spell castle backwards.", "Sort: pear, fig", "What is 2 + 2?"]
+    params = [SamplingParams(max_tokens=10 * (1 + i), temperature=0.7 * (i % 2), seed=i) for i in range(len(texts))]
+    tokens = []
+    for num_drafts in (0, 2):
+        with LLM(demo, group, kv_cache_gb=0.02, num_speculative_tokens=num_drafts) as llm:
+            tokens.append([output.outputs[0].token_ids for output in llm.generate(texts, params)])
+            llm.engine.check_integrity()
+    assert tokens[0] == tokens[1]
 
 
 def streams_and_errors(group: EPGroup, directory: str) -> None:
@@ -236,5 +250,6 @@ def _compare_with_llm(group: EPGroup, directory: str, results: dict) -> None:
 def run_all(group: EPGroup, directory: str) -> None:
     same_tokens(group, directory)
     streams_and_errors(group, directory)
+    drafts_change_nothing(group)
     if group.size > 1:
         sleep_protocol(group, directory)

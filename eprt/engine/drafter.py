@@ -1,0 +1,112 @@
+"""Drafter: guesses the next tokens of running requests with the checkpoint's MTP layer, after each forward pass.
+
+From the hidden state at a position and the token that followed it, the layer predicts the token after that one
+(DeepSeek-V3, arXiv:2412.19437, section 2.2). It has a KV cache of its own, in the same pages, so it sees every token
+that the model sees: prompts chunk by chunk, and each decoded token. The next step computes the guesses behind the last
+token, and the scheduler keeps those that hold. A chain of several guesses feeds the layer its own output.
+
+Collective: it runs equally often on all ranks, with no rows where there is nothing to guess.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.engine.batch_rows import BatchRows
+from eprt.engine.scheduler import Schedule
+from eprt.layers.batch import ForwardBatch
+
+
+class Drafter:
+    """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer."""
+
+    def __init__(self, model, kv_pages: Tensor, rows: BatchRows):
+        self.model, self.kv_pages, self.rows = model, kv_pages, rows
+        self.num_drafts = rows.draft_MK.shape[1]
+
+    def run(
+        self,
+        schedule: Schedule,
+        batch: ForwardBatch,
+        hidden_TH: Tensor,
+        token_X: np.ndarray,
+        accepted_S: np.ndarray | None,
+    ) -> None:
+        """Leaves new drafts in the rows of the step's requests. To be called after the commit.
+
+        batch, hidden_TH: of the step's forward pass. token_X, accepted_S: what was sampled, and how many drafts held.
+        """
+        next_T = torch.from_numpy(self._next_tokens(schedule, token_X)).to(hidden_TH.device)
+        from_S = self._last_true_rows(schedule, accepted_S)
+        idx_S = torch.from_numpy(from_S).to(hidden_TH.device)
+        shifted = replace(batch, token_id_T=next_T, logits_idx=idx_S)
+        hidden_SH = self.model.draft(hidden_TH, shifted, self.kv_pages)[idx_S]
+        position_S = batch.position_T.cpu().numpy()[from_S]
+        self.rows.num_draft_M[schedule.row_S] = 0
+        self._chain(schedule.row_S[: len(from_S)], position_S, hidden_SH, batch.mode)
+
+    def _next_tokens(self, schedule: Schedule, token_X: np.ndarray) -> np.ndarray:
+        """int64 [T]: the token that follows each of the batch's. Behind a draft that did not hold it is wrong, and does
+        no harm: the next step writes those cache entries again."""
+        num_decode = schedule.num_decode_tokens
+        tokens_ML = self.rows.tokens_ML
+        parts = [tokens_ML[chunk.request_row, chunk.start + 1 : chunk.end + 1] for chunk in schedule.chunks]
+        # -1, where logits were no numbers, ends its request.
+        return np.concatenate((token_X[:num_decode].clip(min=0), *parts)).astype(np.int64)
+
+    def _last_true_rows(self, schedule: Schedule, accepted_S: np.ndarray | None) -> np.ndarray:
+        """int64 [S]: where in the batch the latest position lies whose own and next token are right."""
+        num_decodes = len(schedule.decodes)
+        from_S = schedule.first_S.copy()
+        if accepted_S is not None:
+            from_S += accepted_S
+        ends = np.cumsum([schedule.num_decode_tokens, *(chunk.end - chunk.start for chunk in schedule.chunks)])
+        from_S[num_decodes:] = [end - 1 for end, chunk in zip(ends[1:], schedule.chunks) if chunk.is_last]
+        return from_S
+
+    def _chain(self, row_S: np.ndarray, position_S: np.ndarray, hidden_SH: Tensor, mode: str) -> None:
+        rows, page_size = self.rows, self.rows.page_size
+        for k in range(self.num_drafts):
+            if k:
+                # The guess before this one goes where its cache entry would, if there is room for it already.
+                position_S = position_S + 1
+                room = np.flatnonzero(position_S < rows.num_slots_M[row_S])
+                row_S, position_S = row_S[room], position_S[room]
+                hidden_SH = hidden_SH[torch.from_numpy(room).to(hidden_SH.device)]
+                batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, mode, hidden_SH)
+                hidden_SH = self.model.draft(hidden_SH, batch, self.kv_pages)
+            if len(row_S):
+                rows.draft_MK[row_S, k] = self.model.logits(hidden_SH).argmax(dim=-1).cpu().numpy()
+                rows.num_draft_M[row_S] = np.where(rows.can_draft_M[row_S], k + 1, 0)
+
+
+def _decode_batch(
+    rows: BatchRows,
+    row_S: np.ndarray,
+    position_S: np.ndarray,
+    token_S: np.ndarray,
+    page_size: int,
+    mode: str,
+    like: Tensor,
+) -> ForwardBatch:
+    """One token per request, at these positions."""
+    num = len(row_S)
+    num_pages = -(-int(position_S.max(initial=-1) + 1) // page_size)
+    slot_S = rows.page_table_MP[row_S, position_S // page_size] * np.int64(page_size) + position_S % page_size
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(like.device)
+
+    return ForwardBatch(
+        token_id_T=tensor(token_S.astype(np.int64)),
+        position_T=tensor(position_S),
+        kv_slot_T=tensor(slot_S),
+        page_table_BP=tensor(rows.page_table_MP[:, :num_pages].take(row_S, axis=0)),
+        seq_len_B=tensor((position_S + 1).astype(np.int32)),
+        query_start_B1=tensor(np.arange(num + 1, dtype=np.int32)),
+        num_decode=num,
+        logits_idx=tensor(np.arange(num)),
+        mode=mode,
+    )

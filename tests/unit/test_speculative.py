@@ -1,0 +1,76 @@
+"""Drafts by the MTP layer: never a different token, whatever they are cut short by; and most of them hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eprt import LLM, SamplingParams
+from eprt.config import EngineConfig
+from tests import tiny
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
+TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40."] * 3
+PARAMS = [
+    SamplingParams(
+        max_tokens=50 if i != 4 else 3,
+        temperature=0.8 if i % 2 else 0.0,
+        seed=i,
+        ignore_eos=i % 3 == 0,
+        repetition_penalty=1.1 if i == 5 else 1.0,
+        stop=("5 6",) if i == 7 else (),
+        logprobs=2 if i == 8 else None,
+        prompt_logprobs=i == 10,
+    )
+    for i in range(len(TEXTS))
+]
+
+
+def generate(num_drafts: int, **options):
+    """Every completion's tokens, text and reason, and the engine's counters; nothing may be left behind."""
+    with LLM(MODEL, **{"kv_cache_gb": 0.02, "num_speculative_tokens": num_drafts, **options}) as llm:
+        outputs = [output.outputs[0] for output in llm.generate(TEXTS, PARAMS)]
+        stats = llm.engine.stats()
+        llm.engine.check_integrity()
+    assert stats.kv_pages_used_now == 0
+    return [(o.token_ids, o.text, o.finish_reason, o.logprobs) for o in outputs], stats
+
+
+@pytest.fixture(scope="module")
+def one_by_one():
+    return generate(0)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"chunk_size": 11, "page_size": 4}, {"kv_cache_gb": 3e-4, "page_size": 4, "max_model_len": 128}],
+    ids=["roomy", "small chunks", "preempted"],
+)
+def test_tokens_are_those_of_decoding_one_by_one(one_by_one, num_drafts, options):
+    want, _ = one_by_one if "max_model_len" not in options else generate(0, **options)
+    got, stats = generate(num_drafts, **options)
+    assert got == want
+    assert 0 < stats.num_accepted_tokens <= stats.num_drafted_tokens
+    if "max_model_len" in options:
+        assert stats.num_preemptions > 0
+
+
+def test_drafts_save_steps_and_most_first_guesses_hold(one_by_one):
+    _, without = one_by_one
+    _, stats = generate(1)
+    assert without.num_drafted_tokens == 0 and stats.num_generated_tokens == without.num_generated_tokens
+    assert stats.num_accepted_tokens > 0.6 * stats.num_drafted_tokens
+    assert stats.num_steps < 0.8 * without.num_steps
+
+
+def test_what_cannot_draft_is_refused(tmp_path):
+    directory = Path(tiny.save(tiny.make_model("v3"), tmp_path))
+    with pytest.raises(ValueError, match=r"missing: model\.layers\.3\.eh_proj\.weight \[64, 128\]"):
+        LLM(directory, kv_cache_gb=0.01, num_speculative_tokens=1)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    with pytest.raises(ValueError, match=r"has no MTP layer to draft with .* leave --num-speculative-tokens at 0"):
+        LLM(directory, kv_cache_gb=0.01, num_speculative_tokens=1)
+    with pytest.raises(ValueError, match=r"--num-speculative-tokens 9: must be in 0\.\.8"):
+        EngineConfig("x", page_size=8, num_speculative_tokens=9)
