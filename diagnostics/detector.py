@@ -17,13 +17,14 @@ import numpy as np
 
 from .effects import FLOOR_US, Effects, ratio
 from .matrices import WindowMatrices
-from .runs import CLIP_Z, HIGH_Z, Chance, Run, best_runs, threshold
+from .runs import CLIP_Z, HIGH_Z, RAISED_Z, Chance, Run, best_runs, threshold
 
 METHODS = ("robust", "zscore")
 MIN_RANKS_FOR_MEDIANS = 4
-MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.2  # over the whole run; less is not worth anybody's time
+MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.1  # over the whole run; less is not worth anybody's time
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z = 1.5  # added to the threshold where the log has one window only
+STEADY = 0.75  # of a run's windows are raised
 MAX_RUNS = 3  # of one place
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
 PLAIN_Z = 3.0
@@ -120,8 +121,9 @@ def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_poin
         for run in runs:
             at = slice(run.first, run.last + 1)
             size = float(np.nanmedian(ratio_WP[at, run.place]))
-            num_high = int((z_WP[at, run.place] >= HIGH_Z).sum())
-            if size >= min_ratio and num_high >= needed:
+            z_W = z_WP[at, run.place]
+            steady = np.mean(z_W[~np.isnan(z_W)] >= RAISED_Z) >= STEADY
+            if size >= min_ratio and steady and (z_W >= HIGH_Z).sum() >= needed:
                 yield run, size
             left_WP[at, run.place] = -CLIP_Z  # it interrupts other runs
         if not runs:

@@ -15,6 +15,10 @@ import numpy as np
 FALSE_ALARM_RATE = 2e-5  # per window, for all columns (rows, points) together, with normal noise
 CLIP_Z = 5.0  # one window counts for no more: a burst in one window is no persistent fault
 HIGH_Z, RAISED_Z = 3.5, 2.0
+_QUIET, _QUIET_ENERGY = (
+    0.95,
+    0.93,
+)  # share of links that are surely not at fault, and the variance of normal noise there
 _RUN_CHANCE = 3e-4  # that chance alone gives one run of so many high windows
 
 
@@ -46,16 +50,14 @@ class Chance:
         floor = min(1e-3, 0.5 / num_known)
         if len(z_WP) < 3:
             return Chance(0.0, 1.0, floor)
-        now, later = np.clip(z_WP[:-1], -CLIP_Z, CLIP_Z), np.clip(z_WP[1:], -CLIP_Z, CLIP_Z)
-        known = ~np.isnan(now) & ~np.isnan(later)
-        # From how often the sign stays: a faulty link has one vote, however loud it is.
-        signed = known & (np.abs(now) > 1e-9) & (np.abs(later) > 1e-9)  # the polish leaves zeros
-        stays = float(np.mean((now > 0)[signed] == (later > 0)[signed])) if signed.any() else 0.5
-        rho = min(0.95, max(0.0, math.sin(math.pi * (stays - 0.5))))
-        # From the steps between windows: a lasting fault has two. Against a quantile that tails do not reach.
-        steps = np.abs(later - now)[known]
-        usual = float(np.quantile(steps, 0.8)) / 1.2816 if steps.size else 0.0
-        tail = float(np.mean(steps**2)) / usual**2 if usual > 0 else 1.0
+        # A faulty link is among the loudest, which are left out; and however loud one is, its share is bounded.
+        quiet_WP = np.clip(np.nan_to_num(z_WP), -RAISED_Z, RAISED_Z)
+        energy_P = (quiet_WP**2).sum(axis=0)
+        quiet_P = energy_P <= np.quantile(energy_P, _QUIET)
+        products = (quiet_WP[1:, quiet_P] * quiet_WP[:-1, quiet_P]).mean()
+        rho = min(0.95, max(0.0, float(products) / max(1e-9, float((quiet_WP[:, quiet_P] ** 2).mean()))))
+        energy_P = (whitened(z_WP, rho) ** 2).mean(axis=0)
+        tail = float(energy_P[energy_P <= np.quantile(energy_P, _QUIET)].mean()) / _QUIET_ENERGY
         high, raised = np.pad(z_WP >= HIGH_Z, ((1, 1), (0, 0))), np.pad(z_WP >= RAISED_Z, ((1, 1), (0, 0)))
         alone = high[1:-1] & ~raised[:-2] & ~raised[2:]
         return Chance(rho, max(1.0, tail), max(floor, float(alone.sum()) / num_known))
@@ -79,9 +81,7 @@ def best_runs(z_WP: np.ndarray, chance: Chance, min_score: float) -> list[Run]:
     """
     rho = chance.autocorrelation
     places = np.flatnonzero((z_WP >= RAISED_Z).any(axis=0))
-    z_WP = np.clip(np.nan_to_num(z_WP[:, places]), -CLIP_Z, CLIP_Z)
-    fresh_WP = z_WP.copy()
-    fresh_WP[1:] = (z_WP[1:] - rho * z_WP[:-1]) / math.sqrt(1 - rho**2)
+    fresh_WP = whitened(z_WP[:, places], rho)
     best = _Best.of(len(places))
     for length in range(1, len(z_WP) + 1):
         best.offer(_scores(fresh_WP, length, rho), length)
@@ -90,6 +90,14 @@ def best_runs(z_WP: np.ndarray, chance: Chance, min_score: float) -> list[Run]:
         Run(int(places[p]), int(best.first_P[p]), int(best.first_P[p]) + int(best.length_P[p]) - 1, float(scores[p]))
         for p in np.flatnonzero(scores >= min_score)
     ]
+
+
+def whitened(z_WP: np.ndarray, rho: float) -> np.ndarray:
+    """Clipped, and less what the window before lets one expect."""
+    z_WP = np.clip(np.nan_to_num(z_WP), -CLIP_Z, CLIP_Z)
+    fresh_WP = z_WP.copy()
+    fresh_WP[1:] = (z_WP[1:] - rho * z_WP[:-1]) / math.sqrt(1 - rho**2)
+    return np.clip(fresh_WP, -2 * CLIP_Z, 2 * CLIP_Z)
 
 
 def _scores(fresh_WP: np.ndarray, length: int, rho: float) -> np.ndarray:
