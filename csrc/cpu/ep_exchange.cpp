@@ -45,6 +45,7 @@ Exchange::Exchange(const Shape& shape, const Topology& topology, const Memory& m
   rank_tokens_.resize(shape_.num_ranks);
   last_token_of_rank_.resize(shape_.num_ranks);
   output_of_entry_.resize(size_t(shape_.num_max_tokens) * shape_.top_k);
+  link_delay_ns_.assign(shape_.num_ranks, 0);
   reset_stats();
 }
 
@@ -192,11 +193,17 @@ void Exchange::start_dispatch_wait(uint64_t epoch) {
   if (start_ns == 0) start_ns = now_ns();
 }
 
+int64_t Exchange::dispatch_ns(uint64_t epoch, int source) const {
+  return source_block(epoch, source).header->publish_ns + link_delay_ns_[source];
+}
+
 int64_t Exchange::wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns) {
   start_dispatch_wait(epoch);
   const int64_t deadline_ns = now_ns() + slice_ns;
-  for (int source = 0; source < shape_.num_ranks; ++source)
+  for (int source = 0; source < shape_.num_ranks; ++source) {
     if (!wait_for(source_flag(source), epoch, owns_core, deadline_ns)) return source;
+    if (link_delay_ns_[source] > 0 && !sleep_until(dispatch_ns(epoch, source), deadline_ns)) return source;
+  }
   record_dispatch(epoch);
   return -1;
 }
@@ -211,7 +218,7 @@ void Exchange::record_dispatch(uint64_t epoch) {
       const char* holder = segment(topology_.home_segment[source]).block(set_of(epoch), 0);
       from_ns = std::max(from_ns, reinterpret_cast<const BlockHeader*>(holder)->publish_ns);
     }
-    stats_.dispatch_wait_ns[source] += std::max<int64_t>(0, block.header->publish_ns - from_ns);
+    stats_.dispatch_wait_ns[source] += std::max<int64_t>(0, dispatch_ns(epoch, source) - from_ns);
     stats_.recv_tokens[source] += block.rank_tokens[topology_.local_index];
   }
 }
@@ -276,18 +283,23 @@ void Exchange::combine_send(uint64_t epoch, const char* y) {
   publish(segment(topology_.local_index).combine, epoch);
 }
 
+int64_t Exchange::combine_ns(uint64_t epoch, int rank) const {
+  return *outputs(topology_.local_index_of_rank[rank], set_of(epoch)).publish_ns + link_delay_ns_[rank];
+}
+
 int64_t Exchange::wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns) {
   Flight& f = flight(epoch);
   const int64_t start_ns = now_ns();
   if (f.combine_wait_start_ns == 0) f.combine_wait_start_ns = start_ns;
-  const int num_local = static_cast<int>(segments_.size());
-  for (int i = 0; i < num_local; ++i)
-    if (!wait_for(segment(i).combine, epoch, owns_core, start_ns + slice_ns)) return i;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) {
     if (topology_.node_of_rank[rank] != topology_.node) continue;
-    const int64_t done_ns = *outputs(topology_.local_index_of_rank[rank], set_of(epoch)).publish_ns;
-    stats_.combine_wait_ns[rank] += std::max<int64_t>(0, done_ns - f.combine_wait_start_ns);
+    const int local = topology_.local_index_of_rank[rank];
+    if (!wait_for(segment(local).combine, epoch, owns_core, start_ns + slice_ns)) return local;
+    if (link_delay_ns_[rank] > 0 && !sleep_until(combine_ns(epoch, rank), start_ns + slice_ns)) return local;
   }
+  for (int rank = 0; rank < shape_.num_ranks; ++rank)
+    if (topology_.node_of_rank[rank] == topology_.node)
+      stats_.combine_wait_ns[rank] += std::max<int64_t>(0, combine_ns(epoch, rank) - f.combine_wait_start_ns);
   f.node_complete_ns = now_ns();
   return -1;
 }

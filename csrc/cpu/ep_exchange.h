@@ -57,6 +57,8 @@ class Exchange {
   bool forward(uint64_t epoch, int source);
   // From here on time counts as waited for the ranks whose blocks are missing. The first call of an epoch counts.
   void start_dispatch_wait(uint64_t epoch);
+  // Fault injection: from now on what a source sends counts as there only so long after it was published.
+  void delay_link(int source, int64_t delay_ns) { link_delay_ns_[source] = delay_ns; }
   // One slice of waiting for all blocks. Returns -1 when all are there, else the source rank of the first that is not.
   int64_t wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns);
   // Counts the rows for this rank (slots_per_rank counts) and returns their number. num_rounds: the largest announced.
@@ -104,6 +106,9 @@ class Exchange {
   void write_entries(const Flight& flight, const Tokens& tokens, std::vector<Block>& blocks);
   void write_rows(const Flight& flight, const Tokens& tokens, int node, Block& block);
   void record_dispatch(uint64_t epoch);
+  // When a source's data of either phase are there: published, and brought over its link.
+  int64_t dispatch_ns(uint64_t epoch, int source) const;
+  int64_t combine_ns(uint64_t epoch, int rank) const;
   // Pointer to the output row of each (row, k) of a block in this node, null where it has none.
   void locate_outputs(uint64_t epoch, int source, const Block& block);
   int terms_of_row(const Block& block, int row, Term* terms) const;
@@ -114,6 +119,7 @@ class Exchange {
   std::vector<Segment> segments_;
   std::vector<Flight> flights_;
   Stats stats_;
+  std::vector<int64_t> link_delay_ns_;  // [num_ranks]
 
   // Slots of all nodes, node after node: position of a slot, and where each node begins.
   std::vector<int> flat_slot_, node_slot_begin_;

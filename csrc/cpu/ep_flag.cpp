@@ -59,6 +59,13 @@ int64_t now_ns() {
   return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
+bool sleep_until(int64_t ns, int64_t deadline_ns) {
+  const int64_t until_ns = ns < deadline_ns ? ns : deadline_ns;
+  const timespec until{until_ns / 1'000'000'000, until_ns % 1'000'000'000};
+  if (now_ns() < until_ns) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr);
+  return now_ns() >= ns;
+}
+
 // Lost wake-ups: the owner stores epoch then loads sleepers; the waiter adds to sleepers then loads epoch. All four are
 // seq_cst, so at least one side sees the other: either the waiter finds the new epoch or the owner finds the sleeper.
 // A wake between the waiter's load and its futex call is not lost either: the kernel compares the word with `seen`.

@@ -20,6 +20,8 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 
 // CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a host.
 int64_t now_ns();
+// Sleeps until `ns`, but not beyond the deadline. True when it is past `ns`.
+bool sleep_until(int64_t ns, int64_t deadline_ns);
 
 void publish(Flag* flag, uint64_t epoch);
 

@@ -197,6 +197,18 @@ class CpuBackend:
         self._ops.ep_stats(self._exchange, totals, reset)
         return EPStats.unpack(totals.numpy(), self.group.size)
 
+    def delay_link(self, source: int, delay_s: float) -> None:
+        """Fault injection: what rank `source` sends reaches this rank delay_s later from now on; 0 mends the link.
+
+        Of ranks of other nodes the tokens are held back, not the outputs: those come in one message for a whole node.
+        """
+        if not 0 <= source < self.group.size or source == self.group.rank or not 0 <= delay_s <= self.config.timeout_s:
+            self._checks.fail(
+                f"delay_link({source}, {delay_s}): name another rank of 0..{self.group.size - 1} and a delay of 0 to "
+                f"{self.config.timeout_s:g} s"
+            )
+        self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
+
     def close(self) -> None:
         """Frees all memory. Collective while all ranks live; never hangs when some do not."""
         if self._closed:

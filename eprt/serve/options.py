@@ -26,6 +26,7 @@ class ServeOptions:
     lost rank before the server exits. max_body_bytes: larger request bodies are refused. body_timeout_s: so are those
     that have not come whole by then.
     diagnose_dir: where the diagnosis log goes, None for nowhere. diagnose_window_s: length of its windows.
+    inject: faults on purpose (eprt.diagnostics.inject).
     """
 
     engine: EngineConfig
@@ -42,6 +43,7 @@ class ServeOptions:
     body_timeout_s: float = 60.0
     diagnose_dir: str | None = None
     diagnose_window_s: float = 10.0
+    inject: tuple[str, ...] = ()
 
 
 class FrontendConfig(msgspec.Struct, frozen=True):
@@ -91,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     add("--diagnose-window", type=float, default=ServeOptions.diagnose_window_s, metavar="S",
         help="seconds of one window of the diagnosis, default %(default)s")  # fmt: skip
+    add("--inject", action="append", default=[], metavar="FAULT",
+        help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated "
+        "(docs/diagnosis.md)")  # fmt: skip
     _add_limits(parser, defaults)
     _add_http(parser)
     return parser
@@ -171,6 +176,7 @@ def parse(argv: list[str]) -> ServeOptions:
         if not ok:
             value = getattr(args, flag[2:].replace("-", "_"))
             raise OptionError(f"{flag} {value}: must be {want}")
+    _check_faults(args.inject, args.ranks)
     _check_model_dir(Path(args.model), args.skip_tokenizer_init)
     return ServeOptions(
         engine=engine,
@@ -184,9 +190,24 @@ def parse(argv: list[str]) -> ServeOptions:
         drain_timeout_s=args.drain_timeout,
         diagnose_dir=args.diagnose_dir,
         diagnose_window_s=args.diagnose_window,
+        inject=tuple(args.inject),
         max_body_bytes=int(args.max_body_mb * 2**20),
         body_timeout_s=args.body_timeout,
     )
+
+
+def _check_faults(faults: list[str], num_ranks: int | None) -> None:
+    if not faults:
+        return
+    from eprt.diagnostics.inject import Injection
+
+    for fault in faults:
+        try:
+            injection = Injection.parse(fault)
+            if num_ranks is not None:
+                injection.check_ranks(num_ranks)
+        except ValueError as error:
+            raise OptionError(f"--inject {error}") from None
 
 
 def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:

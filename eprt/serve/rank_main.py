@@ -38,7 +38,7 @@ def run(options: ServeOptions) -> int:
     channel = Channel(sock, hello)
     try:
         _leave_on_signals(channel)
-        worker.serve(options.engine, options.bind, group, channel)
+        worker.serve(options, group, channel)
     except FrontendLostError:
         return _tell_of_lost_frontend(group, frontend)
     group.close()

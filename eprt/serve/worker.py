@@ -10,6 +10,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 from eprt.config import EngineConfig
@@ -30,6 +31,9 @@ from eprt.serve.messages import (
     WaitTotals,
     Wake,
 )
+from eprt.serve.options import ServeOptions
+
+_log = logging.getLogger(__name__)
 
 # SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -193,13 +197,27 @@ def _info(engine) -> EngineInfo:
     )
 
 
-def serve(config: EngineConfig, bind: str, group, channel: Channel) -> None:
+def inject(faults: Sequence[str], engine):
+    """Puts this rank's faults, if any, between the engine and its communication. Returns what ends them."""
+    from eprt.diagnostics.inject import Injector
+
+    group, backends = engine.group, engine.model.ep
+    injector = Injector(faults, group.rank, group.size)
+    for mode, backend in list(backends.items()):
+        backends[mode] = injector.wrap(backend)  # all layers share this mapping
+    for fault in injector.faults:
+        _log.warning("[rank %d/%d] a fault on purpose: %s", group.rank, group.size, fault)
+    return injector
+
+
+def serve(options: ServeOptions, group, channel: Channel) -> None:
     """Loads and serves; returns when all ranks have left together. FrontendLostError is the caller's to tell of; any
     other error goes to the frontend, which prints it once, and ends this process with status 1."""
     try:
-        engine = load(config, bind, group, channel)
+        engine = load(options.engine, options.bind, group, channel)
         channel.take_signals(STOP_SIGNALS)
-        Worker(engine, channel).run()
+        with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
+            Worker(engine, channel).run()
         channel.send(Bye())
         channel.finish(timeout_s=5)
         engine.close()

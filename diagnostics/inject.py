@@ -1,0 +1,243 @@
+"""Faults on purpose, in a running job: to try the diagnosis, and to see what a fault would do.
+
+    python -m eprt.serve -n 8 --model DIR --inject slow-rank:3:2x
+    with Injector(["late-compute:3:2x@10-40"], rank, num_ranks) as injector:     # every rank of your own program
+        backend = injector.wrap(backend)
+
+Each is written KIND:RANK[:PEER]:SIZE, and @FROM-TO adds seconds after the start (default: from 0 to the end).
+
+    slow-rank:3:2x        rank 3 is paused half of the time (SIGSTOP, SIGCONT), in pieces of 10 ms
+    slow-link:2:5:3ms     what rank 5 sends reaches rank 2 3 ms later
+    late-compute:3:2x     rank 3's experts take twice as long; 2ms: 2 ms longer
+    skewed-tokens:3:4x    so many tokens go to rank 3's experts as to four ranks (answers change)
+    bursty:3:3x           late-compute for 2 s of every 6 s
+    stop:3:5s             rank 3 is stopped for 5 s, once; by default 5 s after the start
+
+Nothing is made up: a fault costs real time, and the runtime measures it as it measures everything. This module imports
+neither torch nor the runtime; a backend is anything with the verbs of EPBackend.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KINDS = ("slow-rank", "slow-link", "late-compute", "skewed-tokens", "bursty", "stop")
+_PAUSE_S = 0.01
+_BURST_S, _BURST_PERIOD_S = 2.0, 6.0
+_STOP_AFTER_S = 5.0
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)(x|us|ms|s)")
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault. rank: who is hit. peer: slow-link only, whose data come late. factor or seconds: the size.
+
+    start_s, end_s: when it is on, after the start.
+    """
+
+    kind: str
+    rank: int
+    peer: int | None = None
+    factor: float | None = None
+    seconds: float | None = None
+    start_s: float = 0.0
+    end_s: float = float("inf")
+
+    @staticmethod
+    def parse(text: str) -> "Injection":
+        """ValueError saying what is wrong with the text and how it is written."""
+        what, _, when = text.partition("@")
+        kind, *words = what.split(":")
+        if kind not in KINDS:
+            raise ValueError(f"{text!r}: no fault {kind!r}; there are {', '.join(KINDS)}")
+        num_ranks = 2 if kind == "slow-link" else 1
+        size = _SIZE.fullmatch(words[-1]) if len(words) == num_ranks + 1 else None
+        if size is None or not all(word.isdecimal() for word in words[:-1]):
+            form = "RANK:PEER:SIZE, as in slow-link:2:5:3ms" if kind == "slow-link" else f"RANK:SIZE, as in {kind}:3:2x"
+            raise ValueError(f"{text!r}: write {kind}:{form}")
+        factor = float(size[1]) if size[2] == "x" else None
+        seconds = None if factor is not None else float(size[1]) * _UNITS_S[size[2]]
+        start_s, end_s = _seconds_of(text, when) if when else (_STOP_AFTER_S if kind == "stop" else 0.0, float("inf"))
+        peer = int(words[1]) if kind == "slow-link" else None
+        injection = Injection(kind, int(words[0]), peer, factor, seconds, start_s, end_s)
+        injection._check(text)
+        return injection
+
+    def _check(self, text: str) -> None:
+        takes = {"slow-link": "s", "stop": "s", "late-compute": "xs", "bursty": "xs"}.get(self.kind, "x")
+        if (self.factor is None and "s" not in takes) or (self.seconds is None and "x" not in takes):
+            raise ValueError(f"{text!r}: {self.kind} takes a {'factor (2x)' if takes == 'x' else 'time (3ms)'}")
+        if (self.factor is not None and self.factor <= 1) or (self.seconds is not None and self.seconds <= 0):
+            raise ValueError(f"{text!r}: a factor must be above 1x, a time above 0")
+        if self.peer == self.rank:
+            raise ValueError(f"{text!r}: a link has two ends; rank {self.rank} is both")
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """ValueError when a rank it names does not exist."""
+        for rank in (self.rank, self.peer):
+            if rank is not None and rank >= num_ranks:
+                raise ValueError(f"fault {self.kind} names rank {rank}; there are ranks 0..{num_ranks - 1}")
+
+    def is_on(self, since_start_s: float) -> bool:
+        on = self.start_s <= since_start_s < self.end_s
+        return on and (self.kind != "bursty" or (since_start_s - self.start_s) % _BURST_PERIOD_S < _BURST_S)
+
+
+def _seconds_of(text: str, when: str) -> tuple[float, float]:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)?", when)
+    if match is None or (match[2] and float(match[2]) <= float(match[1])):
+        raise ValueError(f"{text!r}: after @ write FROM-TO in seconds, as in @10-40 or @10-")
+    return float(match[1]), float(match[2]) if match[2] else float("inf")
+
+
+class Injector:
+    """The faults of one rank. Those of other ranks are ignored, so every rank may be given the same list."""
+
+    def __init__(self, faults: Sequence[str | Injection], rank: int, num_ranks: int):
+        parsed = [Injection.parse(fault) if isinstance(fault, str) else fault for fault in faults]
+        for fault in parsed:
+            fault.check_ranks(num_ranks)
+        self.faults = [fault for fault in parsed if fault.rank == rank]
+        self.rank, self.num_ranks = rank, num_ranks
+        self._start_s = time.monotonic()
+        self._pausers: list[subprocess.Popen] = []
+        for fault in self.faults:
+            if fault.kind in ("slow-rank", "stop"):
+                self._pausers.append(_start_pauser(fault))
+
+    def since_start_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def wrap(self, backend: Any) -> Any:
+        """The backend with this rank's faults; itself when there are none that concern it."""
+        faults = [fault for fault in self.faults if fault.kind not in ("slow-rank", "stop")]
+        if any(fault.kind == "slow-link" for fault in faults) and not hasattr(backend, "delay_link"):
+            raise ValueError(f"slow-link: {type(backend).__name__} has no links that can be delayed")
+        return FaultyBackend(backend, faults, self) if faults else backend
+
+    def close(self) -> None:
+        """Ends the pausing. The wrapped backends go on with their faults."""
+        for pauser in self._pausers:
+            pauser.terminate()
+            pauser.wait()
+        self._pausers.clear()
+
+    def __enter__(self) -> "Injector":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+class FaultyBackend:
+    """A backend between whose verbs time is lost. Everything else is the backend's own."""
+
+    def __init__(self, backend: Any, faults: Sequence[Injection], injector: Injector):
+        self._backend, self._injector = backend, injector
+        self._links = [fault for fault in faults if fault.kind == "slow-link"]
+        self._computes = [fault for fault in faults if fault.kind in ("late-compute", "bursty")]
+        self._skews = [fault for fault in faults if fault.kind == "skewed-tokens"]
+        self._delayed: set[Injection] = set()
+        self._received_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def dispatch_send(self, x_TH: Any, slot_idx_TK: Any, *arguments: Any, **options: Any) -> Any:
+        now_s = self._injector.since_start_s()
+        for fault in self._links:
+            if fault.is_on(now_s) != (fault in self._delayed):
+                self._delayed ^= {fault}
+                self._backend.delay_link(fault.peer, fault.seconds if fault in self._delayed else 0.0)
+        for fault in self._skews:
+            if fault.is_on(now_s):
+                slot_idx_TK = self._skewed(slot_idx_TK, fault)
+        return self._backend.dispatch_send(x_TH, slot_idx_TK, *arguments, **options)
+
+    def dispatch_recv(self, handle: Any) -> Any:
+        received = self._backend.dispatch_recv(handle)
+        self._received_s = time.monotonic()
+        return received
+
+    def combine_send(self, *arguments: Any, **options: Any) -> Any:
+        took_s, now_s = time.monotonic() - self._received_s, self._injector.since_start_s()
+        for fault in self._computes:
+            if fault.is_on(now_s):
+                time.sleep(fault.seconds if fault.seconds is not None else ((fault.factor or 1) - 1) * took_s)
+        return self._backend.combine_send(*arguments, **options)
+
+    def _skewed(self, slot_idx_TK: Any, fault: Injection) -> Any:
+        """The first tokens go to the rank's slots, as many as give it `factor` ranks' share."""
+        num_ranks = self._injector.num_ranks
+        slots_per_rank = self._backend.config.num_slots // num_ranks
+        share = min(1.0, ((fault.factor or 1) - 1) / max(1, num_ranks - 1))
+        num_tokens = round(share * slot_idx_TK.shape[0])
+        width = min(slot_idx_TK.shape[1], slots_per_rank)  # a token takes each slot once
+        skewed_TK = slot_idx_TK.clone()
+        first = skewed_TK[:num_tokens, :width]
+        mine = skewed_TK.new_tensor([fault.rank * slots_per_rank + k for k in range(width)]).expand_as(first)
+        skewed_TK[:num_tokens, :width] = mine.where(first >= 0, first)
+        rest = skewed_TK[:num_tokens, width:]
+        taken = (rest >= fault.rank * slots_per_rank) & (rest < (fault.rank + 1) * slots_per_rank)
+        skewed_TK[:num_tokens, width:] = rest.masked_fill(taken, -1)
+        return skewed_TK
+
+
+# ---- pausing a process ----------------------------------------------------------------------------------------------
+
+
+def _start_pauser(fault: Injection) -> subprocess.Popen:
+    """A paused process cannot wake itself: a child does it. It ends with its parent."""
+    if fault.kind == "stop":
+        paused_s, running_s, end_s = fault.seconds or 0.0, 3600.0, fault.start_s + 2 * (fault.seconds or 0.0)
+    else:
+        factor = fault.factor or 1.0
+        paused_s, running_s, end_s = _PAUSE_S, _PAUSE_S / (factor - 1), fault.end_s
+    numbers = (os.getpid(), paused_s, running_s, fault.start_s, end_s)
+    return subprocess.Popen([sys.executable, "-m", "eprt.diagnostics.inject", *map(str, numbers)])
+
+
+def pause(pid: int, paused_s: float, running_s: float, start_s: float, end_s: float) -> None:
+    """Stops and continues process pid, the parent, in turns, from start_s to end_s seconds from now."""
+    begin_s = time.monotonic()
+
+    def sleep(seconds: float) -> bool:
+        """False when the parent has gone or the time is up."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            if os.getppid() != pid or time.monotonic() - begin_s > end_s:
+                return False
+            time.sleep(min(left_s, 0.5))
+        return True
+
+    going = sleep(start_s)
+    while going:
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            going = sleep(paused_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        going = going and sleep(running_s)
+
+
+def _main(words: Sequence[str]) -> None:
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(0)  # so that what is paused is continued
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, leave)
+    with contextlib.suppress(ProcessLookupError):
+        pause(int(words[0]), *map(float, words[1:]))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
