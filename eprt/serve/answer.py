@@ -15,7 +15,7 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.choice import Choice, Delta, LogprobShapes
 from eprt.serve.errors import ApiError
-from eprt.serve.rank_pool import Generation
+from eprt.serve.generation import Generation
 from eprt.serve.tools import Format
 
 _log = logging.getLogger(__name__)

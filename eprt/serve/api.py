@@ -23,11 +23,11 @@ from eprt.serve.answer import Answer, Job
 from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.diagnosis_page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid, not_found
-from eprt.serve.expert_load import expert_load
 from eprt.serve.options import ServeOptions
 from eprt.serve.prepare import Preparer
 from eprt.serve.protocol import parse_chat, parse_completion
 from eprt.serve.rank_pool import RankPool
+from eprt.serve.rebalance import Rebalancer
 
 _log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
@@ -92,8 +92,16 @@ async def _disconnected(receive) -> None:
 class Api:
     """All endpoints of one server."""
 
-    def __init__(self, options: ServeOptions, pool: RankPool, preparer: Preparer, diagnosis: Diagnosis):
+    def __init__(
+        self,
+        options: ServeOptions,
+        pool: RankPool,
+        preparer: Preparer,
+        diagnosis: Diagnosis,
+        rebalancer: Rebalancer,
+    ):
         self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
+        self._rebalancer = rebalancer
         self._created = int(time.time())
 
     def app(self) -> Callable[..., Awaitable[None]]:
@@ -111,7 +119,7 @@ class Api:
             Route("/v1/eprt/diagnose", self.diagnose),
             Route("/v1/eprt/diagnose/page", page.redirect),
             Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
-            Route("/v1/eprt/rebalance", self.rebalance, methods=["POST"]),
+            Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
         ]
         handlers = {
             ApiError: _api_error,
@@ -237,29 +245,18 @@ class Api:
     # -- expert parallelism --
 
     async def load(self, request: Request) -> Response:
-        """Where the tokens went: ranks, layers and experts, since the start."""
-        pool = self._pool
-        return JsonResponse({
-            "schema": "eprt.load/1",
-            "num_ranks": pool.num_ranks,
-            "num_experts": pool.infos[0].num_experts if pool.infos else 0,
-            "ranks": [{k: v for k, v in msgspec.to_builtins(s).items() if k != "expert_tokens"} for s in pool.stats],
-            "layers": expert_load(pool.infos, pool.stats),
-        })  # fmt: skip
+        """Where the tokens went: ranks, layers and experts, since the start; ?format=npz: by windows, as a file."""
+        wanted = request.query_params.get("format", "json")
+        if wanted not in ("json", "npz"):
+            raise invalid("format", f"format={wanted!r}: must be json or npz")
+        if wanted == "json":
+            return JsonResponse(self._rebalancer.load_document())
+        head = {"content-disposition": 'attachment; filename="load.npz"'}
+        return Response(await self._rebalancer.load_file(), media_type="application/octet-stream", headers=head)
 
     async def placement(self, request: Request) -> Response:
         """Which logical expert each physical slot holds, in the shape of a placement file."""
-        infos = self._loaded()
-        num_layers = len(infos[0].moe_layers)
-        return JsonResponse({
-            "epoch": 0,
-            "num_ranks": len(infos),
-            "num_experts": infos[0].num_experts,
-            "layers": infos[0].moe_layers,
-            "physical_to_logical_map": [
-                [expert for info in infos for expert in info.expert_of_slot[row]] for row in range(num_layers)
-            ],
-        })  # fmt: skip
+        return JsonResponse(self._rebalancer.placement_document())
 
     async def diagnose(self, request: Request) -> Response:
         """Findings about slow ranks and links; with ?since=W also the windows after number W."""
@@ -273,17 +270,10 @@ class Api:
         return JsonResponse({**self._diagnosis.findings(), "records": records})
 
     async def rebalance(self, request: Request) -> Response:
-        raise ApiError(
-            501,
-            "online rebalancing is not enabled in this server; the placement is fixed at start",
-            code="rebalancing_not_enabled",
-        )
-
-    def _loaded(self):
-        infos = self._pool.infos
-        if not infos:
-            self._pool.check_open()
-        return infos
+        """GET: mode, migration under way or latest, decisions. POST: go to a placement, plan one, or cancel."""
+        if request.method == "POST":
+            return JsonResponse(await self._rebalancer.post(await self._body(request)), status_code=202)
+        return JsonResponse(self._rebalancer.status())
 
 
 class _Outer:

@@ -26,6 +26,8 @@ from eprt.serve.metrics import Metrics
 from eprt.serve.options import FrontendConfig, ServeOptions
 from eprt.serve.prepare import Preparer
 from eprt.serve.rank_pool import RankPool
+from eprt.serve.rebalance import Rebalancer
+from eprt.serve.rebalance_metrics import RebalanceCollector
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,9 @@ class Frontend:
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
         self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir)
-        app = Api(options, self._pool, preparer, self._diagnosis).app()
+        self._rebalancer = Rebalancer(options, self._pool)
+        metrics.registry.register(RebalanceCollector(self._rebalancer))
+        app = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer).app()
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -77,6 +81,7 @@ class Frontend:
         serving = loop.create_task(self._server.serve(sockets=[self._http]))
         announcing = loop.create_task(self._announce())
         diagnosing = loop.create_task(self._diagnose())
+        rebalancing = loop.create_task(self._rebalancer.run())
         await self._pool.ended.wait()
         status = 0
         if self._pool.state == "lost":
@@ -85,6 +90,7 @@ class Frontend:
                 await asyncio.sleep(self._options.lost_grace_s)
         announcing.cancel()
         diagnosing.cancel()
+        rebalancing.cancel()
         self._server.should_exit = True
         await serving
         return status
@@ -149,6 +155,7 @@ class Frontend:
             return
         if num_ended := pool.end_sequences():
             _log.warning("%d sequences did not finish in time; they end with finish_reason abort", num_ended)
+        await self._rebalancer.close()
         pool.stop()
         try:
             await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)

@@ -1,9 +1,10 @@
 """What the HTTP frontend and the ranks say to each other: msgpack, one tagged struct per message.
 
-Frontend to rank: Add, Wake, Abort, Stop. Rank to frontend: Hello, Ready, Step, Drain, Fault, Fatal, Bye.
+Frontend to rank: Add, Wake, Abort, Migrate, Cancel, Sample, Stop. Rank to frontend: Hello, Ready, Step, Sampled, Drain,
+Fault, Fatal, Bye.
 
-`seq` counts the frontend's Adds and its Stop. The rank that is given the request gets Add(seq), every other rank
-Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall asleep, or
+`seq` counts the frontend's Adds, Migrates and its Stop. The rank that is given the request gets Add(seq), every other
+rank Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall asleep, or
 leave, when all of them have seen the same seq (the engine's step agrees on it), so nobody sleeps through a wake-up.
 """
 
@@ -13,6 +14,7 @@ import msgspec
 
 from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
+from eprt.ep.migration_job import Job
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -21,7 +23,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_model_len: tokens of prompt and completion together. kv_tokens: tokens this rank's cache can hold.
     node_of_rank: node index of each rank.
     moe_layers: model layer index of each row of EngineStats.slot_tokens. expert_of_slot: per MoE layer, the logical
-    expert in each of this rank's slots at the start, -1 for none. Everything else is equal on all ranks.
+    expert in each of this rank's slots at the start, -1 for none. spare_experts: how many may be on their way to this
+    rank at once, 0 where experts cannot move. expert_bytes: of one expert's weights and scales. Everything but
+    expert_of_slot is equal on all ranks.
     """
 
     model_type: str
@@ -34,6 +38,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     moe_layers: tuple[int, ...]
     expert_of_slot: list[list[int]]
     dtype: str
+    spare_experts: int = 0
+    expert_bytes: int = 0
 
 
 class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +79,23 @@ class Abort(_Message, frozen=True):
     request_id: str
 
 
+class Migrate(_Message, frozen=True):
+    """Move experts, as all ranks are told to."""
+
+    seq: int
+    job: Job
+
+
+class Cancel(_Message, frozen=True):
+    """Roll this job back, if it is under way."""
+
+    job_id: int
+
+
+class Sample(_Message, frozen=True):
+    """Answer with Sampled."""
+
+
 class Stop(_Message, frozen=True):
     """Leave, all together, once idle. The last message."""
 
@@ -102,6 +125,14 @@ class Step(_Message, frozen=True):
     waits: WaitTotals | None = None
 
 
+class Sampled(_Message, frozen=True):
+    """This rank's routing sample: [L, A, K] of unsigned integers of item_bytes, the experts that tokens chose."""
+
+    shape: tuple[int, int, int]
+    item_bytes: int
+    topk_idx: bytes
+
+
 class Drain(_Message, frozen=True):
     """This rank was sent a signal that means "finish what runs, then leave"."""
 
@@ -125,8 +156,8 @@ class Bye(_Message, frozen=True):
     """This rank left its loop together with the others, as Stop asked."""
 
 
-ToRank = Add | Wake | Abort | Stop
-ToFrontend = Hello | Ready | Step | Drain | Fault | Fatal | Bye
+ToRank = Add | Wake | Abort | Migrate | Cancel | Sample | Stop
+ToFrontend = Hello | Ready | Step | Sampled | Drain | Fault | Fatal | Bye
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

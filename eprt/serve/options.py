@@ -27,6 +27,8 @@ class ServeOptions:
     that have not come whole by then.
     diagnose_dir: where the diagnosis log goes, None for nowhere. diagnose_window_s: length of its windows.
     inject: faults on purpose (eprt.diagnostics.inject).
+    rebalance: "off" (only what is posted), "auto" or "dry-run". load_window_s: how long a window of expert load is.
+    migration_timeout_s: deadline of each round of a migration.
     """
 
     engine: EngineConfig
@@ -44,6 +46,9 @@ class ServeOptions:
     diagnose_dir: str | None = None
     diagnose_window_s: float = 10.0
     inject: tuple[str, ...] = ()
+    rebalance: str = "off"
+    load_window_s: float = 5.0
+    migration_timeout_s: float = 30.0
 
 
 class FrontendConfig(msgspec.Struct, frozen=True):
@@ -96,9 +101,26 @@ def _parser() -> argparse.ArgumentParser:
     add("--inject", action="append", default=[], metavar="FAULT",
         help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated "
         "(docs/diagnosis.md)")  # fmt: skip
+    _add_expert_load(parser, defaults)
     _add_limits(parser, defaults)
     _add_http(parser)
     return parser
+
+
+def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
+    add = parser.add_argument_group("expert load").add_argument
+    add("--rebalance", default=ServeOptions.rebalance, metavar="MODE",
+        help="auto: move experts as their load asks; dry-run: only say so; off: as posted (default)")  # fmt: skip
+    add("--num-redundant-experts", type=int, default=defaults["num_redundant_experts"], metavar="N",
+        help="slots of all ranks for replicas, in each MoE layer, default %(default)s")  # fmt: skip
+    add("--spare-experts", type=int, default=defaults["spare_experts"], metavar="N",
+        help="experts a rank has memory for while they move, default %(default)s; 0: they cannot")  # fmt: skip
+    add("--replica-routing", default=defaults["replica_routing"], metavar="HOW",
+        help="which replica a token takes: weights (the plan's, default) or local (nearest first)")  # fmt: skip
+    add("--load-window", type=float, default=ServeOptions.load_window_s, metavar="S",
+        help="seconds of one window of expert load, default %(default)s")  # fmt: skip
+    add("--migration-timeout", type=float, default=ServeOptions.migration_timeout_s, metavar="S",
+        help="seconds until a round of a migration is rolled back, default %(default)s")  # fmt: skip
 
 
 def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
@@ -145,22 +167,7 @@ def parse(argv: list[str]) -> ServeOptions:
     args = _parser().parse_args(argv)
     try:
         ParallelConfig(bind=args.bind)
-        engine = EngineConfig(
-            model_dir=args.model,
-            dtype=args.dtype,
-            device=args.device,
-            quantization=args.quantization,
-            max_model_len=args.max_model_len,
-            kv_cache_gb=args.kv_cache_gb,
-            page_size=args.page_size,
-            num_speculative_tokens=args.num_speculative_tokens,
-            chunk_size=args.chunk_size,
-            max_num_seqs=args.max_num_seqs,
-            max_queue=args.max_queue,
-            enable_prefix_cache=not args.no_prefix_cache,
-            ep_payload=args.ep_payload,
-            seed=args.seed,
-        )
+        engine = _engine_config(args)
     except ValueError as error:
         raise OptionError(str(error)) from None
     for flag, ok, want in (
@@ -169,6 +176,9 @@ def parse(argv: list[str]) -> ServeOptions:
         ("--drain-timeout", args.drain_timeout >= 0, "at least 0"),
         ("--body-timeout", args.body_timeout > 0, "above 0"),
         ("--diagnose-window", 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
+        ("--rebalance", args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
+        ("--load-window", args.load_window > 0, "above 0"),
+        ("--migration-timeout", args.migration_timeout > 0, "above 0"),
         ("--max-body-mb", args.max_body_mb > 0, "above 0"),
         ("--api-key", args.api_key is None or (args.api_key.isascii() and args.api_key.isprintable() and args.api_key),
          "printable ASCII, not empty"),
@@ -177,6 +187,8 @@ def parse(argv: list[str]) -> ServeOptions:
             value = getattr(args, flag[2:].replace("-", "_"))
             raise OptionError(f"{flag} {value}: must be {want}")
     _check_faults(args.inject, args.ranks)
+    if args.rebalance == "auto" and not args.spare_experts:
+        raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
     _check_model_dir(Path(args.model), args.skip_tokenizer_init)
     return ServeOptions(
         engine=engine,
@@ -191,6 +203,9 @@ def parse(argv: list[str]) -> ServeOptions:
         diagnose_dir=args.diagnose_dir,
         diagnose_window_s=args.diagnose_window,
         inject=tuple(args.inject),
+        rebalance=args.rebalance,
+        load_window_s=args.load_window,
+        migration_timeout_s=args.migration_timeout,
         max_body_bytes=int(args.max_body_mb * 2**20),
         body_timeout_s=args.body_timeout,
     )
@@ -208,6 +223,28 @@ def _check_faults(faults: list[str], num_ranks: int | None) -> None:
                 injection.check_ranks(num_ranks)
         except ValueError as error:
             raise OptionError(f"--inject {error}") from None
+
+
+def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model_dir=args.model,
+        dtype=args.dtype,
+        device=args.device,
+        quantization=args.quantization,
+        max_model_len=args.max_model_len,
+        kv_cache_gb=args.kv_cache_gb,
+        page_size=args.page_size,
+        num_speculative_tokens=args.num_speculative_tokens,
+        chunk_size=args.chunk_size,
+        max_num_seqs=args.max_num_seqs,
+        max_queue=args.max_queue,
+        enable_prefix_cache=not args.no_prefix_cache,
+        ep_payload=args.ep_payload,
+        num_redundant_experts=args.num_redundant_experts,
+        spare_experts=args.spare_experts,
+        replica_routing=args.replica_routing,
+        seed=args.seed,
+    )
 
 
 def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:

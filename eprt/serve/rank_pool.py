@@ -17,17 +17,23 @@ from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
+from eprt.ep.migration_job import Job
 from eprt.serve.errors import ApiError, queue_full, say, unavailable
+from eprt.serve.generation import Generation, RunningSequence
 from eprt.serve.messages import (
     Abort,
     Add,
     Bye,
+    Cancel,
     Drain,
     EngineInfo,
     Fatal,
     Fault,
     Hello,
+    Migrate,
     Ready,
+    Sample,
+    Sampled,
     Step,
     Stop,
     ToFrontend,
@@ -57,65 +63,13 @@ class Rank:
     info: EngineInfo | None = None
     stats: EngineStats | None = None
     waits: WaitTotals | None = None
+    sampled: asyncio.Future | None = None
     heard_s: float = field(default_factory=time.monotonic)
     left: bool = False
     lost: bool = False
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid}, host {self.host})"
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """One sequence under way: whose it is, and when it last moved."""
-
-    generation: "Generation"
-    index: int
-    rank: int
-    started_s: float
-    last_token_s: float | None = None
-
-
-class Generation:
-    """The outputs of one client's sequences, in the order of arrival."""
-
-    def __init__(self, pool: "RankPool"):
-        self._pool = pool
-        self._request_ids: list[str] = []
-        self._arrived: list[tuple[int, TokenOutput]] = []
-        self._wake = asyncio.Event()
-        self._error: ApiError | None = None
-
-    async def next(self) -> list[tuple[int, TokenOutput]]:
-        """(index of the sequence, output) of all that has arrived, at least one. ApiError when ranks are lost."""
-        await self._wake.wait()
-        self._wake.clear()
-        arrived, self._arrived = self._arrived, []
-        if not arrived and self._error is not None:
-            raise self._error
-        if self._error is not None:
-            self._wake.set()
-        return arrived
-
-    def rank_of(self, index: int) -> int | None:
-        """The rank that runs sequence `index`; None when it has ended."""
-        return self._pool.router.rank_of(self._request_ids[index])
-
-    def abort(self, index: int) -> None:
-        """Ends one sequence; nothing more comes from it. Ended sequences are ignored."""
-        self._pool.abort(self._request_ids[index])
-
-    def abort_all(self) -> None:
-        for request_id in self._request_ids:
-            self._pool.abort(request_id)
-
-    def _add(self, index: int, output: TokenOutput) -> None:
-        self._arrived.append((index, output))
-        self._wake.set()
-
-    def _fail(self, error: ApiError) -> None:
-        self._error = error
-        self._wake.set()
 
 
 class RankPool:
@@ -136,7 +90,7 @@ class RankPool:
         self.router = Router(config.num_ranks, max_running + engine.max_queue, engine.page_size)
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self._token, self._on_drain = config.token, on_drain
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, RunningSequence] = {}
         self._seq = 0
         self._seeds = random.Random(engine.seed)
         self.stall_s = 2 * env.get("EPRT_TIMEOUT_S")
@@ -188,10 +142,10 @@ class RankPool:
                     self._seq += 1
                     request_id = str(self._seq)
                     rank = self.router.assign(request_id, token_ids)
-                    generation._request_ids.append(request_id)
+                    generation.request_ids.append(request_id)
                     adds.append((rank, Add(self._seq, request_id, token_ids, params, sample_idx)))
         except QueueFullError:
-            for request_id in generation._request_ids:
+            for request_id in generation.request_ids:
                 self.router.release(request_id)
             raise queue_full(
                 f"the queue is full: {self.num_sequences} of at most {self.max_sequences} sequences run or wait",
@@ -199,7 +153,7 @@ class RankPool:
             ) from None
         now_s = time.monotonic()
         for index, (rank, add) in enumerate(adds):
-            self._sequences[add.request_id] = _Sequence(generation, index, rank, now_s)
+            self._sequences[add.request_id] = RunningSequence(generation, index, rank, now_s)
         self.quiet.clear()
         self._send_numbered(adds)
         return generation
@@ -217,12 +171,36 @@ class RankPool:
         if sequence is not None and self.state in ("serving", "draining"):
             self.ranks[sequence.rank].transport.write(pack(Abort(request_id)))
 
-    def _forget(self, request_id: str) -> _Sequence | None:
+    def _forget(self, request_id: str) -> RunningSequence | None:
         sequence = self._sequences.pop(request_id, None)
         self.router.release(request_id)
         if not self._sequences:
             self.quiet.set()
         return sequence
+
+    # -- moving experts --
+
+    def migrate(self, job: Job) -> None:
+        """Tells all ranks, and wakes those that sleep."""
+        self._seq += 1
+        self._send_all(Migrate(self._seq, job))
+
+    def cancel_migration(self, job_id: int) -> None:
+        self._send_all(Cancel(job_id))
+
+    async def sample(self, timeout_s: float = 10.0) -> list[Sampled]:
+        """Every rank's routing sample, in rank order; TimeoutError when one does not answer (a long step)."""
+        loop = asyncio.get_running_loop()
+        for rank in self.ranks.values():
+            if rank.sampled is None or rank.sampled.done():
+                rank.sampled = loop.create_future()
+                rank.transport.write(pack(Sample()))
+        waiting = [self.ranks[r].sampled for r in sorted(self.ranks)]
+        return await asyncio.wait_for(asyncio.gather(*(asyncio.shield(w) for w in waiting if w)), timeout_s)
+
+    def _send_all(self, message: ToRank) -> None:
+        for rank in self.ranks.values():
+            rank.transport.write(pack(message))
 
     def stalled(self) -> list[Rank]:
         """Ranks that have work and have said nothing for twice the deadline of waits between ranks."""
@@ -245,7 +223,7 @@ class RankPool:
         """Gives every sequence that still runs a last output with finish_reason "abort"; returns how many."""
         running = list(self._sequences.items())
         for request_id, sequence in running:
-            sequence.generation._add(sequence.index, TokenOutput(request_id, token_id=-1, finish_reason="abort"))
+            sequence.generation.add(sequence.index, TokenOutput(request_id, token_id=-1, finish_reason="abort"))
             self.abort(request_id)
         return len(running)
 
@@ -253,8 +231,7 @@ class RankPool:
         """Tells the ranks to leave together. `ended` is set when they have."""
         self.set_state("stopping", "the server is stopping")
         self._seq += 1
-        for rank in self.ranks.values():
-            rank.transport.write(pack(Stop(self._seq)))
+        self._send_all(Stop(self._seq))
 
     def give_up(self, reason: str) -> None:
         """The ranks were told to leave and do not."""
@@ -279,7 +256,7 @@ class RankPool:
         self._sequences.clear()
         self.quiet.set()
         for generation in generations.values():
-            generation._fail(ApiError(500, f"{reason}; the request was lost", code="rank_lost"))
+            generation.fail(ApiError(500, f"{reason}; the request was lost", code="rank_lost"))
         if not killed or generations:
             num = len(generations)
             count = f"; {num} request{'' if num == 1 else 's'} ended with an error" if self.ready.is_set() else ""
@@ -299,6 +276,9 @@ class RankPool:
                 rank.info = info
                 if len(self.ranks) == self.num_ranks and all(r.info for r in self.ranks.values()):
                     self._open(info)
+            case Sampled():
+                if rank.sampled is not None and not rank.sampled.done():
+                    rank.sampled.set_result(message)
             case Drain(signal):
                 self._on_drain(signal, rank.rank)
             case Fault(text):
@@ -330,7 +310,7 @@ class RankPool:
             sequence.last_token_s = now_s
         if output.finish_reason is not None:
             self._forget(output.request_id)
-        sequence.generation._add(sequence.index, output)
+        sequence.generation.add(sequence.index, output)
 
     def _on_hello(self, hello: Hello, transport: asyncio.Transport) -> Rank | None:
         if hello.token != self._token or hello.rank in self.ranks or not 0 <= hello.rank < self.num_ranks:

@@ -20,11 +20,15 @@ from eprt.serve.messages import (
     Abort,
     Add,
     Bye,
+    Cancel,
     Drain,
     EngineInfo,
     Fatal,
     Fault,
+    Migrate,
     Ready,
+    Sample,
+    Sampled,
     Step,
     Stop,
     ToRank,
@@ -50,6 +54,7 @@ class Worker:
         self._seen_seq = 0
         self._stopping = False
         self._next_stats_s = 0.0
+        self._was_migrating = False
 
     def run(self) -> None:
         asleep = True
@@ -85,6 +90,14 @@ class Worker:
                     self._seen_seq = seq
                 case Abort(request_id):
                     self._engine.abort(request_id)
+                case Migrate(seq, job):
+                    self._seen_seq = seq
+                    self._engine.migrator.offer(job)
+                case Cancel(job_id):
+                    self._engine.migrator.cancel(job_id)
+                case Sample():
+                    sample_LAK = self._engine.recorder.sample()
+                    self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes()))
                 case Stop(seq):
                     self._seen_seq, self._stopping = seq, True
         for taken in self._channel.taken_signals:
@@ -102,7 +115,10 @@ class Worker:
 
     def _report(self, outputs: list[TokenOutput], idle: bool) -> None:
         now_s = time.monotonic()
-        wants_stats = idle or now_s >= self._next_stats_s
+        migrator = self._engine.migrator
+        migrating = migrator is not None and migrator.active
+        wants_stats = idle or now_s >= self._next_stats_s or migrating != self._was_migrating
+        self._was_migrating = migrating
         if wants_stats:
             self._next_stats_s = now_s + _STATS_PERIOD_S
         if outputs or wants_stats:
@@ -194,6 +210,8 @@ def _info(engine) -> EngineInfo:
         moe_layers=tuple(i for i in range(model.config.num_hidden_layers) if model.config.is_moe_layer(i)),
         expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
         dtype=str(model.config.dtype).removeprefix("torch."),
+        spare_experts=engine.config.spare_experts,
+        expert_bytes=moe_layers[0].pool.expert_bytes if moe_layers else 0,
     )
 
 

@@ -270,7 +270,7 @@ def test_refusals(http):
     refuse(http, "/v1/completions", b'{"prompt": "' + b"x" * (9 << 20) + b'"}', 413, "body_too_large")
     refuse(http, "/v1/completions", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model")
     refuse(http, "/v1/nothing", {}, 404, "not_found")
-    refuse(http, "/v1/eprt/rebalance", {}, 501, "rebalancing_not_enabled")
+    refuse(http, "/v1/eprt/rebalance", {"dry_rum": True}, 400, "unsupported_parameter", "dry_rum")
     wrong_method = http.get("/v1/completions")
     assert wrong_method.status_code == 405 and wrong_method.headers["allow"] == "POST"
     assert wrong_method.json()["error"]["code"] == "method_not_allowed"

@@ -1,0 +1,125 @@
+"""Controller: from looks at a server's counters to decisions. The same in the server (--rebalance auto) and beside it
+(`eprt balancer`). Does no input or output, and leaves the planning itself to whoever owns a process to spare.
+
+    controller.observe(snapshot)              # every few seconds
+    request = controller.request(placement)   # None: no load to plan for
+    answer = solve(request)                   # anywhere: job.py
+    decision = controller.decide(now_s, placement, answer.placement)
+    controller.ended(now_s, succeeded)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .job import PlanRequest
+from .placement import Placement
+from .statistics import LoadStatistics
+from .trigger import Costs, Decision, Trigger, TriggerConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A server's counters, all since its start. server_id: another one after a restart. time_s: of its clock.
+
+    tokens_PLE: int64 [2, L, E], choices of each expert, prefill and decode. num_steps: computing ones.
+    expert_us, expert_rows: time the busiest rank's experts took, and the rows they were given.
+    """
+
+    server_id: str
+    time_s: float
+    tokens_PLE: np.ndarray
+    num_steps: int
+    expert_us: float
+    expert_rows: int
+    expert_bytes: int
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Snapshot":
+        """What GET /v1/eprt/load answers. ValueError naming the field that is missing, or that no load was counted."""
+        missing = {"server_id", "time_s", "layers", "num_steps", "expert_us", "expert_rows", "expert_bytes"} - set(data)
+        if missing:
+            raise ValueError(f"the server's load has no {min(missing)!r}: is it an eprt server of this version?")
+        if not data["layers"]:
+            raise ValueError("the server has counted no load yet: the model has no MoE layers, or is loading")
+        total_LE = np.array([layer["per_expert"] for layer in data["layers"]], dtype=np.int64)
+        prefill_LE = np.array([layer["per_expert_prefill"] for layer in data["layers"]], dtype=np.int64)
+        return Snapshot(
+            data["server_id"],
+            float(data["time_s"]),
+            np.stack((prefill_LE, total_LE - prefill_LE)),
+            int(data["num_steps"]),
+            float(data["expert_us"]),
+            int(data["expert_rows"]),
+            int(data["expert_bytes"]),
+        )
+
+
+class Controller:
+    """config: of the trigger. max_moves_per_layer: slots that one plan may change; None: the planner's default."""
+
+    def __init__(self, config: TriggerConfig | None = None, max_moves_per_layer: int | None = None):
+        self.trigger = Trigger(config)
+        self.statistics: LoadStatistics | None = None
+        self.gpu_speed: np.ndarray | None = None
+        self._max_moves = max_moves_per_layer
+        self._before: Snapshot | None = None
+        self._window_s = self._window_steps = 0.0
+        self._us_per_token = 1.0
+        self._bytes_per_us = 1000.0
+        self._expert_bytes = 0
+
+    def observe(self, snapshot: Snapshot) -> bool:
+        """Takes in a look at the counters; the time since the one before is a window. True if the load has changed.
+
+        After a restart of the server everything begins anew.
+        """
+        before, self._before = self._before, snapshot
+        if self.statistics is None or before is None or before.server_id != snapshot.server_id:
+            self.statistics = LoadStatistics(*snapshot.tokens_PLE.shape[1:])
+            self._expert_bytes = snapshot.expert_bytes
+            return False
+        rows = snapshot.expert_rows - before.expert_rows
+        if rows > 0:
+            self._us_per_token = max(0.0, snapshot.expert_us - before.expert_us) / rows
+        seconds = snapshot.time_s - before.time_s
+        if seconds <= 0:
+            return False
+        # Time and steps are forgotten like the load itself.
+        self._window_s = 0.9 * self._window_s + seconds
+        self._window_steps = 0.9 * self._window_steps + snapshot.num_steps - before.num_steps
+        return self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds)
+
+    def copied(self, num_bytes: float, seconds: float) -> None:
+        """A migration has shown what a rank's copying costs."""
+        if num_bytes > 0 and seconds > 0:
+            self._bytes_per_us = num_bytes / (seconds * 1e6)
+
+    @property
+    def costs(self) -> Costs:
+        steps_per_s = self._window_steps / self._window_s if self._window_s else 0.0
+        return Costs(steps_per_s, self._us_per_token, self._expert_bytes, self._bytes_per_us)
+
+    def request(self, placement: Placement, trace: np.ndarray | None = None) -> PlanRequest | None:
+        """What to plan next; None while nothing has been measured since the latest change.
+
+        trace: int [L, T, K] routing sample, for plans that save traffic between nodes.
+        """
+        rate_LE = None if self.statistics is None else self.statistics.rate()
+        if rate_LE is None:
+            return None
+        return PlanRequest(
+            placement, load_LE=rate_LE, max_moves_per_layer=self._max_moves, gpu_speed=self.gpu_speed, trace=trace
+        )
+
+    def decide(self, now_s: float, placement: Placement, planned: Placement) -> Decision:
+        assert self.statistics is not None
+        rate_LE = self.statistics.rate()
+        assert rate_LE is not None
+        stable_s = self.statistics.stable_s
+        return self.trigger.decide(now_s, rate_LE, placement, planned, self.costs, stable_s, self.gpu_speed)
+
+    def ended(self, now_s: float, succeeded: bool) -> None:
+        """The migration that followed has ended."""
+        self.trigger.ended(now_s, succeeded)

@@ -1,0 +1,150 @@
+"""Planning as a job for a process of its own, so that a server's latency never pays for it.
+
+    python -m eprt.balancer.job < request.json > answer.json
+
+A request holds the placement in force and either a load to plan for or the target to reach; the answer holds the target
+and the rounds that lead there. Exit status 0, or 2 with one line on standard error when the request cannot be met.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .migration import Round, count_moves, schedule_rounds
+from .placement import Placement
+from .plan import plan
+
+# Beside a server: whatever serves goes first.
+_NICE = 10
+_WEIGHT_CHANGE = 0.01  # a smaller change of a slot's share is not worth telling the ranks
+
+
+@dataclass(frozen=True, eq=False)
+class PlanRequest:
+    """current: the placement in force. target: where to go, or None to plan for load_LE ([L, E]).
+
+    node_of_gpu: default by the placement's num_nodes. spare: see schedule_rounds. gpu_speed: [G] relative, a slow rank
+    gets less. trace: int [L, T, K], routing sample for traffic between nodes. from_scratch: do not start from current.
+    """
+
+    current: Placement
+    target: Placement | None = None
+    load_LE: np.ndarray | None = None
+    node_of_gpu: tuple[int, ...] | None = None
+    spare: int = 2
+    max_moves_per_layer: int | None = None
+    gpu_speed: np.ndarray | None = None
+    trace: np.ndarray | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"current": self.current.to_json(), "spare": self.spare}
+        data["target"] = None if self.target is None else self.target.to_json()
+        for name in ("load_LE", "gpu_speed", "trace"):
+            value = getattr(self, name)
+            data[name] = None if value is None else np.asarray(value).tolist()
+        data["node_of_gpu"] = None if self.node_of_gpu is None else list(self.node_of_gpu)
+        data["max_moves_per_layer"] = self.max_moves_per_layer
+        return data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "PlanRequest":
+        arrays = {n: None if data[n] is None else np.array(data[n]) for n in ("load_LE", "gpu_speed", "trace")}
+        return PlanRequest(
+            Placement.from_json(data["current"]),
+            None if data["target"] is None else Placement.from_json(data["target"]),
+            node_of_gpu=None if data["node_of_gpu"] is None else tuple(data["node_of_gpu"]),
+            spare=data["spare"],
+            max_moves_per_layer=data["max_moves_per_layer"],
+            **arrays,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PlanAnswer:
+    """target: the placement to reach. rounds: how. weights: layer -> its slots' shares, of the layers that change.
+    moves: experts by their way (count_moves). seconds: time spent."""
+
+    target: Placement
+    rounds: tuple[Round, ...]
+    weights: dict[int, tuple[float, ...]]
+    moves: dict[str, int]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target.to_json(),
+            "rounds": [one.to_json() for one in self.rounds],
+            "weights": [[layer, list(row)] for layer, row in self.weights.items()],
+            "moves": self.moves,
+            "seconds": self.seconds,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "PlanAnswer":
+        return PlanAnswer(
+            Placement.from_json(data["target"]),
+            tuple(Round.from_json(one) for one in data["rounds"]),
+            {int(layer): tuple(row) for layer, row in data["weights"]},
+            data["moves"],
+            data["seconds"],
+        )
+
+
+def solve(request: PlanRequest) -> PlanAnswer:
+    """ValueError names what cannot be met."""
+    start_s = time.perf_counter()
+    current = request.current
+    target = request.target or _plan(request)
+    per_node = current.num_gpus // current.num_nodes
+    nodes = request.node_of_gpu or tuple(gpu // per_node for gpu in range(current.num_gpus))
+    rounds = schedule_rounds(
+        current.physical_to_logical_map, target.physical_to_logical_map, nodes, max(request.spare, 1)
+    )
+    changed = {layer for one in rounds for layer in one.rows}
+    reweighted = np.abs(current.weight_LP - target.weight_LP).max(1) > _WEIGHT_CHANGE
+    only_weights = {
+        layer: tuple(target.physical_to_logical_map[layer].tolist())
+        for layer in np.flatnonzero(reweighted).tolist()
+        if layer not in changed
+    }
+    if only_weights:
+        rounds.append(Round(only_weights, ()))
+    weights = {layer: tuple(target.weight_LP[layer].tolist()) for layer in sorted(changed | set(only_weights))}
+    seconds = time.perf_counter() - start_s
+    return PlanAnswer(target, tuple(rounds), weights, count_moves(rounds, nodes), seconds)
+
+
+def _plan(request: PlanRequest) -> Placement:
+    if request.load_LE is None:
+        raise ValueError("the request has neither target nor load_LE")
+    current = request.current
+    return plan(
+        request.load_LE,
+        num_slots=current.num_slots,
+        num_gpus=current.num_gpus,
+        num_nodes=current.num_nodes,
+        current=current,
+        max_moves_per_layer=request.max_moves_per_layer,
+        gpu_speed=request.gpu_speed,
+        threads=1,
+    )
+
+
+def main() -> int:
+    os.nice(_NICE)
+    try:
+        answer = solve(PlanRequest.from_json(json.load(sys.stdin)))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    json.dump(answer.to_json(), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Trigger: whether a new placement is worth its migration. Pure arithmetic on what was measured; logs each decision.
+
+    saving  (busiest rank's tokens now - planned) summed over layers, per step, x us per token   [us per step]
+            x steps of the expected lifetime of the plan
+    cost    bytes that the busiest rank sends and receives / speed of copying                    [us]
+
+Expected lifetime: as long as the load has been stable, within bounds; a load that changes often is not worth much.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .migration import arrivals
+from .placement import Placement
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TriggerConfig:
+    """hysteresis: the saving must be so many times the cost. min_gain: and the busiest rank's load must fall by this
+    fraction of the mean load. cooldown_s: pause after a migration; after a failed one failure_cooldown_s, doubled with
+    each failure in a row. min_lifetime_s, max_lifetime_s: bounds of the expected lifetime. dry_run: decide only.
+    """
+
+    hysteresis: float = 1.5
+    min_gain: float = 0.02
+    cooldown_s: float = 30.0
+    failure_cooldown_s: float = 60.0
+    min_lifetime_s: float = 60.0
+    max_lifetime_s: float = 3600.0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Costs:
+    """steps_per_s: of the server under its load. us_per_token: time a rank's experts take for one token's choice of an
+    expert. expert_bytes: weights and scales of one expert. bytes_per_us: what a rank copies while it moves experts."""
+
+    steps_per_s: float
+    us_per_token: float
+    expert_bytes: float
+    bytes_per_us: float = 1000.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """verdict: "migrate", "dry_run" (it would), "keep" or "cooling". before, after: busiest rank's load over the mean,
+    averaged over layers. reason: one sentence. Times in us."""
+
+    verdict: str
+    reason: str
+    before: float
+    after: float
+    saving_us_per_step: float
+    lifetime_steps: float
+    saving_us: float
+    cost_us: float
+    moved_experts: int
+    moved_bytes: float
+
+    @property
+    def migrate(self) -> bool:
+        return self.verdict == "migrate"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.verdict}: {self.reason} (max/mean {self.before:.3f} -> {self.after:.3f}, saves "
+            f"{self.saving_us_per_step:.1f} us/step x {self.lifetime_steps:.0f} steps = {self.saving_us / 1e3:.1f} ms, "
+            f"costs {self.cost_us / 1e3:.1f} ms for {self.moved_experts} experts, {self.moved_bytes / 1e6:.2f} MB)"
+        )
+
+
+class Trigger:
+    """State: when the latest migrations ended and how."""
+
+    def __init__(self, config: TriggerConfig | None = None):
+        self.config = config or TriggerConfig()
+        self._quiet_until_s = -np.inf
+        self._num_failed = 0
+
+    def cooling_s(self, now_s: float) -> float:
+        """Seconds until the next decision may be to migrate."""
+        return max(0.0, self._quiet_until_s - now_s)
+
+    def ended(self, now_s: float, succeeded: bool) -> None:
+        """A migration has ended."""
+        self._num_failed = 0 if succeeded else self._num_failed + 1
+        config = self.config
+        wait_s = config.cooldown_s if succeeded else config.failure_cooldown_s * 2 ** min(self._num_failed - 1, 6)
+        self._quiet_until_s = now_s + wait_s
+
+    def decide(
+        self,
+        now_s: float,
+        rate_LE: np.ndarray,
+        current: Placement,
+        planned: Placement,
+        costs: Costs,
+        stable_s: float,
+        gpu_speed: np.ndarray | None = None,
+    ) -> Decision:
+        """rate_LE: float [L, E], tokens per second. stable_s: for how long the load has been as it is."""
+        config = self.config
+        speed_G = np.ones(current.num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
+        now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
+        mean_L = np.maximum(rate_LE.sum(1) / speed_G.sum(), 1e-12)
+        before, after = float((now_LG.max(1) / mean_L).mean()), float((then_LG.max(1) / mean_L).mean())
+        tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
+        saving_us_per_step = tokens_per_step * costs.us_per_token
+        lifetime_s = min(max(stable_s, config.min_lifetime_s), config.max_lifetime_s)
+        lifetime_steps = lifetime_s * costs.steps_per_s
+        moved, busiest = _moved(current, planned)
+        figures = {
+            "before": before,
+            "after": after,
+            "saving_us_per_step": saving_us_per_step,
+            "lifetime_steps": lifetime_steps,
+            "saving_us": saving_us_per_step * lifetime_steps,
+            "cost_us": busiest * costs.expert_bytes / costs.bytes_per_us,
+            "moved_experts": moved,
+            "moved_bytes": moved * costs.expert_bytes,
+        }
+        verdict, reason = self._verdict(now_s, before - after, figures["saving_us"], figures["cost_us"])
+        decision = Decision(verdict, reason, **figures)
+        _log.info("rebalance %s", decision)
+        return decision
+
+    def _verdict(self, now_s: float, gain: float, saving_us: float, cost_us: float) -> tuple[str, str]:
+        config = self.config
+        if gain < config.min_gain:
+            return "keep", f"the busiest rank would lose {gain:.1%} of the mean load, less than {config.min_gain:.1%}"
+        if saving_us < config.hysteresis * cost_us:
+            return "keep", f"the saving is less than {config.hysteresis:g} times the cost"
+        if (left_s := self.cooling_s(now_s)) > 0:
+            return "cooling", f"worth it, but the latest migration was too recent: {left_s:.0f} s to wait"
+        if config.dry_run:
+            return "dry_run", "worth it; dry run"
+        return "migrate", "worth it"
+
+
+def _times(load_LG: np.ndarray, speed_G: np.ndarray) -> np.ndarray:
+    """Load over speed; what lies on a masked GPU (speed 0) takes for ever, as far as a plan is concerned."""
+    return load_LG / np.maximum(speed_G, 1e-6)
+
+
+def _moved(current: Placement, planned: Placement) -> tuple[int, int]:
+    """Experts that must travel, and how many of them the busiest GPU receives."""
+    received_G = np.zeros(current.num_gpus, dtype=np.int64)
+    for old_P, new_P in zip(current.physical_to_logical_map, planned.physical_to_logical_map):
+        for _, gpu in arrivals(old_P, new_P, current.num_gpus):
+            received_G[gpu] += 1
+    return int(received_G.sum()), int(received_G.max())

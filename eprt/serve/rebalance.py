@@ -1,0 +1,392 @@
+"""Rebalancer: the placement that serves, its load over time, and migrations to better ones.
+
+Lives in the frontend's process, where it only counts, decides and tells the ranks; plans are made by a process of their
+own (eprt/balancer/job.py). docs/rebalancing.md has the whole protocol.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from eprt.balancer import Placement
+from eprt.balancer.controller import Controller, Snapshot
+from eprt.balancer.job import PlanAnswer, PlanRequest
+from eprt.balancer.trigger import Decision, TriggerConfig
+from eprt.ep.migration_job import Job, MigrationStatus
+from eprt.serve.errors import ApiError
+from eprt.serve.expert_load import expert_load, total_load
+from eprt.serve.options import ServeOptions
+from eprt.serve.rank_pool import RankPool
+from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
+
+_log = logging.getLogger(__name__)
+
+SCHEMA = "eprt.rebalance/1"
+_ENDED = ("done", "rolled_back", "refused")
+_POLL_S = 0.05
+_PLAN_TIMEOUT_S = 120.0
+# A step may take so much longer for what a migration copies in it.
+_SHARE_OF_STEP = 0.03
+_MIN_CHUNK, _MAX_CHUNK = 32 << 10, 4 << 20
+
+
+@dataclass
+class Migration:
+    """One job as the server tells of it. state: "running", "done", "rolled_back", "refused" or "lost"."""
+
+    job_id: int
+    state: str
+    reason: str
+    from_epoch: int
+    epoch: int
+    num_rounds: int
+    rounds_done: int
+    moves: dict[str, int]
+    plan_ms: float
+    chunk_bytes: int
+    started_s: float
+    seconds: float = 0.0
+
+
+class Rebalancer:
+    """mode: "off" (only what is posted), "auto", or "dry-run" (decides and logs, moves nothing of its own accord)."""
+
+    def __init__(self, options: ServeOptions, pool: RankPool):
+        self._options, self._pool = options, pool
+        self.mode = options.rebalance
+        self.server_id = os.urandom(8).hex()
+        self.controller = Controller(TriggerConfig(dry_run=self.mode == "dry-run"))
+        self.migration: Migration | None = None
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=20)
+        self.ended = {state: 0 for state in (*_ENDED, "lost")}
+        self.moved = {"local": 0, "network": 0, "fan_out": 0}
+        self._placement: Placement | None = None
+        self._planning = False
+        self._num_jobs = 0
+        self._following: asyncio.Task | None = None
+
+    # -- what there is --
+
+    @property
+    def placement(self) -> Placement:
+        """The one that serves. ApiError 503 while the model loads, 409 for a model without experts."""
+        infos = self._pool.infos
+        if not infos:
+            self._pool.check_open()
+        if not infos or not infos[0].moe_layers:
+            raise ApiError(409, "this model has no MoE layers", code="no_experts")
+        if self._placement is None:
+            nodes = infos[0].node_of_rank
+            even = len(infos) % (max(nodes) + 1) == 0 and list(nodes) == sorted(nodes)
+            rows = [[e for info in infos for e in info.expert_of_slot[row]] for row in range(len(infos[0].moe_layers))]
+            self._placement = Placement(np.array(rows), len(infos), max(nodes) + 1 if even else 1)
+        return self._placement
+
+    def statuses(self) -> list[MigrationStatus]:
+        """Every rank's latest."""
+        return [s.migration for s in self._pool.stats if s.migration is not None]
+
+    def placement_document(self) -> dict[str, Any]:
+        """A placement file, with the epoch and the model's layers."""
+        info = self._pool.infos[0] if self._pool.infos else None
+        placement = self.placement
+        assert info is not None
+        return {
+            **placement.to_json(),
+            "num_ranks": placement.num_gpus,
+            "num_experts": placement.num_experts,
+            "layers": info.moe_layers,
+        }
+
+    def load_document(self) -> dict[str, Any]:
+        """eprt.load/1: counters since the start."""
+        pool = self._pool
+        ranks = [{k: v for k, v in msgspec.to_builtins(s).items() if k != "expert_tokens"} for s in pool.stats]
+        document = {
+            "schema": "eprt.load/1",
+            "server_id": self.server_id,
+            "time_s": time.monotonic(),
+            "num_ranks": pool.num_ranks,
+            "num_experts": pool.infos[0].num_experts if pool.infos else 0,
+            "expert_bytes": pool.infos[0].expert_bytes if pool.infos else 0,
+            "ranks": ranks,
+            "layers": expert_load(pool.infos, pool.stats),
+        }
+        return {**document, **self._work()}
+
+    def _work(self) -> dict[str, Any]:
+        """Steps, and the time of the experts of the rank that spent most."""
+        stats = self._pool.stats
+        busiest = (0.0, 0)
+        for rank, waits in ((r.stats, r.waits) for r in self._pool.ranks.values()):
+            if rank is not None and waits is not None:
+                busiest = max(busiest, (waits.compute_us, sum(rank.slot_tokens)))
+        return {
+            "num_steps": max((s.num_steps for s in stats), default=0),
+            "expert_us": busiest[0],
+            "expert_rows": busiest[1],
+        }
+
+    async def load_file(self) -> bytes:
+        """.npz: load [windows, layers, experts], load_prefill and load_decode beside it, and a routing sample topk_idx
+        [layers, tokens, choices] with each token's rank in source_gpu [layers, tokens]."""
+        placement = self.placement
+        statistics = self.controller.statistics
+        parts: dict[str, np.ndarray] = {}
+        for name, phase in (("load", None), ("load_prefill", "prefill"), ("load_decode", "decode")):
+            shape = (0, placement.num_layers, placement.num_experts)
+            parts[name] = np.zeros(shape, np.float32) if statistics is None else statistics.windows(phase)
+        if not len(parts["load"]):
+            raise ApiError(409, "no window of load is complete yet; try again in a few seconds", code="no_load")
+        parts["topk_idx"], parts["source_gpu"] = await self._trace()
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **parts)  # type: ignore[arg-type]
+        return buffer.getvalue()
+
+    async def _trace(self) -> tuple[np.ndarray, np.ndarray]:
+        samples = [
+            np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in await self._pool.sample()
+        ]
+        source = np.concatenate([np.full(sample.shape[1], rank) for rank, sample in enumerate(samples)])
+        trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)
+        return trace_LTK, np.broadcast_to(source.astype(np.int32), trace_LTK.shape[:2]).copy()
+
+    def status(self) -> dict[str, Any]:
+        """eprt.rebalance/1."""
+        infos, statuses = self._pool.infos, self.statuses()
+        statistics = self.controller.statistics
+        return {
+            "schema": SCHEMA,
+            "server_id": self.server_id,
+            "mode": self.mode,
+            "state": "planning" if self._planning else "migrating" if self.is_migrating else "idle",
+            "epoch": self.placement.epoch,
+            "spare_experts": infos[0].spare_experts if infos else 0,
+            "buffer_bytes": max((s.buffer_bytes for s in statuses), default=0),
+            "used_bytes": max((s.used_bytes for s in statuses), default=0),
+            "max_work_s": max((s.max_work_s for s in statuses), default=0.0),
+            "windows": 0 if statistics is None else len(statistics.current),
+            "load_changes": 0 if statistics is None else statistics.num_changes,
+            "migration": None if self.migration is None else asdict(self.migration),
+            "decisions": list(self.decisions),
+        }
+
+    @property
+    def is_migrating(self) -> bool:
+        return self.migration is not None and self.migration.state == "running"
+
+    # -- what is asked for --
+
+    async def post(self, body: bytes) -> dict[str, Any]:
+        """POST /v1/eprt/rebalance; returns status(). ApiError names the field, layer and value that is wrong."""
+        self._pool.check_open()
+        placement = self.placement
+        request = parse_rebalance(body, placement)
+        if request.cancel:
+            if not self.is_migrating or self.migration is None:
+                raise ApiError(409, "no migration is under way", code="no_migration", param="cancel")
+            self._pool.cancel_migration(self.migration.job_id)
+        else:
+            await self._plan_and_move(request)
+        return self.status()
+
+    async def _plan_and_move(self, request: RebalanceRequest) -> None:
+        if not self._pool.infos[0].spare_experts:
+            message = "experts cannot move: the server was started with --spare-experts 0"
+            raise ApiError(409, message, code="rebalancing_not_enabled")
+        if self._planning or self.is_migrating:
+            raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
+        plan_request = self._plan_request(request)
+        if plan_request is None:
+            raise ApiError(409, "no load was measured yet to plan for; post a placement, or wait", code="no_load")
+        answer = await self._solve(plan_request)
+        if request.target is None:
+            self._note(self.controller.decide(time.monotonic(), self.placement, answer.target), "posted")
+        if not request.dry_run:
+            self._start(answer)
+
+    def _plan_request(self, request: RebalanceRequest) -> PlanRequest | None:
+        infos = self._pool.infos
+        if request.target is not None:
+            plan_request = PlanRequest(self.placement, request.target)
+        else:
+            plan_request = self.controller.request(self.placement)
+        if plan_request is None:
+            return None
+        moves = request.max_moves_per_layer or plan_request.max_moves_per_layer
+        spare, nodes = infos[0].spare_experts, tuple(infos[0].node_of_rank)
+        return replace(plan_request, node_of_gpu=nodes, spare=spare, max_moves_per_layer=moves)
+
+    async def _solve(self, request: PlanRequest) -> PlanAnswer:
+        """In a process of its own. ApiError when it says no."""
+        self._planning = True
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "eprt.balancer.job"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            given = json.dumps(request.to_json()).encode()
+            out, err = await asyncio.wait_for(process.communicate(given), _PLAN_TIMEOUT_S)
+        except TimeoutError:
+            raise ApiError(500, f"no plan within {_PLAN_TIMEOUT_S:g} s", code="planning_failed") from None
+        finally:
+            self._planning = False
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            reason = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+            status = 400 if process.returncode == 2 else 500
+            raise ApiError(status, f"no plan: {reason[0]}", code="planning_failed")
+        return PlanAnswer.from_json(json.loads(out))
+
+    def _start(self, answer: PlanAnswer) -> None:
+        """Tells the ranks. A plan without any change is done at once."""
+        placement = self.placement
+        self._num_jobs += 1
+        self.migration = Migration(
+            job_id=self._num_jobs,
+            state="running" if answer.rounds else "done",
+            reason="" if answer.rounds else "the placement serves already",
+            from_epoch=placement.epoch,
+            epoch=placement.epoch,
+            num_rounds=len(answer.rounds),
+            rounds_done=0,
+            moves=answer.moves,
+            plan_ms=answer.seconds * 1e3,
+            chunk_bytes=self._chunk_bytes(),
+            started_s=time.time(),
+        )
+        if answer.rounds:
+            job = Job(
+                self._num_jobs,
+                placement.epoch,
+                answer.rounds,
+                answer.weights,
+                self.migration.chunk_bytes,
+                self._options.migration_timeout_s,
+            )
+            self._pool.migrate(job)
+            self._following = asyncio.get_running_loop().create_task(self._follow(job, answer.target))
+
+    def _chunk_bytes(self) -> int:
+        step_us = max((s.last_step_s for s in self._pool.stats), default=0.0) * 1e6
+        bytes_in_time = _SHARE_OF_STEP * step_us * self.controller.costs.bytes_per_us
+        return int(min(max(bytes_in_time, _MIN_CHUNK), _MAX_CHUNK)) // 64 * 64
+
+    # -- what goes on by itself --
+
+    async def _follow(self, job: Job, target: Placement) -> None:
+        """Until all ranks say how it ended."""
+        migration = self.migration
+        assert migration is not None
+        begun = time.monotonic()
+        before = self._copied()
+        while True:
+            await asyncio.sleep(_POLL_S)
+            mine = [s for s in self.statuses() if s.job_id == job.job_id]
+            migration.seconds = time.monotonic() - begun
+            if self._pool.state == "lost":
+                migration.state, migration.reason = "lost", self._pool.reason
+                break
+            if len(mine) < self._pool.num_ranks:
+                continue
+            migration.rounds_done = min(s.rounds_done for s in mine)
+            if all(s.state in _ENDED for s in mine):
+                migration.state, migration.reason = mine[0].state, mine[0].reason
+                break
+        self._placement = after = _placement_after(self.placement, job, migration.rounds_done, target)
+        migration.epoch = after.epoch
+        self.ended[migration.state] += 1
+        if migration.state == "done":
+            for way, count in migration.moves.items():
+                self.moved[way] += count
+        num_bytes, seconds = (now - then for now, then in zip(self._copied(), before))
+        self.controller.copied(num_bytes, seconds)
+        self.controller.ended(time.monotonic(), migration.state == "done")
+
+    def _copied(self) -> tuple[int, float]:
+        """Bytes and seconds, all ranks together."""
+        statuses = self.statuses()
+        return sum(s.sent_bytes + s.received_bytes for s in statuses), sum(s.work_s for s in statuses)
+
+    async def run(self) -> None:
+        """Looks at the counters in every window; with mode auto or dry-run also plans. Never raises."""
+        while True:
+            await asyncio.sleep(self._options.load_window_s)
+            try:
+                await self._look()
+            except ApiError as error:
+                _log.warning("rebalance: %s", error.message)
+            except Exception:
+                _log.exception("rebalance: a defect; the placement stays as it is")
+
+    async def _look(self) -> None:
+        snapshot = self._snapshot()
+        if snapshot is None or self._pool.state != "serving":
+            return
+        if self.controller.observe(snapshot):
+            _log.info("rebalance: the load has changed; what came before is forgotten")
+        may_plan = self.mode != "off" and self._pool.infos[0].spare_experts and self._pool.num_ranks > 1
+        if not may_plan or self._planning or self.is_migrating:
+            return
+        if self.controller.trigger.cooling_s(time.monotonic()) > 0:
+            return
+        request = self._plan_request(RebalanceRequest())
+        if request is None:
+            return
+        answer = await self._solve(request)
+        decision = self.controller.decide(time.monotonic(), self.placement, answer.target)
+        self._note(decision, self.mode)
+        if decision.migrate and not self.is_migrating:
+            self._start(answer)
+
+    def _snapshot(self) -> Snapshot | None:
+        total_PLE = total_load(self._pool.infos, self._pool.stats)
+        if total_PLE is None:
+            return None
+        expert_bytes = self._pool.infos[0].expert_bytes
+        return Snapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **self._work())
+
+    def _note(self, decision: Decision, asked_by: str) -> None:
+        self.decisions.append({"time_s": time.time(), "asked_by": asked_by, **decision.to_json()})
+
+    async def close(self) -> None:
+        """The server leaves: what is under way is rolled back, so that the ranks need not wait for its end."""
+        if self.is_migrating and self.migration is not None:
+            self._pool.cancel_migration(self.migration.job_id)
+        if self._following is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._following, 2.0)
+
+
+def _placement_after(before: Placement, job: Job, rounds_done: int, target: Placement) -> Placement:
+    """What serves once the first rounds of a job are committed: the ranks' rows, put together once more here."""
+    slots_LP = before.physical_to_logical_map.copy()
+    done = job.rounds[:rounds_done]
+    for one in done:
+        for layer, row in one.rows.items():
+            slots_LP[layer] = row
+    last = {layer: k for k, one in enumerate(job.rounds) for layer in one.rows}
+    after = Placement(slots_LP, before.num_gpus, before.num_nodes, epoch=before.epoch + rounds_done)
+    weight_LP = after.even_weight_LP.copy()
+    for layer in range(before.num_layers):
+        if last.get(layer, -1) < 0:
+            weight_LP[layer] = before.weight_LP[layer]
+        elif last[layer] < rounds_done and layer in job.weights:
+            weight_LP[layer] = job.weights[layer]
+    metrics = target.metrics if rounds_done == len(job.rounds) else before.metrics
+    return replace(after, slot_weight=weight_LP, metrics=metrics)

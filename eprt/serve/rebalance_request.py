@@ -1,0 +1,95 @@
+"""The body of POST /v1/eprt/rebalance -> RebalanceRequest. Every mistake is named: field, layer and value."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from eprt.balancer import Placement
+from eprt.serve.errors import invalid, unsupported
+
+_PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
+# What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.
+_DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
+_FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer"}
+
+
+@dataclass(frozen=True)
+class RebalanceRequest:
+    """target: the placement to reach; None: plan one for the measured load, with max_moves_per_layer at most.
+    dry_run: plan and decide, move nothing. cancel: roll back what is under way."""
+
+    target: Placement | None = None
+    dry_run: bool = False
+    cancel: bool = False
+    max_moves_per_layer: int | None = None
+
+
+def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
+    """body: JSON, {} or nothing to plan, {"placement": {...}} or a placement file itself to go to that placement.
+
+    ApiError 400 for anything else, and for a placement that does not fit the one that serves.
+    """
+    try:
+        data = msgspec.json.decode(body or b"{}")
+    except msgspec.DecodeError as error:
+        raise invalid(None, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise invalid(None, f"the body must be a JSON object, not {type(data).__name__}", code="invalid_json")
+    if "physical_to_logical_map" in data:
+        data = {
+            "placement": {k: v for k, v in data.items() if k not in _FIELDS},
+            **{k: v for k, v in data.items() if k in _FIELDS},
+        }
+    for name in data:
+        if name not in _FIELDS:
+            raise unsupported(name, f"unknown field {name!r}; there are: {', '.join(sorted(_FIELDS))}")
+    for name in ("dry_run", "cancel"):
+        if not isinstance(data.get(name, False), bool):
+            raise invalid(name, f"{name}={data[name]!r}: must be true or false", code="invalid_type")
+    moves = data.get("max_moves_per_layer")
+    if moves is not None and (not isinstance(moves, int) or isinstance(moves, bool) or moves < 1):
+        raise invalid("max_moves_per_layer", f"max_moves_per_layer={moves!r}: must be an integer of at least 1")
+    target = None if data.get("placement") is None else _placement(data["placement"], current)
+    if data.get("cancel") and (target is not None or data.get("dry_run")):
+        raise invalid("cancel", "cancel stands alone: it rolls back what is under way")
+    return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves)
+
+
+def _placement(data: Any, current: Placement) -> Placement:
+    if not isinstance(data, dict):
+        raise invalid("placement", f"placement must be an object, not {type(data).__name__}", code="invalid_type")
+    for name in data:
+        if name not in _PLACEMENT_FIELDS | _DESCRIPTIVE_FIELDS:
+            raise unsupported(f"placement.{name}", f"unknown field {name!r} in the placement")
+    data = {"num_gpus": current.num_gpus, "num_nodes": current.num_nodes, **data}
+    _check_experts(data.get("physical_to_logical_map"), current.num_experts)
+    try:
+        target = Placement.from_json(data)
+    except (ValueError, TypeError) as error:
+        raise invalid("placement", str(error)) from None
+    for name, what in (
+        ("num_layers", "MoE layers"),
+        ("num_slots", "slots"),
+        ("num_gpus", "ranks"),
+        ("num_nodes", "nodes"),
+    ):
+        have, want = getattr(target, name), getattr(current, name)
+        if have != want:
+            raise invalid("placement", f"the placement has {have} {what}, this server {want}: it is of another model")
+    if target.num_experts != current.num_experts:
+        have, want = target.num_experts, current.num_experts
+        raise invalid("placement", f"the placement has {have} experts, this server {want}: it is of another model")
+    return target
+
+
+def _check_experts(rows: Any, num_experts: int) -> None:
+    """Names the first expert that this model does not have; anything else wrong is Placement's to tell."""
+    for layer, row in enumerate(rows if isinstance(rows, list) else ()):
+        for slot, expert in enumerate(row if isinstance(row, list) else ()):
+            if isinstance(expert, int) and expert >= num_experts:
+                raise invalid(
+                    "placement",
+                    f"physical_to_logical_map[layer {layer}, slot {slot}] = {expert}: this model has experts "
+                    f"0..{num_experts - 1}; is the placement of another model?",
+                )
