@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "affinity.h"
 #include "eplb.h"
 #include "incremental.h"
 #include "parallel.h"
@@ -113,5 +114,32 @@ EPRT_ABI int eprt_assign(const Replicas* replicas, int64_t num_tokens, int64_t n
     if (bad >= 0)
       throw std::invalid_argument("quota_P: expert " + std::to_string(bad) +
                                   " has more choices than its slots have quota");
+  });
+}
+
+// tokens_L: one entry per layer. traffic_LX [L, 2]: crossings under the plan for balance alone, and under this one.
+EPRT_ABI int eprt_affinity(const Problem* problem, const Tokens* tokens_L, int64_t traffic, double allowance,
+                           int64_t* slot_LP, double* weight_LP, double* bound_L, double* traffic_LX) {
+  return guarded([&] {
+    for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
+      const int64_t at = layer * problem->num_slots();
+      const auto result = plan_for_traffic(*problem, layer, tokens_L[layer], static_cast<Traffic>(traffic), allowance,
+                                           slot_LP + at, weight_LP + at);
+      bound_L[layer] = result.bound;
+      traffic_LX[2 * layer] = result.traffic_before, traffic_LX[2 * layer + 1] = result.traffic;
+    });
+  });
+}
+
+// Crossings of each layer's tokens under a placement that is given.
+EPRT_ABI int eprt_traffic(const Problem* problem, const Tokens* tokens_L, int64_t traffic, const int64_t* slot_LP,
+                          double* traffic_L) {
+  return guarded([&] {
+    for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
+      std::vector<uint64_t> mask_E(problem->num_experts);
+      node_masks(*problem, slot_LP + layer * problem->num_slots(), mask_E.data());
+      traffic_L[layer] =
+          count_traffic(tokens_L[layer], static_cast<Traffic>(traffic), problem->num_nodes, mask_E.data());
+    });
   });
 }

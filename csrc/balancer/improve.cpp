@@ -16,12 +16,14 @@ struct Step {
 };
 
 // Copies `given` of the busiest GPU and `taken` of another change places.
-Step best_exchange(const Packing& packing, int busiest, double target) {
+Step best_exchange(const Packing& packing, int busiest, double target, Scope scope) {
+  const int per_node = packing.part().gpus_per_node;
   Step best;
   best.peak = packing.time(busiest) * (1 - 1e-12);
   const double load = packing.load(busiest);
   for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++) {
     if (packing.time(gpu) >= best.peak || packing.part().usable_G[gpu] == 0) continue;
+    if (scope == Scope::kInsideNodes && gpu / per_node != busiest / per_node) continue;
     for (int given : packing.experts(busiest)) {
       if (packing.holds(gpu, given)) continue;
       for (int taken : packing.experts(gpu)) {
@@ -78,15 +80,15 @@ Step best_recount(const Packing& packing, int busiest, double target) {
 
 }  // namespace
 
-void improve(Packing& packing, double target) {
+void improve(Packing& packing, double target, Scope scope) {
   // Each step lowers the busiest GPU and lifts none above where that was, so this ends by itself; the limit only keeps
   // the time in bounds on inputs made of thousands of equal shares.
   const int limit = 8 * packing.part().num_usable();
   for (int i = 0; i < limit; i++) {
     const int busiest = packing.busiest();
     if (packing.time(busiest) <= target) return;
-    Step step = best_exchange(packing, busiest, target);
-    if (step.kind == Step::kNone || step.peak > target) {
+    Step step = best_exchange(packing, busiest, target, scope);
+    if (scope == Scope::kAnywhere && (step.kind == Step::kNone || step.peak > target)) {
       const Step recount = best_recount(packing, busiest, target);
       if (recount.kind != Step::kNone && (step.kind == Step::kNone || recount.peak < step.peak)) step = recount;
     }

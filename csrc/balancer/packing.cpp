@@ -174,20 +174,6 @@ bool place_by_passing_on(Packing& packing, int expert) {
   return true;
 }
 
-// Slots still free after copies had to be given up: to the busiest expert that the GPU lacks.
-void fill_free_slots(Packing& packing) {
-  const Part& part = packing.part();
-  for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
-    while (packing.room(gpu) > 0) {
-      int best = -1;
-      for (int expert = 0; expert < part.num_experts(); expert++)
-        if (!packing.holds(gpu, expert) && (best < 0 || packing.share(expert) > packing.share(best))) best = expert;
-      if (best < 0) break;
-      packing.add(best, gpu);
-    }
-  }
-}
-
 // All copies at the minimum, each onto the GPU with most room: possible whenever anything is (the degrees of such a
 // graph are as even as they can be). Loads do not matter here; improve() evens them out.
 Packing pack_by_room(const Part& part) {
@@ -208,6 +194,19 @@ Packing pack_by_room(const Part& part) {
 }
 
 }  // namespace
+
+void fill_free_slots(Packing& packing) {
+  const Part& part = packing.part();
+  for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
+    while (packing.room(gpu) > 0) {
+      int best = -1;
+      for (int expert = 0; expert < part.num_experts(); expert++)
+        if (!packing.holds(gpu, expert) && (best < 0 || packing.share(expert) > packing.share(best))) best = expert;
+      if (best < 0) break;
+      packing.add(best, gpu);
+    }
+  }
+}
 
 Packing pack(const Part& part) {
   const std::vector<int> count_E = replicate(part);

@@ -17,6 +17,7 @@ struct Part {
   std::vector<int> usable_G;  // 0 where masked
   int slots_per_gpu = 0;      // room in the arrays, at least max(usable_G)
   int min_copies = 1;
+  int gpus_per_node = 0;  // of the cluster, for steps that must stay inside a node
 
   int num_experts() const { return static_cast<int>(load_E.size()); }
   int num_gpus() const { return static_cast<int>(speed_G.size()); }
@@ -73,7 +74,11 @@ std::vector<int> replicate(const Part& part);
 double lower_bound(const Part& part);
 // Largest copies first, each onto the GPU that is done earliest with it; every usable slot is filled.
 Packing pack(const Part& part);
-// Exchanges and changes of copies that lower the busiest GPU, until target or until none is left.
-void improve(Packing& packing, double target);
+// Slots still free get a copy more of the busiest expert that their GPU lacks.
+void fill_free_slots(Packing& packing);
+// Exchanges and changes of copies that lower the busiest GPU, until target or until none is left. kInsideNodes: only
+// exchanges between GPUs of one node, which leave every node with the experts it has.
+enum class Scope { kAnywhere, kInsideNodes };
+void improve(Packing& packing, double target, Scope scope = Scope::kAnywhere);
 
 }  // namespace eprt::balancer

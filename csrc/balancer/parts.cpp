@@ -20,6 +20,7 @@ Part make_part(const Problem& problem, int64_t layer, const std::vector<int>& ex
     part.usable_G.push_back(std::min(usable, part.num_experts()));
   }
   part.slots_per_gpu = static_cast<int>(problem.slots_per_gpu);
+  part.gpus_per_node = static_cast<int>(problem.gpus_per_node());
   part.min_copies = static_cast<int>(problem.min_copies);
   return part;
 }

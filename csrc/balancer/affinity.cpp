@@ -1,0 +1,264 @@
+#include "affinity.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "guests.h"
+#include "homes.h"
+#include "plan.h"
+#include "weights.h"
+
+namespace eprt::balancer {
+namespace {
+
+// Homes in proportion to the nodes' slots, and load in proportion to their speed.
+NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) {
+  const int num_nodes = static_cast<int>(problem.num_nodes);
+  std::vector<int> usable_N(num_nodes, 0);
+  std::vector<double> speed_N(num_nodes, 0.0);
+  for (int64_t gpu = 0; gpu < problem.num_gpus; gpu++) {
+    const int usable = problem.usable_LG[layer * problem.num_gpus + gpu];
+    usable_N[gpu / problem.gpus_per_node()] += usable;
+    if (usable > 0) speed_N[gpu / problem.gpus_per_node()] += problem.speed_G[gpu];
+  }
+  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double load = std::accumulate(load_E, load_E + problem.num_experts, 0.0);
+  const double speed = std::accumulate(speed_N.begin(), speed_N.end(), 0.0);
+  const int64_t usable = std::accumulate(usable_N.begin(), usable_N.end(), int64_t{0});
+  NodeLimits limits;
+  for (int node = 0; node < num_nodes; node++) {
+    limits.experts_N.push_back(static_cast<int>(problem.num_experts * usable_N[node] / usable));
+    limits.load_N.push_back(load / speed * speed_N[node] * (1 + std::min(allowance, 0.1)));
+  }
+  int left =
+      static_cast<int>(problem.num_experts) - std::accumulate(limits.experts_N.begin(), limits.experts_N.end(), 0);
+  for (int node = 0; left > 0; node = (node + 1) % num_nodes)
+    if (limits.experts_N[node] < usable_N[node]) limits.experts_N[node]++, left--;
+  return limits;
+}
+
+std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
+                              const NodeLimits& limits) {
+  std::vector<int> best =
+      refine_homes(problem, layer, tokens, incidence, limits, cluster_homes(problem, layer, tokens, incidence, limits));
+  if (!problem.hierarchical) return best;
+  // Group-limited routing makes groups good company: they are the other start.
+  double unused = 0.0;
+  const std::vector<int> node_of_group = groups_to_nodes(problem, layer, &unused);
+  std::vector<int> home_E(problem.num_experts), size_N(problem.num_nodes, 0);
+  for (int64_t expert = 0; expert < problem.num_experts; expert++)
+    size_N[home_E[expert] = node_of_group[expert / (problem.num_experts / problem.num_groups)]]++;
+  if (size_N != limits.experts_N) return best;
+  const std::vector<int> other = refine_homes(problem, layer, tokens, incidence, limits, std::move(home_E));
+  auto traffic = [&](const std::vector<int>& homes) {
+    std::vector<uint64_t> mask_E;
+    for (int home : homes) mask_E.push_back(uint64_t{1} << home);
+    return count_traffic(tokens, Traffic::kNodeCopies, problem.num_nodes, mask_E.data());
+  };
+  return traffic(other) < traffic(best) ? other : best;
+}
+
+// How many copies of each expert each node gets.
+class Copies {
+ public:
+  Copies(const Problem& problem, const Part& part, const Tokens& tokens, const Incidence& incidence, Traffic traffic,
+         const std::vector<int>& home_E, double cap)
+      : part_(part),
+        num_nodes_(static_cast<int>(problem.num_nodes)),
+        cap_(cap),
+        guests_(problem, tokens, incidence, traffic, home_E),
+        count_E_(part.num_experts(), 1),
+        copies_EN_(static_cast<size_t>(part.num_experts()) * problem.num_nodes, 0),
+        room_N_(problem.num_nodes, 0),
+        live_N_(problem.num_nodes, 0),
+        load_N_(problem.num_nodes, 0.0),
+        speed_N_(problem.num_nodes, 0.0) {
+    for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
+      const int node = gpu / part.gpus_per_node;
+      room_N_[node] += part.usable_G[gpu];
+      live_N_[node] += part.usable_G[gpu] > 0;
+      if (part.usable_G[gpu] > 0) speed_N_[node] += part.speed_G[gpu];
+    }
+    for (int expert = 0; expert < part.num_experts(); expert++) {
+      copies(expert, home_E[expert]) = 1;
+      room_N_[home_E[expert]]--;
+      load_N_[home_E[expert]] += part.load_E[expert];
+    }
+  }
+
+  int count(int expert) const { return count_E_[expert]; }
+  int at(int expert, int node) const { return copies_EN_[static_cast<size_t>(expert) * num_nodes_ + node]; }
+
+  // Copies without which no packing meets the cap: of experts whose shares are too large, and for coverage.
+  void add_needed(double largest_share) {
+    for (;;) {
+      int worst = -1;
+      for (int expert = 0; expert < part_.num_experts(); expert++)
+        if (share(expert) > largest_share && count_E_[expert] < part_.num_live() &&
+            (worst < 0 || share(expert) > share(worst)))
+          worst = expert;
+      if (worst < 0 || !add_where_best(worst)) break;
+    }
+    for (int expert = 0; expert < part_.num_experts(); expert++)
+      while (count_E_[expert] < part_.min_copies && add_where_best(expert)) {
+      }
+  }
+
+  // The remaining room goes where a copy saves most traffic, as far as that keeps the nodes' loads under the cap.
+  void add_useful() {
+    for (;;) {
+      int best_expert = -1, best_node = -1;
+      double best_gain = 1e-9;
+      for (int expert = 0; expert < part_.num_experts(); expert++)
+        for (int node = 0; node < num_nodes_; node++)
+          if (room_N_[node] > 0 && guests_.gain(expert, node) > best_gain && at(expert, node) == 0 &&
+              fits(expert, node))
+            best_expert = expert, best_node = node, best_gain = guests_.gain(expert, node);
+      if (best_expert < 0) return;
+      add(best_expert, best_node);
+    }
+  }
+
+ private:
+  int& copies(int expert, int node) { return copies_EN_[static_cast<size_t>(expert) * num_nodes_ + node]; }
+  double share(int expert) const { return part_.load_E[expert] / count_E_[expert]; }
+
+  bool fits(int expert, int node) const {
+    return load_N_[node] + part_.load_E[expert] / (count_E_[expert] + 1) <= cap_ * speed_N_[node];
+  }
+
+  bool add_where_best(int expert) {
+    int best = -1;
+    for (int node = 0; node < num_nodes_; node++) {
+      if (room_N_[node] <= 0 || at(expert, node) >= live_N_[node]) continue;
+      if (best < 0 || better_node(expert, node, best)) best = node;
+    }
+    if (best >= 0) add(expert, best);
+    return best >= 0;
+  }
+
+  bool better_node(int expert, int node, int than) const {
+    const bool fresh = at(expert, node) == 0, than_fresh = at(expert, than) == 0;
+    if (fresh != than_fresh) return fresh;
+    const double gain = fresh ? guests_.gain(expert, node) : 0.0, than_gain = fresh ? guests_.gain(expert, than) : 0.0;
+    if (gain != than_gain) return gain > than_gain;
+    return load_N_[node] * speed_N_[than] < load_N_[than] * speed_N_[node];
+  }
+
+  void add(int expert, int node) {
+    const double before = share(expert);
+    count_E_[expert]++;
+    for (int other = 0; other < num_nodes_; other++) load_N_[other] += at(expert, other) * (share(expert) - before);
+    load_N_[node] += share(expert);
+    room_N_[node]--;
+    if (copies(expert, node)++ == 0) guests_.add(expert, node);
+  }
+
+  const Part& part_;
+  int num_nodes_;
+  double cap_;
+  Guests guests_;
+  std::vector<int> count_E_, copies_EN_, room_N_, live_N_;
+  std::vector<double> load_N_, speed_N_;
+};
+
+// Each node's copies onto its GPUs, the largest first. False when they do not fit.
+bool pack_nodes(Packing& packing, const Copies& copies) {
+  const Part& part = packing.part();
+  std::vector<int> order(part.num_experts());
+  std::iota(order.begin(), order.end(), 0);
+  for (int expert : order) packing.set_count(expert, copies.count(expert));
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    if (packing.share(a) != packing.share(b)) return packing.share(a) > packing.share(b);
+    return part.tie_rank_E[a] < part.tie_rank_E[b];
+  });
+  for (int expert : order) {
+    for (int first = 0; first < part.num_gpus(); first += part.gpus_per_node) {
+      for (int copy = 0; copy < copies.at(expert, first / part.gpus_per_node); copy++) {
+        int best = -1;
+        double best_time = std::numeric_limits<double>::infinity();
+        for (int gpu = first; gpu < first + part.gpus_per_node; gpu++) {
+          const double time = packing.time_with(gpu, packing.load(gpu) + packing.share(expert));
+          if (packing.room(gpu) > 0 && !packing.holds(gpu, expert) && time < best_time) best = gpu, best_time = time;
+        }
+        if (best < 0) return false;
+        packing.place(expert, best);
+      }
+    }
+  }
+  fill_free_slots(packing);
+  return true;
+}
+
+bool try_plan(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic, double allowance,
+              double cap, int64_t* slot_P, double* weight_P) {
+  std::vector<int> all(problem.num_experts);
+  std::iota(all.begin(), all.end(), 0);
+  const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+  const Incidence incidence(tokens, part.num_experts());
+  const NodeLimits limits = node_limits(problem, layer, allowance);
+  const std::vector<int> home_E = choose_homes(problem, layer, tokens, incidence, limits);
+  Copies copies(problem, part, tokens, incidence, traffic, home_E, cap);
+  const std::vector<int> greedy_E = replicate(part);
+  double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());
+  for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
+  copies.add_needed(largest_share);
+  copies.add_useful();
+  Packing packing(part);
+  if (!pack_nodes(packing, copies)) return false;
+  improve(packing, part.mean_time() * kCloseEnough, Scope::kInsideNodes);
+  auto fill = [&] {
+    write_slots(packing, all, 0, slot_P);
+    return fill_weights(slot_P, problem.num_slots(), problem.num_experts, problem.num_gpus, part.load_E.data(),
+                        problem.speed_G, part.mean_time() * kCloseEnough, false, weight_P);
+  };
+  if (fill() <= cap) return true;
+  improve(packing, cap);
+  return fill() <= cap;
+}
+
+}  // namespace
+
+void node_masks(const Problem& problem, const int64_t* slot_P, uint64_t* mask_E) {
+  std::fill(mask_E, mask_E + problem.num_experts, 0);
+  const int64_t per_node = problem.slots_per_gpu * problem.gpus_per_node();
+  for (int64_t slot = 0; slot < problem.num_slots(); slot++)
+    if (slot_P[slot] >= 0) mask_E[slot_P[slot]] |= uint64_t{1} << (slot / per_node);
+}
+
+double largest_time(const Problem& problem, int64_t layer, const int64_t* slot_P, const double* weight_P) {
+  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  double largest = 0.0;
+  for (int64_t gpu = 0; gpu < problem.num_gpus; gpu++) {
+    double load = 0.0;
+    for (int64_t slot = gpu * problem.slots_per_gpu; slot < (gpu + 1) * problem.slots_per_gpu; slot++)
+      if (slot_P[slot] >= 0) load += load_E[slot_P[slot]] * weight_P[slot];
+    if (problem.speed_G[gpu] > 0) largest = std::max(largest, load / problem.speed_G[gpu]);
+  }
+  return largest;
+}
+
+AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic,
+                                double allowance, int64_t* slot_P, double* weight_P) {
+  if (problem.num_nodes > 64) throw std::invalid_argument("traffic can be planned for at most 64 nodes");
+  AffinityResult result{plan_layer(problem, layer, slot_P, weight_P), 0.0, 0.0};
+  std::vector<uint64_t> mask_E(problem.num_experts);
+  node_masks(problem, slot_P, mask_E.data());
+  result.traffic = result.traffic_before = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
+  const double cap = (1 + allowance) * largest_time(problem, layer, slot_P, weight_P);
+  if (problem.num_nodes == 1 || tokens.num_tokens == 0 || cap == 0.0) return result;
+  std::vector<int64_t> other_P(problem.num_slots());
+  std::vector<double> other_weight_P(problem.num_slots());
+  if (!try_plan(problem, layer, tokens, traffic, allowance, cap, other_P.data(), other_weight_P.data())) return result;
+  node_masks(problem, other_P.data(), mask_E.data());
+  const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
+  if (crossings >= result.traffic) return result;
+  result.traffic = crossings;
+  std::copy(other_P.begin(), other_P.end(), slot_P);
+  std::copy(other_weight_P.begin(), other_weight_P.end(), weight_P);
+  return result;
+}
+
+}  // namespace eprt::balancer

@@ -1,0 +1,31 @@
+// What a placement makes tokens cost on the network between nodes, counted from sampled routing choices.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace eprt::balancer {
+
+// Sampled tokens of one layer. topk_TK: experts, -1 for none. node_T: the node each token is on; null: any, equally
+// likely. weight_T: how many tokens each stands for; null: one.
+struct Tokens {
+  int64_t num_tokens;
+  int64_t num_choices;
+  const int32_t* topk_TK;
+  const int32_t* node_T;
+  const float* weight_T;
+
+  double weight(int64_t token) const { return weight_T ? weight_T[token] : 1.0; }
+};
+
+enum class Traffic : int64_t {
+  kNodeCopies,      // a token crosses once to each other node that computes it
+  kExpertMessages,  // once for each of its experts that has no copy on its own node
+};
+
+// mask_E: the nodes on which each expert has a copy, one bit each (at most 64 nodes).
+// Crossings of all tokens together. Node copies assume that each token visits few nodes: own node first, then the nodes
+// that it cannot avoid, then greedily those that cover most of what is left.
+double count_traffic(const Tokens& tokens, Traffic traffic, int64_t num_nodes, const uint64_t* mask_E);
+
+}  // namespace eprt::balancer
