@@ -40,7 +40,7 @@ class _Sampling(msgspec.Struct, kw_only=True, frozen=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -98,11 +98,15 @@ class _Sampling(msgspec.Struct, kw_only=True, frozen=True):
     def _logit_bias(self) -> dict[int, float]:
         biases = {}
         for key, bias in (self.logit_bias or {}).items():
-            if not key.isascii() or not key.isdecimal() or len(key) > 18:
+            # "05" would be a second name of token 5.
+            if not key.isascii() or not key.isdecimal() or len(key) > 18 or str(int(key)) != key:
                 raise invalid("logit_bias", f"logit_bias has the key {_show(key)}; keys are token ids")
+            if type(bias) not in (int, float):
+                what = f"logit_bias of token {key} is {_show(bias)}; must be a number"
+                raise invalid("logit_bias", what, code="invalid_type")
             if not -100 <= bias <= 100:
-                raise invalid("logit_bias", f"logit_bias of token {key} is {bias:g}; must be in -100..100")
-            biases[int(key)] = bias
+                raise invalid("logit_bias", f"logit_bias of token {key} is {_show(bias)}; must be in -100..100")
+            biases[int(key)] = float(bias)
         return biases
 
 
@@ -119,8 +123,10 @@ class CompletionRequest(_Sampling, kw_only=True, frozen=True):
             return [prompt]
         if not prompt:
             raise invalid("prompt", "prompt is an empty list; give at least one prompt")
+        are_token_ids = type(prompt[0]) is int
         for i, item in enumerate(prompt):
-            if not isinstance(item, str) and not _is_token_ids(item):
+            ok = _is_token_ids([item]) if are_token_ids else isinstance(item, str) or _is_token_ids(item)
+            if not ok:
                 raise invalid(
                     f"prompt[{i}]",
                     f"prompt[{i}] is {_show(item)}; a prompt is a string, a list of token ids, or a list of these",
@@ -129,9 +135,15 @@ class CompletionRequest(_Sampling, kw_only=True, frozen=True):
         return prompt
 
 
-class ContentPart(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """image_url and the like are known, so that the refusal names the part's type, which says more."""
+
     type: str
     text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: Any = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +202,8 @@ class ChatRequest(_Sampling, kw_only=True, frozen=True):
             _check_message(f"messages[{i}]", message)
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs is only for logprobs=true")
+        if not 0 <= (self.top_logprobs or 0) <= 20:
+            raise invalid("top_logprobs", f"top_logprobs={self.top_logprobs}: must be in 0..20")
         if self.tool_choice not in (None, "none", "auto"):
             raise unsupported("tool_choice", f"tool_choice={_show(self.tool_choice)}: eprt knows auto and none")
         if self.tool_choice == "auto" and not self.tools:
@@ -211,6 +225,9 @@ def _check_message(path: str, message: Message) -> None:
             raise unsupported(
                 f"{path}.content[{j}].type", f"{path}.content[{j}] has type {_show(part.type)}; eprt reads text only"
             )
+        for name in ("image_url", "input_audio", "file", "refusal"):
+            if getattr(part, name) is not None:
+                raise unsupported(f"{path}.content[{j}].{name}", f"{path}.content[{j}] is text and has {name} too")
         if part.text is None:
             raise invalid(f"{path}.content[{j}].text", f"{path}.content[{j}] has no text")
     if message.content is None and not (message.role == "assistant" and message.tool_calls):

@@ -49,6 +49,11 @@ def refuse(parse, body, **changes) -> ApiError:
         ("logit_bias", {"a": 1}, '"a"'),
         ("logit_bias", {"5": 101}, "101"),
         ("logit_bias", {"1" * 5000: 1}, "1111"),
+        ("logit_bias", {"05": 1, "5": 2}, '"05"'),
+        ("logit_bias", {"7": 1, "5": "much"}, 'token 5 is "much"'),
+        ("logit_bias", {"5": True}, "token 5 is true"),
+        ("logit_bias", {"5": None}, "token 5 is null"),
+        ("logit_bias", {"5": 10**400}, "token 5 is 1000"),
         ("logit_bias", [1], "[1]"),
         ("seed", 1 << 63, str(1 << 63)),
         ("stream", "yes", '"yes"'),
@@ -82,6 +87,13 @@ def test_bad_values_are_named(parse, body, field, value, part_of_message):
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}]}]},
+         "messages[0].content[0].mood"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": "y"}]}]},
+         "messages[0].content[0].image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "y"}}]}]},
+         "messages[0].content[0].type"),
         ({"functions": []}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
@@ -130,7 +142,7 @@ def test_completion_prompts_and_best_of():
 
     assert prompts("a") == ["a"] and prompts([1, 2]) == [[1, 2]]
     assert prompts(["a", "b"]) == ["a", "b"] and prompts([[1], [2, 3]]) == [[1], [2, 3]]
-    for bad, param in (([], "prompt"), ([1, "a"], "prompt[0]"), (["a", []], "prompt[1]"), ([[1, 2.5]], "prompt[0]"),
+    for bad, param in (([], "prompt"), ([1, "a"], "prompt[1]"), (["a", []], "prompt[1]"), ([[1, 2.5]], "prompt[0]"),
                        ([[10**30]], "prompt[0]"), ([True], "prompt[0]")):  # fmt: skip
         with pytest.raises(ApiError) as caught:
             prompts(bad)
