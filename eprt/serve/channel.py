@@ -5,6 +5,7 @@ other process is gone, it needs no thread beside the engine, and abstract unix n
 Knows nothing of what the messages mean.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -84,21 +85,32 @@ class Channel:
 
     def __init__(self, sock: socket.socket, hello: Hello):
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
+        self._parent = (-1, 0)  # descriptor, pid
         sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self.taken_signals: list[signal.Signals] = []
+        self.stop_reasons: list[str] = []
         self.send(hello)
 
     def take_signals(self, signals: tuple[signal.Signals, ...]) -> None:
-        """From now on these wake `receive` and are put down in `taken_signals`, instead of what they did before."""
+        """From now on these wake `receive` and are put down in `stop_reasons`, instead of what they did before."""
         # Python restarts an interrupted poll; the wake-up descriptor is what makes it return.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._signal_pipe = (reader, writer)
         self._poll.register(reader, select.POLLIN)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in signals:
-            signal.signal(number, lambda taken, frame: self.taken_signals.append(signal.Signals(taken)))
+            signal.signal(number, lambda taken, frame: self.stop_reasons.append(signal.Signals(taken).name))
+
+    def watch_parent(self) -> None:
+        """From now on the end of the process that started this one wakes `receive` and is put down in `stop_reasons`.
+
+        A rank whose mpirun was killed would otherwise serve on, with nobody left who could stop it.
+        """
+        # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no number here.
+        with contextlib.suppress(OSError, AttributeError):
+            self._parent = (os.pidfd_open(os.getppid()), os.getppid())
+            self._poll.register(self._parent[0], select.POLLIN)
 
     def send(self, message: ToFrontend) -> None:
         self._unsent += pack(message)
@@ -120,6 +132,10 @@ class Channel:
         events = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         messages: list[ToRank] = []
         for fd, event in events:
+            if fd == self._parent[0]:
+                self._poll.unregister(fd)  # it stays readable
+                self.stop_reasons.append(f"mpirun (pid {self._parent[1]}) is gone")
+                continue
             if fd != self._sock.fileno():
                 os.read(fd, 4096)
                 continue

@@ -122,7 +122,7 @@ class Frontend:
 
     # -- leaving --
 
-    def drain(self, signal_name: str, rank: int | None = None) -> None:
+    def drain(self, reason: str, rank: int | None = None) -> None:
         """Takes no new requests, lets the running ones finish, then stops. The second signal does not wait for them.
 
         rank: who was signalled, None for this process. mpirun signals every rank, which is one signal.
@@ -133,20 +133,20 @@ class Frontend:
         if pool.state == "loading":
             # The ranks got the signal too, and are gone in the middle of their work: nothing to stop together.
             pool.set_state("stopping", "the server is stopping")
-            _log.info("%s while the model loads: stopping", signal_name)
+            _log.info("%s while the model loads: stopping", reason)
             pool.ended.set()
         elif pool.state == "serving":
             pool.set_state("draining", "the server is stopping")
-            self._draining = asyncio.get_running_loop().create_task(self._drain(signal_name))
+            self._draining = asyncio.get_running_loop().create_task(self._drain(reason))
         elif pool.state == "draining" and again:
             self._hurry.set()
 
-    async def _drain(self, signal_name: str) -> None:
+    async def _drain(self, reason: str) -> None:
         pool, timeout_s = self._pool, self._options.drain_timeout_s
         if pool.num_sequences:
-            _log.info("%s: %d sequences run, up to %g s for them", signal_name, pool.num_sequences, timeout_s)
+            _log.info("%s: %d sequences run, up to %g s for them", reason, pool.num_sequences, timeout_s)
         else:
-            _log.info("%s: stopping", signal_name)
+            _log.info("%s: stopping", reason)
         quiet, hurry = asyncio.ensure_future(pool.quiet.wait()), asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait((quiet, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for waiting in (quiet, hurry):

@@ -5,6 +5,7 @@ SIGUSR1 it passes on to them. So this process takes SIGTERM and SIGINT, and give
 everything exits 0. A second signal does not wait for the drain.
 """
 
+import ctypes
 import os
 import shutil
 import signal
@@ -16,6 +17,8 @@ from eprt import env
 from eprt.serve.channel import bind_http
 from eprt.serve.options import OptionError, ServeOptions
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h; it survives exec
+
 
 def launch(options: ServeOptions, argv: list[str]) -> int:
     """Runs `python -m eprt.serve argv` on options.num_ranks ranks under mpirun; returns its exit status."""
@@ -23,7 +26,9 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     # Rank 0 binds for good; trying it here tells of a port in use without mpirun's words about a failed rank.
     bind_http(options.host, options.port).close()
     # Its own session: Ctrl-C in a terminal reaches this process only.
-    mpirun = subprocess.Popen(command, env=env.mpi_environment(), start_new_session=True)
+    mpirun = subprocess.Popen(
+        command, env=env.mpi_environment(), start_new_session=True, preexec_fn=_drain_when_launcher_dies
+    )
     num_taken = 0
 
     def pass_on(number: int, frame) -> None:
@@ -35,6 +40,11 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
         signal.signal(number, pass_on)
     status = mpirun.wait()
     return status if status >= 0 else 128 - status
+
+
+def _drain_when_launcher_dies() -> None:
+    """Runs in the child that becomes mpirun: SIGKILL leaves the launcher no time to pass anything on."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
 
 
 def find_mpirun() -> str:

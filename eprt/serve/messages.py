@@ -134,9 +134,9 @@ class Sampled(_Message, frozen=True):
 
 
 class Drain(_Message, frozen=True):
-    """This rank was sent a signal that means "finish what runs, then leave"."""
+    """This rank was told, or has reason, to finish what runs and then leave. reason: a signal's name, or words."""
 
-    signal: str
+    reason: str
 
 
 class Fault(_Message, frozen=True):

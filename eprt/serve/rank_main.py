@@ -38,6 +38,8 @@ def run(options: ServeOptions) -> int:
     channel = Channel(sock, hello)
     try:
         _leave_on_signals(channel)
+        if launched_rank is not None:
+            channel.watch_parent()
         worker.serve(options, group, channel)
     except FrontendLostError:
         return _tell_of_lost_frontend(group, frontend)

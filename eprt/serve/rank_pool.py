@@ -279,8 +279,8 @@ class RankPool:
             case Sampled():
                 if rank.sampled is not None and not rank.sampled.done():
                     rank.sampled.set_result(message)
-            case Drain(signal):
-                self._on_drain(signal, rank.rank)
+            case Drain(reason):
+                self._on_drain(reason, rank.rank)
             case Fault(text):
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)

@@ -74,7 +74,7 @@ class Worker:
         """Blocks until the frontend numbers a new request (True), or something smaller has happened (False)."""
         seen_seq = self._seen_seq
         messages = self._channel.receive(_QUIET_BEFORE_CHECK_S)
-        if not messages and not self._channel.taken_signals:
+        if not messages and not self._channel.stop_reasons:
             self._check_integrity()
             messages = self._channel.receive(None)
         self._take(messages)
@@ -100,9 +100,9 @@ class Worker:
                     self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes()))
                 case Stop(seq):
                     self._seen_seq, self._stopping = seq, True
-        for taken in self._channel.taken_signals:
-            self._channel.send(Drain(taken.name))
-        self._channel.taken_signals.clear()
+        for reason in self._channel.stop_reasons:
+            self._channel.send(Drain(reason))
+        self._channel.stop_reasons.clear()
 
     def _add(self, message: Add) -> None:
         try:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -161,6 +163,27 @@ def test_killed_frontend_ends_the_ranks():
         said = [line for line in server.output().splitlines() if line.startswith("eprt: ")]
         assert said == [f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: killed by signal 9; stopping"]
         assert_nothing_left(processes)
+
+
+@pytest.mark.parametrize("victim", ["mpirun", "launcher"])
+def test_a_server_whose_starter_was_killed_drains(victim):
+    # Not the block's own exit: it would send signals to what is dead.
+    server = RunningServer(MODEL, 2, under=victim).wait_ready()
+    processes = family(psutil.Process(server.process.pid))
+    maps = Path(f"/proc/{ranks_of(server.url)[0]}/maps").read_text()
+    segments = {Path(word) for word in maps.split() if word.startswith("/dev/shm/sm_segment")}
+    stream = Stream(server.url, max_tokens=200)
+    os.kill(server.process.pid, signal.SIGKILL)
+    health = wait_until_unhealthy(server.url)
+    stream.join(60)
+    assert health.status_code == 503 and health.json()["status"] == "draining"
+    assert stream.failure is None and stream.finish_reason == "length" and stream.events[-1] == "[DONE]"
+    server.wait_exit()
+    assert_nothing_left(processes)
+    # Open MPI leaves its own files to mpirun, which is no more.
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{server.process.pid}", ignore_errors=True)
 
 
 def _serve(*arguments: str) -> subprocess.CompletedProcess:
