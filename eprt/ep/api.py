@@ -39,6 +39,9 @@ class EPConfig:
     device: where the tokens are, "cpu" or "cuda"; backend "auto" goes by it.
     exact_combine: outputs cross unsummed where a backend would sum a rank's outputs before the wire (nvlink): exactly
         the fp32 sum over k, for more bytes. num_sms: GPU thread blocks of a call; default: the backend's choice.
+    expert_alignment: each slot's first row is a multiple of it, the rows between are undefined (nvlink, normal mode).
+    max_recv_rows: static bound of the rows one dispatch brings a rank (nvlink, normal mode): the host never waits, and
+        x_RH has so many rows; more are an error. Default: the worst case, and x_RH has the rows that came.
     """
 
     hidden_size: int
@@ -53,6 +56,8 @@ class EPConfig:
     device: str = "cpu"
     exact_combine: bool = False
     num_sms: int | None = None
+    expert_alignment: int = 1
+    max_recv_rows: int | None = None
 
     def __post_init__(self):
         if self.timeout_s is None:
@@ -69,6 +74,10 @@ class EPConfig:
             raise ValueError(f"EPConfig.payload={self.payload!r}: must be same or fp8")
         if self.mode not in ("normal", "low_latency"):
             raise ValueError(f"EPConfig.mode={self.mode!r}: must be normal or low_latency")
+        if self.expert_alignment < 1:
+            raise ValueError(f"EPConfig.expert_alignment={self.expert_alignment}: must be at least 1")
+        if self.max_recv_rows is not None and self.max_recv_rows < 1:
+            raise ValueError(f"EPConfig.max_recv_rows={self.max_recv_rows}: must be at least 1")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"EPConfig.device={self.device!r}: must be cpu or cuda")
         if self.num_sms is not None and self.num_sms < 1:
@@ -98,7 +107,8 @@ class Received:
 
     x_RH: rows grouped by local slot, inside a slot ordered by (source rank, token): deterministic.
         dtype EPConfig.dtype, or float8_e4m3fn with scale_RG for an fp8 payload.
-    recv_count_E: int32 [E], rows per local slot; rows of slot e start at sum(recv_count_E[:e]).
+    recv_count_E: int32 [E], rows per local slot; rows of slot e start at sum(recv_count_E[:e]), each count of it
+        rounded up to EPConfig.expert_alignment.
     scale_RG: fp32 [R, ceil(H/128)] or None.
     num_rounds: largest number of dispatch rounds any rank announced (see dispatch_send); 1 in most calls.
     """
@@ -172,11 +182,11 @@ class RankLostError(EPError):
         super().__init__(f"[rank {rank}/{num_ranks}] rank {lost} died during {phase}; restart the job")
 
 
-# Name -> "module:class". Imported on first use, so that a CPU-only machine never imports GPU code.
+# Name -> "module:callable". Imported on first use, so that a CPU-only machine never imports GPU code.
 _BACKENDS = {
     "reference": "eprt.ep.reference:ReferenceBackend",
     "cpu": "eprt.ep.cpu:CpuBackend",
-    "nvlink": "eprt.ep.nvlink:NvlinkBackend",
+    "nvlink": "eprt.ep.nvlink:make_nvlink",
 }
 
 
@@ -188,5 +198,5 @@ def make_backend(name: str, config: EPConfig, group: EPGroup) -> EPBackend:
         raise ValueError(
             f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}"
         )
-    module, cls = _BACKENDS[name].split(":")
-    return getattr(import_module(module), cls)(config, group)
+    module, make = _BACKENDS[name].split(":")
+    return getattr(import_module(module), make)(config, group)

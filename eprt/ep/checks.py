@@ -12,15 +12,23 @@ from eprt.ep.group import EPGroup
 
 
 class Checks:
-    """Of one backend on one rank. max_rows: rows of y_RH that are fine besides the exact number (static shapes)."""
+    """Of one backend on one rank. max_rows: rows of y_RH that are fine besides the exact number (static shapes).
 
-    def __init__(self, config: EPConfig, group: EPGroup, max_rows: int | None = None):
+    places_rows: the backend knows EPConfig.expert_alignment and max_recv_rows.
+    """
+
+    def __init__(self, config: EPConfig, group: EPGroup, max_rows: int | None = None, *, places_rows: bool = False):
         self.config, self.max_rows = config, max_rows
         self.where = f"[rank {group.rank}/{group.size}]"
         if config.num_slots % group.size:
             self.fail(
                 f"num_slots={config.num_slots} is no multiple of the {group.size} ranks; "
                 f"add {-config.num_slots % group.size} empty or redundant slots"
+            )
+        if not places_rows and (config.expert_alignment != 1 or config.max_recv_rows is not None):
+            self.fail(
+                f"expert_alignment={config.expert_alignment}, max_recv_rows={config.max_recv_rows}: only the normal "
+                "mode of the nvlink backend knows them; leave them out"
             )
         self._same_everywhere(group.allgather(config))
 

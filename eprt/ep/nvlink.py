@@ -5,6 +5,7 @@ for the GPU, so every verb may be captured in a CUDA graph. docs/protocol.md exp
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ class NvlinkDispatch:
     backend: "NvlinkBackend"
     x_TH: Tensor
     slot_idx_TK: Tensor
+    num_rounds: int
 
 
 class NvlinkBackend:
@@ -53,54 +55,67 @@ class NvlinkBackend:
     outputs; the next verb raises EPTimeoutError, once. A caller that catches it may repeat that verb and go on: other
     ranks' results stay right.
 
+    This class is the low-latency mode; the normal mode (nvlink_normal_backend.py) changes where rows go.
+
     profile: kernels that record when they pass each stage. stats: whether they count (benchmarks/bench_ep.py shows
     what that costs).
     """
 
+    _learns_rounds = False
+
     def __init__(self, config: EPConfig, group: EPGroup, *, profile: bool = False, stats: bool = True):
         self.config, self.group = config, group
-        self.max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
-        self._checks = Checks(config, group, self.max_rows)
+        self.max_rows = self._most_rows()
+        self._checks = Checks(config, group, self.max_rows, places_rows=config.mode == "normal")
         self._order = VerbOrder(config.num_buffers, self._checks.where)
         self._slots_per_rank = config.num_slots // group.size
         self._asked = Asked(group, config.timeout_s, config.top_k, config.num_slots)
         self._check_limits()
-        fp8 = config.payload == "fp8"
+        self._allocate(profile, stats)
+        self._failure = self.kernels.failure
+        self._closed = False
+
+    def _most_rows(self) -> int:
+        return self.group.size * self.config.num_max_tokens_per_rank * self.config.top_k
+
+    def _allocate(self, profile: bool, stats: bool) -> None:
+        config, fp8 = self.config, self.config.payload == "fp8"
         shape = HeapShape(
-            group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank,
+            self.group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank,
             "fp8" if fp8 else "bf16", config.exact_combine, config.num_buffers,
         )  # fmt: skip
         self.num_sms = config.num_sms or min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
-        self.kernels = LowLatency(
-            group, shape, self.max_rows, num_handles=config.num_buffers, num_sms=self.num_sms,
+        self.kernels: Any = LowLatency(
+            self.group, shape, self.max_rows, num_handles=config.num_buffers, num_sms=self.num_sms,
             timeout_s=config.timeout_s, profile=profile, stats=stats,
         )  # fmt: skip
         self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
         for i, rows in enumerate(self._rows):
             self.kernels.bind(i, rows)
-        self._failure = self.kernels.failure
-        self._closed = False
 
     def _check_limits(self) -> None:
         config, fail = self.config, self._checks.fail
-        if config.mode != "low_latency":
-            fail(f"mode={config.mode!r}: the nvlink backend has low_latency only; use it, or backend='cpu'")
         if not torch.cuda.is_available():
             fail("the nvlink backend needs an NVIDIA GPU and a CUDA build of torch; use backend='cpu'")
         if config.dtype != torch.bfloat16:
             fail(f"dtype={config.dtype}: the nvlink backend moves torch.bfloat16; cast, or use backend='cpu'")
         if config.hidden_size % 16:
             fail(f"hidden_size={config.hidden_size}: the nvlink backend needs a multiple of 16; pad the hidden size")
+        for what, value, most, remedy in self._limits():
+            if value > most:
+                fail(f"{what} = {value}: the nvlink backend takes at most {most}; {remedy}")
+
+    def _limits(self) -> tuple[tuple[str, int, int, str], ...]:
+        """(what, value, largest, remedy)"""
+        config = self.config
         entries = config.num_max_tokens_per_rank * config.top_k
-        for what, value, most, remedy in (
+        return (
             ("ranks", self.group.size, MAX_RANKS, "use fewer ranks"),
             ("top_k", config.top_k, MAX_TOP_K, "use fewer experts per token"),
             ("slots per rank", self._slots_per_rank, MAX_LOCAL_SLOTS, "spread them over more ranks"),
             ("num_max_tokens_per_rank * top_k", entries, MAX_ENTRIES, "send fewer tokens in one round"),
             ("num_sms", config.num_sms or 1, MAX_SMS, "leave the others to compute"),
-        ):
-            if value > most:
-                fail(f"{what} = {value}: the nvlink backend takes at most {most}; {remedy}")
+        )
 
     def _new_rows(self, fp8: bool) -> Rows:
         """Receive buffers of one handle."""
@@ -125,17 +140,23 @@ class NvlinkBackend:
         self._launch_dispatch(handle, RECV)
         return self._received(handle)
 
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        """Kernels send from any memory of the GPU, so this is a new tensor."""
+        self._enter(COMBINE_SEND, handle)
+        rows = self._num_rows(handle)
+        return torch.empty(rows, self.config.hidden_size, dtype=self.config.dtype, device="cuda")
+
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Signal | None = None) -> None:
         """signal: send tile by tile while the experts still compute (needs no order of slots, only progress)."""
         i = self._enter(COMBINE_SEND, handle)
-        self._check_outputs(y_RH, signal)
-        self.kernels.combine_send(i, y_RH, self._rows[i].count, signal)
+        self._check_outputs(y_RH, handle, signal)
+        self._launch_combine_send(i, y_RH, signal)
         self._order.done(COMBINE_SEND, handle.epoch)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
         i = self._enter(COMBINE_RECV, handle)
         y_TH = torch.empty_like(handle.state.x_TH)
-        self.kernels.combine_recv(i, handle.state.slot_idx_TK, handle.topk_weights_TK, y_TH)
+        self._launch_combine_recv(i, handle, y_TH)
         self._order.done(COMBINE_RECV, handle.epoch)
         return y_TH
 
@@ -150,15 +171,15 @@ class NvlinkBackend:
     def combine(self, y_RH: Tensor, handle: DispatchHandle) -> Tensor:
         """combine_send and combine_recv."""
         i = self._enter(COMBINE_SEND, handle)
-        self._check_outputs(y_RH, None)
+        self._check_outputs(y_RH, handle, None)
         self._order.done(COMBINE_SEND, handle.epoch)
         try:
             self._order.check(COMBINE_RECV, handle.epoch)
         except RuntimeError:  # out of order: what may go, goes, as with the two verbs
-            self.kernels.combine_send(i, y_RH, self._rows[i].count)
+            self._launch_combine_send(i, y_RH, None)
             raise
         y_TH = torch.empty_like(handle.state.x_TH)
-        self.kernels.combine_recv(i, handle.state.slot_idx_TK, handle.topk_weights_TK, y_TH, y_RH)
+        self._launch_combine_recv(i, handle, y_TH, y_RH)
         self._order.done(COMBINE_RECV, handle.epoch)
         return y_TH
 
@@ -215,7 +236,6 @@ class NvlinkBackend:
         if not self._closed:
             self._closed = True
             self.kernels.close()
-            self._rows = []
 
     # -- inside --
 
@@ -225,7 +245,7 @@ class NvlinkBackend:
         if not (x_TH.is_cuda and slot_idx_TK.is_cuda and topk_weights_TK.is_cuda):
             for name, tensor in (("x_TH", x_TH), ("slot_idx_TK", slot_idx_TK), ("topk_weights_TK", topk_weights_TK)):
                 self._check_on_gpu(f"dispatch_send: {name}", tensor)
-        if num_rounds != 1:
+        if num_rounds != 1 and not self._learns_rounds:
             self._checks.fail(
                 f"dispatch_send: num_rounds={num_rounds}: with static shapes no rank learns of another's rounds; raise "
                 f"num_max_tokens_per_rank={self.config.num_max_tokens_per_rank} to the largest batch"
@@ -233,12 +253,22 @@ class NvlinkBackend:
         self._raise_failure()
         epoch = self._order.next_epoch()
         self._order.done(DISPATCH_SEND, epoch)
-        state = NvlinkDispatch(self, x_TH.contiguous(), slot_idx_TK.contiguous())
+        state = NvlinkDispatch(self, x_TH.contiguous(), slot_idx_TK.contiguous(), num_rounds)
         return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), state)
 
     def _launch_dispatch(self, handle: DispatchHandle, phases: int) -> None:
         i, state = handle.epoch % self.config.num_buffers, handle.state
         self.kernels.dispatch(i, state.x_TH, state.slot_idx_TK, handle.topk_weights_TK, phases)
+
+    def _launch_combine_send(self, i: int, y_RH: Tensor, signal: Signal | None) -> None:
+        self.kernels.combine_send(i, y_RH, self._rows[i].count, signal)
+
+    def _launch_combine_recv(self, i: int, handle: DispatchHandle, y_TH: Tensor, y_RH: Tensor | None = None) -> None:
+        self.kernels.combine_recv(i, handle.state.slot_idx_TK, handle.topk_weights_TK, y_TH, y_RH)
+
+    def _num_rows(self, handle: DispatchHandle) -> int:
+        """Of x_RH and y_RH."""
+        return self.max_rows
 
     def _received(self, handle: DispatchHandle) -> Received:
         rows = self._rows[handle.epoch % self.config.num_buffers]
@@ -254,8 +284,8 @@ class NvlinkBackend:
         self._order.check(verb, handle.epoch)
         return handle.epoch % self.config.num_buffers
 
-    def _check_outputs(self, y_RH: Tensor, signal: Signal | None) -> None:
-        self._checks.outputs(y_RH, self.max_rows)
+    def _check_outputs(self, y_RH: Tensor, handle: DispatchHandle, signal: Signal | None) -> None:
+        self._checks.outputs(y_RH, self._num_rows(handle))
         self._check_on_gpu("combine_send: y_RH", y_RH)
         if not y_RH.is_contiguous():
             self._checks.fail("combine_send: y_RH is not contiguous; a copy here would hide a slow path")
@@ -291,4 +321,13 @@ class NvlinkBackend:
             raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")
 
 
-__all__ = ["NvlinkBackend", "Signal"]
+def make_nvlink(config: EPConfig, group: EPGroup) -> NvlinkBackend:
+    """The backend of config.mode."""
+    if config.mode == "low_latency":
+        return NvlinkBackend(config, group)
+    from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
+
+    return NvlinkNormalBackend(config, group)
+
+
+__all__ = ["NvlinkBackend", "Signal", "make_nvlink"]

@@ -9,10 +9,29 @@ T tokens of this rank, N rows received, H hidden, K top-k, R ranks, S experts of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_failure import Asked, take_failure
+from eprt.ep.nvlink_low_latency import RECV, SEND
+from eprt.ep.nvlink_normal import (
+    MAX_RANKS,
+    MAX_SCALES,
+    MAX_SLOTS,
+    MAX_TOP_K,
+    Normal,
+    Payload,
+    Routing,
+    returned_stride,
+)  # fmt: skip
+from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers
+from eprt.gpu.pool import Block, Pool, PoolFullError
+
+_MAX_EXPERTS = 4096
+_BYTES_PER_ITEM = 1024  # of symmetric memory, for each item that flags are kept for
 
 
 @dataclass(frozen=True)
@@ -26,6 +45,7 @@ class RowsHandle:
     position_TR: int32 [T, R], the token's place among those from here to that rank, or -1 (its sign is DeepEP's
         is_token_in_rank).
     source_token_N: int32 [num_rows], the token's index on its source rank; defined for the first N rows.
+    buffers, routing: for the kernels.
     """
 
     num_tokens: int
@@ -35,6 +55,8 @@ class RowsHandle:
     sent_RR: Tensor
     position_TR: Tensor
     source_token_N: Tensor
+    buffers: LayoutBuffers
+    routing: Routing
 
 
 @dataclass(frozen=True)
@@ -68,7 +90,17 @@ class RowExchange:
 
     def __init__(
         self, group: EPGroup, num_bytes: int, *, timeout_s: float, num_sms: int | None = None, stats: bool = True
-    ): ...
+    ):
+        self.group = group
+        self._where = f"[rank {group.rank}/{group.size}]"
+        if group.size > MAX_RANKS:
+            self._fail(f"{group.size} ranks: at most {MAX_RANKS}")
+        max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
+        shape = HeapShape(group.size, _MAX_EXPERTS // group.size * group.size, max_items, 1)
+        self.kernels = Normal(group, shape, num_bytes, num_sms=num_sms, timeout_s=timeout_s, stats=stats)
+        self._pool = Pool(self.kernels.data_begin, num_bytes)
+        self._host = self.kernels.host_words(_MAX_EXPERTS // group.size)
+        self._asked = Asked(group, timeout_s, 1, 0)
 
     def dispatch(
         self,
@@ -93,13 +125,51 @@ class RowExchange:
         waits for the counts, and the tensors have N rows.
         Raises ValueError (bad input; rows do not fit), EPTimeoutError.
         """
-        raise NotImplementedError
+        payload = self._payload(x_TH, scale_TG)
+        num_blocks = num_sms or self.kernels.num_sms
+        T, R = x_TH.shape[0], self.group.size
+        routing = Routing(
+            T, num_experts, Chunks.of(T, num_blocks), topk_idx_TK, topk_weights_TK, is_token_in_rank_TR,
+            num_tokens_per_expert_S,
+        )  # fmt: skip
+        self._check_routing(routing, expert_alignment)
+        self._asked = Asked(
+            self.group, self.kernels.timeout_s, max(routing.top_k, 1), num_experts, "dispatch", "topk_idx"
+        )
+        self._raise_failure()
+        buffers = LayoutBuffers.new(T, routing.top_k, num_experts, R, routing.chunks.count)
+        ticket = self.kernels.count(routing, buffers, self._host, grouped=False, num_sms=num_sms)
+        rows_of_expert: list[int] = []
+        capacity = num_worst_rows
+        if not num_worst_rows:
+            counts = self.kernels.wait_counts(self._host, ticket)
+            self._raise_failure()
+            capacity = counts.rows
+            in_expert = counts.slot_rows[: num_experts // R]
+            rows_of_expert = [-(-rows // expert_alignment) * expert_alignment for rows in in_expert]
+        if capacity > self.kernels.shape.max_items:
+            self._fail(f"dispatch: {capacity} rows are more than num_bytes allows for; make it larger")
+        shape = BlockShape(capacity, routing.top_k, payload.row_bytes, payload.num_scales, grouped=False)
+        block = self._take(shape.num_bytes, f"{capacity} received rows")
+        self.kernels.dispatch(
+            routing, payload, buffers, block.offset, shape, SEND | RECV, fill_tail=num_worst_rows > 0, num_sms=num_sms
+        )
+        return self._received(payload, routing, buffers, block, shape, rows_of_expert)
 
     def dispatch_again(
         self, x_TH: Tensor, handle: RowsHandle, *, scale_TG: Tensor | None = None, num_sms: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Other tokens of the same layout: x_NH and scale_NG. No counting, no exchange of counts, no host wait."""
-        raise NotImplementedError
+        payload = self._payload(x_TH, scale_TG)
+        if x_TH.shape[0] != handle.num_tokens:
+            self._fail(f"dispatch: {x_TH.shape[0]} tokens, but the handle's layout has {handle.num_tokens}")
+        self._raise_failure()
+        shape = BlockShape(handle.num_rows, 0, payload.row_bytes, payload.num_scales, grouped=False)
+        block = self._take(shape.num_bytes, f"{handle.num_rows} received rows")
+        self.kernels.dispatch(
+            handle.routing, payload, handle.buffers, block.offset, shape, SEND | RECV, again=True, num_sms=num_sms
+        )
+        return self._rows(payload, block, shape)
 
     def combine(
         self,
@@ -115,16 +185,135 @@ class RowExchange:
 
         y_NH: bf16, contiguous, H a multiple of 8, rows as received. A handle may be combined any number of times.
         """
-        raise NotImplementedError
+        self._check_outputs(y_NH, handle, topk_weights_NK, biases_TH)
+        self._raise_failure()
+        T, hidden = handle.num_tokens, y_NH.shape[1]
+        num_weights = 0 if topk_weights_NK is None else topk_weights_NK.shape[1]
+        most = T * min(handle.top_k or self.group.size, self.group.size)
+        returned = self._take(most * returned_stride(hidden, num_weights), f"the outputs of {T} tokens")
+        out_TH = torch.empty(T, hidden, dtype=torch.bfloat16, device="cuda")
+        out_TK = torch.empty(T, num_weights, device="cuda") if num_weights else None
+        self.kernels.combine_items(
+            y_NH, out_TH, handle.buffers, handle.routing, returned.offset, weights=topk_weights_NK, out_weights=out_TK,
+            biases=tuple(biases_TH), num_sms=num_sms,
+        )  # fmt: skip
+        return out_TH, out_TK
 
     def mask_rank(self, rank: int, masked: bool = True) -> None:
         """Goes on without a rank: it is sent nothing, nobody waits for it, its rows add nothing."""
-        raise NotImplementedError
+        if not 0 <= rank < self.group.size or rank == self.group.rank:
+            self._fail(f"mask_rank({rank}): name another rank of 0..{self.group.size - 1}")
+        self.kernels.mask[rank] = int(masked)
 
     def query_mask(self) -> Tensor:
         """int32 [R] on the GPU: 1 for masked ranks."""
-        raise NotImplementedError
+        return self.kernels.mask.clone()
 
     def close(self) -> None:
         """Frees all memory. Collective while all ranks live; never hangs when some do not."""
-        raise NotImplementedError
+        self.kernels.close()
+        self._host.close()
+
+    # -- inside --
+
+    def _received(
+        self, payload: Payload, routing: Routing, buffers: LayoutBuffers, block: Block, shape: BlockShape,
+        rows_of_expert: list[int],
+    ) -> ReceivedRows:  # fmt: skip
+        rows, K, fields = shape.capacity, shape.top_k, shape.offsets()
+        view, at = self.kernels.memory.view, block.offset
+        token_N = view(at + fields["token"], (rows,), torch.int32, block)
+        idx_NK = weights_NK = None
+        if K:
+            idx_NK = view(at + fields["entry"], (rows, K), torch.int64, block)
+            weights_NK = view(at + fields["weight"], (rows, K), torch.float32, block)
+        handle = RowsHandle(
+            routing.num_tokens, rows, K, routing.num_slots, buffers.sent, buffers.position, token_N, buffers, routing
+        )
+        return ReceivedRows(*self._rows(payload, block, shape), idx_NK, weights_NK, rows_of_expert, handle)
+
+    def _rows(self, payload: Payload, block: Block, shape: BlockShape) -> tuple[Tensor, Tensor | None]:
+        view, fields, rows = self.kernels.memory.view, shape.offsets(), shape.capacity
+        x_NH = view(block.offset + fields["x"], (rows, payload.x.shape[1]), payload.x.dtype, block)
+        if payload.scale is None:
+            return x_NH, None
+        scale_NG = view(block.offset + fields["scale"], (rows, shape.scale_words), payload.scale.dtype, block)
+        return x_NH, scale_NG[:, : shape.num_scales]
+
+    def _take(self, num_bytes: int, what: str) -> Block:
+        try:
+            return self._pool.take(num_bytes)
+        except PoolFullError as error:
+            self._fail(
+                f"no room for {what} in symmetric memory: {error}; let go of tensors received earlier, or make "
+                "num_bytes larger"
+            )
+
+    def _payload(self, x_TH: Tensor, scale_TG: Tensor | None) -> Payload:
+        if x_TH.dim() != 2 or not x_TH.is_contiguous() or not x_TH.is_cuda:
+            self._fail(f"dispatch: x is {tuple(x_TH.shape)} on {x_TH.device}; it must be contiguous [T, H] on the GPU")
+        row_bytes = x_TH.shape[1] * x_TH.element_size()
+        if row_bytes % 16 or x_TH.data_ptr() % 16:
+            self._fail(f"dispatch: a row of x has {row_bytes} B; rows must be multiples of 16 B, at multiples of 16")
+        if scale_TG is not None:
+            fits = scale_TG.dim() == 2 and scale_TG.shape[0] == x_TH.shape[0] and scale_TG.element_size() == 4
+            if not fits or not scale_TG.is_cuda or scale_TG.shape[1] > MAX_SCALES:
+                self._fail(
+                    f"dispatch: scales are {scale_TG.dtype} {tuple(scale_TG.shape)} on {scale_TG.device}; expected "
+                    f"4-byte elements [{x_TH.shape[0]}, up to {MAX_SCALES}] on the GPU"
+                )
+        return Payload(x_TH, scale_TG)
+
+    def _check_routing(self, routing: Routing, alignment: int) -> None:
+        T, S, R = routing.num_tokens, routing.num_slots, self.group.size
+        if S < 1 or S % R or min(_MAX_EXPERTS, MAX_SLOTS) < S:
+            self._fail(f"dispatch: num_experts={S}: must be a multiple of the {R} ranks, at most {_MAX_EXPERTS}")
+        if alignment < 1:
+            self._fail(f"dispatch: expert_alignment={alignment}: must be at least 1")
+        if self.kernels.shape.max_items < T * R:
+            self._fail(f"dispatch: {T} tokens for {R} ranks are more than num_bytes allows for; make it larger")
+        given = (routing.topk_slot is None, routing.topk_weight is None, routing.in_rank is not None)
+        if given not in ((False, False, False), (True, True, True)):
+            self._fail("dispatch: give topk_idx and topk_weights, or is_token_in_rank, and not both")
+        if routing.topk_slot is not None and routing.topk_weight is not None:
+            K = routing.top_k
+            if not 1 <= K <= MAX_TOP_K:
+                self._fail(f"dispatch: top-k is {K}: must be in 1..{MAX_TOP_K}")
+            self._check("topk_idx", routing.topk_slot, (T, K), torch.int32, torch.int64)
+            self._check("topk_weights", routing.topk_weight, (T, K), torch.float32)
+        if routing.in_rank is not None:
+            self._check("is_token_in_rank", routing.in_rank, (T, R), torch.bool)
+            if routing.slot_tokens is None:
+                self._fail("dispatch: is_token_in_rank needs num_tokens_per_expert")
+            self._check("num_tokens_per_expert", routing.slot_tokens, (S,), torch.int32)
+
+    def _check_outputs(
+        self, y_NH: Tensor, handle: RowsHandle, weights_NK: Tensor | None, biases_TH: Sequence[Tensor]
+    ) -> None:
+        hidden = y_NH.shape[-1]
+        self._check("combine's rows", y_NH, (handle.num_rows, hidden), torch.bfloat16)
+        if hidden % 8:
+            self._fail(f"combine: hidden size {hidden} is no multiple of 8")
+        if weights_NK is not None:
+            if weights_NK.shape[-1] > MAX_TOP_K:
+                self._fail(f"combine: {weights_NK.shape[-1]} weights per row; at most {MAX_TOP_K}")
+            self._check("combine's topk_weights", weights_NK, (handle.num_rows, weights_NK.shape[-1]), torch.float32)
+        if len(biases_TH) > 2:
+            self._fail(f"combine: {len(biases_TH)} biases; at most 2")
+        for bias_TH in biases_TH:
+            self._check("combine's bias", bias_TH, (handle.num_tokens, hidden), torch.bfloat16)
+
+    def _check(self, what: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+        if tensor.shape != shape or tensor.dtype not in dtypes or not tensor.is_cuda or not tensor.is_contiguous():
+            names = " or ".join(str(dtype) for dtype in dtypes)
+            self._fail(
+                f"{what}: {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected contiguous {names} "
+                f"{shape} on the GPU"
+            )
+
+    def _raise_failure(self) -> None:
+        if error := take_failure(self.kernels.failure.words, self._asked):
+            raise error
+
+    def _fail(self, message: str) -> NoReturn:
+        raise ValueError(f"{self._where} {message}")

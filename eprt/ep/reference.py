@@ -36,10 +36,10 @@ def quantize(x_TH: Tensor) -> tuple[Tensor, Tensor]:
     values, scales = [], []
     for group_TG in x_TH.float().split(SCALE_GROUP, dim=1):
         most_T = group_TG.abs().amax(1).clamp_min(_TINY)
-        # A number divided by a tensor would be a reciprocal and a product in torch: two roundings.
+        # With a number in place of a tensor torch takes a reciprocal and a product: two roundings.
         factor_T = torch.full_like(most_T, _MAX_E4M3) / most_T
         values.append((group_TG * factor_T[:, None]).to(torch.float8_e4m3fn))
-        scales.append(most_T / _MAX_E4M3)
+        scales.append(most_T / torch.full_like(most_T, _MAX_E4M3))
     return torch.cat(values, 1), torch.stack(scales, 1)
 
 

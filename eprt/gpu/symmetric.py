@@ -29,9 +29,10 @@ class Group(Protocol):
 
 
 class _DeviceBytes:
-    """Lets torch view raw device memory (the __cuda_array_interface__ protocol)."""
+    """Lets torch view raw device memory (the __cuda_array_interface__ protocol). keep: lives as long as the views."""
 
-    def __init__(self, pointer: int, num_bytes: int):
+    def __init__(self, pointer: int, num_bytes: int, keep: object = None):
+        self.keep = keep
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,), "typestr": "|u1", "data": (pointer, False), "version": 3,
         }  # fmt: skip
@@ -95,14 +96,17 @@ class SymmetricMemory:
                 "(`nvidia-smi topo -p2p r`) and the processes one IPC namespace (containers: --ipc=host)"
             ) from None
 
-    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over this rank's copy. Not to be used after close()."""
+    def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, keep: object = None) -> Tensor:
+        """A tensor over this rank's copy. Not to be used after close(). keep: an object to live as long as it."""
         num_bytes = dtype.itemsize
         for length in shape:
             num_bytes *= length
         if offset + num_bytes > self.num_bytes:
             raise ValueError(f"{num_bytes} B at {offset} reach beyond the {self.num_bytes} B of symmetric memory")
-        return torch.as_tensor(_DeviceBytes(self._own + offset, num_bytes), device="cuda").view(dtype).view(shape)
+        if num_bytes == 0:
+            return torch.empty(shape, dtype=dtype, device="cuda")
+        raw = _DeviceBytes(self._own + offset, num_bytes, keep)
+        return torch.as_tensor(raw, device="cuda").view(dtype).view(shape)
 
     def close(self) -> None:
         """Collective while all ranks live: nobody frees what another still maps. Does not wait when one has died."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from eprt.ep import nvlink_layout
+from eprt.ep import nvlink_layout, nvlink_normal, nvlink_normal_layout
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import kernel_sources
 from eprt.gpu import jit
@@ -98,3 +98,48 @@ def test_the_heap_is_small_and_its_fields_do_not_overlap():
     assert large.num_bytes < 2147e6 / 3  # a third of DeepEP's buffer for the same shape
     assert large.message_bytes == 16 + 8 * 8 + 7168 + 224
     assert shape(7168, 8, 8, "either").message_bytes == shape(7168, 8, 8, "bf16").message_bytes == 16 + 8 * 8 + 14336
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_normal_kernels_compile_for_every_architecture(nvrtc, cache, arch):
+    for stats in (True, False):
+        for source in nvlink_normal.kernel_sources(4, stats=stats, arch=arch):
+            assert jit.cubin(source).startswith(b"\x7fELF")
+    assert len(list(cache.glob(f"*-{arch}-*.cubin"))) == 6
+
+
+def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
+    context = nvlink_normal_layout.context_struct(4)
+    ours = {
+        "HeapLayout": nvlink_normal_layout.HeapLayout,
+        "Deadline": nvlink_layout.Deadline,
+        "Stats": nvlink_layout.Stats,
+        "Layout": nvlink_normal_layout.Layout,
+        "Context": context,
+        "CountParams": nvlink_normal_layout.count_struct(context),
+        "DispatchParams": nvlink_normal_layout.dispatch_struct(context),
+        "CombineParams": nvlink_normal_layout.combine_struct(context),
+    }
+    theirs = "".join(jit.read_source(name) for name in ("nm_count", "nm_dispatch", "nm_combine"))
+    for name, struct in ours.items():
+        assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
+    fields = nvlink_normal_layout.LayoutBuffers.__dataclass_fields__
+    assert set(struct_fields(theirs, "Layout")) | {"slot_begin"} == set(fields)
+
+
+def test_fields_of_normal_mode_do_not_overlap():
+    block = nvlink_normal_layout.BlockShape(1000, 3, 1008, 8, grouped=True)
+    for large in (nvlink_normal_layout.HeapShape(8, 256, 4096, 2), block):
+        offsets, sizes = large.offsets(), large.field_bytes()
+        for before, after in pairwise(offsets):
+            assert offsets[before] + sizes[before] <= offsets[after] and offsets[after] % 128 == 0
+        assert sum(sizes.values()) <= large.num_bytes
+    assert list(block.offsets()) == struct_fields(jit.read_source("nm_dispatch"), "Fields")
+
+
+def test_chunks_cover_all_tokens():
+    for tokens in (0, 1, 23, 24, 25, 4096, 8191, 100_000):
+        chunks = nvlink_normal_layout.Chunks.of(tokens, 24)
+        assert chunks.tokens * (chunks.count - 1) <= tokens <= chunks.tokens * chunks.count
+        assert chunks.tokens <= nvlink_normal_layout.MAX_CHUNK_TOKENS
+        assert chunks.count <= nvlink_normal_layout.Chunks.most(tokens, 24)

@@ -1,0 +1,185 @@
+// Normal mode: parameters and buffer fields shared by nm_count.cu, nm_dispatch.cu and nm_combine.cu. docs/protocol.md
+// explains every field and why no wait is for ever; eprt/ep/nvlink_normal_layout.py mirrors the structs and the fields.
+//
+// An item is a token received: one per (token, rank it goes to). Items are numbered by (source rank, token). A received
+// row is an item's (`grouped` 0), or one of an item's experts' (`grouped` 1: rows by local slot, then item, then k).
+#pragma once
+#include "bulk.cuh"
+#include "waits.cuh"
+
+namespace eprt::normal {
+
+constexpr int kWarps = 22;                      // of dispatch and combine that move data;
+constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
+constexpr int kMaxTopk = 32;
+constexpr int kMaxScales = 256;             // words of a row's scales
+constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
+
+// ---- parameters
+// ------------------------------------------------------------------------------------------------------
+
+// Symmetric heap, the part at byte offsets equal on all ranks. Words are epoch << 32 | value: no fence, no flag.
+struct HeapLayout {
+  uint64_t count;           // u64 [2B][R][width]: rows for each of the S slots, tokens for each rank, rounds
+  uint64_t dispatch_place;  // u64 [2B][R][2]: where in the peer's heap our rows go, in 128 bytes; how many fit
+  uint64_t combine_place;   // u64 [2B][R][2]: where outputs go, in 128 bytes; the first of ours there
+  uint64_t arrived;         // u32 [B][max_items]: epoch of the dispatch whose item is there
+  uint64_t returned;        // u32 [B][max_items]: epoch of the combine whose output is there
+};
+
+enum Ticket : int { kCountTicket, kDispatchTicket, kCombineTicket };
+
+struct Context {
+  uint8_t* peer[kRanks];  // heap bases as mapped here; peer[rank] is our own
+  HeapLayout heap;
+  Deadline deadline;
+  Stats stats;
+  uint64_t* ticket;  // [3]: counts thread blocks of all calls: their epochs, without any host parameter
+  uint32_t* done;    // [1]: thread blocks of a count that are done
+  int32_t rank;
+  int32_t num_buffers;  // B
+  int32_t width;        // words of a count, at least S + R + 1
+  int32_t max_items;
+};
+
+// What a count leaves for dispatch and combine, and dispatch for combine. Device memory of this rank.
+struct Layout {
+  uint32_t* epoch;        // [2]: of the dispatch, of the combine
+  int32_t* sent;          // [R][R]: tokens from rank i to rank j
+  int32_t* base;          // [S + R]: first row of each slot, and first item of each rank, for our tokens there
+  int32_t* chunk_first;   // [chunks][S + R]: of those, how many belong to earlier chunks
+  int32_t* rank_index;    // [T][R]: the token's place among those of its chunk for a rank, or -1
+  int32_t* slot_index;    // [T][K]: the entry's place among those of its chunk for its slot
+  int32_t* position;      // [T][R]: the token's place among all of ours for a rank, or -1
+  int32_t* slot_rows;     // [L]: rows received for each local slot
+  uint64_t* received_ns;  // [1]: when the dispatch was complete
+};
+
+enum Phases : int32_t { kSend = 1, kRecv = 2 };
+
+// ---- addresses
+// -------------------------------------------------------------------------------------------------------
+
+EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
+  const int set = epoch % (2 * c.num_buffers);
+  return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.count) + int64_t(set * kRanks + source) * c.width;
+}
+
+EPRT_DEVICE uint64_t* place_at(const Context& c, uint64_t field, int holder, uint32_t epoch, int about) {
+  const int set = epoch % (2 * c.num_buffers);
+  return reinterpret_cast<uint64_t*>(c.peer[holder] + field) + (set * kRanks + about) * 2;
+}
+
+EPRT_DEVICE uint32_t* flag_at(const Context& c, uint64_t field, int holder, uint32_t epoch, int item) {
+  return reinterpret_cast<uint32_t*>(c.peer[holder] + field) + int64_t(epoch % c.num_buffers) * c.max_items + item;
+}
+
+// A block of received rows, for `capacity` of them; fields one after another, each at a multiple of 128.
+struct Fields {
+  uint64_t entry;   // [capacity][K]: i32 row or -1 (grouped), else i64 local slot or -1
+  uint64_t weight;  // f32 [capacity][K]
+  uint64_t token;   // i32 [capacity]: index on the source rank
+  uint64_t scale;   // [capacity][scale_bytes]
+  uint64_t x;       // [capacity][row_bytes]
+};
+
+EPRT_DEVICE Fields fields_of(uint64_t capacity, int top_k, int entry_bytes, int scale_bytes) {
+  const auto padded = [](uint64_t bytes) { return (bytes + 127) / 128 * 128; };
+  Fields f;
+  f.entry = 0;
+  f.weight = padded(capacity * top_k * entry_bytes);
+  f.token = f.weight + padded(capacity * top_k * 4);
+  f.scale = f.token + padded(capacity * 4);
+  f.x = f.scale + padded(capacity * scale_bytes);
+  return f;
+}
+
+// ---- epochs, places and parts of a warp
+// ------------------------------------------------------------------------------
+
+// One thread of each block: the number of this call, from 1.
+EPRT_DEVICE uint32_t take_ticket(const Context& c, Ticket which) {
+  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
+  return uint32_t(fetch_add(c.ticket + which, tickets) / kTicketsPerCall) + 1;
+}
+
+EPRT_DEVICE uint64_t word(uint32_t epoch, uint32_t value) { return uint64_t(epoch) << 32 | value; }
+
+// The word once it carries this epoch; false past the deadline. Little-endian: the epoch is the upper half; one 8-byte
+// store wrote both, so that seeing one is seeing the other.
+EPRT_DEVICE bool wait_word(const Context& c, WaitBook* book, const uint64_t* from, uint32_t epoch, uint32_t code,
+                           int peer, uint32_t* value) {
+  uint64_t seen = load_relaxed(from);
+  if (uint32_t(seen >> 32) != epoch) {
+    if (!wait_peer(c, book, reinterpret_cast<const uint32_t*>(from) + 1, epoch, code, peer)) return false;
+    seen = load_relaxed(from);
+  }
+  *value = uint32_t(seen);
+  return true;
+}
+
+struct Place {
+  uint32_t start = 0;   // in 128 bytes
+  uint32_t number = 0;  // dispatch: rows that fit; combine: first item
+  bool known = false;
+};
+
+// Where rank `peer` wants what we send it, for the lanes that ask.
+EPRT_DEVICE Place wait_place(const Context& c, WaitBook* book, uint64_t field, uint32_t epoch, uint32_t code, int peer,
+                             bool wanted) {
+  Place place;
+  if (!wanted || load_relaxed(c.deadline.mask + peer)) return place;
+  const uint64_t* words = place_at(c, field, c.rank, epoch, peer);
+  place.known = wait_word(c, book, words, epoch, code, peer, &place.start) &&
+                wait_word(c, book, words + 1, epoch, code, peer, &place.number);
+  return place;
+}
+
+EPRT_DEVICE void tell_place(const Context& c, uint64_t field, int peer, uint32_t epoch, uint64_t offset,
+                            uint32_t number) {
+  uint64_t* words = place_at(c, field, peer, epoch, c.rank);
+  store_relaxed(words, word(epoch, uint32_t(offset / 128)));
+  store_relaxed(words + 1, word(epoch, number));
+}
+
+// Exclusive prefix sum over the lanes.
+EPRT_DEVICE int sum_below(int value, int lane) {
+  int sum = value;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int below = __shfl_up_sync(kAllLanes, sum, step);
+    if (lane >= step) sum += below;
+  }
+  return sum - value;
+}
+
+EPRT_DEVICE int read_index(const void* from, int bytes, int64_t i, int64_t limit) {
+  const int64_t value = bytes == 8 ? static_cast<const int64_t*>(from)[i] : static_cast<const int32_t*>(from)[i];
+  return value >= 0 && value < limit ? int(value) : -1;
+}
+
+// Which warps of all thread blocks share a piece of work. In a launch of both phases half of each block's warps send.
+struct Share {
+  bool takes_part;
+  int index, count;  // of this warp among those
+};
+
+EPRT_DEVICE Share share_of(int32_t phases, int32_t phase) {
+  const int warp = threadIdx.x / kWarp;  // the warp that raises flags takes no part
+  const bool both = phases == (kSend | kRecv);
+  const int warps = both ? kWarps / 2 : kWarps;
+  const int first = both && phase == kRecv ? kWarps / 2 : 0;
+  // Neighbouring numbers lie in different blocks, so that few pieces of work still use all of them.
+  return {bool(phases & phase) && warp >= first && warp < first + warps,
+          (warp - first) * int(gridDim.x) + int(blockIdx.x), warps * int(gridDim.x)};
+}
+
+struct alignas(16) SharedWarp {  // of each warp
+  uint8_t slot[kSlots][kPieceBytes];
+  uint32_t scale[kMaxScales];
+  uint64_t full[kSlots];
+  FlagDesk desk;
+};
+constexpr int kSharedBytes = kWarps * sizeof(SharedWarp);
+
+}  // namespace eprt::normal

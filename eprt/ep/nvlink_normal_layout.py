@@ -1,0 +1,211 @@
+"""Memory of the normal mode: fixed fields of the symmetric heap, blocks of rows, a layout's buffers, kernel parameters.
+
+The one place that sizes and names these fields on the Python side; csrc/cuda/normal.cuh mirrors them, and
+docs/protocol.md says what each is for. T tokens of this rank, K top-k, R ranks, S slots of all ranks, L of a rank,
+B num_buffers, H hidden.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eprt.ep.nvlink_layout import Deadline, Stats, align, fields_of_type, struct
+
+MAX_CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class HeapShape:
+    """What decides the fixed part of the heap. max_slots: largest S. max_items: most tokens to or from a rank."""
+
+    num_ranks: int
+    max_slots: int
+    max_items: int
+    num_buffers: int
+
+    @property
+    def width(self) -> int:
+        """Words of a count: rows for each slot, tokens for each rank, rounds."""
+        return self.max_slots + self.num_ranks + 1
+
+    def field_bytes(self) -> dict[str, int]:
+        sources, flags = 2 * self.num_buffers * self.num_ranks, self.num_buffers * self.max_items * 4
+        return {
+            "count": sources * self.width * 8,
+            "dispatch_place": sources * 16,
+            "combine_place": sources * 16,
+            "arrived": flags,
+            "returned": flags,
+        }
+
+    def offsets(self) -> dict[str, int]:
+        offset, result = 0, {}
+        for name, size in self.field_bytes().items():
+            result[name] = offset
+            offset += align(size)
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(align(size) for size in self.field_bytes().values())
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """A block of received rows. capacity: rows. row_bytes: of the values of one. num_scales: 4-byte words of one.
+
+    grouped: rows by expert, entries int32 rows; else one row per item, entries int64 experts.
+    """
+
+    capacity: int
+    top_k: int
+    row_bytes: int
+    num_scales: int
+    grouped: bool
+
+    @property
+    def scale_words(self) -> int:
+        """Words from one row's scales to the next's."""
+        return align(self.num_scales, 4)
+
+    def field_bytes(self) -> dict[str, int]:
+        entries = self.capacity * self.top_k
+        return {
+            "entry": entries * (4 if self.grouped else 8),
+            "weight": entries * 4,
+            "token": self.capacity * 4,
+            "scale": self.capacity * self.scale_words * 4,
+            "x": self.capacity * self.row_bytes,
+        }
+
+    def offsets(self) -> dict[str, int]:
+        offset, result = 0, {}
+        for name, size in self.field_bytes().items():
+            result[name] = offset
+            offset += align(size)
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(align(size) for size in self.field_bytes().values())
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How T tokens are cut for counting: count chunks of `tokens` each (the last may be shorter)."""
+
+    tokens: int
+    count: int
+
+    @staticmethod
+    def of(num_tokens: int, num_blocks: int) -> "Chunks":
+        tokens = min(max(-(-num_tokens // num_blocks), 1), MAX_CHUNK_TOKENS)
+        return Chunks(tokens, -(-num_tokens // tokens))
+
+    @staticmethod
+    def most(max_tokens: int, num_blocks: int) -> int:
+        """The largest count for any number of tokens up to max_tokens."""
+        return max(num_blocks, -(-max_tokens // MAX_CHUNK_TOKENS)) + 1
+
+
+@dataclass(frozen=True)
+class LayoutBuffers:
+    """What a count leaves for dispatch and combine: int32 device memory of this rank; fields as in CUDA's Layout."""
+
+    epoch: Tensor  # [2]
+    sent: Tensor  # [R, R]
+    base: Tensor  # [S + R]
+    chunk_first: Tensor  # [chunks, S + R]
+    rank_index: Tensor  # [T, R]
+    slot_index: Tensor  # [T, K]
+    position: Tensor  # [T, R]
+    slot_rows: Tensor  # [L]
+    received_ns: Tensor  # int64 [1]
+    slot_begin: Tensor  # [L + 1]
+
+    @staticmethod
+    def new(num_tokens: int, top_k: int, num_slots: int, num_ranks: int, num_chunks: int) -> "LayoutBuffers":
+        columns, local = num_slots + num_ranks, num_slots // num_ranks
+        shapes = {
+            "epoch": (2,),
+            "sent": (num_ranks, num_ranks),
+            "base": (columns,),
+            "chunk_first": (num_chunks, columns),
+            "rank_index": (num_tokens, num_ranks),
+            "slot_index": (num_tokens, top_k),
+            "position": (num_tokens, num_ranks),
+            "slot_rows": (local,),
+            "received_ns": (2,),
+            "slot_begin": (local + 1,),
+        }
+        sizes = {name: align(torch.Size(shape).numel(), 4) for name, shape in shapes.items()}
+        pieces = torch.empty(sum(sizes.values()), dtype=torch.int32, device="cuda").split(list(sizes.values()))
+        fields = {
+            name: piece[: torch.Size(shape).numel()].view(shape) for (name, shape), piece in zip(shapes.items(), pieces)
+        }
+        fields["received_ns"] = fields["received_ns"].view(torch.int64)
+        return LayoutBuffers(**fields)
+
+    def pointers(self) -> ctypes.Structure:
+        return Layout(*(getattr(self, field[0]).data_ptr() for field in Layout._fields_))
+
+
+_POINTER, _INT32, _INT64, _UINT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
+
+HeapLayout = struct("HeapLayout", *fields_of_type(_UINT64, "count dispatch_place combine_place arrived returned"))
+Layout = struct(
+    "Layout",
+    *fields_of_type(_POINTER, "epoch sent base chunk_first rank_index slot_index position slot_rows received_ns"),
+)
+
+
+def context_struct(num_ranks: int) -> type[ctypes.Structure]:
+    return struct(
+        "Context",
+        ("peer", _UINT64 * num_ranks),
+        ("heap", HeapLayout),
+        ("deadline", Deadline),
+        ("stats", Stats),
+        *fields_of_type(_POINTER, "ticket done"),
+        *fields_of_type(_INT32, "rank num_buffers width max_items"),
+    )
+
+
+def count_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    return struct(
+        "CountParams",
+        ("context", context),
+        ("layout", Layout),
+        *fields_of_type(_POINTER, "topk_slot in_rank slot_tokens slot_begin host"),
+        *fields_of_type(_INT32, "num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens num_chunks"),
+        ("num_rounds", _INT32),
+        ("host_ticket", ctypes.c_uint32),
+    )
+
+
+def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    return struct(
+        "DispatchParams",
+        ("context", context),
+        ("layout", Layout),
+        *fields_of_type(_POINTER, "x scale topk_slot topk_weight"),
+        *fields_of_type(_INT64, "scale_row_stride scale_group_stride"),
+        ("block", _UINT64),
+        *fields_of_type(_INT32, "capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes"),
+        *fields_of_type(_INT32, "num_scales grouped cast again fill_tail phases"),
+    )
+
+
+def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    return struct(
+        "CombineParams",
+        ("context", context),
+        ("layout", Layout),
+        *fields_of_type(_POINTER, "y y_weight item_row item_weight item_token topk_slot topk_weight"),
+        ("bias", _POINTER * 2),
+        *fields_of_type(_POINTER, "out out_weight"),
+        ("block", _UINT64),
+        *fields_of_type(_INT32, "num_tokens top_k num_slots slot_bytes row_bytes stride exact phases"),
+    )

@@ -1,0 +1,61 @@
+"""Normal mode between real GPUs, as verbs and as per-token rows, against an oracle."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+CASES = "tests.gpu.cases_normal"
+NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access")]
+
+
+def run(num_ranks: int, case: str, **kwargs) -> str:
+    if num_ranks > NUM_GPUS:
+        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    from tests.gpu.launch import run_gpu_ranks
+
+    return run_gpu_ranks(num_ranks, f"{CASES}:{case}", **kwargs)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_corner_shapes_match_the_oracle_bit_for_bit(num_ranks):
+    run(num_ranks, "corner_shapes", seed=num_ranks, cases_per_shape=7)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_random_shapes_match_the_oracle_bit_for_bit(num_ranks):
+    run(num_ranks, "random_shapes", seed=num_ranks, num_shapes=20)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_rows_per_token_match_the_oracle_bit_for_bit(num_ranks):
+    run(num_ranks, "token_rows", seed=num_ranks, cases_per_shape=7)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_two_handles_in_flight(num_ranks):
+    run(num_ranks, "two_in_flight")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_many_epochs_with_changing_shapes(num_ranks):
+    run(num_ranks, "many_epochs", num_steps=10_000)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_graph_replay(num_ranks):
+    run(num_ranks, "graph_replay")
+
+
+@pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0)])
+def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim):
+    assert f"rank {victim}" in run(num_ranks, "killed_rank", victim=victim, killed=(victim,))
+
+
+def test_bad_input_is_named():
+    run(2, "bad_input")
+
+
+def test_a_late_rank_shows_in_the_statistics():
+    run(2, "late_rank")
