@@ -48,14 +48,21 @@ def open_log(directory: Path) -> LogSource:
     return source
 
 
+def of_yesterday(directory: Path) -> Path:
+    """As if nobody had written to it for a day: such a log is not live."""
+    for path in directory.iterdir():
+        os.utime(path, (time.time() - 86400,) * 2)
+    return directory
+
+
 @pytest.fixture(scope="session")
 def log_8(tmp_path_factory) -> Path:
-    return write_log(tmp_path_factory.mktemp("log8"), 8, 6, ranks_per_node=4)
+    return of_yesterday(write_log(tmp_path_factory.mktemp("log8"), 8, 6, ranks_per_node=4))
 
 
 @pytest.fixture(scope="session")
 def log_256(tmp_path_factory) -> Path:
-    return write_log(tmp_path_factory.mktemp("log256"), 256, 3, ranks_per_node=8)
+    return of_yesterday(write_log(tmp_path_factory.mktemp("log256"), 256, 3, ranks_per_node=8))
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ export class Matrix {
     if (!pen || !view) return;
     this.#place = layOut(width, height, pen.ratio, view.n, view.nodes, this.#store.get("zoom"));
     paint(pen, this.#place, view);
+    $("cells").dataset.window = this.#store.get("data").number ?? "all"; // what is painted, not what was asked for
     $("matrix-title").textContent = TITLES[view.metric];
     $("matrix-hint").textContent = view.metric === "tokens" ? "row received from column" : "row waited for column";
     $("unzoom").hidden = !this.#store.get("zoom");

@@ -18,6 +18,9 @@ export class TimeBar {
       $("all").setAttribute("aria-pressed", String(store.get("at") === "all"));
     });
     $("slider").addEventListener("input", () => this.#go(Number($("slider").value)));
+    // At "all" the slider may already stand where it is sent, and then says nothing by itself.
+    $("slider").addEventListener("pointerup", () => this.#go(Number($("slider").value)));
+    $("slider").addEventListener("keyup", ({ key }) => /^(Home|End|Arrow|Page)/.test(key) && this.#go(Number($("slider").value)));
     $("follow").addEventListener("click", () => this.toggleFollow());
     $("all").addEventListener("click", () => this.toggleAll());
   }
