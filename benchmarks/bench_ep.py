@@ -1,26 +1,30 @@
-"""Dispatch and combine between GPUs: `mpirun -n 4 python -m benchmarks.bench_ep [--profile]`.
+"""Dispatch and combine between GPUs, beside DeepEP when it is importable: `mpirun -n 4 python -m benchmarks.bench_ep`.
 
-Times are of the GPU, from events around one call on a cold L2, all ranks started together by a dispatch of no tokens;
-the call's own share of it (event to event with an empty launch) is a column. Of the ranks' medians the largest counts.
-Floor: bytes that must cross (each token once to each other rank it goes to, each sum back once) over 450 GB/s.
-GB/s are logical, as DeepEP counts: the payload of every (token, expert) pair, over the time.
+All in one run on the same GPUs, taking turns. us: event to event around one call on a cold L2, all ranks started
+together; an empty call takes about 3 us of it. kernel_us: duration of the kernel, what DeepEP's tests print. Of the
+ranks' medians the largest counts. face: eprt through DeepEP's interface, where outputs cross unsummed. GB_s: logical as
+DeepEP counts, the payload of every (token, expert) pair over us. floor_us: the bytes that must cross (each token once
+to each other rank it goes to, each sum back once) over 450 GB/s. to_X: eprt / X, below 1 is better.
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.report import Report
+from benchmarks.gpu_timer import GpuTimer, difference
+from benchmarks.peer_deep_ep import LowLatencyPeer, deep_ep
+from benchmarks.report import Report, Timing
 from eprt import EPGroup
 from eprt.ep.api import EPConfig
 from eprt.ep.nvlink import NvlinkBackend
+from eprt.ep.nvlink_low_latency import RECV, SEND
 
+NUM_RANKS, NEEDS_GPU = (2, 4), True
 LINK_GB_S = 450.0
-SAMPLES = 60
+SAMPLES = 50
 TOKENS = (1, 8, 32, 64, 128, 256)
 STAGES = {
     "dispatch": {
@@ -64,154 +68,100 @@ class Case:
         self.backend.combine_recv(self.handle)
 
     def remote_copies(self, group: EPGroup) -> int:
-        """(token, other rank) pairs of this rank's tokens."""
+        """(token, other rank) pairs: the largest number that leaves a rank or comes to one."""
         ranks = self.slots // (self.config.num_slots // group.size)
-        return sum(int((ranks == r).any(1).sum()) for r in range(group.size) if r != group.rank)
+        to_rank = [int((ranks == r).any(1).sum()) for r in range(group.size)]
+        to_rank[group.rank] = 0
+        matrix = group.allgather(to_rank)
+        return max(*(sum(row) for row in matrix), *(sum(column) for column in zip(*matrix)), 1)
 
 
-class Timer:
-    """Events around calls, with a cold L2 and the ranks brought together before each."""
+def figures(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
 
-    def __init__(self, group: EPGroup):
-        self.group = group
-        tiny = EPConfig(16, group.size, 1, 1, mode="low_latency", device="cuda", num_sms=1)
-        self._meeting = NvlinkBackend(tiny, group)
-        self._nobody = (
-            torch.empty(0, 16, dtype=torch.bfloat16, device="cuda"),
-            torch.empty(0, 1, dtype=torch.int32, device="cuda"),
-            torch.empty(0, 1, device="cuda"),
+
+def compared(
+    times: dict[str, Timing], kernels: dict[str, float], logical_bytes: int, floor_us: float
+) -> dict[str, Any]:
+    """Columns for one call of all competitors."""
+    us = times["eprt"].median_s * 1e6
+    row: dict[str, Any] = {}
+    for name, timing in times.items():
+        row |= timing.columns(name)
+        if name in kernels:
+            row[f"{name}_kernel_us"] = kernels[name]
+    row["GB_s"] = logical_bytes / us / 1e3
+    for name in times:
+        if name != "eprt":
+            row[f"to_{name}"] = times["eprt"].median_s / times[name].median_s
+            if name in kernels:
+                row[f"kernel_to_{name}"] = kernels["eprt"] / kernels[name]
+    return row | {"floor_us": floor_us, "to_floor": us / floor_us}
+
+
+def low_latency_rows(
+    report: Report, group: EPGroup, timer: GpuTimer, peers: dict[str, LowLatencyPeer], config: EPConfig, num_tokens: int
+) -> None:
+    case, max_tokens = Case(group, config, num_tokens), config.num_max_tokens_per_rank
+    sequences: dict[str, list[Callable[[], None]]] = {"eprt": [case.dispatch, case.combine]}
+    sizes = {"sms": case.backend.num_sms, "buffer_bytes": case.backend.kernels.shape.num_bytes}
+    for name, peer in peers.items():
+        peer.take(case.x, case.slots, case.weights, max_tokens)
+        sequences[name] = [peer.dispatch, peer.combine]
+    if "deep_ep" in peers:
+        sizes["deep_ep_buffer_bytes"] = peers["deep_ep"].buffer_bytes(max_tokens)
+    times, kernels = timer.in_turns(sequences, SAMPLES), timer.kernels_in_turns(sequences)
+    pairs, copies = num_tokens * config.top_k, case.remote_copies(group)
+    payloads = ("dispatch fp8", case.backend.kernels.shape.message_bytes), ("combine bf16", config.hidden_size * 2)
+    for i, (call, size) in enumerate(payloads):
+        columns = compared(
+            {name: of_calls[i] for name, of_calls in times.items()},
+            {name: of_calls[i] for name, of_calls in kernels.items()},
+            pairs * size,
+            copies * size / LINK_GB_S / 1e3,
         )
-        self._flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-
-    def meet(self) -> None:
-        """All ranks' GPUs get here together, within a flag's way."""
-        handle, received = self._meeting.dispatch(*self._nobody)
-        self._meeting.combine(received.x_RH, handle)
-
-    def ready(self) -> None:
-        """Cold L2, the host ahead of the GPU, and all ranks' GPUs at the same point."""
-        torch.cuda.synchronize()
-        self.group.barrier()
-        self._flush.zero_()
-        torch.cuda._sleep(400_000)
-        self.meet()
-
-    def together(self, *calls: Callable[[], None], samples: int = SAMPLES) -> list[float]:
-        """Median us of each call of a sequence, launched back to back; the largest over the ranks."""
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)] for _ in range(samples + 5)]
-        for row in events:
-            self.ready()
-            row[0].record()
-            for call, event in zip(calls, row[1:]):
-                call()
-                event.record()
-        torch.cuda.synchronize()
-        medians = [
-            statistics.median(row[i].elapsed_time(row[i + 1]) * 1e3 for row in events[5:]) for i in range(len(calls))
-        ]
-        return [max(column) for column in zip(*self.group.allgather(medians))]
-
-    def turns(self, *sequences: Sequence[Callable[[], None]]) -> list[float]:
-        """Median us of each whole sequence, taken in turns; the largest over the ranks."""
-        spans: list[list[Any]] = [[] for _ in sequences]
-        for _ in range(SAMPLES):
-            for calls, seen in zip(sequences, spans):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                self.ready()
-                begin.record()
-                for call in calls:
-                    call()
-                end.record()
-                seen.append((begin, end))
-        torch.cuda.synchronize()
-        medians = [statistics.median(b.elapsed_time(e) * 1e3 for b, e in seen) for seen in spans]
-        return [max(column) for column in zip(*self.group.allgather(medians))]
-
-    def kernel_us(self, *calls: Callable[[], None], samples: int = 20) -> list[float]:
-        """Median duration of each call's kernel, as CUPTI sees it (what DeepEP's tests print); [] without CUPTI."""
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for _ in range(samples):
-                self.ready()
-                for call in calls:
-                    call()
-            torch.cuda.synchronize()
-        kernels = [event for event in profile.events() or () if "eprt::low_latency::" in event.name]
-        kernels.sort(key=lambda event: event.time_range.start)
-        every = 2 + len(calls)  # the meeting's two come first
-        seen = len(kernels) == every * samples
-        if not all(self.group.allgather(seen)):
-            return []
-        medians = [
-            statistics.median(kernels[n * every + 2 + i].time_range.elapsed_us() for n in range(samples))
-            for i in range(len(calls))
-        ]
-        return [max(column) for column in zip(*self.group.allgather(medians))]
-
-    def host_us(self, call: Callable[[], None], calls: int = 400) -> float:
-        """Host time of one call, launches not waited for."""
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        spent = time.perf_counter() - start
-        torch.cuda.synchronize()
-        return spent / calls * 1e6
-
-    def close(self) -> None:
-        self._meeting.close()
+        report.row(**figures({"tokens": num_tokens, "call": call, **columns, **sizes}))
+    case.backend.close()
 
 
-def low_latency_row(group: EPGroup, timer: Timer, config: EPConfig, num_tokens: int) -> dict[str, Any]:
-    case = Case(group, config, num_tokens)
-    dispatch, combine = timer.together(case.dispatch, case.combine)
-    send, recv, back, summed = timer.together(
-        case.dispatch_send, case.dispatch_recv, case.combine_send, case.combine_recv, samples=20
-    )
-    kernel_times = timer.kernel_us(case.dispatch, case.combine)
-    empty = timer.together(lambda: None, samples=20)[0]
+def parts_row(group: EPGroup, timer: GpuTimer, config: EPConfig, num_tokens: int) -> dict[str, Any]:
+    """The four verbs apart, the host's share, and what the statistics cost."""
+    case, bare = Case(group, config, num_tokens), Case(group, config, num_tokens, stats=False)
+    verbs = [case.dispatch_send, case.dispatch_recv, case.combine_send, case.combine_recv]
+    split = timer.in_turns({"verbs": verbs, "empty": [lambda: None]}, 20)
+    kernels, out = case.backend.kernels, torch.empty_like(case.x)
 
     def pair() -> None:
         case.dispatch()
         case.combine()
 
     def launches() -> None:
-        kernels.dispatch(0, case.x, case.slots, case.weights, 3)
+        kernels.dispatch(0, case.x, case.slots, case.weights, SEND | RECV)
         kernels.combine_recv(0, case.slots, case.weights, out, case.y)
 
-    kernels, out = case.backend.kernels, torch.empty_like(case.x)
     host, launch = timer.host_us(pair) / 2, timer.host_us(launches) / 2
-    bare = Case(group, config, num_tokens, stats=False)
-    with_stats, without = timer.turns((case.dispatch, case.combine), (bare.dispatch, bare.combine))
-    copies = max(group.allgather(case.remote_copies(group)))
-    hidden, pairs = config.hidden_size, num_tokens * config.top_k
-    message = case.backend.kernels.shape.message_bytes if config.payload == "fp8" else hidden * 2
-    floor_dispatch, floor_combine = (copies * size / LINK_GB_S / 1e3 for size in (message, hidden * 2))
-    row = {
-        "tokens": num_tokens,
-        "dispatch_us": dispatch,
-        "combine_us": combine,
-        "empty_us": empty,
-        **dict(zip(("dispatch_kernel_us", "combine_kernel_us"), kernel_times)),
-        "dispatch_GB_s": pairs * message / dispatch / 1e3,
-        "combine_GB_s": pairs * hidden * 2 / combine / 1e3,
-        "dispatch_to_floor": dispatch / floor_dispatch if floor_dispatch else float("nan"),
-        "combine_to_floor": combine / floor_combine if floor_combine else float("nan"),
-        "send_us": send,
-        "recv_us": recv,
-        "combine_send_us": back,
-        "combine_recv_us": summed,
-        "stats_us": with_stats - without,
-        "verb_host_us": host,
+    chained = timer.chains(
+        {"with": [case.dispatch, case.combine], "without": [bare.dispatch, bare.combine]}, repeats=20, samples=100
+    )
+    cost, low, high = difference(chained["with"], chained["without"])
+    row = {"tokens": num_tokens}
+    names = ("dispatch_send_us", "dispatch_recv_us", "combine_send_us", "combine_recv_us")
+    row |= {name: timing.median_s * 1e6 for name, timing in zip(names, split["verbs"])}
+    row |= {
+        "empty_us": split["empty"][0].median_s * 1e6,
         "launch_host_us": launch,
-        "sms": case.backend.num_sms,
-        "buffer_bytes": case.backend.kernels.shape.num_bytes,
+        "verb_host_us": host,
+        "warm_pair_us": sorted(chained["with"])[len(chained["with"]) // 2],
+        "stats_cost_us": cost,
+        "stats_cost_low_us": low,
+        "stats_cost_high_us": high,
     }
     case.backend.close()
     bare.backend.close()
-    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
+    return figures(row)
 
 
-def stages(group: EPGroup, timer: Timer, config: EPConfig, num_tokens: int) -> None:
+def stages(group: EPGroup, timer: GpuTimer, config: EPConfig, num_tokens: int) -> None:
     """Prints when the thread blocks of one call pass each stage: us since the earliest start, over blocks and calls."""
     case = Case(group, config, num_tokens, profile=True)
     seen: dict[str, list[torch.Tensor]] = {"dispatch": [], "combine": []}
@@ -232,35 +182,55 @@ def stages(group: EPGroup, timer: Timer, config: EPConfig, num_tokens: int) -> N
     case.backend.close()
 
 
+def low_latency(group: EPGroup, comm: Any, timer: GpuTimer, arguments: argparse.Namespace) -> list[Report]:
+    experts = arguments.experts // group.size * group.size
+    settings = {"ranks": group.size, "gpu": torch.cuda.get_device_name(), "hidden": arguments.hidden,
+                "experts": experts, "top_k": arguments.top_k, "exact": arguments.exact}  # fmt: skip
+    suffix = f"{group.size}gpu{'_exact' if arguments.exact else ''}"
+    beside, parts = Report(f"ep_low_latency_{suffix}", settings), Report(f"ep_low_latency_parts_{suffix}", settings)
+    tokens = arguments.tokens or TOKENS
+    modules = {"face": importlib.import_module("eprt.compat.deep_ep"), "deep_ep": deep_ep()}
+    peers = {
+        name: LowLatencyPeer(module, comm, max(*tokens, 128), arguments.hidden, experts)
+        for name, module in modules.items()
+        if module is not None
+    }
+    for num_tokens in tokens:
+        config = EPConfig(
+            arguments.hidden, experts, arguments.top_k, max(num_tokens, 128), payload="fp8", mode="low_latency",
+            device="cuda", exact_combine=arguments.exact, num_sms=arguments.sms,
+        )  # fmt: skip
+        low_latency_rows(beside, group, timer, peers, config, num_tokens)
+        if not arguments.brief:
+            parts.row(**parts_row(group, timer, config, num_tokens))
+        if arguments.profile:
+            stages(group, timer, config, num_tokens)
+    for peer in peers.values():
+        peer.close()
+    return [beside] if arguments.brief else [beside, parts]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench_ep", description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--experts", type=int, default=288)
     parser.add_argument("--top-k", type=int, default=8)
-    parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
-    parser.add_argument("--sms", type=int, nargs="*", default=[None])
+    parser.add_argument("--tokens", type=int, nargs="*")
+    parser.add_argument("--sms", type=int)
     parser.add_argument("--exact", action="store_true", help="a row per expert crosses in combine, unsummed")
+    parser.add_argument("--brief", action="store_true", help="only the comparison, not the parts")
     parser.add_argument("--profile", action="store_true", help="print when each stage of a kernel is reached, too")
     arguments = parser.parse_args()
+    from mpi4py import MPI
+
     group = EPGroup.from_mpi()
     torch.cuda.set_device(group.rank % torch.cuda.device_count())
-    timer = Timer(group)
-    gpu = torch.cuda.get_device_name()
-    settings = {"ranks": group.size, "gpu": gpu, "hidden": arguments.hidden, "experts": arguments.experts,
-                "top_k": arguments.top_k, "exact": arguments.exact, "mode": "low_latency"}  # fmt: skip
-    report = Report(f"ep_low_latency_{group.size}gpu{'_exact' if arguments.exact else ''}", settings)
-    for num_tokens in arguments.tokens:
-        for sms in arguments.sms:
-            config = EPConfig(
-                arguments.hidden, arguments.experts // group.size * group.size, arguments.top_k, max(num_tokens, 128),
-                payload="fp8", mode="low_latency", device="cuda", exact_combine=arguments.exact, num_sms=sms,
-            )  # fmt: skip
-            report.row(**low_latency_row(group, timer, config, num_tokens))
-            if arguments.profile:
-                stages(group, timer, config, num_tokens)
+    timer = GpuTimer(group)
+    reports = low_latency(group, MPI.COMM_WORLD, timer, arguments)
     timer.close()
     if group.rank == 0:
-        print(report.finish())
+        for report in reports:
+            print(report.finish())
     group.close()
 
 

@@ -15,6 +15,7 @@ from eprt.compat.deep_ep.config import DEFAULT_SMS, Config
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
 from eprt.compat.deep_ep.low_latency import LowLatencyHandle, LowLatencyMode, Shape
+from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
@@ -62,7 +63,7 @@ class Buffer:
         self._checks = Checks(self.rank, self.group_size)
         self._timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
         self._comm_stream = torch.cuda.Stream()
-        self._mask = torch.zeros(self.group_size, dtype=torch.int32, device="cuda")
+        self._mask: Tensor = torch.zeros(self.group_size, dtype=torch.int32, device="cuda")
         self._low_latency: dict[Shape, LowLatencyMode] = {}
         self._intranode: IntranodeMode | None = None
         self._destroyed = False
@@ -124,6 +125,7 @@ class Buffer:
 
     # -- normal mode --
 
+    @plain
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -142,6 +144,7 @@ class Buffer:
         self._checks.own_stream(call, previous_event is not None, async_finish, allocate_on_comm_stream)
         return self._normal().layout(topk_idx, num_experts, previous_event, async_finish)
 
+    @plain
     def dispatch(
         self,
         x: Payload,
@@ -191,6 +194,7 @@ class Buffer:
             num_sms, previous_event, async_finish,
         )  # fmt: skip
 
+    @plain
     def combine(
         self,
         x: Tensor,
@@ -219,6 +223,7 @@ class Buffer:
 
     # -- low latency --
 
+    @plain
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -269,6 +274,7 @@ class Buffer:
         received = rows.x if rows.scale is None else (rows.x, rows.scale.transpose(1, 2))
         return received, rows.count, handle, EventOverlap(event, keep), hook
 
+    @plain
     def low_latency_combine(
         self,
         x: Tensor,
@@ -317,12 +323,14 @@ class Buffer:
         keep = [x, topk_idx, topk_weights, *handle[:2], out] if event else None
         return out, EventOverlap(event, keep), hook
 
+    @plain
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> Tensor:
         """bf16 [L, R * M, H] to be filled for the next low_latency_combine(zero_copy=True)."""
         if not isinstance(handle, LowLatencyHandle):
             self._checks.fail("get_next_low_latency_combine_buffer: handle must come from low_latency_dispatch")
         return handle.mode.next_combine_buffer()
 
+    @plain
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing needs cleaning: flags carry epochs. All ranks meet on the GPU, as with DeepEP."""
         for shape, mode in self._low_latency.items():
@@ -331,12 +339,14 @@ class Buffer:
             ):  # fmt: skip
                 mode.meet()
 
+    @plain
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Goes on without a rank, or with it again; on this rank only. It may return if it has made all calls."""
         if not 0 <= rank_to_mask < self.group_size:
             self._checks.fail(f"low_latency_update_mask_buffer: no rank {rank_to_mask} among {self.group_size}")
         self._mask[rank_to_mask] = int(mask)
 
+    @plain
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for masked ranks, 0 for others, to mask_status int32 [R]."""
         self._checks.tensor(
@@ -344,6 +354,7 @@ class Buffer:
         )
         mask_status.copy_(self._mask)
 
+    @plain
     def low_latency_clean_mask_buffer(self) -> None:
         """Goes on with all ranks."""
         self._mask.zero_()

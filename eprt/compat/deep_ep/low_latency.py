@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eprt.compat.deep_ep.event import EventHandle
+from eprt.compat.deep_ep.plain import plain
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.api import EPTimeoutError
 from eprt.ep.group import EPGroup
@@ -122,6 +123,7 @@ class LowLatencyMode:
         with self._streams.run(async_finish) as stream:
             self.kernels.dispatch(i, x, topk_idx, None, SEND if return_recv_hook else SEND | RECV)
 
+        @plain
         def receive(_rows: Rows = rows) -> None:  # the hook keeps the rows alive
             self._dispatches.end(number)
             with self._streams.resume(stream):
@@ -171,6 +173,7 @@ class LowLatencyMode:
             self.kernels.combine_send(i, y, handle[0])
         self._combining[handle.number] = number
 
+        @plain
         def receive() -> None:
             self._combines.end(number)
             self._combining.pop(handle.number, None)
