@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import signal
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -121,6 +122,9 @@ def _serve(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
             if arguments.open:
                 webbrowser.open(server.url)
+            # A shell starts background jobs with SIGINT ignored; whoever sends it all the same means it.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
             try:
                 server.serve_forever(poll_interval=0.2)
             except KeyboardInterrupt:

@@ -15,7 +15,8 @@ def test_a_defect_is_answered_in_openais_shape_and_logged(caplog):
         raise KeyError("a defect")
 
     options: Any = SimpleNamespace(api_key=None)
-    app = Api(options, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace(findings=findings))).app()
+    nothing = cast(Any, None)
+    app = Api(options, nothing, nothing, cast(Any, SimpleNamespace(findings=findings)), nothing).app()
 
     async def get() -> httpx.Response:
         transport = httpx.ASGITransport(app=cast(Any, app), raise_app_exceptions=False)
