@@ -12,6 +12,7 @@ from .analysis import Finding, Outliers
 from .events import ExpertRows, LogProblem, WindowLog, WindowRecord, WindowWriter, read_log
 from .matrices import WindowMatrices
 from .report import STATE_NAMES, ExpertLoad, Report, analyse
+from .speeds import rank_speeds
 
 __all__ = [
     "STATE_NAMES",
@@ -26,5 +27,6 @@ __all__ = [
     "WindowRecord",
     "WindowWriter",
     "analyse",
+    "rank_speeds",
     "read_log",
 ]
