@@ -4,7 +4,7 @@
     controller.observe(snapshot)              # every few seconds
     request = controller.request(placement)   # None: no load to plan for
     answer = solve(request)                   # anywhere: job.py
-    decision = controller.decide(now_s, placement, answer.placement)
+    decision = controller.decide(now_s, placement, answer)
     controller.ended(now_s, succeeded)
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .job import PlanRequest
+from .job import PlanAnswer, PlanRequest
 from .placement import Placement
 from .statistics import LoadStatistics
 from .trigger import Costs, Decision, Trigger, TriggerConfig
@@ -24,7 +24,7 @@ class Snapshot:
     """A server's counters, all since its start. server_id: another one after a restart. time_s: of its clock.
 
     tokens_PLE: int64 [2, L, E], choices of each expert, prefill and decode. num_steps: computing ones.
-    expert_us, expert_rows: time the busiest rank's experts took, and the rows they were given.
+    expert_us, expert_rows: time that the experts of all ranks took, and the rows they were given.
     """
 
     server_id: str
@@ -65,7 +65,6 @@ class Controller:
         self.gpu_speed: np.ndarray | None = None
         self._max_moves = max_moves_per_layer
         self._before: Snapshot | None = None
-        self._window_s = self._window_steps = 0.0
         self._us_per_token = 1.0
         self._bytes_per_us = 1000.0
         self._expert_bytes = 0
@@ -86,10 +85,8 @@ class Controller:
         seconds = snapshot.time_s - before.time_s
         if seconds <= 0:
             return False
-        # Time and steps are forgotten like the load itself.
-        self._window_s = 0.9 * self._window_s + seconds
-        self._window_steps = 0.9 * self._window_steps + snapshot.num_steps - before.num_steps
-        return self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds)
+        steps = snapshot.num_steps - before.num_steps
+        return self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds, steps)
 
     def copied(self, num_bytes: float, seconds: float) -> None:
         """A migration has shown what a rank's copying costs."""
@@ -98,7 +95,7 @@ class Controller:
 
     @property
     def costs(self) -> Costs:
-        steps_per_s = self._window_steps / self._window_s if self._window_s else 0.0
+        steps_per_s = 0.0 if self.statistics is None else self.statistics.steps_per_s
         return Costs(steps_per_s, self._us_per_token, self._expert_bytes, self._bytes_per_us)
 
     def request(self, placement: Placement, trace: np.ndarray | None = None) -> PlanRequest | None:
@@ -113,12 +110,21 @@ class Controller:
             placement, load_LE=rate_LE, max_moves_per_layer=self._max_moves, gpu_speed=self.gpu_speed, trace=trace
         )
 
-    def decide(self, now_s: float, placement: Placement, planned: Placement) -> Decision:
+    def decide(self, now_s: float, placement: Placement, answer: PlanAnswer) -> Decision:
+        """answer: to a request() of this controller."""
         assert self.statistics is not None
         rate_LE = self.statistics.rate()
         assert rate_LE is not None
-        stable_s = self.statistics.stable_s
-        return self.trigger.decide(now_s, rate_LE, placement, planned, self.costs, stable_s, self.gpu_speed)
+        return self.trigger.decide(
+            now_s,
+            rate_LE,
+            placement,
+            answer.target,
+            answer.rounds,
+            self.costs,
+            self.statistics.lifetime_s,
+            self.gpu_speed,
+        )
 
     def ended(self, now_s: float, succeeded: bool) -> None:
         """The migration that followed has ended."""

@@ -29,7 +29,7 @@ class PlanRequest:
     """current: the placement in force. target: where to go, or None to plan for load_LE ([L, E]).
 
     node_of_gpu: default by the placement's num_nodes. spare: see schedule_rounds. gpu_speed: [G] relative, a slow rank
-    gets less. trace: int [L, T, K], routing sample for traffic between nodes. from_scratch: do not start from current.
+    gets less. trace: int [L, T, K], routing sample for traffic between nodes.
     """
 
     current: Placement
@@ -139,6 +139,9 @@ def main() -> int:
     os.nice(_NICE)
     try:
         answer = solve(PlanRequest.from_json(json.load(sys.stdin)))
+    except KeyError as error:
+        print(f"the request has no {error}", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
-"""LoadStatistics: the recent load of a running server, window by window, and whether it has changed.
+"""LoadStatistics: the recent load of a running server, window by window, whether it has changed, and how long it lasts.
 
-Memory is bounded by max_windows. P phases (prefill, decode), W windows, L layers, E experts.
+Memory is bounded by max_windows. P phases (prefill, decode), W windows, L layers, E experts, D = L x E.
 """
 
 from collections import deque
@@ -10,16 +10,18 @@ import numpy as np
 
 PHASES = ("prefill", "decode")
 _PERMUTATIONS = 199
-_TESTED_WINDOWS = 32  # the latest; bounds the cost of a test to about a millisecond
+_TESTED_WINDOWS = 32  # the latest; bounds the cost of a test: 1 ms where nothing has changed, 10 ms where it has
 _MIN_SIDE = 3  # windows on each side of a change
+_REMEMBERED_CHANGES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """tokens_PLE: float32 [2, L, E], choices of each expert in the window. seconds: how long it was."""
+    """tokens_PLE: float32 [2, L, E], choices of each expert in the window. seconds: how long it was. steps: in it."""
 
     tokens_PLE: np.ndarray
     seconds: float
+    steps: int
 
 
 class LoadStatistics:
@@ -36,27 +38,31 @@ class LoadStatistics:
         max_windows: int = 60,
         half_life: float = 6.0,
         min_tokens: int = 256,
-        significance: float = 0.01,
+        significance: float = 0.005,
         min_shift: float = 0.02,
     ):
         self.shape = (len(PHASES), num_layers, num_experts)
         self._half_life, self._min_tokens = half_life, min_tokens
         self._significance, self._min_shift = significance, min_shift
         self._windows: deque[Window] = deque(maxlen=max_windows)
-        # Each layer's shares of the windows since the latest change, and their inner products.
-        self._share_WD = np.empty((0, num_layers * num_experts), dtype=np.float32)
+        # Each layer's shares, less even ones, of the windows since the latest change, and their inner products.
+        self._skew_WD = np.empty((0, num_layers * num_experts), dtype=np.float32)
         self._gram_WW = np.empty((0, 0))
         self._num_current = 0  # windows since the latest change
         self.num_changes = 0
         self.stable_s = 0.0  # time since the latest change, in windows that counted
+        self._observed_s = 0.0
+        self._changes = deque(
+            [(0.0, 0.0)], maxlen=_REMEMBERED_CHANGES
+        )  # when, and how much of the skew; the start first
 
     def __len__(self) -> int:
         return len(self._windows)
 
-    def add(self, tokens_PLE: np.ndarray, seconds: float) -> bool:
+    def add(self, tokens_PLE: np.ndarray, seconds: float, steps: int = 0) -> bool:
         """Takes a window in; True if the load was found to have changed, a few windows ago or just now.
 
-        ValueError naming phase, layer, expert and value for what cannot be a count.
+        ValueError naming phase, layer, expert and value for what cannot be a count, or the time that cannot be one.
         """
         tokens_PLE = np.asarray(tokens_PLE)
         if tokens_PLE.shape != self.shape:
@@ -66,11 +72,14 @@ class LoadStatistics:
             phase, layer, expert = bad[0]
             value = tokens_PLE[phase, layer, expert]
             raise ValueError(f"tokens[{PHASES[phase]}, layer {layer}, expert {expert}] = {value}: must be at least 0")
+        if not seconds > 0 or steps < 0:
+            raise ValueError(f"a window of seconds={seconds}, steps={steps}: must be above 0, and at least 0")
         if tokens_PLE.sum() < self._min_tokens * self.shape[1]:
             return False
-        self._windows.append(Window(tokens_PLE.astype(np.float32), seconds))
+        self._windows.append(Window(tokens_PLE.astype(np.float32), seconds, steps))
         self._num_current = min(self._num_current + 1, len(self._windows))
         self.stable_s += seconds
+        self._observed_s += seconds
         return self._test()
 
     @property
@@ -86,10 +95,53 @@ class LoadStatistics:
         windows = self.current
         if not windows:
             return None
-        weight_W = 0.5 ** (np.arange(len(windows))[::-1] / self._half_life)
-        tokens_PLE = np.tensordot(weight_W, [w.tokens_PLE for w in windows], axes=1)
+        weight_W = self._weights(len(windows))
+        tokens_PLE = np.tensordot(weight_W, np.stack([w.tokens_PLE for w in windows]), axes=1)
         tokens_LE = tokens_PLE.sum(0) if phase is None else tokens_PLE[PHASES.index(phase)]
         return tokens_LE / float(weight_W @ [w.seconds for w in windows])
+
+    @property
+    def steps_per_s(self) -> float:
+        """The same mean, of the server's steps."""
+        windows = self.current
+        weight_W = self._weights(len(windows))
+        return float(weight_W @ [w.steps for w in windows]) / float(weight_W @ [w.seconds for w in windows] or 1.0)
+
+    def _weights(self, num_windows: int) -> np.ndarray:
+        return 0.5 ** (np.arange(num_windows)[::-1] / self._half_life)
+
+    @property
+    def lifetime_s(self) -> float:
+        """How long a plan for the present load is expected to be worth something, from what has been seen.
+
+        Three things end it, each at its own rate: a first change of all (not seen yet in the time since the start: what
+        never changed is trusted for as long again), changes like those seen, each as far as it went, and drift. 0
+        without a window.
+        """
+        if not self._observed_s:
+            return 0.0
+        changed = sum(part for _, part in self._changes) / (self._observed_s - self._changes[0][0])
+        return 1 / (1 / self._observed_s + changed + self.drift_rate)
+
+    @property
+    def drift_rate(self) -> float:
+        """Part of the load's skew that turns into another one per second, since the latest change.
+
+        From the variogram of the windows: half the mean square difference of two windows grows with the time between
+        them by what drifts; what it is between neighbours, the noise of counting, is only its offset.
+        """
+        num_windows = len(self._gram_WW)
+        if num_windows < 2 * _MIN_SIDE:
+            return 0.0
+        lags = np.arange(1, num_windows // 2 + 1)
+        square_W = np.diag(self._gram_WW)
+        product_G = np.array([np.diag(self._gram_WW, lag).mean() for lag in lags])
+        sum_G = np.array([(square_W[lag:] + square_W[:-lag]).mean() / 2 for lag in lags])
+        if product_G[0] <= 0:
+            return 0.0  # nothing but noise
+        slope = np.polyfit(lags, sum_G - product_G, 1, w=np.sqrt(num_windows - lags))[0]
+        seconds = sum(w.seconds for w in list(self._windows)[-num_windows:]) / num_windows
+        return max(0.0, float(slope)) / float(product_G[0]) / max(seconds, 1e-9)
 
     def windows(self, phase: str | None = None) -> np.ndarray:
         """float32 [W, L, E]: all windows there are, oldest first; what a load file holds."""
@@ -100,9 +152,9 @@ class LoadStatistics:
 
     def _test(self) -> bool:
         """Forgets what came before a change, if there was one."""
-        share_D = _shares(self._windows[-1].tokens_PLE.sum(0)).reshape(-1)
-        self._share_WD = np.concatenate((self._share_WD, share_D[None]))[-_TESTED_WINDOWS:]
-        product_W = self._share_WD @ share_D
+        skew_D = _skew(self._windows[-1].tokens_PLE.sum(0)).reshape(-1)
+        self._skew_WD = np.concatenate((self._skew_WD, skew_D[None]))[-_TESTED_WINDOWS:]
+        product_W = self._skew_WD @ skew_D
         size = len(product_W)
         gram_WW = np.empty((size, size))
         gram_WW[:-1, :-1] = self._gram_WW[-(size - 1) :, -(size - 1) :] if size > 1 else 0
@@ -112,17 +164,20 @@ class LoadStatistics:
         if found is None:
             return False
         start, _ = found
-        shift_LE = (self._share_WD[:start].mean(0) - self._share_WD[start:].mean(0)).reshape(self.shape[1:])
+        before_D, after_D = self._skew_WD[:start].mean(0), self._skew_WD[start:].mean(0)
+        shift_LE = (before_D - after_D).reshape(self.shape[1:])
         if np.abs(shift_LE).sum(-1).mean() / 2 < self._min_shift:
             return False
-        self._share_WD, self._gram_WW = self._share_WD[start:], gram_WW[start:, start:]
+        self._skew_WD, self._gram_WW = self._skew_WD[start:], gram_WW[start:, start:]
         self._num_current = size - start
         self.stable_s = sum(w.seconds for w in self.current)
         self.num_changes += 1
+        kept = float(before_D @ after_D) / max(float(before_D @ before_D), float(after_D @ after_D), 1e-12)
+        self._changes.append((self._observed_s - self.stable_s, 1 - min(max(kept, 0.0), 1.0)))
         return True
 
 
-def change_point(gram_WW: np.ndarray, significance: float = 0.01, seed: int = 0) -> tuple[int, float] | None:
+def change_point(gram_WW: np.ndarray, significance: float = 0.005, seed: int = 0) -> tuple[int, float] | None:
     """(first window of what is new, p-value) of the most likely change of the mean in a sequence of windows, or None.
 
     gram_WW: inner products of the windows. CUSUM statistic k (W - k) / W |mean before - mean after|^2, largest over k,
@@ -133,19 +188,29 @@ def change_point(gram_WW: np.ndarray, significance: float = 0.01, seed: int = 0)
     if num_windows < 2 * _MIN_SIDE:
         return None
     centred_WW = gram_WW - gram_WW.mean(0) - gram_WW.mean(1)[:, None] + gram_WW.mean()
+    seen_K = _cusum(centred_WW, np.arange(num_windows)[None])[0]
     rng = np.random.default_rng(seed)
-    order_OW = np.argsort(rng.random((_PERMUTATIONS + 1, num_windows)), axis=1)
-    order_OW[0] = np.arange(num_windows)
-    ordered_OWW = centred_WW[order_OW[:, :, None], order_OW[:, None, :]]
+    order_OW = np.argsort(rng.random((_PERMUTATIONS, num_windows)), axis=1)
+    at_least = 1  # orders with a statistic like the one seen, which is one of them
+    for some_OW in np.array_split(order_OW, 10):
+        at_least += int((_cusum(centred_WW, some_OW).max(1) >= seen_K.max() * (1 - 1e-12)).sum())
+        if at_least > significance * (_PERMUTATIONS + 1):
+            return None  # most windows bring no change: here ends the work for nearly all of them
+    return int(seen_K.argmax()) + _MIN_SIDE, at_least / (_PERMUTATIONS + 1)
+
+
+def _cusum(centred_WW: np.ndarray, order_OW: np.ndarray) -> np.ndarray:
+    """float64 [O, K]: the statistic of each order of the windows, for each place of a change."""
+    num_windows = len(centred_WW)
     k = np.arange(_MIN_SIDE, num_windows - _MIN_SIDE + 1)
+    ordered_OWW = centred_WW[order_OW[:, :, None], order_OW[:, None, :]]
     # The mean is 0, so what is before and what is after sum to the same, with opposite signs.
     before_OK = ordered_OWW.cumsum(1).cumsum(2)[:, k - 1, k - 1]  # |sum of the first k|^2
-    statistic_OK = before_OK * num_windows / (k * (num_windows - k))
-    best_O = statistic_OK.max(1)
-    p_value = float(np.mean(best_O >= best_O[0] * (1 - 1e-12)))
-    return None if p_value > significance else (int(statistic_OK[0].argmax()) + _MIN_SIDE, p_value)
+    return before_OK * num_windows / (k * (num_windows - k))
 
 
-def _shares(tokens_LE: np.ndarray) -> np.ndarray:
+def _skew(tokens_LE: np.ndarray) -> np.ndarray:
+    """Each expert's share of its layer's tokens, less an even one; 0 in a layer without tokens."""
     total_L1 = tokens_LE.sum(-1, keepdims=True)
-    return np.divide(tokens_LE, total_L1, out=np.zeros_like(tokens_LE), where=total_L1 > 0)
+    even_LE = np.full_like(tokens_LE, 1 / tokens_LE.shape[-1])
+    return np.divide(tokens_LE, total_L1, out=even_LE, where=total_L1 > 0) - 1 / tokens_LE.shape[-1]

@@ -4,16 +4,18 @@
             x steps of the expected lifetime of the plan
     cost    bytes that the busiest rank sends and receives / speed of copying                    [us]
 
-Expected lifetime: as long as the load has been stable, within bounds; a load that changes often is not worth much.
+The expected lifetime is measured: LoadStatistics.lifetime_s. What is not known to last is not worth moving for, so the
+first decisions after a start, or after a change, say "keep" unless the saving is large.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from .migration import arrivals
+from .migration import Round
 from .placement import Placement
 
 _log = logging.getLogger(__name__)
@@ -23,16 +25,22 @@ _log = logging.getLogger(__name__)
 class TriggerConfig:
     """hysteresis: the saving must be so many times the cost. min_gain: and the busiest rank's load must fall by this
     fraction of the mean load. cooldown_s: pause after a migration; after a failed one failure_cooldown_s, doubled with
-    each failure in a row. min_lifetime_s, max_lifetime_s: bounds of the expected lifetime. dry_run: decide only.
+    each failure in a row. max_lifetime_s: however long the load seems to last. dry_run: decide only.
     """
 
     hysteresis: float = 1.5
     min_gain: float = 0.02
     cooldown_s: float = 30.0
     failure_cooldown_s: float = 60.0
-    min_lifetime_s: float = 60.0
     max_lifetime_s: float = 3600.0
     dry_run: bool = False
+
+    def __post_init__(self):
+        """ValueError names the field."""
+        for name in ("hysteresis", "min_gain", "cooldown_s", "failure_cooldown_s", "max_lifetime_s"):
+            value = getattr(self, name)
+            if not 0 <= value < np.inf:
+                raise ValueError(f"{name}={value!r}: must be finite and at least 0")
 
 
 @dataclass(frozen=True)
@@ -102,11 +110,13 @@ class Trigger:
         rate_LE: np.ndarray,
         current: Placement,
         planned: Placement,
+        rounds: Sequence[Round],
         costs: Costs,
-        stable_s: float,
+        lifetime_s: float,
         gpu_speed: np.ndarray | None = None,
     ) -> Decision:
-        """rate_LE: float [L, E], tokens per second. stable_s: for how long the load has been as it is."""
+        """rate_LE: float [L, E], tokens per second. rounds: the migration. lifetime_s: how long the plan is expected to
+        be worth something. gpu_speed: as in plan()."""
         config = self.config
         speed_G = np.ones(current.num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
         now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
@@ -114,9 +124,8 @@ class Trigger:
         before, after = float((now_LG.max(1) / mean_L).mean()), float((then_LG.max(1) / mean_L).mean())
         tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
         saving_us_per_step = tokens_per_step * costs.us_per_token
-        lifetime_s = min(max(stable_s, config.min_lifetime_s), config.max_lifetime_s)
-        lifetime_steps = lifetime_s * costs.steps_per_s
-        moved, busiest = _moved(current, planned)
+        lifetime_steps = min(lifetime_s, config.max_lifetime_s) * costs.steps_per_s
+        moved, busiest = _copies(rounds, current.num_gpus)
         figures = {
             "before": before,
             "after": after,
@@ -150,10 +159,10 @@ def _times(load_LG: np.ndarray, speed_G: np.ndarray) -> np.ndarray:
     return load_LG / np.maximum(speed_G, 1e-6)
 
 
-def _moved(current: Placement, planned: Placement) -> tuple[int, int]:
-    """Experts that must travel, and how many of them the busiest GPU receives."""
-    received_G = np.zeros(current.num_gpus, dtype=np.int64)
-    for old_P, new_P in zip(current.physical_to_logical_map, planned.physical_to_logical_map):
-        for _, gpu in arrivals(old_P, new_P, current.num_gpus):
-            received_G[gpu] += 1
-    return int(received_G.sum()), int(received_G.max())
+def _copies(rounds: Sequence[Round], num_gpus: int) -> tuple[int, int]:
+    """Experts that GPUs take in, and how many the busiest GPU sends and takes in."""
+    sent_G, taken_G = np.zeros((2, num_gpus), dtype=np.int64)
+    for stream in (stream for one in rounds for wave in one.waves for stream in wave):
+        sent_G[stream.source] += 1
+        np.add.at(taken_G, list(stream.readers), 1)
+    return int(taken_G.sum()), int((sent_G + taken_G).max())

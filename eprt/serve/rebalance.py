@@ -126,16 +126,12 @@ class Rebalancer:
         return {**document, **self._work()}
 
     def _work(self) -> dict[str, Any]:
-        """Steps, and the time of the experts of the rank that spent most."""
-        stats = self._pool.stats
-        busiest = (0.0, 0)
-        for rank, waits in ((r.stats, r.waits) for r in self._pool.ranks.values()):
-            if rank is not None and waits is not None:
-                busiest = max(busiest, (waits.compute_us, sum(rank.slot_tokens)))
+        """Steps; the time and the rows of all ranks' experts."""
+        ranks = [r for r in self._pool.ranks.values() if r.stats is not None and r.waits is not None]
         return {
-            "num_steps": max((s.num_steps for s in stats), default=0),
-            "expert_us": busiest[0],
-            "expert_rows": busiest[1],
+            "num_steps": max((s.num_steps for s in self._pool.stats), default=0),
+            "expert_us": sum(r.waits.compute_us for r in ranks if r.waits),
+            "expert_rows": sum(sum(r.stats.slot_tokens) for r in ranks if r.stats),
         }
 
     async def load_file(self) -> bytes:
@@ -212,7 +208,7 @@ class Rebalancer:
             raise ApiError(409, "no load was measured yet to plan for; post a placement, or wait", code="no_load")
         answer = await self._solve(plan_request)
         if request.target is None:
-            self._note(self.controller.decide(time.monotonic(), self.placement, answer.target), "posted")
+            self._note(self.controller.decide(time.monotonic(), self.placement, answer), "posted")
         if not request.dry_run:
             self._start(answer)
 
@@ -349,7 +345,7 @@ class Rebalancer:
         if request is None:
             return
         answer = await self._solve(request)
-        decision = self.controller.decide(time.monotonic(), self.placement, answer.target)
+        decision = self.controller.decide(time.monotonic(), self.placement, answer)
         self._note(decision, self.mode)
         if decision.migrate and not self.is_migrating:
             self._start(answer)

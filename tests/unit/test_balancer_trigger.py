@@ -1,0 +1,185 @@
+"""Trigger and Controller: what a plan would save against what it costs, and from a server's counters to a decision."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from eprt.balancer import Placement
+from eprt.balancer.controller import Controller, Snapshot
+from eprt.balancer.job import PlanRequest, solve
+from eprt.balancer.trigger import Costs, Trigger, TriggerConfig
+
+# Two GPUs of three slots; experts 0 and 1 are hot and lie together, slot 5 is empty.
+NOW = Placement(np.array([[0, 1, 2, 3, 4, -1]]), num_gpus=2)
+RATE_LE = np.array([[400.0, 300.0, 100.0, 100.0, 100.0]])  # tokens per second; GPU 0: 800, GPU 1: 200
+BETTER = solve(PlanRequest(NOW, Placement(np.array([[0, 2, -1, 3, 4, 1]]), num_gpus=2)))  # 500 and 500
+COSTS = Costs(steps_per_s=10.0, us_per_token=20.0, expert_bytes=1e6, bytes_per_us=100.0)
+
+
+def decide(trigger: Trigger, now_s: float = 0.0, answer=BETTER, lifetime_s: float = 1000.0, costs=COSTS, **options):
+    return trigger.decide(now_s, RATE_LE, NOW, answer.target, answer.rounds, costs, lifetime_s, **options)
+
+
+def test_the_figures_of_a_decision_are_exact():
+    decision = decide(Trigger())
+    assert decision.migrate and decision.verdict == "migrate"
+    assert (decision.before, decision.after) == pytest.approx((1.6, 1.0))
+    assert decision.saving_us_per_step == pytest.approx(300 / 10 * 20)  # 30 tokens per step fewer on the busiest GPU
+    assert decision.lifetime_steps == pytest.approx(1000 * 10)
+    assert decision.saving_us == pytest.approx(600 * 10_000)
+    assert decision.moved_experts == 1 and decision.moved_bytes == 1e6
+    assert decision.cost_us == pytest.approx(1e6 / 100)
+    assert decision.to_json()["verdict"] == "migrate"
+
+
+def test_what_the_busiest_gpu_sends_costs_as_what_it_takes_in():
+    swapped = solve(PlanRequest(NOW, Placement(np.array([[0, 2, 3, 1, 4, -1]]), num_gpus=2)))
+    decision = decide(Trigger(), answer=swapped)
+    assert decision.moved_experts == 2 and decision.cost_us == pytest.approx(2 * 1e6 / 100)
+
+
+def test_the_saving_must_be_worth_the_move_by_the_hysteresis():
+    """600 us per step x 10 steps/s x lifetime against 1.5 x 10 000 us."""
+    assert decide(Trigger(), lifetime_s=2.51).migrate
+    kept = decide(Trigger(), lifetime_s=2.49)
+    assert kept.verdict == "keep" and "less than 1.5 times the cost" in kept.reason
+    assert decide(Trigger(TriggerConfig(hysteresis=1.4)), lifetime_s=2.49).migrate
+    assert not decide(Trigger(), lifetime_s=0.0).migrate
+    assert decide(Trigger(TriggerConfig(max_lifetime_s=60)), lifetime_s=1e9).lifetime_steps == 600
+    assert not decide(Trigger(), costs=replace(COSTS, us_per_token=0.0)).migrate
+    assert not decide(Trigger(), costs=replace(COSTS, bytes_per_us=1e-3)).migrate
+
+
+def test_a_small_gain_is_left_alone():
+    same = solve(PlanRequest(NOW, NOW))
+    kept = decide(Trigger(), answer=same)
+    assert kept.verdict == "keep" and "less than 2.0%" in kept.reason and kept.moved_experts == 0
+    assert decide(Trigger(TriggerConfig(min_gain=0.61))).verdict == "keep"
+    assert decide(Trigger(TriggerConfig(min_gain=0.59))).verdict == "migrate"
+
+
+def test_a_pause_follows_each_migration_and_grows_with_failures():
+    trigger = Trigger(TriggerConfig(cooldown_s=30, failure_cooldown_s=60))
+    trigger.ended(100.0, succeeded=True)
+    assert trigger.cooling_s(110.0) == 20
+    cooling = decide(trigger, now_s=110.0)
+    assert cooling.verdict == "cooling" and "20 s to wait" in cooling.reason
+    assert decide(trigger, now_s=130.0).migrate
+    waits = []
+    for now_s in (200.0, 1000.0, 3000.0):
+        trigger.ended(now_s, succeeded=False)
+        waits.append(trigger.cooling_s(now_s))
+    assert waits == [60, 120, 240]
+    for _ in range(20):
+        trigger.ended(0.0, succeeded=False)
+    assert trigger.cooling_s(0.0) == 60 * 64  # an hour, whatever happens
+    trigger.ended(0.0, succeeded=True)
+    trigger.ended(0.0, succeeded=False)
+    assert trigger.cooling_s(0.0) == 60
+
+
+def test_a_dry_run_says_what_it_would_do():
+    decision = decide(Trigger(TriggerConfig(dry_run=True)))
+    assert decision.verdict == "dry_run" and not decision.migrate and decision.saving_us > decision.cost_us
+    assert decide(Trigger(TriggerConfig(dry_run=True)), lifetime_s=0).verdict == "keep"
+
+
+def test_each_decision_is_logged_with_its_figures(caplog):
+    caplog.set_level(logging.INFO, "eprt.balancer.trigger")
+    decide(Trigger())
+    decide(Trigger(), lifetime_s=0.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "rebalance migrate: worth it (max/mean 1.600 -> 1.000, saves 600.0 us/step x 10000 steps = 6000.0 ms, "
+        "costs 10.0 ms for 1 experts, 1.00 MB)",
+        "rebalance keep: the saving is less than 1.5 times the cost (max/mean 1.600 -> 1.000, saves 600.0 us/step x 0 "
+        "steps = 0.0 ms, costs 10.0 ms for 1 experts, 1.00 MB)",
+    ]
+
+
+def test_a_slow_gpu_counts_by_its_time():
+    """GPU 0 at half speed has 1600 token-times; the mean is 1000 tokens over 1.5 GPUs."""
+    decision = decide(Trigger(), gpu_speed=np.array([0.5, 1.0]))
+    assert decision.before == pytest.approx(1600 / (1000 / 1.5)) and decision.after == pytest.approx(1.5)
+    masked = decide(Trigger(), gpu_speed=np.array([0.0, 1.0]))
+    assert masked.before > 1e5  # load on a masked GPU takes for ever
+
+
+@pytest.mark.parametrize("name", ["hysteresis", "min_gain", "cooldown_s", "failure_cooldown_s", "max_lifetime_s"])
+@pytest.mark.parametrize("value", [-1.0, float("nan")])
+def test_a_config_that_makes_no_sense_is_named(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        TriggerConfig(**{name: value})
+
+
+# -- controller --------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Counters as a server's, under a load that stays the same."""
+
+    def __init__(self, server_id: str = "first"):
+        self.server_id, self.time_s, self.steps = server_id, 50.0, 0
+        self.rng = np.random.default_rng(0)
+        self.tokens_PLE = np.zeros((2, 1, 5), dtype=np.int64)
+
+    def work(self, seconds: float = 5.0) -> Snapshot:
+        self.time_s += seconds
+        self.steps += int(10 * seconds)
+        self.tokens_PLE[1, 0] += self.rng.poisson(RATE_LE[0] * seconds)
+        rows = int(self.tokens_PLE.sum())
+        return Snapshot(self.server_id, self.time_s, self.tokens_PLE.copy(), self.steps, 20.0 * rows, rows, 10**6)
+
+
+def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
+    controller, server = Controller(), Server()
+    assert controller.request(NOW) is None and controller.costs.steps_per_s == 0
+    assert not controller.observe(server.work()) and controller.request(NOW) is None  # a window needs two looks
+    for _ in range(12):
+        controller.observe(server.work())
+    controller.copied(num_bytes=5e6, seconds=0.05)
+    costs = controller.costs
+    assert costs.steps_per_s == pytest.approx(10) and costs.us_per_token == pytest.approx(20)
+    assert (costs.expert_bytes, costs.bytes_per_us) == (10**6, pytest.approx(100))
+    request = controller.request(NOW)
+    np.testing.assert_allclose(request.load_LE, RATE_LE, rtol=0.1)
+    answer = solve(request)
+    decision = controller.decide(0.0, NOW, answer)
+    assert decision.migrate and decision.after < 1.1 < decision.before
+    assert decision.lifetime_steps == pytest.approx(60 * 10, rel=0.1)  # as long as it was watched
+    controller.ended(0.0, succeeded=True)
+    assert controller.decide(1.0, NOW, answer).verdict == "cooling"
+
+
+def test_idle_time_does_not_count():
+    controller, server = Controller(), Server()
+    for _ in range(5):
+        controller.observe(server.work())
+    before = controller.costs.steps_per_s
+    server.time_s += 3600
+    controller.observe(Snapshot("first", server.time_s, server.tokens_PLE.copy(), server.steps, 0.0, 0, 10**6))
+    assert controller.costs.steps_per_s == before
+    assert controller.statistics.lifetime_s == pytest.approx(4 * 5)
+
+
+def test_after_a_restart_of_the_server_everything_begins_anew():
+    controller, server = Controller(), Server()
+    for _ in range(6):
+        controller.observe(server.work())
+    assert len(controller.statistics) == 5
+    assert not controller.observe(Server("second").work())  # its counters are smaller: no negative load
+    assert len(controller.statistics) == 0 and controller.request(NOW) is None
+
+
+def test_a_snapshot_is_read_from_what_a_server_says():
+    layer = {"per_expert": [5, 7], "per_expert_prefill": [5, 1]}
+    data = {"server_id": "x", "time_s": 3.5, "layers": [layer], "num_steps": 4, "expert_us": 9.5, "expert_rows": 12,
+            "expert_bytes": 100, "num_ranks": 2}  # fmt: skip
+    snapshot = Snapshot.from_json(data)
+    np.testing.assert_array_equal(snapshot.tokens_PLE, [[[5, 1]], [[0, 6]]])
+    assert (snapshot.server_id, snapshot.time_s, snapshot.num_steps, snapshot.expert_bytes) == ("x", 3.5, 4, 100)
+    for name in ("server_id", "layers", "expert_bytes"):
+        with pytest.raises(ValueError, match=f"no '{name}'"):
+            Snapshot.from_json({k: v for k, v in data.items() if k != name})
+    with pytest.raises(ValueError, match="counted no load yet"):
+        Snapshot.from_json({**data, "layers": []})
