@@ -133,13 +133,13 @@ class LoadStatistics:
         num_windows = len(self._gram_WW)
         if num_windows < 2 * _MIN_SIDE:
             return 0.0
-        lags = np.arange(1, num_windows // 2 + 1)
+        lags = range(1, num_windows // 2 + 1)
         square_W = np.diag(self._gram_WW)
         product_G = np.array([np.diag(self._gram_WW, lag).mean() for lag in lags])
         sum_G = np.array([(square_W[lag:] + square_W[:-lag]).mean() / 2 for lag in lags])
         if product_G[0] <= 0:
             return 0.0  # nothing but noise
-        slope = np.polyfit(lags, sum_G - product_G, 1, w=np.sqrt(num_windows - lags))[0]
+        slope = np.polyfit(lags, sum_G - product_G, 1, w=np.sqrt(num_windows - np.array(lags)))[0]
         seconds = sum(w.seconds for w in list(self._windows)[-num_windows:]) / num_windows
         return max(0.0, float(slope)) / float(product_G[0]) / max(seconds, 1e-9)
 

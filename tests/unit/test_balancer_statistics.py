@@ -59,7 +59,7 @@ def test_what_is_no_count_is_named(bad, words):
         make().add(counts_PLE, 1.0)
     with pytest.raises(ValueError, match=r"shape \(2, 1, 16\), expected \(2, 2, 16\)"):
         make().add(np.ones((2, 1, 16)), 1.0)
-    with pytest.raises(ValueError, match="seconds=0.0"):
+    with pytest.raises(ValueError, match=r"seconds=0\.0"):
         make().add(np.full((2, NUM_LAYERS, NUM_EXPERTS), 99), 0.0)
 
 
@@ -147,7 +147,7 @@ def test_the_expected_lifetime_comes_from_the_data():
 
 
 def test_drift_is_measured_apart_from_the_noise_of_counting():
-    """A time constant of 20 windows (100 s), whether a window holds many tokens or few; none is called a change here."""
+    """A time constant of 20 windows (100 s), whether a window holds many tokens or few; no change is looked for."""
     for tokens in (600, 30_000):
         rates = [lifetime(20, 24, seed, tokens, significance=0.0).drift_rate for seed in range(15)]
         assert 1 / 200 <= np.median(rates) <= 1 / 50, rates
