@@ -79,8 +79,9 @@ class ChatTemplate:
         variables: dict[str, Any] | None = None,
     ) -> str:
         """The prompt. variables: more names for the template (chat_template_kwargs). ApiError 400 when it refuses."""
-        if "messages" in (variables or {}):
-            raise invalid("chat_template_kwargs", "chat_template_kwargs has messages, which is a field of its own")
+        for name in ("messages", "tools"):
+            if name in (variables or {}):
+                raise invalid("chat_template_kwargs", f"chat_template_kwargs has {name}, which is a field of its own")
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
         context = {

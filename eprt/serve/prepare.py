@@ -33,11 +33,10 @@ class Preparer:
     async def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
         self._check_model(request.model)
         prompts = [await self._prompt(f"prompt[{i}]", p) for i, p in enumerate(request.prompts())]
-        asked = _DEFAULT_MAX_TOKENS if request.max_new_tokens is None else request.max_new_tokens
         longest = max(len(prompt.token_ids) for prompt in prompts)
         echo = bool(request.echo)
         params = request.sampling_params(
-            max_tokens=_fit(longest, asked, limits),
+            max_tokens=_fit(longest, request.max_new_tokens, limits, "prompt", default=_DEFAULT_MAX_TOKENS),
             logprobs=request.logprobs,
             prompt_logprobs=echo and request.logprobs is not None,
         )
@@ -58,7 +57,8 @@ class Preparer:
         )
         prompt = Prompt(text, await self._encode(text, add_special_tokens=False))
         params = request.sampling_params(
-            max_tokens=_fit(len(prompt.token_ids), request.max_new_tokens, limits), logprobs=request.num_logprobs
+            max_tokens=_fit(len(prompt.token_ids), request.max_new_tokens, limits, "messages"),
+            logprobs=request.num_logprobs,
         )
         form = self._tool_format if uses_tools else None
         return self._job(request, request_id, limits, [prompt], params, is_chat=True, tool_format=form)
@@ -80,14 +80,17 @@ class Preparer:
                 f"{len(prompts)} prompts with n={params.n} are {len(prompts) * params.n} sequences; the server "
                 f"runs and queues at most {self._max_sequences}",
             )
-        for prompt in prompts:
+        for i, prompt in enumerate(prompts):
             try:
                 limits.check(prompt.token_ids, params)
             except ValueError as error:
                 param = str(error).partition(":")[0]
-                if param not in ("stop_token_ids", "logit_bias"):
-                    param = "messages" if more["is_chat"] else "prompt"
-                raise invalid(param, str(error)) from None
+                if param in ("stop_token_ids", "logit_bias"):
+                    raise invalid(param, str(error)) from None
+                if more["is_chat"]:
+                    raise invalid("messages", str(error)) from None
+                where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
+                raise invalid(where, f"{where}: {error}") from None
         options = request.stream_options
         return Job(
             request_id=request_id,
@@ -125,18 +128,22 @@ class Preparer:
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
 
-def _fit(num_prompt: int, asked: int | None, limits: RequestLimits) -> int:
-    """max_tokens to use. ApiError 400 when prompt and completion cannot fit together. None asks for all the room."""
+def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, default: int | None = None) -> int:
+    """max_tokens to use where asked were asked for: None is the default, and without one all the room.
+
+    ApiError 400 when prompt and completion cannot fit together. It names max_tokens where less of it would help, else
+    the prompt's field.
+    """
     room = limits.max_model_len - num_prompt
-    if asked is None and room >= 1:
+    wanted = default if asked is None else asked
+    if wanted is None and room >= 1:
         return room
-    if asked is not None and asked <= max(room, 0):
-        return asked
-    wanted = "at least 1" if asked is None else str(asked)
+    if wanted is not None and wanted <= max(room, 0):
+        return wanted
     raise ApiError(
         400,
         f"this model takes at most {limits.max_model_len} tokens; the request has {num_prompt} in the prompt and asks "
-        f"for {wanted} in the completion. Shorten the prompt or lower max_tokens",
+        f"for {'at least 1' if wanted is None else wanted} in the completion. Shorten the prompt or lower max_tokens",
         code="context_length_exceeded",
-        param="messages" if asked is None else "max_tokens",
+        param="max_tokens" if asked is not None and room >= 1 else field,
     )

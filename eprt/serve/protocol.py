@@ -4,6 +4,7 @@ Nothing is ignored: a field is honoured, or accepted because its value asks for 
 Knows the JSON and its meaning as SamplingParams; nothing of tokens, text or ranks.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -280,12 +281,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def _parse(body: bytes, kind: type[_Request], defaults: Mapping[str, tuple[Any, ...]]) -> _Request:
     """Raises ApiError 400 naming the field and its value."""
-    try:
-        raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    raw = _decode(body)
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, not {_show(raw)}", code="invalid_json")
     _refuse_unknown(raw, {field.name for field in msgspec.structs.fields(kind)}, defaults)
@@ -297,6 +293,34 @@ def _parse(body: bytes, kind: type[_Request], defaults: Mapping[str, tuple[Any, 
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     request.check()
     return request
+
+
+def _decode(body: bytes) -> Any:
+    """The body's JSON. ApiError 400, also for an object that has a key twice, of which JSON decoders drop one."""
+    try:
+        raw = msgspec.json.decode(body)
+        json.loads(body, object_pairs_hook=_refuse_repeated, parse_int=str, parse_float=str)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {_why_no_json(body, error)}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    return raw
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise invalid(_short(twice), f"the body has {_show(twice)} twice in one object; send it once")
+
+
+def _why_no_json(body: bytes, error: Exception) -> str:
+    """msgspec calls a string with half a surrogate pair truncated; the standard library lets it through."""
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return str(error)
+    return "a string has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 
 
 def _refuse_unknown(raw: dict[str, Any], known: set[str], defaults: Mapping[str, tuple[Any, ...]]) -> None:

@@ -258,7 +258,10 @@ def test_refusals(http):
     long = refuse(http, "/v1/chat/completions", {"messages": [{"role": "user", "content": "lime wolf " * 3000}]}, 400,
                   "context_length_exceeded", "messages")  # fmt: skip
     assert "2048" in long["message"]
+    for body, param in [({"max_tokens": 5}, "prompt"), ({}, "prompt")]:
+        refuse(http, "/v1/completions", {"prompt": [1] * 2060, **body}, 400, "context_length_exceeded", param)
     refuse(http, "/v1/completions", {"prompt": [1, 640]}, 400, "invalid_value", "prompt")
+    refuse(http, "/v1/completions", {"prompt": [[1], [1, 640]]}, 400, "invalid_value", "prompt[1]")
     refuse(http, "/v1/completions", {"prompt": "x", "stop_token_ids": [640]}, 400, "invalid_value", "stop_token_ids")
     refuse(http, "/v1/completions", {"prompt": "x", "logit_bias": {"640": 1}}, 400, "invalid_value", "logit_bias")
     refuse(http, "/v1/completions", {"prompt": ["x"] * 97}, 400, "invalid_value", "n")

@@ -181,3 +181,22 @@ def test_any_json_is_parsed_or_refused(body, chat):
         request.sampling_params(max_tokens=1, logprobs=None)
     except ApiError as error:
         assert error.status == 400 and error.message and json.loads(error.json())["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "part"),
+    [
+        (b'{"prompt": "a", "prompt": "b"}', "prompt", "twice"),
+        (b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": 1, "include_usage": 1}}',
+         "include_usage", "twice"),
+        (b'{"prompt": "\\ud800"}', None, "surrogate"),
+    ],
+)  # fmt: skip
+def test_what_json_decoders_drop_is_refused(body, param, part):
+    error = refuse(parse_completion, body)
+    assert error.param == param and part in error.message
+
+
+def test_an_integer_of_many_digits_is_refused():
+    body = b'{"prompt": "a", "seed": ' + b"9" * 6000 + b"}"
+    assert "out of range" in refuse(parse_completion, body).message
