@@ -2,13 +2,14 @@
 
 The same kernels as the nvlink backend's normal mode (nvlink_normal.py), with another place for the rows: received rows
 are not grouped by expert, but ordered by (source rank, token), each once. combine sums what the ranks give back for a
-token, unweighted. Launches on the current stream; knows nothing of other streams or events.
+token, unweighted. Launches on the current stream, after whatever was under way where memory is used again.
 
 T tokens of this rank, N rows received, H hidden, K top-k, R ranks, S experts of all ranks, E experts of a rank.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -61,7 +62,8 @@ class RowsHandle:
 
 @dataclass(frozen=True)
 class ReceivedRows:
-    """What came. The tensors lie in symmetric memory and keep it for as long as any of them (or a view) lives.
+    """What came. The tensors lie in symmetric memory and keep it for as long as any of them (or a view) lives; drop
+    them on the stream that used them last. When that memory runs low they are ordinary copies.
 
     x_NH: the payload, as it was sent. scale_NG: fp32 [N, G], or None.
 
@@ -82,23 +84,26 @@ class ReceivedRows:
 class RowExchange:
     """Construction and close() are collective, and so is every other call: all ranks, in the same order.
 
-    num_bytes: of symmetric memory, equal on all ranks. Holds received rows while their tensors live, and during
-    combine the rows on their way back: T * min(K, R) * (2 H + 4 K) bytes. num_sms: thread blocks; default: chosen.
+    num_bytes: of symmetric memory, equal on all ranks. Holds received rows, while their tensors live as long as the
+    largest combine so far still has room beside them, and during combine the rows on their way back: T * min(K, R) *
+    (2 H + 4 K) bytes. size_name: what the caller calls num_bytes, for errors. num_sms: thread blocks; default: chosen.
     timeout_s: deadline of every wait. Past it a kernel goes on without the late rank; the next call raises
     EPTimeoutError, as does the host's own wait for counts.
     """
 
     def __init__(
-        self, group: EPGroup, num_bytes: int, *, timeout_s: float, num_sms: int | None = None, stats: bool = True
-    ):
-        self.group = group
+        self, group: EPGroup, num_bytes: int, *, timeout_s: float, num_sms: int | None = None, stats: bool = True,
+        size_name: str = "num_bytes",
+    ):  # fmt: skip
+        self.group, self._size_name = group, size_name
         self._where = f"[rank {group.rank}/{group.size}]"
         if group.size > MAX_RANKS:
             self._fail(f"{group.size} ranks: at most {MAX_RANKS}")
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
         shape = HeapShape(group.size, _MAX_EXPERTS // group.size * group.size, max_items, 1)
         self.kernels = Normal(group, shape, num_bytes, num_sms=num_sms, timeout_s=timeout_s, stats=stats)
-        self._pool = Pool(self.kernels.data_begin, num_bytes)
+        self._pool = Pool(self.kernels.data_begin, num_bytes, _mark)
+        self._most_returned = 0  # bytes
         self._host = self.kernels.host_words(_MAX_EXPERTS // group.size)
         self._asked = Asked(group, timeout_s, 1, 0)
 
@@ -148,13 +153,19 @@ class RowExchange:
             in_expert = counts.slot_rows[: num_experts // R]
             rows_of_expert = [-(-rows // expert_alignment) * expert_alignment for rows in in_expert]
         if capacity > self.kernels.shape.max_items:
-            self._fail(f"dispatch: {capacity} rows are more than num_bytes allows for; make it larger")
+            self._fail(f"dispatch: {capacity} rows are more than {self._size_name} allows for; make it larger")
         shape = BlockShape(capacity, routing.top_k, payload.row_bytes, payload.num_scales, grouped=False)
-        block = self._take(shape.num_bytes, f"{capacity} received rows")
-        self.kernels.dispatch(
-            routing, payload, buffers, block.offset, shape, SEND | RECV, fill_tail=num_worst_rows > 0, num_sms=num_sms
-        )
-        return self._received(payload, routing, buffers, block, shape, rows_of_expert)
+
+        def launch(block: Block, shape: BlockShape) -> None:
+            self.kernels.dispatch(
+                routing, payload, buffers, block.offset, shape, SEND | RECV, fill_tail=num_worst_rows > 0,
+                num_sms=num_sms,
+            )  # fmt: skip
+
+        block = self._dispatch_into(shape, launch)
+        received = self._received(payload, routing, buffers, block, shape, rows_of_expert)
+        returned = T * min(routing.top_k or R, R) * returned_stride(x_TH.shape[1], routing.top_k)
+        return self._kept(received, returned)
 
     def dispatch_again(
         self, x_TH: Tensor, handle: RowsHandle, *, scale_TG: Tensor | None = None, num_sms: int | None = None
@@ -165,11 +176,14 @@ class RowExchange:
             self._fail(f"dispatch: {x_TH.shape[0]} tokens, but the handle's layout has {handle.num_tokens}")
         self._raise_failure()
         shape = BlockShape(handle.num_rows, 0, payload.row_bytes, payload.num_scales, grouped=False)
-        block = self._take(shape.num_bytes, f"{handle.num_rows} received rows")
-        self.kernels.dispatch(
-            handle.routing, payload, handle.buffers, block.offset, shape, SEND | RECV, again=True, num_sms=num_sms
-        )
-        return self._rows(payload, block, shape)
+
+        def launch(block: Block, shape: BlockShape) -> None:
+            self.kernels.dispatch(
+                handle.routing, payload, handle.buffers, block.offset, shape, SEND | RECV, again=True, num_sms=num_sms
+            )
+
+        x_NH, scale_NG = self._rows(payload, self._dispatch_into(shape, launch), shape)
+        return (x_NH, scale_NG) if self._pool.fits(self._most_returned) else (x_NH.clone(), _clone(scale_NG))
 
     def combine(
         self,
@@ -192,7 +206,7 @@ class RowExchange:
         most = T * min(handle.top_k or self.group.size, self.group.size)
         returned = self._take(most * returned_stride(hidden, num_weights), f"the outputs of {T} tokens")
         out_TH = torch.empty(T, hidden, dtype=torch.bfloat16, device="cuda")
-        out_TK = torch.empty(T, num_weights, device="cuda") if num_weights else None
+        out_TK = torch.empty(T, num_weights, dtype=torch.float32, device="cuda") if num_weights else None
         self.kernels.combine_items(
             y_NH, out_TH, handle.buffers, handle.routing, returned.offset, weights=topk_weights_NK, out_weights=out_TK,
             biases=tuple(biases_TH), num_sms=num_sms,
@@ -240,14 +254,45 @@ class RowExchange:
         scale_NG = view(block.offset + fields["scale"], (rows, shape.scale_words), payload.scale.dtype, block)
         return x_NH, scale_NG[:, : shape.num_scales]
 
-    def _take(self, num_bytes: int, what: str) -> Block:
+    def _dispatch_into(self, shape: BlockShape, launch: Callable[[Block, BlockShape], None]) -> Block:
         try:
-            return self._pool.take(num_bytes)
+            block = self._take(shape.num_bytes, f"{shape.capacity} received rows")
+        except ValueError:
+            # Peers wait to hear where their rows go. No room at all: they are told so and go on.
+            nowhere = replace(shape, capacity=0)
+            launch(self._take(nowhere.num_bytes, "nothing"), nowhere)
+            raise
+        launch(block, shape)
+        return block
+
+    def _take(self, num_bytes: int, what: str) -> Block:
+        """Memory that the current stream may have written from now on."""
+        graph = torch.cuda.is_current_stream_capturing()
+        try:
+            if not self._pool.fits(num_bytes):
+                gc.collect()  # tensors in reference cycles keep their memory until then
+            block = self._pool.take(num_bytes, graph)
         except PoolFullError as error:
             self._fail(
                 f"no room for {what} in symmetric memory: {error}; let go of tensors received earlier, or make "
-                "num_bytes larger"
+                f"{self._size_name} larger"
             )
+        stream = torch.cuda.current_stream()
+        for user, event in () if graph else block.marks:  # before a capture all work is done
+            if user != stream:
+                stream.wait_event(event)
+        return block
+
+    def _kept(self, received: ReceivedRows, returned_bytes: int) -> ReceivedRows:
+        """The same; as copies when the outputs of this dispatch, or of an earlier one, would else have no room."""
+        self._most_returned = max(self._most_returned, returned_bytes)
+        if self._pool.fits(self._most_returned):
+            return received
+        handle = replace(received.handle, source_token_N=received.handle.source_token_N.clone())
+        return ReceivedRows(
+            received.x_NH.clone(), _clone(received.scale_NG), _clone(received.topk_idx_NK),
+            _clone(received.topk_weights_NK), received.rows_of_expert, handle,
+        )  # fmt: skip
 
     def _payload(self, x_TH: Tensor, scale_TG: Tensor | None) -> Payload:
         if x_TH.dim() != 2 or not x_TH.is_contiguous() or not x_TH.is_cuda:
@@ -271,7 +316,7 @@ class RowExchange:
         if alignment < 1:
             self._fail(f"dispatch: expert_alignment={alignment}: must be at least 1")
         if self.kernels.shape.max_items < T * R:
-            self._fail(f"dispatch: {T} tokens for {R} ranks are more than num_bytes allows for; make it larger")
+            self._fail(f"dispatch: {T} tokens for {R} ranks are more than {self._size_name} allows for; make it larger")
         given = (routing.topk_slot is None, routing.topk_weight is None, routing.in_rank is not None)
         if given not in ((False, False, False), (True, True, True)):
             self._fail("dispatch: give topk_idx and topk_weights, or is_token_in_rank, and not both")
@@ -317,3 +362,16 @@ class RowExchange:
 
     def _fail(self, message: str) -> NoReturn:
         raise ValueError(f"{self._where} {message}")
+
+
+def _mark() -> tuple[torch.cuda.Stream, torch.cuda.Event] | None:
+    """What the current stream has been given so far: memory that goes back now may be in use by it."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    stream, event = torch.cuda.current_stream(), torch.cuda.Event()
+    event.record(stream)
+    return stream, event
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

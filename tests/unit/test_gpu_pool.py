@@ -32,3 +32,30 @@ def test_a_full_pool_says_how_full():
         pool.take(512)
     del kept
     assert pool.take(1024).offset == 0
+
+
+def test_who_gets_memory_again_is_told_what_was_noted_when_it_came_back():
+    notes = iter("abcdefgh")
+    pool = Pool(0, 1024, mark=lambda: next(notes))
+    first, second = pool.take(256), pool.take(512)
+    assert first.marks == second.marks == ()
+    del first
+    del second
+    across = pool.take(384)  # all of a's, a quarter of b's
+    assert across.marks == ("a", "b")
+    rest = pool.take(640)
+    assert rest.marks == ("b",)
+    del across
+    assert pool.take(384).marks == ("c",)
+
+
+def test_what_graphs_write_to_goes_to_graphs_alone():
+    pool = Pool(0, 1024, mark=lambda: "noted")
+    captured = pool.take(512, graph=True)
+    assert captured.offset == 0
+    del captured
+    assert not pool.fits(640) and pool.take(512).offset == 512
+    smaller = pool.take(128, graph=True)
+    assert (smaller.offset, smaller.num_bytes, smaller.marks) == (0, 512, ())
+    elsewhere = pool.take(256, graph=True)
+    assert elsewhere.offset == 512

@@ -62,6 +62,7 @@ class Buffer:
         self.explicitly_destroy = explicitly_destroy
         self._checks = Checks(self.rank, self.group_size)
         self._timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
+        self._most_sms = torch.cuda.get_device_properties().multi_processor_count
         self._comm_stream = torch.cuda.Stream()
         self._mask: Tensor = torch.zeros(self.group_size, dtype=torch.int32, device="cuda")
         self._low_latency: dict[Shape, LowLatencyMode] = {}
@@ -362,7 +363,7 @@ class Buffer:
     # -- inside --
 
     def _sms(self, config: Config | None) -> int:
-        return Buffer.num_sms if config is None else config.num_sms
+        return min(Buffer.num_sms if config is None else config.num_sms, self._most_sms)
 
     def _mode(self, shape: Shape) -> LowLatencyMode:
         self._check_alive()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eprt.compat.deep_ep.checks import Checks
 from eprt.compat.deep_ep.event import EventOverlap
+from eprt.compat.deep_ep.layout import Layout
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_rows import RowExchange, RowsHandle
@@ -34,23 +35,18 @@ class IntranodeMode:
     def __init__(self, group: EPGroup, num_bytes: int, *, stream: torch.cuda.Stream, checks: Checks, timeout_s: float):
         self._num_ranks, self._checks = group.size, checks
         self._streams = CommStream(stream)
-        self._exchange = RowExchange(group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s)
+        self._exchange = RowExchange(group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s, size_name="num_nvl_bytes")
+        self._layouts: dict[int, Layout] = {}  # by num_experts
 
     def layout(
         self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None, async_finish: bool
     ) -> tuple[Tensor, None, Tensor, Tensor, EventOverlap]:
-        with self._streams.run(async_finish, previous_event):
-            there = topk_idx >= 0
-            experts = torch.where(there, topk_idx, num_experts).long()
-            ranks = experts // (num_experts // self._num_ranks)  # num_ranks for masked entries
-            num_tokens = topk_idx.shape[0]
-            in_rank = torch.zeros(num_tokens, self._num_ranks + 1, dtype=torch.bool, device="cuda")
-            in_rank = in_rank.scatter_(1, ranks, True)[:, : self._num_ranks].contiguous()
-            per_rank = in_rank.sum(0, dtype=torch.int32)
-            per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device="cuda")
-            per_expert.scatter_add_(0, experts.flatten(), there.flatten().int())
-            per_expert = per_expert[:num_experts].clone()
-            event = self._event(async_finish, [topk_idx], [per_rank, per_expert, in_rank])
+        layout = self._layouts.get(num_experts)
+        if layout is None:
+            layout = self._layouts[num_experts] = Layout(self._num_ranks, num_experts)
+        with self._streams.run(async_finish, previous_event) as stream:
+            per_rank, per_expert, in_rank = layout(topk_idx)
+            event = self._event(stream, async_finish, [topk_idx], [per_rank, in_rank])
         return per_rank, None, per_expert, in_rank, event
 
     def dispatch(
@@ -60,19 +56,24 @@ class IntranodeMode:
     ) -> tuple[Payload, Tensor | None, Tensor | None, list[int], IntranodeHandle, EventOverlap]:  # fmt: skip
         values, scale = x if isinstance(x, tuple) else (x, None)
         by_rank = topk_idx is None
-        with self._streams.run(async_finish, previous_event):
+        with self._streams.run(async_finish, previous_event) as stream:
             received = self._exchange.dispatch(
                 values, num_experts=num_tokens_per_expert.shape[0], scale_TG=scale, topk_idx_TK=topk_idx,
                 topk_weights_TK=topk_weights, is_token_in_rank_TR=is_token_in_rank if by_rank else None,
                 num_tokens_per_expert_S=num_tokens_per_expert if by_rank else None, num_worst_rows=num_worst_tokens,
                 expert_alignment=expert_alignment, num_sms=num_sms,
             )  # fmt: skip
-            rows = received.handle
+            rows, scale_NG = received.handle, received.scale_NG
+            scale_NG = None if scale_NG is None else scale_NG.contiguous()  # rows are padded to 16 bytes on the wire
             prefix = rows.sent_RR.cumsum(0, dtype=torch.int32)
             handle = IntranodeHandle((prefix, None, None, rows.source_token_N, is_token_in_rank, rows.position_TR))
             handle.rows = rows
-            event = self._event(async_finish, [values, scale, topk_idx, topk_weights, is_token_in_rank], [prefix])
-        payload = received.x_NH if received.scale_NG is None else (received.x_NH, received.scale_NG)
+            event = self._event(
+                stream, async_finish, [values, scale, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert],
+                [received.x_NH, scale_NG, received.topk_idx_NK, received.topk_weights_NK, rows.source_token_N, prefix],
+                rows,
+            )  # fmt: skip
+        payload = received.x_NH if scale_NG is None else (received.x_NH, scale_NG)
         return payload, received.topk_idx_NK, received.topk_weights_NK, received.rows_of_expert, handle, event
 
     def dispatch_again(
@@ -80,9 +81,10 @@ class IntranodeMode:
     ) -> tuple[Payload, EventOverlap]:
         rows = self._rows_of("dispatch", handle)
         values, scale = x if isinstance(x, tuple) else (x, None)
-        with self._streams.run(async_finish, previous_event):
+        with self._streams.run(async_finish, previous_event) as stream:
             x_NH, scale_NG = self._exchange.dispatch_again(values, rows, scale_TG=scale, num_sms=num_sms)
-            event = self._event(async_finish, [values, scale], [])
+            scale_NG = None if scale_NG is None else scale_NG.contiguous()
+            event = self._event(stream, async_finish, [values, scale], [x_NH, scale_NG], rows)
         return x_NH if scale_NG is None else (x_NH, scale_NG), event
 
     def combine(
@@ -90,24 +92,31 @@ class IntranodeMode:
         previous_event: EventOverlap | None, async_finish: bool,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:  # fmt: skip
         rows = self._rows_of("combine", handle)
-        with self._streams.run(async_finish, previous_event):
+        with self._streams.run(async_finish, previous_event) as stream:
             y_TH, weights_TK = self._exchange.combine(
                 y, rows, topk_weights_NK=topk_weights, biases_TH=biases, num_sms=num_sms
             )
-            event = self._event(async_finish, [y, topk_weights, *biases], [y_TH, weights_TK])
+            event = self._event(stream, async_finish, [y, topk_weights, *biases], [y_TH, weights_TK], rows)
         return y_TH, weights_TK, event
 
     def close(self) -> None:
         self._exchange.close()
+        for layout in self._layouts.values():
+            layout.close()
 
     def _rows_of(self, call: str, handle: tuple) -> RowsHandle:
         if not isinstance(handle, IntranodeHandle):
             self._checks.fail(f"{call}: handle must be the object that dispatch returned, not a copy of its parts")
         return handle.rows
 
-    def _event(self, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None]) -> EventOverlap:
+    def _event(
+        self, stream: torch.cuda.Stream, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None],
+        rows: RowsHandle | None = None,
+    ) -> EventOverlap:  # fmt: skip
         """Inside run(). Tells the allocator on which other stream tensors are in use: those read on the communication
-        stream, those made there on the caller's."""
+        stream, those made there on the caller's, a handle's (one storage) on whichever the call runs."""
+        if rows is not None:
+            rows.sent_RR.record_stream(stream)
         if async_finish:
             for tensor in read:
                 if tensor is not None:
