@@ -11,7 +11,7 @@ from .matrices import WindowMatrices
 ECHO_RATIOS = (0.2, 1.6)
 LIGHT_LOAD = 0.67  # a rank with fewer tokens of its own comes early and waits; that is no fault
 # A rank with more tokens of its own comes late by up to as much; that is a finding (mixed) only when it is much.
-HEAVY_LOAD, HEAVY_RATIO = 1.2, 1.75
+HEAVY_LOAD, HEAVY_RATIO, MOST_LATE = 1.2, 1.75, 2.5
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
     """What the sizes of the ranks' own batches explain: every server has that, and the router evens it out."""
     if sighting.place.kind == "row":
         return yardstick.own_tokens(sighting) <= LIGHT_LOAD
-    if sighting.place.kind == "column" and sighting.ratio < HEAVY_RATIO:
-        return yardstick.own_tokens(sighting) >= HEAVY_LOAD
+    if sighting.place.kind == "column":
+        own = yardstick.own_tokens(sighting)
+        return own >= HEAVY_LOAD and sighting.ratio < max(HEAVY_RATIO, min(own, MOST_LATE))
     return False
 
 

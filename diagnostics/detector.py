@@ -22,6 +22,7 @@ from .runs import CLIP_Z, HIGH_Z, RAISED_Z, Chance, Run, best_runs, threshold
 METHODS = ("robust", "zscore")
 MIN_RANKS_FOR_MEDIANS = 4
 MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.1  # over the whole run; less is not worth anybody's time
+SHORT_POINT_RATIO = 0.8  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z = 1.5  # added to the threshold where the log has one window only
 STEADY = 0.75  # of a run's windows are raised
@@ -111,7 +112,6 @@ def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_poin
     """Runs that are sure and large enough, with their ratio."""
     num_windows, num_places = z_WP.shape
     min_score = threshold(num_places) + (ALONE_Z if num_windows == 1 else 0.0)
-    min_ratio = MIN_POINT_RATIO if is_point else MIN_RANK_RATIO
     needed = min(num_windows, chance.windows_needed(num_places) if is_point else 2)
     if not is_point:  # a median over the ranks has no tails, and follows no single link
         chance = Chance(chance.autocorrelation, 1.0, chance.high_rate)
@@ -121,6 +121,8 @@ def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_poin
         for run in runs:
             at = slice(run.first, run.last + 1)
             size = float(np.nanmedian(ratio_WP[at, run.place]))
+            length = run.last - run.first + 1
+            min_ratio = MIN_POINT_RATIO + SHORT_POINT_RATIO / length if is_point else MIN_RANK_RATIO
             z_W = z_WP[at, run.place]
             steady = np.mean(z_W[~np.isnan(z_W)] >= RAISED_Z) >= STEADY
             if size >= min_ratio and steady and (z_W >= HIGH_Z).sum() >= needed:

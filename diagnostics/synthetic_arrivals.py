@@ -5,6 +5,10 @@ every rank. A wait is the time from being ready to wait until the peer's data ar
 windows are played side by side, each a chain of calls of its own.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 
 from .matrices import WindowMatrices
@@ -13,58 +17,112 @@ READY_US, COMPUTE_US, LATENCY_US = 60.0, 200.0, 15.0
 JITTER = 0.5  # coefficient of variation of a rank's own times, per call
 
 
-def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
-    """job: synthetic.Job. A fault of factor f delays by (f - 1) usual waits."""
-    from .synthetic import NODE_FACTOR, USUAL_TOKENS, matrices_of
+@dataclass(eq=False)
+class _World:
+    """What determines the waits. ready_N: usual time to get ready; the rest per window."""
 
-    W, N = job.num_windows, job.num_ranks
-    node_N = job.node_of_rank_N
-    latency_WNN = np.broadcast_to(
-        LATENCY_US * np.where(node_N[:, None] == node_N[None, :], 1.0, NODE_FACTOR), (W, N, N)
-    ).copy()
-    delay_WNN, late_WN, tokens_WNN = np.zeros((W, N, N)), np.zeros((W, N)), np.full((W, N, N), USUAL_TOKENS)
-    usual_us = 0.56 * JITTER * (READY_US + COMPUTE_US) + LATENCY_US  # of two ranks' difference, both phases
+    ready_N: np.ndarray
+    latency_WNN: np.ndarray
+    late_WN: np.ndarray
+
+    @staticmethod
+    def of(node_of_rank_N: np.ndarray, num_windows: int) -> "_World":
+        from .synthetic import NODE_FACTOR
+
+        num_ranks = len(node_of_rank_N)
+        same_node_NN = node_of_rank_N[:, None] == node_of_rank_N[None, :]
+        latency_NN = LATENCY_US * np.where(same_node_NN, 1.0, NODE_FACTOR)
+        latency_WNN = np.repeat(latency_NN[None], num_windows, axis=0)
+        return _World(np.full(num_ranks, READY_US), latency_WNN, np.zeros((num_windows, num_ranks)))
+
+    def delay(self, fault, at: slice, by_us: float) -> None:
+        if fault.kind == "point":
+            self.latency_WNN[at, fault.src, fault.dst] += by_us
+        elif fault.kind == "row" or fault.cause == "comm":  # a slow network card: here both directions look alike
+            self.latency_WNN[at, fault.rank, :] += by_us
+        else:
+            self.late_WN[at, fault.rank] += by_us
+
+
+class _Played(NamedTuple):
+    """Averages over the calls, microseconds."""
+
+    dispatch_WNN: np.ndarray
+    combine_WNN: np.ndarray
+    compute_WN: np.ndarray
+
+
+def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
+    """job: synthetic.Job. A fault's delay is such that the waits at its place become `factor` times as long."""
+    from .synthetic import USUAL_TOKENS, matrices_of
+
+    world = _World.of(job.node_of_rank_N, job.num_windows)
+    tokens_WNN = np.full(world.latency_WNN.shape, USUAL_TOKENS)
     for fault in job.faults:
-        first, last = fault.windows or (0, W - 1)
-        _plant(fault, slice(first, last + 1), usual_us, delay_WNN, late_WN, tokens_WNN)
-    ready_N = np.full(N, READY_US)
+        first, last = fault.windows or (0, job.num_windows - 1)
+        at, node_N = slice(first, last + 1), job.node_of_rank_N
+        across = fault.kind == "point" and node_N[fault.src] != node_N[fault.dst]
+        world.delay(fault, at, _delay_us(tuple(node_N.tolist()), fault.kind, fault.cause, bool(across), fault.factor))
+        if fault.cause == "mixed":
+            where = (at, fault.src, fault.dst) if fault.kind == "point" else (at, fault.rank)
+            tokens_WNN[where] *= fault.factor
     if job.batch_skew:
-        batch_N = rng.lognormal(0, job.batch_skew, N)
-        ready_N, tokens_WNN = ready_N * batch_N, tokens_WNN * batch_N
-    ready_N[list(job.idle)] *= 0.3
+        batch_N = rng.lognormal(0, job.batch_skew, job.num_ranks)
+        world.ready_N *= batch_N
+        tokens_WNN *= batch_N
+    world.ready_N[list(job.idle)] *= 0.3
     tokens_WNN[:, :, list(job.idle)] = 0.0
+    played = _play(world, rng, num_calls)
+    return matrices_of(job, played.dispatch_WNN, played.combine_WNN, tokens_WNN, played.compute_WN)
+
+
+def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
+    W, N = world.late_WN.shape
+    k = 1 / JITTER**2
 
     def jitter() -> np.ndarray:
-        k = 1 / JITTER**2
         return rng.gamma(k, 1 / k, (W, N))
 
-    own = np.eye(N, dtype=bool)
-    time_WN = np.zeros((W, N))
-    dispatch_WNN, combine_WNN, compute_WN = np.zeros((W, N, N)), np.zeros((W, N, N)), np.zeros((W, N))
+    wire_WNN = np.where(np.eye(N, dtype=bool), 0.0, world.latency_WNN)
+    time_WN, compute_WN = np.zeros((W, N)), np.zeros((W, N))
+    dispatch_WNN, combine_WNN = np.zeros((W, N, N)), np.zeros((W, N, N))
     for _ in range(num_calls):
-        ready_WN = time_WN + ready_N * jitter()
-        there_WNN = ready_WN[:, None, :] + np.where(own, 0.0, latency_WNN + delay_WNN)
+        ready_WN = time_WN + world.ready_N * jitter()
+        there_WNN = ready_WN[:, None, :] + wire_WNN
         dispatch_WNN += np.maximum(0.0, there_WNN - ready_WN[:, :, None])
-        computing_WN = COMPUTE_US * jitter() + late_WN
+        computing_WN = COMPUTE_US * jitter() + world.late_WN
         compute_WN += computing_WN
         done_WN = there_WNN.max(axis=2) + computing_WN
-        back_WNN = done_WN[:, None, :] + np.where(own, 0.0, latency_WNN + delay_WNN)
+        back_WNN = done_WN[:, None, :] + wire_WNN
         combine_WNN += np.maximum(0.0, back_WNN - done_WN[:, :, None])
         time_WN = back_WNN.max(axis=2)
         time_WN -= time_WN.min(axis=1, keepdims=True)
-    return matrices_of(job, dispatch_WNN / num_calls, combine_WNN / num_calls, tokens_WNN, compute_WN / num_calls)
+    return _Played(dispatch_WNN / num_calls, combine_WNN / num_calls, compute_WN / num_calls)
 
 
-def _plant(
-    fault, at: slice, usual_us: float, delay_WNN: np.ndarray, late_WN: np.ndarray, tokens_WNN: np.ndarray
-) -> None:
-    extra_us = (fault.factor - 1) * usual_us
-    if fault.kind == "point":
-        delay_WNN[at, fault.src, fault.dst] += extra_us
-    elif fault.kind == "row" or fault.cause == "comm":  # a slow network card: here both directions look alike
-        delay_WNN[at, fault.rank, :] += extra_us
-    else:
-        late_WN[at, fault.rank] += extra_us
-    if fault.cause == "mixed":
-        where = (at, fault.src, fault.dst) if fault.kind == "point" else (at, fault.rank)
-        tokens_WNN[where] *= fault.factor
+@lru_cache(maxsize=256)
+def _delay_us(node_of_rank: tuple[int, ...], kind: str, cause: str, across: bool, factor: float) -> float:
+    """The delay that makes the waits for the rank (of the row, the link) `factor` times as long, found by playing."""
+    from .synthetic import Fault
+
+    node_N = np.array(node_of_rank)
+    src = int(np.flatnonzero((node_N != node_N[0]) == across)[-1])
+    fault = Fault(kind, src=src, dst=0, cause=cause) if kind == "point" else Fault(kind, rank=0, cause=cause)
+    others = slice(1, None)
+    place = {"point": (src, 0), "row": (0, others), "column": (others, 0)}[kind]
+
+    def waits(delay_us: float) -> np.ndarray:
+        world = _World.of(node_N, num_windows=8)
+        world.delay(fault, slice(None), delay_us)
+        played = _play(world, np.random.default_rng(0), num_calls=60)
+        return (played.dispatch_WNN + played.combine_WNN).mean(axis=0)[place]
+
+    usual = waits(0.0)
+    low_us, high_us = 0.0, 40 * factor * COMPUTE_US
+    for _ in range(14):
+        middle_us = (low_us + high_us) / 2
+        if np.mean(waits(middle_us) / usual) < factor:
+            low_us = middle_us
+        else:
+            high_us = middle_us
+    return (low_us + high_us) / 2
