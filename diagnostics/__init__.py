@@ -9,10 +9,11 @@ rank i waits for everyone. A high point (i, j): that link.
 """
 
 from .analysis import Finding, Outliers
-from .events import ExpertRows, LogProblem, WindowLog, WindowRecord, WindowWriter, read_log
+from .events import ExpertRows, LogProblem, WindowLog, WindowRecord, read_log
 from .matrices import WindowMatrices
 from .report import STATE_NAMES, ExpertLoad, Report, analyse
 from .speeds import rank_speeds
+from .writer import WindowWriter
 
 __all__ = [
     "STATE_NAMES",

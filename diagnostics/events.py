@@ -1,11 +1,10 @@
-"""The diagnosis log: one JSON line per rank and window, in one file per rank. Writer and reader of eprt.diagnose/1.
+"""The diagnosis log: one JSON line per rank and window, in one file per rank. Format and reader of eprt.diagnose/1.
 
-Knows the format, not its meaning (analysis.py).
+Knows the format, not its meaning (analysis.py). writer.py writes it.
 """
 
 import json
 import math
-import os
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -128,47 +127,6 @@ class WindowRecord:
 
 def _is_amount(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-class WindowWriter:
-    """Appends records to directory/diagnose_rank{r}.log. Rank 0 writes for all ranks, so a rank's log outlives it.
-
-    A line is written by one append, so a reader never sees a half line of a living writer; what a crash cut off is
-    closed by a newline at the next start, so that only that line is lost. A file that would pass max_bytes becomes
-    diagnose_rank{r}.log.1, replacing the one before: a rank never takes more than twice max_bytes.
-    """
-
-    def __init__(self, directory: str | Path, max_bytes: int = 32 << 20):
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
-        self.directory, self.max_bytes = Path(directory), max_bytes
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._started: set[int] = set()
-
-    def write(self, record: WindowRecord) -> None:
-        """OSError when the disk refuses."""
-        path = self.directory / f"diagnose_rank{record.rank}.log"
-        line = record.to_line().encode()
-        size = path.stat().st_size if path.exists() else 0
-        if size and record.rank not in self._started and not _ends_with_newline(path):
-            line = b"\n" + line
-        self._started.add(record.rank)
-        if size and size + len(line) > self.max_bytes:
-            path.replace(path.with_name(path.name + ".1"))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            written = os.write(descriptor, line)
-            if written != len(line):  # a full disk: leave no half line behind
-                os.truncate(descriptor, os.fstat(descriptor).st_size - written)
-                raise OSError(f"{path}: only {written} of {len(line)} bytes could be written; is the disk full?")
-        finally:
-            os.close(descriptor)
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,15 @@ class History:
         if row is None:
             row = self._rows[record.window] = _Row(self.num_ranks)
             if self._most_windows and len(self._rows) > self._most_windows:
-                del self._rows[min(self._rows)]
-                self._values = {window: v for window, v in self._values.items() if window in self._rows}
+                self.forget_before(min(self._rows) + 1)
         row.add(record)
         self.migrations.add(record)
         self._values.pop(record.window, None)
+
+    def forget_before(self, window: int) -> None:
+        for old in [number for number in self._rows if number < window]:
+            del self._rows[old]
+            self._values.pop(old, None)
 
     def windows(self) -> list[int]:
         return sorted(self._rows)

@@ -5,6 +5,7 @@ from typing import Any
 
 from . import expertview
 from .events import WindowRecord
+from .recent import RecentWindows
 from .recording import Recording
 from .window import Totals, Window
 
@@ -15,34 +16,27 @@ class KeptSource(Recording):
     def __init__(self, name: str, num_ranks: int, most_windows: int):
         super().__init__(name, num_ranks, [0] * num_ranks, most_windows=most_windows)
         self.live = True
-        self._most_windows = most_windows
-        self._records: dict[int, dict[int, WindowRecord]] = {}  # window -> rank -> line
+        self._recent = RecentWindows(most_windows)
 
     def add(self, records: Sequence[WindowRecord]) -> bool:
         """Lines of any windows; a second line of the same window and rank is ignored. The first tell node_of_rank.
         Whether there was anything new."""
         new = False
         with self.lock:
-            if records and not self._records:
+            if records and not len(self._recent):
                 self.node_of_rank = list(records[0].node_of_rank)
             for record in records:
-                window = self._records.setdefault(record.window, {})
-                if record.rank not in window:
-                    new, window[record.rank] = True, record
+                if self._recent.add(record):
+                    new = True
                     self.history.add(record)
-            while len(self._records) > self._most_windows:
-                del self._records[min(self._records)]
+            self.history.forget_before(self._recent.oldest)
         if new:
             self.changed()
         return new
 
-    def all_records(self) -> list[WindowRecord]:
-        with self.lock:
-            return [record for _, ranks in sorted(self._records.items()) for _, record in sorted(ranks.items())]
-
     def records(self, number: int) -> list[WindowRecord]:
         with self.lock:
-            return list(self._records.get(number, {}).values())
+            return self._recent.window(number)
 
     def window(self, number: int | None) -> Window:
         if number is not None:
@@ -51,7 +45,9 @@ class KeptSource(Recording):
                 raise LookupError(f"window {number} is not there")
             return Window.of(records)
         totals = Totals(self.num_ranks)
-        for record in self.all_records():
+        with self.lock:
+            records = self._recent.after(-1)
+        for record in records:
             totals.add(record)
         return totals.window()
 

@@ -87,6 +87,11 @@ class Migrator:
         return self._job is not None or self._offer is not None
 
     @property
+    def epoch(self) -> int:
+        """Of the placement that serves: counts the commits."""
+        return self._epoch
+
+    @property
     def rows(self) -> list[list[int]]:
         """The placement that serves, one row per layer."""
         return [layer.slot_map.expert_of_slot_S.tolist() for layer in self._layers]

@@ -5,6 +5,6 @@ Rank      rank_main (one rank's process), worker (its loop), channel (its socket
 Frontend  frontend (its process and life), rank_pool (the ranks as it sees them), api (HTTP)
 Request   protocol (checks), prepare (template, tokens, limits), chat, tools
 Answer    answer (documents and events), choice (one sequence's text, log-probabilities and calls), errors
-Outside   metrics, expert_load, diagnosis, diagnosis_page
+Outside   metrics, expert_load, diagnosis (collection, notices, diagnosis_metrics, diagnosis_page), rebalance
 Between   messages (what ranks and frontend say to each other)
 """

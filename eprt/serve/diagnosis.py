@@ -1,75 +1,162 @@
-"""Diagnosis: the ranks' wait counters, cut into windows, for /v1/eprt/diagnose and the diagnosis log.
+"""Diagnosis: the ranks' counters as windows, their log, and what they show: at /v1/eprt/diagnose, in the server's log,
+in the metrics and to the balancer.
 
-Ranks report totals since their start; a window is the difference between two looks at them. What the windows mean is
-eprt.diagnostics' business, which is imported when the first window or question comes.
+Nothing here can hold up a step: ranks send their counters without waiting for anybody, and what comes late is in the
+next window. Writing and analysing go on in a thread. What windows mean is eprt.diagnostics' business.
 """
 
-import time
-from collections import deque
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eprt.serve.messages import WaitTotals
+import numpy as np
+
+from eprt.diagnostics import Report, WindowRecord, WindowWriter, rank_speeds
+from eprt.diagnostics.recent import RecentWindows
+from eprt.serve.collection import Collector
+from eprt.serve.messages import EngineInfo, WaitTotals
+from eprt.serve.notices import Notices
+
+_log = logging.getLogger(__name__)
 
 _MAX_WINDOWS = 60  # ten minutes of work
-_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+_MAX_LOG_FILE = 32 << 20
 
 
 class Diagnosis:
-    """log_dir: where to write diagnose_rank*.log, None for nowhere."""
+    """log_dir: where to write diagnose_rank*.log, None for nowhere. max_log_bytes: of all its files together.
 
-    def __init__(self, num_ranks: int, log_dir: str | None = None):
+    speeds_N: eprt.diagnostics.rank_speeds of the latest windows, for whoever gives out load. silent: ranks that told
+    nothing in the latest window. notices.current: findings that last. matrices: of the windows analysed last.
+    """
+
+    def __init__(self, num_ranks: int, log_dir: str | None = None, max_log_bytes: int = 1 << 30):
         self._num_ranks, self._log_dir = num_ranks, log_dir
-        self._before: dict[int, WaitTotals] = {}
-        self._began_s = time.time()
-        self._num_windows = 0
-        self._records: deque[Any] = deque(maxlen=_MAX_WINDOWS * num_ranks)
-        self._writer: Any = None
+        self._file_bytes = max(1, min(_MAX_LOG_FILE, max_log_bytes // (2 * num_ranks)))
+        self._collector: Collector | None = None
+        self._writer: WindowWriter | None = None
+        self._recent = RecentWindows(_MAX_WINDOWS)
+        self._analysing: asyncio.Task | None = None
+        self._report: Report | None = None
+        self.notices = Notices()
+        self.speeds_N = np.ones(num_ranks)
+        self.silent: tuple[int, ...] = ()
+        self.num_windows = self.num_log_errors = 0
 
-    def close_window(self, totals: Mapping[int, WaitTotals], node_of_rank: tuple[int, ...]) -> None:
-        """Ends a window with the ranks' latest totals. A window in which some rank made no call is dropped: idle
-        ranks wait for nobody. OSError when the log cannot be written."""
-        from eprt.diagnostics import WindowRecord, WindowWriter
+    async def run(self, pool: Any, window_s: float) -> None:
+        """Closes a window of the pool's ranks every window_s seconds. Ends only by cancellation."""
+        loop = asyncio.get_running_loop()
+        next_s = loop.time() + window_s
+        while True:
+            await asyncio.sleep(next_s - loop.time())
+            next_s = max(next_s + window_s, loop.time())
+            await self.take(pool)
 
-        before, began_s = self._before, self._began_s
-        self._before, self._began_s = dict(totals), time.time()
-        if len(before) < self._num_ranks or any(totals[r].num_calls == before[r].num_calls for r in before):
+    async def take(self, pool: Any) -> None:
+        """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
+        totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
+        try:
+            if pool.infos and totals:
+                await self.close_window(totals, pool.infos[0])
+        except Exception:
+            _log.exception("diagnosis: a defect; the server goes on")
+
+    async def close_window(self, totals: Mapping[int, WaitTotals], info: EngineInfo) -> None:
+        """totals: of the ranks that have reported any. Returns when the window is written; analysing goes on."""
+        if self._collector is None:
+            first_window = await asyncio.to_thread(self._open_log, info)
+            self._collector = Collector(info.node_of_rank, info.moe_layers, first_window)
+        collected = self._collector.close_window(totals)
+        for line in self.notices.silent(collected.silent):
+            _log.warning("diagnosis: %s", line)
+        self.silent = collected.silent
+        if not collected.records:
             return
-        window = [
-            WindowRecord(
-                window=self._num_windows,
-                t_start=began_s,
-                t_end=self._began_s,
-                rank=rank,
-                num_ranks=self._num_ranks,
-                node_of_rank=node_of_rank,
-                num_calls=now.num_calls - before[rank].num_calls,
-                compute_us=now.compute_us - before[rank].compute_us,
-                **{name: _difference(getattr(now, name), getattr(before[rank], name)) for name in _PER_RANK},
-            )
-            for rank, now in sorted(totals.items())
-        ]
-        self._num_windows += 1
-        self._records.extend(window)
-        if self._log_dir is not None:
-            self._writer = self._writer or WindowWriter(self._log_dir)
-            for record in window:
-                self._writer.write(record)
+        self.num_windows += 1
+        for record in collected.records:
+            self._recent.add(record)
+        await asyncio.to_thread(self._write, collected.records)
+        if self._analysing is None or self._analysing.done():  # a large job may take longer than a window
+            self._analysing = asyncio.get_running_loop().create_task(self._analyse(self._recent.after(-1)))
+
+    async def settled(self) -> None:
+        """Until what was closed is analysed too."""
+        if self._analysing is not None:
+            await self._analysing
+
+    async def finish(self, pool: Any) -> None:
+        """The last window, however short, with the ranks that are left."""
+        await self.take(pool)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.settled(), 2.0)
+
+    # -- the log --
+
+    def _open_log(self, info: EngineInfo) -> int:
+        """The first window's number: a directory that has a log already is gone on with."""
+        if self._log_dir is None:
+            return 0
+        try:
+            self._writer = writer = WindowWriter(self._log_dir, self._file_bytes)
+            aside = writer.new_run(self._num_ranks, info.node_of_rank)
+            if aside is not None:
+                _log.warning("diagnosis: %s held a log of other ranks; it is in %s now", self._log_dir, aside)
+            return writer.first_window
+        except OSError as error:
+            self._cannot_write(error)
+            return 0
+
+    def _write(self, records: Sequence[WindowRecord]) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            for record in records:
+                writer.write(record)
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _cannot_write(self, error: OSError) -> None:
+        self.num_log_errors += 1
+        if self.num_log_errors & (self.num_log_errors - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            _log.error("diagnosis: the log cannot be written (%d windows so far): %s", self.num_log_errors, error)
+
+    # -- what it shows --
+
+    async def _analyse(self, records: list[WindowRecord]) -> None:
+        try:
+            report, speeds_N = await asyncio.to_thread(_analysed, records, self.speeds_N)
+        except Exception:
+            _log.exception("diagnosis: a defect in the analysis; the windows are kept")
+            return
+        self._report, self.speeds_N = report, speeds_N
+        for line in self.notices.findings(report.to_json()["findings"], int(report.matrices.window_W[-1])):
+            _log.warning("diagnosis: %s", line)
+
+    @property
+    def matrices(self) -> Any:
+        return None if self._report is None else self._report.matrices
 
     def records(self, since: int) -> list[dict[str, Any]]:
         """The log lines of the windows after `since` that are remembered, as JSON objects."""
-        import json
-
-        return [json.loads(record.to_line()) for record in self._records if record.window > since]
+        return [json.loads(record.to_line()) for record in self._recent.after(since)]
 
     def findings(self) -> dict[str, Any]:
-        """eprt.findings/1 over the last ten minutes of work."""
-        from eprt.diagnostics import Report
+        """eprt.findings/1 over the last ten minutes of work, and three fields more: newest_window (null before the
+        first), silent_ranks, rank_speeds."""
+        report = self._report
+        none = {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0, "findings": []}
+        return {
+            **(none if report is None else report.to_json()),
+            "newest_window": None if report is None else int(report.matrices.window_W[-1]),
+            "silent_ranks": list(self.silent),
+            "rank_speeds": np.round(self.speeds_N, 3).tolist(),
+        }
 
-        if not self._records:
-            return {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0, "findings": []}
-        return Report.of_records(list(self._records)).to_json()
 
-
-def _difference(now: list, before: list) -> tuple:
-    return tuple(a - b for a, b in zip(now, before))
+def _analysed(records: list[WindowRecord], speeds_N: np.ndarray) -> tuple[Report, np.ndarray]:
+    report = Report.of_records(records)
+    return report, rank_speeds(report, speeds_N)

@@ -21,6 +21,7 @@ from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.api import Api
 from eprt.serve.chat import ChatTemplate
 from eprt.serve.diagnosis import Diagnosis
+from eprt.serve.diagnosis_metrics import DiagnosisCollector
 from eprt.serve.errors import say
 from eprt.serve.metrics import Metrics
 from eprt.serve.options import FrontendConfig, ServeOptions
@@ -55,7 +56,8 @@ class Frontend:
         tokenizer, template = _read_tokenizer(options)
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
-        self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir)
+        self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
+        metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
         self._rebalancer = Rebalancer(options, self._pool)
         metrics.registry.register(RebalanceCollector(self._rebalancer))
         app = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer).app()
@@ -80,16 +82,17 @@ class Frontend:
         await self._pool.listen()
         serving = loop.create_task(self._server.serve(sockets=[self._http]))
         announcing = loop.create_task(self._announce())
-        diagnosing = loop.create_task(self._diagnose())
+        diagnosing = loop.create_task(self._diagnosis.run(self._pool, self._options.diagnose_window_s))
         rebalancing = loop.create_task(self._rebalancer.run())
         await self._pool.ended.wait()
+        diagnosing.cancel()
+        await self._diagnosis.finish(self._pool)
         status = 0
         if self._pool.state == "lost":
             status = 1
             if self._pool.ready.is_set():
                 await asyncio.sleep(self._options.lost_grace_s)
         announcing.cancel()
-        diagnosing.cancel()
         rebalancing.cancel()
         self._server.should_exit = True
         await serving
@@ -107,18 +110,6 @@ class Frontend:
         path = "completions" if self._options.skip_tokenizer_init else "chat/completions"
         key = " -H 'Authorization: Bearer KEY'" if self._options.api_key else ""
         print(f"    curl http://{host}:{port}/v1/{path}{key} -d '{example}'", flush=True)
-
-    async def _diagnose(self) -> None:
-        """Closes a window of the diagnosis every --diagnose-window seconds."""
-        pool = self._pool
-        while True:
-            await asyncio.sleep(self._options.diagnose_window_s)
-            totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
-            if pool.infos and len(totals) == pool.num_ranks:
-                try:
-                    self._diagnosis.close_window(totals, pool.infos[0].node_of_rank)
-                except (OSError, ValueError) as error:
-                    _log.error("the diagnosis log cannot be written: %s", error)
 
     # -- leaving --
 

@@ -42,6 +42,15 @@ class EngineInfo(msgspec.Struct, frozen=True):
     expert_bytes: int = 0
 
 
+class SlotTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Of each of a rank's expert slots, per MoE layer: the logical expert it holds now (-1: none), and the tokens it
+    was given since the start, whichever expert it held. epoch: of the placement."""
+
+    epoch: int
+    expert_of_slot: list[list[int]]
+    rows: list[list[int]]
+
+
 class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
     """What a rank's backends counted since they started, all modes together; names as in eprt.ep.stats.EPStats."""
 
@@ -51,6 +60,7 @@ class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
     recv_tokens: list[int]
     sent_tokens: list[int]
     compute_us: float
+    slots: SlotTotals | None = None
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -26,6 +26,7 @@ class ServeOptions:
     lost rank before the server exits. max_body_bytes: larger request bodies are refused. body_timeout_s: so are those
     that have not come whole by then.
     diagnose_dir: where the diagnosis log goes, None for nowhere. diagnose_window_s: length of its windows.
+    diagnose_log_bytes: most that the log's files take together.
     inject: faults on purpose (eprt.diagnostics.inject).
     rebalance: "off" (only what is posted), "auto" or "dry-run". load_window_s: how long a window of expert load is.
     migration_timeout_s: deadline of each round of a migration.
@@ -45,6 +46,7 @@ class ServeOptions:
     body_timeout_s: float = 60.0
     diagnose_dir: str | None = None
     diagnose_window_s: float = 10.0
+    diagnose_log_bytes: int = 1 << 30
     inject: tuple[str, ...] = ()
     rebalance: str = "off"
     load_window_s: float = 5.0
@@ -98,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     add("--diagnose-window", type=float, default=ServeOptions.diagnose_window_s, metavar="S",
         help="seconds of one window of the diagnosis, default %(default)s")  # fmt: skip
+    add("--diagnose-log-mb", type=float, default=ServeOptions.diagnose_log_bytes / 2**20, metavar="MB",
+        help="most the diagnosis log takes on disk, oldest windows go first, default %(default)g")  # fmt: skip
     add("--inject", action="append", default=[], metavar="FAULT",
         help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated "
         "(docs/diagnosis.md)")  # fmt: skip
@@ -176,6 +180,7 @@ def parse(argv: list[str]) -> ServeOptions:
         ("--drain-timeout", args.drain_timeout >= 0, "at least 0"),
         ("--body-timeout", args.body_timeout > 0, "above 0"),
         ("--diagnose-window", 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
+        ("--diagnose-log-mb", args.diagnose_log_mb >= 1, "at least 1"),
         ("--rebalance", args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
         ("--load-window", args.load_window > 0, "above 0"),
         ("--migration-timeout", args.migration_timeout > 0, "above 0"),
@@ -202,6 +207,7 @@ def parse(argv: list[str]) -> ServeOptions:
         drain_timeout_s=args.drain_timeout,
         diagnose_dir=args.diagnose_dir,
         diagnose_window_s=args.diagnose_window,
+        diagnose_log_bytes=int(args.diagnose_log_mb * 2**20),
         inject=tuple(args.inject),
         rebalance=args.rebalance,
         load_window_s=args.load_window,

@@ -29,6 +29,7 @@ from eprt.serve.messages import (
     Ready,
     Sample,
     Sampled,
+    SlotTotals,
     Step,
     Stop,
     ToRank,
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 # SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
+# Counters go to the frontend so often, and at least four times in a window of the diagnosis.
 _STATS_PERIOD_S = 0.5
 _QUIET_BEFORE_CHECK_S = 1.0
 
@@ -49,8 +51,9 @@ _QUIET_BEFORE_CHECK_S = 1.0
 class Worker:
     """Runs one rank's engine until the frontend says Stop, or until FrontendLostError."""
 
-    def __init__(self, engine, channel: Channel):
+    def __init__(self, engine, channel: Channel, window_s: float):
         self._engine, self._channel = engine, channel
+        self._stats_period_s = min(_STATS_PERIOD_S, window_s / 4)
         self._seen_seq = 0
         self._stopping = False
         self._next_stats_s = 0.0
@@ -120,11 +123,11 @@ class Worker:
         wants_stats = idle or now_s >= self._next_stats_s or migrating != self._was_migrating
         self._was_migrating = migrating
         if wants_stats:
-            self._next_stats_s = now_s + _STATS_PERIOD_S
+            self._next_stats_s = now_s + self._stats_period_s
         if outputs or wants_stats:
             step = Step(outputs)
             if wants_stats:
-                step = Step(outputs, self._engine.stats(), wait_totals(self._engine.model))
+                step = Step(outputs, self._engine.stats(), wait_totals(self._engine))
             self._channel.send(step)
 
     def _check_integrity(self) -> None:
@@ -177,8 +180,9 @@ class _ProgressBar:
             self._bar.close()
 
 
-def wait_totals(model) -> WaitTotals | None:
+def wait_totals(engine) -> WaitTotals | None:
     """None where nobody is waited for: one rank, or a model without experts."""
+    model, migrator = engine.model, engine.migrator
     counted = [backend.stats() for backend in model.ep.values() if hasattr(backend, "stats")]
     if not counted:
         return None
@@ -193,6 +197,11 @@ def wait_totals(model) -> WaitTotals | None:
         recv_tokens=total("recv_tokens_N"),
         sent_tokens=total("sent_tokens_N"),
         compute_us=sum(stats.compute_us for stats in counted),
+        slots=SlotTotals(
+            epoch=migrator.epoch if migrator is not None else 0,
+            expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
+            rows=model.expert_load(),
+        ),
     )
 
 
@@ -235,7 +244,7 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
         engine = load(options.engine, options.bind, group, channel)
         channel.take_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
-            Worker(engine, channel).run()
+            Worker(engine, channel, options.diagnose_window_s).run()
         channel.send(Bye())
         channel.finish(timeout_s=5)
         engine.close()

@@ -1,0 +1,98 @@
+"""WindowWriter: appends windows to a diagnosis log and keeps the files bounded. The format is in events.py."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from .events import WindowRecord
+
+MAX_BYTES = 32 << 20
+_FILE_NAME = re.compile(r"diagnose_rank\d+\.log(\.\d+)?")
+_TAIL_BYTES = 4 << 20  # of a file, within which its last whole line lies
+
+
+class WindowWriter:
+    """Appends records to directory/diagnose_rank{r}.log. Rank 0 writes for all ranks, so a rank's log outlives it.
+
+    A line is written by one append, so a reader never sees a half line of a living writer; what a crash cut off is
+    closed by a newline at the next start, so that only that line is lost. A file that would pass max_bytes becomes
+    diagnose_rank{r}.log.1, replacing the one before: a rank never takes more than twice max_bytes.
+
+    A new run in an old directory goes on after its last window: use `first_window`, and tell `new_run` the ranks.
+    """
+
+    def __init__(self, directory: str | Path, max_bytes: int = MAX_BYTES):
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes}: must be at least 1")
+        self.directory, self.max_bytes = Path(directory), max_bytes
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._started: set[int] = set()
+
+    def new_run(self, num_ranks: int, node_of_rank: Sequence[int]) -> Path | None:
+        """A log of other ranks or nodes cannot be gone on with: it is moved to directory/earlier-K, which is returned.
+
+        OSError when the disk refuses.
+        """
+        last = _last_records(self.directory)
+        if all((record.num_ranks, record.node_of_rank) == (num_ranks, tuple(node_of_rank)) for record in last):
+            return None
+        k = 1
+        while (aside := self.directory / f"earlier-{k}").exists():
+            k += 1
+        aside.mkdir()
+        for path in _log_files(self.directory):
+            path.replace(aside / path.name)
+        return aside
+
+    @property
+    def first_window(self) -> int:
+        """The number after the largest in the directory; 0 in an empty one."""
+        return max((record.window + 1 for record in _last_records(self.directory)), default=0)
+
+    def write(self, record: WindowRecord) -> None:
+        """OSError when the disk refuses."""
+        path = self.directory / f"diagnose_rank{record.rank}.log"
+        line = record.to_line().encode()
+        size = path.stat().st_size if path.exists() else 0
+        if size and record.rank not in self._started and not _ends_with_newline(path):
+            line = b"\n" + line
+        self._started.add(record.rank)
+        if size and size + len(line) > self.max_bytes:
+            path.replace(path.with_name(path.name + ".1"))
+            line = line.removeprefix(b"\n")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            written = os.write(descriptor, line)
+            if written != len(line):  # a full disk: leave no half line behind
+                os.truncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(f"{path}: only {written} of {len(line)} bytes could be written; is the disk full?")
+        finally:
+            os.close(descriptor)
+
+
+def _log_files(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name)]
+
+
+def _last_records(directory: Path) -> list[WindowRecord]:
+    """The last usable line of each file."""
+    return [record for path in _log_files(directory) if (record := _last_record(path)) is not None]
+
+
+def _last_record(path: Path) -> WindowRecord | None:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        try:
+            return WindowRecord.from_line(line.decode())
+        except ValueError:
+            continue
+    return None
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

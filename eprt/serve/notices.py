@@ -1,0 +1,58 @@
+"""Notices: what the server's log says of findings and silent ranks. A line when one begins, a line when it is over."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_MISSED = 3  # so many analyses without a finding and it is over: at the edge of certainty it comes and goes
+_KINDS = {
+    "column": "the others wait for rank {rank}",
+    "row": "rank {rank} waits for all others",
+    "point": "rank {src} waits for rank {dst}",
+}
+
+
+class Notices:
+    """current: the findings that last, as in eprt.findings/1, in the order they began."""
+
+    def __init__(self):
+        self.current: list[Mapping[str, Any]] = []
+        self._missed: dict[tuple, int] = {}
+        self._silent: set[int] = set()
+
+    def findings(self, findings: Sequence[Mapping[str, Any]], newest_window: int) -> Iterator[str]:
+        """The lines that the findings of an analysis are worth. newest_window: of those analysed."""
+        lasting = {_place(f): f for f in findings if f["last_window"] >= newest_window - 1}
+        known = {_place(f): f for f in self.current}
+        for place, finding in lasting.items():
+            if place not in known:
+                cause = {"comp": "late compute", "comm": "late messages", "mixed": "load"}[finding["cause"]]
+                yield f"{_what(finding)} ({cause}): {finding['evidence']}. {finding['advice']}"
+        self._missed = {
+            place: 0 if place in lasting else self._missed.get(place, 0) + 1 for place in {**known, **lasting}
+        }
+        over = [place for place, missed in self._missed.items() if missed >= _MISSED]
+        for place in over:
+            yield f"{_what(known[place])}: no longer, last in window {known[place]['last_window']}"
+            del self._missed[place]
+        self.current = [lasting.get(place, known.get(place)) for place in self._missed]  # type: ignore[misc]
+
+    def silent(self, silent: Sequence[int]) -> Iterator[str]:
+        """silent: the ranks with nothing to tell in the latest window."""
+        new, back = sorted(set(silent) - self._silent), sorted(self._silent - set(silent))
+        if new:
+            yield f"{_ranks(new)} silent: no call in this window while others made some; late, stopped or gone"
+        if back:
+            yield f"{_ranks(back)} no longer silent"
+        self._silent = set(silent)
+
+
+def _place(finding: Mapping[str, Any]) -> tuple:
+    return tuple(finding[name] for name in ("kind", "rank", "src", "dst"))
+
+
+def _what(finding: Mapping[str, Any]) -> str:
+    return _KINDS[finding["kind"]].format_map(finding)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
