@@ -6,6 +6,7 @@
 Shape suffixes: L layers, E logical experts, P physical slots of all GPUs, G GPUs, W windows.
 """
 
+from .affinity import traffic_per_token
 from .eplb import rebalance_experts
 from .loads import LoadFile, check_load, read_load
 from .moves import aligned, moved_slots
@@ -28,4 +29,5 @@ __all__ = [
     "rebalance_experts",
     "split_batch",
     "split_by_weight",
+    "traffic_per_token",
 ]

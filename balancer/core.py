@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = "eprt_balancer.so"
-VERSION = 1
+VERSION = 2
 REMEDY = "run `make build` in the checkout, or install the wheel of this version"
 
 
@@ -43,6 +43,15 @@ class CReplicas(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_experts", "num_slots", "num_gpus", "num_nodes")),
         *((name, ctypes.c_void_p) for name in ("first_E1", "slot_by_expert", "weight_P", "speed_G")),
+    )
+
+
+class CTokens(ctypes.Structure):
+    """struct Tokens of csrc/balancer/traffic.h"""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_choices")),
+        *((name, ctypes.c_void_p) for name in ("topk_TK", "node_T", "weight_T")),
     )
 
 

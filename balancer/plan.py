@@ -4,12 +4,11 @@ problem.py validates; the native core (csrc/balancer) replicates, packs and impr
 good the result is.
 """
 
-from typing import Any
-
 import numpy as np
 
+from .affinity import TokenSample, check_nodes, check_objective, plan_for_traffic
 from .core import call
-from .incremental import Budget, incremental
+from .incremental import Budget, TrafficGoal, incremental
 from .metrics import describe
 from .placement import Placement
 from .problem import Problem
@@ -30,7 +29,7 @@ def plan(
     bytes_per_expert: float | np.ndarray | None = None,
     min_gain: float = 0.001,
     traffic: str = "node_copies",
-    balance_allowance: float = 0.05,
+    balance_allowance: float = 0.02,
     gpu_speed: np.ndarray | None = None,
     usable_slots: int | np.ndarray | None = None,
     min_gpus_per_expert: int = 1,
@@ -42,21 +41,21 @@ def plan(
     load_LE: [L, E], tokens (or any other additive cost) per expert; finite, not negative.
     num_slots: P, default the fewest that hold all experts (or those of current); a multiple of num_gpus.
     num_groups: expert groups of the router; whole inside nodes when num_nodes divides num_groups, else ignored.
-    coactivation: a RoutingTrace (traffic is recounted exactly) or a symmetric [L, E, E] matrix of tokens that chose
-        both. Experts are then laid out, and copied across nodes, for less traffic.
+    coactivation: a RoutingTrace, or a symmetric [L, E, E] matrix of tokens that chose both experts (diagonal: the one).
+        Experts are then laid out, and copied across nodes, for less traffic; groups need no longer stay whole.
     current: the placement in force. The plan then changes at most max_moves_per_layer (default 8) slots per layer, the
-        most useful first, and stops where a move lowers the largest GPU load by less than min_gain of the mean.
+        most useful first, and stops below min_gain: a fraction of the mean load off the largest GPU load, or, for moves
+        that balance does not need and coactivation puts to use, crossings per token.
     max_bytes, bytes_per_expert (number or [L]): a limit over all layers, instead of or beside max_moves_per_layer.
-    traffic: "node_copies" (a token crosses once to each node that computes it) or "expert_messages" (once per expert
-        without a copy on the token's own node).
-    balance_allowance: the fraction by which the largest GPU load may exceed the balance-only plan's for less traffic.
+    traffic: "node_copies" or "expert_messages", see affinity.py.
+    balance_allowance: with coactivation, the fraction by which a layer's largest GPU load (under the slot weights) may
+        exceed the balance-only plan's: the knob between balance and traffic.
     gpu_speed: [G], relative; load is balanced in proportion. 0: the GPU is masked and holds nothing.
     usable_slots: slots per GPU to fill, broadcast to [L, G]; default all. The rest stay EMPTY (-1).
     min_gpus_per_expert: 2 survives the loss of any one rank.
     seed: 0 breaks ties by index; any other value by a random order drawn from it. threads: default one per core.
     ValueError names field, layer and value.
     """
-    _refuse_unsupported(locals())
     problem = Problem.of(
         load_LE,
         num_slots=num_slots,
@@ -71,17 +70,28 @@ def plan(
         threads=threads,
     )
     budget = Budget.of(problem, max_moves_per_layer, max_bytes, bytes_per_expert, min_gain)
+    goal = _goal(problem, coactivation, traffic, balance_allowance)
     if current is not None:
-        return incremental(problem, current, budget)
+        return incremental(problem, current, budget, goal)
     if max_moves_per_layer is not None or max_bytes is not None:
         raise ValueError("max_moves_per_layer and max_bytes limit what changes; they need current")
-    return from_scratch(problem)
+    balanced = from_scratch(problem)
+    if goal is None:
+        return balanced
+    return plan_for_traffic(problem, goal.tokens, goal.objective, goal.allowance, balanced)
 
 
-def _refuse_unsupported(arguments: dict[str, Any]) -> None:
-    for name in ("coactivation",):
-        if arguments[name] is not None:
-            raise ValueError(f"{name}: plan() does not support it yet; leave it out to plan from scratch")
+def _goal(
+    problem: Problem, coactivation: RoutingTrace | np.ndarray | None, traffic: str, allowance: float
+) -> TrafficGoal | None:
+    check_objective(traffic)
+    if not 0 <= allowance < np.inf:
+        raise ValueError(f"balance_allowance={allowance}: must be finite and at least 0")
+    if coactivation is None:
+        return None
+    check_nodes(problem.num_nodes)
+    shape = (problem.num_layers, problem.num_experts, problem.num_gpus, problem.num_nodes)
+    return TrafficGoal(TokenSample.of(coactivation, *shape), traffic, float(allowance))
 
 
 def from_scratch(problem: Problem) -> Placement:

@@ -26,6 +26,8 @@ class RoutingTrace:
         object.__setattr__(self, "topk_idx", topk)
         if self.source_gpu is not None:
             sources = tuple(np.ascontiguousarray(s, dtype=np.int32) for s in self.source_gpu)
+            if len(sources) != len(topk):
+                raise ValueError(f"source_gpu has {len(sources)} layers, topk_idx has {len(topk)}")
             for layer, (idx_TK, source_T) in enumerate(zip(topk, sources)):
                 if source_T.shape != (len(idx_TK),):
                     raise ValueError(
@@ -36,6 +38,36 @@ class RoutingTrace:
     @property
     def num_layers(self) -> int:
         return len(self.topk_idx)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the layer with most."""
+        return max(map(len, self.topk_idx), default=0)
+
+    def check_experts(self, num_experts: int) -> None:
+        """ValueError naming layer, token and choice that is no expert of such a model."""
+        for layer, idx_TK in enumerate(self.topk_idx):
+            bad = np.argwhere(idx_TK >= num_experts)
+            if len(bad):
+                token, choice = bad[0]
+                raise ValueError(
+                    f"topk_idx[layer {layer}, token {token}, choice {choice}] = {idx_TK[token, choice]}: the model has "
+                    f"experts 0 to {num_experts - 1}; the trace is another model's"
+                )
+
+    def check_sources(self, num_gpus: int) -> None:
+        """ValueError naming layer and token whose rank is none of so many."""
+        for layer, source_T in enumerate(self.source_gpu or ()):
+            bad = np.flatnonzero((source_T < 0) | (source_T >= num_gpus))
+            if len(bad):
+                raise ValueError(
+                    f"source_gpu[layer {layer}, token {bad[0]}] = {source_T[bad[0]]}: must be from 0 to "
+                    f"{num_gpus - 1}; leave source_gpu out to plan for another cluster than the one recorded"
+                )
+
+    def without_sources(self) -> "RoutingTrace":
+        """The same tokens, each on any rank, equally likely."""
+        return RoutingTrace(self.topk_idx)
 
     def load(self, num_experts: int) -> np.ndarray:
         """float64 [L, E]: how often each expert was chosen."""

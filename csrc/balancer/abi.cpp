@@ -39,7 +39,7 @@ int guarded(const Body& body) {
 EPRT_ABI const char* eprt_balancer_error() { return last_error.c_str(); }
 
 // Grows when a signature below changes: core.py refuses a library of another version.
-EPRT_ABI int eprt_balancer_version() { return 1; }
+EPRT_ABI int eprt_balancer_version() { return 2; }
 
 // load_LE fp32. slot_LP and replica_LP: int64 [L, P].
 EPRT_ABI int eprt_eplb(int64_t num_layers, const EplbShape* shape, int64_t threads, const float* load_LE,
@@ -74,20 +74,23 @@ EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const 
   });
 }
 
-// From current_LP; at most max_changes per layer come back, in order: change_LC int64 [L, C, 3] (slot, expert, step),
-// gain_LC [L, C], num_L int64 [L].
+// From current_LP; at most max_changes per layer come back, in order: change_LC int64 [L, C, 4] (slot, expert, step,
+// kind), gain_LC [L, C], num_L int64 [L]. tokens_L: null for balance alone, else one entry per layer.
 EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP, const int64_t* max_moves_L,
-                              double min_gain, int64_t max_changes, int64_t* change_LC, double* gain_LC,
-                              int64_t* num_L) {
+                              double min_gain, const Tokens* tokens_L, int64_t traffic, double allowance,
+                              int64_t max_changes, int64_t* change_LC, double* gain_LC, int64_t* num_L) {
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
-      const auto changes =
-          improve_placement(*problem, layer, current_LP + layer * problem->num_slots(), {max_moves_L[layer], min_gain});
+      const int64_t* current_P = current_LP + layer * problem->num_slots();
+      const Budget budget{max_moves_L[layer], min_gain};
+      const auto changes = tokens_L ? improve_traffic(*problem, layer, current_P, budget, tokens_L[layer],
+                                                      static_cast<Traffic>(traffic), allowance)
+                                    : improve_placement(*problem, layer, current_P, budget);
       if (static_cast<int64_t>(changes.size()) > max_changes) throw std::length_error("too many changes");
       num_L[layer] = static_cast<int64_t>(changes.size());
       for (size_t i = 0; i < changes.size(); i++) {
-        int64_t* out = change_LC + (layer * max_changes + static_cast<int64_t>(i)) * 3;
-        out[0] = changes[i].slot, out[1] = changes[i].expert, out[2] = changes[i].step;
+        int64_t* out = change_LC + (layer * max_changes + static_cast<int64_t>(i)) * 4;
+        out[0] = changes[i].slot, out[1] = changes[i].expert, out[2] = changes[i].step, out[3] = changes[i].kind;
         gain_LC[layer * max_changes + static_cast<int64_t>(i)] = changes[i].gain;
       }
     });

@@ -13,6 +13,12 @@
 namespace eprt::balancer {
 namespace {
 
+std::vector<uint64_t> home_masks(const std::vector<int>& home_E) {
+  std::vector<uint64_t> mask_E;
+  for (int home : home_E) mask_E.push_back(uint64_t{1} << home);
+  return mask_E;
+}
+
 // Homes in proportion to the nodes' slots, and load in proportion to their speed.
 NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) {
   const int num_nodes = static_cast<int>(problem.num_nodes);
@@ -40,9 +46,9 @@ NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) 
 }
 
 std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
-                              const NodeLimits& limits) {
-  std::vector<int> best =
-      refine_homes(problem, layer, tokens, incidence, limits, cluster_homes(problem, layer, tokens, incidence, limits));
+                              Traffic traffic, const NodeLimits& limits) {
+  std::vector<int> best = refine_homes(problem, layer, tokens, incidence, traffic, limits,
+                                       cluster_homes(problem, layer, tokens, incidence, limits));
   if (!problem.hierarchical) return best;
   // Group-limited routing makes groups good company: they are the other start.
   double unused = 0.0;
@@ -51,13 +57,11 @@ std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Token
   for (int64_t expert = 0; expert < problem.num_experts; expert++)
     size_N[home_E[expert] = node_of_group[expert / (problem.num_experts / problem.num_groups)]]++;
   if (size_N != limits.experts_N) return best;
-  const std::vector<int> other = refine_homes(problem, layer, tokens, incidence, limits, std::move(home_E));
-  auto traffic = [&](const std::vector<int>& homes) {
-    std::vector<uint64_t> mask_E;
-    for (int home : homes) mask_E.push_back(uint64_t{1} << home);
-    return count_traffic(tokens, Traffic::kNodeCopies, problem.num_nodes, mask_E.data());
+  const std::vector<int> other = refine_homes(problem, layer, tokens, incidence, traffic, limits, std::move(home_E));
+  auto crossings = [&](const std::vector<int>& homes) {
+    return count_traffic(tokens, traffic, problem.num_nodes, home_masks(homes).data());
   };
-  return traffic(other) < traffic(best) ? other : best;
+  return crossings(other) < crossings(best) ? other : best;
 }
 
 // How many copies of each expert each node gets.
@@ -68,7 +72,7 @@ class Copies {
       : part_(part),
         num_nodes_(static_cast<int>(problem.num_nodes)),
         cap_(cap),
-        guests_(problem, tokens, incidence, traffic, home_E),
+        guests_(problem, tokens, incidence, traffic, home_masks(home_E)),
         count_E_(part.num_experts(), 1),
         copies_EN_(static_cast<size_t>(part.num_experts()) * problem.num_nodes, 0),
         room_N_(problem.num_nodes, 0),
@@ -199,7 +203,7 @@ bool try_plan(const Problem& problem, int64_t layer, const Tokens& tokens, Traff
   const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
   const Incidence incidence(tokens, part.num_experts());
   const NodeLimits limits = node_limits(problem, layer, allowance);
-  const std::vector<int> home_E = choose_homes(problem, layer, tokens, incidence, limits);
+  const std::vector<int> home_E = choose_homes(problem, layer, tokens, incidence, traffic, limits);
   Copies copies(problem, part, tokens, incidence, traffic, home_E, cap);
   const std::vector<int> greedy_E = replicate(part);
   double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());

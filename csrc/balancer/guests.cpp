@@ -5,43 +5,55 @@
 namespace eprt::balancer {
 
 Guests::Guests(const Problem& problem, const Tokens& tokens, const Incidence& incidence, Traffic traffic,
-               const std::vector<int>& home_E)
+               std::vector<uint64_t> mask_E)
     : num_nodes_(static_cast<int>(problem.num_nodes)),
       tokens_(tokens),
       incidence_(incidence),
       traffic_(traffic),
-      mask_E_(home_E.size()),
-      gain_EN_(home_E.size() * problem.num_nodes, 0.0) {
-  for (size_t expert = 0; expert < home_E.size(); expert++) mask_E_[expert] = uint64_t{1} << home_E[expert];
+      mask_E_(std::move(mask_E)),
+      gain_EN_(mask_E_.size() * problem.num_nodes, 0.0),
+      loss_EN_(gain_EN_),
+      pull_EN_(gain_EN_) {
   for (int token = 0; token < static_cast<int>(tokens.num_tokens); token++) count(token, 1.0);
 }
 
-void Guests::add(int expert, int node) {
+void Guests::set(int expert, uint64_t mask) {
   for (int token : incidence_.tokens_E[expert]) count(token, -1.0);
-  mask_E_[expert] |= uint64_t{1} << node;
+  mask_E_[expert] = mask;
   for (int token : incidence_.tokens_E[expert]) count(token, 1.0);
 }
 
-// One token's share of the gains. An expert costs the token a crossing unless the token's own node holds it or, for
-// node copies, a node that the token must visit for another of its experts does. A copy where it need not cross saves
-// that.
+// One token's share. An expert costs the token a crossing unless the token's own node holds it or, for node copies, a
+// node that the token must visit for another of its experts does.
 void Guests::count(int token, double sign) {
   const double weight = sign * tokens_.weight(token);
   const uint64_t own = tokens_.node_T ? uint64_t{1} << tokens_.node_T[token] : 0;
+  uint64_t once = 0, twice = 0;  // nodes visited for at least one, at least two of the experts
+  if (traffic_ == Traffic::kNodeCopies) {
+    for (int expert : incidence_.experts_T[token]) {
+      if (!std::has_single_bit(mask_E_[expert])) continue;
+      twice |= once & mask_E_[expert];
+      once |= mask_E_[expert];
+    }
+  }
   for (int expert : incidence_.experts_T[token]) {
     const uint64_t mask = mask_E_[expert];
-    uint64_t visited = 0;  // for the others' sake, whatever this expert does
-    if (traffic_ == Traffic::kNodeCopies) {
-      for (int other : incidence_.experts_T[token])
-        if (other != expert && std::has_single_bit(mask_E_[other])) visited |= mask_E_[other];
+    // Visited whatever this expert does.
+    const uint64_t free = (std::has_single_bit(mask) ? (once & ~mask) | twice : once) | own;
+    const uint64_t hits = mask & free;
+    // With the token's node unknown it crosses unless it happens to be on one of the expert's nodes.
+    const double others = own ? 0.0 : static_cast<double>(std::popcount(mask)) / num_nodes_;
+    const double if_free = 1.0 - others, if_own = own ? 0.0 : 1.0 / num_nodes_;
+    double *gain_N = &gain_EN_[at(expert, 0)], *loss_N = &loss_EN_[at(expert, 0)], *pull_N = &pull_EN_[at(expert, 0)];
+    for (int node = 0; node < num_nodes_; node++) {
+      const double worth = weight * (free >> node & 1 ? if_free : if_own);
+      pull_N[node] += worth;
+      if (!(mask >> node & 1)) {
+        if (hits == 0) gain_N[node] += worth;
+      } else if ((hits & ~(uint64_t{1} << node)) == 0) {
+        loss_N[node] += weight * (hits ? if_free + if_own : if_own);
+      }
     }
-    if (mask & (visited | own)) continue;
-    double* gain_N = &gain_EN_[static_cast<size_t>(expert) * num_nodes_];
-    // With the token's node unknown: it crosses unless it happens to be on one of the expert's nodes.
-    const double if_visited = own ? 1.0 : 1.0 - static_cast<double>(std::popcount(mask)) / num_nodes_;
-    const double if_own = own ? 0.0 : 1.0 / num_nodes_;
-    for (int node = 0; node < num_nodes_; node++)
-      if (!(mask >> node & 1)) gain_N[node] += weight * ((visited | own) >> node & 1 ? if_visited : if_own);
   }
 }
 

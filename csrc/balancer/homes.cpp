@@ -21,13 +21,14 @@ namespace {
 
 class Refiner {
  public:
-  Refiner(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
+  Refiner(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence, Traffic traffic,
           const NodeLimits& limits, std::vector<int> home_E)
       : num_experts_(static_cast<int>(problem.num_experts)),
         num_nodes_(static_cast<int>(problem.num_nodes)),
         load_E_(problem.load_LE + layer * problem.num_experts),
         tokens_(tokens),
         incidence_(incidence),
+        traffic_(traffic),
         limits_(limits),
         home_E_(std::move(home_E)),
         load_N_(num_nodes_, 0.0),
@@ -60,6 +61,9 @@ class Refiner {
     return tokens_.node_T && tokens_.node_T[token] == node ? 0.0 : tokens_.weight(token);
   }
 
+  // Whether an expert on a node costs the token a crossing when it has so many others there.
+  bool costs(int others) const { return others == 0 || traffic_ == Traffic::kExpertMessages; }
+
   // Saved if each expert left its home, paid if it came to each node, everything else as it is.
   void measure() {
     std::fill(leave_E_.begin(), leave_E_.end(), 0.0);
@@ -68,9 +72,9 @@ class Refiner {
       double* enter_N = &enter_EN_[static_cast<size_t>(expert) * num_nodes_];
       const int home = home_E_[expert];
       for (int token : incidence_.tokens_E[expert]) {
-        if (used(token, home) == 1) leave_E_[expert] += visit(token, home);
+        if (costs(used(token, home) - 1)) leave_E_[expert] += visit(token, home);
         for (int node = 0; node < num_nodes_; node++)
-          if (used(token, node) == 0) enter_N[node] += visit(token, node);
+          if (costs(used(token, node))) enter_N[node] += visit(token, node);
       }
     }
   }
@@ -79,8 +83,8 @@ class Refiner {
     double gain = 0.0;
     for (int token : incidence_.tokens_E[expert]) {
       if (mark_T_[token] == other) continue;
-      if (used(token, from) == 1) gain += visit(token, from);
-      if (used(token, to) == 0) gain -= visit(token, to);
+      if (costs(used(token, from) - 1)) gain += visit(token, from);
+      if (costs(used(token, to))) gain -= visit(token, to);
     }
     return gain;
   }
@@ -155,6 +159,7 @@ class Refiner {
   const double* load_E_;
   const Tokens& tokens_;
   const Incidence& incidence_;
+  Traffic traffic_;
   const NodeLimits& limits_;
   std::vector<int> home_E_;
   std::vector<double> load_N_;
@@ -166,8 +171,8 @@ class Refiner {
 }  // namespace
 
 std::vector<int> refine_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
-                              const NodeLimits& limits, std::vector<int> start) {
-  return Refiner(problem, layer, tokens, incidence, limits, std::move(start)).run();
+                              Traffic traffic, const NodeLimits& limits, std::vector<int> start) {
+  return Refiner(problem, layer, tokens, incidence, traffic, limits, std::move(start)).run();
 }
 
 std::vector<int> cluster_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,

@@ -7,96 +7,13 @@
 #include <stdexcept>
 #include <string>
 
-#include "packing.h"
+#include "placed.h"
 #include "plan.h"
+#include "traffic_moves.h"
+#include "weights.h"
 
 namespace eprt::balancer {
 namespace {
-
-// A packing whose copies have slots, and a record of every slot that changed.
-class Placed {
- public:
-  Placed(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P)
-      : packing(part),
-        layer_(layer),
-        per_gpu_(problem.slots_per_gpu),
-        gpus_per_node_(static_cast<int>(problem.gpus_per_node())),
-        hierarchical_(problem.hierarchical),
-        slot_P_(current_P, current_P + problem.num_slots()),
-        lives_on_(part.num_experts() * problem.num_nodes, 0),
-        num_nodes_(problem.num_nodes) {
-    for (int64_t slot = 0; slot < problem.num_slots(); slot++) {
-      const int64_t expert = slot_P_[slot];
-      if (expert == kEmpty) continue;
-      const int gpu = static_cast<int>(slot / per_gpu_);
-      lives_on_[expert * num_nodes_ + gpu / gpus_per_node_] = 1;
-      if (packing.part().usable_G[gpu] == 0 || packing.holds(gpu, static_cast<int>(expert)))
-        record(slot, kEmpty);  // masked, or a second copy on one GPU
-      else
-        packing.add(static_cast<int>(expert), gpu);
-    }
-  }
-
-  // In the hierarchical policy an expert stays on the nodes where its group is.
-  bool allowed(int gpu, int expert) const {
-    return !hierarchical_ || lives_on_[expert * num_nodes_ + gpu / gpus_per_node_];
-  }
-  void allow_everywhere(int expert) { std::fill_n(lives_on_.begin() + expert * num_nodes_, num_nodes_, uint8_t{1}); }
-
-  void drop(int expert, int gpu) {
-    packing.remove(expert, gpu);
-    record(slot_of(expert, gpu), kEmpty);
-  }
-  void add(int expert, int gpu) {
-    packing.add(expert, gpu);
-    record(slot_of(kEmpty, gpu), expert);
-  }
-  void replace(int taken, int given, int gpu) {
-    packing.remove(taken, gpu);
-    packing.add(given, gpu);
-    record(slot_of(taken, gpu), given);
-  }
-  void exchange(int a, int gpu_a, int b, int gpu_b) {
-    packing.exchange(a, gpu_a, b, gpu_b);
-    const int64_t slot_a = slot_of(a, gpu_a), slot_b = slot_of(b, gpu_b);
-    record(slot_a, b);
-    record(slot_b, a);
-  }
-  void move(int expert, int from, int to) {
-    packing.move(expert, from, to);
-    record(slot_of(expert, from), kEmpty);
-    record(slot_of(kEmpty, to), expert);
-  }
-
-  void next_step(double gain) {
-    for (size_t i = first_of_step_; i < changes.size(); i++) changes[i].step = step_, changes[i].gain = gain;
-    first_of_step_ = changes.size();
-    step_++;
-  }
-  int64_t layer() const { return layer_; }
-
-  Packing packing;
-  std::vector<Change> changes;
-
- private:
-  int64_t slot_of(int64_t expert, int gpu) const {
-    const auto first = slot_P_.begin() + gpu * per_gpu_;
-    return std::find(first, first + per_gpu_, expert) - slot_P_.begin();
-  }
-  void record(int64_t slot, int64_t expert) {
-    slot_P_[slot] = expert;
-    changes.push_back({slot, expert, step_, 0.0});
-  }
-
-  int64_t layer_, per_gpu_;
-  int gpus_per_node_;
-  bool hierarchical_;
-  std::vector<int64_t> slot_P_;
-  std::vector<uint8_t> lives_on_;
-  int64_t num_nodes_;
-  int64_t step_ = 0;
-  size_t first_of_step_ = 0;
-};
 
 // More copies on a GPU than it may hold now: the cheapest go, first those that exist elsewhere.
 void give_up_surplus(Placed& placed) {
@@ -296,29 +213,89 @@ void apply(Placed& placed, const Move& move, int busiest) {
   }
 }
 
+// Repairs, then the best moves for balance until the busiest GPU is at `enough`, or none is worth having. Returns how
+// many slots the moves took.
+int64_t even_out(Placed& placed, const Budget& budget, double enough) {
+  give_up_surplus(placed);
+  restore_missing(placed);
+  placed.next_step(Change::kRepair, 0.0);
+  const double mean = placed.packing.part().mean_time();
+  int64_t moved = 0;
+  while (moved < budget.max_moves && mean > 0) {
+    Chooser chooser(placed);
+    const int busiest = chooser.busiest();
+    const double before = placed.packing.time(busiest), smooth = chooser.smooth_maximum();
+    if (before <= enough) break;
+    const Move move = chooser.best(budget.max_moves - moved);
+    if (move.kind == Move::kNone || before - move.peak < budget.min_gain * mean * move.cost()) break;
+    apply(placed, move, busiest);
+    placed.next_step(Change::kBalance, smooth - Chooser(placed).smooth_maximum());
+    moved += move.cost();
+  }
+  return moved;
+}
+
+// The largest GPU time under slot weights, after the changes of the first steps.
+double largest_time_after(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P,
+                          const std::vector<Change>& changes, int64_t num_steps) {
+  std::vector<int64_t> slot_P(current_P, current_P + problem.num_slots());
+  for (const Change& change : changes)
+    if (change.step < num_steps) slot_P[change.slot] = change.expert;
+  std::vector<double> weight_P(problem.num_slots());
+  return fill_weights(slot_P.data(), problem.num_slots(), problem.num_experts, problem.num_gpus,
+                      problem.load_LE + layer * problem.num_experts, problem.speed_G, part.mean_time() * kCloseEnough,
+                      false, weight_P.data());
+}
+
+Part whole_layer(const Problem& problem, int64_t layer) {
+  std::vector<int> all(problem.num_experts);
+  std::iota(all.begin(), all.end(), 0);
+  return make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+}
+
 }  // namespace
 
 std::vector<Change> improve_placement(const Problem& problem, int64_t layer, const int64_t* current_P,
                                       const Budget& budget) {
-  std::vector<int> all(problem.num_experts);
-  std::iota(all.begin(), all.end(), 0);
-  const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+  const Part part = whole_layer(problem, layer);
   Placed placed(problem, layer, part, current_P);
-  give_up_surplus(placed);
-  restore_missing(placed);
-  placed.next_step(0.0);
-  const double mean = part.mean_time();
-  for (int64_t moved = 0; moved < budget.max_moves && mean > 0;) {
-    Chooser chooser(placed);
-    const int busiest = chooser.busiest();
-    const double before = placed.packing.time(busiest), smooth = chooser.smooth_maximum();
-    const Move move = chooser.best(budget.max_moves - moved);
-    if (move.kind == Move::kNone || before - move.peak < budget.min_gain * mean * move.cost()) break;
-    apply(placed, move, busiest);
-    placed.next_step(smooth - Chooser(placed).smooth_maximum());
+  even_out(placed, budget, 0.0);
+  return placed.changes;
+}
+
+std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const int64_t* current_P,
+                                    const Budget& budget, const Tokens& tokens, Traffic traffic, double allowance) {
+  const Part part = whole_layer(problem, layer);
+  Placed balanced(problem, layer, part, current_P);
+  even_out(balanced, budget, 0.0);
+  if (problem.num_nodes == 1 || tokens.num_tokens == 0) return balanced.changes;
+  const double cap = (1 + allowance) * balanced.packing.max_time();
+  Placed placed(problem, layer, part, current_P);
+  int64_t moved = even_out(placed, budget, cap);
+  const int64_t num_balance_steps = placed.num_steps();
+  const Incidence incidence(tokens, part.num_experts());
+  TrafficSearch search(problem, placed, tokens, incidence, traffic);
+  double all_tokens = 0.0;
+  for (int64_t token = 0; token < tokens.num_tokens; token++) all_tokens += tokens.weight(token);
+  while (moved < budget.max_moves) {
+    const TrafficMove move = search.best(static_cast<int>(std::min<int64_t>(budget.max_moves - moved, 2)), cap);
+    if (move.kind == TrafficMove::kNone || move.gain < budget.min_gain * all_tokens) break;
+    search.apply(placed, move);
+    placed.next_step(Change::kTraffic, move.gain * move.cost());
     moved += move.cost();
   }
-  return placed.changes;
+  // The cap was on even shares; what counts is the largest time under slot weights, of both plans.
+  auto largest = [&](const Placed& one, int64_t num_steps) {
+    return largest_time_after(problem, layer, part, current_P, one.changes, num_steps);
+  };
+  const double limit = (1 + allowance) * largest(balanced, balanced.num_steps()) * (1 + 1e-12);
+  int64_t kept = placed.num_steps();
+  while (kept >= num_balance_steps && largest(placed, kept) > limit) kept--;
+  if (kept < num_balance_steps) return balanced.changes;
+  std::vector<Change> changes;
+  for (const Change& change : placed.changes)
+    if (change.step < kept) changes.push_back(change);
+  return changes;
 }
 
 }  // namespace eprt::balancer

@@ -52,22 +52,23 @@ double plan_layer(const Problem& problem, int64_t layer, int64_t* slot_P, double
     const Part part = make_part(problem, layer, parts.experts[i], first_gpu, parts.gpus_per_part);
     if (part.num_experts() > 0) plan_part(part, parts.experts[i], first_gpu, parts.bound, slot_P);
   }
-  bool keep_start = false;
-  const double even = largest_even_time(problem, layer, slot_P);
-  if (even > parts.bound * kCloseEnough && eplb_can_plan(problem, layer)) {
-    std::vector<int64_t> other_P(problem.num_slots());
-    std::vector<double> other_weight_P(problem.num_slots());
-    const double eplb = plan_from_eplb(problem, layer, parts.bound, other_P.data(), other_weight_P.data());
-    if (eplb < even) {
-      const double other_even = largest_even_time(problem, layer, other_P.data());
-      keep_start = other_even > eplb;  // only uneven shares match it, such as two of three copies on one GPU
-      std::copy(other_P.begin(), other_P.end(), slot_P);
-      std::copy(other_weight_P.begin(), other_weight_P.end(), weight_P);
-    }
+  double target = parts.bound * kCloseEnough;
+  auto fill = [&](bool keep_start) {
+    return fill_weights(slot_P, problem.num_slots(), problem.num_experts, problem.num_gpus,
+                        problem.load_LE + layer * problem.num_experts, problem.speed_G, target, keep_start, weight_P);
+  };
+  if (!eplb_can_plan(problem, layer)) {
+    fill(false);
+    return parts.bound;
   }
-  fill_weights(slot_P, problem.num_slots(), problem.num_experts, problem.num_gpus,
-               problem.load_LE + layer * problem.num_experts, problem.speed_G, parts.bound * kCloseEnough, keep_start,
-               weight_P);
+  const std::vector<int64_t> eplb_P = eplb_slots(problem, layer);
+  const double eplb_time = largest_even_time(problem, layer, eplb_P.data());
+  target = std::min(target, eplb_time);
+  if (largest_even_time(problem, layer, slot_P) > eplb_time || fill(false) > eplb_time) {
+    plan_from_eplb(problem, layer, eplb_P, parts.bound, slot_P, weight_P);
+    // Where only uneven shares match it, such as two of three copies on one GPU, its split is the start.
+    fill(largest_even_time(problem, layer, slot_P) > eplb_time);
+  }
   return parts.bound;
 }
 

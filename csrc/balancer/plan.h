@@ -32,9 +32,12 @@ double largest_even_time(const Problem& problem, int64_t layer, const int64_t* s
 // One layer: slot_P receives the expert of each slot or kEmpty, weight_P the slot weights. Returns the lower bound.
 double plan_layer(const Problem& problem, int64_t layer, int64_t* slot_P, double* weight_P);
 
-// What EPLB would have placed, freed of second copies on one GPU and improved. weight_P starts as EPLB's split, so that
-// filling weights from there can only end lower. Returns EPLB's own largest time.
-double plan_from_eplb(const Problem& problem, int64_t layer, double bound, int64_t* slot_P, double* weight_P);
+// What EPLB would have placed: possibly several copies of an expert on one GPU.
+std::vector<int64_t> eplb_slots(const Problem& problem, int64_t layer);
+// The same freed of second copies on one GPU and improved. weight_P starts as EPLB's split, so that filling weights
+// from there can only end lower than EPLB's largest time.
+void plan_from_eplb(const Problem& problem, int64_t layer, const std::vector<int64_t>& eplb_P, double bound,
+                    int64_t* slot_P, double* weight_P);
 // Not with unequal GPUs, nor with coverage.
 bool eplb_can_plan(const Problem& problem, int64_t layer);
 

@@ -35,17 +35,23 @@ bool eplb_can_plan(const Problem& problem, int64_t layer) {
   return problem.min_copies == 1 && (!problem.hierarchical || problem.num_groups % problem.num_nodes == 0);
 }
 
-double plan_from_eplb(const Problem& problem, int64_t layer, double bound, int64_t* slot_P, double* weight_P) {
+std::vector<int64_t> eplb_slots(const Problem& problem, int64_t layer) {
+  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const std::vector<float> load32_E(load_E, load_E + problem.num_experts);
+  std::vector<int64_t> eplb_P(problem.num_slots()), replica_P(problem.num_slots());
+  eplb_layer({problem.num_experts, problem.num_slots(), problem.hierarchical ? problem.num_groups : 1,
+              problem.hierarchical ? problem.num_nodes : 1, problem.num_gpus},
+             load32_E.data(), eplb_P.data(), replica_P.data());
+  return eplb_P;
+}
+
+void plan_from_eplb(const Problem& problem, int64_t layer, const std::vector<int64_t>& eplb_P, double bound,
+                    int64_t* slot_P, double* weight_P) {
   const int64_t num_slots = problem.num_slots(), per_gpu = problem.slots_per_gpu;
   const double* load_E = problem.load_LE + layer * problem.num_experts;
-  const EplbShape shape{problem.num_experts, num_slots, problem.hierarchical ? problem.num_groups : 1,
-                        problem.hierarchical ? problem.num_nodes : 1, problem.num_gpus};
-  std::vector<float> load32_E(load_E, load_E + problem.num_experts);
-  std::vector<int64_t> eplb_P(num_slots), replica_P(num_slots);
-  eplb_layer(shape, load32_E.data(), eplb_P.data(), replica_P.data());
   const double eplb_time = largest_even_time(problem, layer, eplb_P.data());
   std::fill(slot_P, slot_P + num_slots, kEmpty);
-  const int num_parts = static_cast<int>(shape.num_nodes);
+  const int num_parts = problem.hierarchical ? static_cast<int>(problem.num_nodes) : 1;
   const int gpus_per_part = static_cast<int>(problem.num_gpus) / num_parts;
   for (int i = 0; i < num_parts; i++) {
     const auto first = eplb_P.begin() + i * gpus_per_part * per_gpu;
@@ -63,7 +69,7 @@ double plan_from_eplb(const Problem& problem, int64_t layer, double bound, int64
     improve(packing, bound * kCloseEnough);
     write_slots(packing, experts, i * gpus_per_part, slot_P);
   }
-  if (largest_even_time(problem, layer, slot_P) <= eplb_time) return eplb_time;
+  if (largest_even_time(problem, layer, slot_P) <= eplb_time) return;
   // Only uneven shares match it, such as two of an expert's three copies on one GPU: EPLB's placement itself, each
   // GPU's copies of an expert made one slot with their weight together, the slots gained left without weight.
   std::vector<int> count_E(problem.num_experts, 0);
@@ -89,7 +95,6 @@ double plan_from_eplb(const Problem& problem, int64_t layer, double bound, int64
     }
     if (best != kEmpty) slot_P[slot] = best, count_E[best]++;
   }
-  return eplb_time;
 }
 
 }  // namespace eprt::balancer

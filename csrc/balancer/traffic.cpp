@@ -35,22 +35,26 @@ int messages(const std::vector<uint64_t>& masks, int own) {
 
 }  // namespace
 
+double crossings(const Tokens& tokens, int64_t token, Traffic traffic, int64_t num_nodes, const uint64_t* mask_E,
+                 std::vector<uint64_t>& masks) {
+  masks.clear();
+  for (int64_t k = 0; k < tokens.num_choices; k++) {
+    const int32_t expert = tokens.topk_TK[token * tokens.num_choices + k];
+    if (expert >= 0) masks.push_back(mask_E[expert]);
+  }
+  const int first = tokens.node_T ? tokens.node_T[token] : 0;
+  const int last = tokens.node_T ? first : static_cast<int>(num_nodes) - 1;
+  int64_t sum = 0;
+  for (int own = first; own <= last; own++)
+    sum += traffic == Traffic::kNodeCopies ? visited_nodes(masks, own) : messages(masks, own);
+  return tokens.weight(token) * static_cast<double>(sum) / (last - first + 1);
+}
+
 double count_traffic(const Tokens& tokens, Traffic traffic, int64_t num_nodes, const uint64_t* mask_E) {
   std::vector<uint64_t> masks;
   double total = 0.0;
-  for (int64_t token = 0; token < tokens.num_tokens; token++) {
-    masks.clear();
-    for (int64_t k = 0; k < tokens.num_choices; k++) {
-      const int32_t expert = tokens.topk_TK[token * tokens.num_choices + k];
-      if (expert >= 0) masks.push_back(mask_E[expert]);
-    }
-    const int first = tokens.node_T ? tokens.node_T[token] : 0;
-    const int last = tokens.node_T ? first : static_cast<int>(num_nodes) - 1;
-    int64_t crossings = 0;
-    for (int own = first; own <= last; own++)
-      crossings += traffic == Traffic::kNodeCopies ? visited_nodes(masks, own) : messages(masks, own);
-    total += tokens.weight(token) * static_cast<double>(crossings) / (last - first + 1);
-  }
+  for (int64_t token = 0; token < tokens.num_tokens; token++)
+    total += crossings(tokens, token, traffic, num_nodes, mask_E, masks);
   return total;
 }
 

@@ -23,6 +23,10 @@ enum class Traffic : int64_t {
   kExpertMessages,  // once for each of its experts that has no copy on its own node
 };
 
+// One token's crossings, times its weight. masks: scratch memory.
+double crossings(const Tokens& tokens, int64_t token, Traffic traffic, int64_t num_nodes, const uint64_t* mask_E,
+                 std::vector<uint64_t>& masks);
+
 // mask_E: the nodes on which each expert has a copy, one bit each (at most 64 nodes).
 // Crossings of all tokens together. Node copies assume that each token visits few nodes: own node first, then the nodes
 // that it cannot avoid, then greedily those that cover most of what is left.

@@ -49,31 +49,7 @@ def copies_per_gpu(placement: Placement) -> np.ndarray:
     return (slots_LGS[..., None] == np.arange(placement.num_experts)).sum(2)
 
 
-@settings(max_examples=150, deadline=None)
-@given(plans())
-def test_plan_keeps_every_invariant(case):
-    load_LE, arguments = case
-    placement = plan(load_LE, **arguments)
-    num_layers, num_experts = load_LE.shape
-    slots_LP = placement.physical_to_logical_map
-    assert slots_LP.shape == (num_layers, arguments["num_slots"]) and slots_LP.dtype == np.int64
-    assert slots_LP.min() >= 0, "plan() uses every slot"
-    assert placement.num_experts == num_experts
-    assert (placement.replica_count.sum(1) == arguments["num_slots"]).all()
-    # The two maps are inverse to each other.
-    for layer in range(num_layers):
-        for expert in range(num_experts):
-            slots = placement.logical_to_physical_map[layer, expert]
-            assert (slots_LP[layer, slots[slots >= 0]] == expert).all()
-            assert (slots >= 0).sum() == placement.replica_count[layer, expert]
-            assert (np.diff(slots[slots >= 0]) > 0).all() and (slots[(slots >= 0).sum() :] == -1).all()
-    assert copies_per_gpu(placement).max() == 1, "never two copies of one expert on one GPU"
-    # No load is lost: the GPUs' loads sum to the layer's.
-    np.testing.assert_allclose(placement.gpu_load(load_LE).sum(1), load_LE.sum(1))
-    assert placement.metrics["max_over_mean"] >= 1 - 1e-9
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_plan_is_deterministic_and_survives_a_file(case):
     load_LE, arguments = case
@@ -89,7 +65,7 @@ def test_plan_is_deterministic_and_survives_a_file(case):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_hierarchical_plans_keep_groups_inside_a_node(case):
     load_LE, arguments = case
@@ -211,7 +187,6 @@ def test_a_bad_load_names_field_layer_and_value(value, shown):
         ({"num_gpus": 4, "num_groups": 3}, "num_groups=3 does not divide the 8 experts"),
         ({"num_slots": 20, "num_gpus": 2}, "num_slots=20: 10 slots per GPU are more than the 8 experts.*at most 16"),
         ({"num_gpus": 4, "max_moves_per_layer": 2}, "max_moves_per_layer.*need current"),
-        ({"num_gpus": 4, "coactivation": np.ones((8, 8))}, "coactivation.*not support"),
         ({"num_gpus": 4, "current": Placement.contiguous(1, 4, 4)}, "current has 4 experts.*say 8"),
         ({"num_gpus": 4, "current": Placement.contiguous(2, 8, 4)}, "current has 2 layers.*say 1"),
         ({"num_gpus": 4, "gpu_speed": [1, 1, -1, 1]}, r"gpu_speed\[GPU 2\] = -1.0"),

@@ -1,0 +1,191 @@
+"""Plans for less traffic between nodes: what the native node stage is given, and what a placement's traffic is.
+
+Traffic objectives, counted per token and MoE layer:
+
+- node_copies: other nodes that receive the token. What kernels cost that send a token once to each node and fan out
+  inside (DeepEP's normal mode). A token may choose among replicas, so that its experts lie on few nodes.
+- expert_messages: the token's experts without a replica on its own node. What kernels cost that send a token once for
+  each expert (DeepEP's low-latency mode); only replicas on the token's own node help.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .core import CProblem, CTokens, call, num_threads
+from .metrics import describe
+from .placement import Placement
+from .problem import Problem
+from .trace import RoutingTrace
+
+OBJECTIVES = {"node_copies": 0, "expert_messages": 1}
+MAX_NODES = 64  # one bit each
+_SEARCH_TOKENS = 4096  # of each layer; the result is recounted on all
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSample:
+    """topk_L: per layer int32 [T, K]. node_L: per layer int32 [T], each token's node; None: any, equally likely.
+    weight_L: per layer float32 [T], how many tokens each stands for; None: one. num_tokens_L: float64 [L]."""
+
+    topk_L: tuple[np.ndarray, ...]
+    node_L: tuple[np.ndarray, ...] | None
+    weight_L: tuple[np.ndarray, ...] | None
+    num_tokens_L: np.ndarray
+
+    @staticmethod
+    def of(coactivation: RoutingTrace | np.ndarray, num_layers: int, num_experts: int, num_gpus: int, num_nodes: int):
+        """ValueError when it is of another model or cluster, or no co-activation at all."""
+        if not isinstance(coactivation, RoutingTrace):
+            return _from_matrix(_checked_matrix(coactivation, num_layers, num_experts))
+        trace = coactivation
+        if trace.num_layers != num_layers:
+            raise ValueError(f"coactivation: the trace has {trace.num_layers} layers, load_LE has {num_layers}")
+        trace.check_experts(num_experts)
+        per_node = num_gpus // num_nodes
+        node_L = None
+        if trace.source_gpu is not None:
+            trace.check_sources(num_gpus)
+            node_L = tuple(np.ascontiguousarray(source_T // per_node, dtype=np.int32) for source_T in trace.source_gpu)
+        num_tokens_L = np.array([len(topk_TK) for topk_TK in trace.topk_idx], dtype=np.float64)
+        return TokenSample(trace.topk_idx, node_L, None, num_tokens_L)
+
+    def for_search(self) -> "TokenSample":
+        """So many tokens of each layer, drawn without replacement, that a search stays quick."""
+        if max(map(len, self.topk_L), default=0) <= _SEARCH_TOKENS or self.weight_L is not None:
+            return self
+        rng = np.random.default_rng(0)
+        rows_L = [np.sort(rng.permutation(len(topk_TK))[:_SEARCH_TOKENS]) for topk_TK in self.topk_L]
+        topk_L = tuple(np.ascontiguousarray(topk_TK[rows]) for topk_TK, rows in zip(self.topk_L, rows_L))
+        node_L = self.node_L and tuple(np.ascontiguousarray(n[rows]) for n, rows in zip(self.node_L, rows_L))
+        return TokenSample(topk_L, node_L, None, np.array([float(len(rows)) for rows in rows_L]))
+
+    def as_c(self):
+        """Points into this object's arrays: keep it alive during the call."""
+        tokens_L = (CTokens * len(self.topk_L))()
+        for layer, topk_TK in enumerate(self.topk_L):
+            tokens_L[layer] = CTokens(
+                *topk_TK.shape,
+                topk_TK.ctypes.data,
+                None if self.node_L is None else self.node_L[layer].ctypes.data,
+                None if self.weight_L is None else self.weight_L[layer].ctypes.data,
+            )
+        return tokens_L
+
+
+def traffic_per_token(
+    placement: Placement, coactivation: RoutingTrace | np.ndarray, objective: str = "node_copies"
+) -> np.ndarray:
+    """float64 [L]: what a token crosses between nodes, on average, under this placement. Counted token by token from a
+    RoutingTrace; estimated from pairs of experts where only a matrix is given."""
+    tokens = TokenSample.of(
+        coactivation, placement.num_layers, placement.num_experts, placement.num_gpus, placement.num_nodes
+    )
+    return count_traffic(placement, tokens, objective)
+
+
+def check_objective(objective: str) -> None:
+    if objective not in OBJECTIVES:
+        raise ValueError(f"traffic={objective!r}: must be one of {', '.join(OBJECTIVES)}")
+
+
+def check_nodes(num_nodes: int) -> None:
+    if num_nodes > MAX_NODES:
+        raise ValueError(f"num_nodes={num_nodes}: traffic is counted for at most {MAX_NODES} nodes")
+
+
+def plan_for_traffic(
+    problem: Problem, tokens: TokenSample, objective: str, allowance: float, balanced: Placement
+) -> Placement:
+    """balanced: the plan for balance alone; layers for which nothing better is found keep it. No layer's largest GPU
+    time under the slot weights exceeds (1 + allowance) times that of balanced."""
+    sample = tokens.for_search()
+    slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
+    weight_LP, bound_L = np.empty(slots_LP.shape), np.empty(problem.num_layers)
+    call(
+        "eprt_affinity",
+        problem.as_c(),
+        sample.as_c(),
+        OBJECTIVES[objective],
+        float(allowance),
+        slots_LP,
+        weight_LP,
+        bound_L,
+        np.empty((problem.num_layers, 2)),
+    )
+    found = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
+    before_L, after_L = (count_traffic(one, tokens, objective) for one in (balanced, found))
+    worse_L = after_L >= before_L  # on all tokens: the search saw some
+    slots_LP[worse_L] = balanced.physical_to_logical_map[worse_L]
+    weight_LP[worse_L] = balanced.weight_LP[worse_L]
+    placement = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
+    metrics = {
+        **describe(problem, placement, bound_L),
+        "policy": "affinity",
+        "balance_allowance": allowance,
+        "max_over_mean_balance_only": balanced.metrics["max_over_mean"],
+        "traffic": objective,
+        "traffic_per_token_balance_only": float(before_L.mean()),
+        "traffic_per_token": float(np.minimum(before_L, after_L).mean()),
+    }
+    return replace(placement, metrics=metrics)
+
+
+def count_traffic(placement: Placement, tokens: TokenSample, objective: str) -> np.ndarray:
+    """float64 [L]: crossings per token."""
+    check_objective(objective)
+    check_nodes(placement.num_nodes)
+    shape = CProblem(
+        num_layers=placement.num_layers,
+        num_experts=placement.num_experts,
+        num_gpus=placement.num_gpus,
+        num_nodes=placement.num_nodes,
+        slots_per_gpu=placement.num_slots_per_gpu,
+        num_groups=1,
+        hierarchical=0,
+        min_copies=1,
+        threads=num_threads(None),
+    )
+    traffic_L = np.empty(placement.num_layers)
+    slots_LP = np.ascontiguousarray(placement.physical_to_logical_map)
+    call("eprt_traffic", shape, tokens.as_c(), OBJECTIVES[objective], slots_LP, traffic_L)
+    return traffic_L / np.maximum(tokens.num_tokens_L, 1e-300)
+
+
+def _checked_matrix(coactivation: np.ndarray, num_layers: int, num_experts: int) -> np.ndarray:
+    matrix_LEE = np.asarray(coactivation)
+    shape = (num_layers, num_experts, num_experts)
+    if matrix_LEE.shape != shape:
+        raise ValueError(f"coactivation has shape {matrix_LEE.shape}; it must be [layers, experts, experts] = {shape}")
+    if matrix_LEE.dtype.kind not in "fiu":
+        raise ValueError(f"coactivation has dtype {matrix_LEE.dtype}; it must hold numbers")
+    bad = np.argwhere(~np.isfinite(matrix_LEE) | (matrix_LEE < 0))
+    if not len(bad):
+        bad = np.argwhere(matrix_LEE != matrix_LEE.transpose(0, 2, 1))
+        word = "equal to the value of the same experts in the other order"
+    else:
+        word = "finite and at least 0"
+    if len(bad):
+        layer, a, b = bad[0]
+        raise ValueError(
+            f"coactivation[layer {layer}, expert {a}, expert {b}] = {matrix_LEE[layer, a, b]}: must be {word}"
+        )
+    return matrix_LEE
+
+
+def _from_matrix(matrix_LEE: np.ndarray) -> TokenSample:
+    """Every pair that occurs as a token with two choices. A token with K choices is in K - 1 pairs of each of its
+    experts, so that a pair counts 1 / (K - 1); the diagonal (how often each expert was chosen) tells K."""
+    num_layers, num_experts, _ = matrix_LEE.shape
+    a, b = np.triu_indices(num_experts, 1)
+    topk_L, weight_L = [], []
+    num_tokens_L = np.empty(num_layers)
+    for layer, matrix_EE in enumerate(matrix_LEE):
+        chosen_E, pair_C = np.diagonal(matrix_EE), matrix_EE[a, b]
+        choices = chosen_E.sum()
+        others = max(1.0, 2 * pair_C.sum() / choices) if choices > 0 else 1.0
+        used = pair_C > 0
+        topk_L.append(np.ascontiguousarray(np.stack((a[used], b[used]), axis=1), dtype=np.int32))
+        weight_L.append(np.ascontiguousarray(pair_C[used] / others, dtype=np.float32))
+        num_tokens_L[layer] = choices / (others + 1) if choices > 0 else pair_C.sum()
+    return TokenSample(tuple(topk_L), None, tuple(weight_L), num_tokens_L)

@@ -1,0 +1,100 @@
+// A placement in force while it is changed: copies on GPUs, the slots they are in, and a record of what changed.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "incremental.h"
+#include "packing.h"
+
+namespace eprt::balancer {
+
+// A packing whose copies have slots, and a record of every slot that changed.
+class Placed {
+ public:
+  Placed(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P)
+      : packing(part),
+        layer_(layer),
+        per_gpu_(problem.slots_per_gpu),
+        gpus_per_node_(static_cast<int>(problem.gpus_per_node())),
+        hierarchical_(problem.hierarchical),
+        slot_P_(current_P, current_P + problem.num_slots()),
+        lives_on_(part.num_experts() * problem.num_nodes, 0),
+        num_nodes_(problem.num_nodes) {
+    for (int64_t slot = 0; slot < problem.num_slots(); slot++) {
+      const int64_t expert = slot_P_[slot];
+      if (expert == kEmpty) continue;
+      const int gpu = static_cast<int>(slot / per_gpu_);
+      lives_on_[expert * num_nodes_ + gpu / gpus_per_node_] = 1;
+      if (packing.part().usable_G[gpu] == 0 || packing.holds(gpu, static_cast<int>(expert)))
+        record(slot, kEmpty);  // masked, or a second copy on one GPU
+      else
+        packing.add(static_cast<int>(expert), gpu);
+    }
+  }
+
+  // In the hierarchical policy an expert stays on the nodes where its group is.
+  bool allowed(int gpu, int expert) const {
+    return !hierarchical_ || lives_on_[expert * num_nodes_ + gpu / gpus_per_node_];
+  }
+  void allow_everywhere(int expert) { std::fill_n(lives_on_.begin() + expert * num_nodes_, num_nodes_, uint8_t{1}); }
+
+  void drop(int expert, int gpu) {
+    packing.remove(expert, gpu);
+    record(slot_of(expert, gpu), kEmpty);
+  }
+  void add(int expert, int gpu) {
+    packing.add(expert, gpu);
+    record(slot_of(kEmpty, gpu), expert);
+  }
+  void replace(int taken, int given, int gpu) {
+    packing.remove(taken, gpu);
+    packing.add(given, gpu);
+    record(slot_of(taken, gpu), given);
+  }
+  void exchange(int a, int gpu_a, int b, int gpu_b) {
+    packing.exchange(a, gpu_a, b, gpu_b);
+    const int64_t slot_a = slot_of(a, gpu_a), slot_b = slot_of(b, gpu_b);
+    record(slot_a, b);
+    record(slot_b, a);
+  }
+  void move(int expert, int from, int to) {
+    packing.move(expert, from, to);
+    record(slot_of(expert, from), kEmpty);
+    record(slot_of(kEmpty, to), expert);
+  }
+
+  // Ends a step: the changes since the one before belong together.
+  void next_step(Change::Kind kind, double gain) {
+    for (size_t i = first_of_step_; i < changes.size(); i++)
+      changes[i].step = step_, changes[i].kind = kind, changes[i].gain = gain;
+    first_of_step_ = changes.size();
+    step_++;
+  }
+  int64_t num_steps() const { return step_; }
+  int64_t layer() const { return layer_; }
+
+  Packing packing;
+  std::vector<Change> changes;
+
+ private:
+  int64_t slot_of(int64_t expert, int gpu) const {
+    const auto first = slot_P_.begin() + gpu * per_gpu_;
+    return std::find(first, first + per_gpu_, expert) - slot_P_.begin();
+  }
+  void record(int64_t slot, int64_t expert) {
+    slot_P_[slot] = expert;
+    changes.push_back({slot, expert, step_, Change::kRepair, 0.0});
+  }
+
+  int64_t layer_, per_gpu_;
+  int gpus_per_node_;
+  bool hierarchical_;
+  std::vector<int64_t> slot_P_;
+  std::vector<uint8_t> lives_on_;
+  int64_t num_nodes_;
+  int64_t step_ = 0;
+  size_t first_of_step_ = 0;
+};
+
+}  // namespace eprt::balancer
