@@ -94,27 +94,35 @@ def check_nodes(num_nodes: int) -> None:
         raise ValueError(f"num_nodes={num_nodes}: traffic is counted for at most {MAX_NODES} nodes")
 
 
-def plan_for_traffic(
-    problem: Problem, tokens: TokenSample, objective: str, allowance: float, balanced: Placement
-) -> Placement:
+@dataclass(frozen=True, eq=False)
+class TrafficGoal:
+    """objective: a key of OBJECTIVES. allowance: fraction by which no layer's largest GPU time may exceed that of a
+    plan for balance alone."""
+
+    tokens: TokenSample
+    objective: str
+    allowance: float
+
+
+def plan_for_traffic(problem: Problem, balanced: Placement, goal: TrafficGoal) -> Placement:
     """balanced: the plan for balance alone; layers for which nothing better is found keep it. No layer's largest GPU
     time under the slot weights exceeds (1 + allowance) times that of balanced."""
-    sample = tokens.for_search()
+    sample = goal.tokens.for_search()
     slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
     weight_LP, bound_L = np.empty(slots_LP.shape), np.empty(problem.num_layers)
     call(
         "eprt_affinity",
         problem.as_c(),
         sample.as_c(),
-        OBJECTIVES[objective],
-        float(allowance),
+        OBJECTIVES[goal.objective],
+        goal.allowance,
         slots_LP,
         weight_LP,
         bound_L,
         np.empty((problem.num_layers, 2)),
     )
     found = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
-    before_L, after_L = (count_traffic(one, tokens, objective) for one in (balanced, found))
+    before_L, after_L = (count_traffic(one, goal.tokens, goal.objective) for one in (balanced, found))
     worse_L = after_L >= before_L  # on all tokens: the search saw some
     slots_LP[worse_L] = balanced.physical_to_logical_map[worse_L]
     weight_LP[worse_L] = balanced.weight_LP[worse_L]
@@ -122,9 +130,9 @@ def plan_for_traffic(
     metrics = {
         **describe(problem, placement, bound_L),
         "policy": "affinity",
-        "balance_allowance": allowance,
+        "balance_allowance": goal.allowance,
         "max_over_mean_balance_only": balanced.metrics["max_over_mean"],
-        "traffic": objective,
+        "traffic": goal.objective,
         "traffic_per_token_balance_only": float(before_L.mean()),
         "traffic_per_token": float(np.minimum(before_L, after_L).mean()),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .affinity import OBJECTIVES, TokenSample, count_traffic
+from .affinity import OBJECTIVES, TrafficGoal, count_traffic
 from .core import call
 from .metrics import describe, gpu_time, max_over_mean
 from .placement import EMPTY, Placement
@@ -27,8 +27,12 @@ class Budget:
     min_gain: float
 
     @staticmethod
-    def of(problem: Problem, max_moves: Any, max_bytes: Any, bytes_per_expert: Any, min_gain: Any) -> "Budget":
+    def of(
+        problem: Problem, current: Any, max_moves: Any, max_bytes: Any, bytes_per_expert: Any, min_gain: Any
+    ) -> "Budget":
         """Arguments as in plan(); ValueError names the one that does not fit."""
+        if current is None and (max_moves is not None or max_bytes is not None):
+            raise ValueError("max_moves_per_layer and max_bytes limit what changes; they need current")
         if max_moves is None:
             max_moves = DEFAULT_MOVES_PER_LAYER if max_bytes is None else problem.num_slots
         if not isinstance(max_moves, int | np.integer) or max_moves < 0:
@@ -64,18 +68,9 @@ class Step:
         return sum(expert != EMPTY for _, expert in self.changes)
 
 
-@dataclass(frozen=True, eq=False)
-class TrafficGoal:
-    """What is left of a budget saves traffic, as long as no GPU exceeds the balance that the budget would buy by more
-    than the allowance (a fraction). objective: a key of affinity.OBJECTIVES."""
-
-    tokens: TokenSample
-    objective: str
-    allowance: float
-
-
 def incremental(problem: Problem, current: Placement, budget: Budget, goal: TrafficGoal | None = None) -> Placement:
-    """current with the most useful changes that the budget allows, in every layer."""
+    """current with the most useful changes that the budget allows, in every layer. What balance leaves of the budget
+    goes to the traffic goal; its allowance is over the balance that the budget would buy without it."""
     placement, taken = _within(problem, current, budget, goal)
     if goal is not None and budget.max_bytes is not None:
         # The native search keeps the allowance for whole steps; the limit on bytes may have cut balance's steps short.

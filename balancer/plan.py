@@ -6,9 +6,9 @@ good the result is.
 
 import numpy as np
 
-from .affinity import TokenSample, check_nodes, check_objective, plan_for_traffic
+from .affinity import TokenSample, TrafficGoal, check_nodes, check_objective, plan_for_traffic
 from .core import call
-from .incremental import Budget, TrafficGoal, incremental
+from .incremental import Budget, incremental
 from .metrics import describe
 from .placement import Placement
 from .problem import Problem
@@ -47,9 +47,8 @@ def plan(
         most useful first, and stops below min_gain: a fraction of the mean load off the largest GPU load, or, for moves
         that balance does not need and coactivation puts to use, crossings per token.
     max_bytes, bytes_per_expert (number or [L]): a limit over all layers, instead of or beside max_moves_per_layer.
-    traffic: "node_copies" or "expert_messages", see affinity.py.
-    balance_allowance: with coactivation, the fraction by which a layer's largest GPU load (under the slot weights) may
-        exceed the balance-only plan's: the knob between balance and traffic.
+    traffic: "node_copies" or "expert_messages", see affinity.py. balance_allowance: the fraction by which a layer's
+        largest GPU load (under the slot weights) may exceed the balance-only plan's for less traffic.
     gpu_speed: [G], relative; load is balanced in proportion. 0: the GPU is masked and holds nothing.
     usable_slots: slots per GPU to fill, broadcast to [L, G]; default all. The rest stay EMPTY (-1).
     min_gpus_per_expert: 2 survives the loss of any one rank.
@@ -69,16 +68,12 @@ def plan(
         seed=seed,
         threads=threads,
     )
-    budget = Budget.of(problem, max_moves_per_layer, max_bytes, bytes_per_expert, min_gain)
+    budget = Budget.of(problem, current, max_moves_per_layer, max_bytes, bytes_per_expert, min_gain)
     goal = _goal(problem, coactivation, traffic, balance_allowance)
     if current is not None:
         return incremental(problem, current, budget, goal)
-    if max_moves_per_layer is not None or max_bytes is not None:
-        raise ValueError("max_moves_per_layer and max_bytes limit what changes; they need current")
     balanced = from_scratch(problem)
-    if goal is None:
-        return balanced
-    return plan_for_traffic(problem, goal.tokens, goal.objective, goal.allowance, balanced)
+    return balanced if goal is None else plan_for_traffic(problem, balanced, goal)
 
 
 def _goal(

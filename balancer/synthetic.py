@@ -52,8 +52,8 @@ def topic_trace(
     """Tokens have a topic each, and a topic favours some experts of each layer.
 
     Scores are topic preference * strength + noise of the token, both standard normal; strength 0 has no structure. As
-    in DeepSeek-V3, top_groups of num_groups groups are kept by the sum of their two best scores, and a bias per expert has
-    been trained until the load of all topics together is even. skew: how unevenly topics occur now (sigma of a
+    in DeepSeek-V3, top_groups of num_groups groups are kept by the sum of their two best scores, and a bias per expert
+    has been trained until the load of all topics together is even. skew: how unevenly topics occur now (sigma of a
     lognormal), which makes the load uneven again. Equal seed, other token_seed: other tokens of the same model.
     """
     rng, token_rng = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2, token_seed])
