@@ -2,10 +2,11 @@
 (`eprt balancer`). Does no input or output, and leaves the planning itself to whoever owns a process to spare.
 
     controller.observe(snapshot)              # every few seconds
-    request = controller.request(placement)   # None: no load to plan for
-    answer = solve(request)                   # anywhere: job.py
-    decision = controller.decide(now_s, placement, answer)
-    controller.ended(now_s, succeeded)
+    if controller.due(now_s):
+        request = controller.request(placement)
+        answer = solve(request)               # anywhere: job.py
+        decision = controller.decide(now_s, placement, answer)
+        controller.ended(now_s, succeeded)    # once the migration that followed has
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from .job import PlanAnswer, PlanRequest
 from .placement import Placement
 from .statistics import LoadStatistics
 from .trigger import Costs, Decision, Trigger, TriggerConfig
+
+_MIN_WINDOWS = 3  # a plan for fewer fits their noise
+# An answer under the same load will hardly be another one soon: the waits between plans double up to this.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +73,7 @@ class Controller:
         self._us_per_token = 1.0
         self._bytes_per_us = 1000.0
         self._expert_bytes = 0
+        self._plan_again()
 
     def observe(self, snapshot: Snapshot) -> bool:
         """Takes in a look at the counters; the time since the one before is a window. True if the load has changed.
@@ -78,6 +84,7 @@ class Controller:
         if self.statistics is None or before is None or before.server_id != snapshot.server_id:
             self.statistics = LoadStatistics(*snapshot.tokens_PLE.shape[1:])
             self._expert_bytes = snapshot.expert_bytes
+            self._plan_again()
             return False
         rows = snapshot.expert_rows - before.expert_rows
         if rows > 0:
@@ -86,7 +93,13 @@ class Controller:
         if seconds <= 0:
             return False
         steps = snapshot.num_steps - before.num_steps
-        return self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds, steps)
+        changed = self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds, steps)
+        if changed:
+            self._plan_again()
+        return changed
+
+    def _plan_again(self) -> None:
+        self._next_plan_s, self._wait_s = -np.inf, _FIRST_WAIT_S
 
     def copied(self, num_bytes: float, seconds: float) -> None:
         """A migration has shown what a rank's copying costs."""
@@ -97,6 +110,20 @@ class Controller:
     def costs(self) -> Costs:
         steps_per_s = 0.0 if self.statistics is None else self.statistics.steps_per_s
         return Costs(steps_per_s, self._us_per_token, self._expert_bytes, self._bytes_per_us)
+
+    def due(self, now_s: float) -> bool:
+        """Whether a plan might now bring another answer than the one before."""
+        enough = self.statistics is not None and len(self.statistics.current) >= _MIN_WINDOWS
+        return enough and now_s >= self._next_plan_s and self.trigger.cooling_s(now_s) == 0
+
+    def set_speed(self, gpu_speed: np.ndarray | None) -> bool:
+        """How fast each GPU is, as in plan(); None: all alike. True if it is news."""
+        old, new = (None if s is None or np.all(s == 1) else np.asarray(s) for s in (self.gpu_speed, gpu_speed))
+        if (old is None and new is None) or (old is not None and new is not None and np.allclose(old, new, rtol=0.1)):
+            return False
+        self.gpu_speed = new
+        self._plan_again()
+        return True
 
     def request(self, placement: Placement, trace: np.ndarray | None = None) -> PlanRequest | None:
         """What to plan next; None while nothing has been measured since the latest change.
@@ -115,17 +142,13 @@ class Controller:
         assert self.statistics is not None
         rate_LE = self.statistics.rate()
         assert rate_LE is not None
+        lifetime_s = self.statistics.lifetime_s
+        self._next_plan_s, self._wait_s = now_s + self._wait_s, min(2 * self._wait_s, _LONGEST_WAIT_S)
         return self.trigger.decide(
-            now_s,
-            rate_LE,
-            placement,
-            answer.target,
-            answer.rounds,
-            self.costs,
-            self.statistics.lifetime_s,
-            self.gpu_speed,
+            now_s, rate_LE, placement, answer.target, answer.rounds, self.costs, lifetime_s, self.gpu_speed
         )
 
     def ended(self, now_s: float, succeeded: bool) -> None:
         """The migration that followed has ended."""
         self.trigger.ended(now_s, succeeded)
+        self._plan_again()

@@ -52,9 +52,8 @@ class LoadStatistics:
         self.num_changes = 0
         self.stable_s = 0.0  # time since the latest change, in windows that counted
         self._observed_s = 0.0
-        self._changes = deque(
-            [(0.0, 0.0)], maxlen=_REMEMBERED_CHANGES
-        )  # when, and how much of the skew; the start first
+        # When, and how much of the skew; the start first.
+        self._changes = deque([(0.0, 0.0)], maxlen=_REMEMBERED_CHANGES)
 
     def __len__(self) -> int:
         return len(self._windows)

@@ -339,7 +339,7 @@ class Rebalancer:
         may_plan = self.mode != "off" and self._pool.infos[0].spare_experts and self._pool.num_ranks > 1
         if not may_plan or self._planning or self.is_migrating:
             return
-        if self.controller.trigger.cooling_s(time.monotonic()) > 0:
+        if not self.controller.due(time.monotonic()):
             return
         request = self._plan_request(RebalanceRequest())
         if request is None:

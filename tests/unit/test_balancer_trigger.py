@@ -151,6 +151,32 @@ def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
     assert controller.decide(1.0, NOW, answer).verdict == "cooling"
 
 
+def test_plans_are_made_when_they_may_bring_something_new():
+    """Three windows at least; then less and less often, until the load, the speeds or the placement are others."""
+    controller, server = Controller(TriggerConfig(cooldown_s=30)), Server()
+    for looks in range(4):
+        assert not controller.due(0.0), looks
+        controller.observe(server.work())
+    assert controller.due(0.0)
+    answer, now_s, waits = solve(controller.request(NOW)), 0.0, []
+    for _ in range(6):
+        controller.decide(now_s, NOW, answer)
+        start_s = now_s
+        while not controller.due(now_s):
+            now_s += 1
+        waits.append(now_s - start_s)
+    assert waits == [5, 10, 20, 40, 60, 60]
+    controller.decide(now_s, NOW, answer)
+    assert not controller.set_speed(None) and not controller.set_speed(np.ones(2)) and not controller.due(now_s)
+    assert controller.set_speed(np.array([0.5, 1])) and controller.due(now_s)
+    np.testing.assert_array_equal(controller.request(NOW).gpu_speed, [0.5, 1])
+    controller.decide(now_s, NOW, answer)
+    assert not controller.set_speed(np.array([0.52, 1])) and not controller.due(now_s)  # no news
+    assert controller.set_speed(None) and controller.gpu_speed is None and controller.due(now_s)
+    controller.ended(now_s, succeeded=True)
+    assert not controller.due(now_s + 29) and controller.due(now_s + 30)
+
+
 def test_idle_time_does_not_count():
     controller, server = Controller(), Server()
     for _ in range(5):
