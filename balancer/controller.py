@@ -17,11 +17,11 @@ import numpy as np
 from .job import PlanAnswer, PlanRequest
 from .placement import Placement
 from .statistics import LoadStatistics
-from .trigger import Costs, Decision, Trigger, TriggerConfig
+from .trigger import Costs, Decision, Trigger, TriggerConfig, max_over_mean
 
 _MIN_WINDOWS = 3  # a plan for fewer fits their noise
 # An answer under the same load will hardly be another one soon: the waits between plans double up to this.
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 60.0
+_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Controller:
         self._us_per_token = 1.0
         self._bytes_per_us = 1000.0
         self._expert_bytes = 0
-        self._plan_again()
+        self.plan_again()
 
     def observe(self, snapshot: Snapshot) -> bool:
         """Takes in a look at the counters; the time since the one before is a window. True if the load has changed.
@@ -84,7 +84,7 @@ class Controller:
         if self.statistics is None or before is None or before.server_id != snapshot.server_id:
             self.statistics = LoadStatistics(*snapshot.tokens_PLE.shape[1:])
             self._expert_bytes = snapshot.expert_bytes
-            self._plan_again()
+            self.plan_again()
             return False
         rows = snapshot.expert_rows - before.expert_rows
         if rows > 0:
@@ -95,11 +95,12 @@ class Controller:
         steps = snapshot.num_steps - before.num_steps
         changed = self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds, steps)
         if changed:
-            self._plan_again()
+            self.plan_again()
         return changed
 
-    def _plan_again(self) -> None:
-        self._next_plan_s, self._wait_s = -np.inf, _FIRST_WAIT_S
+    def plan_again(self) -> None:
+        """Something is not as it was at the latest decision: the next may be taken at once."""
+        self._next_plan_s, self._wait_s = -np.inf, 0.0
 
     def copied(self, num_bytes: float, seconds: float) -> None:
         """A migration has shown what a rank's copying costs."""
@@ -110,6 +111,11 @@ class Controller:
     def costs(self) -> Costs:
         steps_per_s = 0.0 if self.statistics is None else self.statistics.steps_per_s
         return Costs(steps_per_s, self._us_per_token, self._expert_bytes, self._bytes_per_us)
+
+    def balance(self, placement: Placement) -> float | None:
+        """The busiest GPU's time over the mean under the recent load, averaged over layers; None: no load yet."""
+        rate_LE = None if self.statistics is None else self.statistics.rate()
+        return None if rate_LE is None else max_over_mean(placement, rate_LE, self.gpu_speed)
 
     def due(self, now_s: float) -> bool:
         """Whether a plan might now bring another answer than the one before."""
@@ -122,7 +128,7 @@ class Controller:
         if (old is None and new is None) or (old is not None and new is not None and np.allclose(old, new, rtol=0.1)):
             return False
         self.gpu_speed = new
-        self._plan_again()
+        self.plan_again()
         return True
 
     def request(self, placement: Placement, trace: np.ndarray | None = None) -> PlanRequest | None:
@@ -143,7 +149,8 @@ class Controller:
         rate_LE = self.statistics.rate()
         assert rate_LE is not None
         lifetime_s = self.statistics.lifetime_s
-        self._next_plan_s, self._wait_s = now_s + self._wait_s, min(2 * self._wait_s, _LONGEST_WAIT_S)
+        self._wait_s = min(2 * self._wait_s or self.statistics.current[-1].seconds, _LONGEST_WAIT_S)
+        self._next_plan_s = now_s + self._wait_s
         return self.trigger.decide(
             now_s, rate_LE, placement, answer.target, answer.rounds, self.costs, lifetime_s, self.gpu_speed
         )
@@ -151,4 +158,4 @@ class Controller:
     def ended(self, now_s: float, succeeded: bool) -> None:
         """The migration that followed has ended."""
         self.trigger.ended(now_s, succeeded)
-        self._plan_again()
+        self.plan_again()

@@ -20,6 +20,8 @@ from .placement import Placement
 
 _log = logging.getLogger(__name__)
 
+VERDICTS = ("migrate", "dry_run", "keep", "cooling")
+
 
 @dataclass(frozen=True)
 class TriggerConfig:
@@ -56,7 +58,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Decision:
-    """verdict: "migrate", "dry_run" (it would), "keep" or "cooling". before, after: busiest rank's load over the mean,
+    """verdict: one of VERDICTS; "dry_run": it would migrate. before, after: busiest rank's load over the mean,
     averaged over layers. reason: one sentence. Times in us."""
 
     verdict: str
@@ -120,8 +122,7 @@ class Trigger:
         config = self.config
         speed_G = np.ones(current.num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
         now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
-        mean_L = np.maximum(rate_LE.sum(1) / speed_G.sum(), 1e-12)
-        before, after = float((now_LG.max(1) / mean_L).mean()), float((then_LG.max(1) / mean_L).mean())
+        before, after = (max_over_mean(p, rate_LE, speed_G) for p in (current, planned))
         tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
         saving_us_per_step = tokens_per_step * costs.us_per_token
         lifetime_steps = min(lifetime_s, config.max_lifetime_s) * costs.steps_per_s
@@ -152,6 +153,13 @@ class Trigger:
         if config.dry_run:
             return "dry_run", "worth it; dry run"
         return "migrate", "worth it"
+
+
+def max_over_mean(placement: Placement, rate_LE: np.ndarray, gpu_speed: np.ndarray | None = None) -> float:
+    """The busiest GPU's time over the mean, averaged over layers; 1.0 is even."""
+    speed_G = np.ones(placement.num_gpus) if gpu_speed is None else gpu_speed
+    mean_L = np.maximum(rate_LE.sum(1) / speed_G.sum(), 1e-12)
+    return float((_times(placement.gpu_load(rate_LE), speed_G).max(1) / mean_L).mean())
 
 
 def _times(load_LG: np.ndarray, speed_G: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from eprt.balancer import Placement
 from eprt.balancer.controller import Controller, Snapshot
 from eprt.balancer.job import PlanAnswer, PlanRequest
-from eprt.balancer.trigger import Decision, TriggerConfig
+from eprt.balancer.trigger import VERDICTS, Decision, TriggerConfig
 from eprt.ep.migration_job import Job, MigrationStatus
 from eprt.serve.errors import ApiError
 from eprt.serve.expert_load import expert_load, total_load
@@ -64,17 +64,23 @@ class Rebalancer:
 
     def __init__(self, options: ServeOptions, pool: RankPool):
         self._options, self._pool = options, pool
-        self.mode = options.rebalance
         self.server_id = os.urandom(8).hex()
-        self.controller = Controller(TriggerConfig(dry_run=self.mode == "dry-run"))
+        self.controller = Controller()
+        self._set_mode(options.rebalance)
         self.migration: Migration | None = None
         self.decisions: deque[dict[str, Any]] = deque(maxlen=20)
+        self.verdicts = dict.fromkeys(VERDICTS, 0)
         self.ended = {state: 0 for state in (*_ENDED, "lost")}
         self.moved = {"local": 0, "network": 0, "fan_out": 0}
         self._placement: Placement | None = None
         self._planning = False
         self._num_jobs = 0
         self._following: asyncio.Task | None = None
+
+    def _set_mode(self, mode: str) -> None:
+        self.mode = mode
+        self.controller.trigger.config = TriggerConfig(dry_run=mode == "dry-run")
+        self.controller.plan_again()
 
     # -- what there is --
 
@@ -189,7 +195,11 @@ class Rebalancer:
         self._pool.check_open()
         placement = self.placement
         request = parse_rebalance(body, placement)
-        if request.cancel:
+        if request.mode is not None:
+            if request.mode == "auto":
+                self._check_room()
+            self._set_mode(request.mode)
+        elif request.cancel:
             if not self.is_migrating or self.migration is None:
                 raise ApiError(409, "no migration is under way", code="no_migration", param="cancel")
             self._pool.cancel_migration(self.migration.job_id)
@@ -198,9 +208,7 @@ class Rebalancer:
         return self.status()
 
     async def _plan_and_move(self, request: RebalanceRequest) -> None:
-        if not self._pool.infos[0].spare_experts:
-            message = "experts cannot move: the server was started with --spare-experts 0"
-            raise ApiError(409, message, code="rebalancing_not_enabled")
+        self._check_room()
         if self._planning or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
         plan_request = self._plan_request(request)
@@ -211,6 +219,11 @@ class Rebalancer:
             self._note(self.controller.decide(time.monotonic(), self.placement, answer), "posted")
         if not request.dry_run:
             self._start(answer)
+
+    def _check_room(self) -> None:
+        if not self._pool.infos[0].spare_experts:
+            message = "experts cannot move: the server was started with --spare-experts 0"
+            raise ApiError(409, message, code="rebalancing_not_enabled")
 
     def _plan_request(self, request: RebalanceRequest) -> PlanRequest | None:
         infos = self._pool.infos
@@ -358,6 +371,7 @@ class Rebalancer:
         return Snapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **self._work())
 
     def _note(self, decision: Decision, asked_by: str) -> None:
+        self.verdicts[decision.verdict] += 1
         self.decisions.append({"time_s": time.time(), "asked_by": asked_by, **decision.to_json()})
 
     async def close(self) -> None:

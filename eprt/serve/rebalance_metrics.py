@@ -31,6 +31,11 @@ class RebalanceCollector(Collector):
         for outcome, count in rebalancer.ended.items():
             ended.add_metric([outcome], count)
         yield ended
+        decided = CounterMetricFamily("eprt_rebalance_decisions", "Decisions about plans", labels=["verdict"])
+        for verdict, count in rebalancer.verdicts.items():
+            decided.add_metric([verdict], count)
+        yield decided
+        yield from self._balance()
         moved = CounterMetricFamily("eprt_migrated_experts", "Experts moved, by their way", labels=["way"])
         for way, count in rebalancer.moved.items():
             moved.add_metric([way], count)
@@ -46,3 +51,9 @@ class RebalanceCollector(Collector):
             for rank, status in enumerate(statuses):
                 metric.add_metric([str(rank)], getattr(status, attribute))
             yield metric
+
+    def _balance(self) -> Iterable[Metric]:
+        balance = self._rebalancer.controller.balance(self._rebalancer.placement)
+        if balance is not None:
+            name, text = "eprt_rank_load_max_over_mean", "Busiest rank's recent load over the mean, mean of the layers"
+            yield GaugeMetricFamily(name, text, value=balance)

@@ -11,22 +11,25 @@ from eprt.serve.errors import invalid, unsupported
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
 # What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.
 _DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
-_FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer"}
+MODES = ("off", "auto", "dry-run")
+_FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer", "mode"}
 
 
 @dataclass(frozen=True)
 class RebalanceRequest:
     """target: the placement to reach; None: plan one for the measured load, with max_moves_per_layer at most.
-    dry_run: plan and decide, move nothing. cancel: roll back what is under way."""
+    dry_run: plan and decide, move nothing. cancel: roll back what is under way. mode: be in this mode from now on."""
 
     target: Placement | None = None
     dry_run: bool = False
     cancel: bool = False
     max_moves_per_layer: int | None = None
+    mode: str | None = None
 
 
 def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
-    """body: JSON, {} or nothing to plan, {"placement": {...}} or a placement file itself to go to that placement.
+    """body: JSON, {} or nothing to plan, {"placement": {...}} or a placement file itself to go to that placement,
+    {"cancel": true}, {"mode": "auto"}.
 
     ApiError 400 for anything else, and for a placement that does not fit the one that serves.
     """
@@ -50,10 +53,14 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
     moves = data.get("max_moves_per_layer")
     if moves is not None and (not isinstance(moves, int) or isinstance(moves, bool) or moves < 1):
         raise invalid("max_moves_per_layer", f"max_moves_per_layer={moves!r}: must be an integer of at least 1")
+    mode = data.get("mode")
+    if mode is not None and mode not in MODES:
+        raise invalid("mode", f"mode={mode!r}: must be off, auto or dry-run")
+    for name in ("cancel", "mode"):
+        if data.get(name) and len(data) > 1:
+            raise invalid(name, f"{name} stands alone: give nothing else with it")
     target = None if data.get("placement") is None else _placement(data["placement"], current)
-    if data.get("cancel") and (target is not None or data.get("dry_run")):
-        raise invalid("cancel", "cancel stands alone: it rolls back what is under way")
-    return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves)
+    return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves, mode)
 
 
 def _placement(data: Any, current: Placement) -> Placement:

@@ -1,6 +1,9 @@
 """Experts move in a running server when asked to over HTTP, and nobody who generates notices."""
 
+import contextlib
 import copy
+import re
+import threading
 import time
 
 import httpx
@@ -14,11 +17,15 @@ BODY = {"model": "demo", "prompt": "Count from 3 to 60.", "max_tokens": 60, "tem
 
 
 @pytest.fixture(scope="module")
-def http():
-    with (
-        RunningServer(MODEL, 4, "--served-model-name", "demo", "--num-redundant-experts", "4") as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
+def server():
+    options = ("--served-model-name", "demo", "--num-redundant-experts", "4", "--load-window", "0.5")
+    with RunningServer(MODEL, 4, *options) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
@@ -37,11 +44,81 @@ def settle(http) -> dict:
     return state
 
 
+@contextlib.contextmanager
+def skewed_load(url: str, problems: list):
+    """Four clients with sums only: a few experts get most of the tokens. Every answer must be the sum."""
+    stop = threading.Event()
+
+    def ask(client: int) -> None:
+        with httpx.Client(base_url=url, timeout=60) as http:
+            k = 0
+            while not stop.is_set():
+                k, a, b = k + 1, 10 + (7 * client + k) % 80, 11 + (3 * k) % 70
+                messages = [{"role": "user", "content": f"What is {a} + {b}?"}]
+                body = {"model": "demo", "messages": messages, "temperature": 0}
+                answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+                if answer != f"{a} + {b} = {a + b}":
+                    problems.append((a, b, answer))
+
+    clients = [threading.Thread(target=ask, args=(client,)) for client in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+
+
+def until(what, timeout_s: float = 60.0):
+    deadline = time.monotonic() + timeout_s
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def decisions(http, verdict: str) -> list[dict]:
+    state = http.get("/v1/eprt/rebalance").json()
+    return [d for d in state["decisions"] if d["asked_by"] in ("dry-run", "auto") and d["verdict"] == verdict]
+
+
+def test_a_skewed_load_is_balanced_by_itself_and_no_answer_changes(server, http):
+    """First it only says what it would do, then it does it; every decision is in the log with its figures."""
+    before, placement, problems = token_ids(http), http.get("/v1/eprt/placement").json(), []
+    with skewed_load(server.url, problems):
+        assert http.post("/v1/eprt/rebalance", json={"mode": "dry-run"}).json()["mode"] == "dry-run"
+        would = until(lambda: decisions(http, "dry_run"))[-1]
+        assert would["after"] < would["before"] - 0.02 and would["moved_experts"] > 0
+        assert http.get("/v1/eprt/placement").json() == placement
+        http.post("/v1/eprt/rebalance", json={"mode": "auto"})
+        did = until(lambda: decisions(http, "migrate"))[-1]
+        state = settle(http)
+        assert token_ids(http) == before
+    assert not problems, problems
+    assert did["saving_us"] > did["cost_us"] > 0 and did["lifetime_steps"] > 0
+    assert state["migration"]["state"] == "done" and state["epoch"] > placement["epoch"]
+    assert http.post("/v1/eprt/rebalance", json={"mode": "off"}).json()["mode"] == "off"
+    log = server.output()
+    for verdict in ("dry_run: worth it; dry run", "migrate: worth it"):
+        assert re.search(rf"rebalance {verdict} \(max/mean 1\.\d+ -> 1\.\d+, saves", log)
+    metrics = http.get("/metrics").text
+    assert counter(metrics, 'eprt_rebalance_decisions_total{verdict="migrate"}') >= 1
+    assert counter(metrics, 'eprt_migrated_experts_total{way="local"}') >= did["moved_experts"]
+    assert counter(metrics, "eprt_rank_load_max_over_mean") >= 1
+
+
+def counter(metrics: str, name: str) -> float:
+    (line,) = [line for line in metrics.splitlines() if line.startswith(f"{name} ")]
+    return float(line.rpartition(" ")[2])
+
+
 def test_a_posted_placement_is_reached_and_changes_no_token(http):
     before = token_ids(http)
     placement = http.get("/v1/eprt/placement").json()
     rows = placement["physical_to_logical_map"]
-    wanted = copy.deepcopy(placement)
+    wanted = {**copy.deepcopy(placement), "slot_weight": None}
     wanted["physical_to_logical_map"] = [row[9:] + row[:9] for row in rows]  # every expert to the rank before
     answer = http.post("/v1/eprt/rebalance", json={"placement": wanted})
     assert answer.status_code in (200, 202), answer.text
@@ -66,3 +143,19 @@ def test_a_placement_that_does_not_fit_is_named(http):
         error = answer.json()["error"]
         assert answer.status_code == 400 and words in error["message"], error
     assert http.get("/v1/eprt/placement").json() == placement
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"mode": "on"}, "mode"),
+        ({"mode": "auto", "dry_run": True}, "mode"),
+        ({"cancel": True, "dry_run": True}, "cancel"),
+        ({"max_moves_per_layer": 0}, "max_moves_per_layer"),
+        ({"placment": {}}, "placment"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(http, body, param):
+    answer = http.post("/v1/eprt/rebalance", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+    assert http.get("/v1/eprt/rebalance").json()["mode"] == "off"

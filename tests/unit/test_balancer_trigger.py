@@ -147,6 +147,7 @@ def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
     decision = controller.decide(0.0, NOW, answer)
     assert decision.migrate and decision.after < 1.1 < decision.before
     assert decision.lifetime_steps == pytest.approx(60 * 10, rel=0.1)  # as long as it was watched
+    assert controller.balance(NOW) == pytest.approx(decision.before)
     controller.ended(0.0, succeeded=True)
     assert controller.decide(1.0, NOW, answer).verdict == "cooling"
 
