@@ -15,17 +15,24 @@ class ExpertPool:
 
     I' is I, padded to whole blocks for fp8. Each of the M storages holds one expert of any layer, so that an expert can
     arrive in a storage to spare while the old ones serve, and take its place by a change of indices. Storages that
-    never get an expert are reserved but never touched.
+    never get an expert are reserved but, on the CPU, never touched.
     """
 
     def __init__(
-        self, num_storages: int, hidden_size: int, intermediate_size: int, weight_format: str, dtype: torch.dtype
+        self,
+        num_storages: int,
+        hidden_size: int,
+        intermediate_size: int,
+        weight_format: str,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ):
-        self.weight_format, self.dtype = weight_format, dtype
+        self.weight_format, self.dtype, self.device = weight_format, dtype, torch.device(device)
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         stored_size = padded_intermediate_size(intermediate_size, weight_format)
-        self.w13 = _empty_stack(num_storages, 2 * stored_size, hidden_size, weight_format, dtype)
-        self.w2 = _empty_stack(num_storages, hidden_size, stored_size, weight_format, dtype)
+        kind = (weight_format, dtype, self.device)
+        self.w13 = _empty_stack(num_storages, 2 * stored_size, hidden_size, *kind)
+        self.w2 = _empty_stack(num_storages, hidden_size, stored_size, *kind)
         parts = (self.w13.data, self.w13.scale, self.w2.data, self.w2.scale)
         self._bytes = [_bytes_of(part) for part in parts if part is not None]
         self._free = list(range(num_storages - 1, -1, -1))
@@ -48,8 +55,11 @@ class ExpertPool:
         self._free.append(storage)
 
     def memory(self, storage: int) -> list[np.ndarray]:
-        """All bytes of one expert, scales included: uint8 views, in the same order and sizes on every rank."""
-        return [part[storage] for part in self._bytes]
+        """All bytes of one expert, scales included: uint8 views, in the same order and sizes on every rank.
+
+        CPU only.
+        """
+        return [part[storage].numpy() for part in self._bytes]
 
 
 class Experts:
@@ -57,7 +67,7 @@ class Experts:
 
     def __init__(self, num_slots: int, pool: ExpertPool):
         self.pool = pool
-        self.storage_E = torch.full((num_slots,), -1, dtype=torch.int32)
+        self.storage_E = torch.full((num_slots,), -1, dtype=torch.int32, device=pool.device)
 
     def load_expert(
         self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
@@ -81,32 +91,24 @@ class Experts:
 
     def __call__(self, received: Received, out_RH: Tensor) -> Tensor:
         """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it."""
-        x_RH, y_RH = received.x_RH, out_RH
-        if received.scale_RG is not None:
-            # Buffers of a static shape hold more rows than came.
-            num_rows = int(received.recv_count_E.sum())
-            x_RH, y_RH = (
-                _dequantize_rows(x_RH[:num_rows], received.scale_RG[:num_rows], out_RH.dtype),
-                out_RH[:num_rows],
-            )
-        ops.grouped_experts(x_RH, received.recv_count_E, self.pool.w13, self.pool.w2, y_RH, self.storage_E)
-        return out_RH
+        w13, w2 = self.pool.w13, self.pool.w2
+        return ops.grouped_experts(
+            received.x_RH, received.recv_count_E, w13, w2, out_RH, self.storage_E, received.scale_RG
+        )
 
 
-def _empty_stack(num_slots: int, n: int, k: int, weight_format: str, dtype: torch.dtype) -> Weight:
+def _empty_stack(
+    num_slots: int, n: int, k: int, weight_format: str, dtype: torch.dtype, device: torch.device
+) -> Weight:
     if weight_format == "fp8":
-        scale = torch.zeros(num_slots, -(-n // BLOCK), -(-k // BLOCK))
-        return Weight(torch.empty(num_slots, n, k, dtype=torch.float8_e4m3fn), scale)
+        scale = torch.zeros(num_slots, -(-n // BLOCK), -(-k // BLOCK), device=device)
+        return Weight(torch.empty(num_slots, n, k, dtype=torch.float8_e4m3fn, device=device), scale)
     if weight_format == "int8":
-        return Weight(torch.empty(num_slots, n, k, dtype=torch.int8), torch.zeros(num_slots, n))
-    return Weight(torch.empty(num_slots, n, k, dtype=dtype))
+        data = torch.empty(num_slots, n, k, dtype=torch.int8, device=device)
+        return Weight(data, torch.zeros(num_slots, n, device=device))
+    return Weight(torch.empty(num_slots, n, k, dtype=dtype, device=device))
 
 
-def _bytes_of(stack: Tensor) -> np.ndarray:
+def _bytes_of(stack: Tensor) -> Tensor:
     """uint8 [M, bytes of one], the same memory."""
-    return stack.view(len(stack), -1).view(torch.uint8).numpy()
-
-
-def _dequantize_rows(x_RH: Tensor, scale_RG: Tensor, dtype: torch.dtype) -> Tensor:
-    scale_RH = scale_RG.repeat_interleave(BLOCK, dim=1)[:, : x_RH.shape[1]]
-    return (x_RH.float() * scale_RH).to(dtype)
+    return stack.view(len(stack), -1).view(torch.uint8)

@@ -3,6 +3,7 @@
 A row's choice depends on that row alone, so it is the same in any batch and on any number of ranks.
 """
 
+import torch
 from torch import Tensor
 
 from eprt import ops
@@ -20,7 +21,7 @@ class Gate:
 
     def logits(self, x_TH: Tensor) -> Tensor:
         """fp32 [T, E]."""
-        return self.linear(x_TH.float())
+        return self.linear(x_TH, torch.float32)
 
     def choose(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """(weights_TK fp32, expert_idx_TK int64), best expert first."""

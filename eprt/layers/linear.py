@@ -18,8 +18,9 @@ class Linear:
         self.weight = weight
         self.bias_N = None if bias_N is None else bias_N.float().contiguous()
 
-    def __call__(self, x_TK: Tensor) -> Tensor:
-        return ops.linear(x_TK, self.weight, self.bias_N)
+    def __call__(self, x_TK: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """out_dtype: default x's."""
+        return ops.linear(x_TK, self.weight, self.bias_N, out_dtype)
 
 
 def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -> Weight:

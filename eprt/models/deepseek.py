@@ -94,8 +94,8 @@ class DeepseekModel:
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """fp32 [X, V] of normalised hidden states."""
-        # Normalised in the model's dtype, then multiplied in fp32: bf16 logits would tie too often for sampling.
-        return self.lm_head(hidden_XH.float())
+        # Normalised in the model's dtype, then not rounded again: bf16 logits would tie too often for sampling.
+        return self.lm_head(hidden_XH, torch.float32)
 
     def _layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
         x_TH = self.embed_VH[batch.token_id_T]

@@ -1,10 +1,22 @@
-"""CPU operators. Each has a slow oracle of the same signature in reference.py and kernels in csrc/cpu."""
+"""Operators: on CPU tensors by the kernels of csrc/cpu, on GPU tensors by ops/cuda. reference.py: slow oracles."""
 
-from eprt.ops.attention import cache_insert, mla_decode, mla_extend
-from eprt.ops.elementwise import add_rms_norm, rms_norm, rope_half, rope_interleaved, silu_mul
-from eprt.ops.gate import gate_topk
-from eprt.ops.linear import grouped_experts, linear
+from eprt.ops import attention, elementwise
+from eprt.ops import gate as gates
+from eprt.ops import linear as products
+from eprt.ops.by_device import by_device
 from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
+
+add_rms_norm = by_device(elementwise.add_rms_norm)
+cache_insert = by_device(attention.cache_insert)
+gate_topk = by_device(gates.gate_topk)
+grouped_experts = by_device(products.grouped_experts)
+linear = by_device(products.linear)
+mla_decode = by_device(attention.mla_decode)
+mla_extend = by_device(attention.mla_extend)
+rms_norm = by_device(elementwise.rms_norm)
+rope_half = by_device(elementwise.rope_half)
+rope_interleaved = by_device(elementwise.rope_interleaved)
+silu_mul = by_device(elementwise.silu_mul)
 
 __all__ = [
     "Weight",

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from eprt.ops import native
-from eprt.ops.weight import Weight
+from eprt.ops.weight import BLOCK, Weight
 
 _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
-    """y_MN = x W^T (+ bias). x: float32 or bfloat16 [M, K], M may be 0; y has x's dtype.
+def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """y_MN = x W^T (+ bias). x: float32 or bfloat16 [M, K], M may be 0; y has x's dtype, or out_dtype.
 
     fp8 and int8 weights are dequantised on the fly; activations stay in x's precision.
     Raises ValueError when shapes or dtypes do not fit.
     """
     n, k = _matrix_shape("w_NK", w_NK, 2)
-    x_MK = _activations("x_MK", x_MK, k)
+    x_MK = _activations("x_MK", x_MK if out_dtype is None else x_MK.to(out_dtype), k)
     if bias_N is not None:
         if bias_N.shape != (n,):
             raise ValueError(f"bias_N has shape {tuple(bias_N.shape)}, the weight has {n} rows")
@@ -38,13 +38,16 @@ def grouped_experts(
     w2: Weight,
     out_RH: Tensor | None = None,
     storage_E: Tensor | None = None,
+    scale_RG: Tensor | None = None,
 ) -> Tensor:
     """SwiGLU experts over rows grouped by expert: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
 
     x_RH: float32 or bfloat16, rows of expert e contiguous and in order of e. recv_count_E: int32 [E], sum <= R
     (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I].
     storage_E: int32, the matrix of each expert, where w13 and w2 hold other experts too ([M, 2I, H], [M, H, I]).
-    Returns [R, H] of x's dtype: out_RH when given (contiguous, not overlapping x_RH), else a new tensor.
+    scale_RG: for e4m3 rows, their fp32 scales, one per 128 columns.
+    Returns [R, H] of x's dtype: out_RH when given (contiguous, not overlapping x_RH), else a new tensor (bfloat16 for
+    e4m3 rows).
 
     The product silu(gate) * up goes into the second product in float32, or in bfloat16 where the kernels multiply
     bfloat16 (bfloat16 x and AVX-512 or AMX). Raises ValueError when shapes or dtypes do not fit.
@@ -65,6 +68,9 @@ def grouped_experts(
     if num_experts and (min(counts) < 0 or sum(counts) > x_RH.shape[0]):
         raise ValueError(f"recv_count_E has minimum {min(counts)} and sum {sum(counts)}; x_RH has {len(x_RH)} rows")
     _matrix_shape("w2", w2, 3)
+    if scale_RG is not None:
+        rows, dtype = sum(counts), torch.bfloat16 if out_RH is None else out_RH.dtype
+        x_RH = _dequantized(x_RH, scale_RG, rows, dtype)
     x_RH = _activations("x_RH", x_RH, hidden)
     y_RH = x_RH.new_empty(x_RH.shape[0], hidden) if out_RH is None else out_RH
     if y_RH.shape != x_RH.shape or y_RH.dtype != x_RH.dtype or not y_RH.is_contiguous():
@@ -74,6 +80,14 @@ def grouped_experts(
     counts_E, threads = recv_count_E.contiguous(), torch.get_num_threads()
     native.load().grouped_experts(y_RH, x_RH, counts_E, storage_E, w13.data, w13.scale, w2.data, w2.scale, threads)
     return y_RH
+
+
+def _dequantized(x_RH: Tensor, scale_RG: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
+    """All rows, of which only the first num_rows hold anything: buffers of a static shape hold more than came."""
+    out_RH = torch.empty(x_RH.shape, dtype=dtype)
+    scale_RH = scale_RG[:num_rows].repeat_interleave(BLOCK, dim=1)[:, : x_RH.shape[1]]
+    out_RH[:num_rows] = x_RH[:num_rows].float() * scale_RH
+    return out_RH
 
 
 def _matrix_shape(name: str, w: Weight, dim: int) -> torch.Size:

@@ -1,0 +1,28 @@
+"""The operators on GPU tensors, in Triton and cuBLAS. Names and signatures as in eprt.ops; docs/gpu.md has more.
+
+Nothing here waits for the GPU, and nothing depends on values that are on it, so every operator may be captured in a
+CUDA graph. Values are therefore not checked: the engine's slots, pages, positions and counts are what they must be.
+"""
+
+from eprt.ops.cuda.attention import mla_decode, mla_extend
+from eprt.ops.cuda.cache import cache_insert
+from eprt.ops.cuda.experts import grouped_experts
+from eprt.ops.cuda.gate import gate_topk
+from eprt.ops.cuda.linear import linear
+from eprt.ops.cuda.norm import add_rms_norm, rms_norm
+from eprt.ops.cuda.rope import rope_half, rope_interleaved
+from eprt.ops.cuda.silu import silu_mul
+
+__all__ = [
+    "add_rms_norm",
+    "cache_insert",
+    "gate_topk",
+    "grouped_experts",
+    "linear",
+    "mla_decode",
+    "mla_extend",
+    "rms_norm",
+    "rope_half",
+    "rope_interleaved",
+    "silu_mul",
+]

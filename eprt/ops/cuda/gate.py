@@ -1,0 +1,93 @@
+"""From router logits to chosen experts: one program per token, its experts in registers as [groups, experts of one].
+
+The choice is that of eprt.ops.gate, ties to the lowest index included.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _first_largest(value, index, BOUND: tl.constexpr):
+    """(largest, its lowest index) of a vector or of a whole matrix."""
+    largest = tl.max(value)
+    return largest, tl.min(tl.where(value == largest, index, BOUND))
+
+
+@triton.jit
+def _gate_topk(
+    weights, chosen, logits, bias, num_experts, num_groups, group_size, scaling,
+    TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORMALISE: tl.constexpr, LIMITED: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
+    exists = (group < num_groups)[:, None] & (member < group_size)[None, :]
+    expert = group[:, None] * group_size + member[None, :]
+    lowest: tl.constexpr = float("-inf")
+    bound: tl.constexpr = 1 << 30
+    logit = tl.load(logits + token * num_experts + expert, mask=exists, other=lowest)
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    else:
+        score = tl.exp(logit - tl.max(logit))
+        score = score / tl.sum(score)
+    choice = score
+    if HAS_BIAS:
+        choice += tl.load(bias + expert, mask=exists, other=0)
+    choice = tl.where(exists, choice, lowest)
+    if LIMITED:
+        best = tl.max(choice, axis=1)
+        if SIGMOID:  # the sum of the two best
+            place = tl.min(tl.where(choice == best[:, None], member[None, :], bound), axis=1)
+            second = tl.max(tl.where(member[None, :] == place[:, None], lowest, choice), axis=1)
+            best = best + tl.where(group_size > 1, second, 0.0)
+        best = tl.where(group < num_groups, best, lowest)
+        kept = group < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            _, which = _first_largest(tl.where(kept, lowest, best), tl.where(kept, bound, group), bound)
+            kept = kept | (group == which)
+        choice = tl.where(kept[:, None], choice, lowest)
+    slot = tl.arange(0, K)
+    taken_score = tl.zeros([K], tl.float32)
+    taken = tl.zeros([K], tl.int32)
+    left = exists
+    for k in tl.static_range(TOP_K):
+        _, which = _first_largest(tl.where(left, choice, lowest), tl.where(left, expert, bound), bound)
+        which = tl.minimum(which, num_experts - 1)  # logits that are not numbers choose somebody
+        left = left & (expert != which)
+        taken = tl.where(slot == k, which, taken)
+        its_score = tl.sum(tl.where(exists & (expert == which), score, 0.0))
+        taken_score = tl.where(slot == k, its_score, taken_score)
+    if NORMALISE:
+        taken_score = taken_score / (tl.sum(taken_score) + 1e-20)
+    at = token * TOP_K + slot
+    tl.store(weights + at, taken_score * scaling, mask=slot < TOP_K)
+    tl.store(chosen + at, taken.to(tl.int64), mask=slot < TOP_K)
+
+
+def gate_topk(
+    logits_TE: Tensor,
+    bias_E: Tensor | None,
+    scoring: str,
+    top_k: int,
+    n_group: int,
+    topk_group: int,
+    norm_topk_prob: bool,
+    routed_scaling_factor: float,
+) -> tuple[Tensor, Tensor]:
+    num_tokens, num_experts = logits_TE.shape
+    weights_TK = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
+    expert_idx_TK = torch.empty(num_tokens, top_k, dtype=torch.int64, device=logits_TE.device)
+    if num_tokens:
+        group_size = num_experts // n_group
+        _gate_topk[(num_tokens,)](
+            weights_TK, expert_idx_TK, logits_TE.contiguous(), logits_TE if bias_E is None else bias_E,
+            num_experts, n_group, group_size, float(routed_scaling_factor),
+            TOP_K=top_k, TOP_GROUPS=topk_group, SIGMOID=scoring == "sigmoid", HAS_BIAS=bias_E is not None,
+            NORMALISE=norm_topk_prob, LIMITED=topk_group < n_group, GROUPS=triton.next_power_of_2(n_group),
+            SIZE=triton.next_power_of_2(group_size), K=triton.next_power_of_2(top_k), num_warps=1,
+        )  # fmt: skip
+    return weights_TK, expert_idx_TK

@@ -1,0 +1,188 @@
+"""Grouped matrix product: y = x W_e^T for rows grouped by expert, for few rows per expert above all.
+
+With few rows the product is as fast as its weights are read. Hence: the weights' rows are the tile's long side (the
+product is computed as W x^T, so that tensor cores get tiles of 64 to 128 weight rows however few tokens there are),
+tiles of 16 to 128 tokens, loads several tiles ahead, and a grid that stays (each program takes tile after tile),
+because how many tiles there are is known only on the GPU.
+
+Three kinds of arithmetic, all accumulating in fp32:
+    "fp8"   e4m3 times e4m3, each block of 128 columns scaled by both operands' fp32 scales before it is added
+    "same"  bfloat16 times bfloat16
+    "fp32"  float32 x; the weight, of any format, becomes float32 first: for accuracy, not for speed
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eprt.ops.cuda.quantize import SMALLEST
+from eprt.ops.cuda.silu import silu
+from eprt.ops.cuda.tiles import find_tile, num_tiles
+from eprt.ops.weight import BLOCK, Weight
+
+FP8, SAME, FP32 = 0, 1, 2
+
+
+@triton.jit
+def _product(
+    acc, x, x_scale, w, w_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, K,
+    KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    SCALED_W: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
+):  # fmt: skip
+    """acc [N tile, M tile] += W x^T. column_N: weight rows of the tile, all of one scale block."""
+    inside_N = column_N < N
+    step = tl.arange(0, BLOCK_K)
+    w_at = w + column_N[:, None].to(tl.int64) * K + step[None, :]
+    x_at = x + row_M[None, :].to(tl.int64) * x_stride + step[:, None]
+    block_of_N = (tl.min(column_N, 0) // SCALE_BLOCK).to(tl.int64) * w_groups
+    for k in range(0, K, BLOCK_K):
+        if WHOLE_K:
+            w_NK = tl.load(w_at + k, mask=inside_N[:, None], other=0.0)
+            x_KM = tl.load(x_at + k, mask=row_inside_M[None, :], other=0.0)
+        else:
+            w_NK = tl.load(w_at + k, mask=inside_N[:, None] & (k + step < K)[None, :], other=0.0)
+            x_KM = tl.load(x_at + k, mask=row_inside_M[None, :] & (k + step < K)[:, None], other=0.0)
+        if KIND == 0:
+            x_scale_M = tl.load(x_scale + row_M.to(tl.int64) * x_groups + k // SCALE_BLOCK, mask=row_inside_M, other=0)
+            factor_M = x_scale_M * tl.load(w_scale + block_of_N + k // SCALE_BLOCK)
+            acc += tl.dot(w_NK, x_KM) * factor_M[None, :]
+        elif KIND == 1:
+            acc = tl.dot(w_NK, x_KM, acc)
+        else:
+            w_NK = w_NK.to(tl.float32)
+            if SCALED_W:
+                w_NK = w_NK * tl.load(w_scale + block_of_N + k // SCALE_BLOCK)
+            acc = tl.dot(w_NK, x_KM, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _grouped_gemm(
+    y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, x_stride, x_groups, w_groups, N, K, num_experts, scale_rows,
+    KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
+    SCALED_W: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
+):  # fmt: skip
+    """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. num_experts: or rows, ungrouped."""
+    expert_E = tl.arange(0, EXPERTS)
+    if GROUPED:
+        count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
+    else:
+        count = tl.where(expert_E == 0, num_experts, 0)
+    tiles_N = (N + BLOCK_N - 1) // BLOCK_N
+    for tile in range(tl.program_id(0), num_tiles(count, BLOCK_M) * tiles_N, tl.num_programs(0)):
+        expert, begin, rows, first = find_tile(tile // tiles_N, count, expert_E, BLOCK_M)
+        storage = tl.load(storage_E + expert) if HAS_STORAGE else expert
+        member_M = first + tl.arange(0, BLOCK_M)
+        row_inside_M, row_M = member_M < rows, begin + member_M
+        column_N = (tile % tiles_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+        matrix = w + storage.to(tl.int64) * (2 if GATED else 1) * N * K
+        matrix_scale = w_scale + storage.to(tl.int64) * scale_rows * w_groups
+        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        y_NM = _product(
+            zero, x, x_scale, matrix, matrix_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, K,
+            KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
+        )  # fmt: skip
+        if GATED:
+            up_scale = matrix_scale + (scale_rows // 2) * w_groups
+            up_NM = _product(
+                zero, x, x_scale, matrix + N * K, up_scale, row_M, row_inside_M, column_N, x_stride,
+                x_groups, w_groups, N, K, KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
+            )  # fmt: skip
+            y_NM = silu(y_NM) * up_NM
+        if QUANTISE:  # BLOCK_N is the scale block
+            scale_M = tl.maximum(tl.max(tl.abs(y_NM), 0) / 448.0, SMALLEST)
+            at_M = row_M.to(tl.int64) * tiles_N + tile % tiles_N
+            tl.store(y_scale + at_M, scale_M, mask=row_inside_M)
+            y_NM = y_NM / scale_M[None, :]
+        y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
+        to = y + row_M[:, None].to(tl.int64) * N + column_N[None, :]
+        tl.store(to, y_MN, mask=row_inside_M[:, None] & (column_N < N)[None, :])
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
+    block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64 if gated else 128)
+    if kind == FP32:
+        return Tiling(16, 64, 32, 4, 2, 2)
+    block_n, block_k = (128, 128) if kind == FP8 else (128, 64)
+    return Tiling(block_m, block_n, block_k, 8 if block_m > 32 else 4, 4 if block_m <= 64 else 3, 2)
+
+
+def kind_of(x: Tensor, w: Weight) -> int:
+    """ValueError where GPUs have no arithmetic for the two."""
+    if w.data.dtype == torch.int8:
+        raise ValueError("int8 weights run on the CPU only; on GPUs use fp8 or bfloat16 weights")
+    if x.dtype == torch.float32:
+        return FP32
+    if x.dtype == torch.float8_e4m3fn and w.data.dtype == torch.float8_e4m3fn:
+        return FP8
+    if x.dtype == w.data.dtype == torch.bfloat16:
+        return SAME
+    raise ValueError(f"no product of {x.dtype} rows and {w.data.dtype} weights on GPUs")
+
+
+def grouped_gemm(
+    x_RK: Tensor,
+    w: Weight,
+    *,
+    x_scale_RG: Tensor | None = None,
+    recv_count_E: Tensor | None = None,
+    storage_E: Tensor | None = None,
+    gated: bool = False,
+    quantise: bool = False,
+    out_RN: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    tiling: Tiling | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(y [R, N], its scales [R, ceil(N / 128)] if quantised). Rows past the sum of recv_count_E stay unwritten.
+
+    x_RK: rows of expert e follow those of e - 1; e4m3 with x_scale_RG, bfloat16 or float32. w: [E, N, K] ([E, 2N, K] if
+    gated: gate rows, then up rows; y is then silu(gate) * up); a matrix [N, K] without recv_count_E is applied to all
+    rows. storage_E: the matrix of each expert. quantise: y is e4m3. dtype: of y otherwise, default bfloat16 or float32.
+    """
+    kind = kind_of(x_RK, w)
+    R, K = x_RK.shape
+    stored_rows = w.shape[-2]
+    N = stored_rows // 2 if gated else stored_rows
+    num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
+    tiling = tiling or tiling_of(kind, -(-R // num_experts), gated)
+    if out_RN is None:
+        default = torch.float32 if kind == FP32 else torch.bfloat16
+        dtype = torch.float8_e4m3fn if quantise else dtype or default
+        out_RN = torch.empty(R, N, dtype=dtype, device=x_RK.device)
+    scale_RG = torch.empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32, device=x_RK.device) if quantise else None
+    if R == 0:
+        return out_RN, scale_RG
+    scaled_w = w.scale is not None
+    most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
+    _grouped_gemm[(min(most_tiles, _num_sms(x_RK.device) * tiling.programs_per_sm),)](
+        out_RN, out_RN if scale_RG is None else scale_RG, x_RK, x_RK if x_scale_RG is None else x_scale_RG,
+        w.data, w.scale if scaled_w else w.data, x_RK if recv_count_E is None else recv_count_E,
+        x_RK if storage_E is None else storage_E, x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
+        triton.cdiv(K, BLOCK), N, K, R if recv_count_E is None else num_experts, triton.cdiv(stored_rows, BLOCK),
+        KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
+        HAS_STORAGE=storage_E is not None, SCALED_W=scaled_w, EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK,
+        WHOLE_K=K % tiling.block_k == 0, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
+    return out_RN, scale_RG
+
+
+def _num_sms(device: torch.device) -> int:
+    """The interpreter has no GPU: there a few programs do."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

@@ -1,0 +1,175 @@
+"""Attention in the latent space, in Triton. All heads of a token read the same cache entries, so a tile of queries is
+rows (token, head) of one request, token after token; a request's context is cut into splits, summed up afterwards.
+
+L latent and R rotary values of a cache entry (L + R = D), S splits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eprt.ops.cuda.tiles import find_tile
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _rows_of_tile(
+    query_start_B1, num_requests, num_heads, ONE_TOKEN: tl.constexpr, REQUESTS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """(request, its first token, its tokens, first row) of this program's tile. Past the last: num_requests or more."""
+    tile = tl.program_id(0)
+    if ONE_TOKEN:
+        tiles = (num_heads + TILE - 1) // TILE
+        request = tile // tiles
+        first_token, num_tokens, first = request, 1, (tile % tiles) * TILE
+    else:
+        b = tl.arange(0, REQUESTS)
+        start = tl.load(query_start_B1 + b, mask=b < num_requests, other=0)
+        tokens = tl.load(query_start_B1 + b + 1, mask=b < num_requests, other=0) - start
+        request, _, rows, first = find_tile(tile, tokens * num_heads, b, TILE)
+        first_token = tl.sum(tl.where(b == request, start, 0), 0)
+        num_tokens = rows // num_heads
+    return request, first_token, num_tokens, first
+
+
+@triton.jit
+def _add_keys(most, total, acc, score, latent, ACCURATE: tl.constexpr):
+    """The running softmax with some keys more. most: largest score so far, total: sum of the weights."""
+    larger = tl.maximum(most, tl.max(score, 1))
+    base = tl.where(larger == float("-inf"), 0.0, larger)
+    weight, fade = tl.exp2(score - base[:, None]), tl.exp2(most - base)
+    precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
+    acc = tl.dot(weight.to(latent.dtype), latent, acc * fade[:, None], input_precision=precision)
+    return larger, total * fade + tl.sum(weight, 1), acc
+
+
+@triton.jit
+def _attend(
+    out, partial, log_sum, q_latent, q_rope, pages, page_table, seq_len_B, query_start_B1, scale,
+    num_requests, num_heads, page_size, table_width, latent_size, rope_size, num_splits, num_rows,
+    q_token_stride, q_head_stride, r_token_stride, r_head_stride,
+    ONE_TOKEN: tl.constexpr, SPLIT: tl.constexpr, ACCURATE: tl.constexpr, REQUESTS: tl.constexpr,
+    TILE: tl.constexpr, KEYS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    request, first_token, num_tokens, first = _rows_of_tile(
+        query_start_B1, num_requests, num_heads, ONE_TOKEN, REQUESTS, TILE
+    )
+    if request >= num_requests:
+        return
+    row = first + tl.arange(0, TILE)
+    inside = row < num_tokens * num_heads
+    token, head = first_token + row // num_heads, row % num_heads
+    sees = tl.where(inside, tl.load(seq_len_B + request) - num_tokens + row // num_heads + 1, 0)
+    end = tl.max(sees, 0)
+    share = ((end + num_splits - 1) // num_splits + KEYS - 1) // KEYS * KEYS
+    begin = tl.program_id(1) * share
+    end = tl.minimum(end, begin + share)
+
+    i, j = tl.arange(0, LATENT), tl.arange(0, ROPE)
+    token_at, head_at = token.to(tl.int64)[:, None], head[:, None]
+    q_mask, r_mask = inside[:, None] & (i < latent_size)[None, :], inside[:, None] & (j < rope_size)[None, :]
+    q = tl.load(q_latent + token_at * q_token_stride + head_at * q_head_stride + i[None, :], mask=q_mask, other=0.0)
+    r = tl.load(q_rope + token_at * r_token_stride + head_at * r_head_stride + j[None, :], mask=r_mask, other=0.0)
+    most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, LATENT], tl.float32)
+    precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
+    for key in range(begin, end, KEYS):
+        position = key + tl.arange(0, KEYS)
+        known = position < end
+        page = tl.load(page_table + request.to(tl.int64) * table_width + position // page_size, mask=known, other=0)
+        entry = pages + (page.to(tl.int64) * page_size + position % page_size)[:, None] * (latent_size + rope_size)
+        if WHOLE:
+            latent = tl.load(entry + i[None, :], mask=known[:, None], other=0.0)
+        else:
+            latent = tl.load(entry + i[None, :], mask=known[:, None] & (i < latent_size)[None, :], other=0.0)
+        rope = tl.load(entry + latent_size + j[None, :], mask=known[:, None] & (j < rope_size)[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(latent), input_precision=precision)
+        score = tl.dot(r, tl.trans(rope), score, input_precision=precision) * (scale * _LOG2E)
+        score = tl.where((position[None, :] < sees[:, None]) & known[None, :], score, float("-inf"))
+        most, total, acc = _add_keys(most, total, acc, score, latent, ACCURATE)
+    total = tl.where(total == 0, 1.0, total)  # rows that saw nothing: 0, with weight 0
+    flat = token.to(tl.int64) * num_heads + head
+    if SPLIT:
+        flat += tl.program_id(1).to(tl.int64) * num_rows
+        tl.store(partial + flat[:, None] * latent_size + i[None, :], acc / total[:, None], mask=q_mask)
+        tl.store(log_sum + flat, most + tl.log2(total), mask=inside)
+    else:
+        result = (acc / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + flat[:, None] * latent_size + i[None, :], result, mask=q_mask)
+
+
+@triton.jit
+def _add_splits(out, partial, log_sum, num_rows, latent_size, num_splits, SPLITS: tl.constexpr, LATENT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    s, i = tl.arange(0, SPLITS), tl.arange(0, LATENT)
+    log = tl.load(log_sum + s * num_rows + row, mask=s < num_splits, other=float("-inf"))
+    weight = tl.exp2(log - tl.max(log, 0))
+    weight = weight / tl.sum(weight, 0)
+    acc = tl.zeros([LATENT], tl.float32)
+    for split in range(num_splits):
+        share = tl.sum(tl.where(s == split, weight, 0.0), 0)
+        part = tl.load(partial + (split * num_rows + row) * latent_size + i, mask=i < latent_size, other=0)
+        acc += share * part
+    tl.store(out + row * latent_size + i, acc.to(out.dtype.element_ty), mask=i < latent_size)
+
+
+def attend(
+    q_latent_TNL: Tensor,
+    q_rope_TNR: Tensor,
+    kv_pages: Tensor,
+    page_table_BP: Tensor,
+    seq_len_B: Tensor,
+    query_start_B1: Tensor | None,
+    softmax_scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """[T, N, L] of the queries' dtype, contiguous. query_start_B1: None for one token per request.
+
+    Queries and kv_pages have one dtype: bfloat16, whose softmax weights are rounded to it before the second product, or
+    float32, in which nothing is rounded. num_splits: default by the number of tiles, so that all SMs have work.
+    """
+    T, N, L = q_latent_TNL.shape
+    if kv_pages.dtype != q_latent_TNL.dtype or not kv_pages.is_contiguous() or page_table_BP.stride(-1) != 1:
+        raise ValueError(f"kv_pages is {kv_pages.dtype}, queries {q_latent_TNL.dtype}: same dtype, contiguous pages")
+    out_TNL = q_latent_TNL.new_empty(T, N, L)
+    if T == 0:
+        return out_TNL
+    accurate, R, B = q_latent_TNL.dtype == torch.float32, q_rope_TNR.shape[2], seq_len_B.shape[0]
+    tile, keys, warps = _tiling(accurate, N if query_start_B1 is None else T * N)
+    num_tiles = B * triton.cdiv(N, tile) if query_start_B1 is None else triton.cdiv(T * N, tile) + B
+    splits = num_splits or (_num_splits(num_tiles, out_TNL.device) if query_start_B1 is None else 1)
+    partial = log_sum = out_TNL
+    if splits > 1:
+        partial = torch.empty(splits, T, N, L, dtype=torch.float32, device=out_TNL.device)
+        log_sum = torch.empty(splits, T, N, dtype=torch.float32, device=out_TNL.device)
+    latent = max(16, triton.next_power_of_2(L))
+    _attend[(num_tiles, splits)](
+        out_TNL, partial, log_sum, q_latent_TNL, q_rope_TNR, kv_pages, page_table_BP, seq_len_B,
+        seq_len_B if query_start_B1 is None else query_start_B1, softmax_scale,
+        B, N, kv_pages.shape[1], page_table_BP.stride(0), L, R, splits, T * N,
+        q_latent_TNL.stride(0), q_latent_TNL.stride(1), q_rope_TNR.stride(0), q_rope_TNR.stride(1),
+        ONE_TOKEN=query_start_B1 is None, SPLIT=splits > 1, ACCURATE=accurate,
+        REQUESTS=1 if query_start_B1 is None else triton.next_power_of_2(B), TILE=tile, KEYS=keys, LATENT=latent,
+        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    if splits > 1:
+        _add_splits[(T * N,)](
+            out_TNL, partial, log_sum, T * N, L, splits, SPLITS=triton.next_power_of_2(splits), LATENT=latent
+        )
+    return out_TNL
+
+
+def _tiling(accurate: bool, rows: int) -> tuple[int, int, int]:
+    """(queries and keys of a tile, warps)"""
+    if accurate:
+        return 16, 16, 4
+    return (64, 32, 8) if rows > 16 else (16, 32, 4)
+
+
+def _num_splits(num_tiles: int, device: torch.device) -> int:
+    """Two programs for each SM, but no more than 32 for one tile."""
+    if device.type != "cuda":
+        return 2
+    return max(1, min(32, 2 * torch.cuda.get_device_properties(device).multi_processor_count // num_tiles))

@@ -1,0 +1,48 @@
+"""Rotary embedding: one program per token and some of its heads. fp32 inside."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_HEADS = 16
+
+
+@triton.jit
+def _rope(
+    out, x, cos_sin, position, token_stride, head_stride, num_heads, half,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pair = tl.arange(0, HALF)
+    angles = cos_sin + tl.load(position + token).to(tl.int64) * 2 * half
+    cos = tl.load(angles + pair, mask=pair < half, other=0.0)[None, :]
+    sin = tl.load(angles + half + pair, mask=pair < half, other=0.0)[None, :]
+    first = 2 * pair if INTERLEAVED else pair
+    second = first + 1 if INTERLEAVED else first + half
+    inside = (head < num_heads)[:, None] & (pair < half)[None, :]
+    row = x + token * token_stride + head[:, None] * head_stride
+    a = tl.load(row + first[None, :], mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(row + second[None, :], mask=inside, other=0.0).to(tl.float32)
+    to = out + (token * num_heads + head[:, None]) * 2 * half
+    tl.store(to + first[None, :], (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)
+    tl.store(to + second[None, :], (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
+
+
+def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
+    return _launch(x_TNR, cos_sin_PR, position_T, interleaved=True)
+
+
+def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
+    return _launch(x_TNR, cos_sin_PR, position_T, interleaved=False)
+
+
+def _launch(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
+    tokens, heads, size = x_TNR.shape
+    out_TNR = x_TNR.new_empty(tokens, heads, size)
+    if tokens:
+        _rope[(tokens, triton.cdiv(heads, _HEADS))](
+            out_TNR, x_TNR, cos_sin_PR, position_T, x_TNR.stride(0), x_TNR.stride(1), heads, size // 2,
+            INTERLEAVED=interleaved, HEADS=_HEADS, HALF=triton.next_power_of_2(size // 2),
+        )  # fmt: skip
+    return out_TNR

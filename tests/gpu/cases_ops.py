@@ -1,0 +1,216 @@
+"""The GPU operators against the slow oracles: cases for a device. With TRITON_INTERPRET=1 the device may be the CPU."""
+
+import torch
+from torch import Tensor
+
+from eprt.ops import cuda, reference
+from eprt.ops.cuda.grouped_gemm import grouped_gemm
+from eprt.ops.cuda.mla_triton import attend
+from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.weight import Weight, quantize_fp8
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Draw:
+    """Seeded random tensors on the device under test, and the comparison."""
+
+    def __init__(self, device: str, seed: int = 0):
+        self.device, self.generator = device, torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=self.generator) * scale).to(dtype).to(self.device)
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=self.generator).to(self.device)
+
+
+def near(got: Tensor, want: Tensor, tolerance: float, what: str) -> None:
+    """Relative to the length of the whole; NaN never passes."""
+    got, want = got.detach().cpu().double(), want.detach().cpu().double()
+    assert got.shape == want.shape, (what, got.shape, want.shape)
+    error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item() if want.numel() else 0.0
+    assert error <= tolerance, f"{what}: relative error {error:.2e} above {tolerance:.0e}"
+
+
+def cpu(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.cpu() for tensor in tensors]
+
+
+# The interpreter cuts bfloat16 and e4m3 off where GPUs round.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
+
+
+def norms(draw: Draw) -> None:
+    for dtype in DTYPES:
+        for rows, size in ((1, 7168), (5, 96), (3, 1536)):
+            wide = draw.normal(rows, size + 8, dtype=dtype)
+            x, other, weight = wide[:, :size], draw.normal(rows, size, dtype=dtype), draw.normal(size, dtype=dtype)
+            want = reference.rms_norm(*cpu(x, weight), 1e-6)
+            near(cuda.rms_norm(x, weight, 1e-6), want, ROUNDING[dtype], f"rms_norm {dtype} {rows}x{size}")
+            for got, want in zip(
+                cuda.add_rms_norm(x, other, weight, 1e-6), reference.add_rms_norm(*cpu(x, other, weight), 1e-6)
+            ):
+                near(got, want, ROUNDING[dtype], f"add_rms_norm {dtype} {rows}x{size}")
+
+
+def silu(draw: Draw) -> None:
+    for dtype in DTYPES:
+        for rows, size in ((3, 96), (2, 2048), (0, 64)):
+            x = draw.normal(rows, 2 * size, dtype=dtype)
+            near(cuda.silu_mul(x), reference.silu_mul(x.cpu()), ROUNDING[dtype], f"silu_mul {dtype} {rows}x{size}")
+
+
+def ropes(draw: Draw) -> None:
+    for dtype in DTYPES:
+        for tokens, heads, size in ((3, 128, 64), (4, 1, 8), (2, 5, 32)):
+            x = draw.normal(tokens, heads, size + 16, dtype=dtype)[..., 16:]
+            table, position = draw.normal(50, size), draw.integers(0, 50, tokens)
+            for name in ("rope_interleaved", "rope_half"):
+                want = getattr(reference, name)(*cpu(x, table, position))
+                near(getattr(cuda, name)(x, table, position), want, ROUNDING[dtype], f"{name} {dtype} {heads}x{size}")
+
+
+def cache(draw: Draw) -> None:
+    for dtype in DTYPES:
+        pages, entries = draw.normal(6, 4, 40, dtype=dtype), draw.normal(5, 40, dtype=dtype)
+        slots = torch.tensor([23, 0, 7, 8, 22]).to(draw.device)
+        want = pages.cpu().clone()
+        reference.cache_insert(want, slots.cpu(), entries.cpu())
+        cuda.cache_insert(pages, slots, entries)
+        assert torch.equal(pages.cpu(), want)
+
+
+def gates(draw: Draw) -> None:
+    # scoring, experts, top_k, groups, kept, normalise, bias
+    for case in (
+        ("sigmoid", 256, 8, 8, 4, True, True),
+        ("sigmoid", 32, 4, 4, 2, True, True),
+        ("sigmoid", 6, 1, 6, 2, False, False),
+        ("softmax", 160, 6, 8, 3, False, False),
+        ("softmax", 64, 6, 1, 1, True, False),
+        ("softmax_topk", 7, 7, 1, 1, True, False),
+    ):
+        scoring, experts, top_k, groups, kept, normalise, has_bias = case
+        logits = draw.normal(9, experts)
+        logits[1] = 0.0  # ties
+        logits[2, ::2] = 3.0
+        bias = draw.normal(experts, scale=0.1) if has_bias else None
+        rest = (scoring, top_k, groups, kept, normalise, 2.5)
+        weights, chosen = cuda.gate_topk(logits, bias, *rest)
+        want_weights, want = reference.gate_topk(logits.cpu(), None if bias is None else bias.cpu(), *rest)
+        assert torch.equal(chosen.cpu(), want), case
+        near(weights, want_weights, 1e-6, f"gate {case}")
+
+
+def quantising(draw: Draw) -> None:
+    for rows, size in ((3, 384), (2, 96), (1, 7168), (5, 200)):
+        x = draw.normal(rows, size, dtype=torch.bfloat16) * torch.logspace(-3, 3, size).to(draw.device)
+        data, scale = quantize_rows(x)
+        assert scale.shape == (rows, -(-size // 128))
+        back = data.float() * scale.repeat_interleave(128, 1)[:, :size]
+        near(back, x, 0.08, f"quantize_rows {rows}x{size}")
+        assert (back - x).abs().max() <= x.abs().max() / 7
+    data, scale = quantize_rows(torch.zeros(2, 128, device=draw.device))
+    assert not data.float().any() and scale.isfinite().all()
+
+
+def linears(draw: Draw) -> None:
+    for rows, n, k in ((1, 256, 128), (7, 96, 200), (33, 130, 384), (0, 16, 32)):
+        weight, bias = draw.normal(n, k, scale=k**-0.5), draw.normal(n)
+        for dtype in DTYPES:
+            x, plain = draw.normal(rows, k, dtype=dtype), Weight(weight.to(dtype))
+            want = reference.linear(x.cpu(), Weight(plain.data.cpu()), bias.cpu())
+            near(cuda.linear(x, plain, bias), want, ROUNDING[dtype], f"linear {dtype} {rows}x{n}x{k}")
+            exact = cuda.linear(x, Weight(weight.to(torch.bfloat16)), out_dtype=torch.float32)
+            want = reference.linear(x.cpu().float(), Weight(weight.cpu().to(torch.bfloat16)))
+            assert exact.dtype == torch.float32
+            near(exact, want, 2e-6, f"linear to fp32 {dtype} {rows}x{n}x{k}")
+        fp8 = quantize_fp8(weight.cpu())
+        x, on_device = draw.normal(rows, k), _on(draw.device, fp8)
+        near(cuda.linear(x, on_device), reference.linear(x.cpu(), fp8), 2e-6, f"fp32 x fp8 {rows}x{n}x{k}")
+        x = x.bfloat16()
+        want = _fp8_oracle(x, fp8, bias)
+        near(cuda.linear(x, on_device, bias), want, ROUNDING[torch.bfloat16], f"fp8 linear {rows}x{n}x{k}")
+
+
+def _fp8_oracle(x: Tensor, weight: Weight, bias: Tensor) -> Tensor:
+    """Of the rows as they are after quantisation: what is left is the product itself."""
+    data, scale = cpu(*quantize_rows(x))
+    rows = data.float() * scale.repeat_interleave(128, 1)[:, : x.shape[1]]
+    return (rows @ weight.dequantize().T + bias.cpu()).bfloat16()
+
+
+def experts(draw: Draw, shapes=((4, 128, 192), (3, 96, 64), (33, 256, 128))) -> None:
+    for num_experts, hidden, width in shapes:
+        count = draw.integers(0, 6, num_experts).int()
+        count[num_experts // 2] = 0
+        count[0] = 21
+        rows, storages = int(count.sum()) + 5, num_experts + 2
+        storage = torch.randperm(storages, generator=draw.generator)[:num_experts].int()
+        w13 = draw.normal(storages, 2 * width, hidden, scale=hidden**-0.5).cpu()
+        w2 = draw.normal(storages, hidden, width, scale=width**-0.5).cpu()
+        for weight_format in ("fp32", "bf16", "fp8"):
+            convert = {"fp32": Weight, "bf16": lambda w: Weight(w.bfloat16()), "fp8": quantize_fp8}[weight_format]
+            if weight_format == "fp8" and width % 128:
+                continue
+            one, two = convert(w13), convert(w2)
+            placed, on_device = [_at(w, storage) for w in (one, two)], [_on(draw.device, w) for w in (one, two)]
+            x = draw.normal(rows, hidden)
+            for dtype, tolerance in ((torch.float32, 3e-6), (torch.bfloat16, 0.12 if weight_format == "fp8" else 8e-3)):
+                if weight_format == {torch.float32: "bf16", torch.bfloat16: "fp32"}[dtype]:
+                    continue
+                out = torch.full((rows, hidden), float("nan"), dtype=dtype, device=draw.device)
+                got = cuda.grouped_experts(x.to(dtype), count, *on_device, out, storage.to(draw.device))
+                filled = int(count.sum())
+                assert got is out and out[filled:].isnan().all()
+                want = reference.grouped_experts(x.to(dtype).cpu(), count.cpu(), *placed)
+                what = f"experts {num_experts}x{hidden}x{width} {weight_format} {dtype}"
+                near(got[:filled], want[:filled], tolerance, what)
+            if weight_format == "fp8":
+                data, scale = quantize_rows(x.bfloat16())
+                sent = cuda.grouped_experts(data, count, *on_device, None, storage.to(draw.device), scale)
+                near(sent[:filled], got[:filled], 1e-6, f"{what}: rows that came as fp8")
+    y, _ = grouped_gemm(x[:0].bfloat16(), Weight(w2[0].bfloat16().to(draw.device).T.contiguous()))
+    assert y.shape[0] == 0
+
+
+def _at(w: Weight, storage: Tensor) -> Weight:
+    """The experts' own matrices, in order. (torch does not index e4m3.)"""
+    data = w.data.view(torch.uint8)[storage.long()].view(w.data.dtype)
+    return Weight(data, None if w.scale is None else w.scale[storage.long()])
+
+
+def _on(device: str, w: Weight) -> Weight:
+    return Weight(w.data.to(device), None if w.scale is None else w.scale.to(device))
+
+
+def attention(draw: Draw, heads_and_sizes=((4, 32, 8, 16, 16), (16, 64, 16, 32, 32), (3, 48, 8, 24, 20))) -> None:
+    for heads, latent, rope, nope, value in heads_and_sizes:
+        for dtype in DTYPES:
+            lengths, new = [1, 9, 33, 17, 5], [1, 4, 33, 0, 2]
+            pages = draw.normal(40, 4, latent + rope, dtype=dtype)
+            pages_of = [torch.randperm(40, generator=draw.generator)[:10] for _ in lengths]
+            table = torch.stack(pages_of).int().to(draw.device)
+            length = torch.tensor(lengths).int().to(draw.device)
+            w = draw.normal(heads * (nope + value), latent, dtype=dtype, scale=latent**-0.5)
+            start = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()]).int().to(draw.device)
+            tolerance = {torch.float32: 3e-6, torch.bfloat16: 2e-2}[dtype]
+            for name, tokens, more in (("mla_decode", 5, ()), ("mla_extend", sum(new), (start,))):
+                q = draw.normal(tokens, heads, nope + rope, dtype=dtype)
+                inputs = (q[..., :nope], q[..., nope:], pages, table, length, *more, w)
+                want = getattr(reference, name)(*cpu(*inputs), 0.2)
+                near(getattr(cuda, name)(*inputs, 0.2), want, tolerance, f"{name} {heads} heads {dtype}")
+        splits(draw, heads, latent, rope, pages, table, length)
+
+
+def splits(draw: Draw, heads: int, latent: int, rope: int, pages: Tensor, table: Tensor, length: Tensor) -> None:
+    """Any number of splits, also more than there are tokens, gives the same."""
+    q, r = draw.normal(5, heads, latent, dtype=pages.dtype), draw.normal(5, heads, rope, dtype=pages.dtype)
+    whole = attend(q, r, pages, table, length, None, 0.2, num_splits=1)
+    for count in (2, 3, 7):
+        near(attend(q, r, pages, table, length, None, 0.2, num_splits=count), whole, 5e-3, f"{count} splits")
+
+
+SMALL = (norms, silu, ropes, cache, gates, quantising, linears)
+ALL = (*SMALL, experts, attention)

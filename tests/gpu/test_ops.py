@@ -1,0 +1,18 @@
+"""The GPU operators on a GPU, against the slow oracles."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+if torch.cuda.is_available():
+    from tests.gpu.cases_ops import ALL, Draw
+else:
+    ALL, Draw = (), None
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.__name__)
+def test_operator_matches_the_oracle(case):
+    case(Draw("cuda"))

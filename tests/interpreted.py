@@ -1,0 +1,51 @@
+"""Triton without a GPU: its interpreter runs the kernels of eprt.ops.cuda on CPU tensors, slowly.
+
+    python -m tests.interpreted      runs the cases of tests/gpu/cases_ops.py
+
+It must be asked for before anything imports Triton, hence a process of its own.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+_patch = interpreter._patch_lang_tensor
+
+
+def _patch_and_mend(tensor, scope) -> None:
+    """Triton 3.6 keeps scalars as arrays of one element, which numpy from 2.4 on turns into no number by itself."""
+    _patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_and_mend
+
+
+def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+    """Triton 3.6's own multiplies the bits of bfloat16 as if they were integers."""
+    wide = [
+        interpreter._convert_float(x.data, x.dtype.scalar, tl.float32, None).view(np.float32)
+        if x.dtype.scalar != tl.float32 else x.data
+        for x in (a, b)
+    ]  # fmt: skip
+    return interpreter.TensorHandle(np.matmul(*wide) + d.data, d.dtype.scalar)
+
+
+interpreter.InterpreterBuilder.create_dot = _dot
+
+
+def main() -> None:
+    from tests.gpu import cases_ops
+
+    for case in cases_ops.SMALL:
+        case(cases_ops.Draw("cpu"))
+    cases_ops.experts(cases_ops.Draw("cpu"), shapes=((3, 128, 128),))
+    cases_ops.attention(cases_ops.Draw("cpu"), heads_and_sizes=((4, 32, 8, 16, 16),))
+
+
+if __name__ == "__main__":
+    main()
