@@ -7,13 +7,11 @@ own (eprt/balancer/job.py). docs/rebalancing.md has the whole protocol.
 import asyncio
 import contextlib
 import io
-import json
 import logging
 import os
-import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -28,6 +26,8 @@ from eprt.serve.errors import ApiError
 from eprt.serve.expert_load import expert_load, total_load
 from eprt.serve.options import ServeOptions
 from eprt.serve.rank_pool import RankPool
+from eprt.serve.rebalance_migration import Migration, placement_after
+from eprt.serve.rebalance_plan import solve_apart
 from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
 
 _log = logging.getLogger(__name__)
@@ -35,28 +35,9 @@ _log = logging.getLogger(__name__)
 SCHEMA = "eprt.rebalance/1"
 _ENDED = ("done", "rolled_back", "refused")
 _POLL_S = 0.05
-_PLAN_TIMEOUT_S = 120.0
 # A step may take so much longer for what a migration copies in it.
 _SHARE_OF_STEP = 0.03
 _MIN_CHUNK, _MAX_CHUNK = 32 << 10, 4 << 20
-
-
-@dataclass
-class Migration:
-    """One job as the server tells of it. state: "running", "done", "rolled_back", "refused" or "lost"."""
-
-    job_id: int
-    state: str
-    reason: str
-    from_epoch: int
-    epoch: int
-    num_rounds: int
-    rounds_done: int
-    moves: dict[str, int]
-    plan_ms: float
-    chunk_bytes: int
-    started_s: float
-    seconds: float = 0.0
 
 
 class Rebalancer:
@@ -238,29 +219,11 @@ class Rebalancer:
         return replace(plan_request, node_of_gpu=nodes, spare=spare, max_moves_per_layer=moves)
 
     async def _solve(self, request: PlanRequest) -> PlanAnswer:
-        """In a process of its own. ApiError when it says no."""
         self._planning = True
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "eprt.balancer.job"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
         try:
-            given = json.dumps(request.to_json()).encode()
-            out, err = await asyncio.wait_for(process.communicate(given), _PLAN_TIMEOUT_S)
-        except TimeoutError:
-            raise ApiError(500, f"no plan within {_PLAN_TIMEOUT_S:g} s", code="planning_failed") from None
+            return await solve_apart(request)
         finally:
             self._planning = False
-            if process.returncode is None:
-                process.kill()
-        if process.returncode:
-            reason = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-            status = 400 if process.returncode == 2 else 500
-            raise ApiError(status, f"no plan: {reason[0]}", code="planning_failed")
-        return PlanAnswer.from_json(json.loads(out))
 
     def _start(self, answer: PlanAnswer) -> None:
         """Tells the ranks. A plan without any change is done at once."""
@@ -317,7 +280,7 @@ class Rebalancer:
             if all(s.state in _ENDED for s in mine):
                 migration.state, migration.reason = mine[0].state, mine[0].reason
                 break
-        self._placement = after = _placement_after(self.placement, job, migration.rounds_done, target)
+        self._placement = after = placement_after(self.placement, job, migration.rounds_done, target)
         migration.epoch = after.epoch
         self.ended[migration.state] += 1
         if migration.state == "done":
@@ -381,22 +344,3 @@ class Rebalancer:
         if self._following is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._following, 2.0)
-
-
-def _placement_after(before: Placement, job: Job, rounds_done: int, target: Placement) -> Placement:
-    """What serves once the first rounds of a job are committed: the ranks' rows, put together once more here."""
-    slots_LP = before.physical_to_logical_map.copy()
-    done = job.rounds[:rounds_done]
-    for one in done:
-        for layer, row in one.rows.items():
-            slots_LP[layer] = row
-    last = {layer: k for k, one in enumerate(job.rounds) for layer in one.rows}
-    after = Placement(slots_LP, before.num_gpus, before.num_nodes, epoch=before.epoch + rounds_done)
-    weight_LP = after.even_weight_LP.copy()
-    for layer in range(before.num_layers):
-        if last.get(layer, -1) < 0:
-            weight_LP[layer] = before.weight_LP[layer]
-        elif last[layer] < rounds_done and layer in job.weights:
-            weight_LP[layer] = job.weights[layer]
-    metrics = target.metrics if rounds_done == len(job.rounds) else before.metrics
-    return replace(after, slot_weight=weight_LP, metrics=metrics)

@@ -1,0 +1,34 @@
+"""Plans made by a process of their own (eprt/balancer/job.py), so that nobody who generates waits for them."""
+
+import asyncio
+import json
+import sys
+
+from eprt.balancer.job import PlanAnswer, PlanRequest
+from eprt.serve.errors import ApiError
+
+_TIMEOUT_S = 120.0
+
+
+async def solve_apart(request: PlanRequest) -> PlanAnswer:
+    """ApiError when the process says no (400), fails or takes too long (500)."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "eprt.balancer.job"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        given = json.dumps(request.to_json()).encode()
+        out, err = await asyncio.wait_for(process.communicate(given), _TIMEOUT_S)
+    except TimeoutError:
+        raise ApiError(500, f"no plan within {_TIMEOUT_S:g} s", code="planning_failed") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        reason = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        status = 400 if process.returncode == 2 else 500
+        raise ApiError(status, f"no plan: {reason[0]}", code="planning_failed")
+    return PlanAnswer.from_json(json.loads(out))
