@@ -84,6 +84,11 @@ EPRT_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// Two words, each seen whole; a multiple of 16.
+EPRT_DEVICE void store_relaxed(uint64_t* p, uint64_t v, uint64_t w) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(v), "l"(w) : "memory");
+}
+
 EPRT_DEVICE uint64_t fetch_add(uint64_t* p, uint64_t v) {
   uint64_t old;
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
@@ -132,6 +137,7 @@ enum FailureCode : uint32_t {
   kCombinePlace = 7,
   kOverflow = 8,  // peer: whose rows do not fit; seen: rows; expected: room
   kSlotFull = 9,
+  kCombineWeights = 10,
 };
 
 EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t seen, uint32_t expected) {

@@ -1,28 +1,10 @@
 // Low-latency combine. Send: the rank that ran the experts sums its rows of a token, weighted, in fp32, and sends one
 // bf16 row per token and rank to the token's owner (EXACT: one row per expert, unweighted). Receive: the owner sums
 // them. A row travels in parts of 128 vectors, each with a flag of its own, so that the owner sums while others still
-// send.
-#include "low_latency.cuh"
+// send. LATE_WEIGHTS: weights did not come with dispatch; owners send them first, and the experts' ranks wait for them.
+#include "ll_combine_weights.cuh"
 
 namespace eprt::low_latency {
-
-struct CombineParams {
-  Context context;
-  Handle handle;
-  const uint8_t* y;          // bf16 [rows, H]
-  const void* topk_slot;     // the owner's own [T, K]
-  const float* topk_weight;  // the owner's own [T, K], read in EXACT mode only
-  uint8_t* out;              // bf16 [T, H]
-  const int32_t* slot_rows;  // [L] rows of each local slot, read with `signal` only
-  uint32_t* signal;          // [L * slot_tiles] rows-ready counters, or null
-  int64_t* wait_cost;        // [R]: the caller's own totals of waiting, ns, or null
-  int32_t num_tokens;
-  int32_t slot_bytes;
-  int32_t phases;
-  int32_t block_m;     // rows of a tile
-  int32_t slot_tiles;  // tiles of a slot in `signal`
-  uint32_t threshold;  // a tile is ready when its counter has reached this
-};
 
 constexpr int kFlagBatch = 4;  // sums a warp stores before it raises their flags; docs/dev-log.md has others' times
 
@@ -75,12 +57,14 @@ EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
 }
 
 // sum over the set bits b of `wanted`, in order, of weight(b) * row(b); the next row is under way while one is added.
-template <bool kPeerWritten, class Row, class Weight>
-EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight) {
+// `meanwhile` runs while the first one is.
+template <bool kPeerWritten, class Row, class Weight, class Meanwhile>
+EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight, Meanwhile meanwhile) {
   Sum sum = {};
   if (wanted == 0) return sum;
   Part next;
   load_part<kPeerWritten>(next, row(__ffs(wanted) - 1), span);
+  meanwhile();
   while (wanted) {
     Part now;
 #pragma unroll
@@ -100,14 +84,26 @@ struct Item {  // lane k < K holds entry k
   int owner, token, combine_row;
   int row;  // or -1
   float weight;
+  LateWeight late;  // LATE_WEIGHTS, in place of weight
+
+  EPRT_DEVICE bool weights_here(uint32_t epoch) const {
+    return !kLateWeights || __all_sync(kAllLanes, row < 0 || late.here(epoch));
+  }
 };
 
-EPRT_DEVICE Item load_item(const CombineParams& p, int owner, int position, int lane) {
+EPRT_DEVICE Item load_item(const CombineParams& p, uint32_t epoch, int owner, int position, int lane) {
   const Handle& h = p.handle;
-  const int64_t item = int64_t(owner) * p.context.max_tokens + position;
-  const bool inside = lane < kTopk;
-  return {owner, h.item_token[item * 2], h.item_token[item * 2 + 1], inside ? h.item_row[item * kTopk + lane] : -1,
-          inside ? h.item_weight[item * kTopk + lane] : 0.f};
+  const int64_t index = int64_t(owner) * p.context.max_tokens + position;
+  Item item{owner, h.item_token[index * 2], h.item_token[index * 2 + 1], -1, 0.f, {}};
+  if (lane >= kTopk) return item;
+  item.row = h.item_row[index * kTopk + lane];
+  if (kLateWeights) {
+    item.late.word = weights_at(p.context, p.context.rank, epoch, owner) + item.token * kTopk + lane;
+    item.late.look();
+  } else {
+    item.weight = h.item_weight[index * kTopk + lane];
+  }
+  return item;
 }
 
 EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return p.y + int64_t(row) * kRowVectors * 16; }
@@ -125,29 +121,37 @@ EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int own
     if (span.start + i * kWarp < span.end) store(to + (span.start + i * kWarp) * 16, values[i]);
 }
 
-// One part of one token's sum over this rank's experts.
-EPRT_DEVICE void send_sum(const CombineParams& p, uint32_t epoch, const Item& item, int part, int lane) {
+// One part of one token's sum over this rank's experts; false when its weights have not come.
+EPRT_DEVICE bool send_sum(const CombineParams& p, const WaitBook* book, uint32_t epoch, Item& item, int part,
+                          int lane) {
   const Context& c = p.context;
   const Span span = span_of(part, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
+  bool known = true;
   const Sum sum = sum_rows<false>(
       wanted, span, [&](int k) { return output_row(p, __shfl_sync(kAllLanes, item.row, k)); },
-      [&](int k) { return __shfl_sync(kAllLanes, item.weight, k); });
-  store_sum(row_at(c, item.owner, epoch, item.token, item.combine_row), sum, span);
+      [&](int k) { return __shfl_sync(kAllLanes, kLateWeights ? item.late.value() : item.weight, k); },
+      [&] { known = !kLateWeights || wait_weights(book, epoch, item.late, item.row >= 0); });
+  if (known) store_sum(row_at(c, item.owner, epoch, item.token, item.combine_row), sum, span);
+  return known;
 }
 
-EPRT_DEVICE void send_part(const CombineParams& p, uint32_t epoch, const Item& item, int part, int lane) {
+// False when nothing was sent: the item's weights have not come.
+EPRT_DEVICE bool send_part(const CombineParams& p, const WaitBook* book, uint32_t epoch, Item& item, int part,
+                           int lane) {
   const Context& c = p.context;
+  bool sent = true;
   if (kExact) {
     for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
       const int k = __ffs(left) - 1;
       send_expert_row(p, epoch, item.owner, item.token, k, __shfl_sync(kAllLanes, item.row, k), part, lane);
     }
   } else {
-    send_sum(p, epoch, item, part, lane);
+    sent = send_sum(p, book, epoch, item, part, lane);
   }
   __syncwarp();
   if (kExact && item.row >= 0) store_release_sys(flag_at(c, item.owner, epoch, item.token, lane, part), epoch);
+  return sent;
 }
 
 // Flags of sums that a warp has stored and not yet raised: lane n keeps the n-th. A release waits until the stores have
@@ -168,25 +172,35 @@ struct Flags {
 };
 
 // The epoch, in every thread; a barrier of the block. Tells all ranks that this combine has begun: who has heard so
-// from all knows that they are done with the one before the last B.
-EPRT_DEVICE uint32_t begin_send(const CombineParams& p, uint32_t* epoch_shared) {
+// from all knows that they are done with the one before the last B. Sends late weights: nothing has been waited for.
+EPRT_DEVICE uint32_t begin_send(const CombineParams& p, WaitBook* book, uint32_t* epoch_shared) {
   const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp, stride = int(gridDim.x) * kWarps;
+  int warp_unit = int(blockIdx.x) + int(threadIdx.x / kWarp) * int(gridDim.x);
   if (threadIdx.x == 0) *epoch_shared = next_epoch(c, p.handle, 1);
+  if (kLateWeights) open_book(book);
+  const WeightUnits units(p);
+  WeightPair pair;
+  if (kLateWeights) pair = load_weights(p, units, warp_unit, lane);
   __syncthreads();
   const uint32_t epoch = *epoch_shared;
+  for (; kLateWeights && warp_unit < units.count; warp_unit += stride) {
+    store_weights(p, units, epoch, warp_unit, pair, lane);
+    pair = load_weights(p, units, warp_unit + stride, lane);
+  }
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
     store_relaxed(begun_at(c, threadIdx.x, c.rank), epoch);
   return epoch;
 }
 
-EPRT_DEVICE void send(const CombineParams& p, uint32_t* epoch_shared) {
+EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, uint32_t* epoch_shared) {
   const Context& c = p.context;
   const int lane = threadIdx.x % kWarp;
   // Lane i stands for the i-th rank after this one, so that not every rank sends to rank 0 first.
   const int source = (c.rank + 1 + lane) % kRanks;
   const int items = lane < kRanks ? p.handle.source_items[source] : 0;
   const int count = lane < kRanks && !load_relaxed(c.deadline.mask + source) ? items : 0;
-  const uint32_t epoch = begin_send(p, epoch_shared);  // while these loads are under way
+  const uint32_t epoch = begin_send(p, book, epoch_shared);  // while these loads are under way
   int end = count;
 #pragma unroll
   for (int step = 1; step < kWarp; step *= 2) {
@@ -199,20 +213,33 @@ EPRT_DEVICE void send(const CombineParams& p, uint32_t* epoch_shared) {
     const int n = unit / kRowParts;
     const int owner_lane = __ffs(__ballot_sync(kAllLanes, n < end)) - 1;
     const int owner = __shfl_sync(kAllLanes, source, owner_lane);
-    return load_item(p, owner, n - __shfl_sync(kAllLanes, begin, owner_lane), lane);
+    return load_item(p, epoch, owner, n - __shfl_sync(kAllLanes, begin, owner_lane), lane);
   };
-  Flags flags;
-  const int stride = gridDim.x * kWarps;
-  int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x;
-  Item next = unit < num_units ? item_of(unit) : Item{};
-  for (; unit < num_units; unit += stride) {
-    const Item item = next;
-    if (unit + stride < num_units) next = item_of(unit + stride);  // under way while this one is sent
-    const int part = unit % kRowParts;
-    send_part(p, epoch, item, part, lane);
-    if (!kExact) flags.add(flag_at(c, item.owner, epoch, item.token, item.combine_row, part), epoch, lane);
-  }
-  flags.raise(epoch);
+  // Whose tokens are still to be sent: all; and then again those of owners whose weights had not come.
+  uint32_t owners = kAllLanes;
+  bool again = false;
+  do {
+    uint32_t late = 0;
+    Flags flags;
+    const int stride = gridDim.x * kWarps;
+    int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x;
+    Item next = unit < num_units ? item_of(unit) : Item{};
+    for (; unit < num_units; unit += stride) {
+      Item item = next;
+      if (unit + stride < num_units) next = item_of(unit + stride);  // under way while this one is sent
+      const uint32_t owner = 1u << item.owner;
+      if (kLateWeights && (!(owners & owner) || late & owner)) continue;
+      const int part = unit % kRowParts;
+      if ((!again || item.weights_here(epoch)) && send_part(p, book, epoch, item, part, lane)) {
+        if (!kExact) flags.add(flag_at(c, item.owner, epoch, item.token, item.combine_row, part), epoch, lane);
+      } else {
+        late |= owner;
+      }
+    }
+    flags.raise(epoch);
+    owners = kLateWeights && late ? still_late(c, book, epoch, late, c.deadline.timeout_ns, lane) : 0;
+    again = true;
+  } while (owners);
 }
 
 // ---- send tile by tile, while the experts still compute
@@ -238,7 +265,7 @@ EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m) {
 }
 
 // EXACT: the row itself. Else: the row's token, by whoever finds that this was its last row.
-EPRT_DEVICE void send_row(const CombineParams& p, uint32_t epoch, int row, int lane) {
+EPRT_DEVICE void send_row(const CombineParams& p, WaitBook* book, uint32_t epoch, int row, int lane) {
   const Context& c = p.context;
   const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
   if (load_relaxed(c.deadline.mask + owner)) return;
@@ -247,19 +274,27 @@ EPRT_DEVICE void send_row(const CombineParams& p, uint32_t epoch, int row, int l
     if (lane == 0) left = fetch_add_acq_rel(p.handle.item_left + item_index, -1);
     if (__shfl_sync(kAllLanes, left, 0) != 1) return;
   }
-  Item item = load_item(p, owner, item_index % c.max_tokens, lane);
+  Item item = load_item(p, epoch, owner, item_index % c.max_tokens, lane);
+  const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
+  // Half the deadline: the owners of the rows after this one wait, too, and must not take this rank for dead.
+  for (uint32_t late = 1u << owner; !item.weights_here(epoch);) {
+    if (!(late = still_late(c, book, epoch, late, c.deadline.timeout_ns / 2, lane))) return;
+    if (item.row >= 0) item.late.look();
+  }
   if (kExact && item.row != row) item.row = -1;
-  for (int part = 0; part < kRowParts; ++part) send_part(p, epoch, item, part, lane);
+  if (!kExact && lane == 0)  // for another combine of the same dispatch
+    p.handle.item_left[item_index] = __popc(wanted);
+  for (int part = 0; part < kRowParts; ++part) send_part(p, book, epoch, item, part, lane);
   if (kExact) return;
   __syncwarp();  // puts the warp's stores before the releases (cumulativity)
   for (int part = lane; part < kRowParts; part += kWarp)
     store_release_sys(flag_at(c, owner, epoch, item.token, item.combine_row, part), epoch);
 }
 
-EPRT_DEVICE void send_tiles(const CombineParams& p, uint32_t* epoch_shared) {
+EPRT_DEVICE void send_tiles(const CombineParams& p, WaitBook* book, uint32_t* epoch_shared) {
   const Context& c = p.context;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t epoch = begin_send(p, epoch_shared);
+  const uint32_t epoch = begin_send(p, book, epoch_shared);
   int next = 0;  // tiles that hold rows, over all slots; this block takes every gridDim-th
   for (int e = 0; e < c.num_slots; ++e) {
     const int begin = p.handle.slot_begin[e], rows = p.slot_rows[e];
@@ -267,7 +302,7 @@ EPRT_DEVICE void send_tiles(const CombineParams& p, uint32_t* epoch_shared) {
       if (next % int(gridDim.x) != int(blockIdx.x)) continue;
       if (!wait_tile(p, e, m)) continue;
       for (int row = m * p.block_m + warp; row < min(rows, (m + 1) * p.block_m); row += kWarps)
-        send_row(p, epoch, begin + row, lane);
+        send_row(p, book, epoch, begin + row, lane);
     }
   }
 }
@@ -275,22 +310,26 @@ EPRT_DEVICE void send_tiles(const CombineParams& p, uint32_t* epoch_shared) {
 // ---- receive
 // ---------------------------------------------------------------------------------------------------------
 
-EPRT_DEVICE int own_slot(const CombineParams& p, int i) {
-  const int64_t slot =
-      p.slot_bytes == 8 ? static_cast<const int64_t*>(p.topk_slot)[i] : static_cast<const int32_t*>(p.topk_slot)[i];
-  return slot >= 0 && slot < p.context.num_slots * kRanks ? int(slot) : -1;
+// Lane r: which of the token's rows rank r fills. holder: lane k: rank of entry k, or -1.
+EPRT_DEVICE int row_of_rank(int holder, int lane) {
+  if (kRowIsRank) return lane;
+  int row = 0;
+#pragma unroll
+  for (int k = kTopk - 1; k >= 0; --k)
+    if (__shfl_sync(kAllLanes, holder, k) == lane) row = k;
+  return row;
 }
 
-// One part of one token: one warp. Rows lie in order of rank (of k when EXACT); a masked rank's row adds nothing.
+// One part of one token: one warp. Sums in order of rank (of k when EXACT); a masked rank's row adds nothing.
 EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, uint32_t epoch, int token, int part, int lane) {
   const Context& c = p.context;
   const int slot = lane < kTopk ? own_slot(p, token * kTopk + lane) : -1;
-  const uint32_t rank_bit = slot >= 0 ? 1u << (slot / c.num_slots) : 0;
-  const uint32_t ranks = __reduce_or_sync(kAllLanes, rank_bit), before = (1u << lane) - 1;
+  const int holder = slot >= 0 ? slot / c.num_slots : -1;
+  const uint32_t ranks = __reduce_or_sync(kAllLanes, holder >= 0 ? 1u << holder : 0u);
   // EXACT: lane k waits for row k. Else lane r waits for rank r's row.
-  const int peer = kExact ? slot / c.num_slots : lane;
+  const int peer = kExact ? holder : lane;
   const bool wanted = kExact ? slot >= 0 : (ranks >> lane) & 1;
-  const int my_row = kExact ? lane : __popc(ranks & before);
+  const int my_row = kExact ? lane : row_of_rank(holder, lane);
   const bool there = wanted && !load_relaxed(c.deadline.mask + peer) &&
                      wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
   const uint32_t rows = __ballot_sync(kAllLanes, there);
@@ -298,7 +337,7 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, uint32_t epoc
   const Span span = span_of(part, lane);
   const Sum sum = sum_rows<true>(
       rows, span, [&](int b) { return row_at(c, c.rank, epoch, token, __shfl_sync(kAllLanes, my_row, b)); },
-      [&](int b) { return __shfl_sync(kAllLanes, my_weight, b); });
+      [&](int b) { return __shfl_sync(kAllLanes, my_weight, b); }, [] {});
   store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, span);
 }
 
@@ -310,34 +349,38 @@ EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, uint32_t epo
   if (int32_t(load_acquire_sys(begun) - epoch) < 0) wait_peer(c, book, begun, epoch, kCombineRows, threadIdx.x);
 }
 
-EPRT_DEVICE void receive(const CombineParams& p, uint32_t epoch) {
-  __shared__ WaitBook book;
+EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, uint32_t epoch) {
   const Context& c = p.context;
-  open_book(&book);
+  open_book(book);
   __syncthreads();
   const int lane = threadIdx.x % kWarp, num_units = p.num_tokens * kRowParts;
   for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += gridDim.x * kWarps)
-    sum_token(p, &book, epoch, unit / kRowParts, unit % kRowParts, lane);
-  wait_begun(p, &book, epoch);
+    sum_token(p, book, epoch, unit / kRowParts, unit % kRowParts, lane);
+  wait_begun(p, book, epoch);
   __syncthreads();
   stamp(c, 8);
-  close_book(c, &book, 1, p.wait_cost);
+  close_book(c, book, 1, p.wait_cost);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {
   __shared__ uint32_t epoch_shared;  // not from the handle: block 0 may not have written it yet
+  __shared__ WaitBook book;
   const bool sends = p.phases & kSend;
   stamp(p.context, 0);
   if (sends) {
     if (kStats && blockIdx.x == 0 && threadIdx.x == 0)
       *p.context.stats.compute_ns += global_timer_ns() - *p.handle.received_ns;
     if (p.signal)
-      send_tiles(p, &epoch_shared);
+      send_tiles(p, &book, &epoch_shared);
     else
-      send(p, &epoch_shared);
+      send(p, &book, &epoch_shared);
     stamp(p.context, 4);
+    if (kLateWeights) {
+      __syncthreads();
+      close_book(p.context, &book, 1, p.wait_cost);
+    }
   }
-  if (p.phases & kRecv) receive(p, sends ? epoch_shared : p.handle.epoch[1]);
+  if (p.phases & kRecv) receive(p, &book, sends ? epoch_shared : p.handle.epoch[1]);
 }
 
 }  // namespace eprt::low_latency

@@ -80,7 +80,15 @@ struct Destinations {  // of one token, in shared memory
   int index[kTopk];
 };
 
-// Masked ranks get nothing, but keep their place among the combine rows.
+EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
+  if (kRowIsRank) return rank;
+  int row = 0;
+  for (int k = kTopk - 1; k >= 0; --k)
+    if (routing.entry[token * kTopk + k] >= 0 && routing.entry[token * kTopk + k] >> 10 == rank) row = k;
+  return row;
+}
+
+// Masked ranks get nothing.
 EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t masked, Destinations* d, int group_warp,
                                    int lane) {
   for (int k = group_warp; k < kTopk; k += kGroupWarps) {
@@ -95,7 +103,7 @@ EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t m
     const int n = __popc(ranks & ~masked & before);
     d->rank[n] = lane;
     d->position[n] = position_of(routing, token, lane);
-    d->row[n] = __popc(ranks & before);
+    d->row[n] = combine_row(routing, token, lane);
   }
   if (lane == 0) d->count = __popc(ranks & ~masked);
 }

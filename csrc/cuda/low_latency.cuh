@@ -2,7 +2,8 @@
 // every field and why no wait is for ever; eprt/ep/nvlink_layout.py mirrors the structs and computes the offsets.
 //
 // Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), EXACT (0, 1: per-expert rows),
-// MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
+// LATE_WEIGHTS (0, 1: combine is told the gate weights, not dispatch), MESSAGE_BYTES (from one message to the next),
+// PROFILE (0, 1: time stamps), STATS (0, 1: counters).
 #pragma once
 #include "common.cuh"
 
@@ -13,6 +14,7 @@ constexpr int kTopk = TOPK;
 constexpr int kRanks = NUM_RANKS;
 constexpr bool kFp8 = FP8;
 constexpr bool kExact = EXACT;
+constexpr bool kLateWeights = LATE_WEIGHTS && !EXACT;  // EXACT: their owner applies them
 constexpr bool kStats = STATS;
 static_assert(kHidden % 16 == 0 && kTopk <= 32 && kRanks <= 32, "limits of the low-latency kernels");
 
@@ -47,6 +49,9 @@ static_assert(kMessageBytes % 16 == 0 && kMessageBytes >= kHeaderBytes + kPayloa
 constexpr int kRowVectors = kHidden / 8;  // bf16
 constexpr int kRowParts = ceil_div(kRowVectors, kPartVectors);
 constexpr int kRows = kExact ? kTopk : (kTopk < kRanks ? kTopk : kRanks);  // a token gets back: per expert, or per rank
+// Which row a rank fills: its own number, or where those are too many the first k that names it. So a rank's row stays
+// the same when entries for others are masked between dispatch and combine.
+constexpr bool kRowIsRank = kRanks <= kTopk;
 
 // ---- parameters
 // ------------------------------------------------------------------------------------------------------
@@ -58,6 +63,7 @@ struct HeapLayout {
   uint64_t message;  // [2B][R][M] messages
   uint64_t row;      // bf16 [2B][M][kRows][H]
   uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: epoch whose part is there
+  uint64_t weight;   // u64 [2B][R][M * K, made even], LATE_WEIGHTS: epoch << 32 | fp32 bits
   uint64_t begun;    // u32 [R], once: the last combine that rank has begun to send
 };
 
@@ -122,6 +128,11 @@ EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int to
 
 EPRT_DEVICE uint32_t* flag_at(const Context& c, int holder, uint32_t epoch, int token, int row, int part) {
   return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.flag) + row_index(c, epoch, token, row) * kRowParts + part;
+}
+
+EPRT_DEVICE uint64_t* weights_at(const Context& c, int holder, uint32_t epoch, int source) {
+  const int set = epoch % (2 * c.num_buffers), words = ceil_div(c.max_tokens * kTopk, 2) * 2;
+  return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.weight) + int64_t(set * kRanks + source) * words;
 }
 
 EPRT_DEVICE uint32_t* begun_at(const Context& c, int holder, int source) {

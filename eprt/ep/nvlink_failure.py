@@ -14,6 +14,7 @@ _WAITS = {
     3: "combine",
     6: "dispatch (where its rows go)",
     7: "combine (where its outputs go)",
+    10: "combine (its gate weights)",
 }
 _SIGNAL, _BAD_SLOT, _OVERFLOW, _SLOT_FULL = 4, 5, 8, 9
 

@@ -23,7 +23,7 @@ class HeapShape:
     """What decides the size of the heap.
 
     payload: what dispatch sends: "fp8", "bf16", or "either", call by call. exact: combine sends a row per expert, not
-    one per rank.
+    one per rank. late_weights: combine is told the gate weights, not dispatch (of no account with exact).
     """
 
     num_ranks: int
@@ -34,6 +34,7 @@ class HeapShape:
     payload: str
     exact: bool
     num_buffers: int
+    late_weights: bool = False
 
     @property
     def message_bytes(self) -> int:
@@ -59,6 +60,7 @@ class HeapShape:
             "message": sources * self.max_tokens * self.message_bytes,
             "row": rows * self.hidden * 2,
             "flag": rows * parts * 4,
+            "weight": sources * align(self.max_tokens * self.top_k, 2) * 8 if self.late_weights else 0,
             "begun": self.num_ranks * 4,
         }
 
@@ -115,7 +117,7 @@ def fields_of_type(kind: type, names: str) -> list[tuple[str, type]]:
 
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
-HeapLayout = struct("HeapLayout", *fields_of_type(ctypes.c_uint64, "count message row flag begun"))
+HeapLayout = struct("HeapLayout", *fields_of_type(ctypes.c_uint64, "count message row flag weight begun"))
 Deadline = struct("Deadline", ("timeout_ns", ctypes.c_uint64), *fields_of_type(_POINTER, "mask failure"))
 Stats = struct("Stats", *fields_of_type(_POINTER, "wait_ns tokens slot_rows calls compute_ns"))
 Handle = struct(

@@ -165,7 +165,7 @@ class LowLatency:
     def dispatch(self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor | None, phases: int) -> None:
         """Into handle i. x bf16 [T, H], topk_slot int32 or int64 [T, K], topk_weight fp32 [T, K]; all contiguous.
 
-        topk_weight: None for a shape with `exact`, where combine_recv is given the weights.
+        topk_weight: None for a shape with `exact` or `late_weights`, where combine is given the weights.
         """
         launch = self._dispatches[i]
         p = launch.params
@@ -174,11 +174,23 @@ class LowLatency:
         p.num_tokens, p.slot_bytes, p.phases = x.shape[0], topk_slot.element_size(), phases
         launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
-    def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
-        """y bf16, rows as dispatch placed them. slot_rows: int32 [L], Rows.count, read with a signal only."""
+    def combine_send(
+        self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None, *,
+        late_weights: tuple[Tensor, Tensor] | None = None, wait_cost: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """y bf16, rows as dispatch placed them. slot_rows: int32 [L], Rows.count, read with a signal only.
+
+        late_weights: topk_slot and topk_weight, for a shape with them; then this waits for the other ranks' weights,
+        and wait_cost counts as in combine_recv.
+        """
         launch = self._combines[i]
         p = launch.params
         p.y, p.slot_rows, p.phases, p.signal = y.data_ptr(), slot_rows.data_ptr(), SEND, None
+        if late_weights is not None:
+            topk_slot, topk_weight = late_weights
+            p.topk_slot, p.topk_weight = topk_slot.data_ptr(), topk_weight.data_ptr()
+            p.num_tokens, p.slot_bytes = topk_slot.shape[0], topk_slot.element_size()
+            p.wait_cost = None if wait_cost is None else wait_cost.data_ptr()
         num_sms = self.num_sms
         if signal is not None:
             p.signal, p.threshold = signal.counter.data_ptr(), signal.threshold
@@ -234,6 +246,7 @@ def kernel_sources(
     """
     common = (
         ("HIDDEN", shape.hidden), ("TOPK", shape.top_k), ("NUM_RANKS", shape.num_ranks), ("EXACT", int(shape.exact)),
+        ("LATE_WEIGHTS", int(shape.late_weights)),
         ("MESSAGE_BYTES", shape.message_bytes), ("PROFILE", int(profile)), ("STATS", int(stats)),
     )  # fmt: skip
     sources = {

@@ -356,6 +356,46 @@ def masked_before(group: EPGroup) -> None:
     backend.close()
 
 
+def late_rank(group: EPGroup) -> None:
+    """Statistics against the truth: who was late and when, tokens from and to each rank, rows of each slot."""
+    config = make_config(group, (2048, 8, 4, 32, "same", False))
+    backend, last = make(group, config), group.size - 1
+    generator = torch.Generator("cuda").manual_seed(group.rank)
+    for late_in in ("dispatch", "combine"):
+        backend.stats(reset=True)
+        every_slot = []
+        for step in range(4):
+            x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
+            slots = torch.randint(-1, config.num_slots, (32, 4), device="cuda", generator=generator)
+            every_slot.append(slots)
+            torch.cuda.synchronize()
+            group.barrier()
+            if group.rank == last and step == 2 and late_in == "dispatch":
+                torch.cuda._sleep(20_000_000)  # about 10 ms
+            handle, received = backend.dispatch(x, slots, torch.rand(32, 4, device="cuda", generator=generator))
+            torch.cuda.synchronize()
+            group.barrier()
+            if group.rank == last and step == 2 and late_in == "combine":
+                torch.cuda._sleep(20_000_000)
+            backend.combine(received.x_RH, handle)
+        stats, most_us = backend.stats(), backend.max_wait_us()
+        to_rank = torch.where(torch.stack(every_slot) >= 0, torch.stack(every_slot) // 8, group.size)
+        sent = [int((to_rank == r).any(-1).sum()) for r in range(group.size)]
+        load = torch.bincount(torch.stack(every_slot).flatten() + 1, minlength=config.num_slots + 1)[1:]
+        everyone = group.allgather((sent, load.tolist()))
+        mine = slice(group.rank * 8, (group.rank + 1) * 8)
+        assert stats.num_calls == 4 and stats.sent_tokens_N.tolist() == sent
+        assert stats.recv_tokens_N.tolist() == [row[group.rank] for row, _ in everyone]
+        assert stats.slot_rows_E.tolist() == [sum(rows) for rows in zip(*(row[mine] for _, row in everyone))]
+        waits = {"dispatch": stats.dispatch_wait_us_N, "combine": stats.combine_wait_us_N}
+        for verb, waited_us in waits.items():
+            late = [verb == late_in and r == last != group.rank for r in range(group.size)]
+            assert [us > 3000 for us in waited_us] == late, (verb, late_in, waited_us)
+        longest = most_us[("dispatch", "combine").index(late_in)]
+        assert (longest <= waits[late_in] + 1).all() and (group.rank == last or longest[last] > 3000)
+    backend.close()
+
+
 def rank_returns(group: EPGroup) -> None:
     """A rank that others have masked comes back: at once when it missed nothing, by readmit when it did."""
     config = make_config(group, (2048, 8, 4, 32, "same", True), timeout_s=1.0)

@@ -61,6 +61,11 @@ def test_a_masked_rank_comes_back(num_ranks):
     run(num_ranks, "rank_returns")
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_statistics_against_the_truth_and_a_late_rank(num_ranks):
+    run(num_ranks, "late_rank")
+
+
 def test_bad_input_is_named():
     run(2, "bad_input")
 

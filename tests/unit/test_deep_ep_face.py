@@ -29,7 +29,15 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_arguments_have_deep_eps_names_and_order(call):
-    assert list(inspect.signature(getattr(deep_ep.Buffer, call)).parameters)[1:] == CALLS[call].split()
+    parameters = inspect.signature(getattr(deep_ep.Buffer, call)).parameters.values()
+    theirs = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert theirs[1:] == CALLS[call].split()
+
+
+def test_overlap_takes_the_arguments_of_deep_eps_branch():
+    parameters = inspect.signature(deep_ep.Buffer.low_latency_combine).parameters.values()
+    ours = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert ours == ["overlap", "packed_recv_count", "comp_signal", "block_m", "threshold", "num_sms"]
 
 
 def test_num_sms_is_the_default_of_configs_and_must_be_even():

@@ -17,6 +17,7 @@ from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
 from eprt.compat.deep_ep.low_latency import LowLatencyHandle, LowLatencyMode, Shape
 from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
 
@@ -24,7 +25,7 @@ _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
 class Buffer:
     """The ranks of one NVLink domain. Construction and destroy() are collective.
 
-    group: a torch.distributed process group; or comm: an mpi4py communicator.
+    group: a torch.distributed process group, or an EPGroup (which stays open); or comm: an mpi4py communicator.
     num_nvl_bytes: symmetric memory of the normal mode, allocated at its first call. It holds what dispatch returns for
         as long as those tensors live, and combine's rows on their way.
     low_latency_mode: low-latency calls are meant to be made. Their memory is allocated at the first call of a shape,
@@ -32,6 +33,8 @@ class Buffer:
         capturing a graph.
     enable_shrink: a rank that is late for longer than the deadline (EPRT_GPU_TIMEOUT_S) is masked and the others go
         on. Without, the next call raises EPTimeoutError, too.
+    exact_combine: eprt's own. low_latency_combine sends every expert's output by itself, as DeepEP does, and rounds
+        only the sum. Default: each rank sums its experts' outputs in fp32 first and sends one row, rounded to bf16.
     Accepted without effect, for there is no network to set up: num_rdma_bytes, num_qps_per_rank,
     allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric.
     """
@@ -51,15 +54,21 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        *,
+        exact_combine: bool = False,
     ):
         if group is None and comm is None:
             raise ValueError("Buffer: pass group, a torch.distributed process group, or comm, an mpi4py communicator")
-        self._ep_group = EPGroup.from_mpi(comm) if group is None else EPGroup.from_torch(group)
+        self._closes_group = not isinstance(group, EPGroup)
+        if isinstance(group, EPGroup):
+            self._ep_group = group
+        else:
+            self._ep_group = EPGroup.from_mpi(comm) if group is None else EPGroup.from_torch(group)
         self.group = comm if group is None else group
         self.rank, self.group_size = self._ep_group.rank, self._ep_group.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
-        self.explicitly_destroy = explicitly_destroy
+        self.explicitly_destroy, self._exact = explicitly_destroy, exact_combine
         self._checks = Checks(self.rank, self.group_size)
         self._timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
         self._most_sms = torch.cuda.get_device_properties().multi_processor_count
@@ -78,7 +87,8 @@ class Buffer:
         self._destroyed = True
         for mode in (*self._low_latency.values(), *([] if self._intranode is None else [self._intranode])):
             mode.close()
-        self._ep_group.close()
+        if self._closes_group:
+            self._ep_group.close()
 
     # -- settings and sizes --
 
@@ -266,7 +276,7 @@ class Buffer:
             check.tensor(call, "cumulative_local_expert_recv_stats", recv_stats, (torch.int32,), per_rank)
         if wait_stats is not None:
             check.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), num_ranks)
-        mode = self._mode(Shape(max_tokens, x.shape[1], num_experts, topk_idx.shape[1]))
+        mode = self._mode(Shape(max_tokens, x.shape[1], num_experts, topk_idx.shape[1], self._exact))
         rows, handle, event, hook = mode.dispatch(
             x, topk_idx, recv_stats, wait_stats, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
@@ -288,12 +298,23 @@ class Buffer:
         return_recv_hook: bool = False,
         out: Tensor | None = None,
         combine_wait_recv_cost_stats: Tensor | None = None,
+        *,
+        overlap: bool = False,
+        packed_recv_count: Tensor | None = None,
+        comp_signal: Tensor | None = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
     ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
         """x bf16 [L, R * M, H] -> bf16 [T, H], each token's fp32 sum over k of topk_weights * output; event; hook.
 
         topk_idx [T, K], topk_weights fp32 [T, K]: of this rank's own tokens, as dispatched. zero_copy: x lies in the
         buffer of get_next_low_latency_combine_buffer, if that was asked for; nothing is copied in any case. out: where
         to write. combine_wait_recv_cost_stats: int64 [R], ns: added to.
+        overlap: single-batch overlap, with the arguments of DeepEP's antgroup-opt branch; needs return_recv_hook. x is
+        still being computed: num_sms thread blocks send each tile of block_m rows of an expert once its counter in
+        comp_signal, int32 [L * ceil(R * M / block_m)], is at least threshold. A tile that does not come by the deadline
+        is not sent, and the next call names it. packed_recv_count: int32 [L]; default: dispatch's own.
         """
         call, check = "low_latency_combine", self._checks
         if use_logfmt:
@@ -308,8 +329,8 @@ class Buffer:
         check.tensor(call, "x", x, (torch.bfloat16,), mode.num_local, mode.rows_per_expert, hidden)
         check.tensor(call, "topk_weights", topk_weights, (torch.float32,), None, top_k)
         check.tensor(call, "topk_idx", topk_idx, INDEX_DTYPES, num_tokens, top_k)
-        if num_tokens > mode.shape.max_tokens:
-            check.fail(f"{call}: {num_tokens} tokens, but dispatch was told of {mode.shape.max_tokens} at most")
+        if num_tokens != handle.num_tokens:
+            check.fail(f"{call}: {num_tokens} tokens, but the handle is of a dispatch of {handle.num_tokens}")
         if combine_wait_recv_cost_stats is not None:
             what, stats = "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats
             check.tensor(call, what, stats, (torch.int64,), self.group_size)
@@ -317,8 +338,15 @@ class Buffer:
             out = torch.empty(num_tokens, hidden, dtype=torch.bfloat16, device="cuda")
         else:
             check.tensor(call, "out", out, (torch.bfloat16,), num_tokens, hidden)
+        signal = None
+        if overlap:
+            if not return_recv_hook:
+                check.fail(f"{call}: overlap=True needs return_recv_hook=True: the experts still compute")
+            if packed_recv_count is not None:
+                check.tensor(call, "packed_recv_count", packed_recv_count, (torch.int32,), mode.num_local)
+            signal = check.signal(call, comp_signal, mode.num_local, mode.rows_per_expert, block_m, threshold, num_sms)
         event, hook = mode.combine(
-            x, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, zero_copy=zero_copy,
+            x, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, signal, zero_copy=zero_copy,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
         )  # fmt: skip
         keep = [x, topk_idx, topk_weights, *handle[:2], out] if event else None
@@ -369,6 +397,7 @@ class Buffer:
         self._check_alive()
         mode = self._low_latency.get(shape)
         if mode is None:
+            self._check_limits(shape)
             if torch.cuda.is_current_stream_capturing():
                 self._checks.fail(f"low_latency_dispatch: call it once with {shape} before capturing a CUDA graph")
             mode = LowLatencyMode(
@@ -377,6 +406,17 @@ class Buffer:
             )  # fmt: skip
             self._low_latency[shape] = mode
         return mode
+
+    def _check_limits(self, shape: Shape) -> None:
+        per_rank = shape.num_experts // self.group_size
+        for what, value, most in (
+            ("ranks", self.group_size, MAX_RANKS),
+            ("top-k", shape.top_k, MAX_TOP_K),
+            ("experts per rank", per_rank, MAX_LOCAL_SLOTS),
+            ("num_max_dispatch_tokens_per_rank * top-k", shape.max_tokens * shape.top_k, MAX_ENTRIES),
+        ):
+            if not 1 <= value <= most:
+                self._checks.fail(f"low_latency_dispatch: {what} = {value}: must be in 1..{most}")
 
     def _normal(self) -> IntranodeMode:
         self._check_alive()

@@ -5,6 +5,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from eprt.ep.nvlink_low_latency import Signal
+
+MAX_SMS = 64  # of a low-latency call
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -33,6 +36,22 @@ class Checks:
     def async_or_hook(self, call: str, async_finish: bool, return_recv_hook: bool) -> None:
         if async_finish and return_recv_hook:
             self.fail(f"{call}: async_finish and return_recv_hook exclude each other; a hook is called when it suits")
+
+    def signal(
+        self, call: str, counter: Tensor | None, num_local: int, rows_per_expert: int, block_m: int, threshold: int,
+        num_sms: int,
+    ) -> Signal:  # fmt: skip
+        """Single-batch overlap, as combine_send wants it."""
+        if counter is None or block_m < 1 or threshold < 1:
+            self.fail(
+                f"{call}: overlap=True needs comp_signal, block_m >= 1 and threshold >= 1; they are "
+                f"{'None' if counter is None else tuple(counter.shape)}, {block_m}, {threshold}"
+            )
+        tiles = -(-rows_per_expert // block_m)
+        self.tensor(call, "comp_signal", counter, (torch.int32, torch.uint32), num_local * tiles)
+        if not 1 <= num_sms <= MAX_SMS:
+            self.fail(f"{call}: num_sms={num_sms}: must be in 1..{MAX_SMS}")
+        return Signal(counter, threshold, block_m, tiles, num_sms)
 
     def own_stream(self, call: str, has_event: bool, async_finish: bool, allocate_on_comm_stream: bool) -> None:
         if allocate_on_comm_stream and not (has_event and async_finish):

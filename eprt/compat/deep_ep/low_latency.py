@@ -1,8 +1,8 @@
 """LowLatencyMode: DeepEP's low-latency dispatch and combine of one shape, over eprt's low-latency kernels.
 
 What DeepEP promises and these keep: an expert's rows lie in a block of R * M rows; a dispatch may be combined any
-number of times, or never; the receiving half may be left to a hook. Outputs cross unsummed and are weighted by their
-owner, because only combine is told the weights.
+number of times, or never; the receiving half may be left to a hook. Only combine is told the weights, so it sends them
+first, and the experts' ranks sum their outputs with them before the wire.
 
 R ranks, M tokens of a rank at most, H hidden, K top-k, L experts of a rank.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.plain import plain
 from eprt.compat.deep_ep.streams import CommStream
@@ -22,13 +23,12 @@ from eprt.ep.api import EPTimeoutError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_layout import HeapShape
-from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows
+from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
 
 # Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
 NUM_IN_FLIGHT = 2
 # Dispatches that may still be combined.
 NUM_HANDLES = 8
-MAX_SMS = 64
 _SCALE_GROUP = 128
 
 _log = logging.getLogger("eprt.compat.deep_ep")
@@ -36,25 +36,29 @@ _log = logging.getLogger("eprt.compat.deep_ep")
 
 @dataclass(frozen=True)
 class Shape:
-    """What DeepEP's calls name, equal on all ranks."""
+    """What DeepEP's calls name, equal on all ranks. exact: outputs cross one by one, unsummed."""
 
     max_tokens: int
     hidden: int
     num_experts: int
     top_k: int
+    exact: bool = False
 
     def heap(self, num_ranks: int) -> HeapShape:
         return HeapShape(
-            num_ranks, self.max_tokens, self.hidden, self.top_k, self.num_experts // num_ranks, "either", True,
-            NUM_IN_FLIGHT,
+            num_ranks, self.max_tokens, self.hidden, self.top_k, self.num_experts // num_ranks, "either", self.exact,
+            NUM_IN_FLIGHT, late_weights=not self.exact,
         )  # fmt: skip
 
 
 class LowLatencyHandle(tuple):
-    """DeepEP's handle: (src_info int32 [L, R * M], layout_range int64 [L, R], M, H, experts). And whose it is."""
+    """DeepEP's handle: (src_info int32 [L, R * M], layout_range int64 [L, R], M, H, experts). And whose it is, of how
+    many tokens of this rank, and the rows of each local expert."""
 
     mode: "LowLatencyMode"
     number: int
+    num_tokens: int
+    count: Tensor
 
 
 class Pending:
@@ -133,7 +137,7 @@ class LowLatencyMode:
         handle = LowLatencyHandle(
             (rows.token, rows.range, self.shape.max_tokens, self.shape.hidden, self.shape.num_experts)
         )
-        handle.mode, handle.number = self, number
+        handle.mode, handle.number, handle.num_tokens, handle.count = self, number, x.shape[0], rows.count
         return rows, handle, self._streams.event(async_finish), receive if return_recv_hook else None
 
     def _new_rows(self, use_fp8: bool, scale_format: int) -> Rows:
@@ -158,8 +162,10 @@ class LowLatencyMode:
 
     def combine(
         self, y: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, out: Tensor,
-        wait_stats: Tensor | None, *, zero_copy: bool, async_finish: bool, return_recv_hook: bool,
+        wait_stats: Tensor | None, signal: Signal | None = None, *, zero_copy: bool, async_finish: bool,
+        return_recv_hook: bool,
     ) -> tuple[EventHandle | None, Callable[[], None] | None]:  # fmt: skip
+        """Arguments are checked by Buffer. signal: with return_recv_hook, send tile by tile."""
         self._raise_failure()
         self._check_handle(handle)
         if zero_copy and self._next_y is not None:
@@ -170,7 +176,8 @@ class LowLatencyMode:
             if not return_recv_hook:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
                 return self._streams.event(async_finish), None
-            self.kernels.combine_send(i, y, handle[0])
+            late = None if self.shape.exact else (topk_idx, topk_weights)
+            self.kernels.combine_send(i, y, handle.count, signal, late_weights=late, wait_cost=wait_stats)
         self._combining[handle.number] = number
 
         @plain

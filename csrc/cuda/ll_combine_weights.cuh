@@ -1,0 +1,81 @@
+// LATE_WEIGHTS: gate weights that only combine is told. Owners send them first of all; the experts' ranks sum with
+// them. A rank that waits for one owner's weights goes on with the tokens of others, who would else take it for late.
+#pragma once
+#include "ll_combine.cuh"
+
+namespace eprt::low_latency {
+
+constexpr uint64_t kPatienceNs = 5000;  // that a warp waits before it turns to other owners' tokens
+
+// All weights of this rank's tokens go to every rank, whatever it holds of them: a few KB, and right also when entries
+// were masked since dispatch. A unit is two neighbouring weights for one rank; a warp takes 32 of a rank.
+struct WeightUnits {
+  int pairs, warps_per_rank, count;  // count: of a warp's units
+  EPRT_DEVICE explicit WeightUnits(const CombineParams& p)
+      : pairs(ceil_div(p.num_tokens * kTopk, 2)),
+        warps_per_rank(ceil_div(pairs, kWarp)),
+        count(warps_per_rank * kRanks) {}
+};
+
+struct WeightPair {
+  uint32_t bits[2];
+};
+
+EPRT_DEVICE WeightPair load_weights(const CombineParams& p, const WeightUnits& units, int warp_unit, int lane) {
+  WeightPair pair{};
+  if (warp_unit >= units.count) return pair;
+  const int first = (warp_unit % units.warps_per_rank * kWarp + lane) * 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int entry = first + i;
+    if (entry < p.num_tokens * kTopk && own_slot(p, entry) >= 0) pair.bits[i] = __float_as_uint(p.topk_weight[entry]);
+  }
+  return pair;
+}
+
+EPRT_DEVICE void store_weights(const CombineParams& p, const WeightUnits& units, uint32_t epoch, int warp_unit,
+                               const WeightPair& pair, int lane) {
+  const Context& c = p.context;
+  const int holder = (c.rank + 1 + warp_unit / units.warps_per_rank) % kRanks;
+  const int i = warp_unit % units.warps_per_rank * kWarp + lane;
+  if (i >= units.pairs || load_relaxed(c.deadline.mask + holder)) return;
+  const uint64_t stamp = uint64_t(epoch) << 32;
+  store_relaxed(weights_at(c, holder, epoch, c.rank) + i * 2, stamp | pair.bits[0], stamp | pair.bits[1]);
+}
+
+// Lane k < K: where entry k's weight comes, and what was there.
+struct LateWeight {
+  const uint64_t* word = nullptr;
+  uint64_t seen = 0;
+
+  EPRT_DEVICE void look() { seen = load_relaxed(word); }
+  // One 8-byte store wrote both: seeing the epoch is seeing the weight.
+  EPRT_DEVICE bool here(uint32_t epoch) const { return uint32_t(seen >> 32) == epoch; }
+  EPRT_DEVICE float value() const { return __uint_as_float(uint32_t(seen)); }
+};
+
+// Waits until the lanes that want theirs have it, or for kPatienceNs from the beginning of the send.
+EPRT_DEVICE bool wait_weights(const WaitBook* book, uint32_t epoch, LateWeight& weight, bool wanted) {
+  while (!__all_sync(kAllLanes, !wanted || weight.here(epoch))) {
+    if (__any_sync(kAllLanes, global_timer_ns() - book->begin_ns > kPatienceNs)) return false;
+    if (wanted) weight.look();
+  }
+  return true;
+}
+
+// Those of the late owners (a bit per rank) that may still come. At the deadline they are reported and masked.
+EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint32_t epoch, uint32_t late, uint64_t timeout_ns,
+                                int lane) {
+  bool waits = (late >> lane) & 1 && !load_relaxed(c.deadline.mask + lane);
+  const uint64_t waited = global_timer_ns() - book->begin_ns;
+  if (waits && kStats && blockIdx.x == 0) atomicMax(book->waited_ns + lane, uint32_t(waited));
+  if (waits && waited > timeout_ns) {
+    report(c.deadline.failure, kCombineWeights, lane, load_relaxed(weights_at(c, c.rank, epoch, lane)) >> 32, epoch);
+    c.deadline.mask[lane] = 1;
+    waits = false;
+  }
+  __nanosleep(200);
+  return __ballot_sync(kAllLanes, waits);
+}
+
+}  // namespace eprt::low_latency
