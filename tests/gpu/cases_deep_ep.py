@@ -198,7 +198,7 @@ def graph_replay(group: EPGroup) -> None:
     """Two layers with hooks in one graph, replayed with new tokens, between eager calls."""
     buffer, T, hidden, top_k, experts = make_buffer(group), 32, 2048, 4, 8 * group.size
     x = torch.zeros(T, hidden, dtype=torch.bfloat16, device="cuda")
-    idx = torch.zeros(T, top_k, dtype=torch.int64, device="cuda")
+    idx = torch.arange(top_k, device="cuda").repeat(T, 1)
     weights = torch.zeros(T, top_k, dtype=torch.float32, device="cuda")
 
     def layer() -> Tensor:
