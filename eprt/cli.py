@@ -11,6 +11,7 @@ from importlib import import_module
 COMMANDS = {
     "serve": ("eprt.serve.__main__", "OpenAI-compatible server of a DeepSeek-style MoE model"),
     "generate": ("eprt.generate", "completions of prompts, without a server"),
+    "convert": ("eprt.models.convert", "a checkpoint laid out for the ranks that will read it"),
     "balance": ("eprt.balancer.__main__", "expert placement from measured load"),
     "balancer": ("eprt.cli:balancer", "rebalancer beside a running server"),
     "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, from a run's log"),

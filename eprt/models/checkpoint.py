@@ -4,7 +4,7 @@ Knows safetensors files, their index and fp8 block scales; knows nothing of mode
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from eprt.models.readahead import ReadAhead
 from eprt.ops.weight import Weight
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -51,11 +52,16 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """tensors: name -> TensorInfo of everything in the files. on_read is called with the bytes of each tensor read."""
+    """tensors: name -> TensorInfo of everything in the files. on_read is called with the bytes of each tensor read.
+
+    num_bytes_read: so far.
+    """
 
     def __init__(self, model_dir: str | Path, on_read: Callable[[int], None] | None = None):
         self.model_dir = Path(model_dir)
         self.on_read = on_read
+        self.num_bytes_read = 0
+        self._ahead: ReadAhead | None = None
         if not self.model_dir.is_dir():
             raise CheckpointError(f"{self.model_dir}: no such directory; give one with config.json and *.safetensors")
         self._files = {path: _open(path) for path in _files_of(self.model_dir)}
@@ -91,10 +97,25 @@ class Checkpoint:
     def is_fp8(self, name: str) -> bool:
         return name in self.tensors and self.tensors[name].dtype == FP8
 
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Tells the order in which tensors will be read from now on, so that the disk can run ahead."""
+        self._stop_ahead()
+        self._ahead = ReadAhead({name: info.file for name, info in self.tensors.items()}, names)
+        self._ahead.took(0)
+
     def close(self) -> None:
         self._files.clear()
+        self._stop_ahead()
+
+    def _stop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def _report(self, num_bytes: int) -> None:
+        self.num_bytes_read += num_bytes
+        if self._ahead is not None:
+            self._ahead.took(num_bytes)
         if self.on_read is not None:
             self.on_read(num_bytes)
 

@@ -1,6 +1,7 @@
 """From a Hugging Face directory to a model on this rank, which reads every dense tensor but only its own experts."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,9 +55,18 @@ def load_deepseek(engine: EngineConfig, group: EPGroup, progress: Progress | Non
         modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
         ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes)
     with _all_or_none(group):
+        started_s = time.monotonic()
         model = _Builder(engine, config, checkpoint, group, ep, slot_map, progress).build()
+        _log_speed(checkpoint.num_bytes_read, time.monotonic() - started_s, group)
     checkpoint.close()
     return model
+
+
+def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
+    log.info(
+        "[rank %d/%d] loaded %.2f GB in %.1f s: %.2f GB/s",
+        group.rank, group.size, num_bytes / 1e9, seconds, num_bytes / 1e9 / max(seconds, 1e-9),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -226,7 +236,9 @@ class _Builder:
                 progress(done, total)
 
         self.checkpoint.on_read = on_read
-        skipped = sum(name not in names and is_skipped(self.config, name) for name in self.checkpoint.tensors)
+        self.checkpoint.read_ahead(names)
+        needed = set(names)
+        skipped = sum(name not in needed and is_skipped(self.config, name) for name in self.checkpoint.tensors)
         if skipped and self.group.rank == 0:
             log.info("%d tensors are not needed and stay on disk (MTP layers, computed buffers)", skipped)
 
