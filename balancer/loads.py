@@ -1,77 +1,66 @@
-"""Expert load: what a load file holds, and the checks every load passes before planning.
+"""Expert load: what a load file holds, and the checks every load passes before planning. formats/ reads the files."""
 
-Reads eprt's own .npz and plain JSON. Knows nothing of placements.
-"""
-
-import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-SERVER_SCHEMA = "eprt.load/1"
+from .trace import RoutingTrace
 
 
 @dataclass(frozen=True, eq=False)
 class LoadFile:
     """load_WLE: float64 [W, L, E], one count per window, layer and logical expert.
 
-    has_topk_idx: the file also holds routing traces (topk_idx), which plan() cannot use yet.
+    trace: the tokens' choices, where the file holds them. format: which one it was. notes: what the reader could
+    not use or had to assume, a sentence each.
     """
 
     load_WLE: np.ndarray
-    has_topk_idx: bool = False
+    trace: RoutingTrace | None = None
+    format: str = "eprt"
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "load_WLE", check_windows(self.load_WLE))
+        if self.trace is not None:
+            num_layers, num_experts = self.load_WLE.shape[1:]
+            if self.trace.num_layers != num_layers:
+                raise ValueError(f"topk_idx has {self.trace.num_layers} layers, load has {num_layers}")
+            self.trace.check_experts(num_experts)
+
+    @property
+    def num_windows(self) -> int:
+        return len(self.load_WLE)
 
     def total(self, last: int | None = None) -> np.ndarray:
         """float64 [L, E]: sum over all windows, or over the last ones."""
-        num_windows = len(self.load_WLE)
-        if last is not None and not 1 <= last <= num_windows:
-            raise ValueError(f"last={last}: the file holds {num_windows} windows")
-        return self.load_WLE[-(last or num_windows) :].sum(0)
+        if last is not None and not 1 <= last <= self.num_windows:
+            raise ValueError(f"last={last}: the file holds {self.num_windows} windows")
+        return self.load_WLE[-(last or self.num_windows) :].sum(0)
+
+    def regrouped(self, num_windows: int) -> "LoadFile":
+        """So many windows instead, each the sum of equally many in a row (give or take one)."""
+        if not 1 <= num_windows <= self.num_windows:
+            raise ValueError(f"num_windows={num_windows}: the file holds {self.num_windows} windows")
+        starts = np.arange(num_windows) * self.num_windows // num_windows
+        return LoadFile(np.add.reduceat(self.load_WLE, starts, axis=0), self.trace, self.format, self.notes)
 
 
 def read_load(path: str | Path) -> LoadFile:
-    """Reads .npz (load [W, L, E] or [L, E], optional topk_idx) or .json ({"load": [[...]]} of these shapes, or what a
-    server answers to GET /v1/eprt/load).
+    """Any of the formats that docs/files.md lists, by suffix and content; a directory for dumps of several files.
 
-    OSError when the file cannot be opened, ValueError naming file, field and value when it holds no valid load.
+    OSError when it cannot be opened, ValueError naming file, field, layer and value when it holds no valid load.
     """
-    path = Path(path)
-    if path.suffix not in (".npz", ".json"):
-        raise ValueError(f"{path}: cannot read {path.suffix or 'a file without suffix'} yet; give .npz or .json")
-    try:
-        return _read_npz(path) if path.suffix == ".npz" else _read_json(path)
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: {error}") from None
+    from .formats import read
+
+    return read(Path(path))
 
 
-def _read_npz(path: Path) -> LoadFile:
-    with np.load(path, allow_pickle=False) as data:
-        if "load" not in data:
-            raise ValueError(f"no array 'load'; it has {', '.join(data.files) or 'none'}")
-        has_topk_idx = any(name.startswith("topk_idx") for name in data.files)
-        return LoadFile(_check_windows(data["load"]), has_topk_idx)
-
-
-def _read_json(path: Path) -> LoadFile:
-    data = json.loads(path.read_text())
-    if isinstance(data, dict) and data.get("schema") == SERVER_SCHEMA:
-        if not data.get("layers"):
-            raise ValueError("the server had not counted any load yet")
-        data = {"load": [layer["per_expert"] for layer in data["layers"]]}
-    if not isinstance(data, dict) or "load" not in data:
-        raise ValueError('no field "load" at the top level; expected {"load": [[...]]}')
-    try:
-        load = np.array(data["load"], dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            '"load" must be equally long lists of numbers: [layers][experts] or [windows][layers][experts]'
-        ) from None
-    return LoadFile(_check_windows(load), "topk_idx" in data)
-
-
-def _check_windows(load: np.ndarray) -> np.ndarray:
+def check_windows(load: Any) -> np.ndarray:
+    """float64 [W, L, E] of finite, non-negative numbers from [W, L, E] or [L, E]."""
+    load = np.asarray(load)
     load_WLE = load[None] if load.ndim == 2 else load
     if load_WLE.ndim != 3 or len(load_WLE) == 0:
         raise ValueError(f"load has shape {load.shape}; it must be [windows, layers, experts] or [layers, experts]")

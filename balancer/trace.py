@@ -69,6 +69,11 @@ class RoutingTrace:
         """The same tokens, each on any rank, equally likely."""
         return RoutingTrace(self.topk_idx)
 
+    def every_other(self, start: int) -> "RoutingTrace":
+        """Tokens start, start + 2, ... of each layer."""
+        sources = self.source_gpu and tuple(source_T[start::2] for source_T in self.source_gpu)
+        return RoutingTrace(tuple(idx_TK[start::2] for idx_TK in self.topk_idx), sources)
+
     def load(self, num_experts: int) -> np.ndarray:
         """float64 [L, E]: how often each expert was chosen."""
         rows = [np.bincount(idx[idx >= 0], minlength=num_experts) for idx in self.topk_idx]

@@ -247,6 +247,32 @@ double largest_time_after(const Problem& problem, int64_t layer, const Part& par
                       false, weight_P.data());
 }
 
+std::vector<Change> first_steps(const Placed& placed, int64_t num_steps) {
+  std::vector<Change> changes;
+  for (const Change& change : placed.changes)
+    if (change.step < num_steps) changes.push_back(change);
+  return changes;
+}
+
+// Moves are chosen for even shares, but what is served are the slot weights: with them, fewer moves may be better.
+// Returns after how many steps to stop.
+int64_t worthwhile_steps(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P,
+                         const Placed& placed) {
+  auto largest = [&](int64_t num_steps) {
+    return largest_time_after(problem, layer, part, current_P, placed.changes, num_steps);
+  };
+  const int64_t all = placed.num_steps();
+  const double with_all = all > 1 ? largest(all) : 0.0, with_repairs = all > 1 ? largest(1) : 0.0;
+  if (with_all <= with_repairs) return all;
+  int64_t best = 1;
+  double best_time = with_repairs;
+  for (int64_t steps = 2; steps < all; steps++) {
+    const double time = largest(steps);
+    if (time < best_time) best = steps, best_time = time;
+  }
+  return best;
+}
+
 Part whole_layer(const Problem& problem, int64_t layer) {
   std::vector<int> all(problem.num_experts);
   std::iota(all.begin(), all.end(), 0);
@@ -260,7 +286,7 @@ std::vector<Change> improve_placement(const Problem& problem, int64_t layer, con
   const Part part = whole_layer(problem, layer);
   Placed placed(problem, layer, part, current_P);
   even_out(placed, budget, 0.0);
-  return placed.changes;
+  return first_steps(placed, worthwhile_steps(problem, layer, part, current_P, placed));
 }
 
 std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const int64_t* current_P,
@@ -268,7 +294,8 @@ std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const
   const Part part = whole_layer(problem, layer);
   Placed balanced(problem, layer, part, current_P);
   even_out(balanced, budget, 0.0);
-  if (problem.num_nodes == 1 || tokens.num_tokens == 0) return balanced.changes;
+  const int64_t balanced_steps = worthwhile_steps(problem, layer, part, current_P, balanced);
+  if (problem.num_nodes == 1 || tokens.num_tokens == 0) return first_steps(balanced, balanced_steps);
   const double cap = (1 + allowance) * balanced.packing.max_time();
   Placed placed(problem, layer, part, current_P);
   int64_t moved = even_out(placed, budget, cap);
@@ -288,14 +315,10 @@ std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const
   auto largest = [&](const Placed& one, int64_t num_steps) {
     return largest_time_after(problem, layer, part, current_P, one.changes, num_steps);
   };
-  const double limit = (1 + allowance) * largest(balanced, balanced.num_steps()) * (1 + 1e-12);
+  const double limit = (1 + allowance) * largest(balanced, balanced_steps) * (1 + 1e-12);
   int64_t kept = placed.num_steps();
   while (kept >= num_balance_steps && largest(placed, kept) > limit) kept--;
-  if (kept < num_balance_steps) return balanced.changes;
-  std::vector<Change> changes;
-  for (const Change& change : placed.changes)
-    if (change.step < kept) changes.push_back(change);
-  return changes;
+  return kept < num_balance_steps ? first_steps(balanced, balanced_steps) : first_steps(placed, kept);
 }
 
 }  // namespace eprt::balancer

@@ -1,0 +1,2 @@
+"""The words of `eprt balance`, one file each: add_parser(commands) declares its options, run(arguments) does the work
+and returns the exit status. ValueError and OSError become one line on standard error and status 2."""

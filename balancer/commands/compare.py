@@ -1,0 +1,112 @@
+"""eprt balance compare: plans and placement files side by side, on one load."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import plots
+from ..affinity import traffic_per_token
+from ..moves import moved_slots
+from ..placement import Placement
+from ..plan import plan
+from ..replay import eplb_placement, halves
+from . import options
+from .tables import table
+
+KNOBS = (0.0, 0.02, 0.05, 0.1, 0.2)
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser("compare", help="plans and placement files side by side, on one load")
+    options.add_load(parser)
+    options.add_cluster(parser)
+    parser.add_argument(
+        "placements", nargs="*", type=Path, metavar="PLACEMENT", help="placement files to compare as well"
+    )
+    parser.add_argument("--last", type=int, metavar="N", help="use only the last N windows of the file")
+    options.add_traffic(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options.add_plots(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plots:
+        plots.pyplot()
+    file = options.read(arguments)
+    load_LE = file.total(arguments.last)
+    trace = None if arguments.num_nodes == 1 else file.trace
+    trace = trace.without_sources() if trace is not None and arguments.any_source else trace
+    seen, judged = (None, None) if trace is None else halves(trace)
+    chosen = options.cluster(arguments, load_LE.shape[1])
+    candidates = {"none": options.contiguous(load_LE.shape, chosen), **_plans(arguments, load_LE, chosen, seen)}
+    for path in arguments.placements:
+        candidates[path.stem] = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
+    rows = [_row(name, one, load_LE, candidates, judged, arguments.traffic) for name, one in candidates.items()]
+    text = table(rows)
+    print(json.dumps({"schema": "eprt.compare/1", "plans": rows}, indent=1) if arguments.json else text)
+    if arguments.plots:
+        _plots(arguments, load_LE, candidates, rows, text)
+    return 0
+
+
+def _plans(arguments: argparse.Namespace, load_LE: np.ndarray, chosen: dict, seen) -> dict[str, Placement]:
+    found = {}
+    if not {"gpu_speed", "usable_slots"} & set(chosen):
+        found["eplb"] = eplb_placement(load_LE, chosen)
+    found["plan"] = plan(load_LE, **chosen)
+    for knob in KNOBS if seen is not None else ():
+        goal = {"coactivation": seen, "traffic": arguments.traffic, "balance_allowance": knob}
+        found[f"affinity {knob:g}"] = plan(load_LE, **chosen, **goal)
+    return found
+
+
+def _row(name, placement: Placement, load_LE, candidates: dict[str, Placement], judged, objective) -> dict[str, Any]:
+    try:
+        load_LG = placement.gpu_load(load_LE)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}: a placement of another model") from None
+    mean_L = np.maximum(load_LG.mean(1), 1e-300)
+    row: dict[str, Any] = {
+        "plan": name,
+        "max/mean": float((load_LG.max(1) / mean_L).mean()),
+        "worst layer": float((load_LG.max(1) / mean_L).max()),
+        "most copies": int(placement.replica_count.max()),
+        "doubled": _doubled(placement),
+    }
+    before = candidates["none"]
+    if placement.num_slots == before.num_slots and placement.num_nodes == before.num_nodes:
+        row["moved slots"] = int(moved_slots(before, placement).sum())
+    if judged is not None and placement.num_nodes > 1:
+        row["traffic/token"] = float(traffic_per_token(placement, judged, objective).mean())
+    return row
+
+
+def _doubled(placement: Placement) -> int:
+    """Slots that hold an expert which their GPU holds already: memory without use."""
+    sorted_LGS = np.sort(placement.physical_to_logical_map.reshape(placement.num_layers, placement.num_gpus, -1))
+    return int(((np.diff(sorted_LGS) == 0) & (sorted_LGS[..., 1:] >= 0)).sum())
+
+
+def _plots(arguments, load_LE, candidates: dict[str, Placement], rows, text: str) -> None:
+    folder = arguments.plots
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [name for name in ("none", "eplb", "plan", f"affinity {KNOBS[1]:g}") if name in candidates]
+    names += [path.stem for path in arguments.placements]
+    loads = {name: candidates[name].gpu_load(load_LE) for name in names}
+    pngs = [
+        plots.gpu_load(folder / "gpu_load.png", loads, "Load of each GPU"),
+        plots.bars(
+            folder / "balance.png", {row["plan"]: row["max/mean"] for row in rows}, "Balance", "max/mean GPU load"
+        ),
+    ]
+    points = {row["plan"]: (row["max/mean"], row["traffic/token"]) for row in rows if "traffic/token" in row}
+    points.pop("none", None)
+    if points:
+        label = f"{arguments.traffic.replace('_', ' ')} per token and layer"
+        pngs.append(plots.trade(folder / "trade.png", points, "Balance against traffic, on unseen tokens", label))
+    page = plots.page(folder, f"Plans for {arguments.load.name}", text, pngs)
+    options.say(f"wrote {page} and {', '.join(png.name for png in pngs)} beside it")

@@ -1,0 +1,89 @@
+"""eprt balance plan: a load file in, a placement file out."""
+
+import argparse
+import json
+from pathlib import Path
+
+from ..loads import read_load
+from ..placement import Placement
+from ..plan import plan
+from ..trace import RoutingTrace
+from . import options
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser("plan", help="compute a placement from a load file")
+    options.add_load(parser)
+    options.add_cluster(parser)
+    parser.add_argument("--last", type=int, metavar="N", help="use only the last N windows of the file")
+    parser.add_argument("--out", metavar="FILE", help="where to write the placement; default: standard output")
+    parser.add_argument(
+        "--coactivation",
+        metavar="FILE",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        help="save traffic between nodes, by the routing traces (topk_idx) of FILE, default those of --load",
+    )
+    options.add_traffic(parser)
+    current = parser.add_argument_group("from the placement in force")
+    current.add_argument(
+        "--current", metavar="FILE", type=Path, help="change this placement, the most useful moves first"
+    )
+    current.add_argument("--max-moves-per-layer", type=int, metavar="N", help="slots that may change; default 8")
+    current.add_argument("--max-bytes", type=float, help="limit of what moves, all layers together")
+    current.add_argument("--bytes-per-expert", type=float, help="weights of one expert")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    file = options.read(arguments)
+    load_LE = file.total(arguments.last)
+    chosen = options.cluster(arguments, load_LE.shape[1])
+    if arguments.current is not None:
+        chosen["current"] = options.read_placement(arguments.current, arguments.num_gpus, arguments.num_nodes)
+        chosen["num_slots"] = arguments.num_slots
+    if arguments.coactivation is not None:
+        chosen |= options.traffic(arguments, _trace(arguments, file.trace))
+    elif file.trace is not None and arguments.num_nodes > 1:
+        options.say(
+            f"{arguments.load} also holds routing traces; --coactivation uses them to save traffic between nodes"
+        )
+    placement = plan(
+        load_LE,
+        **chosen,
+        max_moves_per_layer=arguments.max_moves_per_layer,
+        max_bytes=arguments.max_bytes,
+        bytes_per_expert=arguments.bytes_per_expert,
+    )
+    options.say(summary(placement))
+    if arguments.out:
+        placement.save(arguments.out)
+        options.say(f"wrote {arguments.out}")
+    else:
+        print(json.dumps(placement.to_json()))
+    return 0
+
+
+def _trace(arguments: argparse.Namespace, own: RoutingTrace | None) -> RoutingTrace:
+    path = arguments.load if arguments.coactivation == Path() else arguments.coactivation
+    trace = own if path == arguments.load else read_load(path).trace
+    if trace is None:
+        raise ValueError(f"{path} holds no routing traces (topk_idx): --coactivation needs them")
+    return trace
+
+
+def summary(placement: Placement) -> str:
+    metrics = placement.metrics
+    text = (
+        f"{metrics['policy']} placement of {placement.num_experts} experts on {placement.num_slots} slots, "
+        f"{placement.num_gpus} GPUs, {placement.num_layers} layers: max/mean GPU load "
+        f"{metrics['max_over_mean']:.3f} (worst layer {metrics['worst_layer']}: "
+        f"{metrics['max_over_mean_worst_layer']:.3f})"
+    )
+    if "traffic" in metrics:
+        before = metrics.get("traffic_per_token_balance_only", metrics.get("traffic_per_token_before"))
+        text += f"; {metrics['traffic']} per token {metrics['traffic_per_token']:.3f}, before {before:.3f}"
+    if "moves" in metrics:
+        text += f"; {metrics['moves']} slots move"
+    return text

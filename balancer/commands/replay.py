@@ -1,0 +1,104 @@
+"""eprt balance replay: what each policy would have made of recorded load, window by window."""
+
+import argparse
+import json
+from typing import Any
+
+from .. import plots
+from ..loads import LoadFile
+from ..replay import Replay, halves, policies, replay
+from . import options
+from .tables import table
+
+DEFAULT = ["none", "eplb", "incremental", "affinity"]
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser("replay", help="judge policies on recorded load, window by window")
+    options.add_load(parser)
+    options.add_cluster(parser)
+    parser.add_argument(
+        "--policies",
+        type=lambda text: text.split(","),
+        metavar="A,B,...",
+        help="of none, eplb (from scratch), scratch (plan() from scratch), aligned (the same, GPUs renamed so that "
+        "less moves), incremental, affinity; default: none,eplb,incremental and, where the file has traces, affinity",
+    )
+    parser.add_argument("--windows", type=int, metavar="N", help="group the file's windows into so many")
+    parser.add_argument("--memory", type=int, default=1, metavar="N", help="plan from the last N windows; default 1")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="plan every N windows; default 1")
+    parser.add_argument(
+        "--max-moves-per-layer", type=int, default=8, metavar="N", help="of incremental plans; default 8"
+    )
+    parser.add_argument(
+        "--bytes-per-expert",
+        type=float,
+        default=options.DEEPSEEK_V3_EXPERT_BYTES,
+        help="weights of one expert of one layer; default: DeepSeek-V3 in fp8, %(default)s",
+    )
+    options.add_traffic(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures of every window as JSON instead of a table"
+    )
+    options.add_plots(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plots:
+        plots.pyplot()  # before the work, not after it
+    file = options.read(arguments)
+    file = file.regrouped(arguments.windows) if arguments.windows else file
+    replays = replay_all(arguments, file)
+    rows = [summary(one, arguments.bytes_per_expert, arguments.num_gpus) for one in replays]
+    text = table(rows)
+    print(json.dumps(document(replays, rows), indent=1) if arguments.json else text)
+    if arguments.plots:
+        pngs = plots.of_replays(arguments.plots, replays, arguments.bytes_per_expert, arguments.traffic)
+        page = plots.page(arguments.plots, f"Replay of {arguments.load.name}", text, pngs)
+        options.say(f"wrote {page} and {', '.join(png.name for png in pngs)} beside it")
+    return 0
+
+
+def replay_all(arguments: argparse.Namespace, file: LoadFile) -> list[Replay]:
+    chosen = options.cluster(arguments, file.load_WLE.shape[2])
+    goal = judged = None
+    if file.trace is not None and arguments.num_nodes > 1:
+        seen, judged = halves(file.trace.without_sources() if arguments.any_source else file.trace)
+        goal = options.traffic(arguments, seen)
+    names = arguments.policies or [name for name in DEFAULT if name != "affinity" or goal is not None]
+    start = options.contiguous(file.load_WLE.shape[1:], chosen)
+    shared = {"memory": arguments.memory, "every": arguments.every, "trace": judged, "objective": arguments.traffic}
+    known = policies(chosen, goal, arguments.max_moves_per_layer, names)
+    return [replay(name, policy, file.load_WLE, start, **shared) for name, policy in known.items()]
+
+
+def summary(one: Replay, bytes_per_expert: float, num_gpus: int) -> dict[str, Any]:
+    """first_GB: the first plan's, from experts in order; then_GB: all later ones; both of all GPUs together."""
+    row: dict[str, Any] = {
+        "policy": one.name,
+        "max/mean": float(one.max_over_mean_V.mean()),
+        "worst": float(one.max_over_mean_V.max()),
+        "mean/max": float(one.balance_ratio_V.mean()),
+        "first_GB": float(one.moves_V[0] * bytes_per_expert / 1e9),
+        "then_moves": one.later_moves,
+        "then_GB": float(one.later_moves * bytes_per_expert / 1e9),
+        "GB/GPU/plan": float(one.later_moves * bytes_per_expert / 1e9 / num_gpus / max(1, (one.moves_V[1:] > 0).sum())),
+    }
+    return row if one.traffic_V is None else {**row, "traffic/token": float(one.traffic_V.mean())}
+
+
+def document(replays: list[Replay], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema": "eprt.replay/1",
+        "policies": [
+            {
+                **row,
+                "max_over_mean": one.max_over_mean_V.tolist(),
+                "balance_ratio": one.balance_ratio_V.tolist(),
+                "moves": one.moves_V.tolist(),
+                "traffic_per_token": None if one.traffic_V is None else one.traffic_V.tolist(),
+            }
+            for one, row in zip(replays, rows)
+        ],
+    }

@@ -1,0 +1,48 @@
+"""eprt's own .npz: load [W, L, E] or [L, E]; optionally topk_idx with source_gpu.
+
+topk_idx: one array [L, T, K], or topk_idx_0, topk_idx_1, ... [T, K] of layers that sampled different tokens; source_gpu
+[L, T] or source_gpu_0, ... likewise.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from ..loads import LoadFile
+from ..trace import RoutingTrace
+
+
+def read(path: Path) -> LoadFile:
+    with np.load(path, allow_pickle=False) as data:
+        if "load" not in data:
+            raise ValueError(f"no array 'load'; it has {', '.join(data.files) or 'none'}")
+        topk, sources = _layers(data, "topk_idx"), _layers(data, "source_gpu")
+        trace = None if topk is None else RoutingTrace(topk, sources)
+        return LoadFile(data["load"], trace)
+
+
+def write(path: Path, load_WLE: np.ndarray, trace: RoutingTrace | None = None) -> None:
+    arrays = {"load": load_WLE}
+    for name, layers in (("topk_idx", trace and trace.topk_idx), ("source_gpu", trace and trace.source_gpu)):
+        if layers and len({len(layer) for layer in layers}) == 1:
+            arrays[name] = np.stack(layers)
+        elif layers:
+            arrays |= {f"{name}_{layer}": array for layer, array in enumerate(layers)}
+    with open(path, "wb") as file:  # by name, numpy would add a suffix
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _layers(data, name: str) -> tuple[np.ndarray, ...] | None:
+    if name in data:
+        array = data[name]
+        if array.ndim not in (2, 3):
+            raise ValueError(f"{name} has shape {array.shape}; it must start with [layers, tokens]")
+        return tuple(array)
+    numbers = sorted(
+        int(key[len(name) + 1 :]) for key in data.files if key.startswith(f"{name}_") and key[len(name) + 1 :].isdigit()
+    )
+    if not numbers:
+        return None
+    if numbers != list(range(len(numbers))):
+        raise ValueError(f"{name}_{set(range(len(numbers))).difference(numbers).pop()} is missing: one array per layer")
+    return tuple(data[f"{name}_{number}"] for number in numbers)

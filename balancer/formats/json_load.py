@@ -1,0 +1,109 @@
+"""JSON: one document, or one object per line.
+
+- {"load": [[...]]}: eprt's plain form, [layers][experts] or [windows][layers][experts]; a line each is a window each.
+- {"schema": "eprt.load/1", ...}: what a server answers to GET /v1/eprt/load. Counters since its start: of several
+  lines, the differences are the windows.
+- {"logical_count": ...}: what SGLang's --init-expert-location takes, of the same shapes as load.
+- {"log_stats": [[...]], "phy2log": ...}: a line of RTP-LLM's gpu_load_*.json.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..loads import LoadFile
+
+SERVER_SCHEMA = "eprt.load/1"
+_MOVING_SUM = "RTP-LLM's log_stats are moving sums: neighbouring windows share most of their tokens"
+
+
+def read(path: Path) -> LoadFile:
+    text = path.read_text()
+    try:
+        documents = {0: json.loads(text)}
+    except json.JSONDecodeError as error:
+        documents = _lines(text, error)
+    windows, formats = [], set()
+    last: dict[str, Any] | None = None
+    for line, document in documents.items():
+        where = f"line {line}: " if line else ""
+        try:
+            name, load = _load(document)
+            if name == "server":
+                load, last = _difference(load, document, last), document
+        except ValueError as error:
+            raise ValueError(f"{where}{error}") from None
+        formats.add(name)
+        if load is not None:
+            windows.append((where, load))
+    if len(formats) > 1:
+        raise ValueError(f"lines of different kinds: {', '.join(sorted(formats))}; a file holds one kind")
+    return _file(windows, formats.pop())
+
+
+def _file(windows: list[tuple[str, np.ndarray]], name: str) -> LoadFile:
+    notes = (_MOVING_SUM,) if name == "RTP-LLM" else ()
+    if not windows:
+        raise ValueError("the server's counters stood still: no window to plan for")
+    if len(windows) == 1:
+        return LoadFile(windows[0][1], None, name, notes)
+    for where, load in windows:
+        if load.ndim != 2:
+            raise ValueError(f"{where}load has shape {load.shape}; a line holds [layers][experts]")
+        if load.shape != windows[0][1].shape:
+            raise ValueError(f"{where}load has shape {load.shape}, the first line has {windows[0][1].shape}")
+    return LoadFile(np.stack([load for _, load in windows]), None, name, notes)
+
+
+def _lines(text: str, whole: json.JSONDecodeError) -> dict[int, Any]:
+    documents: dict[int, Any] = {}
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            documents[number] = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == 1:  # not one object per line either: what is wrong with the whole says more
+                raise ValueError(f"no JSON: {whole}") from None
+            cut = " (the file is cut off?)" if number == len(lines) else ""
+            raise ValueError(f"line {number}: no JSON: {error}{cut}") from None
+    if not documents:
+        raise ValueError("no JSON: the file is empty")
+    return documents
+
+
+def _load(document: Any) -> tuple[str, np.ndarray]:
+    if not isinstance(document, dict):
+        raise ValueError(f"a {type(document).__name__} at the top level; expected an object with a field 'load'")
+    if document.get("schema") == SERVER_SCHEMA:
+        if not document.get("layers"):
+            raise ValueError("the server had not counted any load yet")
+        return "server", _array([layer["per_expert"] for layer in document["layers"]], "layers[].per_expert")
+    for field, name in (("load", "JSON"), ("logical_count", "SGLang"), ("log_stats", "RTP-LLM")):
+        if field in document:
+            return name, _array(document[field], field)
+    fields = ", ".join(map(repr, document)) or "none"
+    raise ValueError(
+        f"none of the fields 'load', 'logical_count', 'log_stats' or an eprt.load/1 schema; it has {fields}"
+    )
+
+
+def _array(rows: Any, field: str) -> np.ndarray:
+    try:
+        return np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{field!r} must be equally long lists of numbers: [layers][experts] or [windows][layers][experts]"
+        ) from None
+
+
+def _difference(load_LE: np.ndarray, document: dict, last: dict | None) -> np.ndarray | None:
+    """Tokens since the answer before; everything after a restart and in the first; None where nothing was counted."""
+    if last is not None and last.get("server_id") == document.get("server_id"):
+        load_LE = load_LE - _load(last)[1]
+        if (load_LE < 0).any():
+            raise ValueError("the counters are smaller than in the line before: the lines are out of order")
+    return load_LE if load_LE.any() else None

@@ -1,0 +1,34 @@
+"""Reads a safetensors file: the length of a JSON header, the header, and the tensors' bytes behind it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+_DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "F64": "<f8", "F32": "<f4", "F16": "<f2"}
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    """ValueError says what is missing or unknown."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(data[8:start]) if len(data) >= max(start, 8) else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise ValueError("cut off, or no safetensors file: its header is not complete")
+    header.pop("__metadata__", None)
+    return {name: _tensor(name, entry, data[start:]) for name, entry in header.items()}
+
+
+def _tensor(name: str, entry: dict, data: bytes) -> np.ndarray:
+    begin, end = entry["data_offsets"]
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{name} has dtype {entry['dtype']}; counts have one of {', '.join(_DTYPES)}")
+    if end > len(data):
+        raise ValueError(f"cut off: {name} ends at byte {end}, the file has {len(data)}")
+    items = np.frombuffer(data[begin:end], dtype=_DTYPES[entry["dtype"]])
+    if items.size != np.prod(entry["shape"], dtype=int):
+        raise ValueError(f"{name} has {items.size} values, its shape {entry['shape']} needs others")
+    return items.reshape(entry["shape"])

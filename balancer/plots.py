@@ -1,0 +1,149 @@
+"""Plots of replays and placements as PNG, and a page that shows them. Needs matplotlib (the extra eprt[plots])."""
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .replay import Replay
+
+# Distinct without colour as well: each policy has its own marker. Colours: Okabe and Ito's, safe for colour blindness.
+_STYLES = (
+    ("#555555", "o"),
+    ("#D55E00", "s"),
+    ("#0072B2", "^"),
+    ("#009E73", "D"),
+    ("#CC79A7", "v"),
+    ("#E69F00", "P"),
+    ("#56B4E9", "X"),
+    ("#000000", "*"),
+)
+
+
+def pyplot():
+    """matplotlib without a display. ImportError with the remedy."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ImportError("plots need matplotlib, which is not installed: pip install 'eprt[plots]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def over_time(path: Path, values: dict[str, np.ndarray], title: str, label: str, *, even: float | None = None) -> Path:
+    """A line per policy over the windows. even: the value of a perfect split, drawn as a reference."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for (name, values_V), (color, marker) in zip(values.items(), _cycle(len(values))):
+        windows = np.arange(1, len(values_V) + 1)
+        every = max(1, len(values_V) // 15)
+        axes.plot(
+            windows, values_V, color=color, marker=marker, markevery=every, markersize=5, linewidth=1.6, label=name
+        )
+    if even is not None:
+        axes.axhline(even, color="black", linewidth=0.8, linestyle=":")
+    axes.set(title=title, xlabel="window", ylabel=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if even is None:
+        axes.set_ylim(0, 1.1 * max(max(values_V, default=0.0) for values_V in values.values()) or 1.0)
+    axes.grid(alpha=0.3)
+    axes.legend(ncols=min(len(values), 4), frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16))
+    return _save(plt, figure, path)
+
+
+def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Path:
+    """Load of each GPU [L, G] over the layer's mean, layers down and GPUs across, all on one scale."""
+    plt = pyplot()
+    relative = {
+        name: load_LG / np.maximum(load_LG.mean(1, keepdims=True), 1e-300) for name, load_LG in load_by_name.items()
+    }
+    reach = max(max(float(np.abs(values - 1).max()) for values in relative.values()), 0.05)
+    num_layers, num_gpus = next(iter(relative.values())).shape
+    size = (1.6 + 3.0 * len(relative), float(np.clip(0.16 * num_layers, 2.6, 8)))
+    figure, axes = plt.subplots(1, len(relative), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    image = None
+    for one, (name, values_LG) in zip(axes[0], relative.items()):
+        image = one.imshow(
+            values_LG, aspect="auto", cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach, interpolation="nearest"
+        )
+        one.set(title=f"{name}\nmax/mean {values_LG.max(1).mean():.3f}", xlabel="GPU")
+        one.xaxis.get_major_locator().set_params(integer=True)
+        one.yaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylabel("layer")
+    figure.colorbar(image, ax=axes[0].tolist(), label="load over the mean", shrink=0.9)
+    figure.suptitle(title)
+    return _save(plt, figure, path)
+
+
+def trade(path: Path, points: dict[str, tuple[float, float]], title: str, label: str) -> Path:
+    """Balance against traffic, a point for each plan: lower left is better."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    for (name, (skew, crossings)), (color, marker) in zip(points.items(), _cycle(len(points))):
+        axes.plot(skew, crossings, color=color, marker=marker, markersize=8, linestyle="", label=name)
+    axes.set(title=title, xlabel="max/mean GPU load (1 is even)", ylabel=label)
+    axes.margins(0.12)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return _save(plt, figure, path)
+
+
+def bars(path: Path, values: dict[str, float], title: str, label: str) -> Path:
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7, 0.9 + 0.5 * len(values)), layout="constrained")
+    colors = [color for color, _ in _cycle(len(values))]
+    drawn = axes.barh(list(values), list(values.values()), color=colors, height=0.65)
+    axes.bar_label(drawn, fmt="%.3f", padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set(title=title, xlabel=label)
+    return _save(plt, figure, path)
+
+
+def of_replays(folder: Path, replays: Sequence[Replay], bytes_per_expert: float, traffic: str) -> list[Path]:
+    """All that a replay has to show."""
+    by_name = {one.name: one for one in replays}
+    folder.mkdir(parents=True, exist_ok=True)
+    gigabytes = {name: np.cumsum(one.moves_V) * bytes_per_expert / 1e9 for name, one in by_name.items()}
+    skews = {name: one.max_over_mean_V for name, one in by_name.items()}
+    last = {name: one.load_VLG[-1] for name, one in by_name.items()}
+    paths = [
+        over_time(folder / "balance.png", skews, "Balance on the window after", "max/mean GPU load", even=1.0),
+        gpu_load(folder / "gpu_load.png", last, "Load of each GPU in the last window"),
+        over_time(folder / "moves.png", gigabytes, "Weights moved, all GPUs together", "GB since the start"),
+    ]
+    crossings = {name: one.traffic_V for name, one in by_name.items() if one.traffic_V is not None}
+    if crossings:
+        label = f"{traffic.replace('_', ' ')} per token and layer"
+        paths.append(over_time(folder / "traffic.png", crossings, "Traffic between nodes, on unseen tokens", label))
+    return paths
+
+
+def page(folder: Path, title: str, text: str, pngs: Sequence[Path]) -> Path:
+    """report.html: one file with the table and the plots inside, to be sent around."""
+    images = "\n".join(
+        f'<img alt="{html.escape(png.stem)}" src="data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}">'
+        for png in pngs
+    )
+    path = folder / "report.html"
+    path.write_text(
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
+        "<style>body{font:15px/1.5 system-ui;margin:2rem auto;max-width:62rem;padding:0 1rem}"
+        "pre{overflow-x:auto;background:#f4f4f4;padding:1rem}img{max-width:100%;display:block;margin:1.5rem 0}</style>"
+        f"<h1>{html.escape(title)}</h1><pre>{html.escape(text)}</pre>{images}</html>\n"
+    )
+    return path
+
+
+def _cycle(num: int) -> list[tuple[str, str]]:
+    return [_STYLES[i % len(_STYLES)] for i in range(num)]
+
+
+def _save(plt, figure, path: Path) -> Path:
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
