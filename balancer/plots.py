@@ -62,7 +62,7 @@ def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Pat
         name: load_LG / np.maximum(load_LG.mean(1, keepdims=True), 1e-300) for name, load_LG in load_by_name.items()
     }
     reach = max(max(float(np.abs(values - 1).max()) for values in relative.values()), 0.05)
-    num_layers, num_gpus = next(iter(relative.values())).shape
+    num_layers = len(next(iter(relative.values())))
     size = (1.6 + 3.0 * len(relative), float(np.clip(0.16 * num_layers, 2.6, 8)))
     figure, axes = plt.subplots(1, len(relative), figsize=size, layout="constrained", sharey=True, squeeze=False)
     image = None
