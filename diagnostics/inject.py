@@ -6,7 +6,7 @@
 
 Each is written KIND:RANK[:PEER]:SIZE, and @FROM-TO adds seconds after the start (default: from 0 to the end).
 
-    slow-rank:3:2x        rank 3 is paused half of the time (SIGSTOP, SIGCONT), in pieces of 10 ms
+    slow-rank:3:2x        rank 3 is paused half of the time (SIGSTOP, SIGCONT), in pieces of 50 ms
     slow-link:2:5:3ms     what rank 5 sends reaches rank 2 3 ms later
     late-compute:3:2x     rank 3's experts take twice as long; 2ms: 2 ms longer
     skewed-tokens:3:4x    so many tokens go to rank 3's experts as to four ranks (answers change)
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KINDS = ("slow-rank", "slow-link", "late-compute", "skewed-tokens", "bursty", "stop")
-_PAUSE_S = 0.01
+_PAUSE_S = 0.05  # longer than a call of many ranks on few cores, in which a shorter one would be lost
 _BURST_S, _BURST_PERIOD_S = 2.0, 6.0
 _STOP_AFTER_S = 5.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(x|us|ms|s)")

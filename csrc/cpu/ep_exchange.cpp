@@ -100,8 +100,9 @@ int64_t Exchange::dispatch_send(uint64_t epoch, const Tokens& tokens, int num_ro
   write_entries(f, tokens, blocks);
   for (int node = 0; node < num_nodes(); ++node) write_rows(f, tokens, node, blocks[node]);
 
-  blocks[topology_.node].header->publish_ns = now_ns();
+  blocks[topology_.node].header->publish_ns = count_ns();
   publish(source_flag(topology_.rank), epoch);
+  if (!counting_) return -1;
   ++stats_.num_calls;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) stats_.sent_tokens[rank] += rank_tokens_[rank];
   return -1;
@@ -209,6 +210,7 @@ int64_t Exchange::wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns
 }
 
 void Exchange::record_dispatch(uint64_t epoch) {
+  if (!counting_) return;
   const int64_t start_ns = flight(epoch).dispatch_wait_start_ns;
   for (int source = 0; source < shape_.num_ranks; ++source) {
     const Block block = source_block(epoch, source);
@@ -242,7 +244,7 @@ int64_t Exchange::count_rows(uint64_t epoch, int32_t* recv_count, int32_t* num_r
     for (int source = 0; source < shape_.num_ranks; ++source)
       own.row_begin[source * shape_.slots_per_rank + slot] += total;
     total += recv_count[slot];
-    stats_.slot_rows[slot] += recv_count[slot];
+    if (counting_) stats_.slot_rows[slot] += recv_count[slot];
   }
   return flight(epoch).num_received = total;
 }
@@ -267,7 +269,7 @@ void Exchange::gather(uint64_t epoch, char* x, float* scales) {
     std::memcpy(x + i * bytes, row_sources_[i].row, bytes);
     if (num_scales > 0) std::memcpy(scales + i * num_scales, row_sources_[i].scale, num_scales * sizeof(float));
   });
-  flight(epoch).compute_start_ns = now_ns();
+  flight(epoch).compute_start_ns = count_ns();
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------
@@ -275,11 +277,11 @@ void Exchange::gather(uint64_t epoch, char* x, float* scales) {
 void Exchange::combine_send(uint64_t epoch, const char* y) {
   const Flight& f = flight(epoch);
   const Outputs own = outputs(topology_.local_index, set_of(epoch));
-  stats_.compute_ns += now_ns() - f.compute_start_ns;
+  stats_.compute_ns += count_ns() - f.compute_start_ns;
   const size_t bytes = shape_.row_bytes();
   if (y != own.rows)
     for_rows(f.num_received, bytes, [&](int64_t i) { std::memcpy(own.rows + i * bytes, y + i * bytes, bytes); });
-  *own.publish_ns = now_ns();
+  *own.publish_ns = count_ns();
   publish(segment(topology_.local_index).combine, epoch);
 }
 
@@ -297,6 +299,7 @@ int64_t Exchange::wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns)
     if (!wait_for(segment(local).combine, epoch, owns_core, start_ns + slice_ns)) return local;
     if (link_delay_ns_[rank] > 0 && !sleep_until(combine_ns(epoch, rank), start_ns + slice_ns)) return local;
   }
+  if (!counting_) return -1;
   for (int rank = 0; rank < shape_.num_ranks; ++rank)
     if (topology_.node_of_rank[rank] == topology_.node)
       stats_.combine_wait_ns[rank] += std::max<int64_t>(0, combine_ns(epoch, rank) - f.combine_wait_start_ns);

@@ -59,6 +59,8 @@ class Exchange {
   void start_dispatch_wait(uint64_t epoch);
   // Fault injection: from now on what a source sends counts as there only so long after it was published.
   void delay_link(int source, int64_t delay_ns) { link_delay_ns_[source] = delay_ns; }
+  // Whether waits, tokens and compute time are counted, as they are from the start. Off only to measure what it costs.
+  void set_counting(bool on) { counting_ = on; }
   // One slice of waiting for all blocks. Returns -1 when all are there, else the source rank of the first that is not.
   int64_t wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns);
   // Counts the rows for this rank (slots_per_rank counts) and returns their number. num_rounds: the largest announced.
@@ -106,6 +108,7 @@ class Exchange {
   void write_entries(const Flight& flight, const Tokens& tokens, std::vector<Block>& blocks);
   void write_rows(const Flight& flight, const Tokens& tokens, int node, Block& block);
   void record_dispatch(uint64_t epoch);
+  int64_t count_ns() const { return counting_ ? now_ns() : 0; }
   // When a source's data of either phase are there: published, and brought over its link.
   int64_t dispatch_ns(uint64_t epoch, int source) const;
   int64_t combine_ns(uint64_t epoch, int rank) const;
@@ -119,6 +122,7 @@ class Exchange {
   std::vector<Segment> segments_;
   std::vector<Flight> flights_;
   Stats stats_;
+  bool counting_ = true;
   std::vector<int64_t> link_delay_ns_;  // [num_ranks]
 
   // Slots of all nodes, node after node: position of a slot, and where each node begins.

@@ -197,6 +197,15 @@ class CpuBackend:
         self._ops.ep_stats(self._exchange, totals, reset)
         return EPStats.unpack(totals.numpy(), self.group.size)
 
+    def set_counting(self, on: bool) -> None:
+        """Whether stats() counts, as it does from the start. Off only to measure what it costs. One node only, and
+        between calls; all ranks alike."""
+        if self._topology.num_nodes > 1:
+            self._checks.fail(
+                f"set_counting({on}): of {self._topology.num_nodes} nodes; counting stays on between nodes"
+            )
+        self._ops.ep_set_counting(self._exchange, on)
+
     def delay_link(self, source: int, delay_s: float) -> None:
         """Fault injection: what rank `source` sends reaches this rank delay_s later from now on; 0 mends the link.
 

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 # How long ranks that were told to leave may take: the step under way, then freeing their windows.
 _LEAVE_TIMEOUT_S = 30
+_LAST_WORDS_S = 0.3
 
 
 class _Server(uvicorn.Server):
@@ -122,15 +123,20 @@ class Frontend:
         again = rank in self._signalled
         self._signalled.add(rank)
         if pool.state == "loading":
-            # The ranks got the signal too, and are gone in the middle of their work: nothing to stop together.
+            # The ranks got the signal too, and are gone in the middle of their work: nothing to stop together. Or
+            # mpirun sent it because one of them failed: then its last words are on their way, and are waited for.
             pool.set_state("stopping", "the server is stopping")
-            _log.info("%s while the model loads: stopping", reason)
-            pool.ended.set()
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._stop_loading, reason)
         elif pool.state == "serving":
             pool.set_state("draining", "the server is stopping")
             self._draining = asyncio.get_running_loop().create_task(self._drain(reason))
         elif pool.state == "draining" and again:
             self._hurry.set()
+
+    def _stop_loading(self, reason: str) -> None:
+        if not self._pool.ended.is_set():
+            _log.info("%s while the model loads: stopping", reason)
+            self._pool.ended.set()
 
     async def _drain(self, reason: str) -> None:
         pool, timeout_s = self._pool, self._options.drain_timeout_s

@@ -322,6 +322,8 @@ class RankPool:
     def _on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
         if rank is not None and rank.left:
             return
+        if self.state == "stopping" and not self.ready.is_set():
+            return  # told to stop while the model loads, they just go
         if rank is not None:
             self._lose(rank, "was lost: its process is gone")
         elif is_rank0:

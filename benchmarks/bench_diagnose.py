@@ -1,0 +1,189 @@
+"""What the diagnosis costs: counting waits in every call, reporting them, and closing and analysing windows.
+
+    mpirun -n 4 python -m benchmarks.bench_diagnose
+
+Collection is switched off and on in turns, in one run: `off` counts nothing and reports no waits. The bare EP layer is
+dispatch + combine with nothing in between, the worst case for what is counted per call; the demo model's steps are
+those of a server with 4 running requests a rank, each with the report of its share of half a second. The overhead is
+the median over neighbouring pairs of turns, its error half the distance of the quartiles over the square root of their
+number. A step of a real model takes many times longer and has the same few counts per layer.
+
+What the frontend does once per window of 10 s, in another process, is told apart: milliseconds, and the share of one
+core. It is no part of any step.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from benchmarks.report import ROOT, Report
+from eprt import EPGroup
+from eprt.config import EngineConfig
+from eprt.engine.engine import Engine
+from eprt.engine.sampling_params import SamplingParams
+from eprt.ep.api import EPConfig, make_backend
+from eprt.serve.diagnosis import Diagnosis
+from eprt.serve.messages import SlotTotals, Step, WaitTotals, pack
+from eprt.serve.worker import wait_totals
+
+NUM_RANKS = 4
+_HIDDEN, _TOP_K, _SLOTS_PER_RANK = 2048, 8, 16
+_REPORT_EVERY_S, _WINDOW_S = 0.5, 10.0
+MODEL: Path = ROOT / "examples" / "demo_model" / "checkpoint"
+
+
+def paired(comm: MPI.Comm, set_counting: Callable[[bool], None], run: Callable[[bool], None], pairs: int) -> dict:
+    """Columns of a row: seconds of run(on) with counting off and on, turn by turn, the order changing each time."""
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(pairs + 1):
+        for on in (turn % 2 == 0, turn % 2 == 1):
+            comm.Barrier()
+            set_counting(on)
+            comm.Barrier()
+            start = time.perf_counter()
+            run(on)
+            comm.Barrier()
+            if turn:  # the first is a warm-up
+                seconds[on].append(time.perf_counter() - start)
+    ratios = np.array(seconds[True]) / np.array(seconds[False])
+    low, high = np.quantile(ratios, (0.25, 0.75))
+    return {
+        "off_s": statistics.median(seconds[False]),
+        "on_s": statistics.median(seconds[True]),
+        "overhead_percent": 100 * (float(np.median(ratios)) - 1),
+        "error_percent": 100 * float(high - low) / 2 / len(ratios) ** 0.5,
+        "pairs": len(ratios),
+    }
+
+
+def ep_layer(comm: MPI.Comm, group: EPGroup, num_tokens: int, calls: int, pairs: int) -> dict[str, Any]:
+    config = EPConfig(_HIDDEN, _SLOTS_PER_RANK * group.size, _TOP_K, num_tokens, mode="low_latency")
+    backend = make_backend("cpu", config, group)
+    x_TH = torch.ones(num_tokens, _HIDDEN, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(group.rank)
+    slot_TK = torch.rand(num_tokens, config.num_slots, generator=generator).argsort(1)[:, :_TOP_K]
+    weight_TK = torch.full((num_tokens, _TOP_K), 1 / _TOP_K)
+
+    def run(on: bool) -> None:
+        for _ in range(calls):
+            handle = backend.dispatch_send(x_TH, slot_TK, weight_TK)
+            backend.dispatch_recv(handle)
+            backend.combine_send(backend.combine_buffer(handle), handle)
+            backend.combine_recv(handle)
+
+    columns = paired(comm, backend.set_counting, run, pairs)
+    backend.close()
+    return per_unit(f"EP layer, {num_tokens} tokens", columns, calls)
+
+
+def per_unit(what: str, columns: dict[str, Any], count: int) -> dict[str, Any]:
+    off_s, on_s = columns.pop("off_s"), columns.pop("on_s")
+    return {"what": what, "off_us": off_s / count * 1e6, "on_us": on_s / count * 1e6, **columns}
+
+
+def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[str, Any]:
+    engine = Engine(EngineConfig(str(MODEL), kv_cache_gb=0.05), group)
+    max_tokens = min(engine.limits.max_model_len - 8, 2 * steps * (pairs + 1) + 8)
+    next_id = 0
+
+    def top_up() -> None:
+        nonlocal next_id
+        while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 4:
+            params = SamplingParams(max_tokens=max_tokens, temperature=1.0, ignore_eos=True, seed=next_id)
+            engine.add_request(str(next_id), [1 + next_id % 50, 2, 3], params)
+            next_id += 1
+
+    def run(on: bool) -> None:
+        since_s = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+            now_s = time.perf_counter()
+            if now_s - since_s >= _REPORT_EVERY_S:
+                since_s = now_s
+                report(on)
+
+    def report(on: bool) -> None:
+        pack(Step([], engine.stats(), wait_totals(engine) if on else None))
+
+    def set_counting(on: bool) -> None:
+        top_up()
+        for backend in engine.model.ep.values():
+            backend.set_counting(on)
+
+    columns = paired(comm, set_counting, run, pairs)
+    report_us = [_seconds(lambda: report(True)) * 1e6 for _ in range(50)]
+    plain_us = [_seconds(lambda: report(False)) * 1e6 for _ in range(50)]
+    row = per_unit("demo model, step", columns, steps)
+    row["report_us"] = statistics.median(report_us) - statistics.median(plain_us)
+    engine.close()
+    return row
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def window(num_ranks: int, num_layers: int, slots: int, windows: int) -> dict[str, Any]:
+    """Closing and analysing, as the frontend does it, when it remembers as many windows."""
+    rng = np.random.default_rng(num_ranks)
+    info: Any = SimpleNamespace(node_of_rank=tuple(r // 8 for r in range(num_ranks)), moe_layers=range(num_layers))
+    diagnosis = Diagnosis(num_ranks)
+    waits_us_WNN = (1e5 * rng.lognormal(0, 0.2, (windows, num_ranks, num_ranks))).cumsum(axis=0)
+    tokens, closing_s, analysing_s = rng.integers(3000, 4000, num_ranks).tolist(), [], []
+
+    def totals(w: int, rank: int) -> WaitTotals:
+        waits, sent = waits_us_WNN[w, rank].tolist(), [(w + 1) * t for t in tokens]
+        rows = [[(w + 1) * 50] * slots] * num_layers
+        return WaitTotals((w + 1) * 1000, waits, waits, sent, sent, 1e6 * (w + 1), SlotTotals(0, rows, rows))
+
+    async def go() -> None:
+        for w in range(windows):
+            ranks = {rank: totals(w, rank) for rank in range(num_ranks)}
+            start = time.perf_counter()
+            await diagnosis.close_window(ranks, info)
+            closed = time.perf_counter()
+            await diagnosis.settled()
+            closing_s.append(closed - start)
+            analysing_s.append(time.perf_counter() - closed)
+
+    asyncio.run(go())
+    last = slice(-max(1, windows // 3), None)
+    close_ms, analyse_ms = (1e3 * statistics.median(s[last]) for s in (closing_s, analysing_s))
+    return {
+        "what": f"frontend, window of {num_ranks} ranks, {num_layers} MoE layers",
+        "close_ms": close_ms,
+        "analyse_ms": analyse_ms,
+        "core_percent": (close_ms + analyse_ms) / _WINDOW_S / 10,
+    }
+
+
+def main() -> None:
+    comm = MPI.COMM_WORLD
+    torch.set_num_threads(1)
+    group = EPGroup.from_mpi(comm)
+    rows = [ep_layer(comm, group, 8, 60, 60), ep_layer(comm, group, 128, 12, 60), demo_model(comm, group, 12, 60)]
+    comm.Barrier()
+    if group.rank == 0:
+        report = Report("diagnose", {"ranks": group.size, "hidden": _HIDDEN, "top_k": _TOP_K,
+                        "report_every_s": _REPORT_EVERY_S, "window_s": _WINDOW_S})  # fmt: skip
+        for row in rows:
+            report.row(**row)
+        for num_ranks, num_layers, slots in ((4, 3, 8), (8, 58, 36), (64, 58, 5)):
+            report.row(**window(num_ranks, num_layers, slots, 24))
+        report.finish()
+    comm.Barrier()
+    group.close()
+
+
+if __name__ == "__main__":
+    main()
