@@ -9,7 +9,8 @@ rank i waits for everyone. A high point (i, j): that link.
 """
 
 from .analysis import Finding, Outliers
-from .events import ExpertRows, LogProblem, WindowLog, WindowRecord, read_log
+from .events import ExpertRows, WindowRecord
+from .logreader import LogProblem, WindowLog, read_log
 from .matrices import WindowMatrices
 from .report import STATE_NAMES, ExpertLoad, Report, analyse
 from .speeds import rank_speeds

@@ -1,108 +1,239 @@
 """LogIndex: where the lines of each window lie in a log directory, found without reading them in full.
 
 Keeps up with a directory that a running job writes: `refresh` looks only at what was appended, and a file that was
-rotated away is known again by its inode. Lines that cannot be used are left out; `analyse` reports them.
+rotated away is known again by its inode.
+
+A job that is started again with the same directory begins anew with window 0. The index keeps such runs apart: in each
+rank's file a run ends where window numbers go back and time does not; parts of different ranks that overlap in time are
+one run.
 """
 
+import os
 import re
+from array import array
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from .events import WindowRecord
+import numpy as np
 
-_FILE_NAME = re.compile(r"diagnose_rank(\d+)\.log(?:\.(\d+))?$")
-_WINDOW = re.compile(rb'"window"\s*:\s*(\d+)')
-_HEAD_BYTES = 200  # of a line, within which its window number stands
+FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
+_HEAD = re.compile(
+    rb'\{"schema":"[^"]*","window":(\d{1,15}),"t_start":([0-9.eE+-]{1,30}),"t_end":[0-9.eE+-]{1,30},"rank":\d{1,9},'
+    rb'"num_ranks":(\d{1,9})'
+)
+_FIELDS = tuple(
+    re.compile(rb'"%s"\s*:\s*([0-9][0-9.eE+-]{0,30})\s*[,}]' % name) for name in (b"window", b"t_start", b"num_ranks")
+)
 _BLOCK_BYTES = 1 << 20
+MOST_LINE_BYTES = 16 << 20  # longer ones are no lines of this log
+UNKNOWN = -1  # instead of a window number: a line that does not tell one
 
 
-@dataclass
-class _File:
+@dataclass(eq=False)
+class _Part:
+    """Consecutive lines of one rank that belong to one run."""
+
+    first_s: float
+    last_s: float
+    first_window: int
+    last_window: int
+    num_lines: int = 0
+    num_ranks: Counter = field(default_factory=Counter)
+
+    def is_followed_by_another_run(self, window: int, start_s: float) -> bool:
+        return window <= self.last_window and start_s > self.last_s
+
+    def add(self, window: int, start_s: float, num_ranks: int) -> None:
+        self.first_window, self.last_window = min(self.first_window, window), max(self.last_window, window)
+        self.last_s = max(self.last_s, start_s)
+        self.num_lines += 1
+        self.num_ranks[num_ranks] += 1
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One start of a job. number: counts from 1. num_ranks: of most of its lines. parts: (rank, index of its part)."""
+
+    number: int
+    first_s: float
+    first_window: int
+    last_window: int
+    num_ranks: int
+    parts: frozenset[tuple[int, int]]
+
+
+@dataclass(eq=False)
+class LogFile:
+    """One file. Entries of offsets, windows and parts: one per line; windows: UNKNOWN where the line does not tell."""
+
     path: Path
     rank: int
-    offset: int = 0  # up to which it is indexed: always the start of a line
+    inode: int
+    end: int = 0  # up to which it is indexed: always the start of a line
+    offsets: array = field(default_factory=lambda: array("q"))
+    windows: array = field(default_factory=lambda: array("q"))
+    parts: array = field(default_factory=lambda: array("i"))
+
+    def lines(self, first: int, last: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """(index, line) from `first` up to and without `last`. OSError; FileNotFoundError when it was rotated away."""
+        num = len(self.offsets)
+        last = num if last is None else last
+        if first >= last:
+            return
+        with self.path.open("rb", buffering=_BLOCK_BYTES) as stream:
+            if os.fstat(stream.fileno()).st_ino != self.inode:
+                raise FileNotFoundError(f"{self.path} was rotated away")
+            stream.seek(self.offsets[first])
+            for k in range(first, last):
+                end = self.offsets[k + 1] if k + 1 < num else self.end
+                length = end - self.offsets[k]
+                if length > MOST_LINE_BYTES:
+                    yield k, b""
+                    stream.seek(end)
+                else:
+                    yield k, stream.read(length)
+
+    def at(self, first_window: int, last_window: int) -> list[int]:
+        """Indices of the lines of these windows."""
+        windows = np.frombuffer(self.windows, dtype=np.int64)
+        return np.flatnonzero((windows >= first_window) & (windows <= last_window)).tolist()
+
+
+class _Rest:
+    """A line whose end is not there yet. What is too long for a line is counted, not kept."""
+
+    def __init__(self):
+        self._pieces, self._num_bytes = [], 0
+
+    def add(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
+        self._pieces = [*self._pieces, piece] if self._num_bytes <= MOST_LINE_BYTES else []
+
+    def end_with(self, piece: bytes) -> tuple[bytes, int]:
+        """The line, and its length with its newline. Nothing is left over."""
+        self.add(piece)
+        line, length = b"".join(self._pieces), self._num_bytes + 1
+        self._pieces, self._num_bytes = [], 0
+        return line, length
 
 
 class LogIndex:
-    """shape: num_ranks and node_of_rank of the first usable line read; lines of another shape are left out."""
+    """files: the oldest of each rank first. runs: the oldest first."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        self._files: dict[int, _File] = {}  # by inode
-        self._places: dict[int, list[tuple[int, int, int]]] = {}  # window -> inode, offset, bytes
-        self.shape: tuple[int, tuple[int, ...]] | None = None
+        self._files: dict[int, LogFile] = {}  # by inode
+        self._parts: dict[int, list[_Part]] = {}  # by rank
+        self.runs: list[Run] = []
 
-    def windows(self) -> list[int]:
-        return sorted(self._places)
+    @property
+    def files(self) -> list[LogFile]:
+        return list(self._files.values())
 
-    def num_lines(self, window: int) -> int:
-        return len(self._places.get(window, ()))
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.end for file in self._files.values())
 
-    def refresh(self) -> set[int]:
-        """Windows with new lines. OSError when the directory cannot be read."""
+    def refresh(self) -> bool:
+        """Whether there was anything new. OSError when the directory cannot be read."""
         found = sorted(
             (int(match[1]), -int(match[2] or 0), path)  # the oldest of a rank first: .log.1, then .log
             for path in self.directory.iterdir()
-            if (match := _FILE_NAME.match(path.name))
+            if (match := FILE_NAME.match(path.name))
         )
-        new: set[int] = set()
-        present = set()
+        present: dict[int, LogFile] = {}
+        grown = False
         for rank, _, path in found:
             try:
-                inode = path.stat().st_ino
-                file = self._files.setdefault(inode, _File(path, rank))
+                status = path.stat()
+                file = self._files.get(status.st_ino)
+                if file is None or status.st_size < file.end:  # new, or cut short and written anew
+                    file = LogFile(path, rank, status.st_ino)
                 file.path = path
-                present.add(inode)
-                new.update(self._index(inode, file))
+                present[status.st_ino] = file
+                grown |= self._index(file, status.st_size)
             except FileNotFoundError:  # rotated this very moment; the next refresh finds it
                 continue
-        for inode in set(self._files) - present:
-            self._forget(inode)
-        return new
+        self._files = present
+        if grown:
+            self.runs = _runs(self._parts)
+        return grown
 
-    def _forget(self, inode: int) -> None:
-        del self._files[inode]
-        for window, places in list(self._places.items()):
-            self._places[window] = [place for place in places if place[0] != inode]
-            if not self._places[window]:
-                del self._places[window]
-
-    def _index(self, inode: int, file: _File) -> Iterator[int]:
-        size = file.path.stat().st_size
-        if size < file.offset:  # cut short, or written anew
-            self._forget(inode)
-            file = self._files[inode] = _File(file.path, file.rank)
-        if size == file.offset:
-            return
+    def _index(self, file: LogFile, size: int) -> bool:
+        """Takes in the whole lines, and what stands behind the last newline when it is a whole line too."""
+        if size <= file.end:
+            return False
+        before, rest = len(file.offsets), _Rest()
         with file.path.open("rb") as stream:
-            stream.seek(file.offset)
-            rest = b""
+            stream.seek(file.end)
             while block := stream.read(_BLOCK_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    match = _WINDOW.search(line, 0, _HEAD_BYTES)
-                    if match:
-                        self._places.setdefault(int(match[1]), []).append((inode, file.offset, len(line)))
-                        yield int(match[1])
-                    file.offset += len(line) + 1
+                first, *others = block.split(b"\n")
+                if not others:
+                    rest.add(first)
+                    continue
+                self._take(file, *rest.end_with(first))
+                for line in others[:-1]:
+                    self._take(file, line, len(line) + 1)
+                rest.add(others[-1])
+        line, length = rest.end_with(b"")
+        if line.endswith(b"}"):
+            self._take(file, line, length - 1)
+        return len(file.offsets) > before
 
-    def records(self, window: int, skip: int = 0) -> Iterator[WindowRecord]:
-        """The usable lines of a window, one per rank, without the first `skip` lines."""
-        seen: set[int] = set()
-        for number, (inode, offset, length) in enumerate(list(self._places.get(window, ()))):
-            file = self._files[inode]
-            if number < skip:
-                seen.add(file.rank)
-                continue
-            try:
-                with file.path.open("rb") as stream:
-                    stream.seek(offset)
-                    record = WindowRecord.from_line(stream.read(length).decode())
-            except (OSError, ValueError):
-                continue
-            shape = (record.num_ranks, record.node_of_rank)
-            self.shape = self.shape or shape
-            if record.rank == file.rank and record.rank not in seen and shape == self.shape:
-                seen.add(record.rank)
-                yield record
+    def _take(self, file: LogFile, line: bytes, length: int) -> None:
+        parts = self._parts.setdefault(file.rank, [])
+        head = _head_of(line)
+        if head is not None:
+            window, start_s, num_ranks = head
+            if not parts or parts[-1].is_followed_by_another_run(window, start_s):
+                parts.append(_Part(start_s, start_s, window, window))
+            parts[-1].add(window, start_s, num_ranks)
+        file.offsets.append(file.end)
+        file.windows.append(head[0] if head else UNKNOWN)
+        file.parts.append(max(0, len(parts) - 1))
+        file.end += length
+
+
+def _head_of(line: bytes) -> tuple[int, float, int] | None:
+    """Window number, start and number of ranks."""
+    match = _HEAD.match(line)
+    try:
+        if match:
+            return int(match[1]), float(match[2]), int(match[3])
+        window, start_s, num_ranks = (pattern.search(line) for pattern in _FIELDS)
+        if window and start_s and num_ranks:
+            return int(window[1]), float(start_s[1]), int(num_ranks[1])
+    except ValueError:
+        pass
+    return None
+
+
+def _runs(parts_of_rank: dict[int, list[_Part]]) -> list[Run]:
+    """Parts that overlap in time are of one run, but never two of the same rank."""
+    parts = sorted(
+        ((part.first_s, rank, k, part) for rank, parts in parts_of_rank.items() for k, part in enumerate(parts)),
+        key=lambda entry: entry[:3],
+    )
+    runs: list[list[tuple[int, int, _Part]]] = []
+    end_s = -np.inf
+    for first_s, rank, k, part in parts:
+        if not runs or first_s > end_s or any(rank == other for other, _, _ in runs[-1]):
+            runs.append([])
+            end_s = -np.inf
+        runs[-1].append((rank, k, part))
+        end_s = max(end_s, part.last_s)
+    return [_run(number, members) for number, members in enumerate(runs, start=1)]
+
+
+def _run(number: int, members: list[tuple[int, int, _Part]]) -> Run:
+    num_ranks: Counter = sum((part.num_ranks for _, _, part in members), Counter())
+    return Run(
+        number=number,
+        first_s=min(part.first_s for _, _, part in members),
+        first_window=min(part.first_window for _, _, part in members),
+        last_window=max(part.last_window for _, _, part in members),
+        num_ranks=num_ranks.most_common(1)[0][0],
+        parts=frozenset((rank, k) for rank, k, _ in members),
+    )
