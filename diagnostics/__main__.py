@@ -39,6 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
         default=METHODS[0],
         help="of --json and --text on DIR: medians (the default), or plain mean and standard deviation to compare with",
     )
+    parser.add_argument(
+        "--windows", metavar="A-B", type=_windows, help="only the windows with these numbers, of DIR; B may be left out"
+    )
+    parser.add_argument(
+        "--run", metavar="K", type=int, help="of a DIR that several runs have used: which, from 1; default: the newest"
+    )
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="of --text")
     page = parser.add_argument_group("the page")
     page.add_argument("--port", type=int, help=f"default {DEFAULT_PORT}, or a free one when that is taken")
@@ -50,11 +56,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _windows(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    numbers = (int(first), int(last)) if dash and last else (int(first), 1 << 62 if dash else int(first))
+    if numbers[0] > numbers[1]:
+        raise ValueError(text)
+    return numbers
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if (arguments.directory is None) == (arguments.url is None):
         parser.error("give either DIR or --url URL")
+    if arguments.url and (arguments.run is not None or arguments.windows is not None):
+        parser.error("--run and --windows are for DIR")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         parser.error(f"--port {arguments.port}: must be 0..65535")
     try:
@@ -71,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print_json(arguments: argparse.Namespace) -> int:
     if arguments.url:
         return _print(Client(arguments.url, arguments.api_key).findings())
-    report = analyse(arguments.directory, arguments.method)
+    report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
     _complain(report.problems)
     return _print(report.to_json())
 
@@ -90,7 +106,7 @@ def _print_text(arguments: argparse.Namespace) -> int:
             totals.add(record)
         window = totals.window() if records else None
     else:
-        report = analyse(arguments.directory, arguments.method)
+        report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
         findings, problems, nodes = report.to_json(), report.problems, report.matrices.node_of_rank_N.tolist()
         window = Window.over(report.matrices)
     _complain(problems)
@@ -112,7 +128,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.url:
         source = ServerSource(Client(arguments.url, arguments.api_key))
     else:
-        source = LogSource(Path(arguments.directory))
+        source = LogSource(Path(arguments.directory), arguments.run, arguments.windows)
     try:
         with _listen(Page(source), arguments) as server:
             print(f"eprt diagnose: {source.name} on {server.url}   (Ctrl-C ends)", flush=True)

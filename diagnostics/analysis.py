@@ -59,7 +59,7 @@ def _finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) -> Find
         score=round(sighting.score, 2),
         ratio=round(sighting.ratio, 2),
         first_window=int(matrices.window_W[sighting.first]),
-        last_window=int(matrices.window_W[sighting.last]),
+        last_window=int(matrices.last_window_W[sighting.last]),
         confidence=round(_confidence(sighting, matrices), 4),
         evidence=evidence.text() + (f"; rank {echo} is late to the others because of it" if echo is not None else ""),
         advice=advice(sighting.place.kind, cause),

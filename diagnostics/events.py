@@ -106,8 +106,7 @@ class WindowRecord:
             raise ValueError("not a JSON object")
         if data.get("schema") != SCHEMA:
             raise ValueError(f"schema is {data.get('schema')!r}, not {SCHEMA!r}")
-        names = [field.name for field in fields(WindowRecord) if field.name != "experts"]
-        missing = [name for name in names if name not in data]
+        missing = [name for name in _NAMES if name not in data]
         if missing:
             raise ValueError(f"fields are missing: {', '.join(missing)}")
         for name in ("node_of_rank", *_PER_RANK):
@@ -119,7 +118,10 @@ class WindowRecord:
                 experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
             except (TypeError, KeyError) as error:
                 raise ValueError(f"experts is no such table: {error}") from None
-        return WindowRecord(**{name: data[name] for name in names}, experts=experts)
+        return WindowRecord(**{name: data[name] for name in _NAMES}, experts=experts)
+
+
+_NAMES = [field.name for field in fields(WindowRecord) if field.name != "experts"]
 
 
 def _is_amount(value: Any) -> bool:

@@ -157,12 +157,13 @@ class Evidence:
 
 
 def _when(matrices: WindowMatrices, sighting: Sighting) -> str:
-    num, total = sighting.last - sighting.first + 1, len(matrices.window_W)
+    num = int(matrices.num_windows_W[sighting.first : sighting.last + 1].sum())
+    total = int(matrices.num_windows_W.sum())
     if num == total:
         return "in all windows" if total > 1 else "in the only window"
     since = matrices.start_s_W[sighting.first] - matrices.start_s_W[0]
     until = matrices.end_s_W[sighting.last] - matrices.start_s_W[0]
-    end = "to the end" if sighting.last == total - 1 else f"to {until:.0f} s, then recovered"
+    end = "to the end" if sighting.last == len(matrices.window_W) - 1 else f"to {until:.0f} s, then recovered"
     return f"in {num} of {total} windows, from {since:.0f} s {end}"
 
 

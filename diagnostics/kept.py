@@ -5,6 +5,7 @@ from typing import Any
 
 from . import expertview
 from .events import WindowRecord
+from .matrices import WindowMatrices
 from .recent import RecentWindows
 from .recording import Recording
 from .window import Totals, Window
@@ -37,6 +38,13 @@ class KeptSource(Recording):
     def records(self, number: int) -> list[WindowRecord]:
         with self.lock:
             return self._recent.window(number)
+
+    def link(self, src: int, dst: int) -> dict[str, Any]:
+        with self.lock:
+            records = self._recent.after(-1)
+        if not records:
+            raise KeyError(src, dst)
+        return self.link_of(WindowMatrices.of(records), src, dst)
 
     def window(self, number: int | None) -> Window:
         if number is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .events import WindowRecord
+from .events import ExpertRows, WindowRecord
 from .logindex import MOST_LINE_BYTES, UNKNOWN, LogFile, LogIndex, Run
 
 _MOST_PROBLEMS = 20  # of a file that are told one by one
@@ -69,6 +69,10 @@ class LogPlace:
         except (OSError, ValueError):
             return None
 
+    def experts(self) -> ExpertRows | None:
+        record = self.read()
+        return None if record is None else record.experts
+
 
 class LogReader:
     """run: which of index.runs, by number; None: the newest. windows: first and last to read; None: all of the run.
@@ -105,6 +109,20 @@ class LogReader:
                 self._taken[file.inode] = last
             except FileNotFoundError:  # rotated this very moment: the next refresh knows where it is
                 continue
+
+    def records(self, first_window: int, last_window: int) -> Iterator[WindowRecord]:
+        """The usable lines of windows that were read before, again."""
+        run, seen = self.run, set()
+        for file in self.index.files:
+            for k in file.at(first_window, last_window):
+                if (file.rank, file.parts[k]) not in run.parts or k >= self._taken.get(file.inode, 0):
+                    continue
+                record = LogPlace(file, k).read()
+                if record is None or (record.rank, record.num_ranks) != (file.rank, run.num_ranks):
+                    continue
+                if record.node_of_rank == self.node_of_rank and (record.window, record.rank) not in seen:
+                    seen.add((record.window, record.rank))
+                    yield record
 
     def _lines(self, file: LogFile, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         """Those of the run and the windows, and those that tell no window."""

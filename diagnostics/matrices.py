@@ -1,11 +1,13 @@
 """WindowMatrices: the log as arrays, waits per call."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from .events import ExpertRows, WindowRecord
+
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +18,8 @@ class WindowMatrices:
     dispatch_us_WNN, combine_us_WNN: [w][i][j] = microseconds rank i waited for rank j per call. recv_tokens_WNN: tokens
     i received from j per call; sent_tokens_WNN: tokens i sent to j. compute_us_WN: time in the experts per call.
     calls_WN: number of calls.
-    experts: (w, rank) -> load of that rank's expert slots, where the log tells.
+    experts: (w, rank) -> what returns the load of that rank's expert slots, where the log tells; None when it is gone.
+    A very long log is thinned: an entry then stands for num_windows_W windows, window_W to last_window_W.
     """
 
     window_W: np.ndarray
@@ -29,7 +32,14 @@ class WindowMatrices:
     sent_tokens_WNN: np.ndarray
     compute_us_WN: np.ndarray
     calls_WN: np.ndarray
-    experts: dict[tuple[int, int], ExpertRows]
+    experts: dict[tuple[int, int], Callable[[], ExpertRows | None]]
+    last_window_W: np.ndarray = field(default_factory=lambda: _NONE)
+    num_windows_W: np.ndarray = field(default_factory=lambda: _NONE)
+
+    def __post_init__(self):
+        if not len(self.last_window_W):
+            object.__setattr__(self, "last_window_W", self.window_W)
+            object.__setattr__(self, "num_windows_W", np.ones(len(self.window_W), dtype=np.int64))
 
     @property
     def num_ranks(self) -> int:
@@ -47,31 +57,12 @@ class WindowMatrices:
 
     @staticmethod
     def of(records: Sequence[WindowRecord]) -> "WindowMatrices":
-        """records: of one job, at least one."""
+        """records: of one job, at least one; of the same window and rank only the last counts."""
+        from .windowsums import WindowSums
+
         if not records:
             raise ValueError("no records")
-        window_W = np.unique([record.window for record in records])
-        row_of_window = {int(window): w for w, window in enumerate(window_W)}
-        num_windows, num_ranks = len(window_W), records[0].num_ranks
-        per_pair = np.full((4, num_windows, num_ranks, num_ranks), np.nan)
-        compute_us_WN = np.full((num_windows, num_ranks), np.nan)
-        calls_WN = np.zeros((num_windows, num_ranks))
-        start_s_W, end_s_W = np.full(num_windows, np.inf), np.full(num_windows, -np.inf)
-        experts = {}
-        for record in records:
-            w, i = row_of_window[record.window], record.rank
-            start_s_W[w], end_s_W[w] = min(start_s_W[w], record.t_start), max(end_s_W[w], record.t_end)
-            calls_WN[w, i] = record.num_calls
-            if record.experts is not None:
-                experts[w, i] = record.experts
-            if record.num_calls == 0:
-                continue
-            rows = (record.dispatch_wait_us, record.combine_wait_us, record.recv_tokens, record.sent_tokens)
-            per_pair[:, w, i] = np.array(rows, dtype=np.float64) / record.num_calls
-            compute_us_WN[w, i] = record.compute_us / record.num_calls
-        dispatch_us, combine_us, recv_tokens, sent_tokens = per_pair
-        node_of_rank_N = np.array(records[0].node_of_rank)
-        return WindowMatrices(
-            window_W, start_s_W, end_s_W, node_of_rank_N, dispatch_us, combine_us, recv_tokens, sent_tokens,
-            compute_us_WN, calls_WN, experts,
-        )  # fmt: skip
+        sums = WindowSums(records[0].num_ranks, records[0].node_of_rank)
+        for record in {(record.window, record.rank): record for record in records}.values():
+            sums.add(record)
+        return sums.matrices()

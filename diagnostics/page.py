@@ -4,6 +4,7 @@ GET index.html and the files of web/        GET api/overview, api/state
 GET api/windows/{number|all}                 packed: the matrices of a window
 GET api/timeline/{series}                    packed: a value per window and rank
 GET api/ranks/{rank}                         one rank's series
+GET api/links/{src}-{dst}                    how long rank src waited for rank dst, over time
 GET api/experts/{number|newest}              load, placement, migrations
 GET api/events                               server-sent events: state, whenever it changes
 """
@@ -57,6 +58,7 @@ class Page:
             "windows": lambda name: source.window(None if name == "all" else _number(name)).pack(),
             "timeline": source.timeline,
             "ranks": lambda name: source.rank(_number(name)),
+            "links": lambda name: source.link(*_pair(name)),
             "experts": lambda name: source.experts(None if name == "newest" else _number(name)),
         }
 
@@ -86,6 +88,13 @@ def _number(name: str) -> int:
     if not (name.isascii() and name.isdigit() and len(name) < 16):
         raise LookupError(name)
     return int(name)
+
+
+def _pair(name: str) -> tuple[int, int]:
+    src, dash, dst = name.partition("-")
+    if not dash:
+        raise LookupError(name)
+    return _number(src), _number(dst)
 
 
 def _answer(content: Any) -> Reply:

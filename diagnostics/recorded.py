@@ -3,52 +3,80 @@
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import expertview
 from .events import WindowRecord
+from .history import History, most_rows
 from .logindex import LogIndex
+from .logreader import LogReader, no_line, open_log
 from .recording import Recording
-from .report import analyse
+from .report import Report
 from .window import Totals, Window
+from .windowsums import WindowSums, most_kept
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0
 _LIVE_S = 60.0  # a log that nobody has written to for so long is over
+_LINES_AT_ONCE = 200  # read before somebody else may have the lock
 
 
 class LogSource(Recording):
-    """OSError or ValueError when the directory cannot be read or has no usable line."""
+    """run: by number, of a directory that several runs have used; None: the newest, also when one begins later.
+    windows: the first and the last to look at.
 
-    def __init__(self, directory: str | Path):
-        self._index = LogIndex(directory)
-        self._index.refresh()
-        first = next((record for w in self._index.windows() for record in self._index.records(w)), None)
+    OSError or ValueError when the directory cannot be read or has no usable line.
+    """
+
+    def __init__(self, directory: str | Path, run: int | None = None, windows: tuple[int, int] | None = None):
+        self._run, self._windows = run, windows
+        reader = open_log(directory, run, windows)
+        first = next(reader.new_records(), None)
         if first is None:
-            analyse(directory)  # says what is wrong
-            raise ValueError(f"{directory}: no usable line")
-        super().__init__(str(directory), first.num_ranks, first.node_of_rank)
-        self._totals = Totals(self.num_ranks)
-        self._num_read: dict[int, int] = {}  # window -> lines taken into history and totals
-        self.progress = 0.0
-        self._io = threading.Lock()  # the index is not for several threads at once
+            raise no_line(directory, [*reader.problems.told(), *reader.remarks()])
+        super().__init__(str(directory), first[0].num_ranks, first[0].node_of_rank)
+        self._index: LogIndex = reader.index
+        self._io = threading.RLock()  # the index is not for several threads at once
+        self._begin()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="eprt-log-reader", daemon=True)
         self._thread.start()
+
+    def _begin(self) -> None:
+        """Forgets what was read: with the chosen run, or the newest."""
+        reader = LogReader(self._index, self._run, self._windows)
+        self._reader, self.run, self.num_runs = reader, reader.run_number, len(self._index.runs)
+        self.num_ranks, self.progress = reader.run.num_ranks, 0.0
+        self.history = History(self.num_ranks, most_rows=most_rows(self.num_ranks))
+        self._totals = Totals(self.num_ranks)
+        self._sums = WindowSums(self.num_ranks, (), most_kept(self.num_ranks))
 
     def window(self, number: int | None) -> Window:
         if number is None:
             with self.lock:
                 return self._totals.window()
-        records = self.records(number)
-        if not records:
+        totals = Totals(self.num_ranks)
+        found = False
+        for record in self._records(number, number + self.history.per_row - 1):
+            totals.add(record)
+            found = True
+        if not found:
             raise LookupError(f"window {number}: no usable line")
-        return Window.of(records)
+        return totals.window(number)
 
     def records(self, number: int) -> list[WindowRecord]:
+        return list(self._records(number, number))
+
+    def _records(self, first: int, last: int) -> Iterator[WindowRecord]:
         with self._io:
-            return list(self._index.records(number))
+            yield from self._reader.records(first, last)
+
+    def link(self, src: int, dst: int) -> dict[str, Any]:
+        with self.lock:
+            matrices = self._sums.matrices()
+        return self.link_of(matrices, src, dst)
 
     def outside_experts(self) -> tuple[dict[str, Any] | None, list[str]]:
         return expertview.from_files(self._index.directory)
@@ -60,42 +88,53 @@ class LogSource(Recording):
     # -- behind the reader's back --
 
     def _follow(self) -> None:
-        took_s = 0.0
-        while not self._stop.wait(max(_POLL_S, 5 * took_s) if self._num_read else 0):
+        took_s, is_first = 0.0, True
+        while not self._stop.wait(0 if is_first else max(_POLL_S, 5 * took_s)):
             started_s = time.monotonic()
             try:
-                if self._catch_up():
+                if self._catch_up(is_first):
                     took_s = time.monotonic() - started_s
+                is_first = False
             except Exception as error:  # the thread must outlive a disk that is away for a moment
                 _log.warning("%s: %s", self.name, error)
 
-    def _catch_up(self) -> bool:
+    def _catch_up(self, is_first: bool) -> bool:
         """Whether there was anything new."""
         with self._io:
-            new = self._index.refresh() if self._num_read else set(self._index.windows())
-        self._read(sorted(new))
+            new = self._index.refresh() or is_first
+            if self._run is None and len(self._index.runs) > self.num_runs:
+                with self.lock:
+                    self._begin()
+        if new:
+            self._read()
         if new and not self._stop.is_set():
-            report = analyse(self._index.directory)
+            with self.lock:
+                matrices = self._sums.matrices()
+                problems = [*self._reader.problems.told(), *self._reader.remarks()]
+            report = Report.of(matrices, problems, self._reader.problems.num_lines)
             self.say(report.to_json(), report.problems)
         live = time.time() - _changed_s(self._index.directory) < _LIVE_S
         if live != self.live:
             self.live = live
             self.changed()
-        return bool(new)
+        return new
 
-    def _read(self, windows: list[int]) -> None:
-        for k, window in enumerate(windows):
-            if self._stop.is_set():
-                return
-            with self._io:
-                num_lines = self._index.num_lines(window)
-                records = list(self._index.records(window, self._num_read.get(window, 0)))
-            with self.lock:
-                for record in records:
+    def _read(self) -> None:
+        records, more = self._reader.new_records(), True
+        while more and not self._stop.is_set():
+            with self._io, self.lock:
+                for _ in range(_LINES_AT_ONCE):
+                    entry = next(records, None)
+                    if entry is None:
+                        more = False
+                        break
+                    record, place = entry
                     self.history.add(record)
                     self._totals.add(record)
-                self._num_read[window] = num_lines
-                self.progress = (k + 1) / len(windows)
+                    self._sums.add(record, None if record.experts is None else place.experts)
+                self._sums.node_of_rank = self._reader.node_of_rank or ()
+                self.node_of_rank = list(self._sums.node_of_rank)
+                self.progress = min(1.0, self._reader.bytes_read / max(1, self._index.num_bytes)) if more else 1.0
             self.changed()
 
 

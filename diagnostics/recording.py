@@ -5,13 +5,18 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from . import expertview
+from .effects import median
 from .events import WindowRecord
-from .history import History
+from .history import History, plain
+from .matrices import WindowMatrices
 from .window import Window, pack
 
 PAGE_SCHEMA = "eprt.page/1"
 _MOST_PROBLEMS_SHOWN = 50
+LINK_SERIES = ("wait", "dispatch", "combine", "tokens")
 
 
 class Recording:
@@ -20,6 +25,7 @@ class Recording:
     def __init__(self, name: str, num_ranks: int, node_of_rank: Sequence[int], *, most_windows: int | None = None):
         self.name, self.num_ranks, self.node_of_rank = name, num_ranks, list(node_of_rank)
         self.live, self.progress = False, 1.0
+        self.run = self.num_runs = 1  # of a directory that several runs have used
         self.history = History(num_ranks, most_windows)
         self.lock = threading.RLock()
         self._findings: dict[str, Any] | None = None
@@ -40,6 +46,11 @@ class Recording:
     def outside_experts(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Experts as something other than the log tells them (expertview.from_replies), and remarks."""
         return None, []
+
+    def link(self, src: int, dst: int) -> dict[str, Any]:
+        """How long rank src waited for rank dst, and what it received from it, in each window (or few of them).
+        KeyError where there is no such rank."""
+        raise NotImplementedError
 
     def close(self) -> None:
         pass
@@ -71,6 +82,8 @@ class Recording:
                 "schema": PAGE_SCHEMA,
                 "name": self.name,
                 **self.state(),
+                "run": self.run,
+                "num_runs": self.num_runs,
                 "num_ranks": self.num_ranks,
                 "node_of_rank": self.node_of_rank,
                 "windows": self.history.table(),
@@ -89,6 +102,24 @@ class Recording:
     def rank(self, rank: int) -> dict[str, Any]:
         with self.lock:
             return self.history.rank(rank)
+
+    @staticmethod
+    def link_of(matrices: WindowMatrices, src: int, dst: int) -> dict[str, Any]:
+        """The reply of `link`. usual: the median over the links of the same kind, inside a node or between nodes."""
+        num_ranks, node_N = matrices.num_ranks, matrices.node_of_rank_N
+        if not (0 <= src < num_ranks and 0 <= dst < num_ranks):
+            raise KeyError(src, dst)
+        same_NN = node_N[:, None] == node_N[None, :]
+        tier_NN = (same_NN == same_NN[src, dst]) & ~np.eye(num_ranks, dtype=bool)
+        planes = (matrices.wait_us_WNN, matrices.dispatch_us_WNN, matrices.combine_us_WNN, matrices.recv_tokens_WNN)
+        return {
+            "src": src,
+            "dst": dst,
+            "first": matrices.window_W.tolist(),
+            "last": matrices.last_window_W.tolist(),
+            "series": {name: plain(plane[:, src, dst]) for name, plane in zip(LINK_SERIES, planes)},
+            "usual": {name: plain(median(plane[:, tier_NN], 1)) for name, plane in zip(LINK_SERIES, planes)},
+        }
 
     def experts(self, number: int | None) -> dict[str, Any]:
         """Load, placement and migrations. number: of the window; None: of the newest that tells."""

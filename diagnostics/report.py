@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from .analysis import Finding, Outliers, find
-from .events import LogProblem, WindowRecord, read_log
+from .events import WindowRecord
+from .logreader import LogProblem, no_line, open_log
 from .matrices import WindowMatrices
+from .windowsums import WindowSums, most_kept
 
 # RankState values of Report.state_WN.
 OK, SLOW, WAITS, IDLE, SILENT = range(5)
 STATE_NAMES = ("ok", "slow", "waits", "idle", "silent")
+_MOST_PROBLEMS_IN_JSON = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +42,9 @@ class ExpertLoad:
 class Report:
     """matrices: the windows as arrays. outliers: how far each column, row and point stands out in each window.
 
-    findings: most certain first. problems: what of the log could not be used. num_windows: windows read; more than
-    len(matrices.window_W) when a long log was thinned. state_WN: OK, SLOW (a column finding in this window), WAITS (of
+    findings: most certain first. problems: what of the log could not be used, the first of each file one by one.
+    num_skipped: lines that could not be used. num_windows: windows read; more than len(matrices.window_W) when a long
+    log was thinned. state_WN: OK, SLOW (a column finding in this window), WAITS (of
     a row finding), IDLE (no tokens of its own) or SILENT (no line, or no call), see STATE_NAMES.
     """
 
@@ -49,6 +53,7 @@ class Report:
     findings: tuple[Finding, ...]
     problems: tuple[LogProblem, ...]
     num_windows: int
+    num_skipped: int = 0
 
     @staticmethod
     def of_records(records: Sequence[WindowRecord], method: str = "robust") -> "Report":
@@ -57,25 +62,29 @@ class Report:
 
     @staticmethod
     def of(
-        matrices: WindowMatrices,
-        problems: Sequence[LogProblem] = (),
-        num_windows: int | None = None,
-        method: str = "robust",
+        matrices: WindowMatrices, problems: Sequence[LogProblem] = (), num_skipped: int = 0, method: str = "robust"
     ) -> "Report":
         outliers, findings = find(matrices, method)
-        return Report(matrices, outliers, tuple(findings), tuple(problems), num_windows or len(matrices.window_W))
+        num_windows = int(matrices.num_windows_W.sum())
+        return Report(matrices, outliers, tuple(findings), tuple(problems), num_windows, num_skipped)
 
     @property
     def num_ranks(self) -> int:
         return self.matrices.num_ranks
 
     def to_json(self) -> dict:
-        """The object that `eprt diagnose DIR --json` prints (eprt.findings/1)."""
+        """The object that `eprt diagnose DIR --json` prints (eprt.findings/1).
+
+        problems: skipped_lines, and the first problems in words. windows_per_entry: 1 unless a long log was thinned.
+        """
+        told = [str(problem) for problem in self.problems[:_MOST_PROBLEMS_IN_JSON]]
         return {
             "schema": "eprt.findings/1",
             "num_ranks": self.num_ranks,
             "windows": self.num_windows,
+            "windows_per_entry": int(self.matrices.num_windows_W.max()),
             "findings": [finding.to_json() for finding in self.findings],
+            "problems": {"skipped_lines": self.num_skipped, "first": told},
         }
 
     @property
@@ -86,15 +95,15 @@ class Report:
         out_WN[sent_WN == 0] = IDLE
         for finding in self.findings:
             if finding.kind != "point":
-                within_W = (matrices.window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
+                within_W = (matrices.last_window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
                 out_WN[within_W, finding.rank] = SLOW if finding.kind == "column" else WAITS
         out_WN[matrices.calls_WN == 0] = SILENT
         return out_WN
 
     def expert_load(self, w: int) -> ExpertLoad | None:
         """Of the w-th window; None unless every rank's line has it."""
-        parts = [self.matrices.experts.get((w, rank)) for rank in range(self.num_ranks)]
-        known = [part for part in parts if part is not None]
+        places = [self.matrices.experts.get((w, rank)) for rank in range(self.num_ranks)]
+        known = [part for place in places if place is not None and (part := place()) is not None]
         if len(known) < self.num_ranks or len({part.layers for part in known}) > 1:
             return None
         expert_LP = np.concatenate([np.array(part.expert_of_slot, dtype=np.int64) for part in known], axis=1)
@@ -108,11 +117,27 @@ class Report:
         return ExpertLoad(epoch, np.array(known[0].layers), expert_LP, rows_LP, load_LE, rank_P)
 
 
-def analyse(directory: str | Path, method: str = "robust") -> Report:
-    """Reads a log directory and says what stands out.
+def analyse(
+    directory: str | Path,
+    method: str = "robust",
+    *,
+    run: int | None = None,
+    windows: tuple[int, int] | None = None,
+) -> Report:
+    """Reads a log directory and says what stands out. The log may be larger than the memory: lines are added up.
 
     method: "robust" (medians, docs/diagnosis.md) or "zscore" (plain mean and standard deviation, for comparison).
-    OSError when the directory cannot be read; ValueError when it holds no such log or no usable line.
+    run: by number, of a directory that several runs have used; None: the newest. windows: the first and the last.
+    OSError when the directory cannot be read; ValueError when it holds no such log, run or window, or no usable line.
     """
-    log = read_log(directory)
-    return Report.of(WindowMatrices.of(log.records), log.problems, method=method)
+    reader = open_log(directory, run, windows)
+    sums = WindowSums(reader.run.num_ranks, (), most_kept(reader.run.num_ranks))
+    for record, place in reader.new_records():
+        sums.add(record, None if record.experts is None else place.experts)
+    problems = [*reader.problems.told(), *reader.remarks()]
+    if reader.node_of_rank is None:
+        raise no_line(directory, problems)
+    sums.node_of_rank = reader.node_of_rank
+    matrices = sums.matrices()
+    del sums  # as large as what is made of them
+    return Report.of(matrices, problems, reader.problems.num_lines, method)

@@ -283,7 +283,8 @@ def test_exit_status_and_json(tmp_path, capsys):
     write_all(tmp_path / "late", job(8, late={3: 3.0}))
     assert main([str(tmp_path / "clean"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "schema": "eprt.findings/1", "num_ranks": 8, "windows": 6, "findings": [],
+        "schema": "eprt.findings/1", "num_ranks": 8, "windows": 6, "windows_per_entry": 1, "findings": [],
+        "problems": {"skipped_lines": 0, "first": []},
     }  # fmt: skip
     assert main([str(tmp_path / "late"), "--json"]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
