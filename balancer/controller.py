@@ -17,11 +17,13 @@ import numpy as np
 from .job import PlanAnswer, PlanRequest
 from .placement import Placement
 from .statistics import LoadStatistics
+from .trace import RoutingTrace
 from .trigger import Costs, Decision, Trigger, TriggerConfig, max_over_mean
 
 _MIN_WINDOWS = 3  # a plan for fewer fits their noise
 # An answer under the same load will hardly be another one soon: the waits between plans double up to this.
 _LONGEST_WAIT_S = 60.0
+_COUNTERS = ("num_steps", "expert_us", "expert_rows", "expert_bytes", "copied_bytes", "copied_s")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,8 @@ class Snapshot:
     """A server's counters, all since its start. server_id: another one after a restart. time_s: of its clock.
 
     tokens_PLE: int64 [2, L, E], choices of each expert, prefill and decode. num_steps: computing ones.
-    expert_us, expert_rows: time that the experts of all ranks took, and the rows they were given.
+    expert_us, expert_rows: time that the experts of all ranks took, and the rows they were given. copied_bytes,
+    copied_s: what migrations sent and took in on all ranks, and the time that the ranks' steps spent on it.
     """
 
     server_id: str
@@ -39,11 +42,13 @@ class Snapshot:
     expert_us: float
     expert_rows: int
     expert_bytes: int
+    copied_bytes: int = 0
+    copied_s: float = 0.0
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Snapshot":
         """What GET /v1/eprt/load answers. ValueError naming the field that is missing, or that no load was counted."""
-        missing = {"server_id", "time_s", "layers", "num_steps", "expert_us", "expert_rows", "expert_bytes"} - set(data)
+        missing = {"server_id", "time_s", "layers", *_COUNTERS} - set(data)
         if missing:
             raise ValueError(f"the server's load has no {min(missing)!r}: is it an eprt server of this version?")
         if not data["layers"]:
@@ -54,10 +59,7 @@ class Snapshot:
             data["server_id"],
             float(data["time_s"]),
             np.stack((prefill_LE, total_LE - prefill_LE)),
-            int(data["num_steps"]),
-            float(data["expert_us"]),
-            int(data["expert_rows"]),
-            int(data["expert_bytes"]),
+            **{name: data[name] for name in _COUNTERS},
         )
 
 
@@ -89,6 +91,9 @@ class Controller:
         rows = snapshot.expert_rows - before.expert_rows
         if rows > 0:
             self._us_per_token = max(0.0, snapshot.expert_us - before.expert_us) / rows
+        copied_bytes, copied_s = snapshot.copied_bytes - before.copied_bytes, snapshot.copied_s - before.copied_s
+        if copied_bytes > 0 and copied_s > 0:
+            self._bytes_per_us = copied_bytes / (copied_s * 1e6)
         seconds = snapshot.time_s - before.time_s
         if seconds <= 0:
             return False
@@ -101,11 +106,6 @@ class Controller:
     def plan_again(self) -> None:
         """Something is not as it was at the latest decision: the next may be taken at once."""
         self._next_plan_s, self._wait_s = -np.inf, 0.0
-
-    def copied(self, num_bytes: float, seconds: float) -> None:
-        """A migration has shown what a rank's copying costs."""
-        if num_bytes > 0 and seconds > 0:
-            self._bytes_per_us = num_bytes / (seconds * 1e6)
 
     @property
     def costs(self) -> Costs:
@@ -131,10 +131,10 @@ class Controller:
         self.plan_again()
         return True
 
-    def request(self, placement: Placement, trace: np.ndarray | None = None) -> PlanRequest | None:
+    def request(self, placement: Placement, trace: RoutingTrace | None = None) -> PlanRequest | None:
         """What to plan next; None while nothing has been measured since the latest change.
 
-        trace: int [L, T, K] routing sample, for plans that save traffic between nodes.
+        trace: routing sample, for plans that save traffic between nodes.
         """
         rate_LE = None if self.statistics is None else self.statistics.rate()
         if rate_LE is None:

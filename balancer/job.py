@@ -6,6 +6,8 @@ A request holds the placement in force and either a load to plan for or the targ
 and the rounds that lead there. Exit status 0, or 2 with one line on standard error when the request cannot be met.
 """
 
+import base64
+import io
 import json
 import os
 import sys
@@ -18,6 +20,7 @@ import numpy as np
 from .migration import Round, count_moves, schedule_rounds
 from .placement import Placement
 from .plan import plan
+from .trace import RoutingTrace
 
 # Beside a server: whatever serves goes first.
 _NICE = 10
@@ -29,7 +32,7 @@ class PlanRequest:
     """current: the placement in force. target: where to go, or None to plan for load_LE ([L, E]).
 
     node_of_gpu: default by the placement's num_nodes. spare: see schedule_rounds. gpu_speed: [G] relative, a slow rank
-    gets less. trace: int [L, T, K], routing sample for traffic between nodes.
+    gets less. trace: routing sample, for plans that save traffic between nodes; all layers of the same T.
     """
 
     current: Placement
@@ -39,27 +42,29 @@ class PlanRequest:
     spare: int = 2
     max_moves_per_layer: int | None = None
     gpu_speed: np.ndarray | None = None
-    trace: np.ndarray | None = None
+    trace: RoutingTrace | None = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"current": self.current.to_json(), "spare": self.spare}
         data["target"] = None if self.target is None else self.target.to_json()
-        for name in ("load_LE", "gpu_speed", "trace"):
+        for name in ("load_LE", "gpu_speed"):
             value = getattr(self, name)
             data[name] = None if value is None else np.asarray(value).tolist()
+        data["trace"] = None if self.trace is None else _pack(self.trace)
         data["node_of_gpu"] = None if self.node_of_gpu is None else list(self.node_of_gpu)
         data["max_moves_per_layer"] = self.max_moves_per_layer
         return data
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "PlanRequest":
-        arrays = {n: None if data[n] is None else np.array(data[n]) for n in ("load_LE", "gpu_speed", "trace")}
+        arrays = {n: None if data[n] is None else np.array(data[n]) for n in ("load_LE", "gpu_speed")}
         return PlanRequest(
             Placement.from_json(data["current"]),
             None if data["target"] is None else Placement.from_json(data["target"]),
             node_of_gpu=None if data["node_of_gpu"] is None else tuple(data["node_of_gpu"]),
             spare=data["spare"],
             max_moves_per_layer=data["max_moves_per_layer"],
+            trace=None if data["trace"] is None else _unpack(data["trace"]),
             **arrays,
         )
 
@@ -131,8 +136,24 @@ def _plan(request: PlanRequest) -> Placement:
         current=current,
         max_moves_per_layer=request.max_moves_per_layer,
         gpu_speed=request.gpu_speed,
+        coactivation=request.trace if current.num_nodes > 1 else None,
         threads=1,
     )
+
+
+def _pack(trace: RoutingTrace) -> str:
+    """As a compressed .npz in base64: a sample has a million numbers, too many to write in full."""
+    arrays = {"topk_idx": np.stack(trace.topk_idx)}
+    if trace.source_gpu is not None:
+        arrays["source_gpu"] = np.stack(trace.source_gpu)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{name: array.astype(np.int16) for name, array in arrays.items()})  # type: ignore[arg-type]
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _unpack(text: str) -> RoutingTrace:
+    with np.load(io.BytesIO(base64.b64decode(text))) as arrays:
+        return RoutingTrace(tuple(arrays["topk_idx"]), tuple(arrays["source_gpu"]) if "source_gpu" in arrays else None)
 
 
 def main() -> int:

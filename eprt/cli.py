@@ -13,7 +13,7 @@ COMMANDS = {
     "generate": ("eprt.generate", "completions of prompts, without a server"),
     "convert": ("eprt.models.convert", "a checkpoint laid out for the ranks that will read it"),
     "balance": ("eprt.balancer.__main__", "expert placement from measured load"),
-    "balancer": ("eprt.cli:balancer", "rebalancer beside a running server"),
+    "balancer": ("eprt.balancer.daemon_main", "rebalancer beside a running server"),
     "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, from a run's log"),
     "bench": ("benchmarks.__main__", "benchmarks, from a source checkout"),
     "env": ("eprt.doctor", "what was found on this machine and how to mend it"),
@@ -42,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(word: str) -> Callable[[Sequence[str]], int | None]:
-    module, _, function = COMMANDS[word][0].partition(":")
     try:
-        return getattr(import_module(module), function or "main")
+        return import_module(COMMANDS[word][0]).main
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "eprt":
@@ -54,18 +53,6 @@ def _load(word: str) -> Callable[[Sequence[str]], int | None]:
         else:
             remedy = f"{missing} is not installed; `eprt env` says how to get what is missing"
         raise SystemExit(f"eprt {word}: {remedy}") from None
-
-
-def balancer(argv: Sequence[str]) -> int:
-    """The live rebalancer is not there yet; says so, and what does the same work by hand."""
-    print(
-        "eprt balancer: this version cannot rebalance a running server.\n"
-        "What works: compute a placement from the load that a server has counted:\n"
-        "    curl -s URL/v1/eprt/load > load.json\n"
-        "    eprt balance plan --load load.json --num-gpus N --num-slots P --out placement.json",
-        file=sys.stderr,
-    )
-    return 2
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eprt.balancer import Placement
+from eprt.balancer import Placement, RoutingTrace
 from eprt.balancer.controller import Controller, Snapshot
 from eprt.balancer.job import PlanAnswer, PlanRequest
 from eprt.balancer.trigger import VERDICTS, Decision, TriggerConfig
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 SCHEMA = "eprt.rebalance/1"
 _ENDED = ("done", "rolled_back", "refused")
 _POLL_S = 0.05
+_TRACE_TOKENS = 4096  # of each layer, that a plan looks at
 # A step may take so much longer for what a migration copies in it.
 _SHARE_OF_STEP = 0.03
 _MIN_CHUNK, _MAX_CHUNK = 32 << 10, 4 << 20
@@ -113,12 +114,15 @@ class Rebalancer:
         return {**document, **self._work()}
 
     def _work(self) -> dict[str, Any]:
-        """Steps; the time and the rows of all ranks' experts."""
+        """Counters of all ranks together, as eprt.balancer.controller.Snapshot has them."""
+        statuses = self.statuses()
         ranks = [r for r in self._pool.ranks.values() if r.stats is not None and r.waits is not None]
         return {
             "num_steps": max((s.num_steps for s in self._pool.stats), default=0),
             "expert_us": sum(r.waits.compute_us for r in ranks if r.waits),
             "expert_rows": sum(sum(r.stats.slot_tokens) for r in ranks if r.stats),
+            "copied_bytes": sum(s.sent_bytes + s.received_bytes for s in statuses),
+            "copied_s": sum(s.work_s for s in statuses),
         }
 
     async def load_file(self) -> bytes:
@@ -192,7 +196,7 @@ class Rebalancer:
         self._check_room()
         if self._planning or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
-        plan_request = self._plan_request(request)
+        plan_request = await self._plan_request(request)
         if plan_request is None:
             raise ApiError(409, "no load was measured yet to plan for; post a placement, or wait", code="no_load")
         answer = await self._solve(plan_request)
@@ -206,12 +210,16 @@ class Rebalancer:
             message = "experts cannot move: the server was started with --spare-experts 0"
             raise ApiError(409, message, code="rebalancing_not_enabled")
 
-    def _plan_request(self, request: RebalanceRequest) -> PlanRequest | None:
+    async def _plan_request(self, request: RebalanceRequest) -> PlanRequest | None:
         infos = self._pool.infos
         if request.target is not None:
             plan_request = PlanRequest(self.placement, request.target)
         else:
-            plan_request = self.controller.request(self.placement)
+            trace = None
+            if self.placement.num_nodes > 1:
+                topk_LTK, source_LT = await self._trace()
+                trace = RoutingTrace(tuple(topk_LTK), tuple(source_LT)).sample(_TRACE_TOKENS)
+            plan_request = self.controller.request(self.placement, trace)
         if plan_request is None:
             return None
         moves = request.max_moves_per_layer or plan_request.max_moves_per_layer
@@ -266,7 +274,6 @@ class Rebalancer:
         migration = self.migration
         assert migration is not None
         begun = time.monotonic()
-        before = self._copied()
         while True:
             await asyncio.sleep(_POLL_S)
             mine = [s for s in self.statuses() if s.job_id == job.job_id]
@@ -286,14 +293,7 @@ class Rebalancer:
         if migration.state == "done":
             for way, count in migration.moves.items():
                 self.moved[way] += count
-        num_bytes, seconds = (now - then for now, then in zip(self._copied(), before))
-        self.controller.copied(num_bytes, seconds)
         self.controller.ended(time.monotonic(), migration.state == "done")
-
-    def _copied(self) -> tuple[int, float]:
-        """Bytes and seconds, all ranks together."""
-        statuses = self.statuses()
-        return sum(s.sent_bytes + s.received_bytes for s in statuses), sum(s.work_s for s in statuses)
 
     async def run(self) -> None:
         """Looks at the counters in every window; with mode auto or dry-run also plans. Never raises."""
@@ -317,7 +317,7 @@ class Rebalancer:
             return
         if not self.controller.due(time.monotonic()):
             return
-        request = self._plan_request(RebalanceRequest())
+        request = await self._plan_request(RebalanceRequest())
         if request is None:
             return
         answer = await self._solve(request)

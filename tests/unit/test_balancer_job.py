@@ -7,11 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from eprt.balancer import Placement, job, plan
+from eprt.balancer import Placement, RoutingTrace, job, plan
 from eprt.balancer.job import PlanAnswer, PlanRequest, solve
 
 RNG = np.random.default_rng(0)
 LOAD_LE = RNG.lognormal(0, 0.8, (3, 16))
+TRACE = RoutingTrace(tuple(RNG.integers(0, 16, (3, 200, 2))), tuple(RNG.integers(0, 4, (3, 200))))
 CURRENT = Placement.contiguous(3, 16, 4, num_slots=20)
 
 
@@ -88,6 +89,7 @@ def test_nodes_decide_which_way_copies_take():
     [
         PlanRequest(CURRENT, load_LE=LOAD_LE, gpu_speed=np.array([1, 1, 0.5, 1]), max_moves_per_layer=3, spare=1),
         PlanRequest(CURRENT, plan(LOAD_LE, num_slots=20, num_gpus=4), node_of_gpu=(0, 0, 1, 1)),
+        PlanRequest(Placement.contiguous(3, 16, 4, 20, num_nodes=2), load_LE=LOAD_LE, trace=TRACE),
     ],
 )
 def test_a_process_of_its_own_answers_the_same(request_):

@@ -122,13 +122,16 @@ class Server:
         self.server_id, self.time_s, self.steps = server_id, 50.0, 0
         self.rng = np.random.default_rng(0)
         self.tokens_PLE = np.zeros((2, 1, 5), dtype=np.int64)
+        self.copied = (0, 0.0)
 
     def work(self, seconds: float = 5.0) -> Snapshot:
         self.time_s += seconds
         self.steps += int(10 * seconds)
         self.tokens_PLE[1, 0] += self.rng.poisson(RATE_LE[0] * seconds)
         rows = int(self.tokens_PLE.sum())
-        return Snapshot(self.server_id, self.time_s, self.tokens_PLE.copy(), self.steps, 20.0 * rows, rows, 10**6)
+        return Snapshot(
+            self.server_id, self.time_s, self.tokens_PLE.copy(), self.steps, 20.0 * rows, rows, 10**6, *self.copied
+        )
 
 
 def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
@@ -137,7 +140,8 @@ def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
     assert not controller.observe(server.work()) and controller.request(NOW) is None  # a window needs two looks
     for _ in range(12):
         controller.observe(server.work())
-    controller.copied(num_bytes=5e6, seconds=0.05)
+    server.copied = (5_000_000, 0.05)
+    controller.observe(server.work())
     costs = controller.costs
     assert costs.steps_per_s == pytest.approx(10) and costs.us_per_token == pytest.approx(20)
     assert (costs.expert_bytes, costs.bytes_per_us) == (10**6, pytest.approx(100))
@@ -146,7 +150,7 @@ def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
     answer = solve(request)
     decision = controller.decide(0.0, NOW, answer)
     assert decision.migrate and decision.after < 1.1 < decision.before
-    assert decision.lifetime_steps == pytest.approx(60 * 10, rel=0.1)  # as long as it was watched
+    assert decision.lifetime_steps == pytest.approx(65 * 10, rel=0.1)  # as long as it was watched
     assert controller.balance(NOW) == pytest.approx(decision.before)
     controller.ended(0.0, succeeded=True)
     assert controller.decide(1.0, NOW, answer).verdict == "cooling"
@@ -201,7 +205,7 @@ def test_after_a_restart_of_the_server_everything_begins_anew():
 def test_a_snapshot_is_read_from_what_a_server_says():
     layer = {"per_expert": [5, 7], "per_expert_prefill": [5, 1]}
     data = {"server_id": "x", "time_s": 3.5, "layers": [layer], "num_steps": 4, "expert_us": 9.5, "expert_rows": 12,
-            "expert_bytes": 100, "num_ranks": 2}  # fmt: skip
+            "expert_bytes": 100, "copied_bytes": 0, "copied_s": 0.0, "num_ranks": 2}  # fmt: skip
     snapshot = Snapshot.from_json(data)
     np.testing.assert_array_equal(snapshot.tokens_PLE, [[[5, 1]], [[0, 6]]])
     assert (snapshot.server_id, snapshot.time_s, snapshot.num_steps, snapshot.expert_bytes) == ("x", 3.5, 4, 100)

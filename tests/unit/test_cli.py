@@ -36,18 +36,12 @@ def test_an_unknown_command_is_named(capsys):
     assert "no command 'serv'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", [word for word in cli.COMMANDS if word != "balancer"])
+@pytest.mark.parametrize("word", cli.COMMANDS)
 def test_every_command_explains_itself(word, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([word, "--help"])
     assert ended.value.code == 0
     assert "usage: " in capsys.readouterr().out
-
-
-def test_the_balancer_says_what_it_cannot_do_and_what_works_instead(capsys):
-    assert cli.main(["balancer", "--url", "http://127.0.0.1:1"]) == 2
-    err = capsys.readouterr().err
-    assert "cannot rebalance a running server" in err and "eprt balance plan" in err
 
 
 def test_flags_and_small_tools_do_not_load_torch():
