@@ -16,7 +16,7 @@ from .trigger import Decision
 
 SCHEMA = "eprt.balancer/1"
 _FOLLOW_S = 0.5
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,12 @@
 
 import contextlib
 import copy
+import json
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 
@@ -159,3 +164,30 @@ def test_what_cannot_be_asked_is_named(http, body, param):
     answer = http.post("/v1/eprt/rebalance", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
     assert http.get("/v1/eprt/rebalance").json()["mode"] == "off"
+
+
+def test_the_daemon_balances_and_survives_the_death_and_return_of_the_server(server):
+    """Last: it kills the server. The next one, on the same port, has two ranks."""
+    port, problems = server.url.rpartition(":")[2], []
+    command = [sys.executable, "-m", "eprt.cli", "balancer", "--url", server.url, "--interval", "0.5", "--json"]
+    with tempfile.TemporaryFile("w+") as output:
+        daemon = subprocess.Popen([*command, "--min-gain", "0"], stdout=output, stderr=subprocess.PIPE, text=True)
+
+        def states() -> list[dict]:
+            output.seek(0)
+            return [json.loads(line) for line in output if line.endswith("\n")]
+
+        try:
+            with skewed_load(server.url, problems):
+                done = until(lambda: [s for s in states() if " done: " in s["news"]])[-1]
+            assert not problems and done["migration"]["state"] == "done" and done["epoch"] > 0
+            server.kill()
+            until(lambda: states()[-1]["state"] == "unreachable")
+            with RunningServer(MODEL, 2, "--port", port) as again:
+                assert again.url == server.url
+                back = until(lambda: [s for s in states() if "the server was restarted" in s["news"]])[-1]
+                assert back["server_id"] != done["server_id"] and back["epoch"] == back["windows"] == 0
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            _, err = daemon.communicate(timeout=20)
+        assert daemon.returncode == 0 and "eprt balancer: stopped" in err, err
