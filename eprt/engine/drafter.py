@@ -16,14 +16,16 @@ from torch import Tensor
 
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.scheduler import Schedule
+from eprt.ep.load import LoadRecorder
 from eprt.layers.batch import ForwardBatch
 
 
 class Drafter:
-    """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer."""
+    """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer.
+    recorder: of the load of its experts too, None without."""
 
-    def __init__(self, model, kv_pages: Tensor, rows: BatchRows):
-        self.model, self.kv_pages, self.rows = model, kv_pages, rows
+    def __init__(self, model, kv_pages: Tensor, rows: BatchRows, recorder: LoadRecorder | None):
+        self.model, self.kv_pages, self.rows, self._recorder = model, kv_pages, rows, recorder
         self.num_drafts = rows.draft_MK.shape[1]
 
     def run(
@@ -75,6 +77,8 @@ class Drafter:
                 room = np.flatnonzero(position_S < rows.num_slots_M[row_S])
                 row_S, position_S = row_S[room], position_S[room]
                 hidden_SH = hidden_SH[torch.from_numpy(room).to(hidden_SH.device)]
+                if self._recorder is not None:
+                    self._recorder.begin_drafts(len(row_S))
                 batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, mode, hidden_SH)
                 hidden_SH = self.model.draft(hidden_SH, batch, self.kv_pages)
             if len(row_S):

@@ -6,9 +6,9 @@ forward pass exchanges tokens between all ranks, so all ranks must take every st
 A step
 
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
-    agree      every rank shows a header of six integers and reads everyone's (StepBoard):
+    agree      every rank shows a header of seven integers and reads everyone's (StepBoard):
                    number of tokens | all decodes and few enough for low latency | has work | seen_seq |
-                   offered and progress of a migration of experts (ep/migration.py)
+                   offered, progress and room of a migration of experts (ep/migration.py)
                the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
                is left out by all
     run        forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
@@ -51,12 +51,12 @@ from eprt.ep.api import EPError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
 from eprt.ep.load import LoadRecorder
-from eprt.ep.migration import Migrator
+from eprt.ep.migration import Migrator, Shown
 from eprt.ep.transport import SharedMemoryTransport
 
 _log = logging.getLogger(__name__)
 
-_HEADER = 6  # tokens, low latency, has work, seen_seq, offered, progress
+_HEADER = 7  # tokens, low latency, has work, seen_seq; offered, progress, room
 _MAX_CHUNK_BYTES = 4 << 20  # of an expert on its way, per step
 # Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
 _USEFUL_CACHE = 4
@@ -90,8 +90,8 @@ class Engine:
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
         num_layers = self.model.config.num_hidden_layers
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size)
-        self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows) if num_drafts else None
         self.recorder, self.migrator = self._watch_experts()
+        self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder) if num_drafts else None
         self._board = StepBoard(self.group, num_values=_HEADER)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self._num_steps = 0
@@ -197,20 +197,20 @@ class Engine:
             outputs = self._run(schedule, mode)
             self._num_steps += 1
             self._last_step_s = time.perf_counter() - start
+            if self.migrator is not None:
+                self.migrator.stepped(self._last_step_s)
         return StepResult(outputs, all_idle, schedule.num_tokens, mode)
 
     def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
         wants_low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
         migrator = self.migrator
-        offered, progress = (0, 0) if migrator is None else migrator.work()
+        shown = Shown() if migrator is None else migrator.work()
         has_work = self.has_work or (migrator is not None and migrator.active)
-        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, offered, progress)
+        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, *shown)
         # Plain integers: for a few ranks they are faster than numpy.
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, offered_N, progress_N = zip(
-            *self._board.exchange(header).tolist()
-        )
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, *shown_3N = zip(*self._board.exchange(header).tolist())
         if migrator is not None:
-            migrator.advance(offered_N, progress_N)
+            migrator.advance([Shown(*of_rank) for of_rank in zip(*shown_3N)])
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
         return any(num_tokens_N), "low_latency" if all(low_latency_N) else "normal", all_idle
 

@@ -28,7 +28,8 @@ class LoadRecorder:
         self._rows = self._places = np.empty(0, dtype=np.int64)
 
     def begin(self, num_tokens: int, num_decode: int) -> None:
-        """A step of num_tokens tokens, of which the first num_decode are decodes."""
+        """A step of num_tokens tokens, of which the first num_decode are decodes, through all layers; an MTP layer sees
+        the same tokens once more."""
         self._num_decode = num_decode
         self._num_steps += 1
         size = self._sample_LAK.shape[1]
@@ -36,6 +37,11 @@ class LoadRecorder:
         self._rows = np.arange(count) * num_tokens // max(count, 1)
         self._places = (self._num_sampled + np.arange(count)) % size
         self._num_sampled += count
+
+    def begin_drafts(self, num_tokens: int) -> None:
+        """Tokens that the step only guesses: an MTP layer alone sees them. Counted as decodes, not sampled."""
+        self._num_decode = num_tokens
+        self._rows = self._places = np.empty(0, dtype=np.int64)
 
     def record(self, layer: int, expert_idx_TK: Tensor) -> None:
         """layer: row of the counts. expert_idx_TK: the choices of the step's tokens."""

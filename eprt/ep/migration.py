@@ -1,4 +1,4 @@
-"""Migrator: one rank's part in moving experts while they serve. docs/rebalancing.md has the state machine.
+"""Migrator: one rank's part in moving experts while they serve. docs/migration.md has the state machine.
 
 Every step of the engine calls work() before the ranks exchange their headers and advance() with everyone's after it.
 All decisions follow from the exchanged numbers alone, so all ranks take them in the same step:
@@ -6,6 +6,7 @@ All decisions follow from the exchanged numbers alone, so all ranks take them in
     offered   a job begins when every rank shows its number: all have been told
     progress  ticks this rank has ended; the next tick begins when all have. Negative: this rank cannot go on, all roll
               back
+    room      bytes that fit into this rank's step (pace.py); the smallest is the size of the next tick's chunks
 
 A round (balancer/migration.py) takes one tick per chunk and one more for taking in the last. Then its layers' slot maps
 change on all ranks in the same step: the commit. What it replaced is kept for one tick more, until all are known to
@@ -15,43 +16,24 @@ have committed, and is then free for the next round.
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple
 
-import numpy as np
-
-from eprt.balancer.migration import Round, Stream, arrivals
 from eprt.ep.group import EPGroup
-from eprt.ep.migration_job import CANCELLED, DAMAGED, FAILURES, LATE, Job, MigrationStatus
+from eprt.ep.migration_job import CANCELLED, DAMAGED, DISCONNECTED, FAILURES, LATE, SLOW, Job, MigrationStatus
+from eprt.ep.migration_round import MigrationRound, MovableLayer, check_round
+from eprt.ep.pace import Pace
 from eprt.ep.placement import SlotMap
 from eprt.ep.transport import Transport, cut
 
 _log = logging.getLogger(__name__)
 
 
-class Pool(Protocol):
-    """Memory for experts: see layers/experts.py ExpertPool."""
+class Shown(NamedTuple):
+    """What a rank shows of its migration in a step's header; nothing is under way: zeros."""
 
-    @property
-    def expert_bytes(self) -> int: ...
-    def take(self) -> int: ...
-    def give_back(self, storage: int) -> None: ...
-    def memory(self, storage: int) -> list[np.ndarray]: ...
-
-
-class MovableLayer(Protocol):
-    """A layer whose experts can move: see layers/moe.py EPMoE."""
-
-    slot_map: SlotMap
-
-    @property
-    def pool(self) -> Pool: ...
-    def storages(self) -> list[int]:
-        """Where each local slot's expert lies, -1 for none."""
-        ...
-
-    def place(self, slot_map: SlotMap, storages: Sequence[int]) -> None:
-        """From now on the slots hold what slot_map says, in these storages."""
-        ...
+    offered: int = 0
+    progress: int = 0
+    room: int = 0
 
 
 class Migrator:
@@ -68,18 +50,22 @@ class Migrator:
     ):
         self._group, self._layers, self._transport, self._spare = group, list(layers), transport, spare
         self._node_of_rank = group.node_of_rank if routing == "local" else None
+        self._pace = Pace()
         self._offer: Job | None = None
+        self._offered_s = 0.0
         self._job: Job | None = None
-        self._round: _Round | None = None
+        self._round: MigrationRound | None = None
+        self._last_row_round: dict[int, int] = {}  # layer -> the round in which it reaches its last row
         self._last_job_id = 0
         self._cancelled_id = 0
+        self._given_up = (0, "")  # the latest job that never began, and why
         self._epoch = 0
         self._tick = self._progress = 0
         self._undo: list[tuple[int, SlotMap, list[int]]] = []  # the latest commit, until all are known to have made it
         self._outcome = ("idle", "")
         self._rounds_done = self._num_rounds = 0
-        self._sent = self._received = self._used = 0
-        self._work_s = self._max_work_s = 0.0
+        self._sent = self._received = self._used = self._chunk_bytes = 0
+        self._work_s = self._max_work_s = self._spent_s = 0.0
 
     @property
     def active(self) -> bool:
@@ -102,7 +88,9 @@ class Migrator:
             current = self._job or self._offer
             assert current is not None
             raise RuntimeError(f"migration {current.job_id} is under way; wait for its end before {job.job_id}")
-        self._offer = job
+        self._offer, self._offered_s = job, time.perf_counter()
+        if job.job_id <= self._given_up[0]:
+            self._drop_offer(self._given_up[1])
 
     def cancel(self, job_id: int) -> None:
         """This rank wants the job rolled back; one rank is enough. Nothing if it has ended."""
@@ -122,36 +110,47 @@ class Migrator:
             received_bytes=self._received,
             work_s=self._work_s,
             max_work_s=self._max_work_s,
-            buffer_bytes=self._spare * expert_bytes + self._transport.buffer_bytes,
+            chunk_bytes=self._chunk_bytes,
+            cap_bytes=self._spare * expert_bytes,
             used_bytes=self._used,
+            buffer_bytes=self._spare * expert_bytes + self._transport.buffer_bytes,
         )
 
     # -- in every step --
 
-    def work(self) -> tuple[int, int]:
-        """(offered, progress) for this step's header, after the part of the work that belongs between two steps."""
+    def work(self) -> Shown:
+        """What to show in this step's header, after the part of the work that belongs between two steps."""
         if self._job is None:
-            # Messages of a migration that was rolled back must be gone before the next begins.
-            can_begin = self._offer is not None and self._transport.settle()
-            return (self._offer.job_id if self._offer is not None and can_begin else 0), 0
+            return self._answer_offer()
         if self._progress >= 0:
             start_s = time.perf_counter()
             self._progress = self._run_tick(start_s)
-            spent_s = time.perf_counter() - start_s
-            self._work_s += spent_s
-            self._max_work_s = max(self._max_work_s, spent_s)
-        return self._job.job_id, self._progress
+            self._spent_s = time.perf_counter() - start_s
+            self._work_s += self._spent_s
+            self._max_work_s = max(self._max_work_s, self._spent_s)
+        return Shown(self._job.job_id, self._progress, self._pace.room)
 
-    def advance(self, offered_N: Sequence[int], progress_N: Sequence[int]) -> None:
-        """Takes the ranks' next common step; the arguments are what work() returned on each of them."""
+    def advance(self, shown_N: Sequence[Shown]) -> None:
+        """Takes the ranks' next common step; the argument is what work() returned on each of them."""
+        if not any(shown.offered for shown in shown_N):
+            return
+        failed = min(range(len(shown_N)), key=lambda rank: shown_N[rank].progress)
+        failure = shown_N[failed].progress
+        if failure < 0:
+            reason = f"{FAILURES[failure]}, says rank {failed}"
+            self._end("rolled_back", reason) if self._job else self._give_up(shown_N[failed].offered, reason)
+            return
+        room = min(shown.room for shown in shown_N)
         if self._job is None:
-            if self._offer is not None and min(offered_N) == self._offer.job_id:
-                self._begin(self._offer)
-        elif min(progress_N) < 0:
-            failed = min(range(len(progress_N)), key=progress_N.__getitem__)
-            self._end("rolled_back", f"{FAILURES[progress_N[failed]]}, says rank {failed}")
-        elif min(progress_N) == self._tick:
-            self._end_tick()
+            if self._offer is not None and min(shown.offered for shown in shown_N) == self._offer.job_id:
+                self._begin(self._offer, room)
+        elif min(shown.progress for shown in shown_N) == self._tick:
+            self._end_tick(room)
+
+    def stepped(self, seconds: float) -> None:
+        """The step has computed, and has taken so long."""
+        self._pace.stepped(seconds - self._spent_s)
+        self._spent_s = 0.0
 
     def abort(self, reason: str) -> None:
         """The ranks can no longer agree (one was lost): back to the placement that all are known to have had."""
@@ -164,27 +163,58 @@ class Migrator:
         self._undo.clear()
         if self._round is not None and not self._round.committed:
             self._round.release()
-        if self._job is not None:
+        if self._offer is not None:
+            self._drop_offer(reason)
+        elif self._job is not None:
             self._outcome = ("rolled_back", reason)
-        self._round = self._job = self._offer = None
+        self._round = self._job = None
 
     def close(self) -> None:
         """Frees the transport. Collective while all ranks live; never hangs when some do not."""
         self._transport.close()
 
+    # -- before a job begins --
+
+    def _answer_offer(self) -> Shown:
+        """Messages of a migration that was rolled back must be gone before the next begins."""
+        job = self._offer
+        if job is None:
+            return Shown()
+        if self._cancelled_id == job.job_id:
+            return Shown(job.job_id, CANCELLED)
+        if time.perf_counter() - self._offered_s > job.timeout_s:
+            return Shown(job.job_id, SLOW)
+        return Shown(job.job_id, 0, self._pace.room) if self._transport.settle() else Shown()
+
+    def _give_up(self, job_id: int, reason: str) -> None:
+        """The job will never begin; not on a rank either that is told of it only later."""
+        self._given_up = (job_id, reason)
+        if self._offer is not None and self._offer.job_id <= job_id:
+            self._drop_offer(reason)
+
+    def _drop_offer(self, reason: str) -> None:
+        assert self._offer is not None
+        self._last_job_id, self._offer = self._offer.job_id, None
+        self._rounds_done = self._num_rounds = 0
+        self._outcome = ("rolled_back", reason)
+
     # -- a job --
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, room: int) -> None:
         self._job, self._offer, self._last_job_id = job, None, job.job_id
         self._tick = self._progress = 0
         self._rounds_done, self._num_rounds = 0, len(job.rounds)
+        self._last_row_round = {row: k for k, one in enumerate(job.rounds) for row in one.rows}
         self._outcome = ("running", "")
         if job.epoch != self._epoch:
             self._end("refused", f"it starts from placement {job.epoch}, but {self._epoch} serves")
+        elif not 0 < job.chunk_bytes <= self._transport.max_chunk_bytes:
+            most = self._transport.max_chunk_bytes
+            self._end("refused", f"chunk_bytes={job.chunk_bytes}: must be in 1..{most}")
         else:
-            self._begin_round()
+            self._begin_round(room)
 
-    def _begin_round(self) -> None:
+    def _begin_round(self, room: int) -> None:
         """All ranks see the same job and placement, so all refuse it, or none."""
         assert self._job is not None
         self._round = None
@@ -197,80 +227,88 @@ class Migrator:
         except ValueError as error:
             self._end("refused", f"round {self._rounds_done}: {error}")
             return
-        self._round = _Round(plan, self._layers, self._group.rank, self._job)
+        self._round = MigrationRound(plan, self._layers, self._group)
         self._used = max(self._used, self._round.arriving_bytes)
+        self._begin_tick(self._round, room)
+
+    def _begin_tick(self, one: MigrationRound, room: int) -> None:
+        assert self._job is not None
         self._tick += 1
+        self._chunk_bytes = max(1, min(room, self._job.chunk_bytes))
+        one.turn(self._chunk_bytes)
 
     def _run_tick(self, now_s: float) -> int:
         """This rank's work of the current tick; returns the progress to show."""
         assert self._job is not None and self._round is not None
-        one, transport = self._round, self._transport
-        if one.started_s is None:
-            one.started_s = now_s
-        if not one.committed:
-            # First of all, and once in every tick: nobody waits for a message that was never sent.
-            if one.worked_tick < self._tick:
-                one.worked_tick = self._tick
-                if not self._move(one):
-                    return DAMAGED
-            if self._cancelled_id == self._job.job_id:
-                return CANCELLED
-        if not transport.is_done():
-            late = now_s - one.started_s > self._job.timeout_s
-            return LATE if late else self._progress
-        return self._tick
+        one, job = self._round, self._job
+        one.started_s = one.started_s or now_s
+        try:
+            if not one.committed:
+                # First of all, and once in every tick: nobody waits for a message that was never sent.
+                if one.worked_tick < self._tick:
+                    one.worked_tick = self._tick
+                    if not self._move(one):
+                        return DAMAGED
+                if self._cancelled_id == job.job_id:
+                    return CANCELLED
+                late_s = now_s - one.started_s - job.timeout_s
+                is_done = self._transport.is_done()
+                # Those that wait for the late one speak up a little later than it does itself.
+                if late_s > (0.1 * job.timeout_s if is_done else 0):
+                    return SLOW if is_done else LATE
+                if not self._prepare(one, now_s):
+                    return self._progress
+            return self._tick if self._transport.is_done() else self._progress
+        except ConnectionError as error:
+            _log.warning("[rank %d/%d] migration %d: %s", self._group.rank, self._group.size, job.job_id, error)
+            return DISCONNECTED
 
-    def _move(self, one: "_Round") -> bool:
+    def _move(self, one: MigrationRound) -> bool:
         """Sends this tick's chunk and takes in the one before. False if that one is damaged."""
-        transport, sound = self._transport, True
-        for stream, storage, start, num_bytes in one.chunks(one.tick):
-            tag = _tag(self._last_job_id, self._tick)
-            if stream.source == self._group.rank:
-                transport.send(self._tick, tag, stream, cut(one.memory(stream, storage), start, num_bytes))
-                self._sent += num_bytes
+        start_s = time.perf_counter()
+        transport, tick, job_id, sound, num_bytes = self._transport, self._tick, self._last_job_id, True, 0
+        for chunk in one.leaving():
+            if chunk.stream.source == self._group.rank:
+                parts = cut(one.memory(chunk), chunk.start, chunk.num_bytes)
+                transport.send(tick, _tag(job_id, tick), chunk.stream, parts)
+                self._sent += chunk.num_bytes
+                num_bytes += chunk.num_bytes
             else:
-                transport.expect(self._tick, tag, stream, num_bytes)
-        for stream, storage, start, num_bytes in one.chunks(one.tick - 1):
-            if stream.source != self._group.rank:
-                tag = _tag(self._last_job_id, self._tick - 1)
-                parts = cut(one.memory(stream, storage), start, num_bytes)
-                sound &= transport.take(self._tick - 1, tag, stream, parts)
-                self._received += num_bytes
-        one.tick += 1
+                transport.expect(tick, _tag(job_id, tick), chunk.stream, chunk.num_bytes)
+        for chunk in one.arriving():
+            parts = cut(one.memory(chunk), chunk.start, chunk.num_bytes)
+            sound &= transport.take(tick - 1, _tag(job_id, tick - 1), chunk.stream, parts)
+            self._received += chunk.num_bytes
+            num_bytes += chunk.num_bytes
+        self._pace.copied(num_bytes, time.perf_counter() - start_s)
         return sound
 
-    def _end_tick(self) -> None:
+    def _prepare(self, one: MigrationRound, start_s: float) -> bool:
+        """Spends what is left of this step's time on the slot maps to come; False while the round waits for them."""
+        left_s = self._pace.budget_s - (time.perf_counter() - start_s)
+        if left_s <= 0 and not one.has_moved:
+            return True
+        assert self._job is not None
+        weights = {
+            row: self._job.weights[row]
+            for row in one.plan.rows
+            if row in self._job.weights and self._last_row_round[row] == self._rounds_done
+        }
+        return one.prepare(weights, self._node_of_rank, left_s) or not one.has_moved
+
+    def _end_tick(self, room: int) -> None:
         """Every rank has done its part of the tick."""
         one = self._round
         assert one is not None
         if one.committed:
             self._forget_old()
             self._rounds_done += 1
-            self._begin_round()
+            self._begin_round(room)
             return
-        if one.tick > one.num_ticks:
-            self._commit(one)
-        self._tick += 1
-
-    def _commit(self, one: "_Round") -> None:
-        assert self._job is not None
-        is_last = {row: k for k, r in enumerate(self._job.rounds) for row in r.rows}
-        for row, expert_of_slot_S in one.plan.rows.items():
-            layer = self._layers[row]
-            self._undo.append((row, layer.slot_map, layer.storages()))
-            weight_S = self._job.weights.get(row) if is_last[row] == self._rounds_done else None
-            slot_map = SlotMap.of_row(
-                np.array(expert_of_slot_S),
-                layer.slot_map.num_experts,
-                weight_S=None if weight_S is None else np.array(weight_S),
-                rank=self._group.rank,
-                node_of_rank=self._node_of_rank,
-            )
-            held = _held(layer, self._group) | one.arrived(row)
-            experts = slot_map.experts_of_rank(self._group.rank, self._group.size)
-            layer.place(slot_map, [held[expert] if expert >= 0 else -1 for expert in experts])
-        one.committed = True
-        self._epoch += 1
+        if one.has_moved:
+            self._undo = one.commit()
+            self._epoch += 1
+        self._begin_tick(one, room)
 
     def _forget_old(self) -> None:
         """All ranks have committed: the storages that no slot uses any more are free."""
@@ -302,95 +340,5 @@ class Migrator:
         self._job = self._round = None
 
 
-class _Round:
-    """One round on this rank: where its arrivals go, and which chunk is due when."""
-
-    def __init__(self, plan: Round, layers: Sequence[MovableLayer], rank: int, job: Job):
-        self.plan, self._layers, self._rank, self._chunk_bytes = plan, layers, rank, job.chunk_bytes
-        self.tick, self.worked_tick = 0, 0
-        self.started_s: float | None = None
-        self.committed = False
-        self._mine = [[s for s in wave if rank == s.source or rank in s.readers] for wave in plan.waves]
-        self._waves = [max(-(-self._bytes(s) // job.chunk_bytes) for s in wave) for wave in plan.waves]
-        self.num_ticks = sum(self._waves)
-        self._arriving = {
-            (s.layer, s.expert): layers[s.layer].pool.take() for wave in self._mine for s in wave if rank in s.readers
-        }
-        self.arriving_bytes = sum(layers[layer].pool.expert_bytes for layer, _ in self._arriving)
-
-    def _bytes(self, stream: Stream) -> int:
-        return self._layers[stream.layer].pool.expert_bytes
-
-    def chunks(self, tick: int) -> list[tuple[Stream, int, int, int]]:
-        """(stream, storage, first byte, bytes) of this rank's chunks of a tick; at most one to send, one to take in."""
-        if not 0 <= tick < self.num_ticks:
-            return []
-        wave = 0
-        while tick >= self._waves[wave]:
-            tick -= self._waves[wave]
-            wave += 1
-        start = tick * self._chunk_bytes
-        return [
-            (s, self._storage(s), start, min(self._chunk_bytes, self._bytes(s) - start))
-            for s in self._mine[wave]
-            if start < self._bytes(s)
-        ]
-
-    def _storage(self, stream: Stream) -> int:
-        if stream.source != self._rank:
-            return self._arriving[stream.layer, stream.expert]
-        layer = self._layers[stream.layer]
-        per_rank = len(layer.storages())
-        experts = layer.slot_map.expert_of_slot_S[self._rank * per_rank : (self._rank + 1) * per_rank].tolist()
-        return layer.storages()[experts.index(stream.expert)]
-
-    def memory(self, stream: Stream, storage: int) -> list[np.ndarray]:
-        return self._layers[stream.layer].pool.memory(storage)
-
-    def arrived(self, row: int) -> dict[int, int]:
-        """expert -> storage of what came for a layer."""
-        return {expert: storage for (layer, expert), storage in self._arriving.items() if layer == row}
-
-    def release(self) -> None:
-        """Gives back what would have held the arrivals."""
-        for (layer, _), storage in self._arriving.items():
-            self._layers[layer].pool.give_back(storage)
-
-
-def _held(layer: MovableLayer, group: EPGroup) -> dict[int, int]:
-    """expert -> storage on this rank."""
-    experts = layer.slot_map.experts_of_rank(group.rank, group.size)
-    return {expert: storage for expert, storage in zip(experts, layer.storages()) if expert >= 0}
-
-
 def _tag(job_id: int, tick: int) -> int:
     return (job_id << 32) + tick
-
-
-def check_round(plan: Round, layers: Sequence[MovableLayer], num_ranks: int, spare: int) -> None:
-    """ValueError unless the round fits the placement that serves: every expert keeps a slot, and every expert that a
-    rank shall hold is there already or is sent by one that holds it; and no rank gets more than `spare` at once."""
-    sent = {(s.layer, s.expert, reader): s.source for wave in plan.waves for s in wave for reader in s.readers}
-    wanted = set()
-    for row, expert_of_slot_S in plan.rows.items():
-        if not 0 <= row < len(layers):
-            raise ValueError(f"layer {row} is not one of the {len(layers)} MoE layers")
-        slot_map = layers[row].slot_map
-        if len(expert_of_slot_S) != slot_map.num_slots:
-            raise ValueError(f"layer {row} has {len(expert_of_slot_S)} slots, expected {slot_map.num_slots}")
-        missing = set(range(slot_map.num_experts)) - set(expert_of_slot_S)
-        strange = set(expert_of_slot_S) - set(range(-1, slot_map.num_experts))
-        if missing or strange:
-            what = f"expert {min(missing)} has no slot" if missing else f"there is no expert {min(strange)}"
-            raise ValueError(f"layer {row}: {what}")
-        old = slot_map.expert_of_slot_S.tolist()
-        wanted |= {(row, expert, rank) for expert, rank in arrivals(old, expert_of_slot_S, num_ranks)}
-    if wanted != set(sent):
-        layer, expert, rank = min(wanted ^ set(sent))
-        raise ValueError(f"layer {layer}: expert {expert} does not reach rank {rank} as planned")
-    for rank in range(num_ranks):
-        if (count := sum(reader == rank for _, _, reader in sent)) > spare:
-            raise ValueError(f"rank {rank} is to take in {count} experts at once and has room for {spare}")
-    for (layer, expert, _), source in sent.items():
-        if expert not in layers[layer].slot_map.experts_of_rank(source, num_ranks):
-            raise ValueError(f"layer {layer}: rank {source} is to send expert {expert}, which it does not hold")

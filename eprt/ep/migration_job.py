@@ -4,9 +4,15 @@ from dataclasses import dataclass, field
 
 from eprt.balancer.migration import Round
 
-# What a rank shows instead of its progress when it cannot go on.
-FAILURES = {-1: "a chunk arrived damaged", -2: "the deadline of the round passed", -3: "it was cancelled"}
-DAMAGED, LATE, CANCELLED = FAILURES
+# What a rank shows instead of its progress when it cannot go on. Of several ranks the smallest number is believed.
+FAILURES = {
+    -1: "the deadline of the round passed",
+    -2: "a chunk had not come or not left when the deadline passed",
+    -3: "a chunk arrived damaged",
+    -4: "a connection between ranks broke",
+    -5: "it was cancelled",
+}
+SLOW, LATE, DAMAGED, DISCONNECTED, CANCELLED = FAILURES
 
 
 @dataclass(frozen=True)
@@ -14,15 +20,16 @@ class Job:
     """A migration, the same on all ranks. job_id: larger than any before. epoch: of the placement it starts from.
 
     weights: layer -> part of its expert's tokens each slot gets once the layer has its last row; default even.
-    chunk_bytes: most bytes a rank sends, and takes in, in one step. timeout_s: deadline of each round.
+    chunk_bytes: most bytes a rank sends, and takes in, in one step; pace.py makes it fewer where steps are short.
+    timeout_s: deadline of each round, and of all ranks' being told.
     """
 
     job_id: int
     epoch: int
     rounds: tuple[Round, ...]
     weights: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    chunk_bytes: int = 1 << 18
-    timeout_s: float = 30.0
+    chunk_bytes: int = 4 << 20
+    timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,8 @@ class MigrationStatus:
 
     epoch: counts the commits since the start. rounds_done of num_rounds: committed ones count, also when the rest was
     rolled back. sent_bytes, received_bytes: of weights. work_s: time this rank spent, max_work_s: most in one step.
-    buffer_bytes: memory set aside for experts on their way and for chunks; used_bytes: most that experts on their way
-    took at once.
+    chunk_bytes: of the latest tick. cap_bytes: memory set aside for experts on their way; used_bytes: most of it that
+    was ever used at once; buffer_bytes: with the buffers for chunks.
     """
 
     job_id: int = 0
@@ -45,5 +52,7 @@ class MigrationStatus:
     received_bytes: int = 0
     work_s: float = 0.0
     max_work_s: float = 0.0
-    buffer_bytes: int = 0
+    chunk_bytes: int = 0
+    cap_bytes: int = 0
     used_bytes: int = 0
+    buffer_bytes: int = 0

@@ -104,8 +104,15 @@ class DeepseekModel:
         return x_TH
 
     def moe_layers(self) -> list[EPMoE]:
-        """Those whose experts are counted and can move: not the MTP layer's, which any placement would suit."""
-        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, EPMoE)]
+        """Those whose experts are counted and can move, in order; the MTP layer's last, where it is loaded."""
+        return [layer.mlp for layer in self._decoder_layers() if isinstance(layer.mlp, EPMoE)]
+
+    def moe_layer_indices(self) -> list[int]:
+        """Their numbers in the checkpoint."""
+        return [i for i, layer in enumerate(self._decoder_layers()) if isinstance(layer.mlp, EPMoE)]
+
+    def _decoder_layers(self) -> list[DecoderLayer]:
+        return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def expert_load(self) -> list[list[int]]:
         """Tokens routed to each expert slot of this rank since the start, per MoE layer."""

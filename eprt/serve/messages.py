@@ -22,10 +22,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     max_model_len: tokens of prompt and completion together. kv_tokens: tokens this rank's cache can hold.
     node_of_rank: node index of each rank.
-    moe_layers: model layer index of each row of EngineStats.slot_tokens. expert_of_slot: per MoE layer, the logical
-    expert in each of this rank's slots at the start, -1 for none. spare_experts: how many may be on their way to this
-    rank at once, 0 where experts cannot move. expert_bytes: of one expert's weights and scales. Everything but
-    expert_of_slot is equal on all ranks.
+    moe_layers: model layer index of each row of EngineStats.slot_tokens; the MTP layer's last, where it is loaded.
+    expert_of_slot: per MoE layer, the logical expert in each of this rank's slots at the start, -1 for none.
+    spare_experts: how many may be on their way to this rank at once, 0 where experts cannot move. expert_bytes: of one
+    expert's weights and scales, in the layer where it has most. Everything but expert_of_slot is equal on all ranks.
     """
 
     model_type: str

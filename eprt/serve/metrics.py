@@ -93,6 +93,8 @@ class _PoolCollector(Collector):
             ("eprt_generated_tokens", "Generated tokens", "num_generated_tokens"),
             ("eprt_cached_tokens", "Prompt tokens found in the prefix cache", "num_cached_tokens"),
             ("eprt_preemptions", "Sequences sent back to the queue for want of pages", "num_preemptions"),
+            ("eprt_drafted_tokens", "Guesses of the MTP layer that a step checked", "num_drafted_tokens"),
+            ("eprt_accepted_tokens", "Those of them that held", "num_accepted_tokens"),
         )
         for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, text, attribute in rows:

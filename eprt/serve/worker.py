@@ -216,11 +216,11 @@ def _info(engine) -> EngineInfo:
         kv_tokens=engine.limits.kv_tokens,
         node_of_rank=engine.group.node_of_rank,
         num_experts=model.config.moe.num_experts if model.config.moe else 0,
-        moe_layers=tuple(i for i in range(model.config.num_hidden_layers) if model.config.is_moe_layer(i)),
+        moe_layers=tuple(model.moe_layer_indices()),
         expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
         dtype=str(model.config.dtype).removeprefix("torch."),
         spare_experts=engine.config.spare_experts,
-        expert_bytes=moe_layers[0].pool.expert_bytes if moe_layers else 0,
+        expert_bytes=max((layer.pool.expert_bytes for layer in moe_layers), default=0),
     )
 
 

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from eprt.balancer.migration import Round, schedule_rounds
@@ -12,6 +12,7 @@ from eprt.balancer.migration import Round, schedule_rounds
 from eprt import EPGroup, SamplingParams
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
+from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.api import EPError
 from eprt.ep.migration_job import Job
 
@@ -23,11 +24,15 @@ def make_engine(group: EPGroup, directory: str, **options) -> Engine:
     return Engine(EngineConfig(directory, **options), group)
 
 
-def add_requests(engine: Engine, num_requests: int = 6, max_tokens: int = 80) -> None:
-    """Greedy and sampled, with prompts that take several chunks."""
+def add_requests(engine: Engine, num_requests: int = 6, max_tokens: int = 80, texts: Sequence[str] = ()) -> None:
+    """Greedy and sampled, with prompts that take several chunks. texts: the prompts, instead of random ones."""
     rng = np.random.default_rng(engine.group.rank)
+    tokenizer = Tokenizer(engine.config.model_dir) if texts else None
     for i in range(num_requests):
-        prompt = rng.integers(2, VOCAB, rng.integers(1, 60)).tolist()
+        if tokenizer is not None:
+            prompt = tokenizer.encode(texts[(i + engine.group.rank) % len(texts)])
+        else:
+            prompt = rng.integers(2, VOCAB, rng.integers(1, 60)).tolist()
         params = SamplingParams(max_tokens=max_tokens, temperature=0.9 * (i % 2), seed=i, ignore_eos=True)
         engine.add_request(f"{i}", prompt, params)
 
@@ -87,22 +92,33 @@ def check_memory(engine: Engine, spare: int) -> None:
     num_slots = sum(len(layer.storages()) for layer in layers)
     assert pool.num_free + sum(map(len, used)) == num_slots + spare
     status = engine.migrator.status()
-    assert status.used_bytes <= spare * pool.expert_bytes <= status.buffer_bytes
+    assert status.used_bytes <= spare * pool.expert_bytes == status.cap_bytes < status.buffer_bytes
 
 
 def everyones_digests(group: EPGroup, engine: Engine) -> dict:
     return {key: content for part in group.allgather(digests(engine)) for key, content in part.items()}
 
 
-def same_tokens(group: EPGroup, directory: str, exact: bool, **options) -> None:
-    """The tokens of every step are those of a run without migrations, whatever moves."""
+def same_tokens(
+    group: EPGroup,
+    directory: str,
+    exact: bool,
+    texts: Sequence[str] = (),
+    num_requests: int = 6,
+    max_tokens: int = 80,
+    num_layers: int = 2,
+    **options,
+) -> None:
+    """The tokens of every step are those of a run without migrations, whatever moves: all of num_layers layers."""
     engine = make_engine(group, directory, **options)
-    add_requests(engine)
+    add_requests(engine, num_requests, max_tokens, texts)
     want = run(engine)
     engine.close()
     engine = make_engine(group, directory, **options)
     weights = everyones_digests(group, engine)
-    add_requests(engine)
+    add_requests(engine, num_requests, max_tokens, texts)
+    assert len(engine.migrator.rows) == num_layers
+    expert_bytes = engine.model.moe_layers()[0].pool.expert_bytes
     rng = np.random.default_rng(7)  # the same on all ranks
     num_jobs = 0
 
@@ -114,7 +130,7 @@ def same_tokens(group: EPGroup, directory: str, exact: bool, **options) -> None:
             target = random_target(rng, migrator.rows)
             if num_jobs % 2:  # few moves: many jobs, each soon done
                 target[1:] = np.array(migrator.rows)[1:]
-            chunk_bytes = (1 << 20, 20000, 7001)[num_jobs % 3]
+            chunk_bytes = (1 << 20, expert_bytes, expert_bytes // 3 + 1)[num_jobs % 3]
             migrator.offer(make_job(engine, num_jobs, target, chunk_bytes=chunk_bytes))
 
     engine.has_work_anywhere = True
@@ -239,7 +255,7 @@ def deadline_and_cancel(group: EPGroup, directory: str) -> None:
     start = time.monotonic()
     run(engine, lambda step: time.sleep(0.001))
     status = engine.migrator.status()
-    assert status.state == "rolled_back" and "the deadline of the round passed" in status.reason, status
+    assert status.state == "rolled_back" and "when the deadline passed" in status.reason, status
     assert f"rank {2 % group.size}" in status.reason and 0.25 < time.monotonic() - start < 10
     assert status.epoch == 0
     transport.is_done = is_done
@@ -269,9 +285,25 @@ def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
         deadline_and_cancel(group, directory)
 
 
-def run_all(group: EPGroup, directories: list[str], exact: bool = True) -> None:
+def demo_model(group: EPGroup, directory: str, texts: Sequence[str], num_drafts: int) -> None:
+    """The demo model; with drafts the MTP layer's experts move too."""
+    num_layers = 3 + (num_drafts > 0)
+    options = {"num_requests": 3, "max_tokens": 30 * (1 + num_drafts), "num_speculative_tokens": num_drafts}
+    same_tokens(group, directory, True, texts, num_layers=num_layers, num_redundant_experts=4, **options)
+
+
+def run_all(
+    group: EPGroup,
+    directories: list[str],
+    exact: bool = True,
+    demo: Sequence[str] = (),
+    texts: Sequence[str] = (),
+) -> None:
+    """demo: the demo model in bf16, whose drafts are used, and in fp8, whose are not."""
     for directory in directories:
         one_way(group, directory, exact)
+    for directory, num_drafts in zip(demo, (2, 0)):
+        demo_model(group, directory, texts, num_drafts)
 
 
 def rank_dies(group: EPGroup, directory: str, at_step: int) -> None:

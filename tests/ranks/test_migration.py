@@ -1,6 +1,8 @@
 """Experts on the move: tokens stay the same, memory stays bounded, and whatever fails leaves the old placement."""
 
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from tests.ranks.launch import run_ranks
 from tests.ranks.launch_torch import finish, start_torch_ranks
 
 CASES = "tests.ranks.cases_migration"
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
+TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40.", "Hello!"]
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +29,14 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_moving_experts_changes_no_token(checkpoints, num_ranks):
-    run_ranks(num_ranks, f"{CASES}:run_all", directories=checkpoints, timeout_s=240)
+def test_moving_experts_changes_no_token(checkpoints, num_ranks, tmp_path):
+    """On 4 ranks also the demo model. More of it: benchmarks/bench_migration.py --tokens."""
+    demo = []
+    if num_ranks == 4:
+        fp8 = Path(shutil.copytree(DEMO, tmp_path / "fp8"))
+        tiny.quantize_checkpoint(fp8)
+        demo = [str(DEMO), str(fp8)]
+    run_ranks(num_ranks, f"{CASES}:run_all", directories=checkpoints, demo=demo, texts=TEXTS, timeout_s=240)
 
 
 @pytest.mark.parametrize("num_ranks, ranks_per_node", [(4, 2), (7, 3)])

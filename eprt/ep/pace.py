@@ -1,0 +1,52 @@
+"""Pace: how many bytes of an expert one step may copy, so that nobody who waits for a token notices.
+
+A rank may spend a small part of a typical step's time on copying. It knows from its own latest copies how long bytes
+take, all that belongs to them included. The ranks show each other what fits, and the smallest figure counts for all.
+"""
+
+import statistics
+import time
+from collections import deque
+
+SHARE = 0.03  # of a step
+_WINDOW = 31  # latest steps that count
+_MIN_BYTES, _MAX_BYTES = 16 << 10, 4 << 20
+_IDLE_BYTES = 1 << 20  # where nobody waits for a token
+_START_BYTES_PER_S = 1e9
+_QUIET_S = 1.0
+
+
+class Pace:
+    """share: part of a step that may go into copying."""
+
+    def __init__(self, share: float = SHARE):
+        self._share = share
+        self._step_s: deque[float] = deque(maxlen=_WINDOW)
+        self._latest_s = -_QUIET_S
+        self._bytes_per_s = _START_BYTES_PER_S
+
+    @property
+    def budget_s(self) -> float:
+        """What a step may spend on moving experts; 0 before the first step that computes."""
+        # The median of the latest: neither one long prompt nor one hiccup counts.
+        return self._share * statistics.median(self._step_s) if self._step_s else 0.0
+
+    @property
+    def room(self) -> int:
+        """Bytes that this rank can send, and take in as many, in one step."""
+        if time.perf_counter() - self._latest_s > _QUIET_S:
+            return _IDLE_BYTES
+        # Half for what leaves, half for what comes.
+        return int(min(max(self.budget_s * self._bytes_per_s / 2, _MIN_BYTES), _MAX_BYTES)) // 64 * 64
+
+    def stepped(self, seconds: float) -> None:
+        """A step has computed, in so much time without what was spent on moving."""
+        self._step_s.append(seconds)
+        self._latest_s = time.perf_counter()
+
+    def copied(self, num_bytes: int, seconds: float) -> None:
+        """So much was sent and taken in within one step."""
+        if num_bytes and seconds > 0:
+            # By at most a factor of two each time: a rank that lost the processor meanwhile looks slow, and is not.
+            speed = self._bytes_per_s
+            self._bytes_per_s = min(max(num_bytes / seconds, speed / 2), speed * 2)
