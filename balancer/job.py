@@ -24,6 +24,7 @@ from .trace import RoutingTrace
 
 # Beside a server: whatever serves goes first.
 _NICE = 10
+_LAYERS_AT_ONCE = 8  # in a round that changes only weights
 _WEIGHT_CHANGE = 0.01  # a smaller change of a slot's share is not worth telling the ranks
 
 
@@ -117,8 +118,9 @@ def solve(request: PlanRequest) -> PlanAnswer:
         for layer in np.flatnonzero(reweighted).tolist()
         if layer not in changed
     }
-    if only_weights:
-        rounds.append(Round(only_weights, ()))
+    # Few layers at a time: a round takes effect in one step.
+    rows = list(only_weights.items())
+    rounds += [Round(dict(rows[i : i + _LAYERS_AT_ONCE]), ()) for i in range(0, len(rows), _LAYERS_AT_ONCE)]
     weights = {layer: tuple(target.weight_LP[layer].tolist()) for layer in sorted(changed | set(only_weights))}
     seconds = time.perf_counter() - start_s
     return PlanAnswer(target, tuple(rounds), weights, count_moves(rounds, nodes), seconds)

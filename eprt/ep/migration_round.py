@@ -211,6 +211,8 @@ def check_round(plan: Round, layers: Sequence[MovableLayer], num_ranks: int, spa
         if expert not in layers[layer].slot_map.experts_of_rank(source, num_ranks):
             raise ValueError(f"layer {layer}: rank {source} is to send expert {expert}, which it does not hold")
     for wave in plan.waves:
+        if not wave:
+            raise ValueError("a wave is empty")
         busy = [s.source for s in wave], [reader for s in wave for reader in s.readers]
         if any(len(set(ranks)) < len(ranks) for ranks in busy):
             raise ValueError("a rank is to send, or to take in, two experts in one wave")

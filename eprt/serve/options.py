@@ -50,7 +50,7 @@ class ServeOptions:
     inject: tuple[str, ...] = ()
     rebalance: str = "off"
     load_window_s: float = 5.0
-    migration_timeout_s: float = 30.0
+    migration_timeout_s: float = 120.0
 
 
 class FrontendConfig(msgspec.Struct, frozen=True):

@@ -36,9 +36,6 @@ SCHEMA = "eprt.rebalance/1"
 _ENDED = ("done", "rolled_back", "refused")
 _POLL_S = 0.05
 _TRACE_TOKENS = 4096  # of each layer, that a plan looks at
-# A step may take so much longer for what a migration copies in it.
-_SHARE_OF_STEP = 0.03
-_MIN_CHUNK, _MAX_CHUNK = 32 << 10, 4 << 20
 
 
 class Rebalancer:
@@ -160,8 +157,10 @@ class Rebalancer:
             "state": "planning" if self._planning else "migrating" if self.is_migrating else "idle",
             "epoch": self.placement.epoch,
             "spare_experts": infos[0].spare_experts if infos else 0,
-            "buffer_bytes": max((s.buffer_bytes for s in statuses), default=0),
+            "cap_bytes": max((s.cap_bytes for s in statuses), default=0),
             "used_bytes": max((s.used_bytes for s in statuses), default=0),
+            "buffer_bytes": max((s.buffer_bytes for s in statuses), default=0),
+            "chunk_bytes": max((s.chunk_bytes for s in statuses), default=0),
             "max_work_s": max((s.max_work_s for s in statuses), default=0.0),
             "windows": 0 if statistics is None else len(statistics.current),
             "load_changes": 0 if statistics is None else statistics.num_changes,
@@ -235,6 +234,7 @@ class Rebalancer:
 
     def _start(self, answer: PlanAnswer) -> None:
         """Tells the ranks. A plan without any change is done at once."""
+        self._pool.check_open()  # it may have been stopped while the plan was made
         placement = self.placement
         self._num_jobs += 1
         self.migration = Migration(
@@ -247,7 +247,6 @@ class Rebalancer:
             rounds_done=0,
             moves=answer.moves,
             plan_ms=answer.seconds * 1e3,
-            chunk_bytes=self._chunk_bytes(),
             started_s=time.time(),
         )
         if answer.rounds:
@@ -256,16 +255,10 @@ class Rebalancer:
                 placement.epoch,
                 answer.rounds,
                 answer.weights,
-                self.migration.chunk_bytes,
-                self._options.migration_timeout_s,
+                timeout_s=self._options.migration_timeout_s,
             )
             self._pool.migrate(job)
             self._following = asyncio.get_running_loop().create_task(self._follow(job, answer.target))
-
-    def _chunk_bytes(self) -> int:
-        step_us = max((s.last_step_s for s in self._pool.stats), default=0.0) * 1e6
-        bytes_in_time = _SHARE_OF_STEP * step_us * self.controller.costs.bytes_per_us
-        return int(min(max(bytes_in_time, _MIN_CHUNK), _MAX_CHUNK)) // 64 * 64
 
     # -- what goes on by itself --
 

@@ -45,7 +45,10 @@ class RebalanceCollector(Collector):
             (CounterMetricFamily, "eprt_migration_received_bytes", "Bytes the rank took in", "received_bytes"),
             (CounterMetricFamily, "eprt_migration_seconds", "Time the rank's steps spent moving experts", "work_s"),
             (GaugeMetricFamily, "eprt_migration_max_step_seconds", "Most of it in one step", "max_work_s"),
-            (GaugeMetricFamily, "eprt_migration_buffer_bytes", "Memory set aside for moving", "buffer_bytes"),
+            (GaugeMetricFamily, "eprt_migration_chunk_bytes", "Most bytes sent in one step, lately", "chunk_bytes"),
+            (GaugeMetricFamily, "eprt_migration_cap_bytes", "Memory set aside for experts on the move", "cap_bytes"),
+            (GaugeMetricFamily, "eprt_migration_used_bytes", "Most of it ever used at once", "used_bytes"),
+            (GaugeMetricFamily, "eprt_migration_buffer_bytes", "The same with buffers for chunks", "buffer_bytes"),
         ):
             metric = family(name, text, labels=["rank"])
             for rank, status in enumerate(statuses):

@@ -19,7 +19,6 @@ class Migration:
     rounds_done: int
     moves: dict[str, int]
     plan_ms: float
-    chunk_bytes: int
     started_s: float
     seconds: float = 0.0
 

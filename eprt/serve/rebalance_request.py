@@ -70,7 +70,7 @@ def _placement(data: Any, current: Placement) -> Placement:
         if name not in _PLACEMENT_FIELDS | _DESCRIPTIVE_FIELDS:
             raise unsupported(f"placement.{name}", f"unknown field {name!r} in the placement")
     data = {"num_gpus": current.num_gpus, "num_nodes": current.num_nodes, **data}
-    _check_experts(data.get("physical_to_logical_map"), current.num_experts)
+    _check_experts(data.get("physical_to_logical_map"), current)
     try:
         target = Placement.from_json(data)
     except (ValueError, TypeError) as error:
@@ -90,13 +90,17 @@ def _placement(data: Any, current: Placement) -> Placement:
     return target
 
 
-def _check_experts(rows: Any, num_experts: int) -> None:
-    """Names the first expert that this model does not have; anything else wrong is Placement's to tell."""
+def _check_experts(rows: Any, current: Placement) -> None:
+    """Names the first row or entry that cannot be this model's; anything else wrong is Placement's to tell."""
+    name, last = "physical_to_logical_map", current.num_experts - 1
     for layer, row in enumerate(rows if isinstance(rows, list) else ()):
+        if isinstance(row, list) and len(row) != current.num_slots:
+            have = f"{name}[layer {layer}] has {len(row)} slots, this server {current.num_slots}"
+            raise invalid("placement", f"{have}; is the placement of another model?")
         for slot, expert in enumerate(row if isinstance(row, list) else ()):
-            if isinstance(expert, int) and expert >= num_experts:
+            if not isinstance(expert, int) or isinstance(expert, bool) or not -1 <= expert <= last:
                 raise invalid(
                     "placement",
-                    f"physical_to_logical_map[layer {layer}, slot {slot}] = {expert}: this model has experts "
-                    f"0..{num_experts - 1}; is the placement of another model?",
+                    f"{name}[layer {layer}, slot {slot}] = {expert!r}: this model has experts 0..{last}, and -1 stands "
+                    "for none; is the placement of another model?",
                 )

@@ -199,6 +199,8 @@ def refusals(group: EPGroup, directory: str) -> None:
             (Job(3, 0, (Round({0: tuple(no_way[0])}, ()),)), f"layer 0: expert 0 does not reach rank {group.size - 1}"),
             (Job(4, 0, (Round({9: tuple(rows[0])}, ()),)), "layer 9 is not one of the 2 MoE layers"),
             (Job(5, 0, (Round({0: (0, 1)}, ()),)), "layer 0 has 2 slots"),
+            (Job(6, 0, (), chunk_bytes=0), "chunk_bytes=0: must be in 1.."),
+            (Job(7, 0, (), chunk_bytes=1 << 40), "chunk_bytes=1099511627776: must be in 1.."),
         ),
         1,
     ):
@@ -212,31 +214,38 @@ def refusals(group: EPGroup, directory: str) -> None:
 
 
 def damage(group: EPGroup, directory: str) -> None:
-    """A chunk that arrives damaged, data or scales: all roll back, the old placement serves, the next try succeeds."""
+    """A chunk that arrives damaged, be it in the weights or, one chunk for the whole expert, in their scales: all roll
+    back, the old placement serves, and the next try succeeds."""
     engine = make_engine(group, directory)
     weights = everyones_digests(group, engine)
+    pool = engine.model.moe_layers()[0].pool
+    sizes = [len(part) for part in pool.memory(0)]
+    assert len(sizes) == (4 if pool.weight_format == "fp8" else 2)
+    places = [(5000, 17)] + [(1 << 20, sum(sizes[: 1 + k]) + 3) for k in range(0, len(sizes) - 1, 2) if len(sizes) > 2]
     transport, before = engine.migrator._transport, engine.migrator.rows
     target = random_target(np.random.default_rng(3), before)
-    send, num_sent = transport.send, 0
-
-    def damaged_send(tick, tag, stream, parts):
-        nonlocal num_sent
-        send(tick, tag, stream, parts)
-        num_sent += 1
-        if group.rank == 1 and num_sent == 2:
-            transport._slot(1, tick, arrived=False)[64 + 17] ^= 1
-
-    transport.send = damaged_send
+    send = transport.send
     add_requests(engine, 2)
-    engine.migrator.offer(make_job(engine, 1, target))
-    run(engine)
-    status = engine.migrator.status()
-    assert status.state == "rolled_back" and "a chunk arrived damaged, says rank" in status.reason, status
-    assert all(other == status.epoch for other in group.allgather(status.epoch))
-    check_weights(engine, weights)
-    check_memory(engine, 2)
+    for job_id, (chunk_bytes, place) in enumerate(places, 1):
+        num_sent = 0
+
+        def damaged_send(tick, tag, stream, parts, place=place):
+            nonlocal num_sent
+            send(tick, tag, stream, parts)
+            num_sent += 1
+            if group.rank == 1 and num_sent == 2:
+                transport._slot(1, tick, arrived=False)[64 + place] ^= 1
+
+        transport.send = damaged_send
+        engine.migrator.offer(make_job(engine, job_id, target, chunk_bytes=chunk_bytes))
+        run(engine)
+        status = engine.migrator.status()
+        assert status.state == "rolled_back" and "a chunk arrived damaged, says rank" in status.reason, status
+        assert all(other == status.epoch for other in group.allgather(status.epoch))
+        check_weights(engine, weights)
+        check_memory(engine, 2)
     transport.send = send
-    engine.migrator.offer(make_job(engine, 2, target))
+    engine.migrator.offer(make_job(engine, 9, target))
     run(engine)
     assert engine.migrator.status().state == "done" and engine.migrator.rows == target.tolist()
     check_weights(engine, weights)
@@ -244,34 +253,71 @@ def damage(group: EPGroup, directory: str) -> None:
 
 
 def deadline_and_cancel(group: EPGroup, directory: str) -> None:
-    """A rank whose chunks do not leave in time, and one that is told to stop: all roll back in the same step."""
+    """A rank whose chunks do not leave in time, a round that takes too long, a rank that is told to stop, a connection
+    that breaks: all roll back in the same step, and say why."""
     engine = make_engine(group, directory)
-    transport = engine.migrator._transport
-    target = random_target(np.random.default_rng(4), engine.migrator.rows)
+    weights, migrator, before = everyones_digests(group, engine), engine.migrator, engine.migrator.rows
+    transport, blamed = migrator._transport, 2 % group.size
+    target = random_target(np.random.default_rng(4), before)
     is_done = transport.is_done
-    if group.rank == 2 % group.size:
-        transport.is_done = lambda: is_done() and not engine.migrator._job
-    engine.migrator.offer(make_job(engine, 1, target, timeout_s=0.3))
+
+    def fails(job_id: int, reason: str, between=lambda step: time.sleep(0.001), **options) -> None:
+        migrator.offer(make_job(engine, job_id, target, **options))
+        run(engine, between)
+        status = migrator.status()
+        assert (status.job_id, status.state, status.epoch) == (job_id, "rolled_back", 0), status
+        assert reason in status.reason and status.reason == group.allgather(status.reason)[0], status
+        assert migrator.rows == before
+        check_memory(engine, 2)
+
+    def broken() -> bool:
+        raise ConnectionError("broken on purpose")
+
+    if group.rank == blamed:
+        transport.is_done = lambda: is_done() and not migrator._job
     start = time.monotonic()
-    run(engine, lambda step: time.sleep(0.001))
-    status = engine.migrator.status()
-    assert status.state == "rolled_back" and "when the deadline passed" in status.reason, status
-    assert f"rank {2 % group.size}" in status.reason and 0.25 < time.monotonic() - start < 10
-    assert status.epoch == 0
+    fails(1, f"not left when the deadline passed, says rank {blamed}", timeout_s=0.3)
+    assert 0.25 < time.monotonic() - start < 10
+    if group.rank == blamed:
+        transport.is_done = lambda: broken() if migrator._job else is_done()
+    fails(2, f"a connection between ranks broke, says rank {blamed}")
     transport.is_done = is_done
-    engine.migrator.offer(make_job(engine, 2, target))
-
-    def cancel(step: int) -> None:
-        if group.rank == 0 and step == 4:
-            engine.migrator.cancel(2)
-
-    run(engine, cancel)
-    status = engine.migrator.status()
-    assert status.state == "rolled_back" and "it was cancelled, says rank 0" in status.reason, status
-    check_memory(engine, 2)
+    fails(3, "deadline", timeout_s=0.02, chunk_bytes=64)  # between nodes a chunk may be under way
+    fails(4, "it was cancelled, says rank 0", lambda step: migrator.cancel(4 * (group.rank == 0 and step == 4)))
+    never_begins(group, engine, target)
+    check_weights(engine, weights)
     add_requests(engine, 2)
     run(engine)
     engine.close()
+
+
+def never_begins(group: EPGroup, engine: Engine, target: np.ndarray) -> None:
+    """Offers that not all ranks can take up are given up by all, also by a rank that is told only afterwards."""
+    migrator, last = engine.migrator, group.size - 1
+
+    def given_up(job_id: int, reason: str) -> None:
+        status = migrator.status()
+        assert (status.job_id, status.state) == (job_id, "rolled_back") and reason in status.reason, status
+        assert not migrator.active and status.epoch == 0
+
+    if group.rank != last:
+        migrator.offer(make_job(engine, 11, target, timeout_s=0.1))
+    run(engine, lambda step: time.sleep(0.001))
+    assert migrator.status().job_id == 11 - 7 * (group.rank == last)
+    if group.rank == last:
+        migrator.offer(make_job(engine, 11, target))
+    given_up(11, "the deadline of the round passed, says rank")
+    if group.rank == 0:
+        migrator.cancel(12)
+    migrator.offer(make_job(engine, 12, target))
+    run(engine)
+    given_up(12, "it was cancelled, says rank 0")
+    settle = migrator._transport.settle
+    migrator._transport.settle = lambda: group.rank == 0 and settle()
+    migrator.offer(make_job(engine, 13, target, timeout_s=0.1))
+    run(engine, lambda step: time.sleep(0.001))
+    given_up(13, "the deadline of the round passed, says rank")
+    migrator._transport.settle = settle
 
 
 def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
