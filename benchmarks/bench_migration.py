@@ -1,0 +1,207 @@
+"""What moving experts costs those who wait for tokens: steps with migrations going on all the time, and steps without.
+
+    mpirun -n 4 python -m benchmarks.bench_migration
+
+Every rank decodes REQUESTS requests. Windows of STEPS steps take turns: "off", "on" (a migration goes on in every step;
+its message is decoded between two steps, as in the server), "again" (off once more: what the machine's noise does to
+the same figures). The models: the demo model, and one with experts of 3.1 MB, so that bytes count. The time between
+two tokens of a request is the time from the end of one step to the end of the next. Targets: p99_ratio at most 1.2, no
+step longer than twice the median. Columns:
+
+    p99_ratio, noise     p99 of on / off, and of again / off: medians over the turns, each window against its neighbour
+    longer_on, _off      per 1000 steps, those longer than twice the median step without migrations
+    work_us, max_work_us migration's own time in a step: mean, and most on any rank; chunk_kb: sent in one step
+    experts, commits     moved, and placements that took effect
+"""
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from benchmarks.report import Report, quantile
+from eprt import EPGroup, SamplingParams
+from eprt.balancer.migration import count_moves, schedule_rounds
+from eprt.bind import bind
+from eprt.config import EngineConfig
+from eprt.engine.engine import Engine
+from eprt.ep.migration_job import Job
+from tests import tiny
+
+NUM_RANKS = (2, 4)
+
+DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "checkpoint"
+WIDE = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 16, "num_hidden_layers": 3}
+REQUESTS, REDUNDANT = 4, 4
+STEPS, WARM_STEPS, MIN_TURNS, MAX_TURNS, SECONDS = 60, 5, 3, 20, 12.0
+KINDS = ("off", "on", "again")
+
+
+@dataclass
+class Window:
+    """One window of one kind: seconds of each step, and of migration in each step on this rank."""
+
+    step_s: list[float] = field(default_factory=list)
+    work_s: list[float] = field(default_factory=list)
+
+    @property
+    def p99_s(self) -> float:
+        return quantile(sorted(self.step_s), 0.99)
+
+
+class Moves:
+    """One migration after the other, each to a random placement of one layer more than before."""
+
+    def __init__(self, engine: Engine):
+        self._engine, self._rng = engine, np.random.default_rng(0)
+        self._rows = np.array(engine.migrator.rows)
+        self._num_jobs = self._epoch = 0
+        self.moves = {"local": 0, "network": 0, "fan_out": 0}
+        self._messages: list[bytes] = []
+
+    def plan(self, count: int) -> None:
+        """Makes the messages of the next migrations, so that planning is not measured: it is another process's work."""
+        while len(self._messages) < count:
+            target = self._rows.copy()
+            layer = self._num_jobs % len(target)
+            target[layer] = self._rng.permutation(target[layer])
+            self._num_jobs += 1
+            rounds = schedule_rounds(self._rows, target, self._engine.group.node_of_rank)
+            for way, num in count_moves(rounds, self._engine.group.node_of_rank).items():
+                self.moves[way] += num
+            job = Job(self._num_jobs, self._epoch, tuple(rounds))
+            self._messages.append(msgspec.msgpack.encode(job))
+            self._rows, self._epoch = target, self._epoch + len(rounds)
+
+    def next(self) -> None:
+        """Offers one more when none is under way."""
+        if not self._engine.migrator.active:
+            self._engine.migrator.offer(msgspec.msgpack.decode(self._messages.pop(0), type=Job))
+
+
+def make_wide(directory: Path) -> Path:
+    """Random weights: nobody reads what it says."""
+    model = tiny.make_model("v3", dtype=torch.bfloat16, max_position_embeddings=1024, **WIDE)
+    return tiny.save(model, directory)
+
+
+def start_requests(engine: Engine) -> None:
+    """The same ones before every window, until all decode."""
+    rng = np.random.default_rng(engine.group.rank)
+    for i in range(REQUESTS):
+        engine.abort(f"{i}")
+        prompt = rng.integers(3, 120, 16).tolist()
+        engine.add_request(f"{i}", prompt, SamplingParams(max_tokens=STEPS + WARM_STEPS + 200, ignore_eos=True))
+    for _ in range(WARM_STEPS):
+        engine.step()
+
+
+def run_window(engine: Engine, moves: Moves | None) -> Window:
+    window, migrator = Window(), engine.migrator
+    start_requests(engine)
+    before_s = migrator.status().work_s
+    end_s = time.perf_counter()
+    for _ in range(STEPS):
+        if moves is not None:
+            moves.next()
+        engine.step()
+        start_s, end_s = end_s, time.perf_counter()
+        window.step_s.append(end_s - start_s)
+        work_s = migrator.status().work_s
+        window.work_s.append(work_s - before_s)
+        before_s = work_s
+    while migrator.active:  # not measured
+        engine.step()
+    return window
+
+
+def measure(engine: Engine, moves: Moves) -> dict[str, list[Window]]:
+    windows: dict[str, list[Window]] = {kind: [] for kind in KINDS}
+    group, start = engine.group, time.monotonic()
+    for turn in range(MAX_TURNS):
+        going_on = turn < MIN_TURNS or time.monotonic() - start < SECONDS
+        if not all(group.allgather(going_on)):
+            break
+        moves.plan(STEPS)
+        for i in range(len(KINDS)):
+            kind = KINDS[(turn + i) % len(KINDS)]
+            windows[kind].append(run_window(engine, moves if kind == "on" else None))
+    return windows
+
+
+def row(group: EPGroup, windows: dict[str, list[Window]], step_s: float) -> dict:
+    """The report's columns, of rank 0's steps; all ranks step together."""
+
+    def ratio(kind: str) -> float:
+        ratios = sorted(a.p99_s / b.p99_s for a, b in zip(windows[kind], windows["off"]))
+        return quantile(ratios, 0.5)
+
+    def pooled(kind: str) -> list[float]:
+        return sorted(s for window in windows[kind] for s in window.step_s)
+
+    def longer(kind: str) -> float:
+        steps = pooled(kind)
+        return 1000 * sum(s > 2 * step_s for s in steps) / len(steps)
+
+    work = [s for window in windows["on"] for s in window.work_s]
+    works = group.allgather(work)
+    return {
+        "turns": len(windows["on"]),
+        "step_ms": step_s * 1e3,
+        "p99_off_ms": quantile(pooled("off"), 0.99) * 1e3,
+        "p99_on_ms": quantile(pooled("on"), 0.99) * 1e3,
+        "median_ratio": quantile(pooled("on"), 0.5) / step_s,
+        "p99_ratio": ratio("on"),
+        "noise": ratio("again"),
+        "longer_on": longer("on"),
+        "longer_off": (longer("off") + longer("again")) / 2,
+        "work_us": 1e6 * float(np.mean(works)),
+        "work_p99_us": 1e6 * quantile(sorted(np.max(works, axis=0)), 0.99),
+        "max_work_us": 1e6 * float(np.max(works)),
+    }
+
+
+def bench(group: EPGroup, name: str, directory: Path, report: Report | None) -> None:
+    engine = Engine(EngineConfig(str(directory), num_redundant_experts=REDUNDANT, kv_cache_gb=0.05), group)
+    moves = Moves(engine)
+    for kind in ("off", "on", "off"):  # warm
+        moves.plan(STEPS)
+        run_window(engine, moves if kind == "on" else None)
+    before = engine.migrator.status()
+    windows = measure(engine, moves)
+    after = engine.migrator.status()
+    step_s = quantile(sorted(s for kind in ("off", "again") for w in windows[kind] for s in w.step_s), 0.5)
+    columns = row(group, windows, step_s)
+    sent = sum(group.allgather(after.sent_bytes - before.sent_bytes))
+    expert_bytes = engine.model.moe_layers()[0].pool.expert_bytes
+    if report is not None:
+        sizes = {"expert_kb": expert_bytes / 1024, "experts": sent // expert_bytes}
+        commits = {"commits": after.epoch - before.epoch, "chunk_kb": after.chunk_bytes / 1024}
+        report.row(model=name, ranks=group.size, **sizes, **commits, **columns)
+    engine.close()
+
+
+def main() -> None:
+    group = EPGroup.from_mpi()
+    bind("core", group.allgather)
+    config = {"requests_per_rank": REQUESTS, "steps_per_window": STEPS, "redundant": REDUNDANT}
+    report = Report(f"migration_{group.size}ranks", config) if group.rank == 0 else None
+    with tempfile.TemporaryDirectory() as scratch:
+        wide = Path(group.allgather(scratch)[0]) / "wide"
+        if group.rank == 0:
+            make_wide(wide)
+        group.barrier()
+        for name, directory in (("demo", DEMO), ("wide", wide)):
+            bench(group, name, directory, report)
+        group.barrier()
+    if report is not None:
+        report.finish()
+    group.close()
+
+
+if __name__ == "__main__":
+    main()
