@@ -22,10 +22,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from eprt.balancer.migration import count_moves, schedule_rounds
 
 from benchmarks.report import Report, quantile
 from eprt import EPGroup, SamplingParams
-from eprt.balancer.migration import count_moves, schedule_rounds
 from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
