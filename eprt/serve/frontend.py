@@ -59,7 +59,7 @@ class Frontend:
         self._http = socket.socket(fileno=config.http_fd)
         self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
         metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
-        self._rebalancer = Rebalancer(options, self._pool)
+        self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
         metrics.registry.register(RebalanceCollector(self._rebalancer))
         app = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer).app()
         self._server = _Server(

@@ -28,7 +28,8 @@ class ServeOptions:
     diagnose_dir: where the diagnosis log goes, None for nowhere. diagnose_window_s: length of its windows.
     diagnose_log_bytes: most that the log's files take together.
     inject: faults on purpose (eprt.diagnostics.inject).
-    rebalance: "off" (only what is posted), "auto" or "dry-run". load_window_s: how long a window of expert load is.
+    rebalance: "off" (only what is posted), "auto" or "dry-run". rebalance_slow_ranks: plans give ranks that the
+    diagnosis finds slow less load. load_window_s: how long a window of expert load is.
     migration_timeout_s: deadline of each round of a migration.
     """
 
@@ -49,6 +50,7 @@ class ServeOptions:
     diagnose_log_bytes: int = 1 << 30
     inject: tuple[str, ...] = ()
     rebalance: str = "off"
+    rebalance_slow_ranks: bool = False
     load_window_s: float = 5.0
     migration_timeout_s: float = 120.0
 
@@ -115,6 +117,8 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
     add = parser.add_argument_group("expert load").add_argument
     add("--rebalance", default=ServeOptions.rebalance, metavar="MODE",
         help="auto: move experts as their load asks; dry-run: only say so; off: as posted (default)")  # fmt: skip
+    add("--rebalance-slow-ranks", action="store_true",
+        help="plans give ranks that the diagnosis finds slow less load")  # fmt: skip
     add("--num-redundant-experts", type=int, default=defaults["num_redundant_experts"], metavar="N",
         help="slots of all ranks for replicas, in each MoE layer, default %(default)s")  # fmt: skip
     add("--spare-experts", type=int, default=defaults["spare_experts"], metavar="N",
@@ -210,6 +214,7 @@ def parse(argv: list[str]) -> ServeOptions:
         diagnose_log_bytes=int(args.diagnose_log_mb * 2**20),
         inject=tuple(args.inject),
         rebalance=args.rebalance,
+        rebalance_slow_ranks=args.rebalance_slow_ranks,
         load_window_s=args.load_window,
         migration_timeout_s=args.migration_timeout,
         max_body_bytes=int(args.max_body_mb * 2**20),

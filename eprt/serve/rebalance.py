@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -39,10 +40,13 @@ _TRACE_TOKENS = 4096  # of each layer, that a plan looks at
 
 
 class Rebalancer:
-    """mode: "off" (only what is posted), "auto", or "dry-run" (decides and logs, moves nothing of its own accord)."""
+    """mode: "off" (only what is posted), "auto", or "dry-run" (decides and logs, moves nothing of its own accord).
 
-    def __init__(self, options: ServeOptions, pool: RankPool):
-        self._options, self._pool = options, pool
+    rank_speeds: float [ranks], what the diagnosis finds that each can carry; looked at with --rebalance-slow-ranks.
+    """
+
+    def __init__(self, options: ServeOptions, pool: RankPool, rank_speeds: Callable[[], np.ndarray]):
+        self._options, self._pool, self._rank_speeds = options, pool, rank_speeds
         self.server_id = os.urandom(8).hex()
         self.controller = Controller()
         self._set_mode(options.rebalance)
@@ -163,6 +167,7 @@ class Rebalancer:
             "chunk_bytes": max((s.chunk_bytes for s in statuses), default=0),
             "max_work_s": max((s.max_work_s for s in statuses), default=0.0),
             "windows": 0 if statistics is None else len(statistics.current),
+            "rank_speeds": None if self.controller.gpu_speed is None else self.controller.gpu_speed.tolist(),
             "load_changes": 0 if statistics is None else statistics.num_changes,
             "migration": None if self.migration is None else asdict(self.migration),
             "decisions": list(self.decisions),
@@ -305,6 +310,8 @@ class Rebalancer:
             return
         if self.controller.observe(snapshot):
             _log.info("rebalance: the load has changed; what came before is forgotten")
+        if self._options.rebalance_slow_ranks and self.controller.set_speed(self._rank_speeds()):
+            _log.info("rebalance: the ranks' speeds are now %s", np.round(self._rank_speeds(), 2).tolist())
         may_plan = self.mode != "off" and self._pool.infos[0].spare_experts and self._pool.num_ranks > 1
         if not may_plan or self._planning or self.is_migrating:
             return

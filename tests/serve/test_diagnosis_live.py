@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from eprt.balancer import Placement
 from eprt.diagnostics import read_log
 
 from eprt.serve.running import RunningServer
@@ -51,7 +52,8 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory) -> Iterator[Watched]:
     log_dir = tmp_path_factory.mktemp("diagnose")
-    arguments = ("--num-redundant-experts", "4", "--diagnose-window", "1", "--diagnose-dir", str(log_dir))
+    arguments = ("--num-redundant-experts", "4", "--diagnose-window", "1", "--diagnose-dir", str(log_dir),
+                 "--load-window", "1", "--rebalance-slow-ranks")  # fmt: skip
     done = threading.Event()
     with contextlib.ExitStack() as stack:
         server = RunningServer(MODEL, 4, *arguments)
@@ -140,9 +142,24 @@ def test_a_paused_rank_is_named_within_half_a_minute_and_its_recovery_said(watch
     with paused_half_of_the_time(pid):
         until(lambda: ("column", SLOW_RANK) in watched.findings(), f"rank {SLOW_RANK} named", 30)
         until(lambda: watched.metric(f'eprt_rank_slow{{rank="{SLOW_RANK}"}}') == 1, "the metric")
+        loads_N = loads_once_balanced(watched)
+        assert loads_N[SLOW_RANK] < 0.85 * np.delete(loads_N, SLOW_RANK).min(), loads_N
     until(lambda: watched.metric(f'eprt_rank_slow{{rank="{SLOW_RANK}"}}') == 0, "its recovery")
     said = [line for line in watched.said() if f"the others wait for rank {SLOW_RANK}" in line]
     assert len(said) == 2 and "no longer" in said[1] and "no longer" not in said[0], said
+
+
+def loads_once_balanced(watched: Watched) -> np.ndarray:
+    """[N]: each rank's part of the load so far under a placement planned now, with --rebalance-slow-ranks."""
+    state = until(
+        lambda: (s := watched.get("/v1/eprt/rebalance"))["rank_speeds"] and s, "the rank's speed in the plans"
+    )
+    assert state["rank_speeds"][SLOW_RANK] == min(state["rank_speeds"]) < 0.9, state
+    watched.http.post("/v1/eprt/rebalance", json={}).raise_for_status()
+    until(lambda: watched.get("/v1/eprt/rebalance")["migration"]["state"] == "done", "the migration")
+    layers = watched.get("/v1/eprt/load")["layers"]
+    placement = Placement.from_json(watched.get("/v1/eprt/placement"))
+    return placement.gpu_load([layer["per_expert"] for layer in layers]).sum(0)
 
 
 def test_losing_rank_0_loses_no_window(watched):
