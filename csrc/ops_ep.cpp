@@ -192,6 +192,7 @@ void ep_stats(int64_t self, Tensor out, bool reset) {
     to = std::copy(totals->begin(), totals->end(), to);
   *to++ = stats.num_calls;
   *to++ = stats.compute_ns;
+  *to++ = stats.blocked_ns;
   if (reset) exchange.reset_stats();
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 SCHEMA = "eprt.diagnose/1"
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+_OPTIONAL = ("experts", "blocked_us")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class WindowRecord:
     window: counts up from 0, equal on all ranks. t_start, t_end: Unix time, seconds. num_calls: dispatch + combine
     pairs in the window. node_of_rank: node index of each rank.
     dispatch_wait_us, combine_wait_us: total time this rank waited for rank j. compute_us: total time in its experts.
-    recv_tokens, sent_tokens: tokens received from, sent to rank j. experts: optional, what each expert slot got.
+    recv_tokens, sent_tokens: tokens received from, sent to rank j. blocked_us: optional, how long it waited at all,
+    until the last rank's data were there, call by call. experts: optional, what each expert slot got.
     """
 
     window: int
@@ -62,6 +64,7 @@ class WindowRecord:
     compute_us: float
     sent_tokens: tuple[int, ...]
     experts: ExpertRows | None = None
+    blocked_us: float | None = None
 
     def __post_init__(self):
         for name in ("node_of_rank", *_PER_RANK):
@@ -80,6 +83,8 @@ class WindowRecord:
         for name in ("t_start", "t_end", "compute_us"):
             if not _is_amount(getattr(self, name)):
                 return f"{name}={getattr(self, name)!r}: must be a finite number of at least 0"
+        if self.blocked_us is not None and not _is_amount(self.blocked_us):
+            return f"blocked_us={self.blocked_us!r}: must be a finite number of at least 0"
         if self.t_end < self.t_start:
             return f"t_end={self.t_end} is before t_start={self.t_start}"
         for name in ("node_of_rank", *_PER_RANK):
@@ -94,8 +99,9 @@ class WindowRecord:
     def to_line(self) -> str:
         """One line of the log, newline included."""
         data = {"schema": SCHEMA, **asdict(self)}
-        if self.experts is None:
-            del data["experts"]
+        for name in _OPTIONAL:
+            if data[name] is None:
+                del data[name]
         return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
 
     @staticmethod
@@ -118,10 +124,10 @@ class WindowRecord:
                 experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
             except (TypeError, KeyError) as error:
                 raise ValueError(f"experts is no such table: {error}") from None
-        return WindowRecord(**{name: data[name] for name in _NAMES}, experts=experts)
+        return WindowRecord(**{name: data[name] for name in _NAMES}, experts=experts, blocked_us=data.get("blocked_us"))
 
 
-_NAMES = [field.name for field in fields(WindowRecord) if field.name != "experts"]
+_NAMES = [field.name for field in fields(WindowRecord) if field.name not in _OPTIONAL]
 
 
 def _is_amount(value: Any) -> bool:

@@ -19,6 +19,7 @@ class WindowMatrices:
     i received from j per call; sent_tokens_WNN: tokens i sent to j. compute_us_WN: time in the experts per call.
     calls_WN: number of calls.
     experts: (w, rank) -> what returns the load of that rank's expert slots, where the log tells; None when it is gone.
+    blocked_us_WN: how long a rank waited at all per call, until the last one's data were there; NaN where not logged.
     A very long log is thinned: an entry then stands for num_windows_W windows, window_W to last_window_W.
     """
 
@@ -35,11 +36,14 @@ class WindowMatrices:
     experts: dict[tuple[int, int], Callable[[], ExpertRows | None]]
     last_window_W: np.ndarray = field(default_factory=lambda: _NONE)
     num_windows_W: np.ndarray = field(default_factory=lambda: _NONE)
+    blocked_us_WN: np.ndarray = field(default_factory=lambda: _NONE)
 
     def __post_init__(self):
         if not len(self.last_window_W):
             object.__setattr__(self, "last_window_W", self.window_W)
             object.__setattr__(self, "num_windows_W", np.ones(len(self.window_W), dtype=np.int64))
+        if self.blocked_us_WN.shape != self.calls_WN.shape:
+            object.__setattr__(self, "blocked_us_WN", np.full(self.calls_WN.shape, np.nan))
 
     @property
     def num_ranks(self) -> int:

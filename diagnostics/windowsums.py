@@ -25,7 +25,7 @@ class _Sums:
 
     def __init__(self, num_ranks: int):
         self.planes_PNN = np.zeros((len(_PLANES), num_ranks, num_ranks))
-        self.compute_us_N, self.calls_N = np.zeros(num_ranks), np.zeros(num_ranks)
+        self.compute_us_N, self.blocked_us_N, self.calls_N = (np.zeros(num_ranks) for _ in range(3))
         self.t_start, self.t_end = np.inf, -np.inf
         self.windows = 0  # bit k: window first + k was seen
         self.experts: dict[int, tuple[int, ExpertsOf]] = {}  # rank -> window, its slots
@@ -40,6 +40,7 @@ class _Sums:
             return
         self.calls_N[rank] += record.num_calls
         self.compute_us_N[rank] += record.compute_us
+        self.blocked_us_N[rank] += np.nan if record.blocked_us is None else record.blocked_us
         for plane, name in enumerate(_PLANES):
             self.planes_PNN[plane, rank] += getattr(record, name)
 
@@ -50,6 +51,7 @@ class _Sums:
     def merge(self, later: "_Sums", shift: int) -> None:
         self.planes_PNN += later.planes_PNN
         self.compute_us_N += later.compute_us_N
+        self.blocked_us_N += later.blocked_us_N
         self.calls_N += later.calls_N
         self.t_start, self.t_end = min(self.t_start, later.t_start), max(self.t_end, later.t_end)
         self.windows |= later.windows << shift
@@ -115,6 +117,7 @@ class WindowSums:
             np.array(self.node_of_rank), dispatch_us, combine_us, recv_tokens, sent_tokens, compute_us_WN, calls_WN,
             experts,
             last_window_W=np.array(last_W), num_windows_W=np.array([part.windows.bit_count() for part in parts]),
+            blocked_us_WN=np.stack([part.blocked_us_N for part in parts]) / known_WN,
         )  # fmt: skip
 
 

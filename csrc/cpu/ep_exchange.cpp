@@ -212,6 +212,7 @@ int64_t Exchange::wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns
 void Exchange::record_dispatch(uint64_t epoch) {
   if (!counting_) return;
   const int64_t start_ns = flight(epoch).dispatch_wait_start_ns;
+  int64_t longest_ns = 0;
   for (int source = 0; source < shape_.num_ranks; ++source) {
     const Block block = source_block(epoch, source);
     int64_t from_ns = start_ns;
@@ -220,9 +221,12 @@ void Exchange::record_dispatch(uint64_t epoch) {
       const char* holder = segment(topology_.home_segment[source]).block(set_of(epoch), 0);
       from_ns = std::max(from_ns, reinterpret_cast<const BlockHeader*>(holder)->publish_ns);
     }
-    stats_.dispatch_wait_ns[source] += std::max<int64_t>(0, dispatch_ns(epoch, source) - from_ns);
+    const int64_t wait_ns = std::max<int64_t>(0, dispatch_ns(epoch, source) - from_ns);
+    stats_.dispatch_wait_ns[source] += wait_ns;
+    longest_ns = std::max(longest_ns, wait_ns);
     stats_.recv_tokens[source] += block.rank_tokens[topology_.local_index];
   }
+  stats_.blocked_ns += longest_ns;
 }
 
 int64_t Exchange::count_rows(uint64_t epoch, int32_t* recv_count, int32_t* num_rounds) {
@@ -300,9 +304,15 @@ int64_t Exchange::wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns)
     if (link_delay_ns_[rank] > 0 && !sleep_until(combine_ns(epoch, rank), start_ns + slice_ns)) return local;
   }
   if (!counting_) return -1;
-  for (int rank = 0; rank < shape_.num_ranks; ++rank)
-    if (topology_.node_of_rank[rank] == topology_.node)
-      stats_.combine_wait_ns[rank] += std::max<int64_t>(0, combine_ns(epoch, rank) - f.combine_wait_start_ns);
+  int64_t longest_ns = 0;
+  for (int rank = 0; rank < shape_.num_ranks; ++rank) {
+    if (topology_.node_of_rank[rank] != topology_.node) continue;
+    const int64_t wait_ns = std::max<int64_t>(0, combine_ns(epoch, rank) - f.combine_wait_start_ns);
+    stats_.combine_wait_ns[rank] += wait_ns;
+    longest_ns = std::max(longest_ns, wait_ns);
+  }
+  stats_.blocked_ns += longest_ns;
+  f.blocked_between_nodes_ns = 0;
   f.node_complete_ns = now_ns();
   return -1;
 }
@@ -348,14 +358,17 @@ size_t Exchange::sum_forwarded(uint64_t epoch, int source, char* message) {
 // The clocks of two hosts differ, so a rank's lateness is told by the message: its arrival minus the age it gives.
 // Nobody looked for messages before this node's outputs were complete; waiting for those is on record already.
 bool Exchange::accept_returned(uint64_t epoch, int node) {
-  const Flight& f = flight(epoch);
+  Flight& f = flight(epoch);
   const Returned from(memory_.returned[set_of(epoch)][node], shape_, topology_.ranks_per_node[node], f.num_rows[node]);
   if (*from.epoch != epoch) return false;
   const int64_t waited_ns = now_ns() - f.node_complete_ns;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) {
     if (topology_.node_of_rank[rank] != node) continue;
     const int64_t age_ns = from.age_ns[topology_.local_index_of_rank[rank]];
-    stats_.combine_wait_ns[rank] += std::max<int64_t>(0, waited_ns - age_ns);
+    const int64_t wait_ns = std::max<int64_t>(0, waited_ns - age_ns);
+    stats_.combine_wait_ns[rank] += wait_ns;
+    stats_.blocked_ns += std::max<int64_t>(0, wait_ns - f.blocked_between_nodes_ns);
+    f.blocked_between_nodes_ns = std::max(f.blocked_between_nodes_ns, wait_ns);
   }
   return true;
 }

@@ -41,7 +41,8 @@ struct Tokens {
 struct Stats {
   std::vector<int64_t> dispatch_wait_ns, combine_wait_ns, recv_tokens, sent_tokens;  // [num_ranks]
   std::vector<int64_t> slot_rows;                                                    // [slots_per_rank]
-  int64_t num_calls = 0, compute_ns = 0;
+  // blocked_ns: until the last of all was there, call by call.
+  int64_t num_calls = 0, compute_ns = 0, blocked_ns = 0;
 };
 
 class Exchange {
@@ -92,6 +93,7 @@ class Exchange {
     std::vector<int> num_rows;          // [node] rows of the block for it
     std::vector<int32_t> row_of_token;  // [node, num_max_tokens] or -1
     int64_t dispatch_wait_start_ns = 0, combine_wait_start_ns = 0, node_complete_ns = 0, compute_start_ns = 0;
+    int64_t blocked_between_nodes_ns = 0;  // of this combine, already counted
   };
 
   int set_of(uint64_t epoch) const { return static_cast<int>(epoch % shape_.num_sets); }

@@ -193,7 +193,7 @@ class CpuBackend:
     def stats(self, reset: bool = False) -> EPStats:
         """What was counted since the last reset. From the thread that makes the calls."""
         self._check_open("stats")
-        totals = torch.empty(4 * self.group.size + self._slots_per_rank + 2, dtype=torch.int64)
+        totals = torch.empty(4 * self.group.size + self._slots_per_rank + 3, dtype=torch.int64)
         self._ops.ep_stats(self._exchange, totals, reset)
         return EPStats.unpack(totals.numpy(), self.group.size)
 

@@ -60,6 +60,9 @@ class Collector:
             node_of_rank=self._node_of_rank,
             num_calls=now.num_calls - self._calls(rank),
             compute_us=now.compute_us - (before.compute_us if before else 0.0),
+            blocked_us=None
+            if now.blocked_us is None
+            else now.blocked_us - (before.blocked_us or 0.0 if before else 0.0),
             experts=self._experts(now.slots, before.slots if before else None),
             **{
                 name: tuple(a - b for a, b in zip(getattr(now, name), getattr(before, name) if before else zeros))

@@ -61,6 +61,7 @@ class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
     sent_tokens: list[int]
     compute_us: float
     slots: SlotTotals | None = None
+    blocked_us: float | None = None
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):

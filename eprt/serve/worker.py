@@ -190,6 +190,7 @@ def wait_totals(engine) -> WaitTotals | None:
     def total(name: str) -> list:
         return sum(getattr(stats, name) for stats in counted).tolist()
 
+    blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
     return WaitTotals(
         num_calls=sum(stats.num_calls for stats in counted),
         dispatch_wait_us=total("dispatch_wait_us_N"),
@@ -202,6 +203,7 @@ def wait_totals(engine) -> WaitTotals | None:
             expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
             rows=model.expert_load(),
         ),
+        blocked_us=sum(blocked_us) if len(blocked_us) == len(counted) else None,
     )
 
 

@@ -200,7 +200,7 @@ def _after(before: dict[int, WaitTotals], more: dict[int, WaitTotals]) -> dict[i
         return [plus(x, y) for x, y in zip(a, b)] if isinstance(a, list) else a + b
 
     def one(a: WaitTotals, b: WaitTotals) -> WaitTotals:
-        fields = {name: plus(getattr(a, name), getattr(b, name)) for name in WaitTotals.__struct_fields__[:-1]}
+        fields = {name: plus(getattr(a, name), getattr(b, name)) for name in WaitTotals.__struct_fields__[:6]}
         slots = SlotTotals(1, cast(SlotTotals, a.slots).expert_of_slot, plus(a.slots.rows, b.slots.rows))  # type: ignore[union-attr]
         return WaitTotals(**fields, slots=slots)
 
