@@ -17,6 +17,7 @@ from .matrices import WindowMatrices
 
 HIGH_COMPUTE, LOW_COMPUTE = 1.25, 0.8
 LOW_ROW, LOW_ROW_Z = 0.93, -2.5
+SPARED, SHARES_IT = 0.5, 0.2  # of what the others wait longer, a late rank is spared, and a late sender is not
 HIGH_TOKENS, TOKENS_EXPLAIN = 1.3, 0.5  # of the wait's logarithm
 
 
@@ -82,6 +83,23 @@ class Yardstick:
         rank = sighting.place.rank if sighting.place.rank is not None else sighting.place.dst
         return _share(_median_over(self.matrices.compute_us_WN[self._at(sighting)]), rank)
 
+    def blocked(self, sighting: Sighting) -> tuple[float, float]:
+        """How long a column's rank waited at all: (over the median of the others; how much of what they wait longer
+        for it the rank itself was spared). NaN where the log does not tell.
+
+        Who comes late finds everybody there and is spared it all. Whose messages come late to the others then waits
+        for those whom they made late: in the next phase, and as long.
+        """
+        rank, excess_us = sighting.place.rank, self.excess_us(sighting)
+        blocked_us_WN = self.matrices.blocked_us_WN[self._at(sighting)]
+        own_us_W = blocked_us_WN[:, rank]
+        others_us_W = median(np.delete(blocked_us_WN, rank or 0, axis=1), 1)
+        if rank is None or np.isnan(own_us_W - others_us_W).all() or excess_us <= 0:
+            return math.nan, math.nan
+        usual_us = _median_of(others_us_W)
+        ratio = _median_of(own_us_W) / usual_us if usual_us > 0 else math.nan
+        return ratio, _median_of(others_us_W - own_us_W) / excess_us
+
     def row(self, sighting: Sighting) -> tuple[float, float]:
         """A column's own row: (ratio, z), in the phase where the others wait longest for it.
 
@@ -115,11 +133,14 @@ class Evidence:
     row_z: float
     compute_ratio: float
     token_ratio: float
+    blocked_ratio: float
+    spared: float
     seen: str
 
     @staticmethod
     def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
         row_ratio, row_z = yardstick.row(sighting)
+        blocked_ratio, spared = yardstick.blocked(sighting) if sighting.place.kind == "column" else (math.nan, math.nan)
         return Evidence(
             sighting=sighting,
             wait_us=yardstick.wait_us(sighting),
@@ -127,6 +148,8 @@ class Evidence:
             row_z=row_z,
             compute_ratio=yardstick.compute(sighting),
             token_ratio=yardstick.tokens(sighting),
+            blocked_ratio=blocked_ratio,
+            spared=spared,
             seen=_when(yardstick.matrices, sighting),
         )
 
@@ -136,6 +159,8 @@ class Evidence:
             return "mixed"
         if self.sighting.place.kind == "column":
             late = self.row_ratio <= LOW_ROW and self.row_z <= LOW_ROW_Z
+            if not SHARES_IT < self.spared < SPARED and not math.isnan(self.spared):
+                late = self.spared >= SPARED
             return "comp" if late or self.compute_ratio >= HIGH_COMPUTE else "comm"
         if self.sighting.place.kind == "row":
             return "comp" if self.compute_ratio <= LOW_COMPUTE else "comm"
@@ -151,7 +176,8 @@ class Evidence:
         }[kind]
         rest = f"rank {dst if kind == 'point' else rank} computes {self.compute_ratio:.2g}x"
         if kind == "column":
-            rest += f", itself waits {self.row_ratio:.2g}x"
+            known = not math.isnan(self.blocked_ratio)
+            rest += f", itself waits {self.blocked_ratio if known else self.row_ratio:.2g}x"
         rest += f", {'the link carries' if kind == 'point' else 'has'} {self.token_ratio:.2g}x the tokens"
         return f"{what} ({self.wait_us:.0f} us per call) {self.seen}; of the usual, {rest}"
 

@@ -12,15 +12,17 @@ CALLS_PER_WINDOW = 25
 
 
 def write_logs(group: EPGroup, directory: str, late_rank: int, late_s: float) -> None:
-    for where in ("before", "experts"):
+    for where in ("before", "experts", "messages"):
         write_log(group, f"{directory}/{where}", late_rank, late_s, where)
 
 
 def write_log(group: EPGroup, directory: str, late_rank: int, late_s: float, where: str, num_windows: int = 3) -> None:
-    """late_rank spends late_s more per call: "before" the MoE layer, or in its "experts"."""
+    """late_rank spends late_s more per call: "before" the MoE layer, or in its "experts"; or its "messages" do."""
     config = EPConfig(hidden_size=64, num_slots=2 * group.size, top_k=2, num_max_tokens_per_rank=16)
     backend = make_backend("cpu", config, group)
     writer = WindowWriter(directory) if group.rank == 0 else None
+    if where == "messages" and group.rank != late_rank:
+        backend.delay_link(late_rank, late_s)
     x_TH = torch.randn(16, 64).bfloat16()
     for window in range(num_windows):
         start = time.time()
@@ -47,6 +49,7 @@ def write_log(group: EPGroup, directory: str, late_rank: int, late_s: float, whe
             combine_wait_us=stats.combine_wait_us_N.tolist(),
             recv_tokens=stats.recv_tokens_N.tolist(),
             compute_us=stats.compute_us,
+            blocked_us=stats.blocked_us,
             sent_tokens=stats.sent_tokens_N.tolist(),
         )
         for record in group.allgather(mine):
