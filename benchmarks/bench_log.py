@@ -17,32 +17,37 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from eprt.diagnostics.events import SCHEMA
 from eprt.diagnostics.synthetic import Fault, Job, generate, records_of
-from eprt.diagnostics.writer import WindowWriter
 
 from benchmarks.report import Report
 
-LATE_RANK, BLOCK = 3, 64  # windows generated at once
+LATE_RANK, POOL = 3, 8
 COMMAND = (sys.executable, "-m", "eprt.diagnostics")
 
 
 def write(directory: Path, num_ranks: int, num_bytes: int) -> int:
-    """Number of windows written."""
-    job = Job(num_ranks, 1, ranks_per_node=max(1, num_ranks // 2))
-    line_bytes = sum(len(record.to_line()) for record in records_of(generate(job)))
-    num_windows = max(4, num_bytes // line_bytes)
-    writer = WindowWriter(directory, max_bytes=num_bytes)
-    block = min(BLOCK, num_windows // 4)
-    for first in range(0, num_windows, block):
-        late = first >= num_windows // 2
-        faults = (Fault("column", rank=LATE_RANK, cause="comp", factor=3.0),) if late else ()
-        num = min(block, num_windows - first)
-        job = Job(num_ranks, num, seed=first, ranks_per_node=max(1, num_ranks // 2), faults=faults)
-        for record in records_of(generate(job)):
-            shifted = {"window": record.window + first}
-            shifted |= {"t_start": record.t_start + 10 * first, "t_end": record.t_end + 10 * first}
-            writer.write(type(record)(**{**record.__dict__, **shifted}))
+    """Number of windows written. A pool of windows, clean ones and late ones, repeats with other numbers and times."""
+    late = Fault("column", rank=LATE_RANK, cause="comp", factor=3.0)
+    pools = [_lines(num_ranks, ()), _lines(num_ranks, (late,))]
+    num_windows = max(4, num_bytes // sum(len(line) + 80 for line in pools[0][0]))
+    files = [(directory / f"diagnose_rank{rank}.log").open("w") for rank in range(num_ranks)]
+    for window in range(num_windows):
+        start_s = 1.76e9 + 10 * window
+        head = f'{{"schema":"{SCHEMA}","window":{window},"t_start":{start_s},"t_end":{start_s + 10},'
+        for file, rest in zip(files, pools[window >= num_windows // 2][window % POOL]):
+            file.write(head + rest)
+    for file in files:
+        file.close()
     return num_windows
+
+
+def _lines(num_ranks: int, faults: tuple[Fault, ...]) -> list[list[str]]:
+    """[window][rank] lines from the field "rank" on."""
+    job = Job(num_ranks, POOL, ranks_per_node=max(1, num_ranks // 2), faults=faults)
+    lines = [record.to_line() for record in records_of(generate(job))]
+    rests = [line[line.index('"rank":') :] for line in lines]
+    return [rests[k : k + num_ranks] for k in range(0, len(rests), num_ranks)]
 
 
 def run(form: str, directory: Path) -> tuple[float, float]:

@@ -5,10 +5,10 @@ from typing import Any
 
 from . import expertview
 from .events import WindowRecord
-from .matrices import WindowMatrices
 from .recent import RecentWindows
 from .recording import Recording
 from .window import Totals, Window
+from .windowsums import WindowSums
 
 
 class KeptSource(Recording):
@@ -44,7 +44,10 @@ class KeptSource(Recording):
             records = self._recent.after(-1)
         if not records:
             raise KeyError(src, dst)
-        return self.link_of(WindowMatrices.of(records), src, dst)
+        sums = WindowSums(self.num_ranks, records[0].node_of_rank)
+        for record in records:
+            sums.add(record)
+        return sums.link(src, dst)
 
     def window(self, number: int | None) -> Window:
         if number is not None:

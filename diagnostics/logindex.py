@@ -26,6 +26,7 @@ _HEAD = re.compile(
 _FIELDS = tuple(
     re.compile(rb'"%s"\s*:\s*([0-9][0-9.eE+-]{0,30})\s*[,}]' % name) for name in (b"window", b"t_start", b"num_ranks")
 )
+_HEAD_BYTES = 256
 _BLOCK_BYTES = 1 << 20
 MOST_LINE_BYTES = 16 << 20  # longer ones are no lines of this log
 UNKNOWN = -1  # instead of a window number: a line that does not tell one
@@ -71,6 +72,7 @@ class LogFile:
     path: Path
     rank: int
     inode: int
+    head: bytes  # its first bytes: inode numbers are used again
     end: int = 0  # up to which it is indexed: always the start of a line
     offsets: array = field(default_factory=lambda: array("q"))
     windows: array = field(default_factory=lambda: array("q"))
@@ -149,8 +151,8 @@ class LogIndex:
             try:
                 status = path.stat()
                 file = self._files.get(status.st_ino)
-                if file is None or status.st_size < file.end:  # new, or cut short and written anew
-                    file = LogFile(path, rank, status.st_ino)
+                if file is None or status.st_size < file.end or not _begins_with(path, file.head):
+                    file = LogFile(path, rank, status.st_ino, _first_bytes(path))  # new, or written anew
                 file.path = path
                 present[status.st_ino] = file
                 grown |= self._index(file, status.st_size)
@@ -194,6 +196,15 @@ class LogIndex:
         file.windows.append(head[0] if head else UNKNOWN)
         file.parts.append(max(0, len(parts) - 1))
         file.end += length
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(_HEAD_BYTES)
+
+
+def _begins_with(path: Path, head: bytes) -> bool:
+    return _first_bytes(path).startswith(head)
 
 
 def _head_of(line: bytes) -> tuple[int, float, int] | None:

@@ -88,7 +88,7 @@ class LogReader:
         self.problems = Problems()
         self.node_of_rank: tuple[int, ...] | None = None
         self.num_windows = 0
-        self._taken: dict[int, int] = {}  # lines, by inode
+        self._taken: dict[LogFile, int] = {}  # lines
         self._seen: dict[int, _Windows] = {}  # by rank
         self.bytes_read = 0
 
@@ -98,15 +98,16 @@ class LogReader:
 
     def new_records(self) -> Iterator[tuple[WindowRecord, LogPlace]]:
         """What the index has found since the last call."""
+        self._taken = {file: k for file, k in self._taken.items() if file in self.index.files}
         for file in self.index.files:
-            first, last = self._taken.get(file.inode, 0), len(file.offsets)
+            first, last = self._taken.get(file, 0), len(file.offsets)
             try:
                 for k, raw in self._lines(file, first, last):
-                    self._taken[file.inode] = k + 1
+                    self._taken[file] = k + 1
                     record = self._record(file, k, raw)
                     if record is not None:
                         yield record, LogPlace(file, k)
-                self._taken[file.inode] = last
+                self._taken[file] = last
             except FileNotFoundError:  # rotated this very moment: the next refresh knows where it is
                 continue
 
@@ -115,7 +116,7 @@ class LogReader:
         run, seen = self.run, set()
         for file in self.index.files:
             for k in file.at(first_window, last_window):
-                if (file.rank, file.parts[k]) not in run.parts or k >= self._taken.get(file.inode, 0):
+                if (file.rank, file.parts[k]) not in run.parts or k >= self._taken.get(file, 0):
                     continue
                 record = LogPlace(file, k).read()
                 if record is None or (record.rank, record.num_ranks) != (file.rank, run.num_ranks):

@@ -75,8 +75,7 @@ class LogSource(Recording):
 
     def link(self, src: int, dst: int) -> dict[str, Any]:
         with self.lock:
-            matrices = self._sums.matrices()
-        return self.link_of(matrices, src, dst)
+            return self._sums.link(src, dst)
 
     def outside_experts(self) -> tuple[dict[str, Any] | None, list[str]]:
         return expertview.from_files(self._index.directory)

@@ -5,18 +5,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from . import expertview
-from .effects import median
 from .events import WindowRecord
-from .history import History, plain
-from .matrices import WindowMatrices
+from .history import History
 from .window import Window, pack
 
 PAGE_SCHEMA = "eprt.page/1"
 _MOST_PROBLEMS_SHOWN = 50
-LINK_SERIES = ("wait", "dispatch", "combine", "tokens")
 
 
 class Recording:
@@ -48,8 +43,7 @@ class Recording:
         return None, []
 
     def link(self, src: int, dst: int) -> dict[str, Any]:
-        """How long rank src waited for rank dst, and what it received from it, in each window (or few of them).
-        KeyError where there is no such rank."""
+        """How long rank src waited for rank dst over time: WindowSums.link. KeyError where there is no such rank."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -102,24 +96,6 @@ class Recording:
     def rank(self, rank: int) -> dict[str, Any]:
         with self.lock:
             return self.history.rank(rank)
-
-    @staticmethod
-    def link_of(matrices: WindowMatrices, src: int, dst: int) -> dict[str, Any]:
-        """The reply of `link`. usual: the median over the links of the same kind, inside a node or between nodes."""
-        num_ranks, node_N = matrices.num_ranks, matrices.node_of_rank_N
-        if not (0 <= src < num_ranks and 0 <= dst < num_ranks):
-            raise KeyError(src, dst)
-        same_NN = node_N[:, None] == node_N[None, :]
-        tier_NN = (same_NN == same_NN[src, dst]) & ~np.eye(num_ranks, dtype=bool)
-        planes = (matrices.wait_us_WNN, matrices.dispatch_us_WNN, matrices.combine_us_WNN, matrices.recv_tokens_WNN)
-        return {
-            "src": src,
-            "dst": dst,
-            "first": matrices.window_W.tolist(),
-            "last": matrices.last_window_W.tolist(),
-            "series": {name: plain(plane[:, src, dst]) for name, plane in zip(LINK_SERIES, planes)},
-            "usual": {name: plain(median(plane[:, tier_NN], 1)) for name, plane in zip(LINK_SERIES, planes)},
-        }
 
     def experts(self, number: int | None) -> dict[str, Any]:
         """Load, placement and migrations. number: of the window; None: of the newest that tells."""

@@ -5,13 +5,17 @@ become one, their totals added up, so that nothing is left out, only onset and r
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from .effects import median
 from .events import ExpertRows, WindowRecord
+from .history import plain
 from .matrices import WindowMatrices
 
 _PLANES = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+LINK_SERIES = ("wait", "dispatch", "combine", "tokens")
 ExpertsOf = Callable[[], ExpertRows | None]
 
 
@@ -101,10 +105,8 @@ class WindowSums:
         """ValueError without any window."""
         if not self._groups:
             raise ValueError("no records")
-        groups = sorted(self._groups)
-        parts = [self._groups[group] for group in groups]
-        first_W = [group * self.per_group + _lowest_bit(part.windows) for group, part in zip(groups, parts)]
-        last_W = [group * self.per_group + part.windows.bit_length() - 1 for group, part in zip(groups, parts)]
+        parts = [sums for _, sums in sorted(self._groups.items())]
+        first_W, last_W = self._ends()
         calls_WN = np.stack([part.calls_N for part in parts])
         known_WN = np.where(calls_WN > 0, calls_WN, np.nan)
         dispatch_us, combine_us, recv_tokens, sent_tokens = (
@@ -119,6 +121,39 @@ class WindowSums:
             last_window_W=np.array(last_W), num_windows_W=np.array([part.windows.bit_count() for part in parts]),
             blocked_us_WN=np.stack([part.blocked_us_N for part in parts]) / known_WN,
         )  # fmt: skip
+
+    def link(self, src: int, dst: int) -> dict[str, Any]:
+        """How long rank src waited for rank dst per call, and the tokens it got from it, in each window (or several).
+
+        usual: the median over the links of the same kind, inside a node or between nodes. KeyError: no such rank.
+        """
+        if not (0 <= src < self.num_ranks and 0 <= dst < self.num_ranks):
+            raise KeyError(src, dst)
+        node_N = np.array(self.node_of_rank)
+        same_NN = node_N[:, None] == node_N[None, :]
+        tier_NN = (same_NN == same_NN[src, dst]) & ~np.eye(self.num_ranks, dtype=bool)
+        own, usual = [], []
+        for _, part in sorted(self._groups.items()):
+            planes_PNN = part.planes_PNN[:3] / np.where(part.calls_N > 0, part.calls_N, np.nan)[:, None]
+            dispatch, combine, tokens = planes_PNN[:, src, dst]
+            own.append((dispatch + combine, dispatch, combine, tokens))
+            wait_NN = planes_PNN[0] + planes_PNN[1]
+            usual.append([median(plane_NN[tier_NN], 0) for plane_NN in (wait_NN, *planes_PNN)])
+        first_W, last_W = self._ends()
+        return {
+            "src": src,
+            "dst": dst,
+            "first": first_W,
+            "last": last_W,
+            "series": {name: plain(values) for name, values in zip(LINK_SERIES, zip(*own))},
+            "usual": {name: plain(values) for name, values in zip(LINK_SERIES, zip(*usual))},
+        }
+
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """First and last window of each group."""
+        bits = {group: sums.windows for group, sums in sorted(self._groups.items())}
+        first = [group * self.per_group + _lowest_bit(windows) for group, windows in bits.items()]
+        return first, [group * self.per_group + windows.bit_length() - 1 for group, windows in bits.items()]
 
 
 def _lowest_bit(bits: int) -> int:

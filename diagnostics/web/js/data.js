@@ -53,6 +53,11 @@ export async function getWindow(number, { fresh = false } = {}) {
   return kept.get(key);
 }
 
+// Window numbers begin anew with another run.
+export function forgetWindows() {
+  kept.clear();
+}
+
 // Calls onState with every change, onLink(false) while the server cannot be reached.
 export function watch(onState, onLink) {
   const events = new EventSource("api/events");

@@ -13,6 +13,11 @@ const CHARTS = [
   ["tokens", "Tokens received", digits],
 ];
 
+const LINK_CHARTS = [
+  ["wait", "This link's wait", micros],
+  ["tokens", "Tokens across it", digits],
+];
+
 let asked = 0;
 
 export function showDetails(store) {
@@ -26,16 +31,16 @@ export function showDetails(store) {
     const link = pick.i !== undefined && pick.i !== pick.j;
     const rank = pick.rank ?? (link && store.get("side") === "row" ? pick.i : pick.j);
     const mine = ++asked;
-    let course;
+    let course, across;
     try {
-      course = await getJson(`api/ranks/${rank}`);
+      [course, across] = await Promise.all([getJson(`api/ranks/${rank}`), link ? getJson(`api/links/${pick.i}-${pick.j}`) : null]);
     } catch (error) {
       console.warn(error);
       return;
     }
     if (mine !== asked) return;
     const nodes = overview.node_of_rank;
-    const head = link ? linkHead(store, pick, data, nodes) : [element("h3", {}, `Rank ${rank}`), element("p", { class: "where" }, `node ${nodes[rank]}`)];
+    const head = link ? linkHead(store, pick, data, nodes, across) : [element("h3", {}, `Rank ${rank}`), element("p", { class: "where" }, `node ${nodes[rank]}`)];
     const charts = CHARTS.map(([series, name, figure]) => chart(course, series, name, figure, store.get("at")));
     body.replaceChildren(...head, ...charts);
   });
@@ -69,7 +74,7 @@ function summary(store, data, { node_of_rank: nodes, num_ranks: ranks }) {
   ];
 }
 
-function linkHead(store, { i, j }, data, nodes) {
+function linkHead(store, { i, j }, data, nodes, across) {
   const k = i * data.n + j;
   const back = j * data.n + i;
   const row = (name, metric, figure) => {
@@ -92,6 +97,7 @@ function linkHead(store, { i, j }, data, nodes) {
       row("Tokens", "tokens", digits),
       ["The other way", micros(data.wait[back]), times(derive(data, "wait", nodes).ratios[back])],
     ]),
+    ...LINK_CHARTS.map(([series, name, figure]) => chart(across, series, name, figure, store.get("at"))),
     element("div", { class: "chips", role: "group", "aria-label": "Whose course" }, chip("column", j), chip("row", i)),
   ];
 }

@@ -27,6 +27,11 @@ export function pickOf({ kind, rank, src, dst }) {
   return kind === "point" ? { i: src, j: dst } : { rank };
 }
 
+// In a very long run several windows share a place: the last of those that begin with `at`.
+export function endOf(windows, at) {
+  return windows.last[windows.window.indexOf(at)] ?? at;
+}
+
 export function choose(store, index) {
   const findings = store.get("overview").findings?.findings ?? [];
   const finding = findings[index];
@@ -36,8 +41,9 @@ export function choose(store, index) {
   }
   const changes = { finding: index, pick: pickOf(finding) };
   const at = store.get("at");
-  if (at !== "all" && (at < finding.first_window || at > finding.last_window)) {
-    Object.assign(changes, { at: finding.last_window, follow: false });
+  const { windows } = store.get("overview");
+  if (at !== "all" && (endOf(windows, at) < finding.first_window || at > finding.last_window)) {
+    Object.assign(changes, { at: windows.window.findLast((number) => number <= finding.last_window) ?? at, follow: false });
   }
   store.set(changes);
 }
@@ -49,8 +55,9 @@ export function showFindings(store) {
     const report = overview.findings;
     const all = report?.findings ?? [];
     $("verdict").textContent = verdict(overview);
-    const { window: numbers } = overview.windows;
-    const listed = all.slice(0, MOST_LISTED).map((finding, k) => item(store, finding, k, numbers));
+    const { window: numbers, last } = overview.windows;
+    const ends = [numbers[0], last.at(-1)];
+    const listed = all.slice(0, MOST_LISTED).map((finding, k) => item(store, finding, k, ends));
     if (all.length > MOST_LISTED) {
       const more = `and ${all.length - MOST_LISTED} more, less certain; the JSON download has them all`;
       listed.push(element("li", { class: "more" }, more));
@@ -70,9 +77,8 @@ function verdict({ findings, progress, windows, num_ranks: ranks }) {
   return number ? `${count(number, "thing")} stand${number === 1 ? "s" : ""} out` : "No rank and no link stands out.";
 }
 
-function item(store, finding, k, numbers) {
+function item(store, finding, k, [first, last]) {
   const pressed = store.get("finding") === k;
-  const [first, last] = [numbers[0], numbers.at(-1)];
   const span = Math.max(1, last - first + 1);
   const bar = element("i");
   bar.style.left = `${(100 * Math.max(0, finding.first_window - first)) / span}%`;

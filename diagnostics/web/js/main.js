@@ -1,6 +1,6 @@
 // Starts the page: the store, the views, and what keeps them up to date.
 
-import { getJson, getWindow, watch } from "./data.js";
+import { forgetWindows, getJson, getWindow, watch } from "./data.js";
 import { showDetails } from "./details.js";
 import { $, segments } from "./dom.js";
 import { downloadJson, downloadPng } from "./download.js";
@@ -95,6 +95,10 @@ async function update(overview) {
   const before = store.get("overview");
   const [newest, at] = [numbers.at(-1), store.get("at")];
   const changes = { overview, version: overview.version };
+  if (before && before.run !== overview.run) {
+    forgetWindows();
+    Object.assign(changes, { at: newest ?? null, finding: -1, pick: null, zoom: null });
+  }
   if (numbers.length) {
     const all = await getWindow("all", { fresh: true });
     changes.all = all;
@@ -109,12 +113,12 @@ async function update(overview) {
 }
 
 function showState(overview) {
-  const { name, num_ranks: ranks, progress, live } = overview;
+  const { name, num_ranks: ranks, progress, live, run, num_runs: runs } = overview;
   const nodes = new Set(overview.node_of_rank).size;
   const reading = progress < 1 ? ` · reading ${Math.floor(100 * progress)} %` : "";
   $("source").textContent = name;
   $("source").title = name;
-  $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${reading}`;
+  $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${runs > 1 ? ` · run ${run} of ${runs}` : ""}${reading}`;
   $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow all the same (l)";
   document.title = `${overview.findings?.findings.length || ""} ${name} – eprt diagnose`.trim();
   const empty = overview.windows.window.length === 0;

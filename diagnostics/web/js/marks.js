@@ -13,11 +13,11 @@ export function paintMarks(pen, place, { hover, pick, items }) {
   if (hover) paintHover(pen, place, hover);
 }
 
-// Findings that concern a window; at "all", every one.
-export function markable(findings, at, selected) {
+// Findings that concern the windows from `at` to `end`; at "all", every one.
+export function markable(findings, at, end, selected) {
   return findings
     .map((finding, k) => ({ finding, number: k + 1, selected: k === selected }))
-    .filter(({ finding }) => at === "all" || (finding.first_window <= at && at <= finding.last_window))
+    .filter(({ finding }) => at === "all" || (finding.first_window <= end && at <= finding.last_window))
     .filter((item, k) => k < MOST_MARKS || item.selected);
 }
 

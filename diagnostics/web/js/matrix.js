@@ -1,6 +1,7 @@
 // The matrix on the page: painting when something changes, mouse and keys.
 
 import { $, element, figures, fit, font, css, tooltip } from "./dom.js";
+import { endOf } from "./findings.js";
 import { digits, micros, tendency, times } from "./format.js";
 import { layOut, paint } from "./heatmap.js";
 import { markable, paintMarks } from "./marks.js";
@@ -45,11 +46,12 @@ export class Matrix {
     const pen = fit($("marks"), width, height);
     if (!pen || !this.#place || !this.#store.get("shown")) return;
     const store = this.#store;
-    const findings = store.get("overview").findings?.findings ?? [];
+    const { findings: report, windows } = store.get("overview");
+    const at = store.get("at");
     paintMarks(pen, this.#place, {
       hover: this.#hover && { ...this.#hover, drag: this.#drag?.far ? this.#drag : null },
       pick: store.get("pick"),
-      items: markable(findings, store.get("at"), store.get("finding")),
+      items: markable(report?.findings ?? [], at, endOf(windows, at), store.get("finding")),
     });
   }
 

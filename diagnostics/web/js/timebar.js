@@ -26,7 +26,7 @@ export class TimeBar {
   }
 
   #windows() {
-    return this.#store.get("overview")?.windows ?? { window: [] };
+    return this.#store.get("overview")?.windows ?? { window: [], last: [] };
   }
 
   #go(index) {
@@ -61,7 +61,7 @@ export class TimeBar {
     slider.max = Math.max(0, windows.window.length - 1);
     slider.disabled = windows.window.length === 0;
     if (index >= 0) slider.value = index;
-    slider.setAttribute("aria-valuetext", index < 0 ? "all windows" : `window ${at}, ${clock(windows.t_start[index])}`);
+    slider.setAttribute("aria-valuetext", index < 0 ? "all windows" : `window ${at}${windows.last[index] > at ? ` to ${windows.last[index]}` : ""}, ${clock(windows.t_start[index])}`);
     $("moment").replaceChildren(...this.#moment(windows, index));
     this.#paint();
   }
@@ -71,10 +71,12 @@ export class TimeBar {
     if (windows.window.length === 0) return ["no window yet"];
     if (index < 0) {
       small.textContent = `${day(windows.t_start[0])}, ${clock(windows.t_start[0])} – ${clock(windows.t_end.at(-1))}`;
-      return [count(windows.window.length, "window"), small];
+      return [count(this.#store.get("overview").findings?.windows ?? windows.window.length, "window"), small];
     }
     small.textContent = `${day(windows.t_start[index])}, ${clock(windows.t_start[index])} – ${clock(windows.t_end[index])}`;
-    return [`Window ${windows.window[index]} · ${count(windows.calls[index], "call")}`, small];
+    const [first, last] = [windows.window[index], windows.last[index]];
+    const name = first === last ? `Window ${first}` : `Windows ${first}–${last}`;
+    return [`${name} · ${count(windows.calls[index], "call")}`, small];
   }
 
   #paint() {
@@ -115,12 +117,13 @@ export class TimeBar {
 
   #paintSpans(pen, numbers, slot, base) {
     const { ratio } = pen;
+    const ends = this.#windows().last;
     const findings = this.#store.get("overview").findings?.findings ?? [];
     const selected = this.#store.get("finding");
     const shown = findings.map((finding, k) => [finding, k]).filter(([, k]) => k < MOST_SPANS || k === selected);
     const thick = Math.max(1, Math.floor(8 / Math.max(3, shown.length)));
     shown.slice(-MOST_SPANS - 1).forEach(([finding, k], line) => {
-      const from = numbers.findIndex((number) => number >= finding.first_window);
+      const from = ends.findIndex((end) => end >= finding.first_window);
       const to = numbers.findLastIndex((number) => number <= finding.last_window);
       if (from < 0 || to < from) return;
       pen.fillStyle = css("--mark");
