@@ -157,7 +157,10 @@ def test_a_click_on_a_cell_shows_the_link(open_page, server_8):
     records = [record for window in range(6) for record in make_window(window, 8, 4) if record.rank == 2]
     wait_us = sum(r.dispatch_wait_us[6] + r.combine_wait_us[6] for r in records) / (6 * CALLS)
     assert shown_micros(wait_us) in text(page, "#details .figures")
-    assert page.locator("#details .chart").count() == 4
+    assert page.locator("#details .chart").count() == 6, "two of the link, four of its rank"
+    page.keyboard.press("]")
+    wait_us = next(r.dispatch_wait_us[6] + r.combine_wait_us[6] for r in make_window(0, 8, 4) if r.rank == 2) / CALLS
+    wait_until(lambda: shown_micros(wait_us) in text(page, "#details .chart >> nth=0"), "its course")
     page.click("#details .chips >> text=Rank 2")
     wait_until(
         lambda: page.locator("#details .chips button[aria-pressed=true]").inner_text() == "Rank 2", "the other's course"
