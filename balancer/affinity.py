@@ -20,7 +20,7 @@ from .trace import RoutingTrace
 
 OBJECTIVES = {"node_copies": 0, "expert_messages": 1}
 MAX_NODES = 64  # one bit each
-_SEARCH_TOKENS = 4096  # of each layer; the result is recounted on all
+_SEARCH_TOKENS = 3072  # of each layer; the result is recounted on all
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,10 @@ class Refiner {
 
   std::vector<int> run() {
     constexpr int kMaxPasses = 24;
-    for (int pass = 0; pass < kMaxPasses && one_pass(); pass++) {
+    constexpr double kWorthwhile = 2e-3;  // crossings per token that a pass must save
+    double all_tokens = 0.0;
+    for (int64_t token = 0; token < tokens_.num_tokens; token++) all_tokens += tokens_.weight(token);
+    for (int pass = 0; pass < kMaxPasses && one_pass() > kWorthwhile * all_tokens; pass++) {
     }
     return std::move(home_E_);
   }
@@ -118,8 +121,9 @@ class Refiner {
     std::swap(home_E_[a], home_E_[b]);
   }
 
-  // Screens all pairs by what measure() found, then takes them in order of promise, each with its exact gain.
-  bool one_pass() {
+  // Screens all pairs by what measure() found, then takes them in order of promise, each with its exact gain. Returns
+  // the sum of these.
+  double one_pass() {
     measure();
     std::vector<Swap> swaps;
     const double scale = static_cast<double>(tokens_.num_tokens) /
@@ -135,21 +139,23 @@ class Refiner {
         swaps.push_back({gain + kEase * eased * scale, a, b});
       }
     }
-    const size_t kept = std::min<size_t>(swaps.size(), 8 * static_cast<size_t>(num_experts_));
+    const size_t kept = std::min<size_t>(swaps.size(), 4 * static_cast<size_t>(num_experts_));
     std::partial_sort(swaps.begin(), swaps.begin() + static_cast<int64_t>(kept), swaps.end(),
                       [](const Swap& x, const Swap& y) {
                         return x.gain != y.gain ? x.gain > y.gain : x.a != y.a ? x.a < y.a : x.b < y.b;
                       });
-    bool changed = false;
+    double saved = 0.0;
     for (size_t i = 0; i < kept; i++) {
       const auto [promise, a, b] = swaps[i];
       if (home_E_[a] == home_E_[b]) continue;
       const double eased = relief(a, b);
-      if (eased < 0 || exact_gain(a, b) + kEase * eased * scale <= 1e-9) continue;
+      if (eased < 0) continue;
+      const double gain = exact_gain(a, b) + kEase * eased * scale;
+      if (gain <= 1e-9) continue;
       swap(a, b);
-      changed = true;
+      saved += gain;
     }
-    return changed;
+    return saved;
   }
 
   // Copies that a token's worth of overload may cost: large, since a node too busy cannot be balanced later.

@@ -47,7 +47,7 @@ bool restore_copy(Placed& placed, int expert) {
       continue;
     }
     for (int taken : packing.experts(gpu)) {
-      if (packing.count(taken) <= part.min_copies) continue;
+      if (!placed.can_spare(taken, gpu)) continue;
       const double time = packing.time_with(gpu, packing.load(gpu) + share - packing.share(taken));
       if (time < best) best = time, best_gpu = gpu, best_taken = taken;
     }
@@ -102,14 +102,14 @@ class Chooser {
     for (int gpu = 0; gpu < part_.num_gpus(); gpu++) {
       if (gpu == busiest_ || part_.usable_G[gpu] == 0) continue;
       for (int given : packing_.experts(busiest_)) {
-        if (packing_.holds(gpu, given) || !placed_.allowed(gpu, given)) continue;
+        if (packing_.holds(gpu, given)) continue;
         if (packing_.room(gpu) > 0) {
           consider_copy(Move::kFill, given, -1, gpu);
-          consider_exchange(Move::kShift, given, -1, gpu);
+          if (placed_.allowed(gpu, given)) consider_exchange(Move::kShift, given, -1, gpu);
           continue;
         }
         for (int taken : packing_.experts(gpu))
-          if (packing_.count(taken) > part_.min_copies) consider_copy(Move::kReplace, given, taken, gpu);
+          if (placed_.can_spare(taken, gpu)) consider_copy(Move::kReplace, given, taken, gpu);
       }
       if (moves_left >= 2) consider_best_exchange(gpu);
     }

@@ -20,7 +20,8 @@ class Placed {
         hierarchical_(problem.hierarchical),
         slot_P_(current_P, current_P + problem.num_slots()),
         lives_on_(part.num_experts() * problem.num_nodes, 0),
-        num_nodes_(problem.num_nodes) {
+        num_nodes_(problem.num_nodes),
+        home_E_(problem.hierarchical ? group_homes(problem, current_P) : std::vector<int>()) {
     for (int64_t slot = 0; slot < problem.num_slots(); slot++) {
       const int64_t expert = slot_P_[slot];
       if (expert == kEmpty) continue;
@@ -33,9 +34,16 @@ class Placed {
     }
   }
 
-  // In the hierarchical policy an expert stays on the nodes where its group is.
+  // In the hierarchical policy an expert leaves the nodes where it is only by copies: one stays where its group is.
   bool allowed(int gpu, int expert) const {
     return !hierarchical_ || lives_on_[expert * num_nodes_ + gpu / gpus_per_node_];
+  }
+  bool can_spare(int expert, int gpu) const {
+    if (packing.count(expert) <= packing.part().min_copies) return false;
+    const int home = home_E_.empty() ? -1 : home_E_[expert];
+    if (gpu / gpus_per_node_ != home) return true;
+    const auto& gpus = packing.gpus(expert);
+    return std::count_if(gpus.begin(), gpus.end(), [&](int other) { return other / gpus_per_node_ == home; }) > 1;
   }
   void allow_everywhere(int expert) { std::fill_n(lives_on_.begin() + expert * num_nodes_, num_nodes_, uint8_t{1}); }
 
@@ -78,6 +86,20 @@ class Placed {
   std::vector<Change> changes;
 
  private:
+  // The node that holds most copies of the expert's group.
+  static std::vector<int> group_homes(const Problem& problem, const int64_t* current_P) {
+    const int64_t group_size = problem.num_experts / problem.num_groups;
+    std::vector<int> copies_DN(problem.num_groups * problem.num_nodes, 0), home_E(problem.num_experts);
+    for (int64_t slot = 0; slot < problem.num_slots(); slot++) {
+      const int64_t node = slot / (problem.slots_per_gpu * problem.gpus_per_node());
+      if (current_P[slot] != kEmpty) copies_DN[current_P[slot] / group_size * problem.num_nodes + node]++;
+    }
+    for (int64_t expert = 0; expert < problem.num_experts; expert++) {
+      const auto first = copies_DN.begin() + expert / group_size * problem.num_nodes;
+      home_E[expert] = static_cast<int>(std::max_element(first, first + problem.num_nodes) - first);
+    }
+    return home_E;
+  }
   int64_t slot_of(int64_t expert, int gpu) const {
     const auto first = slot_P_.begin() + gpu * per_gpu_;
     return std::find(first, first + per_gpu_, expert) - slot_P_.begin();
@@ -93,6 +115,7 @@ class Placed {
   std::vector<int64_t> slot_P_;
   std::vector<uint8_t> lives_on_;
   int64_t num_nodes_;
+  std::vector<int> home_E_;  // empty in the global policy
   int64_t step_ = 0;
   size_t first_of_step_ = 0;
 };
