@@ -180,6 +180,9 @@ class EngineConfig:
     """Limits of one rank's engine. All sizes are per rank.
 
     dtype: "auto" (the checkpoint's), "float32", "bfloat16". quantization: None or "int8" (weights, at load).
+    device: "cpu", "cuda" (one GPU per rank) or "auto". load_format: "auto" (the files), or "dummy": random weights of
+    the shape that config.json says. num_hidden_layers: fewer layers than config.json says, with dummy weights only.
+    graph_sizes: numbers of decodes that a GPU step is recorded for (a step takes the next larger one); empty for none.
     kv_cache_gb: memory for the paged cache. page_size: tokens per KV page.
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.
@@ -195,6 +198,9 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "cpu"
     quantization: str | None = None
+    load_format: str = "auto"
+    num_hidden_layers: int | None = None
+    graph_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     max_model_len: int | None = None
     kv_cache_gb: float = 1.0
     page_size: int = 16
@@ -216,6 +222,16 @@ class EngineConfig:
         )
         _require(self.device in ("cpu", "cuda", "auto"), f"--device {self.device}: must be auto, cpu or cuda")
         _require(self.quantization in (None, "int8"), f"--quantization {self.quantization}: must be int8")
+        _require(
+            self.quantization is None or self.device != "cuda",
+            "--quantization int8: int8 weights run on the CPU only; on GPUs serve an fp8 checkpoint, or --device cpu",
+        )
+        _require(self.load_format in ("auto", "dummy"), f"--load-format {self.load_format}: must be auto or dummy")
+        _require(
+            self.num_hidden_layers is None or (self.load_format == "dummy" and self.num_hidden_layers >= 1),
+            f"--num-hidden-layers {self.num_hidden_layers}: at least 1, and with --load-format dummy only",
+        )
+        _require(min(self.graph_sizes, default=1) >= 1, f"--graph-sizes {self.graph_sizes}: must be at least 1")
         _require(self.kv_cache_gb > 0, f"--kv-cache-gb {self.kv_cache_gb}: must be above 0")
         for name in ("page_size", "chunk_size", "max_num_seqs", "max_queue", "low_latency_max_tokens"):
             _require(getattr(self, name) >= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")

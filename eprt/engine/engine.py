@@ -41,16 +41,18 @@ from eprt.config import EngineConfig
 from eprt.engine import sampler
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.drafter import Drafter
+from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
 from eprt.engine.kv_cache import PagePool, allocate_kv_cache, num_kv_pages
 from eprt.engine.outputs import EngineStats, StepResult
 from eprt.engine.request import QueueFullError, Request, RequestLimits
 from eprt.engine.runner import Runner
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.scheduler import Schedule, Scheduler
+from eprt.engine.warm_up import warm_up
 from eprt.ep.api import EPError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
-from eprt.ep.load import LoadRecorder
+from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
 from eprt.ep.migration import Migrator, Shown
 from eprt.ep.transport import SharedMemoryTransport
 
@@ -96,6 +98,7 @@ class Engine:
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self._num_steps = 0
         self._last_step_s = 0.0
+        self._prepare_gpu(kv_cache_LPSD[:num_layers])
 
     def _make_cache(self) -> tuple[RequestLimits, PagePool, Tensor]:
         config, model = self.config, self.model.config
@@ -117,8 +120,9 @@ class Engine:
             )
         limits = RequestLimits(model.vocab_size, min(max_model_len, kv_tokens), kv_tokens)
         pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache)
-        device = getattr(self.model, "device", "cpu")
-        cache = allocate_kv_cache(num_layers, num_pages, config.page_size, model.kv_dim, dtype, device)
+        # One page more, which the pool does not know: padding is written there.
+        shape = (num_layers, num_pages + 1, config.page_size, model.kv_dim)
+        cache = allocate_kv_cache(*shape, dtype, getattr(self.model, "device", "cpu"))
         return limits, pool, cache
 
     def _watch_experts(self) -> tuple[LoadRecorder | None, Migrator | None]:
@@ -127,14 +131,40 @@ class Engine:
         if not moe_layers:
             return None, None
         moe = moe_layers[0].config
-        recorder = LoadRecorder(len(moe_layers), moe.num_experts, moe.top_k)
+        shape = (len(moe_layers), moe.num_experts, moe.top_k)
+        if on_gpu := self._on_gpu:
+            config = self.config
+            recorder = DeviceLoadRecorder(*shape, max(config.chunk_size, config.max_num_seqs), self.model.device)
+        else:
+            recorder = LoadRecorder(*shape)
         for row, layer in enumerate(moe_layers):
             layer.record_load(recorder, row)
-        if not self.config.spare_experts:
+        if on_gpu or not self.config.spare_experts:
             return recorder, None
         transport = SharedMemoryTransport(self.group, _MAX_CHUNK_BYTES)
         config = self.config
         return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, config.replica_routing)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return getattr(self.model, "device", None) is not None and self.model.device.type == "cuda"
+
+    def _prepare_gpu(self, kv_cache_LPSD: Tensor) -> None:
+        """Compiles kernels and records graphs, on all ranks before any of them serves."""
+        if not self._on_gpu:
+            return
+        config, padding_page = self.config, kv_cache_LPSD.shape[1] - 1
+        with torch.inference_mode():
+            longest = min(config.chunk_size, self.limits.max_model_len)
+            warm_up(self.model, kv_cache_LPSD, longest, padding_page, config.num_speculative_tokens > 0)
+            most_rows = min(config.low_latency_max_tokens, config.max_num_seqs * (1 + config.num_speculative_tokens))
+            sizes = graph_sizes(config.graph_sizes, most_rows)
+            if sizes and not config.num_redundant_experts and can_record(self.model):
+                num_pages = -(-self.limits.max_model_len // config.page_size)
+                self.runner.graphs = DecodeGraphs(self.model, kv_cache_LPSD, sizes, num_pages, padding_page)
+        for layer in self.model.moe_layers():
+            layer.reset_load()
+        self.group.barrier()
 
     # -- requests of this rank --
 
@@ -222,9 +252,11 @@ class Engine:
             return self._run_drafting(schedule, mode, self._drafter)
         logits_XV = self.runner.run(schedule, mode)
         if not schedule.num_tokens:
+            self._check_exchange()
             return []
         prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
         sampled = sampler.sample(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows)
+        self._check_exchange()
         return self.scheduler.commit(schedule, sampled, prompt_logprobs)
 
     def _run_drafting(self, schedule: Schedule, mode: str, drafter: Drafter) -> list:
@@ -232,10 +264,18 @@ class Engine:
         logits_XV, hidden_TH, batch = self.runner.run_with_hidden(schedule, mode)
         prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
         sampled = sampler.sample(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows, schedule.offset_X)
+        self._check_exchange()
         accepted_S = self.scheduler.verify(schedule, sampled.token_X)
         outputs = self.scheduler.commit(schedule, sampled, prompt_logprobs, accepted_S)
         drafter.run(schedule, batch, hidden_TH, sampled.token_X, accepted_S)
         return outputs
+
+    def _check_exchange(self) -> None:
+        """Before anything of a step counts: raises what its kernels have reported by now; counts its choices."""
+        for backend in getattr(self.model, "ep", {}).values():
+            backend.check()
+        if self.recorder is not None:
+            self.recorder.count()
 
     # -- looking in from outside --
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from eprt.engine.batch_rows import BatchRows
+from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.scheduler import Chunk, Schedule
 from eprt.layers.batch import ForwardBatch
@@ -17,11 +18,12 @@ _LOGPROB_ROWS = 64
 
 
 class Runner:
-    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]."""
+    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]. graphs: set later, on GPUs."""
 
     def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int):
         self.model, self.kv_cache_LPSD, self.rows = model, kv_cache_LPSD, rows
         self.device = kv_cache_LPSD.device
+        self.graphs: DecodeGraphs | None = None
         self.page_size = kv_cache_LPSD.shape[2]
         self.token_id_T = np.zeros(chunk_size, dtype=np.int64)
         self.position_T = np.zeros(chunk_size, dtype=np.int64)
@@ -31,13 +33,17 @@ class Runner:
 
     def run(self, schedule: Schedule, mode: str) -> Tensor:
         """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes."""
-        return self.model.forward(self.pack(schedule, mode), self.kv_cache_LPSD)
+        batch = self.pack(schedule, mode)
+        if self.graphs is not None and self.graphs.fits(batch):
+            return self.graphs.run(batch)[0]
+        return self.model.forward(batch, self.kv_cache_LPSD)
 
     def run_with_hidden(self, schedule: Schedule, mode: str) -> tuple[Tensor, Tensor, ForwardBatch]:
         """The same logits, and what drafting goes on from: the final hidden states [T, H] and the batch."""
         batch = self.pack(schedule, mode)
-        logits_XV, hidden_TH = self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
-        return logits_XV, hidden_TH, batch
+        if self.graphs is not None and self.graphs.fits(batch):
+            return *self.graphs.run(batch), batch
+        return *self.model.forward_with_hidden(batch, self.kv_cache_LPSD), batch
 
     def pack(self, schedule: Schedule, mode: str) -> ForwardBatch:
         """The step's tokens as tensors."""

@@ -120,10 +120,12 @@ class Received:
 
 
 class EPBackend(Protocol):
-    """Implementations: reference (oracle, one process), cpu (shared memory + MPI), nvlink, nvshmem."""
+    """Implementations: reference (oracle, one process), cpu (shared memory + MPI), nvlink, local (one rank), staged
+    (GPUs through host memory)."""
 
     config: EPConfig
     group: EPGroup
+    can_be_recorded: bool  # whether all verbs may be captured in a CUDA graph
 
     def dispatch_send(
         self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
@@ -154,6 +156,10 @@ class EPBackend(Protocol):
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
         """y_TH [T, H] of config.dtype: for each token the fp32 sum over k of weight * output, in order of k."""
+        ...
+
+    def check(self) -> None:
+        """Raises what has failed since the last verb, as in a replayed CUDA graph, whose verbs nobody calls."""
         ...
 
     def close(self) -> None: ...
@@ -187,13 +193,23 @@ _BACKENDS = {
     "reference": "eprt.ep.reference:ReferenceBackend",
     "cpu": "eprt.ep.cpu:CpuBackend",
     "nvlink": "eprt.ep.nvlink:make_nvlink",
+    "local": "eprt.ep.local:LocalBackend",
+    "staged": "eprt.ep.staged:StagedBackend",
 }
 
 
+def _fitting(config: EPConfig, group: EPGroup) -> str:
+    """On GPUs: nothing is sent by one rank alone; NVLink moves bfloat16, host memory anything."""
+    if config.device == "cpu":
+        return "cpu"
+    if group.size == 1:
+        return "local"
+    return "nvlink" if config.dtype == torch.bfloat16 else "staged"
+
+
 def make_backend(name: str, config: EPConfig, group: EPGroup) -> EPBackend:
-    """Builds backend `name` ("auto" picks by config.device). Collective over the group."""
-    if name == "auto":
-        name = "nvlink" if config.device == "cuda" else "cpu"
+    """Builds backend `name` ("auto": _fitting). Collective over the group."""
+    name = _fitting(config, group) if name == "auto" else name
     if name not in _BACKENDS:
         raise ValueError(
             f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}"

@@ -43,6 +43,8 @@ class CpuBackend:
     max_rows: the most rows one dispatch can bring, num_ranks * num_max_tokens_per_rank * top_k.
     """
 
+    can_be_recorded = False
+
     def __init__(self, config: EPConfig, group: EPGroup):
         self.config, self.group = config, group
         self.max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
@@ -217,6 +219,9 @@ class CpuBackend:
                 f"{self.config.timeout_s:g} s"
             )
         self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
+
+    def check(self) -> None:
+        """Verbs raise what they find themselves."""
 
     def close(self) -> None:
         """Frees all memory. Collective while all ranks live; never hangs when some do not."""

@@ -5,6 +5,7 @@ in a batch here, and masked choices (-1) are not counted.
 """
 
 import numpy as np
+import torch
 from torch import Tensor
 
 PHASES = ("prefill", "decode")
@@ -55,6 +56,32 @@ class LoadRecorder:
         if len(self._rows):
             self._sample_LAK[layer, self._places] = expert_TK[self._rows]
 
+    def count(self) -> None:
+        """To be called when the step has been computed. (Here record() has counted already.)"""
+
     def sample(self) -> np.ndarray:
         """[L, A, K] uint8 or uint16, the choices of the tokens sampled last, in no particular order."""
         return self._sample_LAK[:, : min(self._num_sampled, self._sample_LAK.shape[1])].copy()
+
+
+class DeviceLoadRecorder(LoadRecorder):
+    """The same where choices are on a GPU: they are kept there during the step and counted by count(), at its end.
+
+    Nothing waits for the GPU before that, and record() may be captured in a CUDA graph.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int, top_k: int, max_tokens: int, device: torch.device):
+        super().__init__(num_layers, num_experts, top_k)
+        self._chosen_LTK = torch.full((num_layers, max_tokens, top_k), -1, dtype=torch.int32, device=device)
+        self._num_tokens = 0
+
+    def begin(self, num_tokens: int, num_decode: int) -> None:
+        super().begin(num_tokens, num_decode)
+        self._num_tokens = num_tokens
+
+    def record(self, layer: int, expert_idx_TK: Tensor) -> None:
+        self._chosen_LTK[layer, : expert_idx_TK.shape[0]] = expert_idx_TK
+
+    def count(self) -> None:
+        for layer, chosen_TK in enumerate(self._chosen_LTK[:, : self._num_tokens].cpu()):
+            super().record(layer, chosen_TK)

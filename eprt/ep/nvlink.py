@@ -62,6 +62,7 @@ class NvlinkBackend:
     """
 
     _learns_rounds = False
+    can_be_recorded = True
 
     def __init__(self, config: EPConfig, group: EPGroup, *, profile: bool = False, stats: bool = True):
         self.config, self.group = config, group
@@ -230,6 +231,10 @@ class NvlinkBackend:
     def max_wait_us(self) -> np.ndarray:
         """float64 [2, N]: the longest single wait of dispatch and of combine for each rank since the last reset."""
         return self.kernels.wait_ns[:, 1].cpu().numpy() / 1e3
+
+    def check(self) -> None:
+        """Raises what a kernel has reported by now and no verb has raised yet, once. Does not wait for the GPU."""
+        self._raise_failure()
 
     def close(self) -> None:
         """Frees all memory. Collective while all ranks live; never hangs when some do not."""

@@ -5,7 +5,7 @@ N ranks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -77,6 +77,10 @@ class SlotMap:
             share_LX,
         )
 
+    def to(self, device: torch.device | str) -> "SlotMap":
+        """For choices that lie on this device."""
+        return replace(self, slot_table_LX=self.slot_table_LX.to(device))
+
     @property
     def num_slots(self) -> int:
         return self.expert_of_slot_S.shape[0]
@@ -95,12 +99,13 @@ class SlotMap:
 
         An expert's tokens go to its replicas by their number, not by their place in the batch, in the proportion of
         share_LX. sent_L: int64 [L + 1], tokens sent to each expert before, by which the count goes on; updated.
+        With replicas the choices come to the CPU on their way.
         """
         if self.slot_table_LX.shape[1] == 1:
             return self.slot_table_LX[:, 0][expert_idx_TK]
         expert_A = expert_idx_TK.reshape(-1).cpu().numpy()
         replica_A = self._replicas(expert_A, np.zeros(self.num_experts + 1, np.int64) if sent_L is None else sent_L)
-        slot_A = self.slot_table_LX.numpy()[expert_A, replica_A]
+        slot_A = self.slot_table_LX.cpu().numpy()[expert_A, replica_A]
         return torch.from_numpy(slot_A).view(expert_idx_TK.shape).to(expert_idx_TK.device)
 
     def _replicas(self, expert_A: np.ndarray, sent_L: np.ndarray) -> np.ndarray:

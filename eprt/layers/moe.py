@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eprt import env
 from eprt.config import MoEConfig
 from eprt.ep.api import EPBackend, EPConfig, make_backend
 from eprt.ep.group import EPGroup
@@ -31,6 +30,7 @@ class EPMoE(nn.Module):
     layer_idx: the layer's row in expert-load reports. ep: backends made by make_ep, to be shared by all layers of a
     model (one communication window instead of one per layer); they then belong to the caller. slot_map: where the
     experts live; default evenly, in order. pool: the memory they lie in, where layers share one; default its own.
+    device: where tokens and weights are, "cpu" or "cuda" (the current GPU).
 
     Weights come in by load_gate, load_expert and load_shared, or all at once by EPMoE.from_hf. Inference only: forward
     computes no gradients.
@@ -47,27 +47,30 @@ class EPMoE(nn.Module):
         ep: Mapping[str, EPBackend] | None = None,
         slot_map: SlotMap | None = None,
         pool: ExpertPool | None = None,
+        device: str = "cpu",
     ):
         super().__init__()
         if mode not in ("auto", *MODES):
             raise ValueError(f"mode={mode!r}: must be auto, {' or '.join(MODES)}")
         self.config, self.group, self.layer_idx = config, group, layer_idx
-        self.slot_map = slot_map or SlotMap.contiguous(config.num_experts, group.size)
+        self.slot_map = (slot_map or SlotMap.contiguous(config.num_experts, group.size)).to(device)
         self.mode = "normal" if mode == "auto" else mode
         self._owns_ep = ep is None
-        self.ep = make_ep(config, group, self.slot_map.num_slots, backend, {self.mode: None}) if ep is None else ep
+        self.ep = (
+            make_ep(config, group, self.slot_map.num_slots, backend, {self.mode: None}, device) if ep is None else ep
+        )
         if self.mode not in self.ep:
             raise ValueError(f"mode={mode!r}: the given backends are for {', '.join(self.ep)} only")
 
         # expert_of_slot[s]: the logical expert that local slot s holds, -1 for none.
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)
         num_slots = len(self.expert_of_slot)
-        self.experts = Experts(num_slots, pool or make_pool(config, num_slots))
+        self.experts = Experts(num_slots, pool or make_pool(config, num_slots, device=device))
         self.gate: Gate | None = None
         self.shared_expert: MLP | None = None
         self.returns_router_logits = False
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
-        self._load_S = torch.zeros(num_slots, dtype=torch.int64)
+        self._load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._sent_L = np.zeros(config.num_experts + 1, dtype=np.int64)
         self._recorder: LoadRecorder | None = None
         self._row = 0
@@ -104,7 +107,7 @@ class EPMoE(nn.Module):
     def forward(self, hidden: Tensor, input_ids: Tensor | None = None, *, mode: str | None = None) -> Any:
         """hidden: [.., H] of any leading shape, also empty; returns the same shape and dtype.
 
-        input_ids: token ids of the same leading shape, for gates that choose by token; the gates here do not need them.
+        input_ids: token ids of the same leading shape. Where one is negative the row is padding: it goes to no expert.
         mode: "normal" or "low_latency" for this call, the same on all ranks.
         Returns (hidden, router_logits) when the transformers block this layer replaces did so.
         """
@@ -113,6 +116,8 @@ class EPMoE(nn.Module):
         assert self.gate is not None
         logits_TE = self.gate.logits(x_TH)
         weights_TK, expert_idx_TK = self.gate.choose(logits_TE)
+        if input_ids is not None:
+            expert_idx_TK.masked_fill_(input_ids.view(-1, 1) < 0, -1)
         if self._recorder is not None:
             self._recorder.record(self._row, expert_idx_TK)
         slot_idx_TK = self.slot_map.slot_idx(expert_idx_TK, self._sent_L)
@@ -166,15 +171,20 @@ class EPMoE(nn.Module):
 
     def place(self, slot_map: SlotMap, storages: Sequence[int]) -> None:
         """From now on the slots hold what slot_map says, in these storages. On all ranks before the same forward."""
-        self.slot_map = slot_map
+        device = self.pool.device
+        self.slot_map = slot_map.to(device)
         self.expert_of_slot = slot_map.experts_of_rank(self.group.rank, self.group.size)
-        self.experts.storage_E = torch.tensor(storages, dtype=torch.int32)
+        self.experts.storage_E = torch.tensor(storages, dtype=torch.int32, device=device)
 
     # -- the rest --
 
     def record_load(self, recorder: LoadRecorder, row: int) -> None:
         """Counts every choice of this layer as row `row` of the recorder."""
         self._recorder, self._row = recorder, row
+
+    def reset_load(self) -> None:
+        """Forgets the tokens of a warm-up."""
+        self._load_S.zero_()
 
     def expert_load(self) -> Sequence[int]:
         """Tokens routed to each local slot since the layer was built."""
@@ -187,10 +197,12 @@ class EPMoE(nn.Module):
                 backend.close()
 
 
-def make_pool(config: MoEConfig, num_storages: int, weight_format: str | None = None) -> ExpertPool:
+def make_pool(
+    config: MoEConfig, num_storages: int, weight_format: str | None = None, device: torch.device | str = "cpu"
+) -> ExpertPool:
     """Memory for num_storages experts of such a layer. weight_format: default the config's."""
     weight_format = weight_format or config.weight_format
-    return ExpertPool(num_storages, config.hidden_size, config.intermediate_size, weight_format, config.dtype)
+    return ExpertPool(num_storages, config.hidden_size, config.intermediate_size, weight_format, config.dtype, device)
 
 
 def make_ep(
@@ -199,6 +211,7 @@ def make_ep(
     num_slots: int,
     backend: str = "auto",
     modes: Mapping[str, int | None] = {"normal": None},
+    device: str = "cpu",
 ) -> dict[str, EPBackend]:
     """One communication backend per mode, to be shared by layers of the same shape. Collective over the group.
 
@@ -215,7 +228,7 @@ def make_ep(
                 dtype=config.dtype,
                 payload=config.payload,
                 mode=mode,
-                timeout_s=env.get("EPRT_TIMEOUT_S"),
+                device=device,
             ),
             group,
         )

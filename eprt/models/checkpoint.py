@@ -54,12 +54,17 @@ class TensorInfo:
 class Checkpoint:
     """tensors: name -> TensorInfo of everything in the files. on_read is called with the bytes of each tensor read.
 
-    num_bytes_read: so far.
+    num_bytes_read: so far. device: where tensors go.
     """
 
-    def __init__(self, model_dir: str | Path, on_read: Callable[[int], None] | None = None):
+    def __init__(
+        self,
+        model_dir: str | Path,
+        on_read: Callable[[int], None] | None = None,
+        device: torch.device | str = "cpu",
+    ):
         self.model_dir = Path(model_dir)
-        self.on_read = on_read
+        self.on_read, self.device = on_read, torch.device(device)
         self.num_bytes_read = 0
         self._ahead: ReadAhead | None = None
         if not self.model_dir.is_dir():
@@ -79,7 +84,7 @@ class Checkpoint:
         info = self.tensors[name]
         try:
             # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at the file's mercy.
-            tensor = self._files[info.file].get_tensor(name).clone()
+            tensor = self._files[info.file].get_tensor(name).to(self.device, copy=True)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{info.file}: cannot read tensor {name}: {error}") from None
         self._report(info.num_bytes)

@@ -49,7 +49,8 @@ class MtpLayer:
 
 
 class DeepseekModel:
-    """config, kv_dtype: what the engine sizes its cache from. Attention and dense weights are whole on each rank.
+    """config, kv_dtype, device: what the engine sizes and places its cache by. Attention and dense weights are whole on
+    each rank.
 
     A row's logits depend neither on the rest of the batch nor on the number of ranks inside a node.
     """
@@ -63,8 +64,9 @@ class DeepseekModel:
         lm_head: Linear,
         ep: Mapping[str, EPBackend],
         mtp: MtpLayer | None = None,
+        device: torch.device | str = "cpu",
     ):
-        self.config, self.kv_dtype = config, config.dtype
+        self.config, self.kv_dtype, self.device = config, config.dtype, torch.device(device)
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
         self.ep, self.mtp = ep, mtp
 
@@ -98,7 +100,7 @@ class DeepseekModel:
         return self.lm_head(hidden_XH, torch.float32)
 
     def _layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        x_TH = self.embed_VH[batch.token_id_T]
+        x_TH = self.embed_VH[batch.token_id_T.clamp(min=0)]
         for layer, kv_pages in zip(self.layers, kv_cache_LPSD, strict=True):
             x_TH = layer(x_TH, batch, kv_pages)
         return x_TH

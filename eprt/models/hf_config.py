@@ -71,7 +71,7 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
         intermediate_size=file.integer("intermediate_size"),
-        num_hidden_layers=file.integer("num_hidden_layers"),
+        num_hidden_layers=engine.num_hidden_layers or file.integer("num_hidden_layers"),
         num_attention_heads=heads,
         q_lora_rank=file.integer("q_lora_rank", None),
         kv_lora_rank=file.integer("kv_lora_rank"),

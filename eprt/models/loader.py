@@ -13,6 +13,7 @@ from torch import Tensor
 from eprt.config import EngineConfig, ModelConfig
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
+from eprt.gpu.device import take_device
 from eprt.layers.experts import ExpertPool
 from eprt.layers.linear import Linear, as_format
 from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
@@ -23,10 +24,12 @@ from eprt.layers.rope import cos_sin_table
 from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
 from eprt.models.deepseek_tensors import check_tensors, expected_tensors, is_skipped
+from eprt.models.dummy import DummyCheckpoint
 from eprt.models.hf_config import ConfigFile, read_model_config
 from eprt.models.registry import builder_of
 from eprt.ops.weight import Weight
 
+CPU = torch.device("cpu")
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
@@ -39,21 +42,21 @@ def load_model(engine: EngineConfig, group: EPGroup, progress: Progress | None =
     config_path = Path(engine.model_dir) / "config.json"
     with _all_or_none(group):
         builder = builder_of(ConfigFile(config_path).take("model_type", str), str(config_path))
-        if engine.device == "cuda":
-            raise ValueError("--device cuda: the model runs on the CPU only; use --device cpu or auto")
-    return builder(engine, group, progress)
+    device = take_device(engine.device, group)
+    return builder(engine, group, progress, device)
 
 
-def load_deepseek(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> DeepseekModel:
+def load_deepseek(
+    engine: EngineConfig, group: EPGroup, progress: Progress | None = None, device: torch.device = CPU
+) -> DeepseekModel:
     with _all_or_none(group):
         config = read_model_config(engine)
-        checkpoint = Checkpoint(engine.model_dir)
-        check_tensors(config, checkpoint, mtp=engine.num_speculative_tokens > 0)
+        checkpoint = _checkpoint(engine, config, device)
     ep, slot_map = {}, None
     if config.moe is not None:
         slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
         modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
-        ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes)
+        ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes, device=device.type)
     with _all_or_none(group):
         started_s = time.monotonic()
         model = _Builder(engine, config, checkpoint, group, ep, slot_map, progress).build()
@@ -67,6 +70,15 @@ def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
         "[rank %d/%d] loaded %.2f GB in %.1f s: %.2f GB/s",
         group.rank, group.size, num_bytes / 1e9, seconds, num_bytes / 1e9 / max(seconds, 1e-9),
     )  # fmt: skip
+
+
+def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Checkpoint | DummyCheckpoint:
+    mtp = engine.num_speculative_tokens > 0
+    if engine.load_format == "dummy":
+        return DummyCheckpoint(engine.model_dir, config, expected_tensors(config, mtp), device)
+    checkpoint = Checkpoint(engine.model_dir, device=device)
+    check_tensors(config, checkpoint, mtp)
+    return checkpoint
 
 
 @contextmanager
@@ -92,15 +104,16 @@ class _Builder:
         self,
         engine: EngineConfig,
         config: ModelConfig,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | DummyCheckpoint,
         group: EPGroup,
         ep: dict,
         slot_map: SlotMap | None,
         progress: Progress | None,
     ):
         self.config, self.checkpoint, self.group = config, checkpoint, group
+        self.device = checkpoint.device
         self.ep, self.slot_map = ep, slot_map
-        self.spare_experts = engine.spare_experts
+        self.spare_experts = engine.spare_experts if checkpoint.device.type == "cpu" else 0  # they move on CPUs only
         self.int8 = engine.quantization == "int8"
         self.num_positions = engine.max_model_len or config.max_position_embeddings
         if self.num_positions > config.max_position_embeddings:
@@ -116,11 +129,11 @@ class _Builder:
         c = self.config
         embed_VH = self.read("model.embed_tokens.weight")
         head_VH = embed_VH if c.tie_word_embeddings else self.read("lm_head.weight")
-        self.cos_sin_PR = cos_sin_table(c.rope, c.qk_rope_head_dim, self.num_positions)
+        self.cos_sin_PR = cos_sin_table(c.rope, c.qk_rope_head_dim, self.num_positions).to(self.device)
         layers = [self.decoder_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
         norm = self.norm("model.norm.weight", c.rms_norm_eps)
         mtp = self.mtp_layer(c.num_hidden_layers) if self.mtp else None
-        return DeepseekModel(c, embed_VH, layers, norm, Linear(Weight(head_VH)), self.ep, mtp)
+        return DeepseekModel(c, embed_VH, layers, norm, Linear(Weight(head_VH)), self.ep, mtp, self.device)
 
     def mtp_layer(self, layer_idx: int) -> MtpLayer:
         """Its embedding and head are the model's own; the checkpoint's copies of them stay on disk."""
@@ -161,7 +174,8 @@ class _Builder:
         assert self.config.moe is not None
         config = replace(self.config.moe, weight_format=self.expert_format(prefix))
         pool = self.pools[config.weight_format]
-        moe = EPMoE(config, self.group, layer_idx=layer_idx, ep=self.ep, slot_map=self.slot_map, pool=pool)
+        where = {"ep": self.ep, "slot_map": self.slot_map, "pool": pool, "device": self.device.type}
+        moe = EPMoE(config, self.group, layer_idx=layer_idx, **where)
         bias = f"{prefix}gate.e_score_correction_bias"
         moe.load_gate(
             self.checkpoint.read(f"{prefix}gate.weight"),
@@ -187,7 +201,8 @@ class _Builder:
         num_slots = self.slot_map.num_slots // self.group.size
         formats = [self.expert_format(f"model.layers.{layer_idx}.mlp.") for layer_idx in layers]
         return {
-            name: make_pool(c.moe, formats.count(name) * num_slots + self.spare_experts, name) for name in set(formats)
+            name: make_pool(c.moe, formats.count(name) * num_slots + self.spare_experts, name, self.device)
+            for name in set(formats)
         }
 
     # -- single tensors --

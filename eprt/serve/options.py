@@ -89,12 +89,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--served-model-name", metavar="NAME", help="what clients call it; default: the directory's name")
     add("--dtype", default=defaults["dtype"], help="auto (the checkpoint's), float32 or bfloat16")
+    add("--load-format", default=defaults["load_format"], help="auto (the files) or dummy (random weights)")
+    add("--num-hidden-layers", type=int, metavar="K", help="fewer layers than the model's, with dummy weights only")
     add("--quantization", default=defaults["quantization"], help="int8: quantise the experts' weights at load")
     add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
 
     add = parser.add_argument_group("ranks").add_argument
     add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; an mpirun of your own says it itself")
-    add("--device", default=defaults["device"], help="auto, cpu or cuda")
+    add("--device", default=defaults["device"], help="cpu, cuda (a GPU for each rank) or auto")
     add("--bind", default=ParallelConfig.bind, help="pin each rank to its share of the machine: core, numa or none")
     add("--ep-payload", default=defaults["ep_payload"], help="what dispatch sends: same (the dtype) or fp8")
 
@@ -148,6 +150,9 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
         default=defaults["max_queue"],
         help="waiting sequences, more get 429, default %(default)s",
     )
+    add("--low-latency-max-tokens", type=int, default=defaults["low_latency_max_tokens"], metavar="N",
+        help="steps of no more tokens on any rank use the low-latency exchange, default %(default)s")  # fmt: skip
+    add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
     add("--chunk-size", type=int, default=defaults["chunk_size"], help="tokens of one step, default %(default)s")
     add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
     add("--seed", type=int, default=defaults["seed"], help="of requests that bring no seed, default %(default)s")
@@ -242,6 +247,10 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         dtype=args.dtype,
         device=args.device,
         quantization=args.quantization,
+        load_format=args.load_format,
+        num_hidden_layers=args.num_hidden_layers,
+        low_latency_max_tokens=args.low_latency_max_tokens,
+        graph_sizes=_graph_sizes(args),
         max_model_len=args.max_model_len,
         kv_cache_gb=args.kv_cache_gb,
         page_size=args.page_size,
@@ -256,6 +265,10 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         replica_routing=args.replica_routing,
         seed=args.seed,
     )
+
+
+def _graph_sizes(args: argparse.Namespace) -> tuple[int, ...]:
+    return () if args.no_graphs else EngineConfig.graph_sizes
 
 
 def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:

@@ -72,7 +72,7 @@ def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
 
 
 def make(group: EPGroup, config: EPConfig) -> NvlinkNormalBackend:
-    backend = make_backend("auto", config, group)
+    backend = make_backend("nvlink", config, group)
     assert isinstance(backend, NvlinkNormalBackend)
     return backend
 

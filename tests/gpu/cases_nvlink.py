@@ -46,7 +46,7 @@ def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
 
 
 def make(group: EPGroup, config: EPConfig) -> NvlinkBackend:
-    backend = make_backend("auto", config, group)
+    backend = make_backend("nvlink", config, group)
     assert isinstance(backend, NvlinkBackend)
     return backend
 

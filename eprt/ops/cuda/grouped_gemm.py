@@ -59,7 +59,7 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])  # of one matrix: the rows
 def _grouped_gemm(
     y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, x_stride, x_groups, w_groups, N, K, num_experts, scale_rows,
     KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,

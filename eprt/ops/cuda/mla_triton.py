@@ -45,7 +45,8 @@ def _add_keys(most, total, acc, score, latent, ACCURATE: tl.constexpr):
     return larger, total * fade + tl.sum(weight, 1), acc
 
 
-@triton.jit
+# What changes from step to step: a value of 1, or a multiple of 16, is no reason to compile once more.
+@triton.jit(do_not_specialize=["num_requests", "table_width", "num_splits", "num_rows"])
 def _attend(
     out, partial, log_sum, q_latent, q_rope, pages, page_table, seq_len_B, query_start_B1, scale,
     num_requests, num_heads, page_size, table_width, latent_size, rope_size, num_splits, num_rows,
@@ -100,7 +101,7 @@ def _attend(
         tl.store(out + flat[:, None] * latent_size + i[None, :], result, mask=q_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _add_splits(out, partial, log_sum, num_rows, latent_size, num_splits, SPLITS: tl.constexpr, LATENT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     s, i = tl.arange(0, SPLITS), tl.arange(0, LATENT)
@@ -151,7 +152,8 @@ def attend(
         B, N, kv_pages.shape[1], page_table_BP.stride(0), L, R, splits, T * N,
         q_latent_TNL.stride(0), q_latent_TNL.stride(1), q_rope_TNR.stride(0), q_rope_TNR.stride(1),
         ONE_TOKEN=query_start_B1 is None, SPLIT=splits > 1, ACCURATE=accurate,
-        REQUESTS=1 if query_start_B1 is None else triton.next_power_of_2(B), TILE=tile, KEYS=keys, LATENT=latent,
+        REQUESTS=1 if query_start_B1 is None else max(64, triton.next_power_of_2(B)), TILE=tile, KEYS=keys,
+        LATENT=latent,
         ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, num_warps=warps, num_stages=2,
     )  # fmt: skip
     if splits > 1:

@@ -1,0 +1,98 @@
+"""LocalBackend: the four verbs where all experts are on this rank. Nothing is sent; rows are sorted by slot.
+
+Plain torch, on any device, in any dtype. Shapes depend on shapes alone and nothing waits for a GPU, so all verbs may be
+captured in a CUDA graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eprt.ep.api import DispatchHandle, EPConfig, Received
+from eprt.ep.checks import Checks
+from eprt.ep.group import EPGroup
+from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VerbOrder
+
+
+@dataclass(frozen=True)
+class LocalDispatch:
+    """DispatchHandle.state. entry_R: the entry t * K + k of each row. row_TK: where each entry's row is."""
+
+    x_TH: Tensor
+    slot_idx_TK: Tensor
+    entry_R: Tensor
+    row_TK: Tensor
+    num_rounds: int
+    y_RH: list[Tensor]
+
+
+class LocalBackend:
+    """One rank. x_RH has T * K rows, the filled ones first: masked entries (-1) are counted in no slot and come last.
+
+    config.payload makes no difference: nothing crosses a wire. Values of slot_idx_TK are not checked.
+    """
+
+    can_be_recorded = True
+
+    def __init__(self, config: EPConfig, group: EPGroup):
+        self.config, self.group = config, group
+        self._checks = Checks(config, group)
+        if group.size != 1:
+            self._checks.fail("the local backend is for one rank; use nvlink or staged on GPUs, cpu on CPUs")
+        self._order = VerbOrder(config.num_buffers, self._checks.where)
+
+    def dispatch_send(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> DispatchHandle:
+        self._checks.tokens(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
+        epoch = self._order.next_epoch()
+        self._order.done(DISPATCH_SEND, epoch)
+        slot_A = slot_idx_TK.reshape(-1).long()
+        last_A = torch.where(slot_A < 0, self.config.num_slots, slot_A)
+        entry_R = last_A.argsort(stable=True)
+        row_A = torch.empty_like(entry_R)
+        row_A[entry_R] = torch.arange(len(entry_R), device=entry_R.device)
+        state = LocalDispatch(x_TH, slot_idx_TK, entry_R, row_A.view(slot_idx_TK.shape), num_rounds, [])
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, state)
+
+    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+        self._order.check(DISPATCH_RECV, handle.epoch)
+        self._order.done(DISPATCH_RECV, handle.epoch)
+        state: LocalDispatch = handle.state
+        slot_A = state.slot_idx_TK.reshape(-1).long()
+        count = torch.zeros(self.config.num_slots + 1, dtype=torch.int32, device=slot_A.device)
+        count.scatter_add_(0, slot_A + 1, torch.ones_like(slot_A, dtype=torch.int32))
+        x_RH = state.x_TH[state.entry_R // self.config.top_k]
+        return Received(x_RH, count[1:], num_rounds=state.num_rounds)
+
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        state: LocalDispatch = handle.state
+        return state.x_TH.new_empty(state.entry_R.shape[0], self.config.hidden_size)
+
+    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: object = None) -> None:
+        self._order.check(COMBINE_SEND, handle.epoch)
+        if signal is not None:
+            self._checks.fail("combine_send: signal: the local backend has nothing to send tile by tile")
+        self._checks.outputs(y_RH, handle.state.entry_R.shape[0])
+        handle.state.y_RH.append(y_RH)
+        self._order.done(COMBINE_SEND, handle.epoch)
+
+    def combine_recv(self, handle: DispatchHandle) -> Tensor:
+        self._order.check(COMBINE_RECV, handle.epoch)
+        self._order.done(COMBINE_RECV, handle.epoch)
+        state: LocalDispatch = handle.state
+        (y_RH,) = state.y_RH
+        sum_TH = torch.zeros(state.x_TH.shape, dtype=torch.float32, device=y_RH.device)
+        for k in range(self.config.top_k):
+            # Rows of masked entries hold anything, also NaN: they are left out, not multiplied by 0.
+            masked_T1 = state.slot_idx_TK[:, k, None] < 0
+            part_TH = y_RH[state.row_TK[:, k]].float() * handle.topk_weights_TK[:, k, None]
+            sum_TH += part_TH.masked_fill(masked_T1, 0.0)
+        return sum_TH.to(self.config.dtype)
+
+    def check(self) -> None:
+        """Verbs raise what they find themselves."""
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,54 @@
+"""StagedBackend: GPUs through host memory: the cpu backend, with copies before and behind it.
+
+Slow, but right in any dtype and between any GPUs: for models in float32, and where GPUs reach each other by no NVLink.
+Every verb waits for the GPU.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from eprt.ep.api import DispatchHandle, EPConfig, Received
+from eprt.ep.cpu import CpuBackend
+from eprt.ep.group import EPGroup
+from eprt.ep.stats import EPStats
+
+
+class StagedBackend:
+    """Construction and close() are collective. As CpuBackend, for tensors of this rank's current GPU."""
+
+    can_be_recorded = False
+
+    def __init__(self, config: EPConfig, group: EPGroup):
+        self.config, self.group = config, group
+        self._host = CpuBackend(replace(config, device="cpu"), group)
+
+    def dispatch_send(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> DispatchHandle:
+        return self._host.dispatch_send(x_TH.cpu(), slot_idx_TK.cpu(), topk_weights_TK.cpu(), num_rounds)
+
+    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+        came = self._host.dispatch_recv(handle)
+        scale_RG = None if came.scale_RG is None else came.scale_RG.cuda()
+        return Received(came.x_RH.cuda(), came.recv_count_E.cuda(), scale_RG, came.num_rounds)
+
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        return torch.empty_like(self._host.combine_buffer(handle), device="cuda")
+
+    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: object = None) -> None:
+        to_RH = self._host.combine_buffer(handle)
+        self._host.combine_send(to_RH.copy_(y_RH), handle, signal)
+
+    def combine_recv(self, handle: DispatchHandle) -> Tensor:
+        return self._host.combine_recv(handle).cuda()
+
+    def stats(self, reset: bool = False) -> EPStats:
+        return self._host.stats(reset)
+
+    def check(self) -> None:
+        """Verbs raise what they find themselves."""
+
+    def close(self) -> None:
+        self._host.close()
