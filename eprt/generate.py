@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="one JSON object per completion instead of text")
     add("--dtype", default=EngineConfig.dtype, help="auto, float32 or bfloat16")
     add("--quantization", default=None, help="int8")
+    add("--device", default=EngineConfig.device, help="cpu, cuda (a GPU for each rank) or auto")
     add("--max-model-len", type=int)
     add("--bind", default=ParallelConfig.bind, help="core, numa or none")
     return parser
@@ -63,7 +64,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         stop=tuple(arguments.stop),
         n=arguments.n,
     )
-    engine_options = {name: getattr(arguments, name) for name in ("dtype", "quantization", "max_model_len")}
+    engine_options = {name: getattr(arguments, name) for name in ("dtype", "device", "quantization", "max_model_len")}
     EngineConfig(arguments.model, **engine_options)  # wrong flags show before torch is loaded
 
     from eprt.bind import bind

@@ -24,7 +24,8 @@ class PagedRunner:
         self.model, self.page_size = model, page_size
         config = model.config
         shape = (config.num_hidden_layers, num_pages, page_size, config.kv_dim)
-        self.kv_cache = torch.full(shape, float("nan"), dtype=model.kv_dtype)
+        self.device = model.device
+        self.kv_cache = torch.full(shape, float("nan"), dtype=model.kv_dtype, device=self.device)
         self.num_steps = 0
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -89,14 +90,18 @@ class PagedRunner:
             starts.append(starts[-1] + n)
         width = max((len(request.pages) for request, _ in work), default=0)
         table = [request.pages + [0] * (width - len(request.pages)) for request, _ in work]
+
+        def tensor(values: list, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)
+
         return ForwardBatch(
-            token_id_T=torch.tensor(tokens, dtype=torch.int64),
-            position_T=torch.tensor(positions, dtype=torch.int64),
-            kv_slot_T=torch.tensor(slots, dtype=torch.int64),
-            page_table_BP=torch.tensor(table, dtype=torch.int32).view(len(work), width),
-            seq_len_B=torch.tensor([request.num_done + n for request, n in work], dtype=torch.int32),
-            query_start_B1=torch.tensor(starts, dtype=torch.int32),
+            token_id_T=tensor(tokens, torch.int64),
+            position_T=tensor(positions, torch.int64),
+            kv_slot_T=tensor(slots, torch.int64),
+            page_table_BP=tensor(table).view(len(work), width),
+            seq_len_B=tensor([request.num_done + n for request, n in work]),
+            query_start_B1=tensor(starts),
             num_decode=sum(n == 1 and request.num_done > 0 for request, n in work),
-            logits_idx=torch.arange(len(tokens)),
+            logits_idx=torch.arange(len(tokens), device=self.device),
             mode=mode,
         )

@@ -1,0 +1,99 @@
+"""What every rank does in test_model.py: the engine on GPUs beside the engine on the CPU."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from eprt import LLM, EngineConfig, EPGroup, SamplingParams
+from eprt.models.loader import load_model
+from tests import tiny
+from tests.paged import PagedRunner
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
+TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40.", "a"] * 2
+
+
+def generate(group: EPGroup, device: str, **options) -> list:
+    """Greedy tokens of every prompt, on all ranks. What the engine counts must fit what was computed."""
+    options = {"kv_cache_gb": 0.02, "max_num_seqs": 8, "chunk_size": 64, **options}
+    with LLM(DEMO, group, device=device, **options) as llm:
+        outputs = llm.generate(TEXTS, SamplingParams(max_tokens=40, ignore_eos=True))
+        llm.engine.check_integrity()
+        stats, model = llm.engine.stats(), llm.engine.model
+        assert model.device.type == device and stats.kv_pages_used_now == 0
+        if group.size == 1 and not options.get("num_speculative_tokens"):
+            computed = stats.num_prompt_tokens - stats.num_cached_tokens + stats.num_generated_tokens - len(TEXTS)
+            assert llm.engine.recorder.tokens_PLE.sum() == computed * 4 * 3, "choices counted"
+            assert sum(map(sum, model.expert_load())) == computed * 4 * 3, "rows counted"
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def same_tokens_as_on_the_cpu(group: EPGroup, **options) -> None:
+    """In float32, with graphs and without, with drafts and without; the CPU is asked by each rank alone."""
+    want = generate(EPGroup.single(), "cpu", dtype="float32")
+    for extra in ({}, {"graph_sizes": ()}, {"num_speculative_tokens": 1}):
+        got = generate(group, "cuda", dtype="float32", **extra, **options)
+        assert got == want, (extra, got, want)
+
+
+def bfloat16_is_close(group: EPGroup, **options) -> None:
+    """The same tokens with and without graphs and drafts; nearly those of the CPU."""
+    want = generate(EPGroup.single(), "cpu", dtype="float32")
+    got = [
+        generate(group, "cuda", dtype="bfloat16", **extra, **options)
+        for extra in ({}, {"graph_sizes": ()}, {"num_speculative_tokens": 1})
+    ]
+    same = [sum(a == b for a, b in zip(tokens, want)) for tokens in got]
+    print(f"{group.size} ranks, of {len(want)} completions equal to fp32 on the CPU: {same}")
+    assert min(same) >= 0.6 * len(want), same
+
+
+def goldens(group: EPGroup, root: str) -> None:
+    """Tiny V2 and V3 models against transformers: logits of prompts, whole and in chunks, and greedy tokens."""
+    for variant in tiny.VARIANTS:
+        directory = Path(root) / variant
+        hf_model = tiny.make_variant(variant)
+        tiny.save(hf_model, directory)
+        model = load_model(EngineConfig(str(directory), device="cuda"), group)
+        runner = PagedRunner(model)
+        for prompt in tiny.prompts():
+            want = tiny.golden_logits(hf_model, prompt)
+            for chunk in (1000, 16):
+                got = runner.prefill(runner.request(prompt), chunk).cpu()
+                assert (got - want).abs().max() < 1e-4, (variant, chunk, (got - want).abs().max())
+        for prompt in tiny.prompts(lengths=(1, 13)):
+            assert runner.greedy(runner.request(prompt), 12, chunk=8) == tiny.golden_greedy(hf_model, prompt, 12)
+        model.close()
+
+
+def fp8_goldens(group: EPGroup, root: str) -> None:
+    """fp8 weights: in float32 nothing but the weights is rounded; in bfloat16 activations are e4m3 too."""
+    hf_model = tiny.make_model("v3", hidden_size=256, moe_intermediate_size=128, intermediate_size=384)
+    directory = tiny.save(hf_model, Path(root) / "fp8")
+    tiny.quantize_checkpoint(directory)
+    tiny.round_to_fp8_blocks(hf_model)
+    errors = {}
+    for dtype in ("float32", "bfloat16"):
+        model = load_model(EngineConfig(str(directory), device="cuda", dtype=dtype), group)
+        runner = PagedRunner(model)
+        for prompt in tiny.prompts():
+            want = tiny.golden_logits(hf_model, prompt)
+            got = runner.prefill(runner.request(prompt)).cpu()
+            errors[dtype] = max(errors.get(dtype, 0.0), ((got - want).norm() / want.norm()).item())
+        model.close()
+    print("relative error of logits with fp8 weights", json.dumps(errors))
+    assert errors["float32"] < 1e-4 and errors["bfloat16"] < 0.5, errors
+
+
+def dummy_weights(group: EPGroup) -> None:
+    """Random weights of the demo's shape: finite logits, the same on all ranks' engines whoever holds the experts."""
+    model = load_model(
+        EngineConfig(str(DEMO), device="cuda", load_format="dummy", num_hidden_layers=2, dtype="bfloat16"), group
+    )
+    assert len(model.layers) == 2
+    runner = PagedRunner(model)
+    logits = runner.prefill(runner.request(tiny.prompts()[2]))
+    assert logits.isfinite().all() and logits.std() > 0.01
+    torch.cuda.synchronize()
+    model.close()
