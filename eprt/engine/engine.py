@@ -130,19 +130,16 @@ class Engine:
         moe_layers = getattr(self.model, "moe_layers", list)()
         if not moe_layers:
             return None, None
-        moe = moe_layers[0].config
+        moe, config = moe_layers[0].config, self.config
         shape = (len(moe_layers), moe.num_experts, moe.top_k)
-        if on_gpu := self._on_gpu:
-            config = self.config
+        recorder = LoadRecorder(*shape)
+        if self._on_gpu:
             recorder = DeviceLoadRecorder(*shape, max(config.chunk_size, config.max_num_seqs), self.model.device)
-        else:
-            recorder = LoadRecorder(*shape)
         for row, layer in enumerate(moe_layers):
             layer.record_load(recorder, row)
-        if on_gpu or not self.config.spare_experts:
+        if self._on_gpu or not config.spare_experts:
             return recorder, None
         transport = SharedMemoryTransport(self.group, _MAX_CHUNK_BYTES)
-        config = self.config
         return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, config.replica_routing)
 
     @property
