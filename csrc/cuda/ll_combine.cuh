@@ -1,8 +1,14 @@
 // Parameters of the low-latency combine.
+//
+// Compile-time constants, besides those of low_latency.cuh: LATE_WEIGHTS (0, 1: combine is told the gate weights, not
+// dispatch; not with EXACT, where their owner applies them).
 #pragma once
 #include "low_latency.cuh"
 
 namespace eprt::low_latency {
+
+constexpr bool kLateWeights = LATE_WEIGHTS;
+static_assert(!kLateWeights || !kExact, "with EXACT owners apply their weights themselves");
 
 struct CombineParams {
   Context context;

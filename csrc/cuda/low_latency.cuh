@@ -2,8 +2,7 @@
 // every field and why no wait is for ever; eprt/ep/nvlink_layout.py mirrors the structs and computes the offsets.
 //
 // Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), EXACT (0, 1: per-expert rows),
-// LATE_WEIGHTS (0, 1: combine is told the gate weights, not dispatch), MESSAGE_BYTES (from one message to the next),
-// PROFILE (0, 1: time stamps), STATS (0, 1: counters).
+// MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
 #pragma once
 #include "common.cuh"
 
@@ -14,7 +13,6 @@ constexpr int kTopk = TOPK;
 constexpr int kRanks = NUM_RANKS;
 constexpr bool kFp8 = FP8;
 constexpr bool kExact = EXACT;
-constexpr bool kLateWeights = LATE_WEIGHTS && !EXACT;  // EXACT: their owner applies them
 constexpr bool kStats = STATS;
 static_assert(kHidden % 16 == 0 && kTopk <= 32 && kRanks <= 32, "limits of the low-latency kernels");
 
@@ -63,7 +61,7 @@ struct HeapLayout {
   uint64_t message;  // [2B][R][M] messages
   uint64_t row;      // bf16 [2B][M][kRows][H]
   uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: epoch whose part is there
-  uint64_t weight;   // u64 [2B][R][M * K, made even], LATE_WEIGHTS: epoch << 32 | fp32 bits
+  uint64_t weight;   // u64 [2B][R][M * K, made even]: epoch << 32 | fp32 bits, where combine is told the weights
   uint64_t begun;    // u32 [R], once: the last combine that rank has begun to send
 };
 

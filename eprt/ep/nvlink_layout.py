@@ -23,7 +23,7 @@ class HeapShape:
     """What decides the size of the heap.
 
     payload: what dispatch sends: "fp8", "bf16", or "either", call by call. exact: combine sends a row per expert, not
-    one per rank. late_weights: combine is told the gate weights, not dispatch (of no account with exact).
+    one per rank. late_weights: combine may be told the gate weights in place of dispatch (not with exact).
     """
 
     num_ranks: int

@@ -34,7 +34,7 @@ _DISPATCH_THREADS, _COMBINE_THREADS = 576, 512  # kAllThreads, kThreads
 _STAMPS = 16
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which costs microseconds: the DeepEP face makes one for every call
 class Rows:
     """Where a dispatch puts what it receives.
 
@@ -100,11 +100,11 @@ class LowLatency:
         context = self._context(context_type, timeout_s)
         dispatch_type, combine_type = dispatch_struct(context_type), combine_struct(context_type)
         self._dispatches, self._combines = [], []
+        first, combine = next(iter(self._dispatch_kernels.values())), self._combine_kernels[False]
         for buffers in self.handles:
             handle = buffers.pointers
-            first = next(iter(self._dispatch_kernels.values()))
             self._dispatches.append(Launch(first, dispatch_type(context=context, handle=handle)))
-            self._combines.append(Launch(self._combine_kernel, combine_type(context=context, handle=handle)))
+            self._combines.append(Launch(combine, combine_type(context=context, handle=handle)))
         self._device = torch.cuda.current_device()
         torch.cuda.synchronize()
         group.barrier()
@@ -139,7 +139,11 @@ class LowLatency:
             for payload in PAYLOAD_DTYPES
             if payload in sources
         }
-        self._combine_kernel = Kernel(sources["combine"], _COMBINE, _COMBINE_THREADS)
+        self._combine_kernels = {
+            late: Kernel(sources[name], _COMBINE, _COMBINE_THREADS)
+            for late, name in ((False, "combine"), (True, "late combine"))
+            if name in sources
+        }
 
     def bind(self, i: int, rows: Rows) -> None:
         """Dispatches into handle i put what they receive there, from now on."""
@@ -167,6 +171,8 @@ class LowLatency:
 
         topk_weight: None for a shape with `exact` or `late_weights`, where combine is given the weights.
         """
+        if self.shape.late_weights:
+            self._combines[i].kernel = self._combine_kernels[topk_weight is None]
         launch = self._dispatches[i]
         p = launch.params
         p.x, p.topk_slot = x.data_ptr(), topk_slot.data_ptr()
@@ -180,8 +186,8 @@ class LowLatency:
     ) -> None:  # fmt: skip
         """y bf16, rows as dispatch placed them. slot_rows: int32 [L], Rows.count, read with a signal only.
 
-        late_weights: topk_slot and topk_weight, for a shape with them; then this waits for the other ranks' weights,
-        and wait_cost counts as in combine_recv.
+        late_weights: topk_slot and topk_weight, when dispatch was not given them; then this waits for the other ranks'
+        weights, and wait_cost counts as in combine_recv.
         """
         launch = self._combines[i]
         p = launch.params
@@ -226,7 +232,7 @@ class LowLatency:
     def close(self) -> None:
         """Collective while all ranks live; with lost ranks it does not wait for them."""
         self.memory.close()
-        for kernel in (*self._dispatch_kernels.values(), self._combine_kernel):
+        for kernel in (*self._dispatch_kernels.values(), *self._combine_kernels.values()):
             kernel.close()
         self.failure.close()
 
@@ -240,13 +246,12 @@ def this_arch() -> str:
 def kernel_sources(
     shape: HeapShape, *, profile: bool = False, stats: bool = True, arch: str = "sm_90a"
 ) -> dict[str, KernelSource]:
-    """By name: "fp8" and "bf16" dispatch, those that the shape has, and "combine".
+    """By name: "fp8" and "bf16" dispatch, those that the shape has, "combine", and "late combine" for late weights.
 
     profile: time stamps. stats: counters (totals()).
     """
     common = (
         ("HIDDEN", shape.hidden), ("TOPK", shape.top_k), ("NUM_RANKS", shape.num_ranks), ("EXACT", int(shape.exact)),
-        ("LATE_WEIGHTS", int(shape.late_weights)),
         ("MESSAGE_BYTES", shape.message_bytes), ("PROFILE", int(profile)), ("STATS", int(stats)),
     )  # fmt: skip
     sources = {
@@ -254,5 +259,7 @@ def kernel_sources(
         for payload in PAYLOAD_DTYPES
         if shape.payload in (payload, "either")
     }
-    sources["combine"] = KernelSource("ll_combine", arch, (*common, ("FP8", int(shape.payload == "fp8"))))
+    for name, late in (("combine", 0), *([("late combine", 1)] if shape.late_weights and not shape.exact else [])):
+        defines = (*common, ("FP8", int(shape.payload == "fp8")), ("LATE_WEIGHTS", late))
+        sources[name] = KernelSource("ll_combine", arch, defines)
     return sources

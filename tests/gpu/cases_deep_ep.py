@@ -122,8 +122,9 @@ def shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
                 config = make_config(group, shape, fp8, exact)
                 skew = SKEWS[(case + number) % len(SKEWS)]
                 step = Step(group, buffer, config, tokens_of(rng, group, config, skew), calls)
+                told = {"topk_weights": step.mine.topk_weights_TK} if rng.random() < 0.4 else {}
                 try:
-                    step.dispatch()()
+                    step.dispatch(**told)()
                     step.check_received()
                     y = step.outputs()
                     step.combine(y)()
@@ -134,7 +135,7 @@ def shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
                     assert step.out is out
                     step.check_combined()
                 except BaseException:
-                    print(shape, exact, fp8, calls, skew, flush=True)
+                    print(shape, exact, fp8, calls, skew, bool(told), flush=True)
                     raise
         buffer.clean_low_latency_buffer(SHAPES[0][3], SHAPES[0][0], SHAPES[0][1] * group.size)
         torch.cuda.synchronize()
@@ -382,6 +383,7 @@ def late_rank(group: EPGroup) -> None:
             if group.rank == last and phase == 1:
                 torch.cuda._sleep(20_000_000)
             step.combine(y, combine_wait_recv_cost_stats=waits[1])()
+            torch.cuda.synchronize()
             step.check_combined()
             waited = waits[phase].tolist()
             late, others = waited[last], waited[:last]

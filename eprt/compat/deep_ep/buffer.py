@@ -17,7 +17,15 @@ from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
 from eprt.compat.deep_ep.low_latency import LowLatencyHandle, LowLatencyMode, Shape
 from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K
+from eprt.ep.nvlink_low_latency import (
+    EXPONENTS,
+    FLOAT,
+    MAX_ENTRIES,
+    MAX_LOCAL_SLOTS,
+    MAX_RANKS,
+    MAX_TOP_K,
+    POWER_OF_TWO,
+)  # fmt: skip
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
 
@@ -75,6 +83,8 @@ class Buffer:
         self._comm_stream = torch.cuda.Stream()
         self._mask: Tensor = torch.zeros(self.group_size, dtype=torch.int32, device="cuda")
         self._low_latency: dict[Shape, LowLatencyMode] = {}
+        self._recent: LowLatencyMode | None = None  # of the last dispatch, found without hashing
+        self._recent_key: tuple[int, ...] = ()
         self._intranode: IntranodeMode | None = None
         self._destroyed = False
 
@@ -84,7 +94,7 @@ class Buffer:
             raise ValueError("Buffer.destroy: this Buffer was made without explicitly_destroy=True")
         if self._destroyed:
             return
-        self._destroyed = True
+        self._destroyed, self._recent = True, None
         for mode in (*self._low_latency.values(), *([] if self._intranode is None else [self._intranode])):
             mode.close()
         if self._closes_group:
@@ -248,12 +258,16 @@ class Buffer:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        *,
+        topk_weights: Tensor | None = None,
     ) -> tuple[Payload, Tensor, LowLatencyHandle, EventOverlap, Callable[[], None] | None]:
         """x bf16 [T, H] to the ranks of topk_idx [T, K]; T at most M = num_max_dispatch_tokens_per_rank, equal on all.
 
         use_fp8: rows come as e4m3 with fp32 scales of 128 values each; round_scale: powers of two; use_ue8m0: their
         exponents, four in an int32. cumulative_local_expert_recv_stats: int32 [L], dispatch_wait_recv_cost_stats: int64
         [R], ns: added to. return_recv_hook: send only; calling the hook receives, on the same stream.
+        topk_weights: eprt's own. fp32 [T, K], as combine will be given them. Passed here, by all ranks or none, the
+        sending half of combine waits for nobody.
         -> rows [L, R * M, H] bf16, or (fp8, scales [L, R * M, H / 128], column-major; int32 H / 512 with ue8m0); count
         int32 [L] of the valid ones, which come first, ordered by (source rank, token); handle; event; hook.
         """
@@ -276,13 +290,19 @@ class Buffer:
             check.tensor(call, "cumulative_local_expert_recv_stats", recv_stats, (torch.int32,), per_rank)
         if wait_stats is not None:
             check.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), num_ranks)
-        mode = self._mode(Shape(max_tokens, x.shape[1], num_experts, topk_idx.shape[1], self._exact))
+        if topk_weights is not None:
+            check.tensor(call, "topk_weights", topk_weights, (torch.float32,), x.shape[0], topk_idx.shape[1])
+        key = max_tokens, x.shape[1], num_experts, topk_idx.shape[1]
+        mode = self._recent if key == self._recent_key and self._recent else self._mode(Shape(*key, self._exact), key)
         rows, handle, event, hook = mode.dispatch(
-            x, topk_idx, recv_stats, wait_stats, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0,
+            x, topk_idx, None if self._exact else topk_weights, recv_stats, wait_stats, use_fp8=use_fp8,
+            scale_format=EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
         )  # fmt: skip
-        keep = [x, topk_idx, rows.x, rows.scale, rows.count, *handle[:2], recv_stats, wait_stats] if event else None
         received = rows.x if rows.scale is None else (rows.x, rows.scale.transpose(1, 2))
+        if event is None:
+            return received, rows.count, handle, EventOverlap(), hook
+        keep = [x, topk_idx, topk_weights, rows.x, rows.scale, rows.count, *handle[:2], recv_stats, wait_stats]
         return received, rows.count, handle, EventOverlap(event, keep), hook
 
     @plain
@@ -393,7 +413,7 @@ class Buffer:
     def _sms(self, config: Config | None) -> int:
         return min(Buffer.num_sms if config is None else config.num_sms, self._most_sms)
 
-    def _mode(self, shape: Shape) -> LowLatencyMode:
+    def _mode(self, shape: Shape, key: tuple[int, ...]) -> LowLatencyMode:
         self._check_alive()
         mode = self._low_latency.get(shape)
         if mode is None:
@@ -405,6 +425,7 @@ class Buffer:
                 timeout_s=self._timeout_s,
             )  # fmt: skip
             self._low_latency[shape] = mode
+        self._recent, self._recent_key = mode, key
         return mode
 
     def _check_limits(self, shape: Shape) -> None:

@@ -23,7 +23,7 @@ from eprt.ep.api import EPTimeoutError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_layout import HeapShape
-from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
+from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, RECV, SEND, LowLatency, Rows, Signal
 
 # Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
 NUM_IN_FLIGHT = 2
@@ -58,7 +58,8 @@ class LowLatencyHandle(tuple):
     mode: "LowLatencyMode"
     number: int
     num_tokens: int
-    count: Tensor
+    rows_of_expert: Tensor
+    has_weights: bool  # dispatch was told them
 
 
 class Pending:
@@ -110,45 +111,47 @@ class LowLatencyMode:
         self._dispatches, self._combines = Pending("low_latency_dispatch"), Pending("low_latency_combine")
         self._combining: dict[int, int] = {}  # handle -> its combine whose hook has not run
         self._next_y: Tensor | None = None
+        self._num_groups = -(-shape.hidden // _SCALE_GROUP)
 
     # -- dispatch --
 
     def dispatch(
-        self, x: Tensor, topk_idx: Tensor, recv_stats: Tensor | None, wait_stats: Tensor | None, *, use_fp8: bool,
-        round_scale: bool, use_ue8m0: bool, async_finish: bool, return_recv_hook: bool,
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, recv_stats: Tensor | None,
+        wait_stats: Tensor | None, *, use_fp8: bool, scale_format: int, async_finish: bool, return_recv_hook: bool,
     ) -> tuple[Rows, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
-        """Received rows as DeepEP lays them out. Arguments are checked by Buffer."""
+        """Received rows as DeepEP lays them out. Arguments are checked by Buffer. topk_weights: when known already."""
         self._raise_failure()
         number = self._dispatches.begin(return_recv_hook)
         i = number % NUM_HANDLES
-        rows = self._new_rows(use_fp8, EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT)
+        rows = self._new_rows(use_fp8, scale_format)
         self.kernels.bind(i, rows)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
         with self._streams.run(async_finish) as stream:
-            self.kernels.dispatch(i, x, topk_idx, None, SEND if return_recv_hook else SEND | RECV)
+            self.kernels.dispatch(i, x, topk_idx, topk_weights, SEND if return_recv_hook else SEND | RECV)
+        shape = self.shape
+        handle = LowLatencyHandle((rows.token, rows.range, shape.max_tokens, shape.hidden, shape.num_experts))
+        handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], rows.count
+        handle.has_weights = topk_weights is not None
+        if not return_recv_hook:
+            return rows, handle, self._streams.event(async_finish), None
 
         @plain
         def receive(_rows: Rows = rows) -> None:  # the hook keeps the rows alive
             self._dispatches.end(number)
             with self._streams.resume(stream):
-                self.kernels.dispatch(i, x, topk_idx, None, RECV)
+                self.kernels.dispatch(i, x, topk_idx, topk_weights, RECV)
 
-        assert rows.token is not None and rows.range is not None
-        handle = LowLatencyHandle(
-            (rows.token, rows.range, self.shape.max_tokens, self.shape.hidden, self.shape.num_experts)
-        )
-        handle.mode, handle.number, handle.num_tokens, handle.count = self, number, x.shape[0], rows.count
-        return rows, handle, self._streams.event(async_finish), receive if return_recv_hook else None
+        return rows, handle, None, receive
 
     def _new_rows(self, use_fp8: bool, scale_format: int) -> Rows:
         """scale: [L, groups, R * M], so that its transpose has DeepEP's column-major rows."""
-        num_local, per_expert, hidden = self.num_local, self.rows_per_expert, self.shape.hidden
+        num_local, per_expert = self.num_local, self.rows_per_expert
         dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
-        x = torch.empty(num_local, per_expert, hidden, dtype=dtype, device="cuda")
+        x = torch.empty(num_local, per_expert, self.shape.hidden, dtype=dtype, device="cuda")
         scale, strides = None, (0, 0, 0)
         if use_fp8:
             packed = scale_format == EXPONENTS
-            groups = -(-hidden // _SCALE_GROUP) // (4 if packed else 1)
+            groups = self._num_groups // 4 if packed else self._num_groups
             scale_dtype = torch.int32 if packed else torch.float32
             scale = torch.empty(num_local, groups, per_expert, dtype=scale_dtype, device="cuda")
             strides = (groups - 1) * per_expert, 1, per_expert  # rows count over all experts
@@ -176,8 +179,8 @@ class LowLatencyMode:
             if not return_recv_hook:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
                 return self._streams.event(async_finish), None
-            late = None if self.shape.exact else (topk_idx, topk_weights)
-            self.kernels.combine_send(i, y, handle.count, signal, late_weights=late, wait_cost=wait_stats)
+            late = None if self.shape.exact or handle.has_weights else (topk_idx, topk_weights)
+            self.kernels.combine_send(i, y, handle.rows_of_expert, signal, late_weights=late, wait_cost=wait_stats)
         self._combining[handle.number] = number
 
         @plain
@@ -214,9 +217,8 @@ class LowLatencyMode:
         x = torch.empty(0, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
         topk_idx = torch.empty(0, self.shape.top_k, dtype=torch.int64, device="cuda")
         self.dispatch(
-            x, topk_idx, None, None, use_fp8=False, round_scale=False, use_ue8m0=False, async_finish=False,
-            return_recv_hook=False,
-        )  # fmt: skip
+            x, topk_idx, None, None, None, use_fp8=False, scale_format=FLOAT, async_finish=False, return_recv_hook=False
+        )
 
     def close(self) -> None:
         self.kernels.close()

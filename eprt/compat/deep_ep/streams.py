@@ -6,10 +6,29 @@ async_finish does that show, so only then is the second stream used here; else a
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
+
+
+class Run:
+    """Enters the stream, unless it is the current one anyway. A class: cheaper than a generator."""
+
+    __slots__ = ("_scope", "stream")
+
+    def __init__(self, stream: torch.cuda.Stream, scope: Any):
+        self.stream, self._scope = stream, scope
+
+    def __enter__(self) -> torch.cuda.Stream:
+        if self._scope is not None:
+            self._scope.__enter__()
+        return self.stream
+
+    def __exit__(self, *error: object) -> None:
+        if self._scope is not None:
+            self._scope.__exit__(*error)
 
 
 class CommStream:
@@ -20,9 +39,9 @@ class CommStream:
         self.caller = stream  # the current stream of the last call
         self._last: tuple[torch.cuda.Stream, bool] | None = None  # and whether it was capturing a graph
 
-    @contextmanager
-    def run(self, async_finish: bool, previous_event: EventOverlap | None = None) -> Iterator[torch.cuda.Stream]:
-        """The body launches. previous_event: all that an asynchronous call waits for, instead of the current stream."""
+    def run(self, async_finish: bool, previous_event: EventOverlap | None = None) -> "Run":
+        """In its body calls are launched. previous_event: all that an asynchronous call waits for, instead of the
+        current stream."""
         caller = self.caller = torch.cuda.current_stream()
         stream = self.stream if async_finish else caller
         if previous_event is not None and previous_event.event is not None:
@@ -30,11 +49,7 @@ class CommStream:
         elif async_finish:
             stream.wait_stream(caller)
         self._follow(stream)
-        if async_finish:
-            with torch.cuda.stream(stream):
-                yield stream
-        else:
-            yield stream
+        return Run(stream, torch.cuda.stream(stream) if async_finish else None)
 
     @contextmanager
     def resume(self, stream: torch.cuda.Stream) -> Iterator[None]:
