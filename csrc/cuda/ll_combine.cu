@@ -237,7 +237,7 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, uint32_t* epoch_sh
       }
     }
     flags.raise(epoch);
-    owners = kLateWeights && late ? still_late(c, book, epoch, late, c.deadline.timeout_ns, lane) : 0;
+    owners = kLateWeights && late ? still_late(c, book, epoch, late, lane) : 0;
     again = true;
   } while (owners);
 }
@@ -265,7 +265,7 @@ EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m) {
 }
 
 // EXACT: the row itself. Else: the row's token, by whoever finds that this was its last row.
-EPRT_DEVICE void send_row(const CombineParams& p, WaitBook* book, uint32_t epoch, int row, int lane) {
+EPRT_DEVICE void send_row(const CombineParams& p, const WaitBook* book, uint32_t epoch, int row, int lane) {
   const Context& c = p.context;
   const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
   if (load_relaxed(c.deadline.mask + owner)) return;
@@ -276,11 +276,6 @@ EPRT_DEVICE void send_row(const CombineParams& p, WaitBook* book, uint32_t epoch
   }
   Item item = load_item(p, epoch, owner, item_index % c.max_tokens, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
-  // Half the deadline: the owners of the rows after this one wait, too, and must not take this rank for dead.
-  for (uint32_t late = 1u << owner; !item.weights_here(epoch);) {
-    if (!(late = still_late(c, book, epoch, late, c.deadline.timeout_ns / 2, lane))) return;
-    if (item.row >= 0) item.late.look();
-  }
   if (kExact && item.row != row) item.row = -1;
   if (!kExact && lane == 0)  // for another combine of the same dispatch
     p.handle.item_left[item_index] = __popc(wanted);

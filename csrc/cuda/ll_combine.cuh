@@ -1,14 +1,16 @@
 // Parameters of the low-latency combine.
 //
-// Compile-time constants, besides those of low_latency.cuh: LATE_WEIGHTS (0, 1: combine is told the gate weights, not
-// dispatch; not with EXACT, where their owner applies them).
+// Compile-time constants, besides those of low_latency.cuh: EXACT (0, 1: a row per expert crosses, and its owner
+// weights it), LATE_WEIGHTS (0, 1: combine is told the gate weights, not dispatch; only in a launch of both phases).
 #pragma once
 #include "low_latency.cuh"
 
 namespace eprt::low_latency {
 
+constexpr bool kExact = EXACT;
 constexpr bool kLateWeights = LATE_WEIGHTS;
-static_assert(!kLateWeights || !kExact, "with EXACT owners apply their weights themselves");
+static_assert(!kExact || kRows >= kTopk, "an expert's row lies beyond a token's rows");
+static_assert(!kExact || !kLateWeights, "with EXACT owners apply their weights themselves");
 
 struct CombineParams {
   Context context;

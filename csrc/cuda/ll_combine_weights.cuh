@@ -64,12 +64,11 @@ EPRT_DEVICE bool wait_weights(const WaitBook* book, uint32_t epoch, LateWeight& 
 }
 
 // Those of the late owners (a bit per rank) that may still come. At the deadline they are reported and masked.
-EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint32_t epoch, uint32_t late, uint64_t timeout_ns,
-                                int lane) {
+EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint32_t epoch, uint32_t late, int lane) {
   bool waits = (late >> lane) & 1 && !load_relaxed(c.deadline.mask + lane);
   const uint64_t waited = global_timer_ns() - book->begin_ns;
   if (waits && kStats && blockIdx.x == 0) atomicMax(book->waited_ns + lane, uint32_t(waited));
-  if (waits && waited > timeout_ns) {
+  if (waits && waited > c.deadline.timeout_ns) {
     report(c.deadline.failure, kCombineWeights, lane, load_relaxed(weights_at(c, c.rank, epoch, lane)) >> 32, epoch);
     c.deadline.mask[lane] = 1;
     waits = false;

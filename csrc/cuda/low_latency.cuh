@@ -1,8 +1,8 @@
 // Low-latency mode: parameters and buffer fields shared by ll_dispatch.cu and ll_combine.cu. docs/protocol.md explains
 // every field and why no wait is for ever; eprt/ep/nvlink_layout.py mirrors the structs and computes the offsets.
 //
-// Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), EXACT (0, 1: per-expert rows),
-// MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
+// Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (that a token gets
+// back at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
 #pragma once
 #include "common.cuh"
 
@@ -12,7 +12,6 @@ constexpr int kHidden = HIDDEN;
 constexpr int kTopk = TOPK;
 constexpr int kRanks = NUM_RANKS;
 constexpr bool kFp8 = FP8;
-constexpr bool kExact = EXACT;
 constexpr bool kStats = STATS;
 static_assert(kHidden % 16 == 0 && kTopk <= 32 && kRanks <= 32, "limits of the low-latency kernels");
 
@@ -46,7 +45,8 @@ static_assert(kMessageBytes % 16 == 0 && kMessageBytes >= kHeaderBytes + kPayloa
 
 constexpr int kRowVectors = kHidden / 8;  // bf16
 constexpr int kRowParts = ceil_div(kRowVectors, kPartVectors);
-constexpr int kRows = kExact ? kTopk : (kTopk < kRanks ? kTopk : kRanks);  // a token gets back: per expert, or per rank
+constexpr int kRows = COMBINE_ROWS;  // one per expert, or one per rank; kernels of both kinds may share a heap
+static_assert(kRows >= (kTopk < kRanks ? kTopk : kRanks), "a rank's row lies beyond a token's rows");
 // Which row a rank fills: its own number, or where those are too many the first k that names it. So a rank's row stays
 // the same when entries for others are masked between dispatch and combine.
 constexpr bool kRowIsRank = kRanks <= kTopk;

@@ -23,7 +23,7 @@ class HeapShape:
     """What decides the size of the heap.
 
     payload: what dispatch sends: "fp8", "bf16", or "either", call by call. exact: combine sends a row per expert, not
-    one per rank. late_weights: combine may be told the gate weights in place of dispatch (not with exact).
+    one per rank. late_weights: combine may be told the gate weights in place of dispatch (of no account with exact).
     """
 
     num_ranks: int
@@ -47,7 +47,7 @@ class HeapShape:
     @property
     def combine_rows(self) -> int:
         """Rows a token gets back at most."""
-        return self.top_k if self.exact else min(self.top_k, self.num_ranks)
+        return self.top_k if self.exact or self.late_weights else min(self.top_k, self.num_ranks)
 
     @cached_property
     def field_bytes(self) -> dict[str, int]:

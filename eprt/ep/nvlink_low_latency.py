@@ -28,6 +28,7 @@ from eprt.gpu.symmetric import HostWords, SymmetricMemory
 SEND, RECV = 1, 2
 FLOAT, POWER_OF_TWO, EXPONENTS = 0, 1, 2  # ScaleFormat
 MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
+COMBINES = ("sum", "exact", "late")  # a row per rank; per expert; per rank, with weights that only combine is told
 PAYLOAD_DTYPES = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16}
 _DISPATCH, _COMBINE = "eprt::low_latency::dispatch", "eprt::low_latency::combine"
 _DISPATCH_THREADS, _COMBINE_THREADS = 576, 512  # kAllThreads, kThreads
@@ -96,11 +97,12 @@ class LowLatency:
         self.failure = HostWords(4)
         self._load_kernels(profile, stats)
         self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(num_handles)]
+        self._told = [False] * num_handles  # whether dispatch was given weights
         context_type = context_struct(group.size)
         context = self._context(context_type, timeout_s)
         dispatch_type, combine_type = dispatch_struct(context_type), combine_struct(context_type)
         self._dispatches, self._combines = [], []
-        first, combine = next(iter(self._dispatch_kernels.values())), self._combine_kernels[False]
+        first, combine = (next(iter(kernels.values())) for kernels in (self._dispatch_kernels, self._combine_kernels))
         for buffers in self.handles:
             handle = buffers.pointers
             self._dispatches.append(Launch(first, dispatch_type(context=context, handle=handle)))
@@ -140,9 +142,7 @@ class LowLatency:
             if payload in sources
         }
         self._combine_kernels = {
-            late: Kernel(sources[name], _COMBINE, _COMBINE_THREADS)
-            for late, name in ((False, "combine"), (True, "late combine"))
-            if name in sources
+            how: Kernel(sources[how], _COMBINE, _COMBINE_THREADS) for how in COMBINES if how in sources
         }
 
     def bind(self, i: int, rows: Rows) -> None:
@@ -169,10 +169,9 @@ class LowLatency:
     def dispatch(self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor | None, phases: int) -> None:
         """Into handle i. x bf16 [T, H], topk_slot int32 or int64 [T, K], topk_weight fp32 [T, K]; all contiguous.
 
-        topk_weight: None for a shape with `exact` or `late_weights`, where combine is given the weights.
+        topk_weight: may be None for a shape with `exact` or `late_weights`: combine is given them.
         """
-        if self.shape.late_weights:
-            self._combines[i].kernel = self._combine_kernels[topk_weight is None]
+        self._told[i] = topk_weight is not None
         launch = self._dispatches[i]
         p = launch.params
         p.x, p.topk_slot = x.data_ptr(), topk_slot.data_ptr()
@@ -180,23 +179,16 @@ class LowLatency:
         p.num_tokens, p.slot_bytes, p.phases = x.shape[0], topk_slot.element_size(), phases
         launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
-    def combine_send(
-        self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None, *,
-        late_weights: tuple[Tensor, Tensor] | None = None, wait_cost: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
         """y bf16, rows as dispatch placed them. slot_rows: int32 [L], Rows.count, read with a signal only.
 
-        late_weights: topk_slot and topk_weight, when dispatch was not given them; then this waits for the other ranks'
-        weights, and wait_cost counts as in combine_recv.
+        Waits for no other rank. Where dispatch was not given the weights, a row per expert crosses.
         """
         launch = self._combines[i]
+        if self.shape.late_weights:
+            launch.kernel = self._combine_kernels["sum" if self._told[i] else "exact"]
         p = launch.params
         p.y, p.slot_rows, p.phases, p.signal = y.data_ptr(), slot_rows.data_ptr(), SEND, None
-        if late_weights is not None:
-            topk_slot, topk_weight = late_weights
-            p.topk_slot, p.topk_weight = topk_slot.data_ptr(), topk_weight.data_ptr()
-            p.num_tokens, p.slot_bytes = topk_slot.shape[0], topk_slot.element_size()
-            p.wait_cost = None if wait_cost is None else wait_cost.data_ptr()
         num_sms = self.num_sms
         if signal is not None:
             p.signal, p.threshold = signal.counter.data_ptr(), signal.threshold
@@ -207,7 +199,8 @@ class LowLatency:
         self, i: int, topk_slot: Tensor, topk_weight: Tensor, out: Tensor, y: Tensor | None = None,
         wait_cost: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """out bf16 [T, H]. The routing is what dispatch was given. With y: combine_send too, in the same launch.
+        """out bf16 [T, H]. The routing is what dispatch was given. With y: combine_send too, in the same launch, summed
+        before the wire unless the shape is `exact`.
 
         wait_cost: int64 [R], the caller's own totals of ns waited for each rank.
         """
@@ -218,6 +211,8 @@ class LowLatency:
         p.phases, p.wait_cost = RECV, None if wait_cost is None else wait_cost.data_ptr()
         if y is not None:
             p.y, p.phases = y.data_ptr(), SEND | RECV
+            if self.shape.late_weights:
+                launch.kernel = self._combine_kernels["sum" if self._told[i] else "late"]
         launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
     def readmit(self) -> None:
@@ -246,20 +241,22 @@ def this_arch() -> str:
 def kernel_sources(
     shape: HeapShape, *, profile: bool = False, stats: bool = True, arch: str = "sm_90a"
 ) -> dict[str, KernelSource]:
-    """By name: "fp8" and "bf16" dispatch, those that the shape has, "combine", and "late combine" for late weights.
+    """By name: "fp8" and "bf16" dispatch, and the ways to combine (COMBINES); those that the shape has.
 
     profile: time stamps. stats: counters (totals()).
     """
     common = (
-        ("HIDDEN", shape.hidden), ("TOPK", shape.top_k), ("NUM_RANKS", shape.num_ranks), ("EXACT", int(shape.exact)),
-        ("MESSAGE_BYTES", shape.message_bytes), ("PROFILE", int(profile)), ("STATS", int(stats)),
+        ("HIDDEN", shape.hidden), ("TOPK", shape.top_k), ("NUM_RANKS", shape.num_ranks),
+        ("COMBINE_ROWS", shape.combine_rows), ("MESSAGE_BYTES", shape.message_bytes), ("PROFILE", int(profile)),
+        ("STATS", int(stats)),
     )  # fmt: skip
     sources = {
         payload: KernelSource("ll_dispatch", arch, (*common, ("FP8", int(payload == "fp8"))))
         for payload in PAYLOAD_DTYPES
         if shape.payload in (payload, "either")
     }
-    for name, late in (("combine", 0), *([("late combine", 1)] if shape.late_weights and not shape.exact else [])):
-        defines = (*common, ("FP8", int(shape.payload == "fp8")), ("LATE_WEIGHTS", late))
-        sources[name] = KernelSource("ll_combine", arch, defines)
+    fp8 = ("FP8", int(shape.payload == "fp8"))
+    for how in ("exact",) if shape.exact else COMBINES if shape.late_weights else ("sum",):
+        defines = (*common, fp8, ("EXACT", int(how == "exact")), ("LATE_WEIGHTS", int(how == "late")))
+        sources[how] = KernelSource("ll_combine", arch, defines)
     return sources

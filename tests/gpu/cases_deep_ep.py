@@ -4,6 +4,7 @@ cases_deep_ep_normal.py.
 Tokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """
 
+import dataclasses
 import os
 import random
 import signal as signals
@@ -53,6 +54,7 @@ class Step:
 
     def dispatch(self, **options: Any) -> Callable[[], None]:
         """Returns what waits for it."""
+        self.told = "topk_weights" in options
         self.received, self.count, self.handle, event, hook = self.buffer.low_latency_dispatch(
             self.mine.x_TH, self.idx, self.config.num_max_tokens_per_rank, self.config.num_slots, self.recv_total,
             use_fp8=self.config.payload == "fp8", async_finish=self.calls == "async",
@@ -102,7 +104,9 @@ class Step:
         return y
 
     def check_combined(self) -> None:
-        want = fast_oracle.combined(self.group.rank, self.config, self.everyone)
+        exact = self.config.exact_combine or (self.calls == "hook" and not self.told)
+        config = dataclasses.replace(self.config, exact_combine=exact)
+        want = fast_oracle.combined(self.group.rank, config, self.everyone)
         assert_same_bits(self.out, want, f"combined, {self.calls}")
 
 
@@ -158,7 +162,7 @@ def scale_formats(group: EPGroup) -> None:
         if packed:
             assert scale.dtype == torch.int32 and scale.shape[-1] == 2
             exponent = scale.reshape(-1, 2)[row].contiguous().view(torch.uint8).int()
-            scale_NG = torch.ldexp(torch.ones((), device="cuda"), exponent - 127)
+            scale_NG = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent - 127)
         else:
             scale_NG = scale.reshape(-1, 8)[row]
         assert torch.equal(scale_NG, torch.exp2(torch.log2(want.scale[want.row]).ceil())), "scales"
@@ -247,7 +251,8 @@ def tiles(group: EPGroup) -> None:
         config = make_config(group, (2048, 6, 4, 48), False, exact)
         for skew in ("uniform", "one_rank", "masked"):
             step = Step(group, buffer, config, tokens_of(rng, group, config, skew), "hook")
-            step.dispatch()()
+            told = {} if skew == "masked" else {"topk_weights": step.mine.topk_weights_TK}
+            step.dispatch(**told)()
             step.check_received()
             whole, counts = step.outputs(), step.count.tolist()
             y = torch.full_like(whole, float("nan"))
@@ -367,10 +372,12 @@ def late_rank(group: EPGroup) -> None:
     config = make_config(group, (2048, 8, 4, 32), False, False)
     rng, last = random.Random(4), group.size - 1
     waits = [torch.zeros(group.size, dtype=torch.int64, device="cuda") for _ in range(2)]
+    Step(group, buffer, config, tokens_of(rng, group, config, "uniform"), "plain").dispatch()  # allocates
     for phase in range(2):
         for calls in ("plain", "hook"):
             step = Step(group, buffer, config, tokens_of(rng, group, config, "uniform"), calls)
-            waits[phase].zero_()
+            for one in waits:
+                one.zero_()
             torch.cuda.synchronize()
             group.barrier()
             if group.rank == last and phase == 0:
@@ -382,7 +389,11 @@ def late_rank(group: EPGroup) -> None:
             group.barrier()
             if group.rank == last and phase == 1:
                 torch.cuda._sleep(20_000_000)
-            step.combine(y, combine_wait_recv_cost_stats=waits[1])()
+            wait = step.combine(y, combine_wait_recv_cost_stats=waits[1])
+            if calls == "hook":
+                torch.cuda.synchronize()
+                assert not any(waits[1].tolist()), "the sending half waits for nobody"
+            wait()
             torch.cuda.synchronize()
             step.check_combined()
             waited = waits[phase].tolist()
@@ -403,13 +414,18 @@ def near_without(step: Step, masked: set[int]) -> None:
     assert float(error) < 8e-3, f"without {masked}: relative error {float(error)}"
 
 
-def identity(group: EPGroup, buffer: Buffer, calls: str, generator: torch.Generator) -> Step:
+def dispatched(group: EPGroup, buffer: Buffer, calls: str, generator: torch.Generator) -> Step:
     config = make_config(group, (2048, 8, 4, 32), False, False)
     x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
     idx = torch.rand(32, config.num_slots, device="cuda", generator=generator).topk(4).indices
     weights = torch.rand(32, 4, dtype=torch.float32, device="cuda", generator=generator)
     step = Step(group, buffer, config, [Tokens(x, idx, weights)] * group.size, calls)
     step.dispatch()()
+    return step
+
+
+def identity(group: EPGroup, buffer: Buffer, calls: str, generator: torch.Generator) -> Step:
+    step = dispatched(group, buffer, calls, generator)
     assert isinstance(step.received, Tensor)
     step.combine(step.received)()
     return step
@@ -421,13 +437,15 @@ def query(group: EPGroup, buffer: Buffer) -> set[int]:
     return set(status.nonzero().flatten().tolist())
 
 
-def killed_rank(group: EPGroup, victim: int) -> None:
-    """With enable_shrink the others go on without a killed rank; entries for it may be masked before combine only."""
+def killed_rank(group: EPGroup, victim: int, before: str) -> None:
+    """With enable_shrink the others go on without a killed rank, and take nobody else for dead, who only waits for it,
+    too. Entries for it may be masked before combine only. before: the call that it does not make any more."""
     buffer = make_buffer(group, timeout_s=1.0, enable_shrink=True)
     generator = torch.Generator("cuda").manual_seed(group.rank)
     for calls in ("plain", "async", "hook"):
         near_without(identity(group, buffer, calls, generator), set())
     assert query(group, buffer) == set()
+    step = dispatched(group, buffer, "plain", generator) if before == "combine" else None
     torch.cuda.synchronize()
     group.barrier()
     if group.rank == victim:
@@ -435,7 +453,10 @@ def killed_rank(group: EPGroup, victim: int) -> None:
     while victim not in group.lost_ranks():
         time.sleep(0.01)
     started = time.monotonic()
-    near_without(identity(group, buffer, "plain", generator), {victim})  # runs into the deadline
+    step = step or dispatched(group, buffer, "plain", generator)  # one of the two runs into the deadline
+    assert isinstance(step.received, Tensor)
+    step.combine(step.received)()
+    near_without(step, {victim})
     torch.cuda.synchronize()
     print(f"went on after {time.monotonic() - started:.1f} s")
     assert query(group, buffer) == {victim}

@@ -23,9 +23,10 @@ def test_low_latency(num_ranks):
     print(run(num_ranks, "cases_deep_ep:one_launch", seed=num_ranks, cases_per_shape=6))
 
 
-@pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0)])
-def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim):
-    assert "went on after" in run(num_ranks, "cases_deep_ep:killed_rank", victim=victim, killed=(victim,))
+@pytest.mark.parametrize("num_ranks, victim, before", [(2, 1, "dispatch"), (4, 0, "dispatch"), (4, 2, "combine")])
+def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim, before):
+    case = "cases_deep_ep:killed_rank"
+    assert "went on after" in run(num_ranks, case, victim=victim, before=before, killed=(victim,))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -39,15 +40,19 @@ def test_kernels_compile_for_every_architecture(nvrtc, cache, arch):
 
 
 def test_other_variants_compile(nvrtc, cache):
-    for payload, profile, names in (("bf16", False, ["bf16"]), ("either", True, ["fp8", "bf16"])):
-        sources = kernel_sources(shape(1008, 3, 2, payload, exact=True), profile=profile, stats=not profile)
-        assert list(sources) == [*names, "combine"]
+    exact, either = shape(1008, 3, 2, "bf16", exact=True), shape(1008, 3, 2, "either")
+    for one, profile, names in (
+        (exact, False, ["bf16", "exact"]),
+        (replace(either, late_weights=True), True, ["fp8", "bf16", "sum", "exact", "late"]),
+    ):
+        sources = kernel_sources(one, profile=profile, stats=not profile)
+        assert list(sources) == names
         for source in sources.values():
             assert jit.cubin(source).startswith(b"\x7fELF")
 
 
 def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache, monkeypatch):
-    source = kernel_sources(shape(256, 1, 1))["combine"]
+    source = kernel_sources(shape(256, 1, 1))["sum"]
     first = jit.cubin(source)
     monkeypatch.setattr(jit, "compile_source", lambda source: pytest.fail("compiled again"))
     assert jit.cubin(source) == first

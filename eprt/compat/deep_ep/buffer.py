@@ -42,7 +42,8 @@ class Buffer:
     enable_shrink: a rank that is late for longer than the deadline (EPRT_GPU_TIMEOUT_S) is masked and the others go
         on. Without, the next call raises EPTimeoutError, too.
     exact_combine: eprt's own. low_latency_combine sends every expert's output by itself, as DeepEP does, and rounds
-        only the sum. Default: each rank sums its experts' outputs in fp32 first and sends one row, rounded to bf16.
+        only the sum. Default: so only with return_recv_hook; else each rank sums its experts' outputs in fp32 first and
+        sends one row, rounded to bf16.
     Accepted without effect, for there is no network to set up: num_rdma_bytes, num_qps_per_rank,
     allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric.
     """
@@ -266,8 +267,8 @@ class Buffer:
         use_fp8: rows come as e4m3 with fp32 scales of 128 values each; round_scale: powers of two; use_ue8m0: their
         exponents, four in an int32. cumulative_local_expert_recv_stats: int32 [L], dispatch_wait_recv_cost_stats: int64
         [R], ns: added to. return_recv_hook: send only; calling the hook receives, on the same stream.
-        topk_weights: eprt's own. fp32 [T, K], as combine will be given them. Passed here, by all ranks or none, the
-        sending half of combine waits for nobody.
+        topk_weights: eprt's own. fp32 [T, K], as combine will be given them. Passed here, by all ranks or none, outputs
+        are summed before the wire also in a combine with a hook.
         -> rows [L, R * M, H] bf16, or (fp8, scales [L, R * M, H / 128], column-major; int32 H / 512 with ue8m0); count
         int32 [L] of the valid ones, which come first, ordered by (source rank, token); handle; event; hook.
         """

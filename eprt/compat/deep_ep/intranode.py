@@ -44,9 +44,9 @@ class IntranodeMode:
         layout = self._layouts.get(num_experts)
         if layout is None:
             layout = self._layouts[num_experts] = Layout(self._num_ranks, num_experts)
-        with self._streams.run(async_finish, previous_event) as stream:
+        with self._streams.run(async_finish, previous_event):
             per_rank, per_expert, in_rank = layout(topk_idx)
-            event = self._event(stream, async_finish, [topk_idx], [per_rank, in_rank])
+            event = self._event(async_finish, [topk_idx], [per_rank, in_rank])
         return per_rank, None, per_expert, in_rank, event
 
     def dispatch(
@@ -56,7 +56,7 @@ class IntranodeMode:
     ) -> tuple[Payload, Tensor | None, Tensor | None, list[int], IntranodeHandle, EventOverlap]:  # fmt: skip
         values, scale = x if isinstance(x, tuple) else (x, None)
         by_rank = topk_idx is None
-        with self._streams.run(async_finish, previous_event) as stream:
+        with self._streams.run(async_finish, previous_event):
             received = self._exchange.dispatch(
                 values, num_experts=num_tokens_per_expert.shape[0], scale_TG=scale, topk_idx_TK=topk_idx,
                 topk_weights_TK=topk_weights, is_token_in_rank_TR=is_token_in_rank if by_rank else None,
@@ -69,7 +69,7 @@ class IntranodeMode:
             handle = IntranodeHandle((prefix, None, None, rows.source_token_N, is_token_in_rank, rows.position_TR))
             handle.rows = rows
             event = self._event(
-                stream, async_finish, [values, scale, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert],
+                async_finish, [values, scale, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert],
                 [received.x_NH, scale_NG, received.topk_idx_NK, received.topk_weights_NK, rows.source_token_N, prefix],
                 rows,
             )  # fmt: skip
@@ -81,10 +81,10 @@ class IntranodeMode:
     ) -> tuple[Payload, EventOverlap]:
         rows = self._rows_of("dispatch", handle)
         values, scale = x if isinstance(x, tuple) else (x, None)
-        with self._streams.run(async_finish, previous_event) as stream:
+        with self._streams.run(async_finish, previous_event):
             x_NH, scale_NG = self._exchange.dispatch_again(values, rows, scale_TG=scale, num_sms=num_sms)
             scale_NG = None if scale_NG is None else scale_NG.contiguous()
-            event = self._event(stream, async_finish, [values, scale], [x_NH, scale_NG], rows)
+            event = self._event(async_finish, [values, scale], [x_NH, scale_NG], rows)
         return x_NH if scale_NG is None else (x_NH, scale_NG), event
 
     def combine(
@@ -92,11 +92,11 @@ class IntranodeMode:
         previous_event: EventOverlap | None, async_finish: bool,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:  # fmt: skip
         rows = self._rows_of("combine", handle)
-        with self._streams.run(async_finish, previous_event) as stream:
+        with self._streams.run(async_finish, previous_event):
             y_TH, weights_TK = self._exchange.combine(
                 y, rows, topk_weights_NK=topk_weights, biases_TH=biases, num_sms=num_sms
             )
-            event = self._event(stream, async_finish, [y, topk_weights, *biases], [y_TH, weights_TK], rows)
+            event = self._event(async_finish, [y, topk_weights, *biases], [y_TH, weights_TK], rows)
         return y_TH, weights_TK, event
 
     def close(self) -> None:
@@ -110,13 +110,13 @@ class IntranodeMode:
         return handle.rows
 
     def _event(
-        self, stream: torch.cuda.Stream, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None],
+        self, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None],
         rows: RowsHandle | None = None,
     ) -> EventOverlap:  # fmt: skip
         """Inside run(). Tells the allocator on which other stream tensors are in use: those read on the communication
         stream, those made there on the caller's, a handle's (one storage) on whichever the call runs."""
         if rows is not None:
-            rows.sent_RR.record_stream(stream)
+            rows.sent_RR.record_stream(torch.cuda.current_stream())
         if async_finish:
             for tensor in read:
                 if tensor is not None:

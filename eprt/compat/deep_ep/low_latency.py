@@ -1,8 +1,9 @@
 """LowLatencyMode: DeepEP's low-latency dispatch and combine of one shape, over eprt's low-latency kernels.
 
 What DeepEP promises and these keep: an expert's rows lie in a block of R * M rows; a dispatch may be combined any
-number of times, or never; the receiving half may be left to a hook. Only combine is told the weights, so it sends them
-first, and the experts' ranks sum their outputs with them before the wire.
+number of times, or never; the receiving half may be left to a hook, and then the sending half waits for nobody. Only
+combine is told the weights. So it sends them first, and the experts' ranks sum their outputs with them before the wire;
+but with a hook every output crosses by itself. Weights that dispatch is given make for sums in both cases.
 
 R ranks, M tokens of a rank at most, H hidden, K top-k, L experts of a rank.
 """
@@ -59,7 +60,6 @@ class LowLatencyHandle(tuple):
     number: int
     num_tokens: int
     rows_of_expert: Tensor
-    has_weights: bool  # dispatch was told them
 
 
 class Pending:
@@ -126,14 +126,14 @@ class LowLatencyMode:
         rows = self._new_rows(use_fp8, scale_format)
         self.kernels.bind(i, rows)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
-        with self._streams.run(async_finish) as stream:
+        with self._streams.run(async_finish):
             self.kernels.dispatch(i, x, topk_idx, topk_weights, SEND if return_recv_hook else SEND | RECV)
         shape = self.shape
         handle = LowLatencyHandle((rows.token, rows.range, shape.max_tokens, shape.hidden, shape.num_experts))
         handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], rows.count
-        handle.has_weights = topk_weights is not None
         if not return_recv_hook:
             return rows, handle, self._streams.event(async_finish), None
+        stream = torch.cuda.current_stream()
 
         @plain
         def receive(_rows: Rows = rows) -> None:  # the hook keeps the rows alive
@@ -175,13 +175,12 @@ class LowLatencyMode:
             y, self._next_y = self._next_y, None
         number = self._combines.begin(return_recv_hook)
         i = handle.number % NUM_HANDLES
-        with self._streams.run(async_finish) as stream:
+        with self._streams.run(async_finish):
             if not return_recv_hook:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
                 return self._streams.event(async_finish), None
-            late = None if self.shape.exact or handle.has_weights else (topk_idx, topk_weights)
-            self.kernels.combine_send(i, y, handle.rows_of_expert, signal, late_weights=late, wait_cost=wait_stats)
-        self._combining[handle.number] = number
+            self.kernels.combine_send(i, y, handle.rows_of_expert, signal)
+        self._combining[handle.number], stream = number, torch.cuda.current_stream()
 
         @plain
         def receive() -> None:

@@ -5,30 +5,13 @@ async_finish does that show, so only then is the second stream used here; else a
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 
-
-class Run:
-    """Enters the stream, unless it is the current one anyway. A class: cheaper than a generator."""
-
-    __slots__ = ("_scope", "stream")
-
-    def __init__(self, stream: torch.cuda.Stream, scope: Any):
-        self.stream, self._scope = stream, scope
-
-    def __enter__(self) -> torch.cuda.Stream:
-        if self._scope is not None:
-            self._scope.__enter__()
-        return self.stream
-
-    def __exit__(self, *error: object) -> None:
-        if self._scope is not None:
-            self._scope.__exit__(*error)
+_AS_IT_IS = nullcontext()
 
 
 class CommStream:
@@ -36,24 +19,31 @@ class CommStream:
 
     def __init__(self, stream: torch.cuda.Stream):
         self.stream = stream
-        self.caller = stream  # the current stream of the last call
-        self._last: tuple[torch.cuda.Stream, bool] | None = None  # and whether it was capturing a graph
+        self.caller = stream  # the current stream of the last asynchronous call
+        self._device = torch.cuda.current_device()
+        self._last = stream
+        self._last_key: tuple[int, bool] | None = None  # of the last launch: raw stream, whether it was captured
 
-    def run(self, async_finish: bool, previous_event: EventOverlap | None = None) -> "Run":
+    def run(self, async_finish: bool, previous_event: EventOverlap | None = None) -> AbstractContextManager:
         """In its body calls are launched. previous_event: all that an asynchronous call waits for, instead of the
         current stream."""
+        event = None if previous_event is None else previous_event.event
+        if not async_finish and event is None:
+            key = torch._C._cuda_getCurrentRawStream(self._device), torch.cuda.is_current_stream_capturing()
+            if key == self._last_key:
+                return _AS_IT_IS  # the usual call, without the microseconds of what follows
         caller = self.caller = torch.cuda.current_stream()
         stream = self.stream if async_finish else caller
-        if previous_event is not None and previous_event.event is not None:
-            stream.wait_event(previous_event.event.event)
+        if event is not None:
+            stream.wait_event(event.event)
         elif async_finish:
             stream.wait_stream(caller)
         self._follow(stream)
-        return Run(stream, torch.cuda.stream(stream) if async_finish else None)
+        return torch.cuda.stream(stream) if async_finish else _AS_IT_IS
 
     @contextmanager
     def resume(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """The body launches the second half of a call on the stream of its first half."""
+        """In its body the second half of a call is launched, on the stream of its first half."""
         with torch.cuda.stream(stream):
             self._follow(stream)
             yield
@@ -63,8 +53,8 @@ class CommStream:
         return EventHandle(self.stream) if async_finish else None
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
-        capturing = torch.cuda.is_current_stream_capturing()
+        key = stream.cuda_stream, torch.cuda.is_current_stream_capturing()
         # A launch that is captured and one that is not have no order to keep.
-        if self._last is not None and self._last != (stream, capturing) and self._last[1] == capturing:
-            stream.wait_stream(self._last[0])
-        self._last = stream, capturing
+        if self._last_key is not None and self._last_key != key and self._last_key[1] == key[1]:
+            stream.wait_stream(self._last)
+        self._last, self._last_key = stream, key
