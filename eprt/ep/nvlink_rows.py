@@ -84,9 +84,9 @@ class ReceivedRows:
 class RowExchange:
     """Construction and close() are collective, and so is every other call: all ranks, in the same order.
 
-    num_bytes: of symmetric memory, equal on all ranks. Holds received rows, while their tensors live as long as the
-    largest combine so far still has room beside them, and during combine the rows on their way back: T * min(K, R) *
-    (2 H + 4 K) bytes. size_name: what the caller calls num_bytes, for errors. num_sms: thread blocks; default: chosen.
+    num_bytes: of symmetric memory, equal on all ranks. Holds received rows for as long as their tensors live, up to
+    half of it, and during combine the rows on their way back: T * min(K, R) * (2 H + 4 K) bytes. size_name: what the
+    caller calls num_bytes, for errors. num_sms: thread blocks; default: chosen.
     timeout_s: deadline of every wait. Past it a kernel goes on without the late rank; the next call raises
     EPTimeoutError, as does the host's own wait for counts.
     """
@@ -183,7 +183,7 @@ class RowExchange:
             )
 
         x_NH, scale_NG = self._rows(payload, self._dispatch_into(shape, launch), shape)
-        return (x_NH, scale_NG) if self._pool.fits(self._most_returned) else (x_NH.clone(), _clone(scale_NG))
+        return (x_NH, scale_NG) if self._may_stay() else (x_NH.clone(), _clone(scale_NG))
 
     def combine(
         self,
@@ -283,10 +283,14 @@ class RowExchange:
                 stream.wait_event(event)
         return block
 
+    def _may_stay(self) -> bool:
+        """Whether what has been received leaves room for the outputs of any dispatch so far, and half of the memory."""
+        return self._pool.fits(max(self._most_returned, self._pool.num_bytes // 2))
+
     def _kept(self, received: ReceivedRows, returned_bytes: int) -> ReceivedRows:
-        """The same; as copies when the outputs of this dispatch, or of an earlier one, would else have no room."""
+        """The same; as copies when outputs would else have no room."""
         self._most_returned = max(self._most_returned, returned_bytes)
-        if self._pool.fits(self._most_returned):
+        if self._may_stay():
             return received
         handle = replace(received.handle, source_token_N=received.handle.source_token_N.clone())
         return ReceivedRows(

@@ -111,7 +111,17 @@ class Step:
 
 
 def tokens_of(rng: random.Random, group: EPGroup, config: EPConfig, skew: str) -> list[Tokens]:
-    return random_tokens(rng, config, group.size, skew)
+    """No token names a slot twice: a slot has room for each token once."""
+    if skew != "one_rank":
+        return random_tokens(rng, config, group.size, skew)
+    local, target = config.num_slots // group.size, rng.randrange(group.size)
+    generator = torch.Generator("cuda").manual_seed(rng.randrange(1 << 30))
+    everyone = []
+    for tokens in random_tokens(rng, config, group.size, "uniform"):
+        order = torch.rand(tokens.x_TH.shape[0], local, device="cuda", generator=generator).argsort(1)
+        slots = (target * local + order[:, : config.top_k]).to(tokens.slot_idx_TK.dtype).contiguous()
+        everyone.append(dataclasses.replace(tokens, slot_idx_TK=slots))
+    return everyone
 
 
 def shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
@@ -265,7 +275,7 @@ def tiles(group: EPGroup) -> None:
                     threshold=threshold, num_sms=3,
                 )  # fmt: skip
             todo = [(e, m) for e in range(step.local) for m in range(-(-counts[e] // block_m))]
-            rng.shuffle(todo)
+            random.Random(group.rank).shuffle(todo)  # ranks have different numbers of tiles
             for e, m in todo:
                 rows = slice(m * block_m, min(counts[e], (m + 1) * block_m))
                 y[e, rows] = whole[e, rows]

@@ -189,7 +189,7 @@ def memory(group: EPGroup) -> None:
     buffer, rng = make_buffer(group, 0, timeout_s=5.0), random.Random(7)  # the smallest: 256 MiB
     kept = []
     for _ in range(8):
-        case = Case(group, buffer, rng, (7168, 64, 4, 3000, "same", False), "uniform")
+        case = Case(group, buffer, rng, (7168, 64, 4, 2000, "same", False), "uniform")
         case.check_layout()
         kept.append((case, case.dispatch()))
         case.check_combine()

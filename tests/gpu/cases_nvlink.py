@@ -262,7 +262,7 @@ def tile_signals(group: EPGroup, exact: bool) -> None:
             backend.combine_send(y, handle, Signal(counter, threshold, block_m, slot_tiles, num_sms=3))
         begins = [sum(count[:e]) for e in range(6)]
         tiles = [(e, m) for e in range(6) for m in range(-(-count[e] // block_m))]
-        rng.shuffle(tiles)
+        random.Random(group.rank).shuffle(tiles)  # ranks have different numbers of tiles
         for e, m in tiles:
             rows = slice(begins[e] + m * block_m, begins[e] + min(count[e], (m + 1) * block_m))
             y[rows] = whole[rows]
