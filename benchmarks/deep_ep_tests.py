@@ -3,7 +3,7 @@
     python -m benchmarks.deep_ep_tests DEEP_EP/tests --ranks 4
 
 runs test_intranode.py and test_low_latency.py of a checkout of DeepEP v1 (github.com/deepseek-ai/DeepEP) unchanged;
-only `import deep_ep` finds eprt.compat.deep_ep (tests/gpu/redirect). A test that fails ends this with its output. Of
+only `import deep_ep` finds eprt.compat.deep_ep (eprt/compat/redirect). A test that fails ends this with its output. Of
 the ranks' figures the largest counts. The programs run one after another: bench_ep lets both take turns in one.
 """
 
@@ -41,7 +41,7 @@ def run(tests: Path, test: str, num_ranks: int, face: bool) -> str:
     """What the test prints. Exits with that when it fails."""
     paths = [tests / "..", tests, *map(Path, sys.path)]
     if face:
-        paths = [ROOT / "tests" / "gpu" / "redirect", ROOT, tests, *map(Path, sys.path)]
+        paths = [ROOT / "eprt" / "compat" / "redirect", ROOT, tests, *map(Path, sys.path)]
     environment = env.without_mpi() | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         [sys.executable, test, "--num-processes", str(num_ranks)], cwd=tests, env=environment, text=True,

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from eprt import env
 from eprt.compat import deep_ep
 from eprt.compat.deep_ep.low_latency import Pending
 
@@ -81,6 +82,18 @@ def test_two_hooks_may_be_outstanding_and_each_is_called_once():
     assert pending.waits(second) and pending.begin(False) == 3
     with pytest.raises(RuntimeError, match="number 2 has not been called"):
         pending.begin(True)
+
+
+def test_a_folder_on_the_path_redirects_the_import_in_any_process():
+    folder = subprocess.run(
+        [sys.executable, "-m", "eprt.compat.deep_ep"], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
+    program = (
+        "import importlib.util, eprt.compat.deep_ep; assert importlib.util.find_spec('deep_ep')\n"
+        "import deep_ep; assert deep_ep is eprt.compat.deep_ep and importlib.util.find_spec('deep_ep')"
+    )
+    environment = env.without_mpi() | {"PYTHONPATH": folder}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
 
 
 def test_programs_that_import_deep_ep_find_the_same_classes():

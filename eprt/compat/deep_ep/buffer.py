@@ -17,15 +17,7 @@ from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
 from eprt.compat.deep_ep.low_latency import LowLatencyHandle, LowLatencyMode, Shape
 from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_low_latency import (
-    EXPONENTS,
-    FLOAT,
-    MAX_ENTRIES,
-    MAX_LOCAL_SLOTS,
-    MAX_RANKS,
-    MAX_TOP_K,
-    POWER_OF_TWO,
-)  # fmt: skip
+from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
 
@@ -140,10 +132,7 @@ class Buffer:
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Tensor:
-        raise NotImplementedError(
-            "Buffer.get_local_buffer_tensor: eprt has no raw buffer to lend; get_next_low_latency_combine_buffer gives "
-            "one for combine's input"
-        )
+        raise NotImplementedError("Buffer.get_local_buffer_tensor: eprt has no raw buffer to lend")
 
     # -- normal mode --
 
@@ -202,8 +191,7 @@ class Buffer:
             return received, None, None, None, None, event
         if is_token_in_rank is None or num_tokens_per_rank is None or num_tokens_per_expert is None:
             self._checks.fail(
-                "dispatch: without a handle, num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are "
-                "needed; get_dispatch_layout gives them"
+                "dispatch: without a handle, pass what get_dispatch_layout gives: num_tokens_per_rank, ..."
             )
         if (topk_idx is None) != (topk_weights is None):
             self._checks.fail("dispatch: topk_idx and topk_weights go together")
@@ -272,27 +260,11 @@ class Buffer:
         -> rows [L, R * M, H] bf16, or (fp8, scales [L, R * M, H / 128], column-major; int32 H / 512 with ue8m0); count
         int32 [L] of the valid ones, which come first, ordered by (source rank, token); handle; event; hook.
         """
-        call, max_tokens, num_ranks = "low_latency_dispatch", num_max_dispatch_tokens_per_rank, self.group_size
-        check = self._checks
-        check.async_or_hook(call, async_finish, return_recv_hook)
-        check.experts(call, num_experts)
-        check.tensor(call, "x", x, (torch.bfloat16,), None, None)
-        check.tensor(call, "topk_idx", topk_idx, INDEX_DTYPES, x.shape[0], None)
-        if x.shape[0] > max_tokens:
-            check.fail(f"{call}: {x.shape[0]} tokens, but num_max_dispatch_tokens_per_rank={max_tokens}")
-        if x.shape[1] % 128 or (use_ue8m0 and x.shape[1] % 512):
-            multiple = "512, for packed exponents" if use_ue8m0 else "128"
-            check.fail(f"{call}: hidden={x.shape[1]} is no multiple of {multiple}")
-        if use_ue8m0 and not (use_fp8 and round_scale):
-            check.fail(f"{call}: use_ue8m0 needs use_fp8=True and round_scale=True")
-        recv_stats, wait_stats = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
-        if recv_stats is not None:
-            per_rank = num_experts // num_ranks
-            check.tensor(call, "cumulative_local_expert_recv_stats", recv_stats, (torch.int32,), per_rank)
-        if wait_stats is not None:
-            check.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), num_ranks)
-        if topk_weights is not None:
-            check.tensor(call, "topk_weights", topk_weights, (torch.float32,), x.shape[0], topk_idx.shape[1])
+        max_tokens, wait_stats = num_max_dispatch_tokens_per_rank, dispatch_wait_recv_cost_stats
+        recv_stats = cumulative_local_expert_recv_stats
+        self._checks.async_or_hook("low_latency_dispatch", async_finish, return_recv_hook)
+        self._checks.low_latency_dispatch(x, topk_idx, topk_weights, max_tokens, num_experts, recv_stats, wait_stats)
+        self._checks.scale_format(x, use_fp8, round_scale, use_ue8m0)
         key = max_tokens, x.shape[1], num_experts, topk_idx.shape[1]
         mode = self._recent if key == self._recent_key and self._recent else self._mode(Shape(*key, self._exact), key)
         rows, handle, event, hook = mode.dispatch(
@@ -339,33 +311,22 @@ class Buffer:
         """
         call, check = "low_latency_combine", self._checks
         if use_logfmt:
-            raise NotImplementedError(
-                f"{call}: use_logfmt=True (10-bit outputs) is not supported; outputs cross as bf16"
-            )
+            raise NotImplementedError(f"{call}: use_logfmt=True (10-bit outputs) is not supported; they cross as bf16")
         if not isinstance(handle, LowLatencyHandle):
             check.fail(f"{call}: handle must be the object that low_latency_dispatch returned, not a copy of its parts")
-        mode = handle.mode
-        num_tokens, top_k, hidden = topk_weights.shape[0], mode.shape.top_k, mode.shape.hidden
+        mode, num_tokens = handle.mode, handle.num_tokens
+        block = mode.num_local, mode.rows_per_expert, mode.shape.hidden
         check.async_or_hook(call, async_finish, return_recv_hook)
-        check.tensor(call, "x", x, (torch.bfloat16,), mode.num_local, mode.rows_per_expert, hidden)
-        check.tensor(call, "topk_weights", topk_weights, (torch.float32,), None, top_k)
-        check.tensor(call, "topk_idx", topk_idx, INDEX_DTYPES, num_tokens, top_k)
-        if num_tokens != handle.num_tokens:
-            check.fail(f"{call}: {num_tokens} tokens, but the handle is of a dispatch of {handle.num_tokens}")
-        if combine_wait_recv_cost_stats is not None:
-            what, stats = "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats
-            check.tensor(call, what, stats, (torch.int64,), self.group_size)
+        if topk_weights.shape[0] != num_tokens:
+            check.fail(f"{call}: {topk_weights.shape[0]} tokens, but the handle is of a dispatch of {num_tokens}")
+        check.low_latency_combine(x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats, block, mode.shape.top_k)
         if out is None:
-            out = torch.empty(num_tokens, hidden, dtype=torch.bfloat16, device="cuda")
-        else:
-            check.tensor(call, "out", out, (torch.bfloat16,), num_tokens, hidden)
+            out = torch.empty(num_tokens, mode.shape.hidden, dtype=torch.bfloat16, device="cuda")
         signal = None
         if overlap:
             if not return_recv_hook:
                 check.fail(f"{call}: overlap=True needs return_recv_hook=True: the experts still compute")
-            if packed_recv_count is not None:
-                check.tensor(call, "packed_recv_count", packed_recv_count, (torch.int32,), mode.num_local)
-            signal = check.signal(call, comp_signal, mode.num_local, mode.rows_per_expert, block_m, threshold, num_sms)
+            signal = check.signal(call, comp_signal, packed_recv_count, block, block_m, threshold, num_sms)
         event, hook = mode.combine(
             x, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, signal, zero_copy=zero_copy,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
@@ -383,10 +344,9 @@ class Buffer:
     @plain
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing needs cleaning: flags carry epochs. All ranks meet on the GPU, as with DeepEP."""
+        wanted = num_max_dispatch_tokens_per_rank, hidden, num_experts
         for shape, mode in self._low_latency.items():
-            if (shape.max_tokens, shape.hidden, shape.num_experts) == (
-                num_max_dispatch_tokens_per_rank, hidden, num_experts,
-            ):  # fmt: skip
+            if (shape.max_tokens, shape.hidden, shape.num_experts) == wanted:
                 mode.meet()
 
     @plain
@@ -399,9 +359,8 @@ class Buffer:
     @plain
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for masked ranks, 0 for others, to mask_status int32 [R]."""
-        self._checks.tensor(
-            "low_latency_query_mask_buffer", "mask_status", mask_status, (torch.int32,), self.group_size
-        )
+        call = "low_latency_query_mask_buffer"
+        self._checks.tensor(call, "mask_status", mask_status, (torch.int32,), self.group_size)
         mask_status.copy_(self._mask)
 
     @plain
@@ -418,7 +377,7 @@ class Buffer:
         self._check_alive()
         mode = self._low_latency.get(shape)
         if mode is None:
-            self._check_limits(shape)
+            self._checks.limits(max_tokens=shape.max_tokens, top_k=shape.top_k, num_experts=shape.num_experts)
             if torch.cuda.is_current_stream_capturing():
                 self._checks.fail(f"low_latency_dispatch: call it once with {shape} before capturing a CUDA graph")
             mode = LowLatencyMode(
@@ -428,17 +387,6 @@ class Buffer:
             self._low_latency[shape] = mode
         self._recent, self._recent_key = mode, key
         return mode
-
-    def _check_limits(self, shape: Shape) -> None:
-        per_rank = shape.num_experts // self.group_size
-        for what, value, most in (
-            ("ranks", self.group_size, MAX_RANKS),
-            ("top-k", shape.top_k, MAX_TOP_K),
-            ("experts per rank", per_rank, MAX_LOCAL_SLOTS),
-            ("num_max_dispatch_tokens_per_rank * top-k", shape.max_tokens * shape.top_k, MAX_ENTRIES),
-        ):
-            if not 1 <= value <= most:
-                self._checks.fail(f"low_latency_dispatch: {what} = {value}: must be in 1..{most}")
 
     def _normal(self) -> IntranodeMode:
         self._check_alive()

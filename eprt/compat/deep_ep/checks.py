@@ -5,7 +5,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink_low_latency import Signal
+from eprt.ep.nvlink_low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, Signal
 
 MAX_SMS = 64  # of a low-latency call
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -41,17 +41,71 @@ class Checks:
         if async_finish and return_recv_hook:
             self.fail(f"{call}: async_finish and return_recv_hook exclude each other; a hook is called when it suits")
 
+    def low_latency_dispatch(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, max_tokens: int, num_experts: int,
+        recv_stats: Tensor | None, wait_stats: Tensor | None,
+    ) -> None:  # fmt: skip
+        call = "low_latency_dispatch"
+        self.experts(call, num_experts)
+        self.tensor(call, "x", x, (torch.bfloat16,), None, None)
+        num_tokens = x.shape[0]
+        self.tensor(call, "topk_idx", topk_idx, INDEX_DTYPES, num_tokens, None)
+        if num_tokens > max_tokens:
+            self.fail(f"{call}: {num_tokens} tokens, but num_max_dispatch_tokens_per_rank={max_tokens}")
+        if topk_weights is not None:
+            self.tensor(call, "topk_weights", topk_weights, (torch.float32,), num_tokens, topk_idx.shape[1])
+        if recv_stats is not None:
+            per_rank = num_experts // self._num_ranks
+            self.tensor(call, "cumulative_local_expert_recv_stats", recv_stats, (torch.int32,), per_rank)
+        if wait_stats is not None:
+            self.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
+
+    def scale_format(self, x: Tensor, use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> None:
+        call, hidden = "low_latency_dispatch", x.shape[1]
+        if hidden % 128 or (use_ue8m0 and hidden % 512):
+            multiple = "512, for packed exponents" if use_ue8m0 else "128"
+            self.fail(f"{call}: hidden={hidden} is no multiple of {multiple}")
+        if use_ue8m0 and not (use_fp8 and round_scale):
+            self.fail(f"{call}: use_ue8m0 needs use_fp8=True and round_scale=True")
+
+    def low_latency_combine(
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, out: Tensor | None, wait_stats: Tensor | None,
+        block: tuple[int, int, int], top_k: int,
+    ) -> None:  # fmt: skip
+        """block: (L, R * M, H)."""
+        call, num_tokens = "low_latency_combine", topk_weights.shape[0]
+        self.tensor(call, "x", x, (torch.bfloat16,), *block)
+        self.tensor(call, "topk_weights", topk_weights, (torch.float32,), None, top_k)
+        self.tensor(call, "topk_idx", topk_idx, INDEX_DTYPES, num_tokens, top_k)
+        if wait_stats is not None:
+            self.tensor(call, "combine_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
+        if out is not None:
+            self.tensor(call, "out", out, (torch.bfloat16,), num_tokens, block[2])
+
+    def limits(self, *, max_tokens: int, top_k: int, num_experts: int) -> None:
+        """Of the low-latency kernels."""
+        for what, value, most in (
+            ("ranks", self._num_ranks, MAX_RANKS),
+            ("top-k", top_k, MAX_TOP_K),
+            ("experts per rank", num_experts // self._num_ranks, MAX_LOCAL_SLOTS),
+            ("num_max_dispatch_tokens_per_rank * top-k", max_tokens * top_k, MAX_ENTRIES),
+        ):
+            if not 1 <= value <= most:
+                self.fail(f"low_latency_dispatch: {what} = {value}: must be in 1..{most}")
+
     def signal(
-        self, call: str, counter: Tensor | None, num_local: int, rows_per_expert: int, block_m: int, threshold: int,
-        num_sms: int,
+        self, call: str, counter: Tensor | None, count: Tensor | None, block: tuple[int, int, int], block_m: int,
+        threshold: int, num_sms: int,
     ) -> Signal:  # fmt: skip
-        """Single-batch overlap, as combine_send wants it."""
+        """Single-batch overlap, as combine_send wants it. count: packed_recv_count; block: (L, R * M, H)."""
         if counter is None or block_m < 1 or threshold < 1:
             self.fail(
                 f"{call}: overlap=True needs comp_signal, block_m >= 1 and threshold >= 1; they are "
                 f"{'None' if counter is None else tuple(counter.shape)}, {block_m}, {threshold}"
             )
-        tiles = -(-rows_per_expert // block_m)
+        num_local, tiles = block[0], -(-block[1] // block_m)
+        if count is not None:
+            self.tensor(call, "packed_recv_count", count, (torch.int32,), num_local)
         self.tensor(call, "comp_signal", counter, (torch.int32, torch.uint32), num_local * tiles)
         if not 1 <= num_sms <= MAX_SMS:
             self.fail(f"{call}: num_sms={num_sms}: must be in 1..{MAX_SMS}")

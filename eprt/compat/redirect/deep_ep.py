@@ -1,0 +1,10 @@
+"""With this folder on PYTHONPATH `import deep_ep` gives eprt.compat.deep_ep: programs for DeepEP run unchanged.
+
+`python -m eprt.compat.deep_ep` prints the folder.
+"""
+
+import sys
+
+import eprt.compat.deep_ep
+
+sys.modules["deep_ep"] = eprt.compat.deep_ep

@@ -1,7 +1,0 @@
-"""With this folder on PYTHONPATH `import deep_ep` gives eprt.compat.deep_ep: programs for DeepEP run unchanged."""
-
-import sys
-
-import eprt.compat.deep_ep
-
-sys.modules["deep_ep"] = eprt.compat.deep_ep
