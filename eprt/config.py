@@ -190,8 +190,9 @@ class EngineConfig:
     low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
     num_redundant_experts: slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that
     all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
-    replica_routing: how tokens choose among replicas: "weights" (as the placement says, on every rank alike) or "local"
-    (the same totals, but each rank prefers its own replica, then its node's).
+    replica_routing: how tokens choose among replicas: "weights" (as the placement says, on every rank alike), "local"
+    (the same totals, but each rank prefers its own replica, then its node's), "batch" or "batch-lp" (anew in each step
+    and layer, as all ranks' tokens of that step ask; by water-filling, or the exact minimum).
     """
 
     model_dir: str
@@ -248,7 +249,7 @@ class EngineConfig:
         for name in ("num_redundant_experts", "spare_experts"):
             _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
         _require(
-            self.replica_routing in ("weights", "local"),
-            f"--replica-routing {self.replica_routing}: must be weights or local",
+            self.replica_routing in ("weights", "local", "batch", "batch-lp"),
+            f"--replica-routing {self.replica_routing}: must be weights, local, batch or batch-lp",
         )
         _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")

@@ -54,6 +54,8 @@ from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
 from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
 from eprt.ep.migration import Migrator, Shown
+from eprt.ep.routing import METHODS as ROUTING_METHODS
+from eprt.ep.routing import BatchRouter
 from eprt.ep.transport import SharedMemoryTransport
 
 _log = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class Engine:
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
         num_layers = self.model.config.num_hidden_layers
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size)
+        self._router: BatchRouter | None = None
         self.recorder, self.migrator = self._watch_experts()
         self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder) if num_drafts else None
         self._board = StepBoard(self.group, num_values=_HEADER)
@@ -135,8 +138,12 @@ class Engine:
         recorder = LoadRecorder(*shape)
         if self._on_gpu:
             recorder = DeviceLoadRecorder(*shape, max(config.chunk_size, config.max_num_seqs), self.model.device)
+        if config.replica_routing in ROUTING_METHODS:
+            self._router = BatchRouter(self.group, moe.num_experts, ROUTING_METHODS[config.replica_routing])
         for row, layer in enumerate(moe_layers):
             layer.record_load(recorder, row)
+            if self._router is not None:
+                layer.route_by(self._router, row)
         if self._on_gpu or not config.spare_experts:
             return recorder, None
         transport = SharedMemoryTransport(self.group, _MAX_CHUNK_BYTES)
@@ -309,6 +316,8 @@ class Engine:
         if self.migrator is not None:
             self.migrator.close()
         self._board.close()
+        if self._router is not None:
+            self._router.close()
 
 
 def _load(config: EngineConfig, group: EPGroup, progress: Callable | None):

@@ -15,6 +15,7 @@ from eprt.ep.api import EPBackend, EPConfig, make_backend
 from eprt.ep.group import EPGroup
 from eprt.ep.load import LoadRecorder
 from eprt.ep.placement import SlotMap
+from eprt.ep.routing import BatchRouter
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
 from eprt.layers.mlp import MLP
@@ -73,6 +74,7 @@ class EPMoE(nn.Module):
         self._load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._sent_L = np.zeros(config.num_experts + 1, dtype=np.int64)
         self._recorder: LoadRecorder | None = None
+        self._router: BatchRouter | None = None
         self._row = 0
 
     @staticmethod
@@ -120,7 +122,10 @@ class EPMoE(nn.Module):
             expert_idx_TK.masked_fill_(input_ids.view(-1, 1) < 0, -1)
         if self._recorder is not None:
             self._recorder.record(self._row, expert_idx_TK)
-        slot_idx_TK = self.slot_map.slot_idx(expert_idx_TK, self._sent_L)
+        if self._router is None:
+            slot_idx_TK = self.slot_map.slot_idx(expert_idx_TK, self._sent_L)
+        else:
+            slot_idx_TK = self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
         y_TH = self._route(self.ep[mode or self.mode], x_TH, slot_idx_TK, weights_TK)
         y = y_TH.view(hidden.shape)
         return (y, logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
@@ -185,6 +190,10 @@ class EPMoE(nn.Module):
     def reset_load(self) -> None:
         """Forgets the tokens of a warm-up."""
         self._load_S.zero_()
+
+    def route_by(self, router: BatchRouter, row: int) -> None:
+        """From now on each step's tokens are split over replicas by what all ranks have. row: this layer's only."""
+        self._router, self._row = router, row
 
     def expert_load(self) -> Sequence[int]:
         """Tokens routed to each local slot since the layer was built."""

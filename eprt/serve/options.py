@@ -126,7 +126,8 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
     add("--spare-experts", type=int, default=defaults["spare_experts"], metavar="N",
         help="experts a rank has memory for while they move, default %(default)s; 0: they cannot")  # fmt: skip
     add("--replica-routing", default=defaults["replica_routing"], metavar="HOW",
-        help="which replica a token takes: weights (the plan's, default) or local (nearest first)")  # fmt: skip
+        help="which replica a token takes: weights (the plan's, default), local (nearest first, in the same "
+        "proportion), batch or batch-lp (split anew in each step, evenly and then locally)")  # fmt: skip
     add("--load-window", type=float, default=ServeOptions.load_window_s, metavar="S",
         help="seconds of one window of expert load, default %(default)s")  # fmt: skip
     add("--migration-timeout", type=float, default=ServeOptions.migration_timeout_s, metavar="S",
@@ -203,6 +204,8 @@ def parse(argv: list[str]) -> ServeOptions:
     _check_faults(args.inject, args.ranks)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
+    if args.rebalance_slow_ranks and args.replica_routing.startswith("batch"):
+        raise OptionError("--rebalance-slow-ranks needs --replica-routing weights or local: batch splits evenly")
     _check_model_dir(Path(args.model), args.skip_tokenizer_init)
     return ServeOptions(
         engine=engine,

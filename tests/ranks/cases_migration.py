@@ -15,6 +15,7 @@ from eprt.engine.engine import Engine
 from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.api import EPError
 from eprt.ep.migration_job import Job
+from tests.ranks import cases_routing
 
 VOCAB = 128
 
@@ -323,6 +324,8 @@ def never_begins(group: EPGroup, engine: Engine, target: np.ndarray) -> None:
 def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
     same_tokens(group, directory, exact)
     same_tokens(group, directory, exact, replica_routing="local", num_redundant_experts=9)
+    if group.size == 4:  # routing.py's own cases run on any number
+        same_tokens(group, directory, exact, replica_routing="batch", num_redundant_experts=9)
     if group.size > 1:
         idle_ranks_move_too(group, directory)
         memory_cap(group, directory)
@@ -346,6 +349,7 @@ def run_all(
     texts: Sequence[str] = (),
 ) -> None:
     """demo: the demo model in bf16, whose drafts are used, and in fp8, whose are not."""
+    cases_routing.all_cases(group)
     for directory in directories:
         one_way(group, directory, exact)
     for directory, num_drafts in zip(demo, (2, 0)):

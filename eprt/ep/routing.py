@@ -1,0 +1,55 @@
+"""BatchRouter: a step's tokens over the replicas of their experts, by what all ranks route in this very step.
+
+A placement's weights are right on the average; a batch is never the average. Here every rank shows, layer by layer, how
+many tokens it has for each expert, and every rank computes the same split: the busiest rank's load as low as it can be,
+then as many tokens as possible on their own rank and their own node (eprt/balancer/split.py). The split goes by counts,
+never by a token's position. It costs one exchange between ranks per layer: worth it where batches are large and uneven.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.balancer import Placement, ReplicaTable, assign, split_batch
+from eprt.ep.board import StepBoard
+from eprt.ep.group import EPGroup
+from eprt.ep.placement import SlotMap
+
+# EngineConfig.replica_routing -> method of split_batch.
+METHODS = {"batch": "water_filling", "batch-lp": "lp"}
+
+
+class BatchRouter:
+    """Shared by a model's layers. Construction and slot_idx are collective: all ranks, the same layers in order."""
+
+    def __init__(self, group: EPGroup, num_experts: int, method: str = "water_filling", timeout_s: float | None = None):
+        self._group, self._num_experts, self._method = group, num_experts, method
+        nodes = group.node_of_rank
+        even = group.size % group.num_nodes == 0 and list(nodes) == sorted(nodes)
+        self._num_nodes = group.num_nodes if even and len(set(map(nodes.count, nodes))) == 1 else 1
+        self._board = StepBoard(group, num_experts, timeout_s)
+        self._tables: dict[int, tuple[SlotMap, ReplicaTable]] = {}
+
+    def slot_idx(self, layer: int, slot_map: SlotMap, expert_idx_TK: Tensor) -> Tensor:
+        """int64 slots for logical experts; -1 stays -1. layer: any number that is this layer's only."""
+        if slot_map.slot_table_LX.shape[1] == 1:  # the same on all ranks: no expert has a replica
+            return slot_map.slot_idx(expert_idx_TK)
+        expert_TK = expert_idx_TK.cpu().numpy()
+        count_E = np.bincount(expert_TK.reshape(-1) + 1, minlength=self._num_experts + 1)[1:]  # without the masked
+        count_SE = self._board.exchange(count_E)  # type: ignore[arg-type]
+        table = self._table(layer, slot_map)
+        quota_P = split_batch(table, count_SE, method=self._method, source=self._group.rank)
+        slot_TK = assign(table, expert_TK, quota_P, self._group.rank)
+        return torch.from_numpy(slot_TK).to(expert_idx_TK.device)
+
+    def _table(self, layer: int, slot_map: SlotMap) -> ReplicaTable:
+        known, table = self._tables.get(layer, (None, None))
+        if known is not slot_map or table is None:
+            row_P = slot_map.expert_of_slot_S.numpy()
+            table = ReplicaTable.of_layer(Placement(row_P[None], self._group.size, self._num_nodes), 0)
+            self._tables[layer] = (slot_map, table)
+        return table
+
+    def close(self) -> None:
+        """Collective while all ranks live; never hangs when some do not."""
+        self._board.close()
