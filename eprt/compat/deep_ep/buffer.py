@@ -190,9 +190,7 @@ class Buffer:
             received, event = self._normal().dispatch_again(x, handle, num_sms, previous_event, async_finish)
             return received, None, None, None, None, event
         if is_token_in_rank is None or num_tokens_per_rank is None or num_tokens_per_expert is None:
-            self._checks.fail(
-                "dispatch: without a handle, pass what get_dispatch_layout gives: num_tokens_per_rank, ..."
-            )
+            self._checks.fail("dispatch: without a handle, pass all that get_dispatch_layout gives")
         if (topk_idx is None) != (topk_weights is None):
             self._checks.fail("dispatch: topk_idx and topk_weights go together")
         if num_worst_tokens and topk_idx is None:
