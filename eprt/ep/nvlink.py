@@ -319,6 +319,7 @@ class NvlinkBackend:
     def _raise_failure(self) -> None:
         """Raises what a kernel has reported since the last time, once."""
         if error := take_failure(self._failure.words, self._asked):
+            self.kernels.mask[self.group.rank].zero_()  # it waited for itself: for a tile that did not come
             raise error
 
     def _check_open(self, verb: str) -> None:

@@ -8,19 +8,32 @@ from itertools import product
 from pathlib import Path
 
 from eprt import env
+from eprt.ep import nvlink_normal
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import PAYLOAD_DTYPES, kernel_sources
-from eprt.gpu.jit import cubin
+from eprt.gpu.jit import KernelSource, cubin
 
 MODELS = ((7168, 8), (5120, 6), (2048, 6))  # (hidden, top-k): DeepSeek V3 and R1; V2; V2-Lite
 RANKS = (1, 2, 4, 8)
 
 
+def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
+    """(what for, source) of every kernel that is built ahead."""
+    for ranks in RANKS:
+        for source in nvlink_normal.kernel_sources(ranks, arch=arch):
+            yield f"ranks {ranks} normal mode", source
+        yield f"ranks {ranks} DeepEP's interface", KernelSource("layout", arch, (("NUM_RANKS", ranks),))
+    # Of a shape, kernels know hidden, top_k, num_ranks and payload; the rest is given to them call by call.
+    for (hidden, top_k), ranks in product(MODELS, RANKS):
+        shapes = {payload: HeapShape(ranks, 1, hidden, top_k, 1, payload, False, 2) for payload in PAYLOAD_DTYPES}
+        shapes["DeepEP's interface"] = HeapShape(ranks, 1, hidden, top_k, 1, "either", False, 2, late_weights=True)
+        for what, shape in shapes.items():
+            for name, source in kernel_sources(shape, arch=arch).items():
+                yield f"hidden {hidden} top-k {top_k} ranks {ranks} {what}: {name}", source
+
+
 def build(arch: str = "sm_90a") -> Iterator[str]:
     """Compiles what is not there yet; yields a line per kernel. Raises ImportError when NVRTC is not installed."""
-    for (hidden, top_k), ranks, payload in product(MODELS, RANKS, PAYLOAD_DTYPES):
-        # Of a shape, kernels know hidden, top_k, num_ranks and payload; the rest is given to them call by call.
-        shape = HeapShape(ranks, 1, hidden, top_k, 1, payload, exact=False, num_buffers=2)
-        for name, source in kernel_sources(shape, arch=arch).items():
-            yield f"{source.name} {arch} hidden {hidden} top-k {top_k} ranks {ranks} {name}: {len(cubin(source))} B"
+    for what, source in sources(arch):
+        yield f"{source.name} {arch} {what}: {len(cubin(source))} B"
     yield f"kernel cache: {Path(env.get('EPRT_KERNEL_CACHE')).expanduser()}"

@@ -309,6 +309,7 @@ def missing_tile(group: EPGroup) -> None:
             assert "tile 1: signal 0, threshold 3" in str(error), error
         else:
             assert isinstance(error, EPTimeoutError) and error.peer == 0 and "combine" in error.phase, error
+    assert query(group, buffer) == (set() if group.rank == 0 else {0}), "it does not mask itself"
     group.barrier()
     buffer.destroy()
 

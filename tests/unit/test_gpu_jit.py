@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from eprt.ep import nvlink_layout, nvlink_normal, nvlink_normal_layout
+from eprt.compat.deep_ep import layout
+from eprt.compat.deep_ep.low_latency import Shape
+from eprt.ep import nvlink_layout, nvlink_normal, nvlink_normal_layout, nvlink_prebuild
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import kernel_sources
 from eprt.gpu import jit
@@ -59,6 +61,14 @@ def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache,
     keys = {jit.cache_key(s) for k in (1, 2) for s in kernel_sources(shape(256, k, 1)).values()}
     keys |= {jit.cache_key(s) for s in kernel_sources(shape(256, 1, 1), arch="sm_80").values()}
     assert len(keys) == 6
+
+
+def test_what_is_built_ahead_is_what_the_layers_ask_for():
+    ahead = {source for _, source in nvlink_prebuild.sources()}
+    face = Shape(128, 7168, 256, 8).heap(8)
+    normal = nvlink_normal.kernel_sources(8)
+    assert ahead >= {*kernel_sources(face).values(), *normal, layout.source(8)}
+    assert ahead >= set(kernel_sources(HeapShape(4, 64, 2048, 6, 16, "fp8", False, num_buffers=2)).values())
 
 
 def test_a_compiler_error_carries_the_log(nvrtc, cache):

@@ -226,6 +226,7 @@ class LowLatencyMode:
         failure = take_failure(self.kernels.failure.words, self._asked)
         if failure is None:
             return
+        self.kernels.mask[self.group.rank].zero_()  # it waited for itself: for a tile that did not come
         if not (self._shrink and isinstance(failure, EPTimeoutError)):
             raise failure
         _log.warning("%s; it is masked from now on", failure)
