@@ -28,23 +28,24 @@ FP8, SAME, FP32 = 0, 1, 2
 
 @triton.jit
 def _product(
-    acc, x, x_scale, w, w_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, K,
+    acc, x, x_scale, w, w_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, begin, end,
+    w_stride,
     KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
     SCALED_W: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
 ):  # fmt: skip
-    """acc [N tile, M tile] += W x^T. column_N: weight rows of the tile, all of one scale block."""
+    """acc [N tile, M tile] += W x^T over columns begin..end. column_N: the tile's weight rows, in one scale block."""
     inside_N = column_N < N
     step = tl.arange(0, BLOCK_K)
-    w_at = w + column_N[:, None].to(tl.int64) * K + step[None, :]
+    w_at = w + column_N[:, None].to(tl.int64) * w_stride + step[None, :]
     x_at = x + row_M[None, :].to(tl.int64) * x_stride + step[:, None]
     block_of_N = (tl.min(column_N, 0) // SCALE_BLOCK).to(tl.int64) * w_groups
-    for k in range(0, K, BLOCK_K):
+    for k in range(begin, end, BLOCK_K):
         if WHOLE_K:
             w_NK = tl.load(w_at + k, mask=inside_N[:, None], other=0.0)
             x_KM = tl.load(x_at + k, mask=row_inside_M[None, :], other=0.0)
         else:
-            w_NK = tl.load(w_at + k, mask=inside_N[:, None] & (k + step < K)[None, :], other=0.0)
-            x_KM = tl.load(x_at + k, mask=row_inside_M[None, :] & (k + step < K)[:, None], other=0.0)
+            w_NK = tl.load(w_at + k, mask=inside_N[:, None] & (k + step < end)[None, :], other=0.0)
+            x_KM = tl.load(x_at + k, mask=row_inside_M[None, :] & (k + step < end)[:, None], other=0.0)
         if KIND == 0:
             x_scale_M = tl.load(x_scale + row_M.to(tl.int64) * x_groups + k // SCALE_BLOCK, mask=row_inside_M, other=0)
             factor_M = x_scale_M * tl.load(w_scale + block_of_N + k // SCALE_BLOCK)
@@ -59,19 +60,28 @@ def _product(
     return acc
 
 
-@triton.jit(do_not_specialize=["num_experts"])  # of one matrix: the rows
+# What changes from step to step is no reason to compile once more.
+@triton.jit(do_not_specialize=["num_experts", "num_rows"])
 def _grouped_gemm(
     y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, x_stride, x_groups, w_groups, N, K, num_experts, scale_rows,
+    num_rows,
     KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
     SCALED_W: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
 ):  # fmt: skip
-    """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. num_experts: or rows, ungrouped."""
+    """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. Not GROUPED: all rows are one
+    expert's.
+
+    The second axis of the grid splits K: y is then [splits, rows, N], to be added up.
+    """
     expert_E = tl.arange(0, EXPERTS)
     if GROUPED:
         count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
     else:
-        count = tl.where(expert_E == 0, num_experts, 0)
+        count = tl.where(expert_E == 0, num_rows, 0)
+    share = ((K + BLOCK_K - 1) // BLOCK_K + tl.num_programs(1) - 1) // tl.num_programs(1) * BLOCK_K
+    k_begin = tl.program_id(1) * share
+    k_end = tl.minimum(K, k_begin + share)
     tiles_N = (N + BLOCK_N - 1) // BLOCK_N
     for tile in range(tl.program_id(0), num_tiles(count, BLOCK_M) * tiles_N, tl.num_programs(0)):
         expert, begin, rows, first = find_tile(tile // tiles_N, count, expert_E, BLOCK_M)
@@ -83,14 +93,14 @@ def _grouped_gemm(
         matrix_scale = w_scale + storage.to(tl.int64) * scale_rows * w_groups
         zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         y_NM = _product(
-            zero, x, x_scale, matrix, matrix_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, K,
-            KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
+            zero, x, x_scale, matrix, matrix_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N,
+            k_begin, k_end, K, KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
         )  # fmt: skip
         if GATED:
             up_scale = matrix_scale + (scale_rows // 2) * w_groups
             up_NM = _product(
-                zero, x, x_scale, matrix + N * K, up_scale, row_M, row_inside_M, column_N, x_stride,
-                x_groups, w_groups, N, K, KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
+                zero, x, x_scale, matrix + N * K, up_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups,
+                N, k_begin, k_end, K, KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
             )  # fmt: skip
             y_NM = silu(y_NM) * up_NM
         if QUANTISE:  # BLOCK_N is the scale block
@@ -99,7 +109,8 @@ def _grouped_gemm(
             tl.store(y_scale + at_M, scale_M, mask=row_inside_M)
             y_NM = y_NM / scale_M[None, :]
         y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
-        to = y + row_M[:, None].to(tl.int64) * N + column_N[None, :]
+        out_M = tl.program_id(1).to(tl.int64) * num_rows + row_M
+        to = y + out_M[:, None] * N + column_N[None, :]
         tl.store(to, y_MN, mask=row_inside_M[:, None] & (column_N < N)[None, :])
 
 
@@ -148,12 +159,14 @@ def grouped_gemm(
     out_RN: Tensor | None = None,
     dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
+    splits: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """(y [R, N], its scales [R, ceil(N / 128)] if quantised). Rows past the sum of recv_count_E stay unwritten.
 
     x_RK: rows of expert e follow those of e - 1; e4m3 with x_scale_RG, bfloat16 or float32. w: [E, N, K] ([E, 2N, K] if
     gated: gate rows, then up rows; y is then silu(gate) * up); a matrix [N, K] without recv_count_E is applied to all
     rows. storage_E: the matrix of each expert. quantise: y is e4m3. dtype: of y otherwise, default bfloat16 or float32.
+    splits: parts of K computed apart, ungrouped only; y is then fp32 [splits, R, N], to be added up.
     """
     kind = kind_of(x_RK, w)
     R, K = x_RK.shape
@@ -164,17 +177,18 @@ def grouped_gemm(
     if out_RN is None:
         default = torch.float32 if kind == FP32 else torch.bfloat16
         dtype = torch.float8_e4m3fn if quantise else dtype or default
-        out_RN = torch.empty(R, N, dtype=dtype, device=x_RK.device)
+        shape = (R, N) if splits == 1 else (splits, R, N)
+        out_RN = torch.empty(shape, dtype=dtype if splits == 1 else torch.float32, device=x_RK.device)
     scale_RG = torch.empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32, device=x_RK.device) if quantise else None
     if R == 0:
         return out_RN, scale_RG
     scaled_w = w.scale is not None
     most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
-    _grouped_gemm[(min(most_tiles, _num_sms(x_RK.device) * tiling.programs_per_sm),)](
+    _grouped_gemm[(min(most_tiles, num_sms(x_RK.device) * tiling.programs_per_sm), splits)](
         out_RN, out_RN if scale_RG is None else scale_RG, x_RK, x_RK if x_scale_RG is None else x_scale_RG,
         w.data, w.scale if scaled_w else w.data, x_RK if recv_count_E is None else recv_count_E,
         x_RK if storage_E is None else storage_E, x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
-        triton.cdiv(K, BLOCK), N, K, R if recv_count_E is None else num_experts, triton.cdiv(stored_rows, BLOCK),
+        triton.cdiv(K, BLOCK), N, K, num_experts, triton.cdiv(stored_rows, BLOCK), R,
         KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
         HAS_STORAGE=storage_E is not None, SCALED_W=scaled_w, EXPERTS=triton.next_power_of_2(num_experts),
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK,
@@ -183,6 +197,6 @@ def grouped_gemm(
     return out_RN, scale_RG
 
 
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
     """The interpreter has no GPU: there a few programs do."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

@@ -4,6 +4,8 @@ rows (token, head) of one request, token after token; a request's context is cut
 L latent and R rotary values of a cache entry (L + R = D), S splits.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -116,6 +118,16 @@ def _add_splits(out, partial, log_sum, num_rows, latent_size, num_splits, SPLITS
     tl.store(out + row * latent_size + i, acc.to(out.dtype.element_ty), mask=i < latent_size)
 
 
+@dataclass(frozen=True)
+class Tiling:
+    """queries (token, head) by keys; num_stages: tiles of keys on their way."""
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
 def attend(
     q_latent_TNL: Tensor,
     q_rope_TNR: Tensor,
@@ -125,6 +137,7 @@ def attend(
     query_start_B1: Tensor | None,
     softmax_scale: float,
     num_splits: int | None = None,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """[T, N, L] of the queries' dtype, contiguous. query_start_B1: None for one token per request.
 
@@ -138,7 +151,8 @@ def attend(
     if T == 0:
         return out_TNL
     accurate, R, B = q_latent_TNL.dtype == torch.float32, q_rope_TNR.shape[2], seq_len_B.shape[0]
-    tile, keys, warps = _tiling(accurate, N if query_start_B1 is None else T * N)
+    tiling = tiling or tiling_of(accurate, N if query_start_B1 is None else T * N)
+    tile = tiling.queries
     num_tiles = B * triton.cdiv(N, tile) if query_start_B1 is None else triton.cdiv(T * N, tile) + B
     splits = num_splits or (_num_splits(num_tiles, out_TNL.device) if query_start_B1 is None else 1)
     partial = log_sum = out_TNL
@@ -152,9 +166,10 @@ def attend(
         B, N, kv_pages.shape[1], page_table_BP.stride(0), L, R, splits, T * N,
         q_latent_TNL.stride(0), q_latent_TNL.stride(1), q_rope_TNR.stride(0), q_rope_TNR.stride(1),
         ONE_TOKEN=query_start_B1 is None, SPLIT=splits > 1, ACCURATE=accurate,
-        REQUESTS=1 if query_start_B1 is None else max(64, triton.next_power_of_2(B)), TILE=tile, KEYS=keys,
-        LATENT=latent,
-        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, num_warps=warps, num_stages=2,
+        REQUESTS=1 if query_start_B1 is None else max(64, triton.next_power_of_2(B)), TILE=tile,
+        KEYS=tiling.keys, LATENT=latent,
+        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )  # fmt: skip
     if splits > 1:
         _add_splits[(T * N,)](
@@ -163,11 +178,10 @@ def attend(
     return out_TNL
 
 
-def _tiling(accurate: bool, rows: int) -> tuple[int, int, int]:
-    """(queries and keys of a tile, warps)"""
+def tiling_of(accurate: bool, rows: int) -> Tiling:
     if accurate:
-        return 16, 16, 4
-    return (64, 32, 8) if rows > 16 else (16, 32, 4)
+        return Tiling(16, 16, 4, 2)
+    return Tiling(64, 32, 8, 2) if rows > 16 else Tiling(16, 32, 4, 2)
 
 
 def _num_splits(num_tiles: int, device: torch.device) -> int:
