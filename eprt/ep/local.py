@@ -1,6 +1,6 @@
 """LocalBackend: the four verbs where all experts are on this rank. Nothing is sent; rows are sorted by slot.
 
-Plain torch, on any device, in any dtype. Shapes depend on shapes alone and nothing waits for a GPU, so all verbs may be
+On any device, in any dtype. Shapes depend on shapes alone and nothing waits for a GPU, so all verbs may be
 captured in a CUDA graph.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.ep.api import DispatchHandle, EPConfig, Received
 from eprt.ep.checks import Checks
 from eprt.ep.group import EPGroup
@@ -83,13 +84,8 @@ class LocalBackend:
         self._order.done(COMBINE_RECV, handle.epoch)
         state: LocalDispatch = handle.state
         (y_RH,) = state.y_RH
-        sum_TH = torch.zeros(state.x_TH.shape, dtype=torch.float32, device=y_RH.device)
-        for k in range(self.config.top_k):
-            # Rows of masked entries hold anything, also NaN: they are left out, not multiplied by 0.
-            masked_T1 = state.slot_idx_TK[:, k, None] < 0
-            part_TH = y_RH[state.row_TK[:, k]].float() * handle.topk_weights_TK[:, k, None]
-            sum_TH += part_TH.masked_fill(masked_T1, 0.0)
-        return sum_TH.to(self.config.dtype)
+        row_TK = torch.where(state.slot_idx_TK < 0, -1, state.row_TK)
+        return ops.sum_rows(y_RH, row_TK, handle.topk_weights_TK)
 
     def check(self) -> None:
         """Verbs raise what they find themselves."""

@@ -1,6 +1,6 @@
 """Operators: on CPU tensors by the kernels of csrc/cpu, on GPU tensors by ops/cuda. reference.py: slow oracles."""
 
-from eprt.ops import attention, elementwise
+from eprt.ops import attention, elementwise, rows
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
 from eprt.ops.by_device import by_device
@@ -17,6 +17,7 @@ rms_norm = by_device(elementwise.rms_norm)
 rope_half = by_device(elementwise.rope_half)
 rope_interleaved = by_device(elementwise.rope_interleaved)
 silu_mul = by_device(elementwise.silu_mul)
+sum_rows = by_device(rows.sum_rows)
 
 __all__ = [
     "Weight",
@@ -33,4 +34,5 @@ __all__ = [
     "rope_half",
     "rope_interleaved",
     "silu_mul",
+    "sum_rows",
 ]

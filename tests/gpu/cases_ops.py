@@ -5,8 +5,10 @@ from torch import Tensor
 
 from eprt.ops import cuda, reference
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
+from eprt.ops.cuda.linear import _add_parts
 from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.rows import sum_rows
 from eprt.ops.weight import Weight, quantize_fp8
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -115,8 +117,18 @@ def quantising(draw: Draw) -> None:
     assert not data.float().any() and scale.isfinite().all()
 
 
-def linears(draw: Draw) -> None:
-    for rows, n, k in ((1, 256, 128), (7, 96, 200), (33, 130, 384), (0, 16, 32)):
+def rows_back(draw: Draw) -> None:
+    for dtype in DTYPES:
+        for tokens, top_k, size in ((5, 4, 96), (1, 8, 2050), (0, 2, 16)):
+            y, weight = draw.normal(tokens * top_k + 1, size, dtype=dtype), draw.normal(tokens, top_k)
+            row = torch.randperm(tokens * top_k, generator=draw.generator).view(tokens, top_k).to(draw.device)
+            row[:, 1:][draw.integers(0, 3, tokens, top_k - 1) == 0] = -1
+            y[-1] = float("nan")  # where -1 would lead
+            near(cuda.sum_rows(y, row, weight), sum_rows(*cpu(y, row, weight)), ROUNDING[dtype], f"sum_rows {dtype}")
+
+
+def linears(draw: Draw, shapes=((1, 256, 128), (7, 96, 200), (33, 130, 384), (0, 16, 32))) -> None:
+    for rows, n, k in shapes:
         weight, bias = draw.normal(n, k, scale=k**-0.5), draw.normal(n)
         for dtype in DTYPES:
             x, plain = draw.normal(rows, k, dtype=dtype), Weight(weight.to(dtype))
@@ -132,6 +144,18 @@ def linears(draw: Draw) -> None:
         x = x.bfloat16()
         want = _fp8_oracle(x, fp8, bias)
         near(cuda.linear(x, on_device, bias), want, ROUNDING[torch.bfloat16], f"fp8 linear {rows}x{n}x{k}")
+
+
+def splits_of_k(draw: Draw) -> None:
+    """Parts of K, also more than there are blocks, add up to the whole."""
+    x, weight = draw.normal(5, 640), _on(draw.device, quantize_fp8(draw.normal(200, 640, scale=0.04).cpu()))
+    data, scale = quantize_rows(x)
+    for rows, kind in (((x, None), "fp32"), ((data, scale), "fp8")):
+        whole = grouped_gemm(rows[0], weight, x_scale_RG=rows[1], dtype=torch.float32)[0]
+        for splits in (2, 3, 7):
+            parts = grouped_gemm(rows[0], weight, x_scale_RG=rows[1], splits=splits)[0]
+            assert parts.shape == (splits, 5, 200)
+            near(_add_parts(parts, torch.float32), whole, 2e-6, f"{kind} in {splits} parts of K")
 
 
 def _fp8_oracle(x: Tensor, weight: Weight, bias: Tensor) -> Tensor:
@@ -212,5 +236,10 @@ def splits(draw: Draw, heads: int, latent: int, rope: int, pages: Tensor, table:
         near(attend(q, r, pages, table, length, None, 0.2, num_splits=count), whole, 5e-3, f"{count} splits")
 
 
-SMALL = (norms, silu, ropes, cache, gates, quantising, linears)
-ALL = (*SMALL, experts, attention)
+def large_linears(draw: Draw) -> None:
+    """Where cuBLAS multiplies fp8, and where K is split."""
+    linears(draw, shapes=((130, 272, 1024), (40, 2112, 7168), (3, 2112, 7168)))
+
+
+SMALL = (norms, silu, ropes, cache, gates, quantising, rows_back, linears, splits_of_k)
+ALL = (*SMALL, experts, attention, large_linears)

@@ -11,6 +11,7 @@ from eprt.ops.cuda.gate import gate_topk
 from eprt.ops.cuda.linear import linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.rope import rope_half, rope_interleaved
+from eprt.ops.cuda.rows import sum_rows
 from eprt.ops.cuda.silu import silu_mul
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "rope_half",
     "rope_interleaved",
     "silu_mul",
+    "sum_rows",
 ]

@@ -2,7 +2,7 @@
 
 With few rows the product is as fast as its weights are read. Hence: the weights' rows are the tile's long side (the
 product is computed as W x^T, so that tensor cores get tiles of 64 to 128 weight rows however few tokens there are),
-tiles of 16 to 128 tokens, loads several tiles ahead, and a grid that stays (each program takes tile after tile),
+tiles of 16 to 64 tokens, loads several tiles ahead, and a grid that stays (each program takes tile after tile),
 because how many tiles there are is known only on the GPU.
 
 Three kinds of arithmetic, all accumulating in fp32:
@@ -66,22 +66,24 @@ def _grouped_gemm(
     y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, x_stride, x_groups, w_groups, N, K, num_experts, scale_rows,
     num_rows,
     KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
-    SCALED_W: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SCALED_W: tl.constexpr, SPLIT_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
 ):  # fmt: skip
     """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. Not GROUPED: all rows are one
     expert's.
 
-    The second axis of the grid splits K: y is then [splits, rows, N], to be added up.
+    SPLIT_K: the second axis of the grid splits K; y is then [splits, rows, N], to be added up.
     """
     expert_E = tl.arange(0, EXPERTS)
     if GROUPED:
         count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
     else:
         count = tl.where(expert_E == 0, num_rows, 0)
-    share = ((K + BLOCK_K - 1) // BLOCK_K + tl.num_programs(1) - 1) // tl.num_programs(1) * BLOCK_K
-    k_begin = tl.program_id(1) * share
-    k_end = tl.minimum(K, k_begin + share)
+    k_begin, k_end = 0, K
+    if SPLIT_K:
+        share = ((K + BLOCK_K - 1) // BLOCK_K + tl.num_programs(1) - 1) // tl.num_programs(1) * BLOCK_K
+        k_begin = tl.program_id(1) * share
+        k_end = tl.minimum(K, k_begin + share)
     tiles_N = (N + BLOCK_N - 1) // BLOCK_N
     for tile in range(tl.program_id(0), num_tiles(count, BLOCK_M) * tiles_N, tl.num_programs(0)):
         expert, begin, rows, first = find_tile(tile // tiles_N, count, expert_E, BLOCK_M)
@@ -109,7 +111,9 @@ def _grouped_gemm(
             tl.store(y_scale + at_M, scale_M, mask=row_inside_M)
             y_NM = y_NM / scale_M[None, :]
         y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
-        out_M = tl.program_id(1).to(tl.int64) * num_rows + row_M
+        out_M = row_M.to(tl.int64)
+        if SPLIT_K:
+            out_M += tl.program_id(1).to(tl.int64) * num_rows
         to = y + out_M[:, None] * N + column_N[None, :]
         tl.store(to, y_MN, mask=row_inside_M[:, None] & (column_N < N)[None, :])
 
@@ -127,11 +131,11 @@ class Tiling:
 
 
 def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
-    block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64 if gated else 128)
+    block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64)
     if kind == FP32:
         return Tiling(16, 64, 32, 4, 2, 2)
     block_n, block_k = (128, 128) if kind == FP8 else (128, 64)
-    return Tiling(block_m, block_n, block_k, 8 if block_m > 32 else 4, 4 if block_m <= 64 else 3, 2)
+    return Tiling(block_m, block_n, block_k, 8 if gated and block_m > 32 else 4, 4, 2)
 
 
 def kind_of(x: Tensor, w: Weight) -> int:
@@ -190,9 +194,10 @@ def grouped_gemm(
         x_RK if storage_E is None else storage_E, x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
         triton.cdiv(K, BLOCK), N, K, num_experts, triton.cdiv(stored_rows, BLOCK), R,
         KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
-        HAS_STORAGE=storage_E is not None, SCALED_W=scaled_w, EXPERTS=triton.next_power_of_2(num_experts),
-        BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK,
-        WHOLE_K=K % tiling.block_k == 0, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        HAS_STORAGE=storage_E is not None, SCALED_W=scaled_w, SPLIT_K=splits > 1,
+        EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, WHOLE_K=K % tiling.block_k == 0,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return out_RN, scale_RG
 

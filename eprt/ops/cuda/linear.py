@@ -1,4 +1,4 @@
-"""Dense products: cuBLAS for plain weights, the grouped product's kernel for fp8 ones."""
+"""Dense products: cuBLAS, but for fp8 weights and few rows, where the grouped product's kernel splits K."""
 
 import torch
 import torch.nn.functional as F
@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.grouped_gemm import Tiling, grouped_gemm, num_sms
+from eprt.ops.cuda.grouped_gemm import FP8, grouped_gemm, num_sms, tiling_of
 from eprt.ops.cuda.quantize import quantize_rows
-from eprt.ops.weight import Weight
+from eprt.ops.weight import BLOCK, Weight
 
 _SHORTEST_SPLIT = 768  # columns
+_FEW_ROWS = 32  # up to which splitting K was faster than cuBLAS, on an H200
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -31,12 +32,35 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
 
 
 def _fp8_linear(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
+    if x_MK.shape[0] > _FEW_ROWS and _cublas_takes(w_NK, out_dtype):
+        return _scaled_mm(x_MK, w_NK)
+    return _split_gemm(x_MK, w_NK, out_dtype)
+
+
+def _cublas_takes(w_NK: Weight, out_dtype: torch.dtype) -> bool:
+    """Blocks of 128 by 128 on Hopper, from CUDA 12.9 on; torch has had the call since 2.10."""
+    n, k = w_NK.shape
+    fits = k % (4 * BLOCK) == 0 and n % 16 == 0 and out_dtype == torch.bfloat16 and w_NK.data.is_cuda
+    return fits and hasattr(F, "scaled_mm") and torch.cuda.get_device_capability(w_NK.data.device) == (9, 0)
+
+
+def _scaled_mm(x_MK: Tensor, w_NK: Weight) -> Tensor:
+    """cuBLAS: many rows. It takes multiples of 16 of them, and their scales column by column."""
+    assert w_NK.scale is not None
+    data_PK, scale_PG = quantize_rows(x_MK, padded_to=16)
+    per_row, per_block, plain = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128, F.SwizzleType.NO_SWIZZLE
+    y_PN = F.scaled_mm(
+        data_PK, w_NK.data.T, [scale_PG], [per_row], [w_NK.scale.T], [per_block], [plain], [plain], None, torch.bfloat16
+    )
+    return y_PN[: x_MK.shape[0]]
+
+
+def _split_gemm(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
     """Few rows: K is split so that every SM reads weights."""
     data_MK, scale_MG = quantize_rows(x_MK)
     (M, K), N = x_MK.shape, w_NK.shape[0]
-    block_m = min(max(16, triton.next_power_of_2(M)), 64 if M <= 512 else 128)
-    tiling = Tiling(block_m, 128, 128, 4 if block_m <= 32 else 8, 4 if block_m <= 64 else 3, 2)
-    tiles = triton.cdiv(M, block_m) * triton.cdiv(N, tiling.block_n)
+    tiling = tiling_of(FP8, M, gated=False)
+    tiles = triton.cdiv(M, tiling.block_m) * triton.cdiv(N, tiling.block_n)
     splits = max(1, min(2 * num_sms(x_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
     y = grouped_gemm(data_MK, w_NK, x_scale_RG=scale_MG, dtype=out_dtype, tiling=tiling, splits=splits)[0]
     return y if splits == 1 else _add_parts(y, out_dtype)

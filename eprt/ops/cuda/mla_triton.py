@@ -51,10 +51,11 @@ def _add_keys(most, total, acc, score, latent, ACCURATE: tl.constexpr):
 @triton.jit(do_not_specialize=["num_requests", "table_width", "num_splits", "num_rows"])
 def _attend(
     out, partial, log_sum, q_latent, q_rope, pages, page_table, seq_len_B, query_start_B1, scale,
-    num_requests, num_heads, page_size, table_width, latent_size, rope_size, num_splits, num_rows,
+    num_requests, num_heads, table_width, latent_size, rope_size, num_splits, num_rows,
     q_token_stride, q_head_stride, r_token_stride, r_head_stride,
     ONE_TOKEN: tl.constexpr, SPLIT: tl.constexpr, ACCURATE: tl.constexpr, REQUESTS: tl.constexpr,
     TILE: tl.constexpr, KEYS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, WHOLE: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     request, first_token, num_tokens, first = _rows_of_tile(
         query_start_B1, num_requests, num_heads, ONE_TOKEN, REQUESTS, TILE
@@ -81,8 +82,8 @@ def _attend(
     for key in range(begin, end, KEYS):
         position = key + tl.arange(0, KEYS)
         known = position < end
-        page = tl.load(page_table + request.to(tl.int64) * table_width + position // page_size, mask=known, other=0)
-        entry = pages + (page.to(tl.int64) * page_size + position % page_size)[:, None] * (latent_size + rope_size)
+        page = tl.load(page_table + request.to(tl.int64) * table_width + position // PAGE, mask=known, other=0)
+        entry = pages + (page.to(tl.int64) * PAGE + position % PAGE)[:, None] * (latent_size + rope_size)
         if WHOLE:
             latent = tl.load(entry + i[None, :], mask=known[:, None], other=0.0)
         else:
@@ -163,12 +164,12 @@ def attend(
     _attend[(num_tiles, splits)](
         out_TNL, partial, log_sum, q_latent_TNL, q_rope_TNR, kv_pages, page_table_BP, seq_len_B,
         seq_len_B if query_start_B1 is None else query_start_B1, softmax_scale,
-        B, N, kv_pages.shape[1], page_table_BP.stride(0), L, R, splits, T * N,
+        B, N, page_table_BP.stride(0), L, R, splits, T * N,
         q_latent_TNL.stride(0), q_latent_TNL.stride(1), q_rope_TNR.stride(0), q_rope_TNR.stride(1),
         ONE_TOKEN=query_start_B1 is None, SPLIT=splits > 1, ACCURATE=accurate,
         REQUESTS=1 if query_start_B1 is None else max(64, triton.next_power_of_2(B)), TILE=tile,
         KEYS=tiling.keys, LATENT=latent,
-        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, num_warps=tiling.num_warps,
+        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, PAGE=kv_pages.shape[1], num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip
     if splits > 1:
@@ -181,11 +182,11 @@ def attend(
 def tiling_of(accurate: bool, rows: int) -> Tiling:
     if accurate:
         return Tiling(16, 16, 4, 2)
-    return Tiling(64, 32, 8, 2) if rows > 16 else Tiling(16, 32, 4, 2)
+    return Tiling(64, 64, 8, 2) if rows > 16 else Tiling(16, 32, 4, 2)
 
 
 def _num_splits(num_tiles: int, device: torch.device) -> int:
-    """Two programs for each SM, but no more than 32 for one tile."""
+    """As many as the SMs have room for, but no more than 32 for one tile."""
     if device.type != "cuda":
         return 2
-    return max(1, min(32, 2 * torch.cuda.get_device_properties(device).multi_processor_count // num_tiles))
+    return max(1, min(32, torch.cuda.get_device_properties(device).multi_processor_count // num_tiles))

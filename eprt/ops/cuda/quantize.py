@@ -12,24 +12,35 @@ _GROUPS = 8
 SMALLEST = tl.constexpr(1e-12)
 
 
-@triton.jit
-def _quantize_rows(data, scale, x, row_stride, size, num_groups, GROUPS: tl.constexpr, SIZE: tl.constexpr):
+@triton.jit(do_not_specialize=["group_stride", "scale_stride"])
+def _quantize_rows(
+    data, scale, x, row_stride, size, num_groups, scale_stride, group_stride, GROUPS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     value = tl.load(x + row * row_stride + column, mask=column < size, other=0.0).to(tl.float32)
     factor = tl.maximum(tl.max(tl.abs(value), axis=1) / 448.0, SMALLEST)
-    tl.store(scale + row * num_groups + group, factor, mask=group < num_groups)
+    tl.store(scale + row * scale_stride + group * group_stride, factor, mask=group < num_groups)
     tl.store(data + row * size + column, (value / factor[:, None]).to(data.dtype.element_ty), mask=column < size)
 
 
-def quantize_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """(e4m3 [M, K], fp32 [M, ceil(K / 128)]) of float32 or bfloat16 rows."""
+def quantize_rows(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
+    """(e4m3 [M, K], fp32 [M, ceil(K / 128)]) of float32 or bfloat16 rows.
+
+    padded_to: as cuBLAS wants them: M is rounded up to a multiple of it (rows that hold anything), and the scales lie
+    column by column.
+    """
     rows, size = x_MK.shape
-    groups = triton.cdiv(size, BLOCK)
-    data_MK = torch.empty(rows, size, dtype=torch.float8_e4m3fn, device=x_MK.device)
-    scale_MG = torch.empty(rows, groups, dtype=torch.float32, device=x_MK.device)
+    groups, padded = triton.cdiv(size, BLOCK), triton.cdiv(rows, padded_to) * padded_to
+    data_MK = torch.empty(padded, size, dtype=torch.float8_e4m3fn, device=x_MK.device)
+    if padded_to > 1:
+        scale_MG = torch.empty(groups, padded, dtype=torch.float32, device=x_MK.device).T
+    else:
+        scale_MG = torch.empty(rows, groups, dtype=torch.float32, device=x_MK.device)
     if rows:
-        grid = (rows, triton.cdiv(groups, _GROUPS))
-        _quantize_rows[grid](data_MK, scale_MG, x_MK, x_MK.stride(0), size, groups, GROUPS=_GROUPS, SIZE=BLOCK)
+        _quantize_rows[(rows, triton.cdiv(groups, _GROUPS))](
+            data_MK, scale_MG, x_MK, x_MK.stride(0), size, groups, scale_MG.stride(0), scale_MG.stride(1),
+            GROUPS=_GROUPS, SIZE=BLOCK,
+        )  # fmt: skip
     return data_MK, scale_MG
