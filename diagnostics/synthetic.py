@@ -104,7 +104,12 @@ class _State:
 
 
 def matrices_of(
-    job: Job, dispatch_WNN: np.ndarray, combine_WNN: np.ndarray, tokens_WNN: np.ndarray, compute_WN: np.ndarray
+    job: Job,
+    dispatch_WNN: np.ndarray,
+    combine_WNN: np.ndarray,
+    tokens_WNN: np.ndarray,
+    compute_WN: np.ndarray,
+    blocked_WN: np.ndarray | None = None,
 ) -> WindowMatrices:
     own = np.eye(job.num_ranks, dtype=bool)
     start_s_W = 1.76e9 + 10.0 * np.arange(job.num_windows)
@@ -112,6 +117,7 @@ def matrices_of(
         np.arange(job.num_windows), start_s_W, start_s_W + 10, job.node_of_rank_N,
         np.where(own, 0.0, dispatch_WNN), np.where(own, 0.0, combine_WNN), tokens_WNN, tokens_WNN.transpose(0, 2, 1),
         compute_WN, np.full(compute_WN.shape, float(CALLS)), {},
+        blocked_us_WN=np.full(compute_WN.shape, np.nan) if blocked_WN is None else blocked_WN,
     )  # fmt: skip
 
 
@@ -136,6 +142,7 @@ def records_of(matrices: WindowMatrices) -> list[WindowRecord]:
             recv_tokens=tuple((matrices.recv_tokens_WNN[w, rank] * CALLS).astype(int).tolist()),
             compute_us=float(matrices.compute_us_WN[w, rank] * CALLS),
             sent_tokens=tuple((matrices.sent_tokens_WNN[w, rank] * CALLS).astype(int).tolist()),
+            blocked_us=None if math.isnan(blocked := matrices.blocked_us_WN[w, rank]) else float(blocked * CALLS),
         )
         for w, window in enumerate(matrices.window_W)
         for rank in range(num_ranks)

@@ -50,6 +50,7 @@ class _Played(NamedTuple):
     dispatch_WNN: np.ndarray
     combine_WNN: np.ndarray
     compute_WN: np.ndarray
+    blocked_WN: np.ndarray
 
 
 def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
@@ -73,7 +74,8 @@ def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
     world.ready_N[list(job.idle)] *= 0.3
     tokens_WNN[:, :, list(job.idle)] = 0.0
     played = _play(world, rng, num_calls)
-    return matrices_of(job, played.dispatch_WNN, played.combine_WNN, tokens_WNN, played.compute_WN)
+    waits = played.dispatch_WNN, played.combine_WNN
+    return matrices_of(job, *waits, tokens_WNN, played.compute_WN, played.blocked_WN)
 
 
 def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
@@ -84,7 +86,7 @@ def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
         return rng.gamma(k, 1 / k, (W, N))
 
     wire_WNN = np.where(np.eye(N, dtype=bool), 0.0, world.latency_WNN)
-    time_WN, compute_WN = np.zeros((W, N)), np.zeros((W, N))
+    time_WN, compute_WN, blocked_WN = np.zeros((W, N)), np.zeros((W, N)), np.zeros((W, N))
     dispatch_WNN, combine_WNN = np.zeros((W, N, N)), np.zeros((W, N, N))
     for _ in range(num_calls):
         ready_WN = time_WN + world.ready_N * jitter()
@@ -92,12 +94,14 @@ def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
         dispatch_WNN += np.maximum(0.0, there_WNN - ready_WN[:, :, None])
         computing_WN = COMPUTE_US * jitter() + world.late_WN
         compute_WN += computing_WN
-        done_WN = there_WNN.max(axis=2) + computing_WN
+        all_there_WN = there_WNN.max(axis=2)
+        done_WN = all_there_WN + computing_WN
         back_WNN = done_WN[:, None, :] + wire_WNN
         combine_WNN += np.maximum(0.0, back_WNN - done_WN[:, :, None])
         time_WN = back_WNN.max(axis=2)
+        blocked_WN += all_there_WN - ready_WN + time_WN - done_WN
         time_WN -= time_WN.min(axis=1, keepdims=True)
-    return _Played(dispatch_WNN / num_calls, combine_WNN / num_calls, compute_WN / num_calls)
+    return _Played(*(total / num_calls for total in (dispatch_WNN, combine_WNN, compute_WN, blocked_WN)))
 
 
 @lru_cache(maxsize=256)
