@@ -2,7 +2,7 @@
 
 "robust"  logarithms, medians per tier, runs over windows (effects.py, runs.py). What everything else here uses.
 "zscore"  distance from the mean in standard deviations, as other tools do; kept for comparison. A faulty rank shifts
-          mean and deviation too: among N ranks no column can reach (N - 1) / sqrt(N), which is below 3 up to N = 10.
+          mean and deviation too: among N ranks no column can pass sqrt(N - 1), which is 3 at N = 10.
 
 With two or three ranks a median cannot tell a rank from its link; there only a rank that all others wait for, while it
 waits for nobody, is reported.
@@ -24,9 +24,9 @@ MIN_RANKS_FOR_MEDIANS = 4
 MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.1  # over the whole run; less is not worth anybody's time
 SHORT_POINT_RATIO = 0.8  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
-ALONE_Z = 1.5  # added to the threshold where the log has one window only
+ALONE_Z, ALONE_RATIO = 6.5, 2.5  # the same where the log has one window only
 STEADY = 0.75  # of a run's windows are raised
-MAX_RUNS = 3  # of one place
+MAX_RUNS = 5  # of one place, those that are too unsteady to be reported included
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
 PLAIN_Z = 3.0
 
@@ -111,12 +111,13 @@ def _sightings(outliers: Outliers, matrices: WindowMatrices, method: str) -> Ite
 def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_point: bool) -> Iterator[tuple[Run, float]]:
     """Runs that are sure and large enough, with their ratio."""
     num_windows, num_places = z_WP.shape
-    min_score = threshold(num_places) + (ALONE_Z if num_windows == 1 else 0.0)
+    min_score = threshold(num_places)
     needed = min(num_windows, chance.windows_needed(num_places) if is_point else 2)
     if not is_point:  # a median over the ranks has no tails, and follows no single link
         chance = Chance(chance.autocorrelation, 1.0, chance.high_rate)
     left_WP = z_WP.copy()
-    for _ in range(MAX_RUNS):
+    told_WP = np.zeros(z_WP.shape, dtype=bool)
+    for _ in range(MAX_RUNS if num_windows > 1 else 0):
         runs = best_runs(left_WP, chance, min_score)
         for run in runs:
             at = slice(run.first, run.last + 1)
@@ -124,15 +125,20 @@ def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_poin
             length = run.last - run.first + 1
             min_ratio = MIN_POINT_RATIO + SHORT_POINT_RATIO / length if is_point else MIN_RANK_RATIO
             z_W = z_WP[at, run.place]
-            steady = np.mean(z_W[~np.isnan(z_W)] >= RAISED_Z) >= STEADY
-            if size >= min_ratio and steady and (z_W >= HIGH_Z).sum() >= needed:
-                yield run, size
+            is_raised_W = z_W >= RAISED_Z
+            if np.mean(is_raised_W[~np.isnan(z_W)]) < STEADY and not is_point:
+                left_WP[at, run.place] = np.where(is_raised_W, z_W, -CLIP_Z)  # perhaps two runs, with calm between
+                continue
             left_WP[at, run.place] = -CLIP_Z  # it interrupts other runs
+            if size >= min_ratio and np.mean(is_raised_W[~np.isnan(z_W)]) >= STEADY and (z_W >= HIGH_Z).sum() >= needed:
+                told_WP[at, run.place] = True
+                yield run, size
         if not runs:
             break
     if not is_point:
-        for w, place in np.argwhere((left_WP >= BURST_Z) & (ratio_WP >= BURST_RATIO)).tolist():
-            yield Run(place, w, w, float(left_WP[w, place])), float(ratio_WP[w, place])
+        min_z, min_ratio = (BURST_Z, BURST_RATIO) if num_windows > 1 else (ALONE_Z, ALONE_RATIO)
+        for w, place in np.argwhere((z_WP >= min_z) & (ratio_WP >= min_ratio) & ~told_WP).tolist():
+            yield Run(place, w, w, float(z_WP[w, place])), float(ratio_WP[w, place])
 
 
 def _awaited_by_all(wait_us_WNN: np.ndarray) -> Iterator[Sighting]:
