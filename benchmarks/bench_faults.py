@@ -135,7 +135,7 @@ def share(part: int, whole: int) -> float | str:
     return round(part / whole, 4) if whole else ""
 
 
-def run_case(case: Case, num_seeds: int, methods: Sequence[str] = METHODS) -> Tallies:
+def run_case(case: Case, num_seeds: int, methods: Sequence[str] = METHODS, dated_seeds: int = _DATED_SEEDS) -> Tallies:
     tallies = {method: Tally() for method in methods}
     for seed in range(FIRST_SEED, FIRST_SEED + num_seeds):
         job = case.job(seed)
@@ -148,7 +148,7 @@ def run_case(case: Case, num_seeds: int, methods: Sequence[str] = METHODS) -> Ta
             places = [place(finding) for finding in findings]
             tally.add(job.faults, places)
             tally.add_causes(job.faults, findings)
-            dated = method == "robust" and seed < FIRST_SEED + _DATED_SEEDS and len(job.faults) == 1
+            dated = method == "robust" and seed < FIRST_SEED + dated_seeds and len(job.faults) == 1
             if dated and place(job.faults[0]) in places:
                 tally.delays.append(delay(matrices, job.faults[0]))
     return tallies
