@@ -49,6 +49,8 @@ TABLE: dict[str, Variable] = {
                  "deadline of every wait between ranks, in seconds"),
         Variable("EPRT_GPU_TIMEOUT_S", 10.0, _positive_float,
                  "deadline of a GPU kernel's wait for another rank, in seconds"),
+        Variable("EPRT_DEEP_EP_TOKENS", 4096, _positive_int,
+                 "tokens of a rank in one normal-mode call that the size hint of DeepEP's interface makes room for"),
         Variable("EPRT_CPU_ISA", None, _one_of("scalar", "avx2", "avx512", "amx"),
                  "widest instruction set the CPU kernels may use; default: the widest this CPU has"),
         Variable(

@@ -61,6 +61,13 @@ def test_config_refuses_queues_that_deep_ep_refuses():
     assert deep_ep.Config().get_rdma_buffer_size_hint(7168 * 2, 8) == 0
 
 
+def test_the_size_hint_follows_the_tokens_that_the_environment_names(monkeypatch):
+    before = deep_ep.Config().get_nvl_buffer_size_hint(7168, 8)
+    monkeypatch.setenv("EPRT_DEEP_EP_TOKENS", "8192")
+    after = deep_ep.Config().get_nvl_buffer_size_hint(7168, 8)
+    assert after == 2 * before > 3 * 8 * 8192 * 7168  # two results in fp8 and a combine in bf16, or one and one
+
+
 def test_low_latency_memory_is_a_third_of_deep_eps_at_most():
     assert 0 < deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) < 2147e6 / 3
 

@@ -88,8 +88,9 @@ class Buffer:
         if self._destroyed:
             return
         self._destroyed, self._recent = True, None
-        for mode in (*self._low_latency.values(), *([] if self._intranode is None else [self._intranode])):
-            mode.close()
+        for mode in (*self._low_latency.values(), self._intranode):
+            if mode is not None:
+                mode.close()
         if self._closes_group:
             self._ep_group.close()
 
@@ -121,9 +122,7 @@ class Buffer:
     def get_dispatch_config(num_ranks: int) -> Config:
         return Config(Buffer.num_sms)
 
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
-        return Config(Buffer.num_sms)
+    get_combine_config = get_dispatch_config
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """Where calls with async_finish run."""
@@ -132,6 +131,9 @@ class Buffer:
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Tensor:
+        """Of the network's buffer, which has 0 bytes."""
+        if use_rdma_buffer and size is None:
+            return torch.empty(0, dtype=dtype, device="cuda")
         raise NotImplementedError("Buffer.get_local_buffer_tensor: eprt has no raw buffer to lend")
 
     # -- normal mode --
@@ -194,9 +196,7 @@ class Buffer:
         if (topk_idx is None) != (topk_weights is None):
             self._checks.fail("dispatch: topk_idx and topk_weights go together")
         if num_worst_tokens and topk_idx is None:
-            self._checks.fail(
-                f"dispatch: num_worst_tokens={num_worst_tokens} needs topk_idx: it tells rows from no rows"
-            )
+            self._checks.fail(f"dispatch: num_worst_tokens={num_worst_tokens} needs topk_idx, to tell rows from none")
         return self._normal().dispatch(
             x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens,
             num_sms, previous_event, async_finish,

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from eprt import env
+
 DEFAULT_SMS = 20
-# Of symmetric memory, what get_nvl_buffer_size_hint makes room for: a rank's tokens in one call.
-HINT_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Config:
                 )
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for Buffer(num_nvl_bytes=...): two results of a dispatch of HINT_TOKENS tokens per rank, all of which
-        go to one rank, and the rows of a combine. A larger Buffer takes larger batches or more results kept alive."""
-        rows = HINT_TOKENS * num_ranks
+        """Bytes for Buffer(num_nvl_bytes=...): two results of a dispatch of EPRT_DEEP_EP_TOKENS tokens per rank, all of
+        which go to one rank, and the rows of a combine."""
+        rows = env.get("EPRT_DEEP_EP_TOKENS") * num_ranks
         return 3 * rows * (hidden_bytes + 1024)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:

@@ -19,6 +19,7 @@ Payload: TypeAlias = Tensor | tuple[Tensor, Tensor]
 Bias: TypeAlias = Tensor | tuple[Tensor | None, ...] | None
 
 MIN_BYTES = 256 << 20
+_SIZE_NAME = "num_nvl_bytes (EPRT_DEEP_EP_TOKENS where Config's hint decides)"
 
 
 class IntranodeHandle(tuple):
@@ -35,7 +36,7 @@ class IntranodeMode:
     def __init__(self, group: EPGroup, num_bytes: int, *, stream: torch.cuda.Stream, checks: Checks, timeout_s: float):
         self._num_ranks, self._checks = group.size, checks
         self._streams = CommStream(stream)
-        self._exchange = RowExchange(group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s, size_name="num_nvl_bytes")
+        self._exchange = RowExchange(group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s, size_name=_SIZE_NAME)
         self._layouts: dict[int, Layout] = {}  # by num_experts
 
     def layout(
