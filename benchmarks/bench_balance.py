@@ -184,7 +184,7 @@ def bench_drift(report: Report, name: str, load_WLE: np.ndarray, options: dict[s
             f"incremental {moves}": lambda load, current, moves=moves: plan(
                 load, current=current, max_moves_per_layer=moves, **options
             )
-            for moves in (2, 4, 8, 32)
+            for moves in (2, 4, 8, 32, 64)
         },
     }
     moved: dict[str, int] = {}
@@ -230,7 +230,7 @@ def bench_traffic(report: Report, name: str, seen: RoutingTrace, unseen: Routing
         eplb = eplb_placement(load_LE, options)
         eplb_skew, eplb_copies = skew(eplb, unseen_LE), traffic_per_token(eplb, unseen).mean()
         candidates = {"eplb": (eplb, 0.0)}
-        for knob in (0.0, 0.02, 0.05, 0.1):
+        for knob in (0.0, 0.02, 0.05, 0.1, 0.2):
             start = time.process_time()
             found = plan(load_LE, **options, coactivation=seen, balance_allowance=knob)
             candidates[f"affinity {knob:g}"] = (found, (time.process_time() - start) / len(load_LE) * LAYERS * 1e3)

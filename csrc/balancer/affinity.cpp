@@ -36,7 +36,7 @@ NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) 
   NodeLimits limits;
   for (int node = 0; node < num_nodes; node++) {
     limits.experts_N.push_back(static_cast<int>(problem.num_experts * usable_N[node] / usable));
-    limits.load_N.push_back(load / speed * speed_N[node] * (1 + std::min(allowance, 0.1)));
+    limits.load_N.push_back(load / speed * speed_N[node] * (1 + std::min(allowance, 0.3)));
   }
   int left =
       static_cast<int>(problem.num_experts) - std::accumulate(limits.experts_N.begin(), limits.experts_N.end(), 0);
@@ -47,21 +47,26 @@ NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) 
 
 std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
                               Traffic traffic, const NodeLimits& limits) {
-  std::vector<int> best = refine_homes(problem, layer, tokens, incidence, traffic, limits,
-                                       cluster_homes(problem, layer, tokens, incidence, limits));
-  if (!problem.hierarchical) return best;
-  // Group-limited routing makes groups good company: they are the other start.
+  constexpr int kFirstPasses = 3, kMaxPasses = 24;
+  auto refined = [&](int passes, std::vector<int> start) {
+    return refine_homes(problem, layer, tokens, incidence, traffic, limits, passes, std::move(start));
+  };
+  std::vector<int> start = cluster_homes(problem, layer, tokens, incidence, limits);
+  if (!problem.hierarchical) return refined(kMaxPasses, std::move(start));
+  // Group-limited routing makes groups good company: they are the other start. A few passes show which is better.
   double unused = 0.0;
   const std::vector<int> node_of_group = groups_to_nodes(problem, layer, &unused);
-  std::vector<int> home_E(problem.num_experts), size_N(problem.num_nodes, 0);
+  std::vector<int> groups_E(problem.num_experts), size_N(problem.num_nodes, 0);
   for (int64_t expert = 0; expert < problem.num_experts; expert++)
-    size_N[home_E[expert] = node_of_group[expert / (problem.num_experts / problem.num_groups)]]++;
-  if (size_N != limits.experts_N) return best;
-  const std::vector<int> other = refine_homes(problem, layer, tokens, incidence, traffic, limits, std::move(home_E));
+    size_N[groups_E[expert] = node_of_group[expert / (problem.num_experts / problem.num_groups)]]++;
+  if (size_N != limits.experts_N) return refined(kMaxPasses, std::move(start));
   auto crossings = [&](const std::vector<int>& homes) {
     return count_traffic(tokens, traffic, problem.num_nodes, home_masks(homes).data());
   };
-  return crossings(other) < crossings(best) ? other : best;
+  start = refined(kFirstPasses, std::move(start));
+  groups_E = refined(kFirstPasses, std::move(groups_E));
+  if (crossings(groups_E) < crossings(start)) start = std::move(groups_E);
+  return refined(kMaxPasses, std::move(start));
 }
 
 // How many copies of each expert each node gets.

@@ -42,12 +42,11 @@ class Refiner {
     }
   }
 
-  std::vector<int> run() {
-    constexpr int kMaxPasses = 24;
+  std::vector<int> run(int max_passes) {
     constexpr double kWorthwhile = 2e-3;  // crossings per token that a pass must save
     double all_tokens = 0.0;
     for (int64_t token = 0; token < tokens_.num_tokens; token++) all_tokens += tokens_.weight(token);
-    for (int pass = 0; pass < kMaxPasses && one_pass() > kWorthwhile * all_tokens; pass++) {
+    for (int pass = 0; pass < max_passes && one_pass() > kWorthwhile * all_tokens; pass++) {
     }
     return std::move(home_E_);
   }
@@ -177,8 +176,8 @@ class Refiner {
 }  // namespace
 
 std::vector<int> refine_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
-                              Traffic traffic, const NodeLimits& limits, std::vector<int> start) {
-  return Refiner(problem, layer, tokens, incidence, traffic, limits, std::move(start)).run();
+                              Traffic traffic, const NodeLimits& limits, int max_passes, std::vector<int> start) {
+  return Refiner(problem, layer, tokens, incidence, traffic, limits, std::move(start)).run(max_passes);
 }
 
 std::vector<int> cluster_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,

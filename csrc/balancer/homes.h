@@ -23,7 +23,7 @@ struct NodeLimits {
 // start: a home for each expert that meets experts_N. Pairs of experts change homes while that saves traffic, and while
 // a node's load exceeds its limit. Returns the node of each expert.
 std::vector<int> refine_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
-                              Traffic traffic, const NodeLimits& limits, std::vector<int> start);
+                              Traffic traffic, const NodeLimits& limits, int max_passes, std::vector<int> start);
 
 // Nodes filled one after the other with the experts most often chosen together with those already there.
 std::vector<int> cluster_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,

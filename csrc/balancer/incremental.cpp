@@ -9,6 +9,7 @@
 
 #include "placed.h"
 #include "plan.h"
+#include "relay.h"
 #include "traffic_moves.h"
 #include "weights.h"
 
@@ -213,6 +214,8 @@ void apply(Placed& placed, const Move& move, int busiest) {
   }
 }
 
+constexpr int kFewSlots = 4;
+
 // Repairs, then the best moves for balance until the busiest GPU is at `enough`, or none is worth having. Returns how
 // many slots the moves took.
 int64_t even_out(Placed& placed, const Budget& budget, double enough) {
@@ -227,10 +230,19 @@ int64_t even_out(Placed& placed, const Budget& budget, double enough) {
     const double before = placed.packing.time(busiest), smooth = chooser.smooth_maximum();
     if (before <= enough) break;
     const Move move = chooser.best(budget.max_moves - moved);
-    if (move.kind == Move::kNone || before - move.peak < budget.min_gain * mean * move.cost()) break;
-    apply(placed, move, busiest);
+    auto worthwhile = [&](double peak, int cost) { return before - peak >= budget.min_gain * mean * cost; };
+    if (move.kind != Move::kNone && worthwhile(move.peak, move.cost())) {
+      apply(placed, move, busiest);
+      moved += move.cost();
+    } else {
+      // With many experts per GPU some single move always helps, and the search for more would take long.
+      if (placed.packing.part().slots_per_gpu > kFewSlots || moved + Relay::kCost > budget.max_moves) break;
+      const Relay relay = best_relay(placed, busiest);
+      if (relay.given < 0 || !worthwhile(relay.peak, Relay::kCost)) break;
+      apply(placed, relay);
+      moved += Relay::kCost;
+    }
     placed.next_step(Change::kBalance, smooth - Chooser(placed).smooth_maximum());
-    moved += move.cost();
   }
   return moved;
 }
