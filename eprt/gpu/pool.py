@@ -5,6 +5,7 @@ back. A piece goes back when its Block is collected.
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,8 @@ class Pool:
         self._used: dict[int, int] = {}  # offset -> end, in order of offset
         self._of_graphs: dict[int, int] = {}  # those of them that went back, but only graphs may have
         self._marks: list[tuple[int, int, Any]] = []  # disjoint ranges: offset, end, mark
+        # Blocks are collected at any moment, in any thread; what went back is taken in when the pool is asked again.
+        self._returned: deque[tuple[int, bool, Any]] = deque()  # offset, graph, mark
 
     def take(self, num_bytes: int, graph: bool = False) -> Block:
         """A block of at least num_bytes at a multiple of 128. Raises PoolFullError.
@@ -50,6 +53,7 @@ class Pool:
         graph: for a CUDA graph being captured, whose replays will write here for ever: when it goes back, only blocks
         of other graphs (replayed in turn) may lie here.
         """
+        self._take_in()
         size = _rounded(num_bytes)
         if graph:
             for offset, end in self._of_graphs.items():
@@ -68,15 +72,21 @@ class Pool:
 
     def fits(self, num_bytes: int) -> bool:
         """Whether take(num_bytes) would find a gap."""
+        self._take_in()
         return self._gap(_rounded(num_bytes)) is not None
 
     def release(self, offset: int, graph: bool) -> None:
-        if graph:
-            self._of_graphs[offset] = self._used[offset]
-            return
-        end = self._used.pop(offset)
-        if (mark := self._mark()) is not None:
-            self._marks.append((offset, end, mark))
+        self._returned.append((offset, graph, None if graph else self._mark()))
+
+    def _take_in(self) -> None:
+        while self._returned:
+            offset, graph, mark = self._returned.popleft()
+            if graph:
+                self._of_graphs[offset] = self._used[offset]
+                continue
+            end = self._used.pop(offset)
+            if mark is not None:
+                self._marks.append((offset, end, mark))
 
     def _gap(self, size: int) -> int | None:
         offset = self.begin
