@@ -50,6 +50,7 @@ def all_findings() -> list[Finding]:
         torch_library,
         native_library,
         lambda: gpu(facts),
+        lambda: triton(facts),
         nvshmem,
         nccl,
         variables,
@@ -246,6 +247,15 @@ def gpu(facts: machine.Machine) -> Finding:
         problems = (Problem(f"the driver lists {len(facts.gpus)} GPUs, torch sees {len(seen)}", remedy),)
     summary = "; ".join(facts.gpus) or "none"
     return Finding("GPUs", summary, {"driver": list(facts.gpus), "torch": seen}, problems)
+
+
+def triton(facts: machine.Machine) -> Finding:
+    found = machine.version("triton")
+    problems = ()
+    if facts.gpus and found is None:
+        what = "Triton is missing; --device cuda computes with it"
+        problems = (Problem(what, "pip install triton   (CUDA builds of torch bring it)"),)
+    return Finding("Triton", found or "none", {"version": found}, problems)
 
 
 def nvshmem(cuda: str | None = None) -> Finding:

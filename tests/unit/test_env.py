@@ -279,6 +279,13 @@ def test_gpus_that_torch_does_not_see(monkeypatch):
     assert "1 GPUs, torch sees 0" in problem.what
 
 
+def test_triton_is_missed_where_there_are_gpus(monkeypatch):
+    monkeypatch.setattr(probe.machine, "version", lambda name: None)
+    assert probe.triton(facts()).problems == ()
+    (problem,) = probe.triton(facts(gpus=("H200, 143771 MiB",))).problems
+    assert problem.remedy.startswith("pip install triton") and not problem.fatal
+
+
 def test_a_missing_native_library_says_make_build(monkeypatch):
     from eprt.ops import native
 

@@ -1,0 +1,134 @@
+"""What serving on GPUs rests on and needs no GPU: local exchange, dummy weights, choice of device, flags, graph sizes."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eprt import EngineConfig, EPGroup
+from eprt.engine.graphs import graph_sizes
+from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
+from eprt.gpu.device import take_device
+from eprt.models.loader import load_model
+from eprt.serve.options import OptionError, parse
+from tests import tiny
+from tests.paged import PagedRunner
+from tests.ranks import cases_ep
+
+DEMO = str(Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("skew", cases_ep.SKEWS)
+def test_local_backend_equals_the_oracle(dtype, skew):
+    config = EPConfig(hidden_size=16, num_slots=5, top_k=3, num_max_tokens_per_rank=9, dtype=dtype, mode="low_latency")
+    backend = make_backend("local", config, EPGroup.single())
+    for seed in range(5):
+        tokens = cases_ep.make_tokens(random.Random(seed), config, 1, skew)
+        cases_ep.round_trip(backend, tokens, zero_copy=True)  # or y_RH would lack the rows of masked entries
+
+
+def test_local_backend_refuses_what_it_cannot_do():
+    config = EPConfig(16, 4, 2, 4, dtype=torch.float32)
+    backend = make_backend("local", config, EPGroup.single())
+    with pytest.raises(ValueError, match="num_max_tokens_per_rank=4"):
+        backend.dispatch_send(torch.zeros(5, 16), torch.zeros(5, 2, dtype=torch.int64), torch.zeros(5, 2))
+    handle = backend.dispatch_send(torch.zeros(1, 16), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2))
+    with pytest.raises(RuntimeError, match="combine_recv"):
+        backend.combine_recv(handle)
+
+
+def test_padding_goes_to_no_expert():
+    """A row of token id -1 changes nothing for the others, and its experts are not counted."""
+    model = load_model(EngineConfig(DEMO), EPGroup.single())
+    (moe, *_) = model.moe_layers()
+    x_TH = torch.randn(5, 256).bfloat16()
+    want_TH = moe(x_TH[:3], torch.zeros(3, dtype=torch.int64))
+    counted = sum(moe.expert_load())
+    got_TH = moe(x_TH, torch.tensor([0, 0, 0, -1, -1]))
+    assert torch.equal(got_TH[:3], want_TH) and sum(moe.expert_load()) == 2 * counted
+    moe.reset_load()
+    assert sum(moe.expert_load()) == 0
+    model.close()
+
+
+def test_choices_counted_on_the_device_at_the_end_of_a_step_are_the_same():
+    now = LoadRecorder(2, 6, 3)
+    later = DeviceLoadRecorder(2, 6, 3, max_tokens=8, device=torch.device("cpu"))
+    for num_tokens, num_decode in ((5, 2), (0, 0), (8, 8), (1, 0)):
+        for recorder in (now, later):
+            recorder.begin(num_tokens, num_decode)
+        for layer in range(2):
+            chosen_TK = torch.randint(-1, 6, (num_tokens, 3))
+            now.record(layer, chosen_TK)
+            padding_TK = torch.full((8 - num_tokens, 3), 3)  # rows past the step's tokens do not count
+            later.record(layer, torch.cat((chosen_TK, padding_TK)))
+        for recorder in (now, later):
+            recorder.count()
+    assert now.tokens_PLE.sum() > 0
+    assert np.array_equal(now.tokens_PLE, later.tokens_PLE) and np.array_equal(now.sample(), later.sample())
+
+
+def test_dummy_weights_have_the_shape_and_no_files(tmp_path):
+    """Also fp8 ones, from a config.json alone; the same in every process."""
+    tiny.save(tiny.make_model("v3", hidden_size=256, moe_intermediate_size=128, intermediate_size=384), tmp_path)
+    tiny.quantize_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    logits = []
+    for _ in range(2):
+        model = load_model(EngineConfig(str(tmp_path), load_format="dummy", num_hidden_layers=2), EPGroup.single())
+        assert len(model.layers) == 2 and model.layers[1].mlp.experts.pool.weight_format == "fp8"
+        runner = PagedRunner(model)
+        logits.append(runner.prefill(runner.request(tiny.prompts()[1])))
+        model.close()
+    assert torch.equal(*logits) and logits[0].isfinite().all() and 0.01 < logits[0].std() < 100
+
+
+def test_the_shape_of_the_benchmark_is_deepseek_v3():
+    from eprt.models.hf_config import read_model_config
+
+    shape = Path(__file__).resolve().parents[2] / "benchmarks" / "shapes" / "deepseek_v3"
+    config = read_model_config(EngineConfig(str(shape), num_hidden_layers=5, load_format="dummy"))
+    assert (config.num_hidden_layers, config.hidden_size, config.kv_dim, config.quant_method) == (5, 7168, 576, "fp8")
+    assert config.moe is not None and (config.moe.num_experts, config.moe.top_k) == (256, 8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_no_gpu_is_said_with_its_remedy():
+    assert take_device("cpu", EPGroup.single()).type == "cpu"
+    assert take_device("auto", EPGroup.single()).type == "cpu"
+    with pytest.raises(ValueError, match=r"--device cuda: rank 0 on .* has no NVIDIA GPU .* or use --device cpu"):
+        load_model(EngineConfig(DEMO, device="cuda"), EPGroup.single())
+
+
+def test_graph_sizes_end_at_the_most_rows():
+    assert graph_sizes((1, 2, 4, 8, 16), 12) == [1, 2, 4, 8, 12]
+    assert graph_sizes((1, 2), 12) == [1, 2, 12]
+    assert graph_sizes((), 12) == []
+
+
+@pytest.mark.parametrize(
+    "flags, error",
+    [
+        (["--device", "cuda", "--quantization", "int8"], "--quantization int8: int8 weights run on the CPU only"),
+        (["--device", "cuda", "--rebalance", "auto"], "experts do not move between GPUs yet"),
+        (["--num-hidden-layers", "3"], "--num-hidden-layers 3: .* with --load-format dummy only"),
+        (["--load-format", "gguf"], "--load-format gguf: must be auto or dummy"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(flags, error):
+    with pytest.raises(OptionError, match=error):
+        parse(["--model", DEMO, *flags])
+
+
+def test_flags_reach_the_engine():
+    engine = parse(
+        ["--model", DEMO, "--device", "cuda", "--load-format", "dummy", "--num-hidden-layers", "3", "--no-graphs",
+         "--low-latency-max-tokens", "128"]
+    ).engine  # fmt: skip
+    assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
+    assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128
+    assert parse(["--model", DEMO]).engine.graph_sizes == EngineConfig.graph_sizes
