@@ -1,4 +1,4 @@
-"""What serving on GPUs rests on and needs no GPU: local exchange, dummy weights, choice of device, flags, graph sizes."""
+"""What serving on GPUs rests on and needs none: local exchange, dummy weights, choice of device, flags, graph sizes."""
 
 import random
 from pathlib import Path
