@@ -42,6 +42,34 @@ def test_overlap_takes_the_arguments_of_deep_eps_branch():
     assert ours == ["overlap", "packed_recv_count", "comp_signal", "block_m", "threshold", "num_sms"]
 
 
+# As SGLang's dispatcher and vLLM's managers make them: how many arguments without a name, and the names.
+FRAMEWORK_CALLS = [
+    ("__init__", 3, "low_latency_mode num_qps_per_rank allow_mnnvl"),
+    ("__init__", 0, "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank explicitly_destroy"),
+    ("__init__", 0, "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank "
+        "allow_nvlink_for_low_latency_mode allow_mnnvl explicitly_destroy enable_shrink"),
+    ("get_dispatch_layout", 2, "previous_event async_finish allocate_on_comm_stream"),
+    ("dispatch", 1, "topk_idx topk_weights num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank "
+        "num_tokens_per_expert previous_event async_finish allocate_on_comm_stream expert_alignment config"),
+    ("dispatch", 0, "x handle num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank num_tokens_per_expert "
+        "topk_idx topk_weights expert_alignment config previous_event async_finish allocate_on_comm_stream"),
+    ("combine", 2, "async_finish previous_event allocate_on_comm_stream config"),
+    ("combine", 0, "x handle topk_weights config previous_event async_finish allocate_on_comm_stream"),
+    ("low_latency_dispatch", 4, "use_fp8 round_scale use_ue8m0 async_finish return_recv_hook"),
+    ("low_latency_combine", 0, "x topk_idx topk_weights handle async_finish return_recv_hook overlap packed_recv_count "
+        "comp_signal block_m threshold num_sms"),
+    ("low_latency_combine", 4, "async_finish zero_copy return_recv_hook out"),
+    ("clean_low_latency_buffer", 3, ""),
+    ("get_local_buffer_tensor", 0, "dtype use_rdma_buffer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, unnamed, names", FRAMEWORK_CALLS)
+def test_calls_of_sglang_and_vllm_fit(call, unnamed, names):
+    signature = inspect.signature(getattr(deep_ep.Buffer, call))
+    signature.bind("self", *range(unnamed), **dict.fromkeys(names.split()))
+
+
 def test_num_sms_is_the_default_of_configs_and_must_be_even():
     before = deep_ep.Buffer.num_sms
     try:
