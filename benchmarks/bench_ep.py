@@ -4,7 +4,9 @@ All in one run on the same GPUs, taking turns. us: event to event around one cal
 together; an empty call takes about 3 us of it. kernel_us: duration of the kernel, what DeepEP's tests print. Of the
 ranks' medians the largest counts. face: eprt through DeepEP's interface, where outputs cross unsummed. GB_s: logical as
 DeepEP counts, the payload of every (token, expert) pair over us. floor_us: the bytes that must cross (each token once
-to each other rank it goes to, each sum back once) over 450 GB/s. to_X: eprt / X, below 1 is better.
+to each other rank it goes to, each sum back once) over 450 GB/s. to_X: eprt / X, below 1 is better. error_to_fp32: of
+dispatch and combine around experts that change nothing, against fp32 from the tokens as they were.
+Up to 256 tokens are low latency, more are normal mode (ep_normal.py).
 """
 
 import argparse
@@ -14,16 +16,18 @@ from typing import Any
 
 import torch
 
+from benchmarks.beside import LINK_GB_S, compared, figures, identity_error
+from benchmarks.ep_normal import TOKENS as NORMAL_TOKENS
+from benchmarks.ep_normal import normal
 from benchmarks.gpu_timer import GpuTimer, difference
 from benchmarks.peer_deep_ep import LowLatencyPeer, deep_ep
-from benchmarks.report import Report, Timing
+from benchmarks.report import Report
 from eprt import EPGroup
 from eprt.ep.api import EPConfig
 from eprt.ep.nvlink import NvlinkBackend
 from eprt.ep.nvlink_low_latency import RECV, SEND
 
 NUM_RANKS, NEEDS_GPU = (2, 4), True
-LINK_GB_S = 450.0
 SAMPLES = 50
 TOKENS = (1, 8, 32, 64, 128, 256)
 STAGES = {
@@ -76,35 +80,13 @@ class Case:
         return max(*(sum(row) for row in matrix), *(sum(column) for column in zip(*matrix)), 1)
 
 
-def figures(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
-
-
-def compared(
-    times: dict[str, Timing], kernels: dict[str, float], logical_bytes: int, floor_us: float
-) -> dict[str, Any]:
-    """Columns for one call of all competitors."""
-    us = times["eprt"].median_s * 1e6
-    row: dict[str, Any] = {}
-    for name, timing in times.items():
-        row |= timing.columns(name)
-        if name in kernels:
-            row[f"{name}_kernel_us"] = kernels[name]
-    row["GB_s"] = logical_bytes / us / 1e3
-    for name in times:
-        if name != "eprt":
-            row[f"to_{name}"] = times["eprt"].median_s / times[name].median_s
-            if name in kernels:
-                row[f"kernel_to_{name}"] = kernels["eprt"] / kernels[name]
-    return row | {"floor_us": floor_us, "to_floor": us / floor_us}
-
-
 def low_latency_rows(
     report: Report, group: EPGroup, timer: GpuTimer, peers: dict[str, LowLatencyPeer], config: EPConfig, num_tokens: int
 ) -> None:
     case, max_tokens = Case(group, config, num_tokens), config.num_max_tokens_per_rank
     sequences: dict[str, list[Callable[[], None]]] = {"eprt": [case.dispatch, case.combine]}
-    sizes = {"sms": case.backend.num_sms, "buffer_bytes": case.backend.kernels.shape.num_bytes}
+    sizes: dict[str, Any] = {"sms": case.backend.num_sms, "buffer_bytes": case.backend.kernels.shape.num_bytes}
+    sizes["error_to_fp32"] = identity_error(group, case.backend, case.x, case.slots, case.weights)
     for name, peer in peers.items():
         peer.take(case.x, case.slots, case.weights, max_tokens)
         sequences[name] = [peer.dispatch, peer.combine]
@@ -188,7 +170,9 @@ def low_latency(group: EPGroup, comm: Any, timer: GpuTimer, arguments: argparse.
                 "experts": experts, "top_k": arguments.top_k, "exact": arguments.exact}  # fmt: skip
     suffix = f"{group.size}gpu{'_exact' if arguments.exact else ''}"
     beside, parts = Report(f"ep_low_latency_{suffix}", settings), Report(f"ep_low_latency_parts_{suffix}", settings)
-    tokens = arguments.tokens or TOKENS
+    tokens = [t for t in arguments.tokens or TOKENS if t <= max(TOKENS)]
+    if not tokens:
+        return []
     modules = {"face": importlib.import_module("eprt.compat.deep_ep"), "deep_ep": deep_ep()}
     peers = {
         name: LowLatencyPeer(module, comm, max(*tokens, 128), arguments.hidden, experts)
@@ -211,7 +195,7 @@ def low_latency(group: EPGroup, comm: Any, timer: GpuTimer, arguments: argparse.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench_ep", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bench_ep", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--experts", type=int, default=288)
     parser.add_argument("--top-k", type=int, default=8)
@@ -227,6 +211,9 @@ def main() -> None:
     torch.cuda.set_device(group.rank % torch.cuda.device_count())
     timer = GpuTimer(group)
     reports = low_latency(group, MPI.COMM_WORLD, timer, arguments)
+    tokens = [t for t in arguments.tokens or NORMAL_TOKENS if t > max(TOKENS)]
+    if tokens:
+        reports += normal(group, MPI.COMM_WORLD, timer, arguments, tokens)
     timer.close()
     if group.rank == 0:
         for report in reports:

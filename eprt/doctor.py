@@ -21,8 +21,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--build-kernels",
-        action="store_true",
-        help="compile the CUDA kernels of DeepSeek V2 and V3 shapes into EPRT_KERNEL_CACHE; needs NVRTC, but no GPU",
+        nargs="*",
+        metavar="ARCH",
+        help="compile the CUDA kernels, those of low latency for DeepSeek V2 and V3 shapes, into EPRT_KERNEL_CACHE; "
+        "needs NVRTC, but no GPU. ARCH: sm_80, sm_90a (default), sm_100a",
     )
     return parser
 
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.configure_mpi:
         return _configure_mpi()
-    if arguments.build_kernels:
-        return _build_kernels()
+    if arguments.build_kernels is not None:
+        return _build_kernels(arguments.build_kernels or ["sm_90a"])
     findings = probe.all_findings()
     problems = [problem for finding in findings for problem in finding.problems]
     serving = not any(problem.fatal for problem in problems)
@@ -70,12 +72,16 @@ def _configure_mpi() -> int:
     return 0
 
 
-def _build_kernels() -> int:
-    from eprt.ep.nvlink_prebuild import build
+def _build_kernels(architectures: Sequence[str]) -> int:
+    from eprt.ep.nvlink_prebuild import ARCHITECTURES, build
 
+    if unknown := [arch for arch in architectures if arch not in ARCHITECTURES]:
+        print(f"eprt env: --build-kernels {' '.join(unknown)}: know {', '.join(ARCHITECTURES)}", file=sys.stderr)
+        return 2
     try:
-        for line in build():
-            print(line, flush=True)
+        for arch in architectures:
+            for line in build(arch):
+                print(line, flush=True)
     except ImportError as error:
         print(f"eprt env: {error}", file=sys.stderr)
         return 1

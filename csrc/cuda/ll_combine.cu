@@ -178,7 +178,7 @@ EPRT_DEVICE uint32_t begin_send(const CombineParams& p, WaitBook* book, uint32_t
   const int lane = threadIdx.x % kWarp, stride = int(gridDim.x) * kWarps;
   int warp_unit = int(blockIdx.x) + int(threadIdx.x / kWarp) * int(gridDim.x);
   if (threadIdx.x == 0) *epoch_shared = next_epoch(c, p.handle, 1);
-  if (kLateWeights) open_book(book);
+  if (kLateWeights) open_book(book, blockIdx.x == 0);
   const WeightUnits units(p);
   WeightPair pair;
   if (kLateWeights) pair = load_weights(p, units, warp_unit, lane);
@@ -346,7 +346,7 @@ EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, uint32_t epo
 
 EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, uint32_t epoch) {
   const Context& c = p.context;
-  open_book(book);
+  open_book(book, blockIdx.x == 0);
   __syncthreads();
   const int lane = threadIdx.x % kWarp, num_units = p.num_tokens * kRowParts;
   for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += gridDim.x * kWarps)

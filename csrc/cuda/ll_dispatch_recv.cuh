@@ -200,7 +200,7 @@ EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement
 EPRT_DEVICE void receive(const DispatchParams& p, uint32_t epoch, uint8_t* smem) {
   __shared__ WaitBook book;
   const Context& c = p.context;
-  open_book(&book);
+  open_book(&book, blockIdx.x == 0);
   sync_workers();
   stamp(c, 5);
   const Placement place = place_rows(p, &book, epoch, smem);

@@ -4,16 +4,14 @@
 // Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (that a token gets
 // back at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
 #pragma once
-#include "common.cuh"
+#include "waits.cuh"
 
 namespace eprt::low_latency {
 
 constexpr int kHidden = HIDDEN;
 constexpr int kTopk = TOPK;
-constexpr int kRanks = NUM_RANKS;
 constexpr bool kFp8 = FP8;
-constexpr bool kStats = STATS;
-static_assert(kHidden % 16 == 0 && kTopk <= 32 && kRanks <= 32, "limits of the low-latency kernels");
+static_assert(kHidden % 16 == 0 && kTopk <= 32, "limits of the low-latency kernels");
 
 constexpr int kThreads = 512;  // that move data; ll_dispatch has a few more
 constexpr int kWarps = kThreads / kWarp;
@@ -63,14 +61,6 @@ struct HeapLayout {
   uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: epoch whose part is there
   uint64_t weight;   // u64 [2B][R][M * K, made even]: epoch << 32 | fp32 bits, where combine is told the weights
   uint64_t begun;    // u32 [R], once: the last combine that rank has begun to send
-};
-
-struct Stats {          // totals, all in device memory of this rank
-  uint64_t* wait_ns;    // [2][2][R]: dispatch, combine; sum and maximum, as thread block 0 saw it
-  int64_t* tokens;      // [2][R]: sent to, received from
-  int64_t* slot_rows;   // [L]
-  int64_t* calls;       // [1]
-  int64_t* compute_ns;  // [1]: from the end of a dispatch to its combine
 };
 
 struct Context {
@@ -158,37 +148,6 @@ EPRT_DEVICE void stamp(const Context& c, int event) {
 #if PROFILE
   if (threadIdx.x == 0) c.stamps[blockIdx.x * 16 + event] = global_timer_ns();
 #endif
-}
-
-// Thread block 0 keeps the books of who was waited for how long: a sample good enough to find a late rank, for free.
-struct WaitBook {
-  uint64_t begin_ns;  // these two in shared memory
-  uint32_t waited_ns[kRanks];
-};
-
-EPRT_DEVICE void open_book(WaitBook* book) {  // the caller passes a barrier before the first wait
-  if (threadIdx.x == 0) book->begin_ns = global_timer_ns();
-  if (threadIdx.x < kRanks) book->waited_ns[threadIdx.x] = 0;
-}
-
-// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or
-// null.
-EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb, int64_t* wait_cost) {
-  if (!kStats || blockIdx.x != 0 || threadIdx.x >= kRanks) return;
-  const uint64_t waited = book->waited_ns[threadIdx.x];
-  if (wait_cost) wait_cost[threadIdx.x] += waited;
-  uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;
-  *sum += waited;
-  if (waited > sum[kRanks]) sum[kRanks] = waited;
-}
-
-// Until a peer has raised a flag in our heap to this epoch; false when it is masked, or was so at the deadline.
-EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* flag, uint32_t epoch, uint32_t code,
-                           int peer) {
-  if (load_acquire_sys(flag) == epoch) return true;
-  const bool arrived = wait_longer(flag, epoch, c.deadline, code, peer);
-  if (kStats && blockIdx.x == 0) atomicMax(book->waited_ns + peer, uint32_t(global_timer_ns() - book->begin_ns));
-  return arrived;
 }
 
 }  // namespace eprt::low_latency

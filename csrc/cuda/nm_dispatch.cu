@@ -1,8 +1,13 @@
 // Normal-mode dispatch. Send: a token goes once to each rank it has experts on, by bulk copies straight to its row
 // there. Receive: the rank waits for its items; grouped, it copies a row to those of the item's other experts.
+#include "bulk.cuh"
 #include "normal.cuh"
+#include "rows.cuh"
 
 namespace eprt::normal {
+
+constexpr int kWarps = 15;                      // that move data;
+constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
 
 struct DispatchParams {
   Context context;
@@ -23,22 +28,30 @@ struct DispatchParams {
   int32_t x_bytes;       // of a token's values here
   int32_t row_bytes;     // of a row there; half of it when cast
   int32_t num_scales;    // words; 0: none
-  int32_t grouped;
-  int32_t cast;       // bf16 to fp8 with a scale for each 128 values
-  int32_t again;      // another batch of the same layout: `position` is there; entries, weights, tokens are not sent
-  int32_t fill_tail;  // entries beyond the received items become -1
+  int32_t cast;          // bf16 to fp8 with a scale for each 128 values
+  int32_t again;         // another batch of the same layout: `position` is there; entries, weights, tokens are not sent
+  int32_t fill_tail;     // entries beyond the received items become -1
   int32_t phases;
+  int32_t piece_bytes;  // of x, at most, through shared memory at once: whole rows where they fit; a multiple of 512
+  Division division;
 };
 
 struct SharedDispatch {
   WaitBook book;
+  FlagDesk desk[kWarps];
+  uint64_t full[kWarps][kSlots];
   uint32_t epoch;
 };
 
 EPRT_DEVICE int scale_bytes(const DispatchParams& p) { return ceil_div(p.num_scales * 4, 16) * 16; }
 
 EPRT_DEVICE Fields block_fields(const DispatchParams& p, uint64_t capacity) {
-  return fields_of(capacity, p.top_k, p.grouped ? 4 : 8, scale_bytes(p));
+  return fields_of(capacity, p.top_k, kGrouped ? 4 : 8, scale_bytes(p));
+}
+
+// Shared memory of a warp that sends; eprt/ep/nvlink_normal_grid.py computes the same.
+EPRT_DEVICE int warp_bytes(const DispatchParams& p) {
+  return kSlots * p.piece_bytes + (p.cast ? ceil_div(scale_bytes(p), 128) * 128 : 0);
 }
 
 // ---- send
@@ -62,6 +75,50 @@ EPRT_DEVICE Destination find_destination(const DispatchParams& p, SharedDispatch
   return d;
 }
 
+// What is known of a token without waiting for other loads. As loaded: looking closer would be waiting.
+struct Entry {
+  int index;    // lane r: the token's place among those of its chunk for rank r (again: of all chunks), or -1
+  int before;   // lane r: tokens of earlier chunks for rank r
+  int slot[2];  // lane k: entry as it stands, 4 or 8 bytes
+  int in_slot;  // lane k: the entry's place among those of its chunk for its slot
+  int first_row = 0, earlier = 0;  // lane k, later: our first row in its slot, and rows of earlier chunks
+  float weight;                    // lane k
+};
+
+EPRT_DEVICE Entry read_entry(const DispatchParams& p, int token, int lane) {
+  const Layout& l = p.layout;
+  Entry entry = {-1, 0, {-1, -1}, 0, 0.f};
+  if (token >= p.num_tokens) return entry;
+  if (lane < kRanks) {
+    const int64_t i = int64_t(token) * kRanks + lane;
+    entry.index = p.again ? l.position[i] : l.rank_index[i];
+    if (!p.again)
+      entry.before = l.chunk_first[int64_t(token / p.chunk_tokens) * (p.num_slots + kRanks) + p.num_slots + lane];
+  }
+  if (lane < p.top_k) {
+    const int64_t i = int64_t(token) * p.top_k + lane;
+    const int* slot = static_cast<const int*>(p.topk_slot) + i * (p.slot_bytes / 4);
+    entry.slot[0] = slot[0];
+    if (p.slot_bytes == 8) entry.slot[1] = slot[1];
+    entry.weight = p.topk_weight[i];
+    if (kGrouped) entry.in_slot = l.slot_index[i];
+  }
+  return entry;
+}
+
+EPRT_DEVICE int slot_of(const DispatchParams& p, const Entry& entry) {
+  const bool valid = entry.slot[0] < p.num_slots && (p.slot_bytes == 4 || entry.slot[1] == 0);
+  return valid ? max(entry.slot[0], -1) : -1;
+}
+
+// What it takes to have read_entry's loads for: rows of its slots.
+EPRT_DEVICE void read_rows(const DispatchParams& p, Entry* entry, int token, int lane) {
+  const int slot = slot_of(p, *entry);
+  if (!kGrouped || token >= p.num_tokens || lane >= p.top_k || slot < 0) return;
+  entry->first_row = p.layout.base[slot];
+  entry->earlier = p.layout.chunk_first[int64_t(token / p.chunk_tokens) * (p.num_slots + kRanks) + slot];
+}
+
 struct Route {   // of one token
   int item;      // lane r: its number at rank r, or -1: not sent there
   int row;       // lane r: the row that crosses
@@ -70,31 +127,23 @@ struct Route {   // of one token
   float weight;  // lane k
 };
 
-EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, int token, int lane) {
-  const Layout& l = p.layout;
-  const int columns = p.num_slots + kRanks, slots_per_rank = p.num_slots / kRanks;
-  const int32_t* chunk_first = l.chunk_first + int64_t(token / p.chunk_tokens) * columns;
-  Route route{-1, -1, -1, -1, 0.f};
+// first_item: lane r: of our items at rank r.
+EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, const Entry& entry, int token,
+                             int first_item, int lane) {
+  const int slots_per_rank = p.num_slots / kRanks;
+  Route route{-1, -1, slot_of(p, entry), -1, entry.weight};
   if (lane < kRanks) {
-    int position = p.again ? l.position[int64_t(token) * kRanks + lane] : l.rank_index[int64_t(token) * kRanks + lane];
-    if (!p.again) {
-      if (position >= 0) position += chunk_first[p.num_slots + lane];
-      l.position[int64_t(token) * kRanks + lane] = position;
-    }
-    if (position >= 0 && d.block) route.item = l.base[p.num_slots + lane] + position;
+    const int position = entry.index < 0 ? -1 : entry.index + entry.before;
+    if (!p.again) p.layout.position[int64_t(token) * kRanks + lane] = position;
+    if (position >= 0 && d.block) route.item = first_item + position;
     if (route.item >= d.capacity) {
       if (route.item >= 0) report(p.context.deadline.failure, kOverflow, lane, route.item + 1, d.capacity);
       route.item = -1;
     }
     route.row = route.item;
   }
-  if (lane < p.top_k) {
-    const int64_t i = int64_t(token) * p.top_k + lane;
-    route.slot = read_index(p.topk_slot, p.slot_bytes, i, p.num_slots);
-    route.weight = p.topk_weight[i];
-    if (p.grouped && route.slot >= 0) route.slot_row = l.base[route.slot] + chunk_first[route.slot] + l.slot_index[i];
-  }
-  if (!p.grouped) return route;
+  if (!kGrouped) return route;
+  if (route.slot >= 0) route.slot_row = entry.first_row + entry.earlier + entry.in_slot;
   const int holder = route.slot < 0 ? -1 : route.slot / slots_per_rank;
   const int capacity = __shfl_sync(kAllLanes, d.capacity, max(holder, 0));
   if (route.slot_row >= capacity) {
@@ -125,7 +174,7 @@ EPRT_DEVICE void send_entries(const DispatchParams& p, const Destination& d, con
     if (lane >= p.top_k) continue;
     const bool here = route.slot >= 0 && route.slot / slots_per_rank == r;
     const int64_t i = item * p.top_k + lane;
-    if (p.grouped)
+    if (kGrouped)
       reinterpret_cast<int32_t*>(block)[i] = here ? route.slot_row : -1;
     else
       reinterpret_cast<int64_t*>(block)[i] = here ? route.slot - r * slots_per_rank : -1;
@@ -174,45 +223,85 @@ EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane)
   }
 }
 
-EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, SharedWarp* mine, Ring& ring, int lane) {
+// A token's scales to the ranks it goes to: the caller's, or those that a cast left in `cast`.
+EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, const Route& route, const uint32_t* cast,
+                             int token, int lane) {
+  constexpr int kBatch = 4;
+  const int32_t words = scale_bytes(p) / 4;
+  for (int first = lane; first - lane < p.num_scales; first += kBatch * kWarp) {
+    uint32_t word[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int g = first + i * kWarp;
+      if (g < p.num_scales) word[i] = p.cast ? cast[g] : p.scale[token * p.scale_row_stride + g * p.scale_group_stride];
+    }
+    for (uint32_t left = __ballot_sync(kAllLanes, route.row >= 0); left; left &= left - 1) {
+      const int r = __ffs(left) - 1;
+      const uint64_t field = __shfl_sync(kAllLanes, d.fields.scale, r);
+      const int64_t row = __shfl_sync(kAllLanes, route.row, r);
+      uint32_t* to = reinterpret_cast<uint32_t*>(pointer_of(d.block, r) + field) + row * words;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (first + i * kWarp < p.num_scales) to[first + i * kWarp] = word[i];
+    }
+  }
+}
+
+// The pieces of a warp's tokens, one after another.
+struct Walk {
+  int token, piece = 0;
+  EPRT_DEVICE void step(int pieces, int stride) {
+    if (++piece == pieces) piece = 0, token += stride;
+  }
+};
+
+// slots: of this warp, kSlots pieces and, for a cast, a token's scales.
+EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* slots, int lane) {
   const Context& c = p.context;
-  const Share share = share_of(p.grouped ? p.phases : kSend & p.phases, kSend);
-  LateFlag late{&mine->desk};
-  if (!share.takes_part) return late.close(lane);
+  const Share share = share_of<kWarps>(p.division, p.phases, kSend);
+  if (!share.takes_part) return;
+  const int warp = threadIdx.x / kWarp, pieces = ceil_div(p.x_bytes, p.piece_bytes);
+  Ring ring(slots, shared->full[warp], p.piece_bytes, lane);
+  uint32_t* const cast = reinterpret_cast<uint32_t*>(slots + kSlots * p.piece_bytes);
+  const auto bytes_of = [&](int piece) { return min(p.piece_bytes, p.x_bytes - piece * p.piece_bytes); };
+  Walk ahead{share.index};
+  const auto load_ahead = [&] {
+    if (ahead.token >= p.num_tokens) return;
+    const uint8_t* from = p.x + int64_t(ahead.token) * p.x_bytes + ahead.piece * p.piece_bytes;
+    ring.load(from, bytes_of(ahead.piece), lane);
+    ahead.step(pieces, share.count);
+  };
+  for (int i = 0; i < kSlots; ++i) load_ahead();
+  Entry next = read_entry(p, share.index, lane);
+  Entry after = read_entry(p, share.index + share.count, lane);
+  read_rows(p, &next, share.index, lane);
   const Destination d = find_destination(p, shared, lane);
-  const uint32_t epoch = shared->epoch;
-  const int pieces = ceil_div(p.x_bytes, kPieceBytes);
+  const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
+  LateFlags late{shared->desk + warp};
   for (int token = share.index; token < p.num_tokens; token += share.count) {
-    const auto source = [&](int i) {
-      return Piece{p.x + int64_t(token) * p.x_bytes + i * kPieceBytes, piece_bytes(p.x_bytes, i)};
-    };
-    const Route route = find_route(p, d, token, lane);
-    ring.begin(pieces, lane, source);
-    late.hand_in(lane);
-    if (!p.again) send_entries(p, d, route, token, lane);
-    if (p.scale)
-      for (int g = lane; g < p.num_scales; g += kWarp)
-        mine->scale[g] = p.scale[token * p.scale_row_stride + g * p.scale_group_stride];
+    const Route route = find_route(p, d, next, token, first_item, lane);
+    next = after;  // what is read now is used one and two tokens later
+    read_rows(p, &next, token + share.count, lane);
+    after = read_entry(p, token + 2 * share.count, lane);
     uint8_t* to = route.row >= 0 ? d.block + d.fields.x + int64_t(route.row) * p.row_bytes : nullptr;
-    const auto use = [&](int i, uint8_t* slot) {
-      int at = i * kPieceBytes, bytes = piece_bytes(p.x_bytes, i);
+    for (int piece = 0; piece < pieces; ++piece) {
+      uint8_t* slot = ring.take();
+      int at = piece * p.piece_bytes, bytes = bytes_of(piece);
       if (p.cast) {
-        cast_piece(slot, bytes, mine->scale + at / 256, lane);
+        cast_piece(slot, bytes, cast + at / 256, lane);
         at /= 2, bytes /= 2;
         bulk_fence();
         __syncwarp();
       }
-      if (to) bulk_store(to + at, slot, bytes);
-      return true;
-    };
-    ring.finish(pieces, lane, source, use);
-    if (p.num_scales) {
-      bulk_fence();
+      store_piece(to ? to + at : nullptr, slot, bytes, lane);
+      if (piece == 0 && !p.again) send_entries(p, d, route, token, lane);
+      if (piece == 0 && !p.cast) send_scales(p, d, route, cast, token, lane);
+      bulk_wait_read<0>();  // the slot may be written again
       __syncwarp();
-      if (to) bulk_store(d.block + d.fields.scale + int64_t(route.row) * scale_bytes(p), mine->scale, scale_bytes(p));
-      bulk_commit();
+      load_ahead();
     }
-    if (route.item >= 0) late.flag = flag_at(c, c.heap.arrived, lane, epoch, route.item);
+    if (p.cast) send_scales(p, d, route, cast, token, lane);
+    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->epoch, route.item) : nullptr, lane);
   }
   late.close(lane);
 }
@@ -233,53 +322,41 @@ EPRT_DEVICE Items find_items(const DispatchParams& p, int lane) {
   return {first, there ? min(sent, max(0, p.capacity - first)) : 0};
 }
 
-// Rows of the item's other experts, from the one that crossed.
-EPRT_DEVICE void copy_row(const DispatchParams& p, const Fields& fields, Ring& ring, int item, int lane) {
+// Rows of the item's other experts, from the one that crossed. row: lane k's, or -1.
+EPRT_DEVICE void fan_out(const DispatchParams& p, const Fields& fields, int row, int lane) {
   uint8_t* block = p.context.peer[p.context.rank] + p.block;
-  int row = -1;
-  if (lane < p.top_k)
-    row = int(load_relaxed(reinterpret_cast<const uint32_t*>(block + fields.entry) + int64_t(item) * p.top_k + lane));
   const uint32_t wanted = __ballot_sync(kAllLanes, row >= 0), others = wanted & (wanted - 1);
   if (!others) return;
-  bulk_fence();  // what the flag says is there is next read by bulk copies
-  const int first = __ffs(wanted) - 1;
-  const int64_t from_row = __shfl_sync(kAllLanes, row, first);
+  const int64_t from = __shfl_sync(kAllLanes, row, __ffs(wanted) - 1);
   uint8_t* x = block + fields.x;
-  const int pieces = ceil_div(p.row_bytes, kPieceBytes);
-  const auto source = [&](int i) {
-    return Piece{x + from_row * p.row_bytes + i * kPieceBytes, piece_bytes(p.row_bytes, i)};
-  };
-  ring.begin(pieces, lane, source);
-  const int words = scale_bytes(p) / 4;
-  uint32_t* scales = reinterpret_cast<uint32_t*>(block + fields.scale);
-  for (uint32_t left = others; left; left &= left - 1) {
-    const int64_t to_row = __shfl_sync(kAllLanes, row, __ffs(left) - 1);
-    for (int g = lane; g < words; g += kWarp) scales[to_row * words + g] = load_relaxed(scales + from_row * words + g);
-  }
-  uint8_t* to = (others >> lane) & 1 ? x + int64_t(row) * p.row_bytes : nullptr;
-  const auto use = [&](int i, uint8_t* slot) {
-    if (to) bulk_store(to + i * kPieceBytes, slot, piece_bytes(p.row_bytes, i));
-    return true;
-  };
-  ring.finish(pieces, lane, source, use);
+  copy_row(x + from * p.row_bytes, p.row_bytes, x + int64_t(row) * p.row_bytes, others, lane);
+  if (!p.num_scales) return;
+  uint8_t* scales = block + fields.scale;
+  copy_row(scales + from * scale_bytes(p), scale_bytes(p), scales + int64_t(row) * scale_bytes(p), others, lane);
 }
 
-// Sources in turn, position by position: about the order in which items come.
-EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, const Share& share, Ring& ring,
-                              int lane) {
+// Sources in turn, batch by batch: about the order in which items come.
+EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
+  constexpr int kBatch = 4;  // items a warp waits for at once, so that the loads of their entries overlap
   const Context& c = p.context;
   const Items items = find_items(p, lane);
   const Fields fields = block_fields(p, p.capacity);
+  const uint32_t* entries = reinterpret_cast<const uint32_t*>(c.peer[c.rank] + p.block + fields.entry);
   const int most = __reduce_max_sync(kAllLanes, items.count);
-  for (int unit = share.index; unit < most * kRanks; unit += share.count) {
-    const int source = unit % kRanks, position = unit / kRanks;
-    if (position >= __shfl_sync(kAllLanes, items.count, source)) continue;
+  for (int unit = share.index; unit < ceil_div(most, kBatch) * kRanks; unit += share.count) {
+    const int source = unit % kRanks, position = unit / kRanks * kBatch;
+    const int count = min(kBatch, __shfl_sync(kAllLanes, items.count, source) - position);
     const int item = __shfl_sync(kAllLanes, items.first, source) + position;
-    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->epoch, item);
-    const bool arrived = wait_peer(c, &shared->book, flag, shared->epoch, kDispatchTokens, source);
-    if (__all_sync(kAllLanes, arrived)) copy_row(p, fields, ring, item, lane);
+    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->epoch, item + min(lane, max(count - 1, 0)));
+    const bool arrived = lane < count && wait_peer(c, &shared->book, flag, shared->epoch, kDispatchTokens, source);
+    const uint32_t all = __ballot_sync(kAllLanes, arrived);
+    int row[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      row[i] = lane < p.top_k && (all >> i) & 1 ? int(load_relaxed(entries + int64_t(item + i) * p.top_k + lane)) : -1;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) fan_out(p, fields, row[i], lane);
   }
-  bulk_wait_written();
 }
 
 EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
@@ -305,13 +382,16 @@ EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, 
   for (int64_t i = int64_t(total) * p.top_k + share.index * kWarp + lane; i < end; i += step) entries[i] = -1;
 }
 
-EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, Ring& ring, int lane) {
-  const Share share = share_of(p.grouped ? p.phases : kRecv & p.phases, kRecv);
-  if (!share.takes_part) return;
-  if (p.grouped)
-    receive_rows(p, shared, share, ring, lane);
-  else
-    receive_items(p, shared, share, lane);
+EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, int lane) {
+  if (kGrouped) {
+    const Share share = share_of<kWarps>(p.division, p.phases, kRecv);
+    if (share.takes_part) receive_rows(p, shared, share, lane);
+    return;
+  }
+  // There is little to do, and nothing before others have sent: so warps that send do, when they have sent.
+  const int32_t phase = p.phases & kSend ? kSend : kRecv;
+  const Share share = share_of<kWarps>(p.division, phase, phase);
+  if (share.takes_part && p.phases & kRecv) receive_items(p, shared, share, lane);
 }
 
 // Block 0: tells everyone where their rows for this rank go.
@@ -325,10 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ 
   extern __shared__ __align__(128) unsigned char smem[];
   __shared__ SharedDispatch shared;
   const Context& c = p.context;
-  const int lane = threadIdx.x % kWarp;
-  SharedWarp* const warps = reinterpret_cast<SharedWarp*>(smem);
-  SharedWarp* const mine = warps + threadIdx.x / kWarp;
-  const bool moves = threadIdx.x < kWarps * kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   if (threadIdx.x == 0) {
     if (p.phases & kSend) {
       shared.epoch = take_ticket(c, kDispatchTicket);
@@ -337,21 +414,21 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ 
       shared.epoch = p.layout.epoch[0];
     }
   }
-  open_book(&shared.book, blockIdx.x == 0);
-  if (moves) mine->desk.state = kEmpty;
+  open_book(&shared.book, keeps_book(p.division, p.phases));
+  if (warp < kWarps)
+    shared.desk[warp].state = share_of<kWarps>(p.division, p.phases, kSend).takes_part ? kEmpty : kClosed;
   __syncthreads();
   if (p.phases & kSend) tell_places(p, shared.epoch);
-  if (moves) {
-    Ring ring(mine->slot[0], mine->full, lane);
-    if (p.phases & kSend) send(p, &shared, mine, ring, lane);
-    if (p.phases & kRecv) receive(p, &shared, ring, lane);
-    bulk_wait_written();
-  } else if (p.phases & kSend) {
-    raise_flags<kWarps>(warps, shared.epoch, lane);
+  if (warp == kWarps) {
+    raise_flags<kWarps>(shared.desk, shared.epoch, lane);
+  } else {
+    send(p, &shared, smem + warp * warp_bytes(p), lane);
+    receive(p, &shared, lane);
   }
   __syncthreads();
   close_book(c, &shared.book, 0);
-  if (kStats && blockIdx.x == 0 && threadIdx.x == 0 && (p.phases & kRecv)) *p.layout.received_ns = global_timer_ns();
+  if (kStats && blockIdx.x == p.division.send_blocks && threadIdx.x == 0 && (p.phases & kRecv))
+    *p.layout.received_ns = global_timer_ns();
 }
 
 }  // namespace eprt::normal

@@ -1,18 +1,19 @@
 // Normal mode: parameters and buffer fields shared by nm_count.cu, nm_dispatch.cu and nm_combine.cu. docs/protocol.md
 // explains every field and why no wait is for ever; eprt/ep/nvlink_normal_layout.py mirrors the structs and the fields.
 //
+// Compile-time constants, beside those of waits.cuh: GROUPED (0: a row is an item, 1: an item's for one of its
+// experts), EXACT (0: an item's rows come back as their sum, 1: each by itself; with GROUPED 1).
+//
 // An item is a token received: one per (token, rank it goes to). Items are numbered by (source rank, token). A received
 // row is an item's (`grouped` 0), or one of an item's experts' (`grouped` 1: rows by local slot, then item, then k).
 #pragma once
-#include "bulk.cuh"
+#include "flags.cuh"
 #include "waits.cuh"
 
 namespace eprt::normal {
 
-constexpr int kWarps = 22;                      // of dispatch and combine that move data;
-constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
+constexpr bool kGrouped = GROUPED, kExact = EXACT;
 constexpr int kMaxTopk = 32;
-constexpr int kMaxScales = 256;             // words of a row's scales
 constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
 
 // ---- parameters
@@ -158,28 +159,36 @@ EPRT_DEVICE int read_index(const void* from, int bytes, int64_t i, int64_t limit
   return value >= 0 && value < limit ? int(value) : -1;
 }
 
-// Which warps of all thread blocks share a piece of work. In a launch of both phases half of each block's warps send.
+// How a launch shares its thread blocks and warps between sending and receiving; eprt/ep/nvlink_normal_grid.py chooses.
+struct Division {
+  int32_t
+      send_blocks;  // the first ones only send, the others only receive; 0: in a launch of both every block does both
+  int32_t send_warps;  // of a block that sends; where it receives as well, the other warps do that
+};
+
 struct Share {
   bool takes_part;
   int index, count;  // of this warp among those
 };
 
-EPRT_DEVICE Share share_of(int32_t phases, int32_t phase) {
-  const int warp = threadIdx.x / kWarp;  // the warp that raises flags takes no part
-  const bool both = phases == (kSend | kRecv);
-  const int warps = both ? kWarps / 2 : kWarps;
-  const int first = both && phase == kRecv ? kWarps / 2 : 0;
-  // Neighbouring numbers lie in different blocks, so that few pieces of work still use all of them.
-  return {bool(phases & phase) && warp >= first && warp < first + warps,
-          (warp - first) * int(gridDim.x) + int(blockIdx.x), warps * int(gridDim.x)};
+// Of kWarps warps that move data in every block. Neighbouring numbers lie in different blocks, so that few pieces of
+// work still use all of them.
+template <int kWarps>
+EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t phase) {
+  const int warp = threadIdx.x / kWarp;
+  const bool both = phases == (kSend | kRecv), apart = both && division.send_blocks > 0;
+  const int first_block = apart && phase == kRecv ? division.send_blocks : 0;
+  const int end_block = apart && phase == kSend ? division.send_blocks : gridDim.x;
+  const int first_warp = both && !apart && phase == kRecv ? division.send_warps : 0;
+  const int end_warp = phase == kSend ? division.send_warps : kWarps;
+  const int block = int(blockIdx.x) - first_block, blocks = end_block - first_block;
+  return {bool(phases & phase) && block >= 0 && block < blocks && warp >= first_warp && warp < end_warp,
+          (warp - first_warp) * blocks + block, (end_warp - first_warp) * blocks};
 }
 
-struct alignas(16) SharedWarp {  // of each warp
-  uint8_t slot[kSlots][kPieceBytes];
-  uint32_t scale[kMaxScales];
-  uint64_t full[kSlots];
-  FlagDesk desk;
-};
-constexpr int kSharedBytes = kWarps * sizeof(SharedWarp);
+// One thread block keeps the wait book: the first that receives, where that is a phase of its own.
+EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
+  return int(blockIdx.x) == (phases == (kSend | kRecv) ? division.send_blocks : 0);
+}
 
 }  // namespace eprt::normal

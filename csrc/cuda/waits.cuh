@@ -31,11 +31,13 @@ EPRT_DEVICE void open_book(WaitBook* book, bool kept) {  // the caller passes a 
   if (threadIdx.x < kRanks) book->waited_ns[threadIdx.x] = 0;
 }
 
-// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine.
+// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or
+// null.
 template <class Context>
-EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb) {
+EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb, int64_t* wait_cost = nullptr) {
   if (!kStats || !book->kept || threadIdx.x >= kRanks) return;
   const uint64_t waited = book->waited_ns[threadIdx.x];
+  if (wait_cost) wait_cost[threadIdx.x] += waited;
   uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;
   *sum += waited;
   if (waited > sum[kRanks]) sum[kRanks] = waited;

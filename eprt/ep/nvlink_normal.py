@@ -17,10 +17,12 @@ from eprt.ep.api import EPError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_layout import Deadline, Stats
 from eprt.ep.nvlink_low_latency import RECV, SEND, this_arch
+from eprt.ep.nvlink_normal_grid import COMBINE_WARPS, DISPATCH_WARPS, MAX_SMS, Grid, combine_grid, dispatch_grid
 from eprt.ep.nvlink_normal_layout import (
     MAX_CHUNK_TOKENS,
     BlockShape,
     Chunks,
+    Division,
     HeapLayout,
     HeapShape,
     LayoutBuffers,
@@ -33,11 +35,9 @@ from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.symmetric import HostWords, SymmetricMemory
 
-MAX_RANKS, MAX_TOP_K, MAX_SLOTS, MAX_SCALES = 32, 32, 32767, 256
-MAX_SMS = 24  # by default; more may be asked for
-_COUNT_THREADS, _THREADS, _WARPS = 512, 736, 22
-_SHARED_BYTES = _WARPS * (4 * 2048 + MAX_SCALES * 4 + 4 * 8 + 32 * 8 + 16)  # kSharedBytes
-_WIRE_GB_S, _SM_GB_S = 450.0, 40.0  # one GPU's link, one way; what a thread block moves
+MAX_RANKS, MAX_TOP_K, MAX_SLOTS, MAX_SCALES = 30, 32, 32767, 256
+_COUNT_THREADS = 512
+_SHARED_BYTES = {"sm_80": 152 << 10, "sm_90a": 216 << 10}  # of a thread block of dispatch; as a newer one, the last
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,12 @@ class Normal:
     data_bytes after them are the caller's."""
 
     def __init__(
-        self, group: EPGroup, shape: HeapShape, data_bytes: int, *, num_sms: int | None, timeout_s: float,
-        stats: bool = True,
+        self, group: EPGroup, shape: HeapShape, data_bytes: int, *, grouped: bool, exact: bool = False,
+        num_sms: int | None, timeout_s: float, stats: bool = True,
     ):  # fmt: skip
         self.group, self.shape, self.timeout_s = group, shape, timeout_s
-        self.num_sms = num_sms or default_num_sms(group.size)
+        self._grouped, self._exact = grouped, exact
+        self.num_sms = num_sms
         self.data_begin = shape.num_bytes
         self.memory = SymmetricMemory(group, shape.num_bytes + data_bytes)
         self._allocate(stats)
@@ -116,10 +117,12 @@ class Normal:
         self.calls, self.compute_ns = longs(1), longs(1)
         self._ticket, self._done = longs(3), torch.zeros(1, dtype=torch.int32, device="cuda")
         self._host_tickets = 0
-        sources = kernel_sources(ranks, stats=stats, arch=this_arch())
+        sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
+        self._shared_bytes = _SHARED_BYTES.get(this_arch(), 216 << 10)
         chunk_bytes = MAX_CHUNK_TOKENS * (4 + 2 * MAX_TOP_K)
         shared = (2 * (self.shape.max_slots + ranks) + 1) * 4 + chunk_bytes
-        threads = ((_COUNT_THREADS, shared), (_THREADS, _SHARED_BYTES), (_THREADS, _SHARED_BYTES))
+        movers = [((warps + 1) * 32, self._shared_bytes) for warps in (DISPATCH_WARPS, COMBINE_WARPS)]
+        threads = ((_COUNT_THREADS, shared), *movers)
         names = ("eprt::normal::count", "eprt::normal::dispatch", "eprt::normal::combine")
         self._kernels = [Kernel(source, name, *sizes) for source, name, sizes in zip(sources, names, threads)]
         context_type = context_struct(ranks)
@@ -157,7 +160,7 @@ class Normal:
     # -- the three kernels --
 
     def count(
-        self, routing: Routing, buffers: LayoutBuffers, host: HostWords, *, grouped: bool, alignment: int = 1,
+        self, routing: Routing, buffers: LayoutBuffers, host: HostWords, *, alignment: int = 1,
         num_rounds: int = 1, num_sms: int | None = None,
     ) -> int:  # fmt: skip
         """Numbers the tokens, exchanges counts, places rows. Returns the ticket to wait_counts for."""
@@ -169,12 +172,12 @@ class Normal:
         p.host, p.host_ticket = host.device_ptr, self._host_tickets
         p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, routing.top_k, routing.num_slots
         p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
-        p.alignment, p.grouped, p.num_rounds = alignment, grouped, num_rounds
+        p.alignment, p.grouped, p.num_rounds = alignment, self._grouped, num_rounds
         p.chunk_tokens, p.num_chunks = routing.chunks.tokens, routing.chunks.count
-        self._count(max(1, min(num_sms or self.num_sms, routing.chunks.count)), self._stream())
+        self._count(max(1, min(num_sms or self.num_sms or MAX_SMS, routing.chunks.count)), self._stream())
         return self._host_tickets
 
-    def wait_counts(self, host: HostWords, ticket: int) -> Counts:
+    def wait_counts(self, host: HostWords, ticket: int, num_local_slots: int) -> Counts:
         """The host waits for a count. The kernel has a deadline of its own; this one is for a GPU that is stuck."""
         words = host.words
         start = time.monotonic()
@@ -187,7 +190,7 @@ class Normal:
                 )
             if waited > 1e-3:
                 time.sleep(2e-5)
-        return Counts(words[1], words[2], words[3], tuple(words[4:]))
+        return Counts(words[1], words[2], words[3], tuple(words[4 : 4 + num_local_slots]))
 
     def dispatch(
         self, routing: Routing, payload: Payload, buffers: LayoutBuffers, block: int, shape: BlockShape, phases: int, *,
@@ -203,12 +206,17 @@ class Normal:
         p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, shape.top_k, routing.num_slots
         p.block, p.capacity, p.chunk_tokens = block, shape.capacity, routing.chunks.tokens
         p.x_bytes, p.row_bytes, p.num_scales = x.shape[1] * x.element_size(), payload.row_bytes, payload.num_scales
-        p.grouped, p.cast, p.again, p.fill_tail, p.phases = shape.grouped, payload.cast, again, fill_tail, phases
-        self._dispatch(num_sms or self.num_sms, self._stream())
+        p.cast, p.again, p.fill_tail, p.phases = payload.cast, again, fill_tail, phases
+        grid = dispatch_grid(
+            self.group.size, shape.top_k, grouped=self._grouped, phases=phases, x_bytes=p.x_bytes,
+            cast_scales=payload.num_scales if payload.cast else 0, shared_bytes=self._shared_bytes,
+            num_sms=num_sms or self.num_sms,
+        )  # fmt: skip
+        self._launch(self._dispatch, grid)
 
     def combine_send(
         self, y: Tensor, buffers: LayoutBuffers, returned: int, *, block: int | None = None,
-        shape: BlockShape | None = None, exact: bool = False,
+        shape: BlockShape | None = None,
     ) -> None:  # fmt: skip
         """Experts' outputs y bf16 [rows, H] go back, those of grouped rows summed with the weights in `block`.
 
@@ -216,25 +224,25 @@ class Normal:
         """
         p = self._combine.params
         self._set_send(y, block, shape)
-        p.layout, p.block, p.exact, p.phases = buffers.pointers(), returned, exact, SEND
+        p.layout, p.block, p.phases = buffers.pointers(), returned, SEND
         p.row_bytes = p.stride = y.shape[1] * 2
         p.y_weight = p.out_weight = None
-        self._combine(self.num_sms, self._stream())
+        self._launch_combine(p.top_k, None)
 
     def combine_recv(
-        self, routing: Routing, out: Tensor, buffers: LayoutBuffers, returned: int, *, exact: bool = False,
+        self, routing: Routing, out: Tensor, buffers: LayoutBuffers, returned: int, *,
         y: Tensor | None = None, block: int | None = None, shape: BlockShape | None = None,
     ) -> None:  # fmt: skip
         """out bf16 [T, H]. With y: combine_send too, in the same launch."""
         p = self._combine.params
         if y is not None:
             self._set_send(y, block, shape)
-        p.layout, p.block, p.exact, p.phases = buffers.pointers(), returned, exact, RECV if y is None else SEND | RECV
+        p.layout, p.block, p.phases = buffers.pointers(), returned, RECV if y is None else SEND | RECV
         p.row_bytes = p.stride = out.shape[1] * 2
         p.y_weight = p.out_weight = None
         p.bias[0] = p.bias[1] = None
         self._set_routing(routing, out)
-        self._combine(self.num_sms, self._stream())
+        self._launch_combine(p.top_k, None)
 
     def combine_items(
         self, y: Tensor, out: Tensor, buffers: LayoutBuffers, routing: Routing, returned: int, *,
@@ -244,14 +252,27 @@ class Normal:
         p = self._combine.params
         p.y, p.y_weight, p.out_weight = y.data_ptr(), _pointer(weights), _pointer(out_weights)
         p.item_row = p.item_weight = p.item_token = None
-        p.layout, p.block, p.exact, p.phases = buffers.pointers(), returned, False, SEND | RECV
+        p.layout, p.block, p.phases = buffers.pointers(), returned, SEND | RECV
         p.row_bytes = y.shape[1] * 2
         p.stride = returned_stride(y.shape[1], 0 if weights is None else weights.shape[1])
         for i in range(2):
             p.bias[i] = biases[i].data_ptr() if i < len(biases) else None
         self._set_routing(routing, out)
         p.top_k = 0 if weights is None else weights.shape[1]
-        self._combine(num_sms or self.num_sms, self._stream())
+        self._launch_combine(routing.top_k, num_sms)
+
+    def _launch_combine(self, top_k: int, num_sms: int | None) -> None:
+        p = self._combine.params
+        grid = combine_grid(
+            self.group.size, top_k, grouped=self._grouped, phases=p.phases, row_bytes=p.row_bytes,
+            shared_bytes=self._shared_bytes, num_sms=num_sms or self.num_sms,
+        )  # fmt: skip
+        self._launch(self._combine, grid)
+
+    def _launch(self, launch: Launch, grid: Grid) -> None:
+        launch.params.division = Division(grid.send_blocks, grid.send_warps)
+        launch.params.piece_bytes = grid.piece_bytes
+        launch(grid.blocks, self._stream())
 
     def _set_send(self, y: Tensor, block: int | None, shape: BlockShape | None) -> None:
         p = self._combine.params
@@ -292,15 +313,10 @@ def returned_stride(hidden: int, num_weights: int) -> int:
     return hidden * 2 + -(-num_weights * 4 // 16) * 16
 
 
-def default_num_sms(num_ranks: int) -> int:
-    """Thread blocks that keep the link full: its rate over what one block moves, and what stays on this rank."""
-    if num_ranks == 1:
-        return MAX_SMS
-    through = _WIRE_GB_S * num_ranks / (num_ranks - 1)
-    return min(MAX_SMS, -(-int(through) // int(_SM_GB_S)))
-
-
-def kernel_sources(num_ranks: int, *, stats: bool = True, arch: str = "sm_90a") -> tuple[KernelSource, ...]:
-    """The count, dispatch and combine kernels; the same for all shapes. stats: counters (totals())."""
-    defines = (("NUM_RANKS", num_ranks), ("STATS", int(stats)))
+def kernel_sources(
+    num_ranks: int, *, grouped: bool, exact: bool = False, stats: bool = True, arch: str = "sm_90a"
+) -> tuple[KernelSource, ...]:
+    """The count, dispatch and combine kernels; the same for all shapes. grouped: rows by expert, else one per item.
+    exact: as EPConfig.exact_combine. stats: counters (totals())."""
+    defines = (("NUM_RANKS", num_ranks), ("GROUPED", int(grouped)), ("EXACT", int(exact)), ("STATS", int(stats)))
     return tuple(KernelSource(name, arch, defines) for name in ("nm_count", "nm_dispatch", "nm_combine"))

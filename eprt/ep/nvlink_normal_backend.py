@@ -15,6 +15,7 @@ from eprt.ep.group import EPGroup
 from eprt.ep.nvlink import NvlinkBackend, Signal
 from eprt.ep.nvlink_low_latency import SEND
 from eprt.ep.nvlink_normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Payload, Routing
+from eprt.ep.nvlink_normal_grid import MAX_SMS
 from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers, align
 from eprt.ep.order import DISPATCH_RECV
 from eprt.gpu.symmetric import HostWords
@@ -74,10 +75,10 @@ class NvlinkNormalBackend(NvlinkBackend):
         block_bytes, back_bytes = align(self._block_shape.num_bytes), align(back * hidden * 2)
         heap = HeapShape(size, config.num_slots, size * T, config.num_buffers)
         self.kernels = Normal(
-            self.group, heap, config.num_buffers * (block_bytes + back_bytes), num_sms=config.num_sms,
-            timeout_s=config.timeout_s, stats=stats,
+            self.group, heap, config.num_buffers * (block_bytes + back_bytes), grouped=True, exact=config.exact_combine,
+            num_sms=config.num_sms, timeout_s=config.timeout_s, stats=stats,
         )  # fmt: skip
-        self.num_sms = self.kernels.num_sms
+        self.num_sms = config.num_sms or MAX_SMS
         begins = [self.kernels.data_begin + i * (block_bytes + back_bytes) for i in range(config.num_buffers)]
         self._flights = [self._new_flight(begin, begin + block_bytes) for begin in begins]
 
@@ -126,7 +127,7 @@ class NvlinkNormalBackend(NvlinkBackend):
             )
             self._routings[i] = routing
             self._tickets[i] = self.kernels.count(
-                routing, flight.buffers, flight.host, grouped=True, alignment=self.config.expert_alignment,
+                routing, flight.buffers, flight.host, alignment=self.config.expert_alignment,
                 num_rounds=state.num_rounds,
             )  # fmt: skip
         payload = Payload(state.x_TH, cast=self.config.payload == "fp8")
@@ -137,7 +138,7 @@ class NvlinkNormalBackend(NvlinkBackend):
         flight = self._flights[i]
         rows, rounds = self.max_rows, 1
         if self.config.max_recv_rows is None:
-            self._counts[i] = counts = self.kernels.wait_counts(flight.host, self._tickets[i])
+            self._counts[i] = counts = self.kernels.wait_counts(flight.host, self._tickets[i], self._slots_per_rank)
             rows, rounds = counts.rows, counts.rounds
         self._order.done(DISPATCH_RECV, handle.epoch)
         scale_RG = None if flight.scale_RG is None else flight.scale_RG[:rows]
@@ -146,14 +147,13 @@ class NvlinkNormalBackend(NvlinkBackend):
     def _launch_combine_send(self, i: int, y_RH: Tensor, signal: Signal | None) -> None:
         flight = self._flights[i]
         self.kernels.combine_send(
-            y_RH, flight.buffers, flight.returned, block=flight.block, shape=self._block_shape,
-            exact=self.config.exact_combine,
+            y_RH, flight.buffers, flight.returned, block=flight.block, shape=self._block_shape
         )  # fmt: skip
 
     def _launch_combine_recv(self, i: int, handle: DispatchHandle, y_TH: Tensor, y_RH: Tensor | None = None) -> None:
         flight = self._flights[i]
         self.kernels.combine_recv(
-            self._routings[i], y_TH, flight.buffers, flight.returned, exact=self.config.exact_combine, y=y_RH,
+            self._routings[i], y_TH, flight.buffers, flight.returned, y=y_RH,
             block=flight.block, shape=self._block_shape,
         )  # fmt: skip
 

@@ -160,6 +160,8 @@ Layout = struct(
     *fields_of_type(_POINTER, "epoch sent base chunk_first rank_index slot_index position slot_rows received_ns"),
 )
 
+Division = struct("Division", *fields_of_type(_INT32, "send_blocks send_warps"))
+
 
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:
     return struct(
@@ -194,7 +196,8 @@ def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         *fields_of_type(_INT64, "scale_row_stride scale_group_stride"),
         ("block", _UINT64),
         *fields_of_type(_INT32, "capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes"),
-        *fields_of_type(_INT32, "num_scales grouped cast again fill_tail phases"),
+        *fields_of_type(_INT32, "num_scales cast again fill_tail phases piece_bytes"),
+        ("division", Division),
     )
 
 
@@ -207,5 +210,7 @@ def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         ("bias", _POINTER * 2),
         *fields_of_type(_POINTER, "out out_weight"),
         ("block", _UINT64),
-        *fields_of_type(_INT32, "num_tokens top_k num_slots slot_bytes row_bytes stride exact phases"),
+        *fields_of_type(_INT32, "num_tokens top_k num_slots slot_bytes row_bytes stride phases"),
+        ("piece_bytes", _INT32),
+        ("division", Division),
     )

@@ -1,6 +1,7 @@
 """Fills the kernel cache ahead of time: `eprt env --build-kernels`, also on a machine without a GPU.
 
-Other shapes compile on first use, a second or two each.
+Normal mode's kernels serve all shapes. Low latency's know theirs; other shapes compile on first use, a second or two
+each.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import PAYLOAD_DTYPES, kernel_sources
 from eprt.gpu.jit import KernelSource, cubin
 
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")  # that are tested to compile; sm_80 without bulk copies
 MODELS = ((7168, 8), (5120, 6), (2048, 6))  # (hidden, top-k): DeepSeek V3 and R1; V2; V2-Lite
 RANKS = (1, 2, 4, 8)
 
@@ -20,8 +22,9 @@ RANKS = (1, 2, 4, 8)
 def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
     """(what for, source) of every kernel that is built ahead."""
     for ranks in RANKS:
-        for source in nvlink_normal.kernel_sources(ranks, arch=arch):
-            yield f"ranks {ranks} normal mode", source
+        for grouped in (False, True):
+            for source in nvlink_normal.kernel_sources(ranks, grouped=grouped, arch=arch):
+                yield f"ranks {ranks} normal mode, rows by {'expert' if grouped else 'token'}", source
         yield f"ranks {ranks} DeepEP's interface", KernelSource("layout", arch, (("NUM_RANKS", ranks),))
     # Of a shape, kernels know hidden, top_k, num_ranks and payload; the rest is given to them call by call.
     for (hidden, top_k), ranks in product(MODELS, RANKS):

@@ -28,6 +28,7 @@ from eprt.ep.nvlink_normal import (
     Routing,
     returned_stride,
 )  # fmt: skip
+from eprt.ep.nvlink_normal_grid import MAX_SMS
 from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers
 from eprt.gpu.pool import Block, Pool, PoolFullError
 
@@ -101,7 +102,7 @@ class RowExchange:
             self._fail(f"{group.size} ranks: at most {MAX_RANKS}")
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
         shape = HeapShape(group.size, _MAX_EXPERTS // group.size * group.size, max_items, 1)
-        self.kernels = Normal(group, shape, num_bytes, num_sms=num_sms, timeout_s=timeout_s, stats=stats)
+        self.kernels = Normal(group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, stats=stats)
         self._pool = Pool(self.kernels.data_begin, num_bytes, _mark)
         self._most_returned = 0  # bytes
         self._host = self.kernels.host_words(_MAX_EXPERTS // group.size)
@@ -131,7 +132,7 @@ class RowExchange:
         Raises ValueError (bad input; rows do not fit), EPTimeoutError.
         """
         payload = self._payload(x_TH, scale_TG)
-        num_blocks = num_sms or self.kernels.num_sms
+        num_blocks = num_sms or self.kernels.num_sms or MAX_SMS
         T, R = x_TH.shape[0], self.group.size
         routing = Routing(
             T, num_experts, Chunks.of(T, num_blocks), topk_idx_TK, topk_weights_TK, is_token_in_rank_TR,
@@ -143,11 +144,11 @@ class RowExchange:
         )
         self._raise_failure()
         buffers = LayoutBuffers.new(T, routing.top_k, num_experts, R, routing.chunks.count)
-        ticket = self.kernels.count(routing, buffers, self._host, grouped=False, num_sms=num_sms)
+        ticket = self.kernels.count(routing, buffers, self._host, num_sms=num_sms)
         rows_of_expert: list[int] = []
         capacity = num_worst_rows
         if not num_worst_rows:
-            counts = self.kernels.wait_counts(self._host, ticket)
+            counts = self.kernels.wait_counts(self._host, ticket, num_experts // R)
             self._raise_failure()
             capacity = counts.rows
             in_expert = counts.slot_rows[: num_experts // R]

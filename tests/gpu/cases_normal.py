@@ -159,7 +159,7 @@ def random_shapes(group: EPGroup, seed: int, num_shapes: int) -> None:
             rng.choice([2048, 4096, 5120, 7168, 8192, 16 * rng.randint(1, 300)]),
             rng.randint(8, 384),
             rng.randint(1, 10),
-            rng.choice([1, 7, 64, 500, 2000]),
+            rng.choice([1, 7, 64, 500, 2000, 8192]),
             rng.choice(["fp8", "same"]),
             rng.random() < 0.3,
         )
@@ -367,6 +367,39 @@ def token_rows(group: EPGroup, seed: int, cases_per_shape: int) -> None:
             except BaseException:
                 print(shape, case, skew, flush=True)
                 raise
+    exchange.close()
+
+
+def many_row_epochs(group: EPGroup, num_steps: int) -> None:
+    """Every step another hidden size, payload, top-k, number of experts, of tokens and of thread blocks; the host never
+    waits. Rows come back as they were, so a token's sum is itself times the ranks it went to: exact in fp32."""
+    exchange = RowExchange(group, 1 << 29, timeout_s=20.0)
+    R, same, mine = group.size, random.Random(7), random.Random(100 + group.rank)
+    generator = torch.Generator("cuda").manual_seed(group.rank)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for step in range(num_steps):
+        hidden, K, experts = same.choice([16, 1008, 2048, 7168]), same.randint(1, 10), R * same.randint(1, 384 // R)
+        T = mine.choice([0, 1, 2, 31, 64, 300])
+        x = torch.randn(T, hidden, device="cuda", generator=generator).bfloat16()
+        slots = torch.randint(-1, experts, (T, K), device="cuda", generator=generator, dtype=torch.int64)
+        if step % 7 == 0:
+            slots %= experts // R  # all to rank 0
+        weights = torch.rand(T, K, device="cuda", generator=generator)
+        sms = same.choice([None, 1, 3, 8, 24])
+        got = exchange.dispatch(
+            x, num_experts=experts, topk_idx_TK=slots, topk_weights_TK=weights, num_worst_rows=R * 300, num_sms=sms
+        )
+        rows = got.x_NH
+        if step % 3 == 0:
+            x = torch.randn(T, hidden, device="cuda", generator=generator).bfloat16()
+            rows, _ = exchange.dispatch_again(x, got.handle, num_sms=sms)
+        out, out_weights = exchange.combine(rows, got.handle, topk_weights_NK=got.topk_weights_NK, num_sms=sms)
+        ranks = torch.where(slots >= 0, slots // (experts // R), R)
+        num_ranks = torch.stack([(ranks == r).any(1) for r in range(R)]).sum(0)
+        wrong += (out + 0.0 != (x.float() * num_ranks[:, None]).bfloat16() + 0.0).sum()
+        assert out_weights is not None
+        wrong += (out_weights != torch.where(slots >= 0, weights, 0)).sum()
+    assert int(wrong) == 0, f"{int(wrong)} values are wrong"
     exchange.close()
 
 

@@ -43,6 +43,11 @@ def test_many_epochs_with_changing_shapes(num_ranks):
     run(num_ranks, "many_epochs", num_steps=10_000)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_many_epochs_of_rows_each_of_another_shape(num_ranks):
+    run(num_ranks, "many_row_epochs", num_steps=10_000)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_graph_replay(num_ranks):
     run(num_ranks, "graph_replay")

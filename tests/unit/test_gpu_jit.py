@@ -3,15 +3,17 @@
 import ctypes
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
+from eprt import doctor
 from eprt.compat.deep_ep import layout
 from eprt.compat.deep_ep.low_latency import Shape
 from eprt.ep import nvlink_layout, nvlink_normal, nvlink_normal_layout, nvlink_prebuild
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import kernel_sources
+from eprt.ep.nvlink_normal_grid import COMBINE_WARPS, DISPATCH_WARPS, MAX_SMS, Grid, combine_grid, dispatch_grid
 from eprt.gpu import jit
 
 
@@ -66,7 +68,7 @@ def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache,
 def test_what_is_built_ahead_is_what_the_layers_ask_for():
     ahead = {source for _, source in nvlink_prebuild.sources()}
     face = Shape(128, 7168, 256, 8).heap(8)
-    normal = nvlink_normal.kernel_sources(8)
+    normal = [source for grouped in (False, True) for source in nvlink_normal.kernel_sources(8, grouped=grouped)]
     assert ahead >= {*kernel_sources(face).values(), *normal, layout.source(8)}
     assert ahead >= set(kernel_sources(HeapShape(4, 64, 2048, 6, 16, "fp8", False, num_buffers=2)).values())
 
@@ -117,10 +119,10 @@ def test_the_heap_is_small_and_its_fields_do_not_overlap():
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_normal_kernels_compile_for_every_architecture(nvrtc, cache, arch):
-    for stats in (True, False):
-        for source in nvlink_normal.kernel_sources(4, stats=stats, arch=arch):
+    for grouped, exact in ((False, False), (True, False), (True, True)):
+        for source in nvlink_normal.kernel_sources(4, grouped=grouped, exact=exact, stats=not exact, arch=arch):
             assert jit.cubin(source).startswith(b"\x7fELF")
-    assert len(list(cache.glob(f"*-{arch}-*.cubin"))) == 6
+    assert len(list(cache.glob(f"*-{arch}-*.cubin"))) == 9
 
 
 def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
@@ -158,3 +160,53 @@ def test_chunks_cover_all_tokens():
         assert chunks.tokens * (chunks.count - 1) <= tokens <= chunks.tokens * chunks.count
         assert chunks.tokens <= nvlink_normal_layout.MAX_CHUNK_TOKENS
         assert chunks.count <= nvlink_normal_layout.Chunks.most(tokens, 24)
+
+
+def test_kernels_are_built_ahead_for_the_architectures_asked_for(monkeypatch, capsys):
+    compiled: list[jit.KernelSource] = []
+    monkeypatch.setattr(nvlink_prebuild, "cubin", lambda source: compiled.append(source) or b"ELF")
+    assert doctor.main(["--build-kernels", "sm_100a", "sm_80"]) == 0
+    assert compiled == [source for arch in ("sm_100a", "sm_80") for _, source in nvlink_prebuild.sources(arch)]
+    assert {source.arch for source in compiled} == {"sm_100a", "sm_80"}
+    assert doctor.main(["--build-kernels", "sm_70"]) == 2
+    assert "sm_70" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8, 32])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_grids_of_normal_mode_fit_the_machine(num_ranks, grouped):
+    """Shared memory, thread blocks and warps suffice for any row, number of SMs and phases."""
+    for num_sms, phases, row_bytes, shared in product(
+        (None, 1, 3, 24, 64), (1, 2, 3), (32, 2016, 14336, 131072), (152, 216)
+    ):
+        asked = {"phases": phases, "shared_bytes": shared << 10, "num_sms": num_sms, "grouped": grouped}
+        for cast in (0, 512):
+            grid = dispatch_grid(num_ranks, 8, x_bytes=row_bytes, cast_scales=cast, **asked)
+            check_grid(
+                grid,
+                DISPATCH_WARPS,
+                num_sms,
+                row_bytes,
+                shared << 10,
+                512 * 4 if cast else 0,
+                both=grouped and phases == 3,
+            )
+        grid = combine_grid(num_ranks, 8, row_bytes=row_bytes, **asked)
+        check_grid(grid, COMBINE_WARPS, num_sms, row_bytes, shared << 10, 0, both=phases == 3)
+
+
+def check_grid(
+    grid: Grid, warps: int, num_sms: int | None, row_bytes: int, shared: int, scales: int, both: bool
+) -> None:
+    assert 1 <= grid.blocks <= (num_sms or MAX_SMS)
+    assert 0 <= grid.send_blocks < grid.blocks and (both or not grid.send_blocks)
+    assert 1 <= grid.send_warps <= warps and (not both or grid.send_blocks or grid.send_warps < warps)
+    assert grid.piece_bytes % 512 == 0 and grid.send_warps * (2 * grid.piece_bytes + scales) <= shared
+    pieces = -(-row_bytes // grid.piece_bytes)
+    assert (pieces - 1) * grid.piece_bytes < row_bytes <= pieces * grid.piece_bytes
+
+
+def test_the_grids_constants_are_those_of_the_kernels():
+    for name, warps in (("nm_dispatch", DISPATCH_WARPS), ("nm_combine", COMBINE_WARPS)):
+        text = jit.read_source(name)
+        assert f"constexpr int kWarps = {warps};" in text and "constexpr int kSlots = 2;" in text
