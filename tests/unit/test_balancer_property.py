@@ -2,6 +2,7 @@
 20,000 of each kind; without it, enough for every change."""
 
 import numpy as np
+import pytest
 from eprt.balancer import moved_slots, plan, rebalance_experts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from tests.unit.eplb_oracle import eplb_layer
 from tests.unit.eplb_oracle import largest_load as largest_load_of_eplb
 
 THOROUGH = settings.default is not None and settings.default.max_examples > 1000
+pytestmark = pytest.mark.timeout(0 if THOROUGH else 300)
 
 
 def examples(few):
