@@ -63,6 +63,17 @@ class Snapshot:
         )
 
 
+@dataclass
+class _Promise:
+    """Of the latest plan worth carrying out: what it leads to, its max/mean, and where the statistics stood when a
+    migration had ended after it."""
+
+    placement: Placement
+    after: float
+    num_windows: int | None = None
+    num_changes: int = 0
+
+
 class Controller:
     """config: of the trigger. max_moves_per_layer: slots that one plan may change; None: the planner's default."""
 
@@ -75,6 +86,8 @@ class Controller:
         self._us_per_token = 1.0
         self._bytes_per_us = 1000.0
         self._expert_bytes = 0
+        self._optimism: float | None = None
+        self._promise: _Promise | None = None
         self.plan_again()
 
     def observe(self, snapshot: Snapshot) -> bool:
@@ -86,6 +99,7 @@ class Controller:
         if self.statistics is None or before is None or before.server_id != snapshot.server_id:
             self.statistics = LoadStatistics(*snapshot.tokens_PLE.shape[1:])
             self._expert_bytes = snapshot.expert_bytes
+            self._promise = None
             self.plan_again()
             return False
         rows = snapshot.expert_rows - before.expert_rows
@@ -139,6 +153,7 @@ class Controller:
         rate_LE = None if self.statistics is None else self.statistics.rate()
         if rate_LE is None:
             return None
+        self._hold_to_promise(placement)
         return PlanRequest(
             placement, load_LE=rate_LE, max_moves_per_layer=self._max_moves, gpu_speed=self.gpu_speed, trace=trace
         )
@@ -151,11 +166,43 @@ class Controller:
         lifetime_s = self.statistics.lifetime_s
         self._wait_s = min(2 * self._wait_s or self.statistics.current[-1].seconds, _LONGEST_WAIT_S)
         self._next_plan_s = now_s + self._wait_s
-        return self.trigger.decide(
-            now_s, rate_LE, placement, answer.target, answer.rounds, self.costs, lifetime_s, self.gpu_speed
+        decision = self.trigger.decide(
+            now_s,
+            rate_LE,
+            placement,
+            answer.target,
+            answer.rounds,
+            self.costs,
+            lifetime_s,
+            self.gpu_speed,
+            self._optimism or 0.0,
         )
+        if decision.migrate:
+            self._promise = _Promise(answer.target, max_over_mean(answer.target, rate_LE, self.gpu_speed))
+        return decision
+
+    def _hold_to_promise(self, placement: Placement) -> None:
+        """A plan fits the noise of its windows too, so it promises too much: by how much, the windows after it tell."""
+        promise, statistics = self._promise, self.statistics
+        if promise is None or promise.num_windows is None or statistics is None:
+            return
+        since = statistics.num_windows - promise.num_windows
+        if since < _MIN_WINDOWS:
+            return
+        self._promise = None
+        rate_LE = statistics.rate(last=since)
+        serves = np.array_equal(placement.physical_to_logical_map, promise.placement.physical_to_logical_map)
+        if statistics.num_changes > promise.num_changes or rate_LE is None or not serves:
+            return  # another load, or another placement: no fault of the plan's
+        too_much = max(0.0, max_over_mean(placement, rate_LE, self.gpu_speed) - promise.after)
+        self._optimism = too_much if self._optimism is None else (self._optimism + too_much) / 2
 
     def ended(self, now_s: float, succeeded: bool) -> None:
         """The migration that followed has ended."""
         self.trigger.ended(now_s, succeeded)
         self.plan_again()
+        if not succeeded or self.statistics is None:
+            self._promise = None
+        elif self._promise is not None:
+            self._promise.num_windows = self.statistics.num_windows
+            self._promise.num_changes = self.statistics.num_changes

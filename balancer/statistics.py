@@ -49,7 +49,7 @@ class LoadStatistics:
         self._skew_WD = np.empty((0, num_layers * num_experts), dtype=np.float32)
         self._gram_WW = np.empty((0, 0))
         self._num_current = 0  # windows since the latest change
-        self.num_changes = 0
+        self.num_changes = self.num_windows = 0  # since the start
         self.stable_s = 0.0  # time since the latest change, in windows that counted
         self._observed_s = 0.0
         # When, and how much of the skew; the start first.
@@ -76,6 +76,7 @@ class LoadStatistics:
         if tokens_PLE.sum() < self._min_tokens * self.shape[1]:
             return False
         self._windows.append(Window(tokens_PLE.astype(np.float32), seconds, steps))
+        self.num_windows += 1
         self._num_current = min(self._num_current + 1, len(self._windows))
         self.stable_s += seconds
         self._observed_s += seconds
@@ -86,12 +87,12 @@ class LoadStatistics:
         """Windows since the latest change, oldest first."""
         return list(self._windows)[len(self._windows) - self._num_current :]
 
-    def rate(self, phase: str | None = None) -> np.ndarray | None:
+    def rate(self, phase: str | None = None, last: int | None = None) -> np.ndarray | None:
         """float64 [L, E]: tokens per second, an exponentially weighted mean over the windows since the latest change.
 
-        phase: "prefill", "decode" or, by default, both together. None without a window.
+        phase: "prefill", "decode" or, by default, both together. last: of only so many windows. None without a window.
         """
-        windows = self.current
+        windows = self.current if last is None else self.current[-last:]
         if not windows:
             return None
         weight_W = self._weights(len(windows))

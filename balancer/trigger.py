@@ -116,15 +116,20 @@ class Trigger:
         costs: Costs,
         lifetime_s: float,
         gpu_speed: np.ndarray | None = None,
+        optimism: float = 0.0,
     ) -> Decision:
         """rate_LE: float [L, E], tokens per second. rounds: the migration. lifetime_s: how long the plan is expected to
-        be worth something. gpu_speed: as in plan()."""
+        be worth something. gpu_speed: as in plan(). optimism: how much higher than promised max/mean came out before.
+        """
         config = self.config
         speed_G = np.ones(current.num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
         now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
         before, after = (max_over_mean(p, rate_LE, speed_G) for p in (current, planned))
         tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
+        promised, after = before - after, min(after + optimism, max(before, after))
         saving_us_per_step = tokens_per_step * costs.us_per_token
+        if promised > 0:
+            saving_us_per_step *= max(before - after, 0.0) / promised
         lifetime_steps = min(lifetime_s, config.max_lifetime_s) * costs.steps_per_s
         moved, busiest = _copies(rounds, current.num_gpus)
         figures = {

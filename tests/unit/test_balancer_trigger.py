@@ -122,12 +122,13 @@ class Server:
         self.server_id, self.time_s, self.steps = server_id, 50.0, 0
         self.rng = np.random.default_rng(0)
         self.tokens_PLE = np.zeros((2, 1, 5), dtype=np.int64)
-        self.copied = (0, 0.0)
+        self.copied: tuple[int, float] = (0, 0.0)
+        self.rate_E = RATE_LE[0]
 
     def work(self, seconds: float = 5.0) -> Snapshot:
         self.time_s += seconds
         self.steps += int(10 * seconds)
-        self.tokens_PLE[1, 0] += self.rng.poisson(RATE_LE[0] * seconds)
+        self.tokens_PLE[1, 0] += self.rng.poisson(self.rate_E * seconds)
         rows = int(self.tokens_PLE.sum())
         return Snapshot(
             self.server_id, self.time_s, self.tokens_PLE.copy(), self.steps, 20.0 * rows, rows, 10**6, *self.copied
@@ -180,6 +181,33 @@ def test_plans_are_made_when_they_may_bring_something_new():
     assert controller.set_speed(None) and controller.gpu_speed is None and controller.due(now_s)
     controller.ended(now_s, succeeded=True)
     assert not controller.due(now_s + 29) and controller.due(now_s + 30)
+
+
+def test_what_plans_promised_too_much_is_taken_off_the_next_promise():
+    """The windows after a plan have another detail, too few of them to be called a change."""
+    controller, server = Controller(TriggerConfig(cooldown_s=0)), Server()
+    for _ in range(5):
+        controller.observe(server.work())
+    good = solve(controller.request(NOW))
+    first = controller.decide(0.0, NOW, good)
+    assert first.migrate and first.after < 1.05
+    controller.ended(0.0, succeeded=True)
+    serves = good.target
+    hot = int(serves.physical_to_logical_map[0][0])  # its GPU gets 200 tokens more, so 1.17 of the mean
+    server.rate_E = RATE_LE[0] + 200 * (np.arange(5) == hot)
+    for _ in range(3):
+        controller.observe(server.work())
+    naive = Controller(TriggerConfig(cooldown_s=0))
+    naive.statistics = controller.statistics
+    assert controller.statistics.num_changes == 0
+    controller.request(serves)
+    one, other = controller.decide(1.0, NOW, good), naive.decide(1.0, NOW, good)
+    assert 0.1 < one.after - other.after < 0.25 and one.before == other.before
+    gain = (one.before - one.after) / (other.before - other.after)
+    costs = controller.costs.us_per_token / naive.costs.us_per_token
+    assert one.saving_us_per_step / other.saving_us_per_step == pytest.approx(gain * costs)
+    assert decide(Trigger(), optimism=9.0).saving_us == 0 and not decide(Trigger(), optimism=0.59).migrate
+    assert decide(Trigger(), optimism=0.3).after == pytest.approx(1.3)
 
 
 def test_idle_time_does_not_count():
