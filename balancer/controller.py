@@ -65,11 +65,12 @@ class Snapshot:
 
 @dataclass
 class _Promise:
-    """Of the latest plan worth carrying out: what it leads to, its max/mean, and where the statistics stood when a
-    migration had ended after it."""
+    """Of the latest plan worth carrying out: what it leads to, its max/mean, the noise of the load it is made from; and
+    where the statistics stood when a migration had ended after it."""
 
     placement: Placement
     after: float
+    noise: float
     num_windows: int | None = None
     num_changes: int = 0
 
@@ -175,14 +176,18 @@ class Controller:
             self.costs,
             lifetime_s,
             self.gpu_speed,
-            self._optimism or 0.0,
+            (self._optimism or 0.0) * self.statistics.noise(),
         )
         if decision.migrate:
-            self._promise = _Promise(answer.target, max_over_mean(answer.target, rate_LE, self.gpu_speed))
+            promised = max_over_mean(answer.target, rate_LE, self.gpu_speed)
+            self._promise = _Promise(answer.target, promised, self.statistics.noise())
         return decision
 
     def _hold_to_promise(self, placement: Placement) -> None:
-        """A plan fits the noise of its windows too, so it promises too much: by how much, the windows after it tell."""
+        """A plan fits the noise of its windows too, so it promises too much: by how much, the windows after it tell.
+
+        _optimism is that for the noise of one window; a plan from more windows promises less too much.
+        """
         promise, statistics = self._promise, self.statistics
         if promise is None or promise.num_windows is None or statistics is None:
             return
@@ -195,6 +200,7 @@ class Controller:
         if statistics.num_changes > promise.num_changes or rate_LE is None or not serves:
             return  # another load, or another placement: no fault of the plan's
         too_much = max(0.0, max_over_mean(placement, rate_LE, self.gpu_speed) - promise.after)
+        too_much /= promise.noise + statistics.noise(since)  # those windows have noise of their own
         self._optimism = too_much if self._optimism is None else (self._optimism + too_much) / 2
 
     def ended(self, now_s: float, succeeded: bool) -> None:

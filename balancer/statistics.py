@@ -107,6 +107,11 @@ class LoadStatistics:
         weight_W = self._weights(len(windows))
         return float(weight_W @ [w.steps for w in windows]) / float(weight_W @ [w.seconds for w in windows] or 1.0)
 
+    def noise(self, last: int | None = None) -> float:
+        """What noise a rate has, relative to that of a single window's: 1 / sqrt(windows in it, by their weights)."""
+        weight_W = self._weights(len(self.current if last is None else self.current[-last:]))
+        return float(np.sqrt((weight_W**2).sum()) / max(weight_W.sum(), 1e-9))
+
     def _weights(self, num_windows: int) -> np.ndarray:
         return 0.5 ** (np.arange(num_windows)[::-1] / self._half_life)
 

@@ -41,6 +41,16 @@ def test_the_mean_forgets_by_half_lives_and_keeps_phases_apart():
     np.testing.assert_array_equal(statistics.windows(), counts_WPLE.sum(1))
 
 
+def test_the_noise_of_a_rate_falls_with_its_windows():
+    statistics = make(half_life=1e9)
+    for count in (1, 4, 16):
+        while len(statistics) < count:
+            statistics.add(np.full((2, NUM_LAYERS, NUM_EXPERTS), 100), 1.0)
+        assert statistics.noise() == pytest.approx(1 / np.sqrt(count))
+    assert statistics.noise(last=4) == pytest.approx(1 / 2)
+    assert make().noise() == 0
+
+
 def test_without_a_window_nothing_is_known():
     statistics = make()
     assert statistics.rate() is None and statistics.lifetime_s == statistics.steps_per_s == 0
