@@ -32,12 +32,12 @@ from eprt.ep.nvlink_normal_layout import (
     dispatch_struct,
 )  # fmt: skip
 from eprt.gpu.jit import KernelSource
-from eprt.gpu.launch import Kernel, Launch
+from eprt.gpu.launch import Kernel, Launch, most_shared_bytes
 from eprt.gpu.symmetric import HostWords, SymmetricMemory
 
 MAX_RANKS, MAX_TOP_K, MAX_SLOTS, MAX_SCALES = 30, 32, 32767, 256
 _COUNT_THREADS = 512
-_SHARED_BYTES = {"sm_80": 152 << 10, "sm_90a": 216 << 10}  # of a thread block of dispatch; as a newer one, the last
+_STATIC_SHARED_BYTES = 11 << 10  # of a thread block, at most, beside what is asked for at launch
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Normal:
         self._ticket, self._done = longs(3), torch.zeros(1, dtype=torch.int32, device="cuda")
         self._host_tickets = 0
         sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
-        self._shared_bytes = _SHARED_BYTES.get(this_arch(), 216 << 10)
+        self._shared_bytes = most_shared_bytes(torch.cuda.current_device()) - _STATIC_SHARED_BYTES
         chunk_bytes = MAX_CHUNK_TOKENS * (4 + 2 * MAX_TOP_K)
         shared = (2 * (self.shape.max_slots + ranks) + 1) * 4 + chunk_bytes
         movers = [((warps + 1) * 32, self._shared_bytes) for warps in (DISPATCH_WARPS, COMBINE_WARPS)]
