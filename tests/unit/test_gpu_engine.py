@@ -13,6 +13,8 @@ from eprt.ep.api import EPConfig, make_backend
 from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
 from eprt.gpu.device import take_device
 from eprt.models.loader import load_model
+from eprt.ops import tuning
+from eprt.ops.tuning import Shape, Tiling
 from eprt.serve.options import OptionError, parse
 from tests import tiny
 from tests.paged import PagedRunner
@@ -132,3 +134,29 @@ def test_flags_reach_the_engine():
     assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
     assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128
     assert parse(["--model", DEMO]).engine.graph_sizes == EngineConfig.graph_sizes
+
+
+def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
+    shape, other = Shape(32, 2048, 7168, "fp8", True), Shape(32, 7168, 2048, "fp8", False)
+    small, large = Tiling(16, 128, 128, 4, 4, 2), Tiling(64, 128, 128, 8, 4, 2)
+    assert tuning.read("NVIDIA H200", tmp_path) == {}
+    path = tuning.write("NVIDIA H200", {shape: {8: small}}, tmp_path)
+    assert path.name == "NVIDIA_H200.json"
+    tuning.write("NVIDIA H200", {shape: {8: small, 64: large}, other: {64: large}}, tmp_path)
+    table = tuning.read("NVIDIA H200", tmp_path)
+    assert [tuning.lookup(table, shape, rows) for rows in (1, 8, 9, 64, 500)] == [small, small, large, large, large]
+    assert tuning.lookup(table, other, 8) == large and tuning.read("NVIDIA H100", tmp_path) == {}
+    assert tuning.lookup(table, Shape(64, 2048, 7168, "fp8", True), 8) is None
+    assert tuning.tuned(torch.device("cpu"), shape, 8, tmp_path) is None
+    path.write_text('[{"experts": 1}]')
+    tuning.read.cache_clear()
+    with pytest.raises(ValueError, match=r"NVIDIA_H200\.json: not a file of tilings"):
+        tuning.read("NVIDIA H200", tmp_path)
+
+
+def test_the_tilings_that_are_kept_can_be_read():
+    files = list(tuning.FOLDER.glob("*.json"))
+    assert files
+    for path in files:
+        for shape, tilings in tuning.read(path.stem).items():
+            assert shape.kind in ("fp8", "same") and tilings

@@ -11,8 +11,6 @@ Three kinds of arithmetic, all accumulating in fp32:
     "fp32"  float32 x; the weight, of any format, becomes float32 first: for accuracy, not for speed
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -21,9 +19,11 @@ from torch import Tensor
 from eprt.ops.cuda.quantize import SMALLEST
 from eprt.ops.cuda.silu import silu
 from eprt.ops.cuda.tiles import find_tile, num_tiles
+from eprt.ops.tuning import Shape, Tiling, tuned
 from eprt.ops.weight import BLOCK, Weight
 
 FP8, SAME, FP32 = 0, 1, 2
+_KIND_NAMES = ("fp8", "same", "fp32")
 
 
 @triton.jit
@@ -118,18 +118,6 @@ def _grouped_gemm(
         tl.store(to, y_MN, mask=row_inside_M[:, None] & (column_N < N)[None, :])
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    programs_per_sm: int
-
-
 def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
     block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64)
     if kind == FP32:
@@ -177,7 +165,9 @@ def grouped_gemm(
     stored_rows = w.shape[-2]
     N = stored_rows // 2 if gated else stored_rows
     num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
-    tiling = tiling or tiling_of(kind, -(-R // num_experts), gated)
+    if tiling is None:
+        shape, rows = Shape(num_experts, N, K, _KIND_NAMES[kind], gated), -(-R // num_experts)
+        tiling = tuned(x_RK.device, shape, rows) or tiling_of(kind, rows, gated)
     if out_RN is None:
         default = torch.float32 if kind == FP32 else torch.bfloat16
         dtype = torch.float8_e4m3fn if quantise else dtype or default

@@ -1,0 +1,93 @@
+"""Tilings found by measuring (benchmarks/tune_grouped_gemm.py), one JSON file per GPU model, by shape of the product.
+
+A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: Tiling's fields}}. A product
+takes the tiling of the next larger number of rows measured for its very shape. Shapes and GPUs that were not measured
+take the defaults of eprt/ops/cuda/grouped_gemm.py.
+"""
+
+import functools
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent / "tunings"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a grouped product: experts times [n, k] ([2n, k] if gated). kind: "fp8" or "same"."""
+
+    experts: int
+    n: int
+    k: int
+    kind: str
+    gated: bool
+
+
+def tuned(device: torch.device, shape: Shape, rows_per_expert: int, folder: Path = FOLDER) -> Tiling | None:
+    """None where nothing was measured."""
+    if device.type != "cuda":
+        return None
+    return lookup(read(_device_name(device.index), folder), shape, rows_per_expert)
+
+
+def lookup(table: dict[Shape, dict[int, Tiling]], shape: Shape, rows_per_expert: int) -> Tiling | None:
+    measured = table.get(shape)
+    if not measured:
+        return None
+    return measured[min((rows for rows in measured if rows >= rows_per_expert), default=max(measured))]
+
+
+@functools.cache
+def read(device_name: str, folder: Path = FOLDER) -> dict[Shape, dict[int, Tiling]]:
+    """{} for a GPU without a file. ValueError naming the file when it is not what this module writes."""
+    path = _path(device_name, folder)
+    if not path.exists():
+        return {}
+    try:
+        return dict(_entry(entry) for entry in json.loads(path.read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: not a file of tilings ({error!r}); make it anew with tune_grouped_gemm") from None
+
+
+def _entry(entry: dict) -> tuple[Shape, dict[int, Tiling]]:
+    shape = Shape(**{name: value for name, value in entry.items() if name != "tilings"})
+    return shape, {int(rows): Tiling(**fields) for rows, fields in entry["tilings"].items()}
+
+
+def write(device_name: str, table: dict[Shape, dict[int, Tiling]], folder: Path = FOLDER) -> Path:
+    """Adds the shapes to the GPU's file, in place of earlier measurements of the same shapes."""
+    merged = {**read(device_name, folder), **table}
+    entries = [
+        {**asdict(shape), "tilings": {str(rows): asdict(t) for rows, t in sorted(tilings.items())}}
+        for shape, tilings in merged.items()
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _path(device_name, folder)
+    path.write_text(json.dumps(entries, indent=1) + "\n")
+    read.cache_clear()
+    return path
+
+
+def _path(device_name: str, folder: Path) -> Path:
+    return folder / (re.sub(r"[^A-Za-z0-9]+", "_", device_name) + ".json")
+
+
+@functools.cache
+def _device_name(index: int | None) -> str:
+    return torch.cuda.get_device_name(index)
