@@ -10,6 +10,8 @@ z-score and the ratio to the mean (ratio_to_mean.py).
 """
 
 import argparse
+import json
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,7 @@ from eprt.diagnostics.analysis import Finding, find
 from eprt.diagnostics.synthetic import FAULT_KINDS, NOISES, Fault, Job, generate
 
 from benchmarks import ratio_to_mean
-from benchmarks.report import Report, table
+from benchmarks.report import RESULTS, Report, table
 
 FIRST_SEED = 1_000_000
 RANKS, FACTORS = (4, 8, 16, 32, 64), (1.2, 1.5, 2.0, 3.0, 5.0)
@@ -94,30 +96,33 @@ class Tally:
         self.causes.update((causes[place(f)], f.cause) for f in findings if place(f) in causes)
 
     def __add__(self, other: "Tally") -> "Tally":
-        numbers = (
-            getattr(self, name) + getattr(other, name) for name in ("jobs", "planted", "found", "wrong", "first")
-        )
-        return Tally(*numbers, self.causes + other.causes, self.delays + other.delays)
+        return Tally(
+            self.jobs + other.jobs, self.planted + other.planted, self.found + other.found, self.wrong + other.wrong,
+            self.first + other.first, self.causes + other.causes, self.delays + other.delays,
+        )  # fmt: skip
 
     @property
-    def precision(self) -> float | str:
+    def precision(self) -> float:
         return share(self.found, self.found + self.wrong)
 
     @property
-    def recall(self) -> float | str:
+    def recall(self) -> float:
         return share(self.found, self.planted)
 
     @property
-    def cause_right(self) -> float | str:
+    def cause_right(self) -> float:
         return share(sum(count for (planted, found), count in self.causes.items() if planted == found), self.found)
 
     def columns(self) -> dict[str, Any]:
         return {
             "jobs": self.jobs,
-            "precision": self.precision,
-            "recall": self.recall,
-            "top1": share(self.first, self.jobs),
-            "cause_right": self.cause_right,
+            "planted": self.planted,
+            "found": self.found,
+            "wrong": self.wrong,
+            "precision": shown(self.precision),
+            "recall": shown(self.recall),
+            "top1": shown(share(self.first, self.jobs)),
+            "cause_right": shown(self.cause_right),
             "confusion": " ".join(f"{a}>{b}:{n}" for (a, b), n in sorted(self.causes.items()) if a != b) or "-",
             "windows_to_detect": float(np.median(self.delays)) if self.delays else "",
         }
@@ -131,8 +136,12 @@ def place(at: Fault | Finding) -> tuple:
     return at.kind, at.rank, at.src, at.dst
 
 
-def share(part: int, whole: int) -> float | str:
-    return round(part / whole, 4) if whole else ""
+def share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else math.nan
+
+
+def shown(value: float) -> float | str:
+    return "" if math.isnan(value) else value
 
 
 def run_case(case: Case, num_seeds: int, methods: Sequence[str] = METHODS, dated_seeds: int = _DATED_SEEDS) -> Tallies:
@@ -172,7 +181,7 @@ def cases(noises: Sequence[str], ranks: Sequence[int], factors: Sequence[float])
                     # More tokens (mixed) change nothing in the waits: one factor tells whether the cause is found.
                     if cause != "mixed" or factor == TARGET_FACTOR[kind]:
                         yield Case(noise, num_ranks, ((kind, cause),), factor)
-            if num_ranks >= 8:
+            if num_ranks >= 8 and 3.0 in factors:
                 for pair in PAIRS:
                     yield Case(noise, num_ranks, pair, 3.0)
 
@@ -201,65 +210,101 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     shape = {
         "windows": NUM_WINDOWS, "onset": ONSET, "seeds": arguments.seeds, "first_seed": FIRST_SEED, "cv": Job.cv,
+        "compared_seeds": arguments.compared_seeds,
     }  # fmt: skip
-    planted_cases = list(cases(arguments.noises, arguments.ranks, arguments.factors))
+    planted_cases = (
+        list(cases(arguments.noises, arguments.ranks, arguments.factors)) if "faults" in arguments.parts else []
+    )
     clean_cases = [CleanCase(n, r, b) for n in arguments.noises for r in arguments.ranks for b in CLEAN]
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        tallies = list(pool.map(partial(run_case, num_seeds=arguments.seeds), planted_cases))
-        alarms = list(pool.map(partial(run_clean, num_seeds=arguments.seeds), clean_cases))
+    clean_cases = clean_cases if "clean" in arguments.parts else []
     planted, clean = Report("faults", shape), Report("faults_clean", shape)
-    for case, by_method in zip(planted_cases, tallies):
-        planted.row(
-            noise=case.noise, ranks=case.num_ranks, fault=_name(case), factor=case.factor, **_columns(by_method)
-        )
-    for case, by_method in zip(clean_cases, alarms):
-        windows = arguments.seeds * NUM_WINDOWS
-        rates = {f"{method}_per_1000": round(1000 * sum(by_method[method].values()) / windows, 2) for method in METHODS}
-        counts = {kind: by_method["robust"][kind] for kind in ("column", "row", "point")}
-        clean.row(noise=case.noise, ranks=case.num_ranks, burden=case.burden, windows=windows, **counts, **rates)
-    planted.finish()
-    clean.finish()
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        work = partial(_fault_row, num_seeds=arguments.seeds, compared_seeds=arguments.compared_seeds)
+        planted.rows += pool.map(work, planted_cases)
+        work = partial(_clean_row, num_seeds=arguments.seeds, compared_seeds=arguments.compared_seeds)
+        clean.rows += pool.map(work, clean_cases)
+    for report, keys in ((planted, _FAULT_KEYS), (clean, _CLEAN_KEYS)):
+        if arguments.add:
+            _add_earlier(report, keys)
+        report.finish()
     print("\nall noises together")
-    print(table(list(_summary(planted_cases, tallies))))
+    print(table(list(_summary(planted.rows))))
     print()
-    print(table(list(_clean_summary(clean_cases, alarms, arguments.seeds * NUM_WINDOWS))))
+    print(table(list(_clean_summary(clean.rows))))
     missed = list(misses(planted.rows, clean.rows))
     print("\n".join(missed) if missed else "every target is met")
     return 0
 
 
-def _name(case: Case) -> str:
-    return "+".join(f"{kind} {cause}" for kind, cause in case.faults)
+_FAULT_KEYS, _CLEAN_KEYS = ("noise", "ranks", "fault", "factor"), ("noise", "ranks", "burden")
 
 
-def _columns(by_method: Tallies) -> dict[str, Any]:
-    out = by_method["robust"].columns()
-    for method in METHODS[1:]:
-        out |= {f"{method}_precision": by_method[method].precision, f"{method}_recall": by_method[method].recall}
-    return out
+def _fault_row(case: Case, num_seeds: int, compared_seeds: int) -> dict[str, Any]:
+    row = {
+        "noise": case.noise, "ranks": case.num_ranks, "factor": case.factor,
+        "fault": "+".join(f"{kind} {cause}" for kind, cause in case.faults),
+    }  # fmt: skip
+    row |= run_case(case, num_seeds, ("robust",))["robust"].columns()
+    others = run_case(case, compared_seeds, METHODS[1:])
+    for method, tally in others.items():
+        row |= {f"{method}_planted": tally.planted, f"{method}_found": tally.found, f"{method}_wrong": tally.wrong}
+        row |= {f"{method}_precision": shown(tally.precision), f"{method}_recall": shown(tally.recall)}
+    return row
 
 
-def _summary(planted_cases: Sequence[Case], tallies: Sequence[Tallies]) -> Iterator[dict[str, Any]]:
-    """One row per fault and factor, of 4 ranks and of more."""
-    sums: dict[tuple, Tallies] = defaultdict(lambda: {method: Tally() for method in METHODS})
-    for case, by_method in zip(planted_cases, tallies):
-        key = ("4" if case.num_ranks < 8 else "8 and more", _name(case), case.factor)
-        sums[key] = {method: sums[key][method] + by_method[method] for method in METHODS}
-    for (ranks, fault, factor), by_method in sums.items():
-        yield {"ranks": ranks, "fault": fault, "factor": factor, **_columns(by_method)}
+def _clean_row(case: CleanCase, num_seeds: int, compared_seeds: int) -> dict[str, Any]:
+    alarms = run_clean(case, num_seeds, ("robust",))["robust"]
+    row = {"noise": case.noise, "ranks": case.num_ranks, "burden": case.burden, "windows": num_seeds * NUM_WINDOWS}
+    row |= {kind: alarms[kind] for kind in ("column", "row", "point")}
+    row["per_1000_windows"] = round(1000 * alarms.total() / row["windows"], 2)
+    for method, counts in run_clean(case, compared_seeds, METHODS[1:]).items():
+        row[f"{method}_per_1000"] = round(1000 * counts.total() / (compared_seeds * NUM_WINDOWS), 2)
+    return row
 
 
-def _clean_summary(
-    clean_cases: Sequence[CleanCase], alarms: Sequence[dict[str, Counter]], windows: int
-) -> Iterator[dict[str, Any]]:
+def _add_earlier(report: Report, keys: Sequence[str]) -> None:
+    """Puts before the rows those of other cases that the file has."""
+    path = RESULTS / f"{report.name}.json"
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    ours = {tuple(row[key] for key in keys) for row in report.rows}
+    report.rows[:0] = [row for row in earlier if tuple(row[key] for key in keys) not in ours]
+    report.rows.sort(key=lambda row: [ALL_NOISES.index(row["noise"]), *(row[key] for key in keys[1:])])
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One row per fault and factor, of 4 ranks and of more: over all noises."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups["4" if row["ranks"] < 8 else "8 and more", row["fault"], row["factor"]].append(row)
+    for (ranks, fault, factor), members in sorted(groups.items()):
+        out = {"ranks": ranks, "fault": fault, "factor": factor, "jobs": sum(row["jobs"] for row in members)}
+        for prefix in ("", "zscore_", "ratio_"):
+            planted, found, wrong = (
+                sum(row[f"{prefix}{name}"] for row in members) for name in ("planted", "found", "wrong")
+            )
+            out |= {
+                f"{prefix}precision": shown(share(found, found + wrong)),
+                f"{prefix}recall": shown(share(found, planted)),
+            }
+        out["worst_precision"] = min((row["precision"] for row in members if row["precision"] != ""), default="")
+        out["worst_recall"] = min(row["recall"] for row in members)
+        out["worst_cause_right"] = min((row["cause_right"] for row in members if row["cause_right"] != ""), default="")
+        detected = [row["windows_to_detect"] for row in members if row["windows_to_detect"] != ""]
+        yield {**out, "windows_to_detect": float(np.median(detected)) if detected else ""}
+
+
+def _clean_summary(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """False alarms per 1000 windows of 8 ranks and more, by noise."""
-    for noise in dict.fromkeys(case.noise for case in clean_cases):
-        rows = [
-            by_method for case, by_method in zip(clean_cases, alarms) if case.noise == noise and case.num_ranks >= 8
-        ]
-        totals = {method: sum(sum(row[method].values()) for row in rows) for method in METHODS}
-        total = max(1, windows * len(rows))
-        yield {"noise": noise, "windows": total, **{m: round(1000 * count / total, 3) for m, count in totals.items()}}
+    for noise in dict.fromkeys(row["noise"] for row in rows):
+        members = [row for row in rows if row["noise"] == noise and row["ranks"] >= 8]
+        if not members:
+            continue
+        windows = sum(row["windows"] for row in members)
+        kinds = {kind: sum(row[kind] for row in members) for kind in ("column", "row", "point")}
+        out = {"noise": noise, "windows": windows, **kinds, "per_1000": round(1000 * sum(kinds.values()) / windows, 3)}
+        for method in METHODS[1:]:
+            out[method] = round(sum(row[f"{method}_per_1000"] for row in members) / len(members), 2)
+        yield out
 
 
 def misses(planted: Sequence[dict[str, Any]], clean: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -287,6 +332,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         return lambda text: tuple(kind(word) for word in text.split(","))
 
     parser.add_argument("--seeds", type=int, default=200, help="jobs of each case")
+    parser.add_argument("--compared-seeds", type=int, default=50, help="jobs of each case that the other methods see")
+    parser.add_argument("--parts", type=of(str), default=("faults", "clean"))
+    parser.add_argument("--add", action="store_true", help="keep the rows of other cases that the result files have")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--noises", type=of(str), default=ALL_NOISES)
     parser.add_argument("--ranks", type=of(int), default=RANKS)
