@@ -353,3 +353,30 @@ def test_a_lost_server_is_said(browser, log_8):
         assert "lost its server" in text(page, "#banner") and page.locator("#finding-list li").count() >= 2
     finally:
         context.close()
+
+
+def test_runs_and_joined_windows_are_named(open_page, tmp_path, monkeypatch):
+    """A job started again in its directory, and so many windows that they share places on the bar."""
+    monkeypatch.setattr("eprt.diagnostics.recorded.most_rows", lambda num_ranks: 4)
+    later_s = 1e4
+    write_log(tmp_path, 8, 3, 4)
+    for window in range(8):
+        for record in make_window(window, 8, 4):
+            times = {"t_start": record.t_start + later_s, "t_end": record.t_end + later_s}
+            WindowWriter(tmp_path).write(type(record)(**{**record.__dict__, **times}))
+    with served(open_log(tmp_path)) as server:
+        page = open_page(server.url)
+        assert "run 2 of 2" in text(page, "#status")
+        if not text(page, "#moment").startswith("8 windows"):
+            page.keyboard.press("a")  # the page follows a log that was written just now
+        wait_until(lambda: text(page, "#moment").startswith("8 windows"), "all windows")
+        page.keyboard.press("[")
+        wait_until(lambda: text(page, "#moment").startswith("Windows 6–7 · 1 000 calls"), "two windows in one place")
+        page.locator("#finding-list button").nth(1).click()
+        wait_until(lambda: page.locator("#cells").get_attribute("data-window") == "6", "where it showed last")
+        point_at(page, 2, 6, 8)
+        before = text(page, "#tooltip")
+        page.keyboard.press("[")
+        wait_until(lambda: text(page, "#tooltip") != before, "the tooltip tells of the window before")
+        page.click("#problems summary")
+        assert "started 2 times" in text(page, "#problems")

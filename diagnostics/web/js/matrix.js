@@ -11,6 +11,7 @@ export class Matrix {
   #store;
   #place = null;
   #hover = null;
+  #pointed = null; // what the tooltip tells of: {at, event}
   #drag = null;
 
   constructor(store) {
@@ -19,6 +20,8 @@ export class Matrix {
     new ResizeObserver(repaint).observe($("stage"));
     store.on("shown zoom theme", repaint);
     store.on("pick finding overview at", () => this.#paintMarks());
+    store.on("shown", () => this.#pointed && this.#tell()); // the same cell, other figures
+    store.on("zoom", () => this.#pointed && this.#leave());
     this.#listen();
   }
 
@@ -88,12 +91,17 @@ export class Matrix {
     }
     this.#hover = at?.i === undefined ? null : at;
     this.#paintMarks();
-    if (!at || this.#drag?.far) tooltip(null);
-    else tooltip(event, ...describe(this.#store, at));
+    this.#pointed = at && !this.#drag?.far ? { at, event } : null;
+    this.#tell();
+  }
+
+  #tell() {
+    if (this.#pointed) tooltip(this.#pointed.event, ...describe(this.#store, this.#pointed.at));
+    else tooltip(null);
   }
 
   #leave() {
-    this.#hover = null;
+    this.#hover = this.#pointed = null;
     tooltip(null);
     this.#paintMarks();
   }

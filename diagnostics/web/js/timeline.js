@@ -90,7 +90,7 @@ export class Timeline {
     pen.font = font(pen, 11, 500);
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const rank of rows.labels(16 * ratio)) pen.fillText(rank, left - 11 * ratio, rows.middle(rank));
+    for (const rank of rows.labels(16 * ratio)) pen.fillText(rank, left - 11 * ratio, Math.max(7 * ratio, rows.middle(rank)));
     const pick = this.#store.get("pick");
     const picked = pick ? [pick.rank, pick.i, pick.j].filter((rank) => rank !== undefined) : [];
     pen.strokeStyle = css("--mark");
