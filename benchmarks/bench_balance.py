@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from eprt.balancer import Placement, RoutingTrace, moved_slots, plan, read_load, rebalance_experts, traffic_per_token
 from eprt.balancer.commands.options import DEEPSEEK_V3_EXPERT_BYTES
+from eprt.balancer.loads import LoadFile
 from eprt.balancer.replay import halves
 from eprt.balancer.synthetic import drifting_load, lognormal_load, topic_trace, zipf_load
 
@@ -29,6 +30,7 @@ from benchmarks.record_demo import TRACE
 from benchmarks.report import Report, Timing, measure
 
 NUM_RANKS = 0
+PARTS = ("parity", "plans", "drift", "traffic")
 LAYERS, EXPERTS = 58, 256  # DeepSeek-V3
 
 # name: num_slots, num_gpus, num_nodes, num_groups
@@ -310,36 +312,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--eplb", type=Path, metavar="FILE", help="DeepSeek's eplb.py")
     parser.add_argument("--samples", type=int, default=15, help="of each time")
     parser.add_argument("--trace", type=Path, default=TRACE, help="recorded load with routing traces")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help="default: all of them")
     arguments = parser.parse_args(argv)
     shape = {"layers": LAYERS, "experts": EXPERTS, "cores": len(os.sched_getaffinity(0))}
     eplb = None if arguments.eplb is None else load_eplb(arguments.eplb)
-    if eplb is not None:
-        parity = Report("balance_parity", shape)
-        check_parity(eplb, parity)
-        parity.finish()
-    plans, drift, traffic = (Report(f"balance_{word}", shape) for word in ("plans", "drift", "traffic"))
-    bench_plans(eplb, plans, arguments.samples)
-    plans.finish()
-    drifting = drifting_load(12, LAYERS, EXPERTS, seed=1)
-    for cluster in ("32 GPUs global", "32 GPUs", "16 GPUs", "144 GPUs"):
-        bench_drift(drift, f"drifting, {cluster}", drifting, options_of(cluster), DEEPSEEK_V3_EXPERT_BYTES)
     recorded = read_load(arguments.trace)
-    num_experts = recorded.load_WLE.shape[2]
-    demo = clusters_for(num_experts, 4, (2, 4), 2)
-    for one in demo:
-        options = {name: value for name, value in one.items() if name != "num_experts"}
-        bench_drift(
-            drift, f"demo model, {one['num_nodes']} nodes", recorded.load_WLE, options, DEEPSEEK_V3_EXPERT_BYTES
-        )
-    drift.finish()
-    for name, seen, unseen in topic_traces():
-        bench_traffic(traffic, name, seen, unseen, clusters_for(EXPERTS, 8, (2, 4, 8), 8))
-    assert recorded.trace is not None
-    bench_traffic(traffic, "demo model", *halves(recorded.trace.without_sources()), demo)
-    traffic.finish()
-    missed = list(misses(plans, drift, traffic))
+    reports = {part: Report(f"balance_{part}", shape) for part in PARTS}
+    if eplb is not None and "parity" in arguments.parts:
+        check_parity(eplb, reports["parity"])
+    if "plans" in arguments.parts:
+        bench_plans(eplb, reports["plans"], arguments.samples)
+    if "drift" in arguments.parts:
+        bench_drifts(reports["drift"], recorded)
+    if "traffic" in arguments.parts:
+        bench_traffics(reports["traffic"], recorded)
+    for report in reports.values():
+        if report.rows:
+            report.finish()
+    missed = list(misses(reports["plans"], reports["drift"], reports["traffic"]))
     print("\n".join(missed) if missed else "every target is met")
     return 0
+
+
+def bench_drifts(report: Report, recorded: LoadFile) -> None:
+    drifting = drifting_load(12, LAYERS, EXPERTS, seed=1)
+    for cluster in CLUSTERS:
+        bench_drift(report, f"drifting, {cluster}", drifting, options_of(cluster), DEEPSEEK_V3_EXPERT_BYTES)
+    for options in demo_clusters(recorded):
+        options.pop("num_experts")
+        name = f"demo model, {options['num_nodes']} nodes"
+        bench_drift(report, name, recorded.load_WLE, options, DEEPSEEK_V3_EXPERT_BYTES)
+
+
+def bench_traffics(report: Report, recorded: LoadFile) -> None:
+    for name, seen, unseen in topic_traces():
+        bench_traffic(report, name, seen, unseen, clusters_for(EXPERTS, 8, (2, 4, 8), 8))
+    assert recorded.trace is not None
+    bench_traffic(report, "demo model", *halves(recorded.trace.without_sources()), demo_clusters(recorded))
+
+
+def demo_clusters(recorded: LoadFile) -> list[dict[str, int]]:
+    return clusters_for(recorded.load_WLE.shape[2], 4, (2, 4), 2)
 
 
 if __name__ == "__main__":
