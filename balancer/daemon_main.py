@@ -28,11 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = _Json() if arguments.json else _Lines(sys.stdout.isatty())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
+    decided = False
     try:
         while True:
             status = daemon.look()
             show(status)
-            if arguments.once and status.state == "watching" and (status.decision or status.news):
+            decided |= status.decision is not None
+            if arguments.once and decided and status.state == "watching":
                 return 0
             time.sleep(daemon.pause_s)
     except PermissionError as error:

@@ -199,6 +199,20 @@ def test_a_wrong_key_or_flag_ends_it_in_one_line(played, capsys):
         assert words in err and err.count("\n") == 1
 
 
+def test_once_ends_after_the_first_decision_and_lines_tell_what_happens(played, capsys, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    assert main(["--url", played.url, "--interval", "0.01", "--once", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and not played.posted, lines  # the looks in between bring nothing new
+    assert " watching, placement 0" in lines[0] and lines[1].count("dry_run: worth it; dry run (max/mean 1.600 ->") == 1
+    ending = threading.Timer(1.0, played.end_migration)
+    ending.start()
+    assert main(["--url", played.url, "--interval", "0.1", "--once"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3].rstrip(",") for line in lines] == ["watching", "migrating", "watching"], lines
+    assert "migrate: worth it" in lines[1] and "migration 1 done" in lines[2]
+
+
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_signals_end_it_cleanly_and_json_is_one_object_a_line(played, number):
     command = [sys.executable, "-m", "eprt.balancer.daemon_main", "--url", played.url, "--interval", "0.1", "--json"]
