@@ -87,7 +87,7 @@ struct Entry {
 
 EPRT_DEVICE Entry read_entry(const DispatchParams& p, int token, int lane) {
   const Layout& l = p.layout;
-  Entry entry = {-1, 0, {-1, -1}, 0, 0.f};
+  Entry entry{-1, 0, {-1, -1}};
   if (token >= p.num_tokens) return entry;
   if (lane < kRanks) {
     const int64_t i = int64_t(token) * kRanks + lane;
