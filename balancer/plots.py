@@ -61,15 +61,15 @@ def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Pat
     relative = {
         name: load_LG / np.maximum(load_LG.mean(1, keepdims=True), 1e-300) for name, load_LG in load_by_name.items()
     }
-    reach = max(max(float(np.abs(values - 1).max()) for values in relative.values()), 0.05)
+    highest = max(1.05, *(float(values.max()) for values in relative.values()))
+    lowest = min(0.95, *(float(values.min()) for values in relative.values()))
+    scale = plt.matplotlib.colors.TwoSlopeNorm(1.0, vmin=lowest, vmax=highest)
     num_layers = len(next(iter(relative.values())))
     size = (1.6 + 3.0 * len(relative), float(np.clip(0.16 * num_layers, 2.6, 8)))
     figure, axes = plt.subplots(1, len(relative), figsize=size, layout="constrained", sharey=True, squeeze=False)
     image = None
     for one, (name, values_LG) in zip(axes[0], relative.items()):
-        image = one.imshow(
-            values_LG, aspect="auto", cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach, interpolation="nearest"
-        )
+        image = one.imshow(values_LG, aspect="auto", cmap="RdBu_r", norm=scale, interpolation="nearest")
         one.set(title=f"{name}\nmax/mean {values_LG.max(1).mean():.3f}", xlabel="GPU")
         one.xaxis.get_major_locator().set_params(integer=True)
         one.yaxis.get_major_locator().set_params(integer=True)
