@@ -143,9 +143,12 @@ class Rebalancer:
         return buffer.getvalue()
 
     async def _trace(self) -> tuple[np.ndarray, np.ndarray]:
-        samples = [
-            np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in await self._pool.sample()
-        ]
+        try:
+            told = await self._pool.sample()
+        except TimeoutError:
+            message = "a rank has not told its routing sample within 10 s: its steps take long; try again"
+            raise ApiError(503, message, code="no_sample", retry_after_s=10) from None
+        samples = [np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in told]
         source = np.concatenate([np.full(sample.shape[1], rank) for rank, sample in enumerate(samples)])
         trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)
         return trace_LTK, np.broadcast_to(source.astype(np.int32), trace_LTK.shape[:2]).copy()
