@@ -38,7 +38,7 @@ NUM_RANKS = (2, 4)
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "checkpoint"
 WIDE = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 16, "num_hidden_layers": 3}
 REQUESTS, REDUNDANT = 4, 4
-STEPS, WARM_STEPS, MIN_TURNS, MAX_TURNS, SECONDS = 60, 5, 3, 20, 12.0
+STEPS, WARM_STEPS, MIN_TURNS, MAX_TURNS, SECONDS = 100, 5, 6, 20, 6.0
 KINDS = ("off", "on", "again")
 
 

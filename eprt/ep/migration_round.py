@@ -17,8 +17,8 @@ from eprt.ep.placement import SlotMap
 class Pool(Protocol):
     """Memory for experts: see layers/experts.py ExpertPool."""
 
-    @property
-    def expert_bytes(self) -> int: ...
+    expert_bytes: int
+
     def take(self) -> int: ...
     def give_back(self, storage: int) -> None: ...
     def memory(self, storage: int) -> list[np.ndarray]: ...
@@ -69,15 +69,16 @@ class MigrationRound:
         self._longest = [max(self._bytes(s) for s in wave) for wave in plan.waves]
         rank = group.rank
         self._mine = [[s for s in wave if rank == s.source or rank in s.readers] for wave in plan.waves]
-        self._storage_of = {
-            (s.layer, s.expert): layers[s.layer].pool.take() for wave in self._mine for s in wave if rank in s.readers
-        }
+        streams = [s for wave in self._mine for s in wave]
+        self._arrival_of = {(s.layer, s.expert): layers[s.layer].pool.take() for s in streams if s.source != rank}
+        sent = {(s.layer, s.expert): held(layers[s.layer], group)[s.expert] for s in streams if s.source == rank}
+        self._storage_of = self._arrival_of | sent
         self._placed: dict[int, tuple[SlotMap, list[int]]] = {}
 
     @property
     def arriving_bytes(self) -> int:
         """Memory of the experts that this rank gets in the round."""
-        return sum(self._layers[layer].pool.expert_bytes for layer, _ in self._storage_of)
+        return sum(self._layers[layer].pool.expert_bytes for layer, _ in self._arrival_of)
 
     # -- what travels --
 
@@ -109,25 +110,25 @@ class MigrationRound:
 
     def release(self) -> None:
         """Gives back what would have held the arrivals."""
-        for (layer, _), storage in self._storage_of.items():
+        for (layer, _), storage in self._arrival_of.items():
             self._layers[layer].pool.give_back(storage)
 
     def _chunks(self, due: _Due | None) -> list[Chunk]:
         if due is None:
             return []
         return [
-            Chunk(stream, self._storage(stream), due.start, min(due.size, self._bytes(stream) - due.start))
+            Chunk(
+                stream,
+                self._storage_of[stream.layer, stream.expert],
+                due.start,
+                min(due.size, self._bytes(stream) - due.start),
+            )
             for stream in self._mine[due.wave]
             if due.start < self._bytes(stream)
         ]
 
     def _bytes(self, stream: Stream) -> int:
         return self._layers[stream.layer].pool.expert_bytes
-
-    def _storage(self, stream: Stream) -> int:
-        if stream.source != self._group.rank:
-            return self._storage_of[stream.layer, stream.expert]
-        return held(self._layers[stream.layer], self._group)[stream.expert]
 
     # -- what serves afterwards --
 
@@ -161,7 +162,7 @@ class MigrationRound:
             rank=group.rank,
             node_of_rank=node_of_rank,
         )
-        arrived = {expert: storage for (of, expert), storage in self._storage_of.items() if of == row}
+        arrived = {expert: storage for (of, expert), storage in self._arrival_of.items() if of == row}
         storage_of = held(layer, group) | arrived
         experts = slot_map.experts_of_rank(group.rank, group.size)
         return slot_map, [storage_of[expert] if expert >= 0 else -1 for expert in experts]

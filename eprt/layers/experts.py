@@ -35,16 +35,12 @@ class ExpertPool:
         self.w2 = _empty_stack(num_storages, hidden_size, stored_size, *kind)
         parts = (self.w13.data, self.w13.scale, self.w2.data, self.w2.scale)
         self._bytes = [_bytes_of(part) for part in parts if part is not None]
+        self.expert_bytes = sum(part.shape[1] for part in self._bytes)
         self._free = list(range(num_storages - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
         return len(self._free)
-
-    @property
-    def expert_bytes(self) -> int:
-        """One expert with its scales."""
-        return sum(part.shape[1] for part in self._bytes)
 
     def take(self) -> int:
         if not self._free:
