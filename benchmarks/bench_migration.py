@@ -8,13 +8,14 @@ the same figures). The models: the demo model, and one with experts of 3.1 MB, s
 two tokens of a request is the time from the end of one step to the end of the next. Targets: p99_ratio at most 1.2, no
 step longer than twice the median. Columns:
 
-    p99_ratio, noise     p99 of on / off, and of again / off: medians over the turns, each window against its neighbour
+    p99_ratio, noise     p99 of on / off, and of again / off: each over neighbouring windows, then the median of those
     longer_on, _off      per 1000 steps, those longer than twice the median step without migrations
     cpu_us, cpu_max_us   processor time of migration in a step, on any rank: mean and most; free of others' noise
     cpu_max_part         the latter over a fast step (the tenth percentile of those without): all it can add to a step
     experts, commits     moved, and placements that took effect; chunk_kb: of the last chunks, as large as a step allows
 """
 
+import gc
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ NUM_RANKS = (2, 4)
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "checkpoint"
 WIDE = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 16, "num_hidden_layers": 3}
 REQUESTS, REDUNDANT = 4, 4
-STEPS, WARM_STEPS, MIN_TURNS, MAX_TURNS, SECONDS = 100, 5, 6, 20, 6.0
+STEPS, WARM_STEPS, MIN_TURNS, MAX_TURNS, SECONDS = 50, 5, 12, 48, 12.0
+TURNS_TOGETHER = 4  # whose steps make one p99
 KINDS = ("off", "on", "again")
 
 
@@ -48,10 +50,6 @@ class Window:
 
     step_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-
-    @property
-    def p99_s(self) -> float:
-        return quantile(sorted(self.step_s), 0.99)
 
 
 class Stopwatch:
@@ -146,7 +144,7 @@ def measure(engine: Engine, moves: Moves) -> dict[str, list[Window]]:
     windows: dict[str, list[Window]] = {kind: [] for kind in KINDS}
     group, start = engine.group, time.monotonic()
     for turn in range(MAX_TURNS):
-        going_on = turn < MIN_TURNS or time.monotonic() - start < SECONDS
+        going_on = turn < MIN_TURNS or turn % TURNS_TOGETHER or time.monotonic() - start < SECONDS
         if not all(group.allgather(going_on)):
             break
         moves.plan(STEPS)
@@ -159,12 +157,13 @@ def measure(engine: Engine, moves: Moves) -> dict[str, list[Window]]:
 def row(group: EPGroup, windows: dict[str, list[Window]], step_s: float) -> dict:
     """The report's columns, of rank 0's steps; all ranks step together."""
 
-    def ratio(kind: str) -> float:
-        ratios = sorted(a.p99_s / b.p99_s for a, b in zip(windows[kind], windows["off"]))
-        return quantile(ratios, 0.5)
+    def pooled(kind: str, turns: slice = slice(None)) -> list[float]:
+        return sorted(s for window in windows[kind][turns] for s in window.step_s)
 
-    def pooled(kind: str) -> list[float]:
-        return sorted(s for window in windows[kind] for s in window.step_s)
+    def ratio(kind: str) -> float:
+        groups = [slice(i, i + TURNS_TOGETHER) for i in range(0, len(windows["off"]), TURNS_TOGETHER)]
+        ratios = sorted(quantile(pooled(kind, g), 0.99) / quantile(pooled("off", g), 0.99) for g in groups)
+        return quantile(ratios, 0.5)
 
     def longer(kind: str) -> float:
         steps = pooled(kind)
@@ -190,6 +189,8 @@ def row(group: EPGroup, windows: dict[str, list[Window]], step_s: float) -> dict
 def bench(group: EPGroup, name: str, directory: Path, report: Report | None) -> None:
     engine = Engine(EngineConfig(str(directory), num_redundant_experts=REDUNDANT, kv_cache_gb=0.05), group)
     moves = Moves(engine)
+    gc.collect()
+    gc.freeze()  # as the server does once it has loaded
     for kind in ("off", "on", "off"):  # warm
         moves.plan(STEPS)
         run_window(engine, moves, on=kind == "on")
