@@ -82,12 +82,7 @@ class SharedMemoryTransport:
         return not self._messages
 
     def take(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> bool:
-        group = self._group
-        if group.node_of_rank[stream.source] == group.node:
-            slot = self._slot(stream.source, tick, arrived=False)
-        else:
-            entry = next(e for e in self._entries(stream) if group.node_of_rank[e] == group.node)
-            slot = self._slot(entry, tick, arrived=True)
+        slot = self._chunk(tick, stream)
         num_bytes = _copy(parts, slot[_HEADER:], into_parts=True)
         # Of what now lies in place, not of what passed by.
         return slot[:24].view(np.int64).tolist() == [tag, self._checksum(parts), num_bytes]
@@ -106,6 +101,14 @@ class SharedMemoryTransport:
         """Header and chunk in the window of a rank of this node."""
         at = (_NUM_SETS * arrived + tick % _NUM_SETS) * self._slot_bytes
         return self._window.segments[self._group.local_ranks.index(rank)][at : at + self._slot_bytes]
+
+    def _chunk(self, tick: int, stream: Stream) -> np.ndarray:
+        """Header and bytes of a stream's chunk as this rank, a reader, finds them."""
+        group = self._group
+        if group.node_of_rank[stream.source] == group.node:
+            return self._slot(stream.source, tick, arrived=False)
+        entry = next(e for e in self._entries(stream) if group.node_of_rank[e] == group.node)
+        return self._slot(entry, tick, arrived=True)
 
     def _entries(self, stream: Stream) -> list[int]:
         """The first reader on each node that is not the source's."""

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from eprt.balancer.migration import Round, schedule_rounds
+from eprt.balancer.migration import Round, count_moves, schedule_rounds
 
 from eprt import EPGroup, SamplingParams
 from eprt.config import EngineConfig
@@ -157,14 +157,29 @@ def run_in_step(engine: Engine, group: EPGroup, between) -> list:
 
 
 def idle_ranks_move_too(group: EPGroup, directory: str) -> None:
-    """Without a single request: the ranks stay awake for the migration, and only for it."""
+    """Without a single request: the ranks stay awake for the migration, and only for it. Nothing travels twice: a node
+    gets an expert in one message, whatever number of its ranks want it."""
     engine = make_engine(group, directory)
-    weights = everyones_digests(group, engine)
-    target = random_target(np.random.default_rng(1), engine.migrator.rows)
-    engine.migrator.offer(make_job(engine, 1, target))
+    weights, migrator = everyones_digests(group, engine), engine.migrator
+    target = random_target(np.random.default_rng(1), migrator.rows)
+    job = make_job(engine, 1, target, chunk_bytes=1 << 20)
+    isend, num_messages = group.isend, 0
+
+    def counted(buffer, peer, tag):
+        nonlocal num_messages
+        num_messages += tag == migrator._transport._tag
+        return isend(buffer, peer, tag)
+
+    group.isend = counted
+    migrator.offer(job)
     run(engine)
-    assert engine.migrator.status().state == "done" and engine.stats().num_steps == 0
-    assert engine.migrator.rows == target.tolist() and engine.step().all_idle
+    group.isend = isend
+    assert migrator.status().state == "done" and engine.stats().num_steps == 0
+    assert migrator.rows == target.tolist() and engine.step().all_idle
+    moves, expert_bytes = count_moves(job.rounds, group.node_of_rank), engine.model.moe_layers()[0].pool.expert_bytes
+    assert (moves["network"] > 0) == (group.num_nodes > 1)
+    assert sum(group.allgather(num_messages)) == moves["network"]
+    assert sum(group.allgather(migrator.status().received_bytes)) == sum(moves.values()) * expert_bytes
     check_weights(engine, weights)
     engine.close()
 
@@ -225,19 +240,19 @@ def damage(group: EPGroup, directory: str) -> None:
     places = [(5000, 17)] + [(1 << 20, sum(sizes[: 1 + k]) + 3) for k in range(0, len(sizes) - 1, 2) if len(sizes) > 2]
     transport, before = engine.migrator._transport, engine.migrator.rows
     target = random_target(np.random.default_rng(3), before)
-    send = transport.send
+    take = transport.take
     add_requests(engine, 2)
     for job_id, (chunk_bytes, place) in enumerate(places, 1):
-        num_sent = 0
+        num_taken = 0
 
-        def damaged_send(tick, tag, stream, parts, place=place):
-            nonlocal num_sent
-            send(tick, tag, stream, parts)
-            num_sent += 1
-            if group.rank == 1 and num_sent == 2:
-                transport._slot(1, tick, arrived=False)[64 + place] ^= 1
+        def take_damaged(tick, tag, stream, parts, place=place):
+            nonlocal num_taken
+            num_taken += 1
+            if group.rank == 1 and num_taken == 1:
+                transport._chunk(tick, stream)[64 + place] ^= 1
+            return take(tick, tag, stream, parts)
 
-        transport.send = damaged_send
+        transport.take = take_damaged
         engine.migrator.offer(make_job(engine, job_id, target, chunk_bytes=chunk_bytes))
         run(engine)
         status = engine.migrator.status()
@@ -245,7 +260,7 @@ def damage(group: EPGroup, directory: str) -> None:
         assert all(other == status.epoch for other in group.allgather(status.epoch))
         check_weights(engine, weights)
         check_memory(engine, 2)
-    transport.send = send
+    transport.take = take
     engine.migrator.offer(make_job(engine, 9, target))
     run(engine)
     assert engine.migrator.status().state == "done" and engine.migrator.rows == target.tolist()
