@@ -44,10 +44,16 @@ class Drafter:
         from_S = self._last_true_rows(schedule, accepted_S)
         idx_S = torch.from_numpy(from_S).to(hidden_TH.device)
         shifted = replace(batch, token_id_T=next_T, logits_idx=idx_S)
-        hidden_SH = self.model.draft(hidden_TH, shifted, self.kv_pages)[idx_S]
+        hidden_SH = self._draft(hidden_TH, shifted)[idx_S]
         position_S = batch.position_T.cpu().numpy()[from_S]
         self.rows.num_draft_M[schedule.row_S] = 0
         self._chain(schedule.row_S[: len(from_S)], position_S, hidden_SH, batch.mode)
+
+    def _draft(self, hidden_TH: Tensor, batch: ForwardBatch) -> Tensor:
+        hidden_TH = self.model.draft(hidden_TH, batch, self.kv_pages)
+        if self._recorder is not None:
+            self._recorder.count_drafts(hidden_TH.shape[0])
+        return hidden_TH
 
     def _next_tokens(self, schedule: Schedule, token_X: np.ndarray) -> np.ndarray:
         """int64 [T]: the token that follows each of the batch's. Behind a draft that did not hold it is wrong, and does
@@ -80,7 +86,7 @@ class Drafter:
                 if self._recorder is not None:
                     self._recorder.begin_drafts(len(row_S))
                 batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, mode, hidden_SH)
-                hidden_SH = self.model.draft(hidden_SH, batch, self.kv_pages)
+                hidden_SH = self._draft(hidden_SH, batch)
             if len(row_S):
                 rows.draft_MK[row_S, k] = self.model.logits(hidden_SH).argmax(dim=-1).cpu().numpy()
                 rows.num_draft_M[row_S] = np.where(rows.can_draft_M[row_S], k + 1, 0)

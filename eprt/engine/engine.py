@@ -137,7 +137,8 @@ class Engine:
         shape = (len(moe_layers), moe.num_experts, moe.top_k)
         recorder = LoadRecorder(*shape)
         if self._on_gpu:
-            recorder = DeviceLoadRecorder(*shape, max(config.chunk_size, config.max_num_seqs), self.model.device)
+            most_tokens, drafts = max(config.chunk_size, config.max_num_seqs), int(config.num_speculative_tokens > 0)
+            recorder = DeviceLoadRecorder(*shape, most_tokens, self.model.device, drafts)
         if config.replica_routing in ROUTING_METHODS:
             self._router = BatchRouter(self.group, moe.num_experts, ROUTING_METHODS[config.replica_routing])
         for row, layer in enumerate(moe_layers):

@@ -59,6 +59,9 @@ class LoadRecorder:
     def count(self) -> None:
         """To be called when the step has been computed. (Here record() has counted already.)"""
 
+    def count_drafts(self, num_tokens: int) -> None:
+        """To be called when the MTP layer has computed num_tokens tokens. (Here record() has counted already.)"""
+
     def sample(self) -> np.ndarray:
         """[L, A, K] uint8 or uint16, the choices of the tokens sampled last, in no particular order."""
         return self._sample_LAK[:, : min(self._num_sampled, self._sample_LAK.shape[1])].copy()
@@ -67,11 +70,21 @@ class LoadRecorder:
 class DeviceLoadRecorder(LoadRecorder):
     """The same where choices are on a GPU: they are kept there during the step and counted by count(), at its end.
 
-    Nothing waits for the GPU before that, and record() may be captured in a CUDA graph.
+    Nothing waits for the GPU before that, and record() may be captured in a CUDA graph. The last num_draft_layers rows
+    are MTP layers', which compute after that and more than once; count_drafts() counts them.
     """
 
-    def __init__(self, num_layers: int, num_experts: int, top_k: int, max_tokens: int, device: torch.device):
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        max_tokens: int,
+        device: torch.device,
+        num_draft_layers: int = 0,
+    ):
         super().__init__(num_layers, num_experts, top_k)
+        self._num_main_layers = num_layers - num_draft_layers
         self._chosen_LTK = torch.full((num_layers, max_tokens, top_k), -1, dtype=torch.int32, device=device)
         self._num_tokens = 0
 
@@ -83,5 +96,9 @@ class DeviceLoadRecorder(LoadRecorder):
         self._chosen_LTK[layer, : expert_idx_TK.shape[0]] = expert_idx_TK
 
     def count(self) -> None:
-        for layer, chosen_TK in enumerate(self._chosen_LTK[:, : self._num_tokens].cpu()):
+        for layer, chosen_TK in enumerate(self._chosen_LTK[: self._num_main_layers, : self._num_tokens].cpu()):
             super().record(layer, chosen_TK)
+
+    def count_drafts(self, num_tokens: int) -> None:
+        for layer, chosen_TK in enumerate(self._chosen_LTK[self._num_main_layers :, :num_tokens].cpu()):
+            super().record(self._num_main_layers + layer, chosen_TK)

@@ -350,9 +350,14 @@ def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
 
 
 def demo_model(group: EPGroup, directory: str, texts: Sequence[str], num_drafts: int) -> None:
-    """The demo model; with drafts the MTP layer's experts move too."""
-    num_layers = 3 + (num_drafts > 0)
-    options = {"num_requests": 3, "max_tokens": 30 * (1 + num_drafts), "num_speculative_tokens": num_drafts}
+    """The demo model; with drafts the MTP layer's experts move too, and all ranks' counts choose among replicas."""
+    num_layers, routing = 3 + (num_drafts > 0), "batch" if num_drafts else "weights"
+    options = {
+        "replica_routing": routing,
+        "num_requests": 3,
+        "max_tokens": 30 * (1 + num_drafts),
+        "num_speculative_tokens": num_drafts,
+    }
     same_tokens(group, directory, True, texts, num_layers=num_layers, num_redundant_experts=4, **options)
 
 
