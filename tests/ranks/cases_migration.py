@@ -15,6 +15,7 @@ from eprt.engine.engine import Engine
 from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.api import EPError
 from eprt.ep.migration_job import Job
+from eprt.ep.pace import Pace
 from tests.ranks import cases_routing
 
 VOCAB = 128
@@ -120,6 +121,7 @@ def same_tokens(
     add_requests(engine, num_requests, max_tokens, texts)
     assert len(engine.migrator.rows) == num_layers
     expert_bytes = engine.model.moe_layers()[0].pool.expert_bytes
+    engine.migrator._pace = Pace(share=100.0)  # chunks as large as the job says, however fast the machine
     rng = np.random.default_rng(7)  # the same on all ranks
     num_jobs = 0
 
@@ -253,6 +255,7 @@ def damage(group: EPGroup, directory: str) -> None:
             return take(tick, tag, stream, parts)
 
         transport.take = take_damaged
+        engine.migrator._pace = Pace()  # as if idle for long: nothing makes the chunks smaller
         engine.migrator.offer(make_job(engine, job_id, target, chunk_bytes=chunk_bytes))
         run(engine)
         status = engine.migrator.status()
