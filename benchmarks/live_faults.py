@@ -1,11 +1,11 @@
-"""Real faults in a running server, found from its real waits: a rank paused by SIGSTOP, then a delayed link.
+"""Real faults in a running server, found from its real waits: a paused rank, a delayed link, and the other kinds.
 
-    python -m benchmarks.live_faults [--ranks 8] [--screenshots DIR]
+    python -m benchmarks.live_faults [--ranks 8] [--only slow-rank slow-link] [--screenshots DIR]
 
-A server of CPU ranks has a steady load. First nothing is wrong with it, then one rank is paused half of the time, then
-nothing again, then what one rank sends to another arrives late; the faults are real, as `--inject` makes them. Asked
-four times a second, /v1/eprt/diagnose must name the rank and the link within 30 s, and nobody else at any time. The
-ranks may well outnumber the cores: what scheduling does to the waits is part of the test.
+A server of CPU ranks has a steady load. First nothing is wrong with it, then one rank is paused half of the time
+(SIGSTOP, SIGCONT), then nothing again, then what one rank sends to another is late, and so on; the faults are real, as
+`--inject` makes them. Asked four times a second, /v1/eprt/diagnose must name each rank or link within 30 s, and nobody
+else at any time. The ranks may well outnumber the cores: what scheduling does to the waits is part of the test.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,18 @@ from benchmarks.report import ROOT, Report
 from eprt.serve.running import RunningServer
 
 MODEL = ROOT / "examples" / "demo_model" / "checkpoint"
-SLOW_RANK, LINK = 3, (2, 5)  # rank 2 waits for rank 5
+# What is done, and what is to be found: of a link, who waits for whom.
+FAULTS = [
+    ("slow-rank:3:2x", ("column", 3)),
+    ("slow-link:2:5:10ms", ("point", 2, 5)),
+    ("late-compute:4:20ms", ("column", 4)),
+    ("bursty:6:40ms", ("column", 6)),
+    ("stop:7:5s", ("column", 7)),
+    ("skewed-tokens:1:4x", ("column", 1)),
+]
 WITHIN_S = 30.0
 _POLL_S = 0.25
+_SHOT_AFTER_S = 12.0
 
 
 @dataclass
@@ -78,12 +87,13 @@ def steady_load(url: str, num_sequences: int, num_clients: int = 2) -> Iterator[
             thread.join()
 
 
-def watch(url: str, phases: Sequence[Phase], began_s: float, at_end: Mapping[str, Any], verbose: bool) -> int:
-    """Fills the phases in; returns the number of windows. at_end: name of a phase -> called shortly before its end."""
+def watch(url: str, phases: Sequence[Phase], began_s: float, shoot: Callable[[Phase], None], verbose: bool) -> int:
+    """Fills the phases in; returns the number of windows. shoot: called once a phase, after its fault was named."""
     said = None
     document: dict[str, Any] = {}
     with httpx.Client(base_url=url, timeout=30) as client:
         for phase in phases:
+            shot = False
             while (now_s := time.monotonic() - began_s) < phase.end_s:
                 document = client.get("/v1/eprt/diagnose").json()
                 newest = document["newest_window"]
@@ -93,9 +103,10 @@ def watch(url: str, phases: Sequence[Phase], began_s: float, at_end: Mapping[str
                     names = [f"{place_of(f)} {f['cause']} {f['ratio']}x z{f['score']}" for f in current]
                     print(f"{now_s:6.1f} s {phase.name:10} window {newest}: {'; '.join(names) or '-'}", flush=True)
                 _take_in(phase, phases, current, now_s)
+                if phase.named_s is not None and not shot and now_s - phase.named_s > _SHOT_AFTER_S:
+                    shot = True
+                    shoot(phase)
                 time.sleep(_POLL_S)
-            if phase.name in at_end:
-                at_end[phase.name]()
     return document["windows"]
 
 
@@ -119,7 +130,7 @@ def screenshot(url: str, path: Path, finding: str) -> None:
     with sync_playwright() as play:
         executable = shutil.which("chromium") or shutil.which("google-chrome")
         browser = play.chromium.launch(executable_path=executable, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        page = browser.new_page(viewport={"width": 1440, "height": 1300}, color_scheme="dark")
+        page = browser.new_page(viewport={"width": 1440, "height": 940}, color_scheme="dark")
         page.goto(f"{url}/v1/eprt/diagnose/page/")
         page.wait_for_selector("#verdict:not(:empty)", timeout=60_000)
         page.locator("#finding-list button", has_text=finding).first.click()
@@ -128,29 +139,21 @@ def screenshot(url: str, path: Path, finding: str) -> None:
         browser.close()
 
 
-def plan(clean_s: float, fault_s: float, num_ranks: int) -> tuple[list[Phase], list[str]]:
-    """The phases, and the faults as --inject takes them."""
-    times = [clean_s, fault_s, fault_s, fault_s]
-    ends = [sum(times[: k + 1]) for k in range(4)]
-    slow_rank, link = SLOW_RANK % num_ranks, tuple(r % num_ranks for r in LINK)
-    names = ("clean", "slow rank", "recovery", "slow link")
-    expected = (None, ("column", slow_rank), None, ("point", *link))
-    phases = [
-        Phase(name, expected, end - seconds, end) for name, expected, seconds, end in zip(names, expected, times, ends)
-    ]
-    faults = [
-        f"slow-rank:{slow_rank}:{_SLOWDOWN}@{phases[1].start_s:g}-{phases[1].end_s:g}",
-        f"slow-link:{link[0]}:{link[1]}:{_DELAY}@{phases[3].start_s:g}-{phases[3].end_s:g}",
-    ]
-    return phases, faults
-
-
-_SLOWDOWN, _DELAY = "2x", "10ms"
+def plan(faults: Sequence[tuple[str, tuple]], clean_s: float, fault_s: float) -> tuple[list[Phase], list[str]]:
+    """The phases, clean ones between faults, and the faults as --inject takes them."""
+    phases, injected = [Phase("clean", None, 0.0, clean_s)], []
+    for fault, expected in faults:
+        start_s = phases[-1].end_s
+        end_s = start_s + fault_s
+        injected.append(f"{fault}@{start_s:g}-{end_s:g}")
+        phases += [Phase(fault, expected, start_s, end_s), Phase("clean", None, end_s, end_s + fault_s / 2)]
+    return phases[:-1], injected
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live_faults", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--ranks", type=int, default=8, help="8 or more")
+    parser.add_argument("--only", nargs="+", metavar="KIND", help="of slow-rank, slow-link, ...; default: all")
     parser.add_argument("--window", type=float, default=3.0, help="seconds of a window, default 3")
     parser.add_argument("--clean", type=float, default=60.0, help="seconds without a fault, default 60")
     parser.add_argument("--fault", type=float, default=36.0, help="seconds of each fault, default 36")
@@ -158,8 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--screenshots", type=Path, metavar="DIR")
     parser.add_argument("--log", type=Path, metavar="DIR", help="keep the diagnosis log there")
     options = parser.parse_args(argv)
-    phases, faults = plan(options.clean, options.fault, options.ranks)
-    arguments = [part for fault in faults for part in ("--inject", fault)]
+    faults = [fault for fault in FAULTS if not options.only or fault[0].partition(":")[0] in options.only]
+    phases, injected = plan(faults, options.clean, options.fault)
+    arguments = [part for fault in injected for part in ("--inject", fault)]
     if options.log:
         arguments += ["--diagnose-dir", str(options.log)]
     arguments += ["--diagnose-window", str(options.window)]
@@ -167,22 +171,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     patient = {"timeout_s": 300, "variables": {"EPRT_TIMEOUT_S": "120"}}
     with RunningServer(MODEL, options.ranks, *arguments, **patient) as server:
         began_s = time.monotonic()
-        shots = {}
-        if options.screenshots:
-            options.screenshots.mkdir(parents=True, exist_ok=True)
-            rank, link = phases[1].expected or (), phases[3].expected or ()
-            shots = {
-                "slow rank": lambda: screenshot(server.url, options.screenshots / "slow-rank.png", f"Rank {rank[1]}"),
-                "slow link": lambda: screenshot(
-                    server.url, options.screenshots / "slow-link.png", f"Link {link[2]} → {link[1]}"
-                ),
-            }
+
+        def shoot(phase: Phase) -> None:
+            if options.screenshots and phase.expected:
+                kind, *ranks = phase.expected
+                words = f"Rank {ranks[0]}" if kind == "column" else f"Link {ranks[1]} → {ranks[0]}"
+                options.screenshots.mkdir(parents=True, exist_ok=True)
+                screenshot(server.url, options.screenshots / f"{phase.name.partition(':')[0]}.png", words)
+
         with steady_load(server.url, options.sequences):
-            num_windows = watch(server.url, phases, began_s, shots, verbose=True)
-        print(server.output())
-    report = Report("live_faults", {"ranks": options.ranks, "cores": os.cpu_count(), "window_s": options.window,
-                    "sequences": options.sequences, "slow_rank": faults[0], "slow_link": faults[1],
-                    "windows": num_windows})  # fmt: skip
+            num_windows = watch(server.url, phases, began_s, shoot, verbose=True)
+        print("\n".join(line for line in server.output().splitlines() if "diagnosis" in line))
+    config = {"ranks": options.ranks, "cores": os.cpu_count(), "window_s": options.window,
+              "sequences": options.sequences, "windows": num_windows, "load_average": os.getloadavg()[2]}  # fmt: skip
+    report = Report("live_faults", config)
     for phase in phases:
         report.row(
             phase=phase.name,

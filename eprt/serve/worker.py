@@ -190,10 +190,11 @@ def wait_totals(engine) -> WaitTotals | None:
     def total(name: str) -> list:
         return sum(getattr(stats, name) for stats in counted).tolist()
 
+    steps = engine.step_waits  # who is late to a step is late to its first dispatch
     blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
     return WaitTotals(
         num_calls=sum(stats.num_calls for stats in counted),
-        dispatch_wait_us=total("dispatch_wait_us_N"),
+        dispatch_wait_us=(steps.wait_us_N + total("dispatch_wait_us_N")).tolist(),
         combine_wait_us=total("combine_wait_us_N"),
         recv_tokens=total("recv_tokens_N"),
         sent_tokens=total("sent_tokens_N"),
@@ -203,7 +204,7 @@ def wait_totals(engine) -> WaitTotals | None:
             expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
             rows=model.expert_load(),
         ),
-        blocked_us=sum(blocked_us) if len(blocked_us) == len(counted) else None,
+        blocked_us=steps.blocked_us + sum(blocked_us) if len(blocked_us) == len(counted) else None,
     )
 
 

@@ -312,3 +312,9 @@ def test_a_broken_line_is_reported_on_standard_error(tmp_path, capsys):
     assert main([str(tmp_path), "--json"]) == 0
     streams = capsys.readouterr()
     assert "diagnose_rank1.log:7: " in streams.err and json.loads(streams.out)["windows"] == 6
+
+
+def test_bursts_in_every_third_window_are_told_one_by_one():
+    found = Report.of_records(job(num_windows=12, late={3: 8.0}, faulty_windows=range(2, 12, 3))).findings
+    assert {(f.kind, f.rank, f.cause) for f in found} == {("column", 3, "comp")}
+    assert sorted((f.first_window, f.last_window) for f in found) == [(2, 2), (5, 5), (8, 8), (11, 11)]
