@@ -29,7 +29,7 @@ MODEL = ROOT / "examples" / "demo_model" / "checkpoint"
 # What is done, and what is to be found: of a link, who waits for whom.
 FAULTS = [
     ("slow-rank:3:2x", ("column", 3)),
-    ("slow-link:2:5:10ms", ("point", 2, 5)),
+    ("slow-link:2:5:20ms", ("point", 2, 5)),
     ("late-compute:4:20ms", ("column", 4)),
     ("bursty:6:40ms", ("column", 6)),
     ("stop:7:5s", ("column", 7)),
