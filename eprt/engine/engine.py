@@ -8,7 +8,7 @@ A step
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
     agree      every rank shows a header of seven integers and reads everyone's (StepBoard):
                    number of tokens | all decodes and few enough for low latency | has work | seen_seq |
-                   time since the last one, which tells who came late (step_waits.py) |
+                   time of arrival and since the last exchange, which tell who came late (step_waits.py) |
                    offered, progress and room of a migration of experts (ep/migration.py)
                the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
                is left out by all
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from eprt.config import EngineConfig
-from eprt.engine import sampler
+from eprt.engine import sampler, step_waits
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
@@ -62,7 +62,7 @@ from eprt.ep.transport import SharedMemoryTransport
 
 _log = logging.getLogger(__name__)
 
-_HEADER = 8  # tokens, low latency, has work, seen_seq, time since the last; offered, progress, room
+_HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, times; offered, progress, room
 _MAX_CHUNK_BYTES = 4 << 20  # of an expert on its way, per step
 # Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
 _USEFUL_CACHE = 4
@@ -100,7 +100,7 @@ class Engine:
         self.recorder, self.migrator = self._watch_experts()
         self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder) if num_drafts else None
         self._board = StepBoard(self.group, num_values=_HEADER)
-        self.step_waits = StepWaits(self.group.size, self.group.rank)
+        self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self._num_steps = 0
         self._last_step_s = 0.0
@@ -244,14 +244,14 @@ class Engine:
         migrator = self.migrator
         shown = Shown() if migrator is None else migrator.work()
         has_work = self.has_work or (migrator is not None and migrator.active)
-        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, self.step_waits.arrive(), *shown)
+        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, *self.step_waits.arrive(), *shown)
         # Plain integers: for a few ranks they are faster than numpy.
         rows = self._board.exchange(header).tolist()
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, took_ns_N, *shown_3N = zip(*rows)
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, arrived_ns_N, took_ns_N, *shown_3N = zip(*rows)
         if migrator is not None:
             migrator.advance([Shown(*of_rank) for of_rank in zip(*shown_3N)])
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
-        self.step_waits.leave(took_ns_N, all_idle)
+        self.step_waits.leave(arrived_ns_N, took_ns_N, all_idle)
         return any(num_tokens_N), "low_latency" if all(low_latency_N) else "normal", all_idle
 
     @torch.inference_mode()
