@@ -21,7 +21,6 @@ from .runs import CLIP_Z, HIGH_Z, RAISED_Z, Chance, Run, best_runs, threshold
 
 METHODS = ("robust", "zscore")
 MIN_RANKS_FOR_MEDIANS = 4
-MIN_CALLS = 16  # of a rank in a window; an average over fewer is mostly chance
 MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.1  # over the whole run; less is not worth anybody's time
 SHORT_POINT_RATIO = 0.8  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
@@ -79,9 +78,7 @@ def detect(matrices: WindowMatrices, method: str) -> tuple[Outliers, list[Sighti
     if method == "zscore":
         outliers = _plain(matrices)
         return outliers, list(_sightings(outliers, matrices, method))
-    enough_WN = matrices.calls_WN >= MIN_CALLS
-    wait_us_WNN = np.where(enough_WN[:, :, None], matrices.wait_us_WNN, np.nan)
-    effects = Effects.of(wait_us_WNN, matrices.node_of_rank_N)
+    effects = Effects.of(matrices.wait_us_WNN, matrices.node_of_rank_N)
     outliers = Outliers(
         effects.column_WN / effects.rank_error_W1,
         ratio(effects.column_WN),
@@ -91,7 +88,7 @@ def detect(matrices: WindowMatrices, method: str) -> tuple[Outliers, list[Sighti
         ratio(effects.point_WNN),
     )
     if matrices.num_ranks < MIN_RANKS_FOR_MEDIANS:
-        return outliers, list(_awaited_by_all(wait_us_WNN))
+        return outliers, list(_awaited_by_all(matrices.wait_us_WNN))
     return outliers, list(_sightings(outliers, matrices, method))
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from eprt.diagnostics import ExpertRows, WindowRecord
 from eprt.serve.messages import SlotTotals, WaitTotals
 
+# A window goes on until some rank has made so many: an average over a few calls is mostly chance, and on a machine that
+# hardly moves chance can look like a slow rank.
+MIN_CALLS = 16
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 
 
@@ -31,9 +34,15 @@ class Collector:
         self._before: dict[int, WaitTotals] = {}
         self._since_s = dict.fromkeys(range(len(self._node_of_rank)), time.time())
 
-    def close_window(self, totals: Mapping[int, WaitTotals]) -> Collected:
-        """Ends a window with the latest totals of the ranks that have reported any."""
+    def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
+        """Ends a window with the latest totals of the ranks that have reported any. is_last: however few calls it has.
+
+        None when it goes on for want of calls.
+        """
         now_s = time.time()
+        most_calls = max((now.num_calls - self._calls(rank) for rank, now in totals.items()), default=0)
+        if 0 < most_calls < MIN_CALLS and not is_last:
+            return None
         records = tuple(
             self._record(rank, now, now_s) for rank, now in sorted(totals.items()) if now.num_calls > self._calls(rank)
         )

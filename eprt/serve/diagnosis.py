@@ -55,21 +55,23 @@ class Diagnosis:
             next_s = max(next_s + window_s, loop.time())
             await self.take(pool)
 
-    async def take(self, pool: Any) -> None:
+    async def take(self, pool: Any, is_last: bool = False) -> None:
         """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
         totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
         try:
             if pool.infos and totals:
-                await self.close_window(totals, pool.infos[0])
+                await self.close_window(totals, pool.infos[0], is_last)
         except Exception:
             _log.exception("diagnosis: a defect; the server goes on")
 
-    async def close_window(self, totals: Mapping[int, WaitTotals], info: EngineInfo) -> None:
+    async def close_window(self, totals: Mapping[int, WaitTotals], info: EngineInfo, is_last: bool = False) -> None:
         """totals: of the ranks that have reported any. Returns when the window is written; analysing goes on."""
         if self._collector is None:
             first_window = await asyncio.to_thread(self._open_log, info)
             self._collector = Collector(info.node_of_rank, info.moe_layers, first_window)
-        collected = self._collector.close_window(totals)
+        collected = self._collector.close_window(totals, is_last)
+        if collected is None:
+            return
         for line in self.notices.silent(collected.silent):
             _log.warning("diagnosis: %s", line)
         self.silent = collected.silent
@@ -89,7 +91,7 @@ class Diagnosis:
 
     async def finish(self, pool: Any) -> None:
         """The last window, however short, with the ranks that are left."""
-        await self.take(pool)
+        await self.take(pool, is_last=True)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.settled(), 2.0)
 

@@ -235,5 +235,22 @@ def test_old_windows_make_room():
 def _records(window: int) -> list:
     from eprt.serve.collection import Collector
 
-    records = Collector(INFO.node_of_rank, INFO.moe_layers).close_window(totals(1)).records
-    return [replace(record, window=window) for record in records]
+    collected = Collector(INFO.node_of_rank, INFO.moe_layers).close_window(totals(1))
+    assert collected is not None
+    return [replace(record, window=window) for record in collected.records]
+
+
+def test_a_window_of_a_few_calls_goes_on():
+    from eprt.serve.collection import Collector
+
+    def few(calls: int) -> dict[int, WaitTotals]:
+        zeros: list = [0] * N
+        return {rank: WaitTotals(calls, zeros, zeros, zeros, zeros, 0.0) for rank in range(N)}
+
+    collector = Collector(INFO.node_of_rank, ())
+    assert collector.close_window(few(9)) is None
+    both = collector.close_window(few(18))
+    assert both is not None and [(r.window, r.num_calls) for r in both.records] == [(0, 18)] * N and not both.silent
+    last = collector.close_window(few(20), is_last=True)
+    assert last is not None and [(r.window, r.num_calls) for r in last.records] == [(1, 2)] * N
+    assert last.records[0].t_start == both.records[0].t_end
