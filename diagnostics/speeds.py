@@ -24,19 +24,22 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
     """float64 [N] in MIN_SPEED..1. before_N: what was returned for the windows before, if anything.
 
     Only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that were slow
-    before. comp: by time in the experts per token, over the latest windows. comm: by how much later its outputs come,
-    over the windows of the finding. Uneven load (mixed) is nothing that a rank is to blame for.
+    before. comp: by time in the experts per token, or by time it is not blocked, where the log tells, over the latest
+    windows of the finding. comm: by how much later its outputs come. Uneven load (mixed) is no rank's fault.
     """
     matrices, num_ranks = report.matrices, report.num_ranks
     if before_N is not None and np.shape(before_N) != (num_ranks,):
         raise ValueError(f"before_N has shape {np.shape(before_N)}, expected ({num_ranks},)")
-    speeds_N, pace_N = np.ones(num_ranks), _pace(matrices)
+    speeds_N, pace_N = np.ones(num_ranks), _slowness(matrices, np.ones(len(matrices.window_W), dtype=bool))
     held = [] if before_N is None else np.flatnonzero(np.asarray(before_N) < 1.0).tolist()
     for finding in report.findings:
         rank = finding.rank
         if finding.kind != "column" or rank is None or finding.cause == "mixed" or not _is_current(finding, matrices):
             continue
-        slowness = pace_N[rank] if finding.cause == "comp" else max(pace_N[rank], _lateness(matrices, finding, rank))
+        within_W = (matrices.window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
+        slowness = _slowness(matrices, within_W)[rank]
+        if finding.cause == "comm":
+            slowness = max(slowness, _lateness(matrices, within_W, rank))
         speeds_N[rank] = min(speeds_N[rank], 1 / slowness)
     for rank in held:
         speeds_N[rank] = min(speeds_N[rank], 1 / pace_N[rank])
@@ -47,9 +50,14 @@ def _is_current(finding: Finding, matrices: WindowMatrices) -> bool:
     return finding.last_window >= matrices.window_W[-_REMEMBERED:][0]
 
 
-def _pace(matrices: WindowMatrices) -> np.ndarray:
+def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:
+    """[N], at least 1, over the latest of these windows."""
+    latest_W = np.flatnonzero(within_W)[-LATEST:]
+    return np.maximum(_pace(matrices, latest_W), _busy(matrices, latest_W))
+
+
+def _pace(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
     """[N], at least 1: a rank's time in the experts per token it was sent, over the median rank's."""
-    latest = slice(-LATEST, None)
     tokens_WN = np.nansum(matrices.recv_tokens_WNN[latest], axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
         per_token_N = median(matrices.compute_us_WN[latest] / np.where(tokens_WN > 0, tokens_WN, np.nan), 0)
@@ -57,9 +65,18 @@ def _pace(matrices: WindowMatrices) -> np.ndarray:
     return np.maximum(1.0, np.nan_to_num(pace_N, nan=1.0, posinf=1.0))
 
 
-def _lateness(matrices: WindowMatrices, finding: Finding, rank: int) -> float:
+def _busy(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
+    """[N], at least 1: a rank's time per call in which it waits for nobody, over the median rank's. A pause that hits
+    anything but the experts shows here. Idle time is everybody's, and makes the ranks look more alike."""
+    span_us_W1 = ((matrices.end_s_W - matrices.start_s_W)[latest] * 1e6)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        busy_us_N = median(span_us_W1 / matrices.calls_WN[latest] - matrices.blocked_us_WN[latest], 0)
+        busy_N = busy_us_N / median(busy_us_N, 0) if np.nanmin(busy_us_N, initial=np.inf) > 0 else busy_us_N * np.nan
+    return np.maximum(1.0, np.nan_to_num(busy_N, nan=1.0, posinf=1.0))
+
+
+def _lateness(matrices: WindowMatrices, within_W: np.ndarray, rank: int) -> float:
     """At least 1: the usual time in the experts and what the rank's outputs are late beyond it, over the usual."""
-    within_W = (matrices.window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
     waits_us_NN = median(matrices.combine_us_WNN[within_W], 0)
     awaited_us_N = median(np.where(np.eye(matrices.num_ranks, dtype=bool), np.nan, waits_us_NN), 0)
     others_N = np.arange(matrices.num_ranks) != rank

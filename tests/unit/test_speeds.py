@@ -1,5 +1,7 @@
 """rank_speeds: a slow rank is given less load for as long as it is slow, and nobody else is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from eprt.diagnostics import Report, rank_speeds
@@ -74,3 +76,25 @@ def test_silent_ranks_and_windows_without_calls_are_no_trouble():
 def test_speeds_of_another_job_are_refused():
     with pytest.raises(ValueError, match=r"before_N has shape \(4,\), expected \(8,\)"):
         rank_speeds(report(), np.ones(4))
+
+
+def test_a_rank_that_is_paused_outside_its_experts_is_slower_too():
+    """Of the 400 us of a call the others are busy for 20, and it for 220."""
+    records = records_of(generate(Job(num_ranks=N, num_windows=8, faults=(Fault("column", rank=3, factor=4.0),))))
+    call_us = 400.0
+    length_s = records[0].num_calls * call_us * 1e-6
+    records = [
+        replace(r, t_end=r.t_start + length_s, blocked_us=r.num_calls * (call_us - (220 if r.rank == 3 else 20)))
+        for r in records
+    ]
+    found = Report.of_records(records)
+    assert [(f.kind, f.rank, f.cause) for f in found.findings] == [("column", 3, "comp")]
+    speeds_N = rank_speeds(found)
+    assert speeds_N[3] == 0.2 and (others(speeds_N, 3) == 1.0).all()
+    relieved = records_of(generate(Job(num_ranks=N, num_windows=8)))
+    mild = [
+        replace(r, t_end=r.t_start + length_s, blocked_us=r.num_calls * (call_us - (30 if r.rank == 3 else 20)))
+        for r in relieved
+    ]
+    before_N = np.where(np.arange(N) == 3, 0.5, 1.0)
+    assert rank_speeds(Report.of_records(mild), before_N)[3] == pytest.approx(2 / 3, rel=0.01)
