@@ -171,4 +171,3 @@ def test_losing_rank_0_loses_no_window(watched):
     logged = {(r.window, r.rank): r.num_calls for r in log.records}
     assert len(seen) >= 40 and not log.problems
     assert all(logged[place] == record["num_calls"] for place, record in seen.items())
-    assert max(logged)[0] > max(seen)[0], "the calls since the last window are there too"
