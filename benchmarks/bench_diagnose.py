@@ -7,7 +7,8 @@ dispatch + combine with nothing in between, the worst case for what is counted p
 those of a server with 4 running requests a rank, with a report every half second. `overhead` compares the time that
 passes: the median over neighbouring pairs of turns; its error is half the distance of the quartiles over the square
 root of their number. Where other work on the machine makes the error larger than the thing, `cpu_overhead` tells
-more: each rank's processor time in its tenth of calmest turns, all ranks together. A step of a real model takes many
+more: each rank's processor time in its tenth of calmest turns, all ranks together. `direct` is what is done for the
+diagnosis in a step, timed by itself, over the processor time of a step (`cpu`). A step of a real model takes many
 times longer and has the same few counts per layer.
 
 What the frontend does once per window of 10 s, in another process, is told apart: milliseconds, and the share of one
@@ -31,6 +32,7 @@ from eprt import EPGroup
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.step_waits import StepWaits
 from eprt.ep.api import EPConfig, make_backend
 from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.messages import SlotTotals, Step, WaitTotals, pack
@@ -67,6 +69,7 @@ def paired(comm: MPI.Comm, set_counting: Callable[[bool], None], run: Callable[[
         "overhead_percent": 100 * (float(np.median(ratios)) - 1),
         "error_percent": 100 * float(high - low) / 2 / len(ratios) ** 0.5,
         "cpu_overhead_percent": 100 * (cpu_on_s / cpu_off_s - 1),
+        "cpu_s": cpu_off_s / comm.size,
         "pairs": pairs,
     }
 
@@ -93,7 +96,39 @@ def ep_layer(comm: MPI.Comm, group: EPGroup, num_tokens: int, calls: int, pairs:
 
 def per_unit(what: str, columns: dict[str, Any], count: int) -> dict[str, Any]:
     off_s, on_s = columns.pop("off_s"), columns.pop("on_s")
-    return {"what": what, "off_us": off_s / count * 1e6, "on_us": on_s / count * 1e6, **columns}
+    cpu_us = columns.pop("cpu_s") / count * 1e6
+    return {"what": what, "off_us": off_s / count * 1e6, "on_us": on_s / count * 1e6, "cpu_us": cpu_us, **columns}
+
+
+def direct_us(engine: Engine, group: EPGroup) -> tuple[float, float]:
+    """What is done for the diagnosis, by itself, calmest of many: per call (generously, once for each rank), and per
+    step."""
+    config = EPConfig(64, group.size, 1, 1, mode="low_latency")
+    backend = make_backend("cpu", config, EPGroup.single())
+    x_TH, slot_TK, weight_TK = torch.ones(1, 64).bfloat16(), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+
+    def calls() -> None:
+        for _ in range(50):
+            handle = backend.dispatch_send(x_TH, slot_TK, weight_TK)
+            backend.dispatch_recv(handle)
+            backend.combine_send(backend.combine_buffer(handle), handle)
+            backend.combine_recv(handle)
+
+    least_s = {}
+    for on in (False, True):
+        backend.set_counting(on)
+        least_s[on] = min(_seconds(calls) for _ in range(100)) / 50
+    backend.close()
+    waits = StepWaits(group.node_of_rank, group.rank)
+    waits.leave([0] * group.size, [0] * group.size, all_idle=False)
+
+    def steps() -> None:
+        for _ in range(50):
+            shown = waits.arrive()
+            waits.leave([shown[0]] * group.size, [shown[1]] * group.size, all_idle=False)
+
+    step_s = min(_seconds(steps) for _ in range(100)) / 50
+    return max(0.0, least_s[True] - least_s[False]) * group.size * 1e6, step_s * 1e6
 
 
 def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[str, Any]:
@@ -131,6 +166,10 @@ def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[s
     plain_us = [_seconds(lambda: report(False)) * 1e6 for _ in range(50)]
     row = per_unit("demo model, step", columns, steps)
     row["report_us"] = statistics.median(report_us) - statistics.median(plain_us)
+    per_call_us, per_step_us = direct_us(engine, group)
+    in_step_us = per_call_us * len(engine.model.moe_layers()) + per_step_us
+    row["direct_us"] = in_step_us + row["report_us"] * row["cpu_us"] * 1e-6 / _REPORT_EVERY_S
+    row["direct_percent"] = 100 * row["direct_us"] / row["cpu_us"]
     engine.close()
     return row
 
@@ -179,7 +218,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     torch.set_num_threads(1)
     group = EPGroup.from_mpi(comm)
-    rows = [ep_layer(comm, group, 8, 40, 200), ep_layer(comm, group, 128, 5, 200), demo_model(comm, group, 3, 120)]
+    rows = [ep_layer(comm, group, 8, 40, 100), ep_layer(comm, group, 128, 5, 100), demo_model(comm, group, 3, 80)]
     comm.Barrier()
     if group.rank == 0:
         report = Report("diagnose", {"ranks": group.size, "hidden": _HIDDEN, "top_k": _TOP_K,
