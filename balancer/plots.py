@@ -47,7 +47,7 @@ def over_time(path: Path, values: dict[str, np.ndarray], title: str, label: str,
     if even is not None:
         axes.axhline(even, color="black", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="window", ylabel=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     if even is None:
         axes.set_ylim(0, 1.1 * max(max(values_V, default=0.0) for values_V in values.values()) or 1.0)
     axes.grid(alpha=0.3)
@@ -58,23 +58,23 @@ def over_time(path: Path, values: dict[str, np.ndarray], title: str, label: str,
 def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Path:
     """Load of each GPU [L, G] over the layer's mean, layers down and GPUs across, all on one scale."""
     plt = pyplot()
+    from matplotlib.colors import TwoSlopeNorm
+
     relative = {
         name: load_LG / np.maximum(load_LG.mean(1, keepdims=True), 1e-300) for name, load_LG in load_by_name.items()
     }
     highest = max(1.05, *(float(values.max()) for values in relative.values()))
     lowest = min(0.95, *(float(values.min()) for values in relative.values()))
-    scale = plt.matplotlib.colors.TwoSlopeNorm(1.0, vmin=lowest, vmax=highest)
+    scale = TwoSlopeNorm(1.0, vmin=lowest, vmax=highest)
     num_layers = len(next(iter(relative.values())))
     size = (1.6 + 3.0 * len(relative), float(np.clip(0.16 * num_layers, 2.6, 8)))
     figure, axes = plt.subplots(1, len(relative), figsize=size, layout="constrained", sharey=True, squeeze=False)
-    image = None
     for one, (name, values_LG) in zip(axes[0], relative.items()):
-        image = one.imshow(values_LG, aspect="auto", cmap="RdBu_r", norm=scale, interpolation="nearest")
+        one.imshow(values_LG, aspect="auto", cmap="RdBu_r", norm=scale, interpolation="nearest")
         one.set(title=f"{name}\nmax/mean {values_LG.max(1).mean():.3f}", xlabel="GPU")
-        one.xaxis.get_major_locator().set_params(integer=True)
-        one.yaxis.get_major_locator().set_params(integer=True)
+        one.locator_params(integer=True)
     axes[0, 0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes[0].tolist(), label="load over the mean", shrink=0.9)
+    figure.colorbar(axes[0, 0].images[0], ax=axes[0].tolist(), label="load over the mean", shrink=0.9)
     figure.suptitle(title)
     return _save(plt, figure, path)
 
