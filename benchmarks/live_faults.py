@@ -98,7 +98,9 @@ def watch(url: str, phases: Sequence[Phase], began_s: float, shoot: Callable[[Ph
             while (now_s := time.monotonic() - began_s) < phase.end_s:
                 document = client.get("/v1/eprt/diagnose").json()
                 newest = document["newest_window"]
-                current = [f for f in document["findings"] if f["last_window"] == newest]
+                # As in the server's log: what began in the newest window may yet turn out as an echo.
+                told = [f for f in document["findings"] if f["first_window"] < newest]
+                current = [f for f in told if f["last_window"] >= newest - 1]
                 if verbose and newest != said:
                     said = newest
                     names = [f"{place_of(f)} {f['cause']} {f['ratio']}x z{f['score']}" for f in current]

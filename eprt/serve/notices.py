@@ -21,7 +21,9 @@ class Notices:
 
     def findings(self, findings: Sequence[Mapping[str, Any]], newest_window: int) -> Iterator[str]:
         """The lines that the findings of an analysis are worth. newest_window: of those analysed."""
-        lasting = {_place(f): f for f in findings if f["last_window"] >= newest_window - 1}
+        # Who gets a link's data late is late too, and in the first window it may be that alone which stands out.
+        known_longer = [f for f in findings if f["first_window"] < newest_window]
+        lasting = {_place(f): f for f in known_longer if f["last_window"] >= newest_window - 1}
         known = {_place(f): f for f in self.current}
         for place, finding in lasting.items():
             if place not in known:

@@ -254,3 +254,18 @@ def test_a_window_of_a_few_calls_goes_on():
     last = collector.close_window(few(20), is_last=True)
     assert last is not None and [(r.window, r.num_calls) for r in last.records] == [(1, 2)] * N
     assert last.records[0].t_start == both.records[0].t_end
+
+
+def test_what_began_in_the_newest_window_is_not_told_yet():
+    from eprt.serve.notices import Notices
+
+    def finding(kind: str, first: int, last: int, **who) -> dict:
+        return {"kind": kind, "rank": None, "src": None, "dst": None, "cause": "comm", "evidence": "", "advice": "",
+                "first_window": first, "last_window": last, **who}  # fmt: skip
+
+    notices = Notices()
+    echo, link = finding("column", 7, 7, rank=2), finding("point", 7, 8, src=2, dst=5)
+    assert not list(notices.findings([echo], 7)) and not notices.current
+    assert ["rank 2 waits for rank 5" in line for line in notices.findings([link], 8)] == [True]
+    stopped = finding("column", 8, 8, rank=4)
+    assert ["rank 4" in line for line in notices.findings([link, stopped], 9)] == [True]
