@@ -167,3 +167,13 @@ class Channel:
         except FrontendLostError:
             return False
         return not self._unsent
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Sends what is left, then drops what arrives until the frontend has closed its end; False after timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while time.monotonic() < deadline:
+                self.receive(0.05)
+        except FrontendLostError:
+            return True
+        return False

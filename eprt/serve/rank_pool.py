@@ -284,10 +284,12 @@ class RankPool:
             case Fault(text):
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)
-            case Fatal(text, int(lost_rank)):
-                self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
-            case Fatal(text):
-                self._lose(rank, "failed", text)
+            case Fatal(text, lost_rank):
+                if lost_rank is None:
+                    self._lose(rank, "failed", text)
+                else:
+                    self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
+                rank.transport.close()  # told; it waits for this before it goes
             case Bye():
                 rank.left = True
                 if all(r.left for r in self.ranks.values()):

@@ -256,7 +256,8 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
     except Exception as error:
         with contextlib.suppress(FrontendLostError):
             channel.send(Fatal(_describe(error), lost_rank=getattr(error, "lost", None)))
-            channel.finish(timeout_s=5)
+            # mpirun ends everybody when this process goes, and drops what the frontend has not printed by then.
+            channel.wait_closed(timeout_s=5)
         # No clean-up that is collective: the other ranks may be waiting for this one, mpirun ends them.
         os._exit(1)
 
