@@ -77,7 +77,8 @@ def server_256(log_256) -> Iterator[PageServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while it is open an event loop runs in this thread, and other tests want their own.
+@pytest.fixture(scope="module")
 def browser():
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
