@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from eprt.serve.running import RunningServer
@@ -10,6 +11,18 @@ MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "check
 
 # Tests wait for these: a request body takes milliseconds here, and a window of the diagnosis is to close soon.
 WAITS = ("--body-timeout", "3", "--diagnose-window", "1")
+
+
+# An answer in which every token counts: what moving experts must not change.
+COUNTING = {"model": "demo", "prompt": "Count from 3 to 60.", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True}  # fmt: skip
+
+
+def token_ids(http: httpx.Client) -> list[int]:
+    """Of the answer to COUNTING."""
+    response = http.post("/v1/completions", json=COUNTING)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["token_ids"]
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from eprt.serve.running import RunningServer
-from tests.serve.conftest import MODEL
+from tests.serve.conftest import COUNTING, MODEL, token_ids
 
-BODY = {"model": "demo", "prompt": "Count from 3 to 60.", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True}  # fmt: skip
 ROWS, SLOTS = 4, 36  # three MoE layers and the MTP layer's
 
 
@@ -32,12 +30,6 @@ def server():
 def http(server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-def token_ids(http) -> list[int]:
-    response = http.post("/v1/completions", json=BODY)
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]["token_ids"]
 
 
 def state_of(http) -> dict:
@@ -166,7 +158,7 @@ def test_a_rank_dies_while_experts_move_and_the_old_placement_stands_to_the_end(
     results = []
 
     def generate() -> None:
-        results.append(http.post("/v1/completions", json={**BODY, "max_tokens": 1500}))
+        results.append(http.post("/v1/completions", json={**COUNTING, "max_tokens": 1500}))
 
     request = threading.Thread(target=generate)
     request.start()

@@ -15,10 +15,7 @@ import httpx
 import pytest
 
 from eprt.serve.running import RunningServer
-from tests.serve.conftest import MODEL
-
-BODY = {"model": "demo", "prompt": "Count from 3 to 60.", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True}  # fmt: skip
+from tests.serve.conftest import MODEL, token_ids
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +29,6 @@ def server():
 def http(server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-def token_ids(http) -> list[int]:
-    response = http.post("/v1/completions", json=BODY)
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]["token_ids"]
 
 
 def settle(http) -> dict:
