@@ -111,7 +111,8 @@ class Tally:
 
     @property
     def cause_right(self) -> float:
-        return share(sum(count for (planted, found), count in self.causes.items() if planted == found), self.found)
+        right = sum(count for (planted, found), count in self.causes.items() if planted == found)
+        return share(right, self.causes.total())
 
     def columns(self) -> dict[str, Any]:
         return {
