@@ -18,8 +18,25 @@ def align(value: int, to: int = 128) -> int:
     return -(-value // to) * to
 
 
+class Fields:
+    """Memory in which aligned fields follow one another. field_bytes: of each, in their order."""
+
+    field_bytes: dict[str, int]
+
+    def offsets(self) -> dict[str, int]:
+        offset, result = 0, {}
+        for name, size in self.field_bytes.items():
+            result[name] = offset
+            offset += align(size)
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(align(size) for size in self.field_bytes.values())
+
+
 @dataclass(frozen=True)
-class HeapShape:
+class HeapShape(Fields):
     """What decides the size of the heap.
 
     payload: what dispatch sends: "fp8", "bf16", or "either", call by call. exact: combine sends a row per expert, not
@@ -63,17 +80,6 @@ class HeapShape:
             "weight": sources * align(self.max_tokens * self.top_k, 2) * 8 if self.late_weights else 0,
             "begun": self.num_ranks * 4,
         }
-
-    def offsets(self) -> dict[str, int]:
-        offset, result = 0, {}
-        for name, size in self.field_bytes.items():
-            result[name] = offset
-            offset += align(size)
-        return result
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(align(size) for size in self.field_bytes.values())
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,18 @@ B num_buffers, H hidden.
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink_layout import Deadline, Stats, align, fields_of_type, struct
+from eprt.ep.nvlink_layout import Deadline, Fields, Stats, align, fields_of_type, struct
 
 MAX_CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True)
-class HeapShape:
+class HeapShape(Fields):
     """What decides the fixed part of the heap. max_slots: largest S. max_items: most tokens to or from a rank."""
 
     num_ranks: int
@@ -30,6 +31,7 @@ class HeapShape:
         """Words of a count: rows for each slot, tokens for each rank, rounds."""
         return self.max_slots + self.num_ranks + 1
 
+    @cached_property
     def field_bytes(self) -> dict[str, int]:
         sources, flags = 2 * self.num_buffers * self.num_ranks, self.num_buffers * self.max_items * 4
         return {
@@ -40,20 +42,9 @@ class HeapShape:
             "returned": flags,
         }
 
-    def offsets(self) -> dict[str, int]:
-        offset, result = 0, {}
-        for name, size in self.field_bytes().items():
-            result[name] = offset
-            offset += align(size)
-        return result
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(align(size) for size in self.field_bytes().values())
-
 
 @dataclass(frozen=True)
-class BlockShape:
+class BlockShape(Fields):
     """A block of received rows. capacity: rows. row_bytes: of the values of one. num_scales: 4-byte words of one.
 
     grouped: rows by expert, entries int32 rows; else one row per item, entries int64 experts.
@@ -70,6 +61,7 @@ class BlockShape:
         """Words from one row's scales to the next's."""
         return align(self.num_scales, 4)
 
+    @cached_property
     def field_bytes(self) -> dict[str, int]:
         entries = self.capacity * self.top_k
         return {
@@ -79,17 +71,6 @@ class BlockShape:
             "scale": self.capacity * self.scale_words * 4,
             "x": self.capacity * self.row_bytes,
         }
-
-    def offsets(self) -> dict[str, int]:
-        offset, result = 0, {}
-        for name, size in self.field_bytes().items():
-            result[name] = offset
-            offset += align(size)
-        return result
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(align(size) for size in self.field_bytes().values())
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,16 @@ import numpy as np
 import pytest
 from eprt.balancer import Placement, check_load, plan, read_load, rebalance_experts
 from eprt.balancer.__main__ import main
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.unit.balancer_cases import shapes
 
 
 @st.composite
 def plans(draw):
     """(load_LE, keyword arguments of plan)."""
-    num_nodes = draw(st.sampled_from([1, 1, 2, 4]))
-    num_gpus = num_nodes * draw(st.integers(1, 4))
-    num_groups = draw(st.sampled_from([1, num_nodes, 2 * num_nodes]))
-    num_experts = num_groups * draw(st.integers(1, 8))
-    fewest = -(-num_experts // num_gpus)
-    local = num_experts // num_nodes if num_nodes > 1 and num_groups > 1 else num_experts
-    assume(fewest <= local)  # else some GPU would need an expert twice
-    num_slots = num_gpus * draw(st.integers(fewest, min(local, fewest + 3)))
+    num_experts, arguments = draw(shapes())
     kind = draw(st.sampled_from(["any", "zero", "equal", "one hot", "huge"]))
     num_layers = draw(st.integers(1, 3))
     load = np.zeros((num_layers, num_experts))
@@ -33,14 +28,7 @@ def plans(draw):
         load[:, draw(st.integers(0, num_experts - 1))] = 1e6
     elif kind == "huge":
         load += 1e300 * np.arange(num_experts)
-    seed = draw(st.sampled_from([0, 0, 1]))
-    return load, {
-        "num_slots": num_slots,
-        "num_gpus": num_gpus,
-        "num_nodes": num_nodes,
-        "num_groups": num_groups,
-        "seed": seed,
-    }
+    return load, arguments
 
 
 def copies_per_gpu(placement: Placement) -> np.ndarray:

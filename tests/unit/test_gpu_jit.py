@@ -147,7 +147,7 @@ def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
 def test_fields_of_normal_mode_do_not_overlap():
     block = nvlink_normal_layout.BlockShape(1000, 3, 1008, 8, grouped=True)
     for large in (nvlink_normal_layout.HeapShape(8, 256, 4096, 2), block):
-        offsets, sizes = large.offsets(), large.field_bytes()
+        offsets, sizes = large.offsets(), large.field_bytes
         for before, after in pairwise(offsets):
             assert offsets[before] + sizes[before] <= offsets[after] and offsets[after] % 128 == 0
         assert sum(sizes.values()) <= large.num_bytes
