@@ -1,9 +1,11 @@
-"""What a kernel reports into host memory, as an exception. The codes are FailureCode of csrc/cuda/common.cuh."""
+"""What a kernel reports into host memory, as an exception, and the way back. Codes: FailureCode of common.cuh."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from eprt.ep.api import EPError, EPTimeoutError
 from eprt.ep.group import EPGroup
@@ -62,3 +64,16 @@ def take_failure(words: Any, asked: Asked) -> Exception | None:
         f"{where} {asked.call}: {asked.slots}[{token}, {k}] = {slot} is not in -1..{asked.num_slots - 1}; it was left "
         "out; use -1 to mask an entry"
     )
+
+
+def readmit_all(group: EPGroup, ticket: Tensor, mask: Tensor) -> None:
+    """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way.
+
+    ticket: int64, the epoch of each kind of call. mask: of ranks that are not waited for. Both on this rank's GPU.
+    """
+    torch.cuda.synchronize()
+    everyone = group.allgather(ticket.tolist())
+    ticket.copy_(torch.tensor([max(tickets) for tickets in zip(*everyone)], dtype=torch.int64, device="cuda"))
+    mask.zero_()
+    torch.cuda.synchronize()
+    group.barrier()

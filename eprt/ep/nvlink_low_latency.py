@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eprt.ep.group import EPGroup
+from eprt.ep.nvlink_failure import readmit_all
 from eprt.ep.nvlink_layout import (
     Deadline,
     HandleBuffers,
@@ -217,12 +218,7 @@ class LowLatency:
 
     def readmit(self) -> None:
         """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
-        torch.cuda.synchronize()
-        everyone = self.group.allgather(self._ticket.tolist())
-        self._ticket.copy_(torch.tensor([max(tickets) for tickets in zip(*everyone)], dtype=torch.int64, device="cuda"))
-        self.mask.zero_()
-        torch.cuda.synchronize()
-        self.group.barrier()
+        readmit_all(self.group, self._ticket, self.mask)
 
     def close(self) -> None:
         """Collective while all ranks live; with lost ranks it does not wait for them."""
