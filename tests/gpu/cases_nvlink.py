@@ -10,6 +10,7 @@ import random
 import signal as signals
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -185,16 +186,14 @@ def assert_near(got: Tensor, want: Tensor, what: str) -> None:
     assert float(error) < 8e-3, f"{what}: relative error {float(error)}"
 
 
-def many_epochs(group: EPGroup, num_steps: int) -> None:
-    """Changing token counts and routings, no synchronisation in between: no hang, no stale read."""
-    config = make_config(group, (1024, 8, 4, 64, "same", False))
-    backend = make(group, config)
+def run_epochs(group: EPGroup, backend: Any, config: EPConfig, num_steps: int, num_tokens: Sequence[int]) -> None:
+    """Steps of numbers of tokens drawn from num_tokens, checked at the end, when the backend is closed."""
     generator = torch.Generator("cuda").manual_seed(group.rank)
     rng = random.Random(group.rank)
     worst = torch.zeros((), device="cuda")
     sent = torch.zeros(group.size, dtype=torch.int64, device="cuda")
     for step in range(num_steps):
-        T = rng.choice([0, 1, 2, 31, 64])
+        T = rng.choice(num_tokens)
         x = torch.randn(T, 1024, device="cuda", generator=generator).bfloat16()
         slots = torch.randint(-1, config.num_slots, (T, 4), device="cuda", generator=generator, dtype=torch.int32)
         if step % 7 == 0:
@@ -213,6 +212,13 @@ def many_epochs(group: EPGroup, num_steps: int) -> None:
     assert stats.recv_tokens_N.tolist() == [row[group.rank] for row in everyone]
     assert stats.slot_rows_E.sum() >= stats.recv_tokens_N.sum()
     backend.close()
+
+
+def many_epochs(group: EPGroup, num_steps: int) -> None:
+    """Changing token counts and routings, no synchronisation in between: no hang, no stale read."""
+    config = make_config(group, (1024, 8, 4, 64, "same", False))
+    backend = make(group, config)
+    run_epochs(group, backend, config, num_steps, [0, 1, 2, 31, 64])
 
 
 def graph_replay(group: EPGroup) -> None:

@@ -2,20 +2,15 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.gpu.gpus import NUM_GPUS, run_case
 
-CASES = "tests.gpu.cases_nvlink"
-NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+CASES = "cases_nvlink"
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access")]
 
 
 def run(num_ranks: int, case: str, **kwargs) -> str:
-    if num_ranks > NUM_GPUS:
-        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
-    from tests.gpu.launch import run_gpu_ranks
-
-    return run_gpu_ranks(num_ranks, f"{CASES}:{case}", **kwargs)
+    return run_case(num_ranks, f"{CASES}:{case}", **kwargs)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])

@@ -1,0 +1,16 @@
+"""How many GPUs this machine has, and a case of this folder run on some of them."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def run_case(num_ranks: int, target: str, **kwargs) -> str:
+    """target: "module:function" of tests.gpu. Skips the test where there are too few GPUs."""
+    if num_ranks > NUM_GPUS:
+        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    from tests.gpu.launch import run_gpu_ranks
+
+    return run_gpu_ranks(num_ranks, f"tests.gpu.{target}", **kwargs)
