@@ -123,7 +123,7 @@ class Daemon:
         news.append(str(decision))
         if not decision.migrate:
             return self._status("watching", remote, news, decision)
-        remote = self._server.move_to(answer.target)
+        remote = self._server.move_to(answer.target, self.controller.gpu_speed)
         self.job_id = remote["migration"]["job_id"]
         self.pause_s = min(_FOLLOW_S, self._interval_s)
         return self._status("migrating", remote, news, decision)

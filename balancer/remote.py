@@ -53,9 +53,12 @@ class RemoteServer:
             raise RefusedError(200, "it does not answer as an eprt server of this version")
         return reply
 
-    def move_to(self, placement: Placement) -> dict[str, Any]:
-        """Asks for a migration; eprt.rebalance/1."""
-        return self._json("/v1/eprt/rebalance", {"placement": placement.to_json()}, _PLAN_TIMEOUT_S)
+    def move_to(self, placement: Placement, rank_speeds: np.ndarray | None = None) -> dict[str, Any]:
+        """Asks for a migration; eprt.rebalance/1. rank_speeds: what the placement was planned for."""
+        body: dict[str, Any] = {"placement": placement.to_json()}
+        if rank_speeds is not None:
+            body["rank_speeds"] = rank_speeds.tolist()
+        return self._json("/v1/eprt/rebalance", body, _PLAN_TIMEOUT_S)
 
     def rank_speeds(self) -> np.ndarray:
         """float64 [G]: what the diagnosis found each rank can carry; 1: as the others."""

@@ -151,7 +151,8 @@ class Engine:
         if self._on_gpu or not config.spare_experts:
             return recorder, None
         transport = SharedMemoryTransport(self.group, _MAX_CHUNK_BYTES)
-        return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, config.replica_routing)
+        routing = config.replica_routing, self._router
+        return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, *routing)
 
     @property
     def _on_gpu(self) -> bool:

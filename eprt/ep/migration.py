@@ -23,6 +23,7 @@ from eprt.ep.migration_job import CANCELLED, DAMAGED, DISCONNECTED, FAILURES, LA
 from eprt.ep.migration_round import MigrationRound, MovableLayer, check_round
 from eprt.ep.pace import Pace
 from eprt.ep.placement import SlotMap
+from eprt.ep.routing import BatchRouter
 from eprt.ep.transport import Transport, cut
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class Shown(NamedTuple):
 
 class Migrator:
     """layers: the placement's rows, in order. spare: experts the layers' pools have room for beyond all slots; no round
-    may bring a rank more. routing: "weights" or "local", see EngineConfig.replica_routing."""
+    may bring a rank more. routing: see EngineConfig.replica_routing. router: where each batch is split anew; what a
+    job says of the ranks' speeds holds for it from each of the job's commits on."""
 
     def __init__(
         self,
@@ -47,9 +49,12 @@ class Migrator:
         transport: Transport,
         spare: int = 2,
         routing: str = "weights",
+        router: BatchRouter | None = None,
     ):
         self._group, self._layers, self._transport, self._spare = group, list(layers), transport, spare
         self._node_of_rank = group.node_of_rank if routing == "local" else None
+        self._router = router
+        self._old_speeds: tuple[float, ...] = ()
         self._pace = Pace()
         self._offer: Job | None = None
         self._offered_s = 0.0
@@ -159,6 +164,8 @@ class Migrator:
             for storage in set(layer.storages()) - set(storages) - {-1}:
                 layer.pool.give_back(storage)
             layer.place(slot_map, storages)
+        if self._undo and self._router is not None:
+            self._router.set_rank_speeds(self._old_speeds)
         self._epoch -= bool(self._undo)
         self._undo.clear()
         if self._round is not None and not self._round.committed:
@@ -308,6 +315,10 @@ class Migrator:
         if one.has_moved:
             self._undo = one.commit()
             self._epoch += 1
+            if self._router is not None:
+                assert self._job is not None
+                self._old_speeds = self._router.rank_speeds
+                self._router.set_rank_speeds(self._job.rank_speeds)
         self._begin_tick(one, room)
 
     def _forget_old(self) -> None:

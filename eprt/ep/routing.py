@@ -28,7 +28,19 @@ class BatchRouter:
         even = group.size % group.num_nodes == 0 and list(nodes) == sorted(nodes)
         self._num_nodes = group.num_nodes if even and len(set(map(nodes.count, nodes))) == 1 else 1
         self._board = StepBoard(group, num_experts, timeout_s)
+        self._speed_N: tuple[float, ...] = ()
         self._tables: dict[int, tuple[SlotMap, ReplicaTable]] = {}
+
+    @property
+    def rank_speeds(self) -> tuple[float, ...]:
+        """What each rank can carry; the split gives it tokens in proportion. Empty: all alike."""
+        return self._speed_N
+
+    def set_rank_speeds(self, speed_N: tuple[float, ...]) -> None:
+        """The same on all ranks, and between the same two steps: their splits must agree."""
+        if speed_N != self._speed_N:
+            self._speed_N = speed_N
+            self._tables.clear()
 
     def slot_idx(self, layer: int, slot_map: SlotMap, expert_idx_TK: Tensor) -> Tensor:
         """int64 slots for logical experts; -1 stays -1. layer: any number that is this layer's only."""
@@ -46,7 +58,8 @@ class BatchRouter:
         known, table = self._tables.get(layer, (None, None))
         if known is not slot_map or table is None:
             row_P = slot_map.expert_of_slot_S.numpy()
-            table = ReplicaTable.of_layer(Placement(row_P[None], self._group.size, self._num_nodes), 0)
+            placement = Placement(row_P[None], self._group.size, self._num_nodes)
+            table = ReplicaTable.of_layer(placement, 0, np.array(self._speed_N) if self._speed_N else None)
             self._tables[layer] = (slot_map, table)
         return table
 

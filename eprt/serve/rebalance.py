@@ -210,7 +210,7 @@ class Rebalancer:
         if request.target is None:
             self._note(self.controller.decide(time.monotonic(), self.placement, answer), "posted")
         if not request.dry_run:
-            self._start(answer)
+            self._start(answer, request.rank_speeds)
 
     def _check_room(self) -> None:
         if not self._pool.infos[0].spare_experts:
@@ -240,8 +240,8 @@ class Rebalancer:
         finally:
             self._planning = False
 
-    def _start(self, answer: PlanAnswer) -> None:
-        """Tells the ranks. A plan without any change is done at once."""
+    def _start(self, answer: PlanAnswer, rank_speeds: tuple[float, ...] | None = None) -> None:
+        """Tells the ranks. A plan without any change is done at once. rank_speeds: default what is measured here."""
         self._pool.check_open()  # it may have been stopped while the plan was made
         placement = self.placement
         self._num_jobs += 1
@@ -258,11 +258,13 @@ class Rebalancer:
             started_s=time.time(),
         )
         if answer.rounds:
+            measured = self.controller.gpu_speed
             job = Job(
                 self._num_jobs,
                 placement.epoch,
                 answer.rounds,
                 answer.weights,
+                rank_speeds or (() if measured is None else tuple(measured.tolist())),
                 timeout_s=self._options.migration_timeout_s,
             )
             self._pool.migrate(job)

@@ -12,19 +12,21 @@ _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch"
 # What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.
 _DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
 MODES = ("off", "auto", "dry-run")
-_FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer", "mode"}
+_FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer", "mode", "rank_speeds"}
 
 
 @dataclass(frozen=True)
 class RebalanceRequest:
     """target: the placement to reach; None: plan one for the measured load, with max_moves_per_layer at most.
-    dry_run: plan and decide, move nothing. cancel: roll back what is under way. mode: be in this mode from now on."""
+    dry_run: plan and decide, move nothing. cancel: roll back what is under way. mode: be in this mode from now on.
+    rank_speeds: that the posted placement was planned for; batches are split by them from its commit on."""
 
     target: Placement | None = None
     dry_run: bool = False
     cancel: bool = False
     max_moves_per_layer: int | None = None
     mode: str | None = None
+    rank_speeds: tuple[float, ...] | None = None
 
 
 def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
@@ -60,7 +62,21 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
         if data.get(name) and len(data) > 1:
             raise invalid(name, f"{name} stands alone: give nothing else with it")
     target = None if data.get("placement") is None else _placement(data["placement"], current)
-    return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves, mode)
+    speeds = _rank_speeds(data.get("rank_speeds"), target, current.num_gpus)
+    return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves, mode, speeds)
+
+
+def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple[float, ...] | None:
+    if speeds is None:
+        return None
+    if target is None:
+        raise invalid("rank_speeds", "rank_speeds belongs to a placement that is posted")
+    if not isinstance(speeds, list) or len(speeds) != num_ranks:
+        raise invalid("rank_speeds", f"rank_speeds={speeds!r}: must be a list of {num_ranks} numbers, one per rank")
+    for rank, speed in enumerate(speeds):
+        if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed < float("inf"):
+            raise invalid("rank_speeds", f"rank_speeds[rank {rank}] = {speed!r}: must be finite and above 0")
+    return tuple(float(speed) for speed in speeds)
 
 
 def _placement(data: Any, current: Placement) -> Placement:

@@ -134,7 +134,8 @@ def same_tokens(
             if num_jobs % 2:  # few moves: many jobs, each soon done
                 target[1:] = np.array(migrator.rows)[1:]
             chunk_bytes = (1 << 20, expert_bytes, expert_bytes // 3 + 1)[num_jobs % 3]
-            migrator.offer(make_job(engine, num_jobs, target, chunk_bytes=chunk_bytes))
+            speeds = tuple(0.5 + 0.5 * ((num_jobs + rank) % 3 > 0) for rank in range(group.size))
+            migrator.offer(make_job(engine, num_jobs, target, chunk_bytes=chunk_bytes, rank_speeds=speeds))
 
     engine.has_work_anywhere = True
     got = run_in_step(engine, group, between)
@@ -142,6 +143,9 @@ def same_tokens(
     assert num_jobs >= 2 and status.epoch >= 5, (num_jobs, status)
     assert status.state == "done" and (status.received_bytes > 0 or group.size == 1), status
     assert not exact or got == want, "tokens changed"
+    if engine._router is not None:
+        speeds = group.allgather(engine._router.rank_speeds)
+        assert set(speeds[0]) == {0.5, 1.0} and len(set(speeds)) == 1, speeds
     check_weights(engine, weights)
     check_memory(engine, 2)
     assert len({str(rows) for rows in group.allgather(engine.migrator.rows)}) == 1

@@ -1,5 +1,7 @@
 """Splits of a batch over replicas, on every rank: whole, even, local, and the same as computed in one place."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from eprt.balancer import Placement, plan
@@ -51,10 +53,15 @@ def all_cases(group: EPGroup) -> None:
         contiguous = SlotMap.contiguous(NUM_EXPERTS, group.size)
         slots = router.slot_idx(1, contiguous, batches(group)["masked"][group.rank])
         assert torch.equal(slots, contiguous.slot_idx(batches(group)["masked"][group.rank]))
+        slow = (*[1.0] * (group.size - 1), 0.5)
+        router.set_rank_speeds(slow)
+        for name in ("even", "skewed", "masked", "only one rank"):
+            parts = batches(group)[name]
+            check_batch(group, router, placement, slot_map, parts, f"{method}, slow rank, {name}", method, slow)
         router.close()
 
 
-def check_batch(group, router, placement, slot_map, parts, name, method) -> None:
+def check_batch(group, router, placement, slot_map, parts, name, method, speed_N=None) -> None:
     mine = parts[group.rank]
     slot_TK = router.slot_idx(0, slot_map, mine)
     chosen = slot_map.expert_of_slot_S[slot_TK.clamp(min=0)]
@@ -62,9 +69,18 @@ def check_batch(group, router, placement, slot_map, parts, name, method) -> None
     used_P = np.bincount(slot_TK[slot_TK >= 0].numpy(), minlength=placement.num_slots)
     count_SE = np.stack([np.bincount(p.reshape(-1).numpy() + 1, minlength=NUM_EXPERTS + 1)[1:] for p in parts])
     num_nodes = router._num_nodes
-    table = ReplicaTable.of_layer(Placement(placement.physical_to_logical_map, group.size, num_nodes), 0)
+    table = ReplicaTable.of_layer(
+        Placement(placement.physical_to_logical_map, group.size, num_nodes), 0, None if speed_N is None else speed_N
+    )
     np.testing.assert_array_equal(used_P, split_batch(table, count_SE, method=method)[group.rank], name)
     load_G = np.sum(group.allgather(used_P), axis=0).reshape(group.size, -1).sum(1)
+    if speed_N is not None:
+        even_G = split_batch(replace(table, speed_G=np.ones(group.size)), count_SE, method=method).sum(0)
+        even_G = even_G.reshape(group.size, -1).sum(1)
+        assert load_G[-1] <= even_G[-1] and (load_G / speed_N).max() <= 1.01 * (even_G / speed_N).max() + 1, name
+        if group.size > 1 and name.endswith("slow rank, even"):
+            assert load_G[-1] < 0.7 * load_G[:-1].max(), (name, load_G)
+        return
     by_weight = np.bincount(slot_map.slot_idx(torch.cat([p.reshape(-1) for p in parts if p.numel()] or [mine]))
                             .clamp(min=-1).numpy().reshape(-1) + 1, minlength=placement.num_slots + 1)[1:]  # fmt: skip
     weight_max = by_weight.reshape(group.size, -1).sum(1).max()

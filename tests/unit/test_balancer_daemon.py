@@ -77,6 +77,7 @@ class Played:
     def rebalance(self, body):
         if body is not None:
             self.posted.append(Placement.from_json(body["placement"]))
+            self.posted_speeds = body.get("rank_speeds")
             self.state = "migrating"
             self.migration = {"job_id": len(self.posted), "state": "running", "reason": "", "rounds_done": 0,
                               "num_rounds": 1, "moves": {"local": 1}, "seconds": 0.1}  # fmt: skip
@@ -181,6 +182,7 @@ def test_slow_ranks_get_less_where_that_is_wanted(played):
     assert status.decision.migrate and status.rank_speeds == [1.0, 0.5] and "slow ranks 1 (0.50)" in str(status)
     load_G = played.posted[0].gpu_load([RATE_E])[0]
     assert load_G[1] < 0.7 * load_G[0], load_G
+    assert played.posted_speeds == [1.0, 0.5]
 
 
 def test_a_wrong_key_or_flag_ends_it_in_one_line(played, capsys):

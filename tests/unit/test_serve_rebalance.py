@@ -27,7 +27,6 @@ def test_the_flags_say_what_they_are_for():
         (["--rebalance", "on"], "--rebalance on: must be off, auto or dry-run"),
         (["--rebalance", "auto", "--spare-experts", "0"], "--rebalance auto needs --spare-experts of at least 1"),
         (["--replica-routing", "random"], "--replica-routing random: must be weights, local, batch or batch-lp"),
-        (["--rebalance-slow-ranks", "--replica-routing", "batch"], "needs --replica-routing weights or local"),
         (["--load-window", "0"], "--load-window 0.0: must be above 0"),
         (["--migration-timeout", "-1"], "--migration-timeout -1.0: must be above 0"),
     ],
@@ -74,6 +73,9 @@ def test_a_placement_file_is_a_body_with_or_without_its_options():
             "slot 3] = 3: this model has experts 0..2",
         ),
         ({"placement": {"physical_to_logical_map": [[0, 1, 2, 0]], "epochs": 1}}, "unknown field 'epochs'"),
+        ({"rank_speeds": [1, 0.5]}, "belongs to a placement"),
+        ({"placement": {"physical_to_logical_map": [[1, 2, 0, 1]]}, "rank_speeds": [1]}, "a list of 2 numbers"),
+        ({"placement": {"physical_to_logical_map": [[1, 2, 0, 1]]}, "rank_speeds": [1, 0]}, "rank_speeds[rank 1] = 0"),
         ([], "must be a JSON object, not list"),
     ],
 )
