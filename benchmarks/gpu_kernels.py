@@ -155,8 +155,8 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    grouped_gemm.num_sms = lambda device: 132
-    sys.modules["eprt.ops.cuda.linear"].num_sms = grouped_gemm.num_sms  # type: ignore[attr-defined]
+    grouped_gemm.count_sms = lambda device: 132
+    sys.modules["eprt.ops.cuda.linear"].count_sms = grouped_gemm.count_sms  # type: ignore[attr-defined]
     with CompiledOnly() as compiled:
         for name in names or PARTS:
             PARTS[name]()

@@ -85,11 +85,14 @@ class Experts:
             if stack.scale is not None and new.scale is not None:
                 stack.scale[storage].copy_(new.scale)
 
-    def __call__(self, received: Received, out_RH: Tensor) -> Tensor:
-        """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it."""
+    def __call__(self, received: Received, out_RH: Tensor, expected_rows: int | None = None) -> Tensor:
+        """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it.
+
+        expected_rows: about how many there are, where only the GPU knows; it chooses how they are computed.
+        """
         w13, w2 = self.pool.w13, self.pool.w2
         return ops.grouped_experts(
-            received.x_RH, received.recv_count_E, w13, w2, out_RH, self.storage_E, received.scale_RG
+            received.x_RH, received.recv_count_E, w13, w2, out_RH, self.storage_E, received.scale_RG, expected_rows
         )
 
 

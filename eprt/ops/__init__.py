@@ -3,11 +3,13 @@
 from eprt.ops import attention, elementwise, rows
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
-from eprt.ops.by_device import by_device
+from eprt.ops.by_device import by_device, gpu_only
 from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 
 add_rms_norm = by_device(elementwise.add_rms_norm)
 cache_insert = by_device(attention.cache_insert)
+# grouped_experts in two, for what runs between and beside them.
+experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
 gate_topk = by_device(gates.gate_topk)
 grouped_experts = by_device(products.grouped_experts)
 linear = by_device(products.linear)
@@ -23,6 +25,8 @@ __all__ = [
     "Weight",
     "add_rms_norm",
     "cache_insert",
+    "experts_down",
+    "experts_up",
     "gate_topk",
     "grouped_experts",
     "linear",

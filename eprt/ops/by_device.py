@@ -28,6 +28,19 @@ def by_device(cpu: Operator) -> Operator:
     return call  # type: ignore[return-value]
 
 
+def gpu_only(name: str) -> Callable[..., Any]:
+    """The operator that devices' modules have and CPUs do not."""
+
+    def call(x, *args, **kwargs):
+        device = x.device.type
+        if device == "cpu":
+            raise ValueError(f"ops.{name} computes on GPUs only, its rows are on the CPU")
+        return getattr(implementations(device), name)(x, *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
 @functools.cache
 def implementations(device: str) -> Any:
     """The module of a kind of device. ImportError says what it lacks; ValueError names a device there is none for."""

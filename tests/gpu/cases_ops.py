@@ -1,5 +1,7 @@
 """The GPU operators against the slow oracles: cases for a device. With TRITON_INTERPRET=1 the device may be the CPU."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -199,6 +201,38 @@ def experts(draw: Draw, shapes=((4, 128, 192), (3, 96, 64), (33, 256, 128))) -> 
     assert y.shape[0] == 0
 
 
+@dataclass(frozen=True)
+class Counters:
+    """A TileSignal."""
+
+    counter: Tensor
+    block_m: int
+    slot_tiles: int
+
+
+def signals(draw: Draw) -> None:
+    """The second product tells of every tile that has rows, and of no other; its result does not depend on that."""
+    count = torch.tensor([21, 0, 16, 1], dtype=torch.int32, device=draw.device)
+    for weight, dtype in ((quantize_fp8, torch.bfloat16), (lambda w: Weight(w.bfloat16()), torch.bfloat16)):
+        w13 = _on(draw.device, weight(draw.normal(4, 256, 160, scale=0.08).cpu()))
+        w2 = _on(draw.device, weight(draw.normal(4, 160, 128, scale=0.08).cpu()))
+        inner = cuda.experts_up(draw.normal(43, 160, dtype=dtype), count, w13, expected_rows=38)
+        want = cuda.experts_down(inner, w2)[:38]
+        for block_m in (16, 32, 64):
+            counter = torch.zeros(4 * 3, dtype=torch.int32, device=draw.device)
+            got = cuda.experts_down(inner, w2, signal=Counters(counter, block_m, 3), num_sms=2)[:38]
+            near(got, want, 1e-6, f"signals, tiles of {block_m}")
+            ready = (count[:, None] > torch.arange(3, device=draw.device) * block_m) * 160
+            assert torch.equal(counter.view(4, 3), ready.int()), (block_m, counter)
+        for bad in (Counters(counter, 24, 3), Counters(counter[:11], 16, 3)):
+            try:
+                cuda.experts_down(inner, w2, signal=bad)
+            except ValueError as error:
+                assert "counters; must be" in str(error)
+            else:
+                raise AssertionError(f"{bad} was taken")
+
+
 def _at(w: Weight, storage: Tensor) -> Weight:
     """The experts' own matrices, in order. (torch does not index e4m3.)"""
     data = w.data.view(torch.uint8)[storage.long()].view(w.data.dtype)
@@ -241,5 +275,5 @@ def large_linears(draw: Draw) -> None:
     linears(draw, shapes=((130, 272, 1024), (40, 2112, 7168), (3, 2112, 7168)))
 
 
-SMALL = (norms, silu, ropes, cache, gates, quantising, rows_back, linears, splits_of_k)
+SMALL = (norms, silu, ropes, cache, gates, quantising, rows_back, linears, splits_of_k, signals)
 ALL = (*SMALL, experts, attention, large_linears)

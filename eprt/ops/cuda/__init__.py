@@ -6,7 +6,7 @@ CUDA graph. Values are therefore not checked: the engine's slots, pages, positio
 
 from eprt.ops.cuda.attention import mla_decode, mla_extend
 from eprt.ops.cuda.cache import cache_insert
-from eprt.ops.cuda.experts import grouped_experts
+from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_topk
 from eprt.ops.cuda.linear import linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
@@ -17,6 +17,8 @@ from eprt.ops.cuda.silu import silu_mul
 __all__ = [
     "add_rms_norm",
     "cache_insert",
+    "experts_down",
+    "experts_up",
     "gate_topk",
     "grouped_experts",
     "linear",

@@ -1,11 +1,33 @@
 """The routed experts of a rank: two grouped products, the first with SiLU-and-multiply and quantisation inside."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What goes from the first product into the second: silu(gate) * up, [R, I].
+
+    h_RI: e4m3 with scale_RG, bfloat16 or float32. dtype: of the outputs. The rest: as given to the first product.
+    """
+
+    h_RI: Tensor
+    scale_RG: Tensor | None
+    dtype: torch.dtype
+    recv_count_E: Tensor
+    storage_E: Tensor | None
+    expected_rows: int | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.h_RI.device
 
 
 def grouped_experts(
@@ -16,22 +38,60 @@ def grouped_experts(
     out_RH: Tensor | None = None,
     storage_E: Tensor | None = None,
     scale_RG: Tensor | None = None,
+    expected_rows: int | None = None,
 ) -> Tensor:
     """As eprt.ops.linear.grouped_experts, except where bfloat16 or e4m3 rows meet fp8 weights.
 
     There both products multiply e4m3 by e4m3: rows that are not yet e4m3 (with scale_RG) are quantised, and so is
     silu(gate) * up, with a scale per row and 128 columns. float32 rows are multiplied in float32 with any weights.
-    recv_count_E and storage_E: int32 on the GPU; their values are not checked.
+    recv_count_E and storage_E: int32 on the GPU; their values are not checked. expected_rows: about the sum of
+    recv_count_E, where R is but a bound; it chooses the tiling, not the result.
     """
-    dtype = out_RH.dtype if out_RH is not None else torch.bfloat16 if scale_RG is not None else x_RH.dtype
+    dtype = out_RH.dtype if out_RH is not None else None
+    inner = experts_up(x_RH, recv_count_E, w13, storage_E, scale_RG, dtype, expected_rows)
+    return experts_down(inner, w2, out_RH)
+
+
+def experts_up(
+    x_RH: Tensor,
+    recv_count_E: Tensor,
+    w13: Weight,
+    storage_E: Tensor | None = None,
+    scale_RG: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    expected_rows: int | None = None,
+    num_sms: int | None = None,
+) -> Inner:
+    """The first half of grouped_experts. dtype: of the outputs; default x's, bfloat16 for e4m3 rows.
+
+    num_sms: SMs to compute on, default all.
+    """
+    dtype = dtype or (torch.bfloat16 if scale_RG is not None else x_RH.dtype)
     fp8 = w13.data.dtype == torch.float8_e4m3fn and dtype != torch.float32
     if scale_RG is not None and not fp8:
         x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
     if fp8 and scale_RG is None:
         x_RH, scale_RG = quantize_rows(x_RH)
-    where = {"recv_count_E": recv_count_E, "storage_E": storage_E}
-    h_RI, h_scale = grouped_gemm(x_RH, w13, x_scale_RG=scale_RG, gated=True, quantise=fp8, **where)
-    return grouped_gemm(h_RI, w2, x_scale_RG=h_scale, out_RN=out_RH, dtype=dtype, **where)[0]
+    h_RI, h_scale = grouped_gemm(
+        x_RH, w13, x_scale_RG=scale_RG, recv_count_E=recv_count_E, storage_E=storage_E, gated=True, quantise=fp8,
+        expected_rows=expected_rows, num_sms=num_sms,
+    )  # fmt: skip
+    return Inner(h_RI, h_scale, dtype, recv_count_E, storage_E, expected_rows)
+
+
+def experts_down(
+    inner: Inner,
+    w2: Weight,
+    out_RH: Tensor | None = None,
+    signal: TileSignal | None = None,
+    num_sms: int | None = None,
+) -> Tensor:
+    """The second half of grouped_experts. signal: tells which tiles of out_RH are there, while the rest is computed:
+    whoever waits for them runs beside it, on SMs that num_sms leaves free."""
+    return grouped_gemm(
+        inner.h_RI, w2, x_scale_RG=inner.scale_RG, recv_count_E=inner.recv_count_E, storage_E=inner.storage_E,
+        out_RN=out_RH, dtype=inner.dtype, expected_rows=inner.expected_rows, signal=signal, num_sms=num_sms,
+    )[0]  # fmt: skip
 
 
 def _dequantize(x_RH: Tensor, scale_RG: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,8 @@ Three kinds of arithmetic, all accumulating in fp32:
     "fp32"  float32 x; the weight, of any format, becomes float32 first: for accuracy, not for speed
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ from torch import Tensor
 from eprt.ops.cuda.quantize import SMALLEST
 from eprt.ops.cuda.silu import silu
 from eprt.ops.cuda.tiles import find_tile, num_tiles
+from eprt.ops.signal import TileSignal
 from eprt.ops.tuning import Shape, Tiling, tuned
 from eprt.ops.weight import BLOCK, Weight
 
@@ -61,18 +64,19 @@ def _product(
 
 
 # What changes from step to step is no reason to compile once more.
-@triton.jit(do_not_specialize=["num_experts", "num_rows"])
+@triton.jit(do_not_specialize=["num_experts", "num_rows", "slot_tiles"])
 def _grouped_gemm(
-    y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, x_stride, x_groups, w_groups, N, K, num_experts, scale_rows,
-    num_rows,
+    y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, signal, x_stride, x_groups, w_groups, N, K, num_experts,
+    scale_rows, num_rows, slot_tiles,
     KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
-    SCALED_W: tl.constexpr, SPLIT_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
+    SIGNALS: tl.constexpr, SCALED_W: tl.constexpr, SPLIT_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
 ):  # fmt: skip
     """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. Not GROUPED: all rows are one
     expert's.
 
     SPLIT_K: the second axis of the grid splits K; y is then [splits, rows, N], to be added up.
+    SIGNALS: every stored tile adds its columns to its rows' counter, so that N means all of them are there.
     """
     expert_E = tl.arange(0, EXPERTS)
     if GROUPED:
@@ -116,6 +120,10 @@ def _grouped_gemm(
             out_M += tl.program_id(1).to(tl.int64) * num_rows
         to = y + out_M[:, None] * N + column_N[None, :]
         tl.store(to, y_MN, mask=row_inside_M[:, None] & (column_N < N)[None, :])
+        if SIGNALS:
+            tl.debug_barrier()  # all threads' stores come before the one thread's release
+            columns = tl.minimum(N - (tile % tiles_N) * BLOCK_N, BLOCK_N)
+            tl.atomic_add(signal + expert * slot_tiles + first // BLOCK_M, columns, sem="release", scope="gpu")
 
 
 def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
@@ -152,6 +160,9 @@ def grouped_gemm(
     dtype: torch.dtype | None = None,
     tiling: Tiling | None = None,
     splits: int = 1,
+    expected_rows: int | None = None,
+    signal: TileSignal | None = None,
+    num_sms: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(y [R, N], its scales [R, ceil(N / 128)] if quantised). Rows past the sum of recv_count_E stay unwritten.
 
@@ -159,32 +170,37 @@ def grouped_gemm(
     gated: gate rows, then up rows; y is then silu(gate) * up); a matrix [N, K] without recv_count_E is applied to all
     rows. storage_E: the matrix of each expert. quantise: y is e4m3. dtype: of y otherwise, default bfloat16 or float32.
     splits: parts of K computed apart, ungrouped only; y is then fp32 [splits, R, N], to be added up.
+    expected_rows: about how many rows there will be in all, where R is a bound; it chooses the tiling. signal: see
+    TileSignal. num_sms: SMs to compute on, default all.
     """
-    kind = kind_of(x_RK, w)
-    R, K = x_RK.shape
-    stored_rows = w.shape[-2]
+    kind, (R, K), stored_rows = kind_of(x_RK, w), x_RK.shape, w.shape[-2]
     N = stored_rows // 2 if gated else stored_rows
     num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
     if tiling is None:
-        shape, rows = Shape(num_experts, N, K, _KIND_NAMES[kind], gated), -(-R // num_experts)
-        tiling = tuned(x_RK.device, shape, rows) or tiling_of(kind, rows, gated)
+        rows = -(-min(R, expected_rows or R) // num_experts)
+        tiling = _choose(x_RK.device, Shape(num_experts, N, K, _KIND_NAMES[kind], gated), rows)
+    if signal is not None:
+        tiling = _signalling(tiling, signal, num_experts)
     if out_RN is None:
-        default = torch.float32 if kind == FP32 else torch.bfloat16
-        dtype = torch.float8_e4m3fn if quantise else dtype or default
-        shape = (R, N) if splits == 1 else (splits, R, N)
-        out_RN = torch.empty(shape, dtype=dtype if splits == 1 else torch.float32, device=x_RK.device)
-    scale_RG = torch.empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32, device=x_RK.device) if quantise else None
+        dtype = torch.float8_e4m3fn if quantise else dtype or (torch.float32 if kind == FP32 else torch.bfloat16)
+        out_RN = x_RK.new_empty(
+            (R, N) if splits == 1 else (splits, R, N), dtype=dtype if splits == 1 else torch.float32
+        )
+    scale_RG = x_RK.new_empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32) if quantise else None
     if R == 0:
         return out_RN, scale_RG
     scaled_w = w.scale is not None
     most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
-    _grouped_gemm[(min(most_tiles, num_sms(x_RK.device) * tiling.programs_per_sm), splits)](
+    programs = (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm
+    _grouped_gemm[(min(most_tiles, programs), splits)](
         out_RN, out_RN if scale_RG is None else scale_RG, x_RK, x_RK if x_scale_RG is None else x_scale_RG,
         w.data, w.scale if scaled_w else w.data, x_RK if recv_count_E is None else recv_count_E,
-        x_RK if storage_E is None else storage_E, x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
+        x_RK if storage_E is None else storage_E, x_RK if signal is None else signal.counter,
+        x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
         triton.cdiv(K, BLOCK), N, K, num_experts, triton.cdiv(stored_rows, BLOCK), R,
+        0 if signal is None else signal.slot_tiles,
         KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
-        HAS_STORAGE=storage_E is not None, SCALED_W=scaled_w, SPLIT_K=splits > 1,
+        HAS_STORAGE=storage_E is not None, SIGNALS=signal is not None, SCALED_W=scaled_w, SPLIT_K=splits > 1,
         EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, WHOLE_K=K % tiling.block_k == 0,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
@@ -192,6 +208,26 @@ def grouped_gemm(
     return out_RN, scale_RG
 
 
-def num_sms(device: torch.device) -> int:
+def _choose(device: torch.device, shape: Shape, rows_per_expert: int) -> Tiling:
+    """Measured for this very shape, else the default."""
+    return tuned(device, shape, rows_per_expert) or tiling_of(
+        _KIND_NAMES.index(shape.kind), rows_per_expert, shape.gated
+    )
+
+
+def _signalling(tiling: Tiling, signal: TileSignal, num_experts: int) -> Tiling:
+    """The tiling, its tiles as tall as the signal's."""
+    tall, counters = signal.block_m, signal.counter.numel()
+    if tall not in (16, 32, 64, 128) or counters != num_experts * signal.slot_tiles:
+        raise ValueError(
+            f"signal: block_m={tall}, {counters} counters; must be 16, 32, 64 or 128, and {num_experts} experts * "
+            f"slot_tiles={signal.slot_tiles}"
+        )
+    if tall == tiling.block_m:
+        return tiling
+    return replace(tiling, block_m=tall, num_warps=8 if tall > 64 else tiling.num_warps)
+
+
+def count_sms(device: torch.device) -> int:
     """The interpreter has no GPU: there a few programs do."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.grouped_gemm import FP8, grouped_gemm, num_sms, tiling_of
+from eprt.ops.cuda.grouped_gemm import FP8, count_sms, grouped_gemm, tiling_of
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.weight import BLOCK, Weight
 
@@ -61,7 +61,7 @@ def _split_gemm(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
     (M, K), N = x_MK.shape, w_NK.shape[0]
     tiling = tiling_of(FP8, M, gated=False)
     tiles = triton.cdiv(M, tiling.block_m) * triton.cdiv(N, tiling.block_n)
-    splits = max(1, min(2 * num_sms(x_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
+    splits = max(1, min(2 * count_sms(x_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
     y = grouped_gemm(data_MK, w_NK, x_scale_RG=scale_MG, dtype=out_dtype, tiling=tiling, splits=splits)[0]
     return y if splits == 1 else _add_parts(y, out_dtype)
 
