@@ -168,7 +168,7 @@ class Engine:
             warm_up(self.model, kv_cache_LPSD, longest, padding_page, config.num_speculative_tokens > 0)
             most_rows = min(config.low_latency_max_tokens, config.max_num_seqs * (1 + config.num_speculative_tokens))
             sizes = graph_sizes(config.graph_sizes, most_rows)
-            if sizes and not config.num_redundant_experts and can_record(self.model):
+            if sizes and self._router is None and can_record(self.model):  # a router's split is the host's
                 num_pages = -(-self.limits.max_model_len // config.page_size)
                 self.runner.graphs = DecodeGraphs(self.model, kv_cache_LPSD, sizes, num_pages, padding_page)
         for layer in self.model.moe_layers():

@@ -1,36 +1,35 @@
-"""SlotMap: one layer's placement as tensors: from the gate's logical experts to expert slots.
+"""SlotMap: one layer's placement as tensors: from the gate's logical experts to expert slots. SlotTable: the same where
+the tokens are.
 
 The plan itself is eprt.balancer's. Letters: L logical experts, S slots of all ranks, X largest number of replicas,
 N ranks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from eprt import ops
 from eprt.balancer import Placement
-
-# Golden ratio: its multiples, modulo 1, fill any interval evenly however many of them are taken.
-_PHI = 0.6180339887498949
+from eprt.ops.replicas import ONE
 
 
 @dataclass(frozen=True)
 class SlotMap:
     """Immutable; a new placement is a new SlotMap.
 
-    expert_of_slot_S: int64, -1 for a slot without expert. slot_table_LX: int64, the slots of each expert, -1 past
-    replica_count_L. Both have one row more, which index -1 reaches: a masked choice has the "slot" -1.
-    share_LX: float64, cumulated over X: the part of this rank's tokens for an expert that each replica gets; 1 from the
-    last replica on.
+    expert_of_slot_S: int64, -1 for a slot without expert. slot_LX: int64, the slots of each expert, -1 past its last.
+    bound_LX: int64, cumulated over X: the part of this rank's tokens for an expert that each replica gets, in 1 / 2^32;
+    2^32 from the last replica on. Both have one row more, which index -1 reaches: a masked choice has the "slot" -1.
     """
 
     expert_of_slot_S: Tensor
-    slot_table_LX: Tensor
-    replica_count_L: Tensor
-    share_LX: np.ndarray
+    slot_LX: Tensor
+    bound_LX: Tensor
 
     @staticmethod
     def contiguous(num_experts: int, num_ranks: int, num_redundant: int = 0) -> "SlotMap":
@@ -68,18 +67,9 @@ class SlotMap:
         if node_of_rank is not None:
             rank_LX = np.where(slots_LX >= 0, slots_LX // (len(row_S) // len(node_of_rank)), -1)
             weight_LX = _local_first(weight_LX, rank_LX, rank, np.asarray(node_of_rank))
-        share_LX = np.cumsum(weight_LX, axis=1)
-        share_LX[np.arange(share_LX.shape[1]) >= np.append(count_L, 1)[:, None] - 1] = 1.0
-        return SlotMap(
-            torch.from_numpy(row_S.copy()),
-            torch.from_numpy(slots_LX),
-            torch.from_numpy(np.append(count_L, 1)),
-            share_LX,
-        )
-
-    def to(self, device: torch.device | str) -> "SlotMap":
-        """For choices that lie on this device."""
-        return replace(self, slot_table_LX=self.slot_table_LX.to(device))
+        bound_LX = np.rint(np.cumsum(weight_LX, axis=1) * ONE).astype(np.int64)
+        bound_LX[np.arange(bound_LX.shape[1]) >= np.append(count_L, 1)[:, None] - 1] = ONE
+        return SlotMap(torch.from_numpy(row_S.copy()), torch.from_numpy(slots_LX), torch.from_numpy(bound_LX))
 
     @property
     def num_slots(self) -> int:
@@ -87,7 +77,11 @@ class SlotMap:
 
     @property
     def num_experts(self) -> int:
-        return self.slot_table_LX.shape[0] - 1
+        return self.slot_LX.shape[0] - 1
+
+    @property
+    def has_replicas(self) -> bool:
+        return self.slot_LX.shape[1] > 1
 
     def experts_of_rank(self, rank: int, num_ranks: int) -> list[int]:
         """The logical expert in each local slot of a rank, -1 for none."""
@@ -95,30 +89,40 @@ class SlotMap:
         return self.expert_of_slot_S[rank * per_rank : (rank + 1) * per_rank].tolist()
 
     def slot_idx(self, expert_idx_TK: Tensor, sent_L: np.ndarray | None = None) -> Tensor:
-        """int64 slots for logical experts; -1 stays -1.
+        """int64 slots for logical experts, on the CPU; -1 stays -1.
 
         An expert's tokens go to its replicas by their number, not by their place in the batch, in the proportion of
-        share_LX. sent_L: int64 [L + 1], tokens sent to each expert before, by which the count goes on; updated.
-        With replicas the choices come to the CPU on their way.
+        bound_LX. sent_L: int64 [L + 1], tokens sent to each expert before, by which the count goes on; updated.
         """
-        if self.slot_table_LX.shape[1] == 1:
-            return self.slot_table_LX[:, 0][expert_idx_TK]
-        expert_A = expert_idx_TK.reshape(-1).cpu().numpy()
-        replica_A = self._replicas(expert_A, np.zeros(self.num_experts + 1, np.int64) if sent_L is None else sent_L)
-        slot_A = self.slot_table_LX.cpu().numpy()[expert_A, replica_A]
-        return torch.from_numpy(slot_A).view(expert_idx_TK.shape).to(expert_idx_TK.device)
+        sent_L = np.zeros(self.num_experts + 1, np.int64) if sent_L is None else sent_L
+        return ops.choose_slots(expert_idx_TK, self.slot_LX, self.bound_LX, torch.from_numpy(sent_L))
 
-    def _replicas(self, expert_A: np.ndarray, sent_L: np.ndarray) -> np.ndarray:
-        """int64: which of its replicas each of A choices takes."""
-        order = np.argsort(expert_A, kind="stable")
-        sorted_A = expert_A[order]
-        starts = np.nonzero(np.diff(sorted_A, prepend=-2))[0]
-        counts = np.diff(starts, append=len(sorted_A))
-        number_A = np.arange(len(sorted_A)) - np.repeat(starts, counts) + sent_L[sorted_A]
-        sent_L[sorted_A[starts]] += counts
-        replica_A = np.empty(len(expert_A), dtype=np.int64)
-        replica_A[order] = ((number_A * _PHI % 1.0)[:, None] >= self.share_LX[sorted_A]).sum(1)
-        return replica_A
+
+class SlotTable:
+    """A layer's slot map on the device where its tokens are, and the count by which they go to replicas.
+
+    Its tensors keep their addresses under every placement of these slots, so that a recorded CUDA graph follows the
+    next one; they change in the order of the current stream.
+    """
+
+    def __init__(self, slot_map: SlotMap, device: torch.device | str):
+        num_experts = slot_map.num_experts
+        self._width = slot_map.num_slots - num_experts + 1  # no expert can have more replicas
+        self._slot_LX, self._bound_LX = (table.to(device) for table in self._tables(slot_map))
+        self._sent_L = torch.zeros(num_experts + 1, dtype=torch.int64, device=device)
+
+    def set(self, slot_map: SlotMap) -> None:
+        """From now on tokens go where slot_map says. The count goes on."""
+        for table, value in zip((self._slot_LX, self._bound_LX), self._tables(slot_map)):
+            table.copy_(value)
+
+    def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
+        """int64 slots for logical experts; -1 stays -1. As SlotMap.slot_idx; never waits for a GPU."""
+        return ops.choose_slots(expert_idx_TK, self._slot_LX, self._bound_LX, self._sent_L)
+
+    def _tables(self, slot_map: SlotMap) -> tuple[Tensor, Tensor]:
+        missing = (0, self._width - slot_map.slot_LX.shape[1])
+        return pad(slot_map.slot_LX, missing, value=-1), pad(slot_map.bound_LX, missing, value=ONE)
 
 
 def _weights(slots_LX: np.ndarray, weight_S: np.ndarray | None) -> np.ndarray:

@@ -43,10 +43,13 @@ class BatchRouter:
             self._tables.clear()
 
     def slot_idx(self, layer: int, slot_map: SlotMap, expert_idx_TK: Tensor) -> Tensor:
-        """int64 slots for logical experts; -1 stays -1. layer: any number that is this layer's only."""
-        if slot_map.slot_table_LX.shape[1] == 1:  # the same on all ranks: no expert has a replica
-            return slot_map.slot_idx(expert_idx_TK)
+        """int64 slots for logical experts; -1 stays -1. layer: any number that is this layer's only.
+
+        The exchange and the split are the host's: choices on a GPU are waited for, so such a step is not recorded.
+        """
         expert_TK = expert_idx_TK.cpu().numpy()
+        if not slot_map.has_replicas:  # on all ranks alike
+            return slot_map.slot_idx(torch.from_numpy(expert_TK)).to(expert_idx_TK.device)
         count_E = np.bincount(expert_TK.reshape(-1) + 1, minlength=self._num_experts + 1)[1:]  # without the masked
         count_SE = self._board.exchange(count_E)  # type: ignore[arg-type]
         table = self._table(layer, slot_map)

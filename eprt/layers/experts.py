@@ -1,5 +1,7 @@
 """Experts: the routed experts that live on this rank, as one grouped GEMM, and the memory they lie in."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -59,11 +61,18 @@ class ExpertPool:
 
 
 class Experts:
-    """This rank's E slots of one layer. storage_E: int32, where in the pool each slot's expert lies, -1 for none."""
+    """This rank's E slots of one layer. storages: where in the pool each slot's expert lies, -1 for none; storage_E:
+    the same, int32, where the pool is. It keeps its address: a recorded CUDA graph sees what place() changes."""
 
     def __init__(self, num_slots: int, pool: ExpertPool):
         self.pool = pool
+        self.storages = [-1] * num_slots
         self.storage_E = torch.full((num_slots,), -1, dtype=torch.int32, device=pool.device)
+
+    def place(self, storages: Sequence[int]) -> None:
+        """From now on, in the order of the current stream, the slots' experts lie in these storages."""
+        self.storages = list(storages)
+        self.storage_E.copy_(torch.tensor(self.storages, dtype=torch.int32))
 
     def load_expert(
         self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
@@ -77,9 +86,9 @@ class Experts:
                     f"{name} of the expert for slot {slot} has shape {tuple(weight.shape)}, expected {want}"
                 )
         new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, pool.weight_format, pool.dtype)
-        if self.storage_E[slot] < 0:
-            self.storage_E[slot] = pool.take()
-        storage = int(self.storage_E[slot])
+        if (storage := self.storages[slot]) < 0:
+            self.storages[slot] = storage = pool.take()
+            self.storage_E[slot] = storage
         for stack, new in ((pool.w13, new_w13), (pool.w2, new_w2)):
             stack.data[storage].copy_(new.data)
             if stack.scale is not None and new.scale is not None:

@@ -6,7 +6,6 @@ T tokens of this rank, H hidden size, K experts per token, E logical experts, I 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from eprt.config import MoEConfig
 from eprt.ep.api import EPBackend, EPConfig, make_backend
 from eprt.ep.group import EPGroup
 from eprt.ep.load import LoadRecorder
-from eprt.ep.placement import SlotMap
+from eprt.ep.placement import SlotMap, SlotTable
 from eprt.ep.routing import BatchRouter
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
@@ -54,7 +53,8 @@ class EPMoE(nn.Module):
         if mode not in ("auto", *MODES):
             raise ValueError(f"mode={mode!r}: must be auto, {' or '.join(MODES)}")
         self.config, self.group, self.layer_idx = config, group, layer_idx
-        self.slot_map = (slot_map or SlotMap.contiguous(config.num_experts, group.size)).to(device)
+        self.slot_map = slot_map or SlotMap.contiguous(config.num_experts, group.size)
+        self._slot_table = SlotTable(self.slot_map, device)
         self.mode = "normal" if mode == "auto" else mode
         self._owns_ep = ep is None
         self.ep = (
@@ -72,7 +72,6 @@ class EPMoE(nn.Module):
         self.returns_router_logits = False
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
         self._load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._sent_L = np.zeros(config.num_experts + 1, dtype=np.int64)
         self._recorder: LoadRecorder | None = None
         self._router: BatchRouter | None = None
         self._row = 0
@@ -123,7 +122,7 @@ class EPMoE(nn.Module):
         if self._recorder is not None:
             self._recorder.record(self._row, expert_idx_TK)
         if self._router is None:
-            slot_idx_TK = self.slot_map.slot_idx(expert_idx_TK, self._sent_L)
+            slot_idx_TK = self._slot_table.slot_idx(expert_idx_TK)
         else:
             slot_idx_TK = self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
         y_TH = self._route(self.ep[mode or self.mode], x_TH, slot_idx_TK, weights_TK)
@@ -172,14 +171,15 @@ class EPMoE(nn.Module):
 
     def storages(self) -> list[int]:
         """Where in the pool each local slot's expert lies, -1 for none."""
-        return self.experts.storage_E.tolist()
+        return self.experts.storages
 
     def place(self, slot_map: SlotMap, storages: Sequence[int]) -> None:
-        """From now on the slots hold what slot_map says, in these storages. On all ranks before the same forward."""
-        device = self.pool.device
-        self.slot_map = slot_map.to(device)
+        """From now on the slots hold what slot_map says, in these storages. On all ranks before the same forward, also
+        one that replays a CUDA graph."""
+        self.slot_map = slot_map
+        self._slot_table.set(slot_map)
         self.expert_of_slot = slot_map.experts_of_rank(self.group.rank, self.group.size)
-        self.experts.storage_E = torch.tensor(storages, dtype=torch.int32, device=device)
+        self.experts.place(storages)
 
     # -- the rest --
 

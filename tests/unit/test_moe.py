@@ -7,7 +7,7 @@ from eprt.balancer import Placement
 
 from eprt import EPGroup, EPMoE, MoEConfig
 from eprt.compat.hf import replace_moe_blocks
-from eprt.ep.placement import SlotMap
+from eprt.ep.placement import SlotMap, SlotTable
 from tests import tiny
 
 FAMILIES = ["v2", "v2_groups", "v3", "qwen3", "mixtral"]
@@ -152,3 +152,24 @@ def test_blocks_that_cannot_be_converted_are_named():
     block.experts.act_fn = torch.nn.GELU()
     with pytest.raises(ValueError, match="uses GELU; only SiLU"):
         EPMoE.from_hf(block, group)
+
+
+def test_a_slot_table_follows_every_placement_in_place():
+    """Its tensors stay where they are; its answers are those of the slot map, whose count of tokens goes on."""
+    rng = np.random.default_rng(0)
+    rows = [rng.permutation(np.concatenate([np.arange(6), rng.integers(-1, 6, 4)])) for _ in range(6)]
+    rows.insert(3, np.array([*range(6), -1, -1, -1, -1]))  # no replicas at all
+    rows.insert(4, np.array([0, 0, 0, 0, 0, *range(1, 6)]))  # as many of one as there can be
+    table = SlotTable(SlotMap.of_row(rows[0], 6), "cpu")
+    addresses = [t.data_ptr() for t in (table._slot_LX, table._bound_LX, table._sent_L)]
+    sent_L = np.zeros(7, dtype=np.int64)
+    for row in rows:
+        slot_map = SlotMap.of_row(row, 6, weight_S=rng.random(10))
+        table.set(slot_map)
+        expert_TK = torch.from_numpy(rng.integers(-1, 6, (20, 3)))
+        if not slot_map.has_replicas:  # whose count the map alone does not keep
+            sent_L += np.bincount(expert_TK.reshape(-1).numpy() % 7, minlength=7)
+            assert torch.equal(table.slot_idx(expert_TK), slot_map.slot_idx(expert_TK))
+        else:
+            assert torch.equal(table.slot_idx(expert_TK), slot_map.slot_idx(expert_TK, sent_L))
+    assert addresses == [t.data_ptr() for t in (table._slot_LX, table._bound_LX, table._sent_L)]

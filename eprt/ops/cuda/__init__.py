@@ -10,6 +10,7 @@ from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_topk
 from eprt.ops.cuda.linear import linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
+from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope_half, rope_interleaved
 from eprt.ops.cuda.rows import sum_rows
 from eprt.ops.cuda.silu import silu_mul
@@ -17,6 +18,7 @@ from eprt.ops.cuda.silu import silu_mul
 __all__ = [
     "add_rms_norm",
     "cache_insert",
+    "choose_slots",
     "experts_down",
     "experts_up",
     "gate_topk",

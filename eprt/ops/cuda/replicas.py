@@ -1,0 +1,47 @@
+"""Slots of chosen experts: one program per expert, which finds its choices in the batch and numbers them in order."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eprt.ops.replicas import GOLDEN, ONE
+
+_BLOCK = 1024
+_ONE, _GOLDEN = tl.constexpr(ONE), tl.constexpr(GOLDEN)
+
+
+@triton.jit(do_not_specialize=["num_choices"])
+def _choose_slots(chosen, expert_A, slot_LX, bound_LX, sent_L, num_choices, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    expert = tl.where(row == tl.num_programs(0) - 1, -1, row)
+    slots, bounds = slot_LX + row.to(tl.int64) * width, bound_LX + row.to(tl.int64) * width
+    number = tl.load(sent_L + row)
+    for start in range(0, num_choices, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        mine = tl.load(expert_A + at, mask=at < num_choices, other=-2) == expert
+        counted = tl.cumsum(mine.to(tl.int32), 0)
+        phase = ((number + counted - 1) * _GOLDEN) & (_ONE - 1)
+        replica = tl.zeros([BLOCK], tl.int32)
+        to = bounds
+        bound = tl.load(to)
+        while bound < _ONE:
+            replica += (phase >= bound).to(tl.int32)
+            to += 1
+            bound = tl.load(to)
+        tl.store(chosen + at, tl.load(slots + replica, mask=mine, other=-1), mask=mine)
+        number += tl.sum(mine.to(tl.int32), 0)
+    tl.store(sent_L + row, number)
+
+
+def choose_slots(expert_idx_TK: Tensor, slot_LX: Tensor, bound_LX: Tensor, sent_L: Tensor) -> Tensor:
+    """As eprt.ops.replicas.choose_slots; nothing waits for the GPU. An expert that does not exist leaves its slot
+    undefined."""
+    rows, width = slot_LX.shape
+    if width == 1:
+        return slot_LX[:, 0][expert_idx_TK]
+    expert_idx_TK = expert_idx_TK.contiguous()
+    chosen_TK = torch.empty_like(expert_idx_TK)
+    if num_choices := expert_idx_TK.numel():
+        _choose_slots[(rows,)](chosen_TK, expert_idx_TK, slot_LX, bound_LX, sent_L, num_choices, width, BLOCK=_BLOCK)
+    return chosen_TK

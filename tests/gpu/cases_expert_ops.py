@@ -1,0 +1,41 @@
+"""The operators that count and place choices of experts: on a device as on the CPU, bit for bit."""
+
+import numpy as np
+import torch
+
+from eprt.ep.placement import SlotMap
+from eprt.ops import cuda
+from tests.gpu.cases_ops import Draw
+
+
+def random_slot_map(rng: np.random.Generator, num_experts: int, num_slots: int) -> SlotMap:
+    """Replicas and empty slots anywhere, uneven weights, some of them 0."""
+    rest = rng.integers(-1, num_experts, num_slots - num_experts)
+    row_S = rng.permutation(np.concatenate([np.arange(num_experts), rest]))
+    return SlotMap.of_row(row_S, num_experts, weight_S=rng.integers(0, 4, num_slots).astype(float))
+
+
+def slots_of_choices(draw: Draw) -> None:
+    """Batch after batch, of any size, with masked choices; a placement with fewer replicas than the table has room for;
+    counts that no longer fit into 32 bits."""
+    rng = np.random.default_rng(0)
+    for num_experts, num_slots, top_k in ((1, 1, 1), (5, 5, 2), (5, 9, 3), (12, 40, 4), (32, 36, 8)):
+        slot_map, width = random_slot_map(rng, num_experts, num_slots), num_slots - num_experts + 1
+        slot_LX = torch.full((num_experts + 1, width), -1, dtype=torch.int64)
+        bound_LX = torch.full((num_experts + 1, width), 1 << 32, dtype=torch.int64)
+        used = slot_map.slot_LX.shape[1]
+        slot_LX[:, :used], bound_LX[:, :used] = slot_map.slot_LX, slot_map.bound_LX
+        start = (1 << 31) - 7 if num_experts == 12 else 0
+        sent = np.full(num_experts + 1, start, dtype=np.int64)
+        sent_L = torch.full((num_experts + 1,), start).to(draw.device)
+        for num_tokens in (3, 0, 1, 40, 700):
+            expert_TK = torch.from_numpy(rng.integers(-1, num_experts, (num_tokens, top_k)))
+            want_TK = slot_map.slot_idx(expert_TK, sent)
+            tables = slot_LX.to(draw.device), bound_LX.to(draw.device)
+            got_TK = cuda.choose_slots(expert_TK.to(draw.device), *tables, sent_L).cpu()
+            assert torch.equal(got_TK, want_TK), (num_experts, num_slots, num_tokens)
+            if width > 1 and used > 1:
+                assert sent_L.tolist() == sent.tolist()
+
+
+ALL = (slots_of_choices,)
