@@ -282,11 +282,11 @@ class Engine:
         return outputs
 
     def _check_exchange(self) -> None:
-        """Before anything of a step counts: raises what its kernels have reported by now; counts its choices."""
+        """Before anything of a step counts: raises what its kernels have reported by now."""
         for backend in getattr(self.model, "ep", {}).values():
             backend.check()
         if self.recorder is not None:
-            self.recorder.count()
+            self.recorder.end()
 
     # -- looking in from outside --
 

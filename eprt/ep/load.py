@@ -1,12 +1,15 @@
 """LoadRecorder: which experts this rank's tokens choose, counted per step, and a sample of the choices themselves.
 
-Counts are of logical experts at the rank that routes, so they mean the same under every placement. There is no padding
-in a batch here, and masked choices (-1) are not counted.
+Counts are of logical experts at the rank that routes, so they mean the same under every placement. Padding is masked,
+and masked choices (-1) are not counted.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from eprt import ops
+from eprt.gpu.readback import Readback, Snapshot
 
 PHASES = ("prefill", "decode")
 _SAMPLE_EVERY = 8  # steps
@@ -16,17 +19,23 @@ _SAMPLE_TOKENS = 64  # of such a step
 class LoadRecorder:
     """L MoE layers, E logical experts, K choices per token, A tokens of the sample.
 
-    tokens_PLE: int64 [2, L, E], choices since the start, prefill and decode apart. The sample holds the latest A tokens
-    looked at, the same ones in every layer, in a ring: memory does not grow.
+    In a step: begin(), record() by each layer, end() when all has been launched; then, for each pass of an MTP layer
+    beyond the first, begin_drafts(), record(), and count_drafts() after every pass. The sample holds the latest A
+    tokens looked at, the same ones in every layer, in a ring: memory does not grow.
     """
 
     def __init__(self, num_layers: int, num_experts: int, top_k: int, sample_size: int = 4096):
-        self.tokens_PLE = np.zeros((2, num_layers, num_experts), dtype=np.int64)
+        self._tokens_PLE = np.zeros((2, num_layers, num_experts), dtype=np.int64)
         dtype = np.uint8 if num_experts <= 256 else np.uint16
         self._sample_LAK = np.zeros((num_layers, sample_size, top_k), dtype=dtype)
         self._num_steps = self._num_sampled = 0
         self._num_decode = 0
         self._rows = self._places = np.empty(0, dtype=np.int64)
+
+    @property
+    def tokens_PLE(self) -> np.ndarray:
+        """int64 [2, L, E], choices since the start, prefill and decode apart."""
+        return self._tokens_PLE
 
     def begin(self, num_tokens: int, num_decode: int) -> None:
         """A step of num_tokens tokens, of which the first num_decode are decodes, through all layers; an MTP layer sees
@@ -35,7 +44,7 @@ class LoadRecorder:
         self._num_steps += 1
         size = self._sample_LAK.shape[1]
         count = min(num_tokens, _SAMPLE_TOKENS, size) if self._num_steps % _SAMPLE_EVERY == 1 else 0
-        self._rows = np.arange(count) * num_tokens // max(count, 1)
+        self._rows = np.arange(count) * (num_tokens // max(count, 1))
         self._places = (self._num_sampled + np.arange(count)) % size
         self._num_sampled += count
 
@@ -44,23 +53,28 @@ class LoadRecorder:
         self._num_decode = num_tokens
         self._rows = self._places = np.empty(0, dtype=np.int64)
 
-    def record(self, layer: int, expert_idx_TK: Tensor) -> None:
-        """layer: row of the counts. expert_idx_TK: the choices of the step's tokens."""
+    def record(self, layer: int, expert_idx_TK: Tensor, first: int = 0) -> None:
+        """layer: row of the counts. expert_idx_TK: the choices of the step's tokens from the first-th on, as a step may
+        come in parts."""
         expert_TK = expert_idx_TK.cpu().numpy()
-        for phase, part in enumerate((expert_TK[self._num_decode :], expert_TK[: self._num_decode])):
+        num_decode = max(0, self._num_decode - first)
+        for phase, part in enumerate((expert_TK[num_decode:], expert_TK[:num_decode])):
             if len(part):
                 # One bin more, for the masked.
-                self.tokens_PLE[phase, layer] += np.bincount(
-                    part.reshape(-1) + 1, minlength=self.tokens_PLE.shape[2] + 1
-                )[1:]
+                bins = np.bincount(part.reshape(-1) + 1, minlength=self._tokens_PLE.shape[2] + 1)
+                self._tokens_PLE[phase, layer] += bins[1:]
         if len(self._rows):
-            self._sample_LAK[layer, self._places] = expert_TK[self._rows]
+            here = (self._rows >= first) & (self._rows < first + len(expert_TK))
+            self._sample_LAK[layer, self._places[here]] = expert_TK[self._rows[here] - first]
+
+    def end(self) -> None:
+        """The step has been launched."""
 
     def count(self) -> None:
-        """To be called when the step has been computed. (Here record() has counted already.)"""
+        """The step has been computed."""
 
     def count_drafts(self, num_tokens: int) -> None:
-        """To be called when the MTP layer has computed num_tokens tokens. (Here record() has counted already.)"""
+        """A pass of the MTP layer over num_tokens tokens has been launched."""
 
     def sample(self) -> np.ndarray:
         """[L, A, K] uint8 or uint16, the choices of the tokens sampled last, in no particular order."""
@@ -68,10 +82,12 @@ class LoadRecorder:
 
 
 class DeviceLoadRecorder(LoadRecorder):
-    """The same where choices are on a GPU: they are kept there during the step and counted by count(), at its end.
+    """The same where choices are on a GPU: counted there, by the step itself, also by one replayed from a CUDA graph
+    (which holds decodes alone, and padding that is masked).
 
-    Nothing waits for the GPU before that, and record() may be captured in a CUDA graph. The last num_draft_layers rows
-    are MTP layers', which compute after that and more than once; count_drafts() counts them.
+    The host waits for nothing: tokens_PLE is as recent as Readback says. What is recorded before the first begin(),
+    kernels being compiled and graphs recorded, does not count. The last num_draft_layers rows are MTP layers', which
+    compute after the others and more than once.
     """
 
     def __init__(
@@ -85,20 +101,46 @@ class DeviceLoadRecorder(LoadRecorder):
     ):
         super().__init__(num_layers, num_experts, top_k)
         self._num_main_layers = num_layers - num_draft_layers
-        self._chosen_LTK = torch.full((num_layers, max_tokens, top_k), -1, dtype=torch.int32, device=device)
-        self._num_tokens = 0
+        self._counted_PLE = torch.zeros(2, num_layers, num_experts, dtype=torch.int64, device=device)
+        self._kept_LTK = torch.full((num_layers, max_tokens, top_k), -1, dtype=torch.int32, device=device)
+        self._readback = Readback([self._counted_PLE])
+        self._sampled: list[tuple[slice, np.ndarray, Snapshot]] = []  # on their way to the host
+
+    @property
+    def tokens_PLE(self) -> np.ndarray:
+        return self._readback.read()[0]
 
     def begin(self, num_tokens: int, num_decode: int) -> None:
+        if self._num_steps == 0:
+            self._counted_PLE.zero_()
         super().begin(num_tokens, num_decode)
-        self._num_tokens = num_tokens
 
-    def record(self, layer: int, expert_idx_TK: Tensor) -> None:
-        self._chosen_LTK[layer, : expert_idx_TK.shape[0]] = expert_idx_TK
+    def record(self, layer: int, expert_idx_TK: Tensor, first: int = 0) -> None:
+        num_tokens = expert_idx_TK.shape[0]
+        recording = expert_idx_TK.is_cuda and torch.cuda.is_current_stream_capturing()
+        num_decode = num_tokens if recording else min(max(0, self._num_decode - first), num_tokens)
+        kept_TK = self._kept_LTK[layer, first : first + num_tokens]
+        ops.count_choices(expert_idx_TK, self._counted_PLE[:, layer], kept_TK, num_decode)
 
-    def count(self) -> None:
-        for layer, chosen_TK in enumerate(self._chosen_LTK[: self._num_main_layers, : self._num_tokens].cpu()):
-            super().record(layer, chosen_TK)
+    def end(self) -> None:
+        self._send_sample(slice(0, self._num_main_layers))
 
     def count_drafts(self, num_tokens: int) -> None:
-        for layer, chosen_TK in enumerate(self._chosen_LTK[self._num_main_layers :, :num_tokens].cpu()):
-            super().record(self._num_main_layers + layer, chosen_TK)
+        self._send_sample(slice(self._num_main_layers, None))
+
+    def sample(self) -> np.ndarray:
+        self._take_in(wait=True)
+        return super().sample()
+
+    def _send_sample(self, layers: slice) -> None:
+        """Before the next pass writes there; in the order of the stream, which it follows."""
+        self._take_in(wait=False)
+        if len(self._rows):
+            step = int(self._rows[1]) if len(self._rows) > 1 else 1
+            kept_LAK = self._kept_LTK[layers, : len(self._rows) * step : step]
+            self._sampled.append((layers, self._places, Snapshot([kept_LAK])))
+
+    def _take_in(self, *, wait: bool) -> None:
+        while self._sampled and (wait or self._sampled[0][2].has_come):
+            layers, places, snapshot = self._sampled.pop(0)
+            self._sample_LAK[layers, places] = snapshot.values()[0]

@@ -1,6 +1,6 @@
 """Operators: on CPU tensors by the kernels of csrc/cpu, on GPU tensors by ops/cuda. reference.py: slow oracles."""
 
-from eprt.ops import attention, elementwise, replicas, rows
+from eprt.ops import attention, choices, elementwise, replicas, rows
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
 from eprt.ops.by_device import by_device, gpu_only
@@ -9,6 +9,7 @@ from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 add_rms_norm = by_device(elementwise.add_rms_norm)
 cache_insert = by_device(attention.cache_insert)
 choose_slots = by_device(replicas.choose_slots)
+count_choices = by_device(choices.count_choices)
 # grouped_experts in two, for what runs between and beside them.
 experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
 gate_topk = by_device(gates.gate_topk)
@@ -27,6 +28,7 @@ __all__ = [
     "add_rms_norm",
     "cache_insert",
     "choose_slots",
+    "count_choices",
     "experts_down",
     "experts_up",
     "gate_topk",

@@ -5,6 +5,7 @@ import torch
 
 from eprt.ep.placement import SlotMap
 from eprt.ops import cuda
+from eprt.ops.choices import count_choices
 from tests.gpu.cases_ops import Draw
 
 
@@ -38,4 +39,19 @@ def slots_of_choices(draw: Draw) -> None:
                 assert sent_L.tolist() == sent.tolist()
 
 
-ALL = (slots_of_choices,)
+def counts_of_choices(draw: Draw) -> None:
+    for num_experts, top_k in ((1, 1), (7, 3), (32, 8)):
+        tokens_PLE = torch.zeros(2, 3, num_experts, dtype=torch.int64)
+        there_PLE = tokens_PLE.to(draw.device)
+        for num_tokens, num_decode in ((0, 0), (1, 0), (5, 5), (90, 30)):
+            expert_TK = draw.integers(-1, num_experts, num_tokens, top_k)
+            kept_TK = torch.full((num_tokens + 2, top_k), 77, dtype=torch.int32).to(draw.device)
+            count_choices(
+                expert_TK.cpu(), tokens_PLE[:, 1], torch.empty(num_tokens, top_k, dtype=torch.int32), num_decode
+            )
+            cuda.count_choices(expert_TK, there_PLE[:, 1], kept_TK[:num_tokens], num_decode)
+            assert torch.equal(kept_TK[:num_tokens].long(), expert_TK) and (kept_TK[num_tokens:] == 77).all()
+        assert torch.equal(there_PLE.cpu(), tokens_PLE) and tokens_PLE[:, 1].sum() > 0
+
+
+ALL = (slots_of_choices, counts_of_choices)

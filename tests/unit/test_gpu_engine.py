@@ -57,19 +57,20 @@ def test_padding_goes_to_no_expert():
     model.close()
 
 
-def test_choices_counted_on_the_device_at_the_end_of_a_step_are_the_same():
+def test_choices_counted_by_the_device_are_the_same():
     now = LoadRecorder(2, 6, 3)
     later = DeviceLoadRecorder(2, 6, 3, max_tokens=8, device=torch.device("cpu"))
+    later.record(0, torch.zeros(2, 3, dtype=torch.int64))  # of a warm-up: does not count
     for num_tokens, num_decode in ((5, 2), (0, 0), (8, 8), (1, 0)):
         for recorder in (now, later):
             recorder.begin(num_tokens, num_decode)
         for layer in range(2):
             chosen_TK = torch.randint(-1, 6, (num_tokens, 3))
             now.record(layer, chosen_TK)
-            padding_TK = torch.full((8 - num_tokens, 3), 3)  # rows past the step's tokens do not count
-            later.record(layer, torch.cat((chosen_TK, padding_TK)))
+            later.record(layer, chosen_TK[:3])  # in parts
+            later.record(layer, chosen_TK[3:], first=3)
         for recorder in (now, later):
-            recorder.count()
+            recorder.end()
     assert now.tokens_PLE.sum() > 0
     assert np.array_equal(now.tokens_PLE, later.tokens_PLE) and np.array_equal(now.sample(), later.sample())
 

@@ -31,7 +31,7 @@ def test_both_recorders_count_steps_with_drafts_alike():
         for layer in range(LAYERS - 1):
             choose(layer, num_tokens, num_decode)
         for recorder in (plain, device):
-            recorder.count()
+            recorder.end()
         choose(LAYERS - 1, num_tokens, num_decode)
         for recorder in (plain, device):
             recorder.count_drafts(num_tokens)
