@@ -12,7 +12,14 @@ from .metrics import describe, gpu_time, max_over_mean
 from .placement import EMPTY, Placement
 from .problem import Problem
 
-DEFAULT_MOVES_PER_LAYER = 8
+_DEFAULT_MOVES = 8
+_FEW_SLOTS = 4  # as in csrc/balancer/incremental.cpp
+
+
+def default_moves(num_gpus: int, slots_per_gpu: int) -> int:
+    """Slots of each layer that one plan may change: 8; where a GPU has few, what one of them loses is much to it, and
+    keeping up takes a third of the GPUs."""
+    return max(_DEFAULT_MOVES, num_gpus // 3) if slots_per_gpu <= _FEW_SLOTS else _DEFAULT_MOVES
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class Budget:
         if current is None and (max_moves is not None or max_bytes is not None):
             raise ValueError("max_moves_per_layer and max_bytes limit what changes; they need current")
         if max_moves is None:
-            max_moves = DEFAULT_MOVES_PER_LAYER if max_bytes is None else problem.num_slots
+            few = default_moves(problem.num_gpus, problem.slots_per_gpu)
+            max_moves = few if max_bytes is None else problem.num_slots
         if not isinstance(max_moves, int | np.integer) or max_moves < 0:
             raise ValueError(f"max_moves_per_layer={max_moves!r}: must be an integer of at least 0")
         if not 0 <= min_gain < np.inf:

@@ -28,7 +28,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--memory", type=int, default=1, metavar="N", help="plan from the last N windows; default 1")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="plan every N windows; default 1")
     parser.add_argument(
-        "--max-moves-per-layer", type=int, default=8, metavar="N", help="of incremental plans; default 8"
+        "--max-moves-per-layer", type=int, metavar="N", help="of incremental plans; default 8 or more (docs)"
     )
     parser.add_argument(
         "--bytes-per-expert",

@@ -85,15 +85,23 @@ struct Move {
   int cost() const { return kind == kExchange ? 2 : 1; }
 };
 
-// Looks for the move that takes most potential, sum of (time / mean)^16, off the busiest GPU per slot moved. The 16th
+// The busiest GPU of those for which not everything was tried in vain; -1 when none is left.
+int busiest_but(const Packing& packing, const std::vector<uint8_t>& stuck_G) {
+  int busiest = -1;
+  for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++)
+    if (!stuck_G[gpu] && (busiest < 0 || packing.time(gpu) > packing.time(busiest))) busiest = gpu;
+  return busiest;
+}
+
+// Looks for the move that takes most potential, sum of (time / mean)^16, off one busy GPU per slot moved. The 16th
 // power is a smooth maximum: it counts all GPUs near the top, where the maximum itself sees one.
 class Chooser {
  public:
-  explicit Chooser(const Placed& placed)
+  Chooser(const Placed& placed, int busiest)
       : placed_(placed),
         packing_(placed.packing),
         part_(packing_.part()),
-        busiest_(packing_.busiest()),
+        busiest_(busiest),
         inverse_mean_(1.0 / part_.mean_time()),
         before_G_(part_.num_gpus()) {
     for (int gpu = 0; gpu < part_.num_gpus(); gpu++) before_G_[gpu] = potential(packing_.time(gpu));
@@ -117,7 +125,6 @@ class Chooser {
     return best_;
   }
 
-  int busiest() const { return busiest_; }
   double smooth_maximum() const {
     const double sum = std::accumulate(before_G_.begin(), before_G_.end(), 0.0);
     return std::pow(sum / part_.num_live(), 1.0 / 16) / inverse_mean_;
@@ -214,7 +221,10 @@ void apply(Placed& placed, const Move& move, int busiest) {
   }
 }
 
+// Where GPUs have so few slots, the busiest is often stuck with what it holds while those behind it could be helped: the
+// next window may make any of them the busiest. With more slots some single move always helps.
 constexpr int kFewSlots = 4;
+constexpr int kMaxStuck = 8;
 
 // Repairs, then the best moves for balance until the busiest GPU is at `enough`, or none is worth having. Returns how
 // many slots the moves took.
@@ -224,9 +234,12 @@ int64_t even_out(Placed& placed, const Budget& budget, double enough) {
   placed.next_step(Change::kRepair, 0.0);
   const double mean = placed.packing.part().mean_time();
   int64_t moved = 0;
+  std::vector<uint8_t> stuck_G(placed.packing.part().num_gpus(), 0);
+  int num_stuck = 0;
   while (moved < budget.max_moves && mean > 0) {
-    Chooser chooser(placed);
-    const int busiest = chooser.busiest();
+    const int busiest = busiest_but(placed.packing, stuck_G);
+    if (busiest < 0) break;
+    Chooser chooser(placed, busiest);
     const double before = placed.packing.time(busiest), smooth = chooser.smooth_maximum();
     if (before <= enough) break;
     const Move move = chooser.best(budget.max_moves - moved);
@@ -235,14 +248,17 @@ int64_t even_out(Placed& placed, const Budget& budget, double enough) {
       apply(placed, move, busiest);
       moved += move.cost();
     } else {
-      // With many experts per GPU some single move always helps, and the search for more would take long.
       if (placed.packing.part().slots_per_gpu > kFewSlots || moved + Relay::kCost > budget.max_moves) break;
       const Relay relay = best_relay(placed, busiest);
-      if (relay.given < 0 || !worthwhile(relay.peak, Relay::kCost)) break;
+      if (relay.given < 0 || !worthwhile(relay.peak, Relay::kCost)) {
+        if (++num_stuck > kMaxStuck) break;
+        stuck_G[busiest] = 1;
+        continue;
+      }
       apply(placed, relay);
       moved += Relay::kCost;
     }
-    placed.next_step(Change::kBalance, smooth - Chooser(placed).smooth_maximum());
+    placed.next_step(Change::kBalance, smooth - Chooser(placed, busiest).smooth_maximum());
   }
   return moved;
 }
