@@ -88,7 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="decide and say so; move nothing")
     add("--once", action="store_true", help="end after the first decision and what follows from it")
     add("--slow-ranks", action="store_true", help="less load for ranks that the server's diagnosis finds slow")
-    add("--max-moves-per-layer", type=int, metavar="N", help="slots of a layer that one plan may change, default 8 or more (docs)")
+    add(
+        "--max-moves-per-layer",
+        type=int,
+        metavar="N",
+        help="slots of a layer that one plan may change, default 8 or more (docs)",
+    )
     add("--hysteresis", type=float, default=defaults.hysteresis, metavar="X",
         help="what a plan saves must be X times its cost, default %(default)s")  # fmt: skip
     add("--min-gain", type=float, default=defaults.min_gain, metavar="X",

@@ -30,7 +30,9 @@ def add_parser(commands) -> None:
     current.add_argument(
         "--current", metavar="FILE", type=Path, help="change this placement, the most useful moves first"
     )
-    current.add_argument("--max-moves-per-layer", type=int, metavar="N", help="slots that may change; default 8 or more (docs)")
+    current.add_argument(
+        "--max-moves-per-layer", type=int, metavar="N", help="slots that may change; default 8 or more (docs)"
+    )
     current.add_argument("--max-bytes", type=float, help="limit of what moves, all layers together")
     current.add_argument("--bytes-per-expert", type=float, help="weights of one expert")
     parser.set_defaults(run=run)
