@@ -43,10 +43,10 @@ def plan(
     num_groups: expert groups of the router; whole inside nodes when num_nodes divides num_groups, else ignored.
     coactivation: a RoutingTrace, or a symmetric [L, E, E] matrix of tokens that chose both experts (diagonal: the one).
         Experts are then laid out, and copied across nodes, for less traffic; groups need no longer stay whole.
-    current: the placement in force. The plan then changes at most max_moves_per_layer slots per layer (default 8, with at
-        most four slots per GPU a third of the GPUs if that is more), the most useful first, and stops below min_gain: a
-        fraction of the mean load off one of the largest GPU loads, or, for moves that balance does not need and
-        coactivation puts to use, crossings per token.
+    current: the placement in force. The plan then changes at most max_moves_per_layer slots per layer (default 8; with
+        at most four slots per GPU a third of the GPUs if that is more), the most useful first, and stops below
+        min_gain: a fraction of the mean load off one of the largest GPU loads, or, for moves that balance does not need
+        and coactivation puts to use, crossings per token.
     max_bytes, bytes_per_expert (number or [L]): a limit over all layers, instead of or beside max_moves_per_layer.
     traffic: "node_copies" or "expert_messages", see affinity.py. balance_allowance: the fraction by which a layer's
         largest GPU load (under the slot weights) may exceed the balance-only plan's for less traffic.

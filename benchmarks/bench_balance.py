@@ -187,7 +187,7 @@ def bench_drift(report: Report, name: str, load_WLE: np.ndarray, options: dict[s
             )
             for moves in MOVES
         },
-        # One slot of the whole model, in the layer where it helps most: what small models need, with few windows' noise.
+        # One slot of the whole model, in the layer where it helps most: enough for small models.
         "incremental, 1 in all": lambda load, current: plan(
             load, current=current, max_bytes=1, bytes_per_expert=1, **options
         ),
