@@ -29,6 +29,7 @@ from eprt.ep.nvlink_low_latency import (
 )  # fmt: skip
 from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VERBS, VerbOrder
 from eprt.ep.stats import EPStats
+from eprt.gpu.readback import Readback
 
 MAX_SMS = 64
 _SCALE_GROUP = 128
@@ -74,6 +75,7 @@ class NvlinkBackend:
         self._check_limits()
         self._allocate(profile, stats)
         self._failure = self.kernels.failure
+        self._readback: Readback | None = None
         self._closed = False
 
     def _most_rows(self) -> int:
@@ -214,19 +216,17 @@ class NvlinkBackend:
     def stats(self, reset: bool = False) -> EPStats:
         """What the kernels counted since the last reset. Waits for the GPU. Waits are as thread block 0 saw them."""
         self._check_open("stats")
-        wait_ns, tokens, slot_rows, calls, compute_ns = (t.cpu().numpy().copy() for t in self.kernels.totals())
+        totals = [total.cpu().numpy().copy() for total in self.kernels.totals()]
         if reset:
             for total in self.kernels.totals():
                 total.zero_()
-        return EPStats(
-            num_calls=int(calls[0]),
-            dispatch_wait_us_N=wait_ns[0, 0] / 1e3,
-            combine_wait_us_N=wait_ns[1, 0] / 1e3,
-            recv_tokens_N=tokens[1],
-            sent_tokens_N=tokens[0],
-            slot_rows_E=slot_rows,
-            compute_us=float(compute_ns[0]) / 1e3,
-        )
+        return _stats_of(*totals)
+
+    def recent_stats(self) -> EPStats:
+        """The same without waiting: of a GPU that is busy, as recent as Readback says."""
+        self._check_open("recent_stats")
+        self._readback = self._readback or Readback(self.kernels.totals())
+        return _stats_of(*self._readback.read())
 
     def max_wait_us(self) -> np.ndarray:
         """float64 [2, N]: the longest single wait of dispatch and of combine for each rank since the last reset."""
@@ -325,6 +325,20 @@ class NvlinkBackend:
     def _check_open(self, verb: str) -> None:
         if self._closed:
             raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")
+
+
+def _stats_of(wait_ns, tokens, slot_rows, calls, compute_ns, blocked_ns) -> EPStats:
+    """From the kernels' totals; see LowLatency.totals()."""
+    return EPStats(
+        num_calls=int(calls[0]),
+        dispatch_wait_us_N=wait_ns[0, 0] / 1e3,
+        combine_wait_us_N=wait_ns[1, 0] / 1e3,
+        recv_tokens_N=tokens[1],
+        sent_tokens_N=tokens[0],
+        slot_rows_E=slot_rows,
+        compute_us=float(compute_ns[0]) / 1e3,
+        blocked_us=float(blocked_ns[0]) / 1e3,
+    )
 
 
 def make_nvlink(config: EPConfig, group: EPGroup) -> NvlinkBackend:

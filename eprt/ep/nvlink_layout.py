@@ -125,7 +125,7 @@ _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 HeapLayout = struct("HeapLayout", *fields_of_type(ctypes.c_uint64, "count message row flag weight begun"))
 Deadline = struct("Deadline", ("timeout_ns", ctypes.c_uint64), *fields_of_type(_POINTER, "mask failure"))
-Stats = struct("Stats", *fields_of_type(_POINTER, "wait_ns tokens slot_rows calls compute_ns"))
+Stats = struct("Stats", *fields_of_type(_POINTER, "wait_ns tokens slot_rows calls compute_ns blocked_ns"))
 Handle = struct(
     "Handle",
     *fields_of_type(

@@ -93,6 +93,7 @@ class LowLatency:
         self.slot_rows = torch.zeros(shape.num_local_slots, dtype=torch.int64, device="cuda")
         self.calls = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.compute_ns = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.blocked_ns = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.stamps = torch.zeros(num_sms if profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
         self._ticket = torch.zeros(2, dtype=torch.int64, device="cuda")
         self.failure = HostWords(4)
@@ -128,8 +129,8 @@ class LowLatency:
 
     def totals(self) -> tuple[Tensor, ...]:
         """What the kernels count: wait_ns [2, 2, R] (dispatch, combine; sum, maximum), tokens [2, R] (sent, received),
-        slot_rows [L], calls [1], compute_ns [1]; all int64."""
-        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns
+        slot_rows [L], calls [1], compute_ns [1], blocked_ns [1] (the longest wait of each call); all int64."""
+        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns, self.blocked_ns
 
     def _load_kernels(self, profile: bool, stats: bool) -> None:
         shape = self.shape

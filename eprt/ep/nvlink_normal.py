@@ -115,7 +115,7 @@ class Normal:
         self.mask = torch.zeros(ranks, dtype=torch.int32, device="cuda")
         self.failure = HostWords(4)
         self.wait_ns, self.tokens, self.slot_rows = longs(2, 2, ranks), longs(2, ranks), longs(most_local)
-        self.calls, self.compute_ns = longs(1), longs(1)
+        self.calls, self.compute_ns, self.blocked_ns = longs(1), longs(1), longs(1)
         self._ticket, self._done = longs(3), torch.zeros(1, dtype=torch.int32, device="cuda")
         self._host_tickets = 0
         sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
@@ -149,7 +149,7 @@ class Normal:
 
     def totals(self) -> tuple[Tensor, ...]:
         """What the kernels count, as in LowLatency.totals()."""
-        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns
+        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns, self.blocked_ns
 
     def host_words(self, num_local_slots: int) -> HostWords:
         """Where a count tells the host."""

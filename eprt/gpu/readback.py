@@ -8,13 +8,17 @@ from torch import Tensor
 
 
 class Snapshot:
-    """Values of tensors as of now in the order of the current stream, on their way to the host. On the CPU: a copy."""
+    """Values of tensors of one dtype, as of now in the order of the current stream, on their way to the host in one
+    copy. Of tensors on the CPU: a copy."""
 
     def __init__(self, tensors: Sequence[Tensor]):
-        on_gpu = bool(tensors) and tensors[0].is_cuda
-        self._host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=on_gpu) for t in tensors]
-        for host, tensor in zip(self._host, tensors):
-            host.copy_(tensor, non_blocking=on_gpu)
+        on_gpu = tensors[0].is_cuda
+        self._shapes = [tensor.shape for tensor in tensors]
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._host = flat
+        if on_gpu:
+            self._host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+            self._host.copy_(flat, non_blocking=True)
         self._come = torch.cuda.Event() if on_gpu else None
         if self._come is not None:
             self._come.record()
@@ -27,7 +31,8 @@ class Snapshot:
         """Waits for them."""
         if self._come is not None:
             self._come.synchronize()
-        return [host.numpy() for host in self._host]
+        parts = self._host.split([shape.numel() for shape in self._shapes])
+        return [part.view(shape).numpy() for part, shape in zip(parts, self._shapes)]
 
 
 class Readback:
@@ -36,8 +41,8 @@ class Readback:
 
     def __init__(self, tensors: Sequence[Tensor]):
         self._tensors = list(tensors)
-        self._on_gpu = bool(tensors) and tensors[0].is_cuda
-        self._values = [np.zeros(t.shape, dtype=torch.empty(0, dtype=t.dtype).numpy().dtype) for t in self._tensors]
+        self._on_gpu = tensors[0].is_cuda
+        self._values = [torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() for tensor in tensors]
         self._sent: Snapshot | None = None
 
     def read(self) -> list[np.ndarray]:

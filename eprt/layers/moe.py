@@ -30,7 +30,8 @@ class EPMoE(nn.Module):
     layer_idx: the layer's row in expert-load reports. ep: backends made by make_ep, to be shared by all layers of a
     model (one communication window instead of one per layer); they then belong to the caller. slot_map: where the
     experts live; default evenly, in order. pool: the memory they lie in, where layers share one; default its own.
-    device: where tokens and weights are, "cpu" or "cuda" (the current GPU).
+    device: where tokens and weights are, "cpu" or "cuda" (the current GPU). load_S: int64 there, tokens routed to each
+    local slot since the layer was built.
 
     Weights come in by load_gate, load_expert and load_shared, or all at once by EPMoE.from_hf. Inference only: forward
     computes no gradients.
@@ -71,7 +72,7 @@ class EPMoE(nn.Module):
         self.shared_expert: MLP | None = None
         self.returns_router_logits = False
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
-        self._load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._recorder: LoadRecorder | None = None
         self._router: BatchRouter | None = None
         self._row = 0
@@ -139,7 +140,7 @@ class EPMoE(nn.Module):
             handle = ep.dispatch_send(x_TH[rows], slot_idx_TK[rows], weights_TK[rows], max(1, own_rounds - done))
             shared_TH = None if self.shared_expert is None else self.shared_expert(x_TH[rows])
             received = ep.dispatch_recv(handle)
-            self._load_S += received.recv_count_E
+            self.load_S += received.recv_count_E
             ep.combine_send(self.experts(received, ep.combine_buffer(handle)), handle)
             y_TH = ep.combine_recv(handle)
             parts.append(y_TH if shared_TH is None else y_TH + shared_TH)
@@ -189,7 +190,7 @@ class EPMoE(nn.Module):
 
     def reset_load(self) -> None:
         """Forgets the tokens of a warm-up."""
-        self._load_S.zero_()
+        self.load_S.zero_()
 
     def route_by(self, router: BatchRouter, row: int) -> None:
         """From now on each step's tokens are split over replicas by what all ranks have. row: this layer's only."""
@@ -197,7 +198,7 @@ class EPMoE(nn.Module):
 
     def expert_load(self) -> Sequence[int]:
         """Tokens routed to each local slot since the layer was built."""
-        return self._load_S.tolist()
+        return self.load_S.tolist()
 
     def close(self) -> None:
         """Frees the communication windows, unless they were given by the caller. Collective."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eprt.config import ModelConfig
 from eprt.ep.api import EPBackend
+from eprt.gpu.readback import Readback
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.linear import Linear
 from eprt.layers.mla import MLA
@@ -69,6 +70,8 @@ class DeepseekModel:
         self.config, self.kv_dtype, self.device = config, config.dtype, torch.device(device)
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
         self.ep, self.mtp = ep, mtp
+        loads = [moe.load_S for moe in self.moe_layers()]
+        self._load = Readback(loads) if loads else None
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
@@ -117,8 +120,11 @@ class DeepseekModel:
         return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def expert_load(self) -> list[list[int]]:
-        """Tokens routed to each expert slot of this rank since the start, per MoE layer."""
-        return [list(moe.expert_load()) for moe in self.moe_layers()]
+        """Tokens routed to each expert slot of this rank since the start, per MoE layer; on a GPU as recent as Readback
+        says."""
+        if self._load is None:
+            return []
+        return [load_S.tolist() for load_S in self._load.read()]
 
     def close(self) -> None:
         """Frees the communication windows. Collective."""

@@ -13,8 +13,11 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from eprt.config import EngineConfig
 from eprt.engine.outputs import TokenOutput
+from eprt.ep.stats import EPStats
 from eprt.serve.channel import Channel, FrontendLostError
 from eprt.serve.messages import (
     Abort,
@@ -183,12 +186,12 @@ class _ProgressBar:
 def wait_totals(engine) -> WaitTotals | None:
     """None where nobody is waited for: one rank, or a model without experts."""
     model, migrator = engine.model, engine.migrator
-    counted = [backend.stats() for backend in model.ep.values() if hasattr(backend, "stats")]
+    counted = [_stats(backend) for backend in model.ep.values() if hasattr(backend, "stats")]
     if not counted:
         return None
 
     def total(name: str) -> list:
-        return sum(getattr(stats, name) for stats in counted).tolist()
+        return np.sum([getattr(stats, name) for stats in counted], axis=0).tolist()
 
     steps = engine.step_waits  # who is late to a step is late to its first dispatch
     blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
@@ -206,6 +209,11 @@ def wait_totals(engine) -> WaitTotals | None:
         ),
         blocked_us=steps.blocked_us + sum(blocked_us) if len(blocked_us) == len(counted) else None,
     )
+
+
+def _stats(backend) -> EPStats:
+    """Of kernels that may be running: what can be had without waiting for them."""
+    return backend.recent_stats() if hasattr(backend, "recent_stats") else backend.stats()
 
 
 def _info(engine) -> EngineInfo:
