@@ -36,9 +36,9 @@ class Stopwatch:
         self.total_s = 0.0
 
     def wrap(self, function):
-        def timed(*arguments):
+        def timed(*arguments, **named):
             start = time.perf_counter()
-            result = function(*arguments)
+            result = function(*arguments, **named)
             self.total_s += time.perf_counter() - start
             return result
 
@@ -81,7 +81,7 @@ def measure(params: SamplingParams, sweep_bytes: int, churn: bool) -> tuple[list
     rng = np.random.default_rng(0)
     engine, forward, sampling = build(sweep_bytes), Stopwatch(), Stopwatch()
     engine.model.forward = forward.wrap(engine.model.forward)
-    engine_module.sampler = SimpleNamespace(sample=sampling.wrap(sampler.sample))
+    engine_module.sampler = SimpleNamespace(launch=sampling.wrap(sampler.launch))
     for i in range(NUM_RUNNING):
         engine.add_request(f"start-{i}", prompt(rng), params)
     while sum(request.decoding for request in engine.scheduler.running) < NUM_RUNNING:

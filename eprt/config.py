@@ -187,6 +187,7 @@ class EngineConfig:
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.
     num_speculative_tokens: tokens the checkpoint's MTP layer drafts for each running request and step; 0 for none.
+    overlap_schedule: prepare each step while the one before computes (engine/engine.py); None: on GPUs.
     low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
     num_redundant_experts: slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that
     all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
@@ -211,6 +212,7 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     ep_payload: str = "same"
     num_speculative_tokens: int = 0
+    overlap_schedule: bool | None = None
     low_latency_max_tokens: int = 64
     num_redundant_experts: int = 0
     spare_experts: int = 2

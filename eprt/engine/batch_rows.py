@@ -44,8 +44,9 @@ class TokenCounts:
 class BatchRows:
     """tokens_ML: int32, prompt and generated. length_M: how many. num_prompt_M, max_len_M: as in Request.
     page_table_MP: int32, the row's pages in order. num_slots_M: tokens they have room for. stop_MS: token ids that end
-    it, padded. sampling_M: SAMPLING_DTYPE. draft_MK: int32, what may follow, num_draft_M of them; can_draft_M: bool,
-    whether drafts are any use. All int64 where nothing else is said.
+    it, padded. sampling_M: SAMPLING_DTYPE. holder_M: a number that no other request that held the row has had.
+    unknown_M: bool, whether a step under way computes the latest token, which tokens_ML lacks. draft_MK: int32, what
+    may follow, num_draft_M of them; can_draft_M: bool, whether drafts are any use. int64 where nothing else is said.
 
     counts, bias: only for the rows that have penalties or a logit bias (token ids int64, bias fp32).
     """
@@ -57,6 +58,8 @@ class BatchRows:
         self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)
         self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
+        self.holder_M = np.zeros(num_rows, dtype=np.int64)
+        self.unknown_M = np.zeros(num_rows, dtype=np.bool_)
         self.draft_MK = np.zeros((num_rows, num_drafts), dtype=np.int32)
         self.num_draft_M = np.zeros(num_rows, dtype=np.int64)
         self.can_draft_M = np.zeros(num_rows, dtype=np.bool_)
@@ -75,6 +78,7 @@ class BatchRows:
         self.num_slots_M[row] = len(request.pages) * self.page_size
         self.page_table_MP[row, : len(request.pages)] = request.pages
         self.num_draft_M[row] = 0
+        self.unknown_M[row] = False
         self._enter_stops(row, request)
         self._enter_sampling(row, request)
 
@@ -84,21 +88,28 @@ class BatchRows:
         request.pages.append(page)
         self.num_slots_M[request.row] += self.page_size
 
-    def append(self, row_X: np.ndarray, token_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Appends a token to each of these rows. Returns whether it is a stop token, whether the row is full (bool)."""
-        length_X = self.length_M[row_X]
-        self.tokens_ML[row_X, length_X] = token_X
-        self.length_M[row_X] = length_X + 1
+    def advance(self, row_X: np.ndarray) -> np.ndarray:
+        """Each of these rows is one token longer, which is not known yet. Returns which are now full (bool)."""
+        self.length_M[row_X] += 1
+        self.unknown_M[row_X] = True
+        return self.length_M[row_X] >= self.max_len_M[row_X]
+
+    def put(self, row_X: np.ndarray, at_X: np.ndarray, token_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens at these places are known now. Returns which are stop tokens, and which fill their row (bool)."""
+        self.tokens_ML[row_X, at_X] = token_X
+        length_X = at_X + 1
+        self.unknown_M[row_X] = self.length_M[row_X] > length_X
         if self.counts:
             for row, token_id in zip(row_X.tolist(), token_X.tolist()):
                 if row in self.counts and token_id >= 0:
                     self.counts[row].generated_V[token_id] += 1
         stopped_X = (self.stop_MS[row_X] == token_X[:, None]).any(axis=1)
-        return stopped_X, length_X + 1 >= self.max_len_M[row_X]
+        return stopped_X, length_X >= self.max_len_M[row_X]
 
     def leave(self, request: Request) -> None:
         """Takes the row back; the request gets its tokens."""
         row = request.row
+        self.holder_M[row] += 1
         request.tokens_L = self.tokens_ML[row, : self.length_M[row]].copy()
         self.counts.pop(row, None)
         self.bias.pop(row, None)

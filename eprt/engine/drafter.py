@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.scheduler import Schedule
+from eprt.engine.schedule import Schedule
 from eprt.ep.load import LoadRecorder
 from eprt.layers.batch import ForwardBatch
 

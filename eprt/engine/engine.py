@@ -12,8 +12,14 @@ A step
                    offered, progress and room of a migration of experts (ep/migration.py)
                the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
                is left out by all
-    run        forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
-    commit     the scheduler takes the tokens and retires what has finished
+    launch     forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
+    settle     the scheduler takes the tokens and retires what has finished
+
+With overlap (on GPUs, unless config.overlap_schedule says otherwise) a step is settled after the next one has been
+launched, so that the GPU never waits for the host: the next step takes its tokens from the device, where sampling left
+them, and the host learns them one step late. A request that turns out to have stopped has then computed a token too
+many, which nobody sees. What a step needs to know first is settled first: before a preemption, where log-probabilities
+of prompts are wanted, and with drafts, whose number decides where the next tokens stand.
 
 Sleeping. Ranks without work do not poll. Whoever hands out requests numbers them 1, 2, 3, ... and tells every number to
 every rank: the request itself to the rank that runs it, a bare wake-up to the others, each rank's messages in order.
@@ -33,6 +39,7 @@ With one rank, or where all ranks add the same requests in the same order (LLM),
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -41,14 +48,16 @@ from torch import Tensor
 from eprt.config import EngineConfig
 from eprt.engine import sampler, step_waits
 from eprt.engine.batch_rows import BatchRows
+from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
 from eprt.engine.kv_cache import PagePool, allocate_kv_cache, num_kv_pages
-from eprt.engine.outputs import EngineStats, StepResult
+from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
 from eprt.engine.request import QueueFullError, Request, RequestLimits
-from eprt.engine.runner import Runner
+from eprt.engine.runner import Packed, Runner
 from eprt.engine.sampling_params import SamplingParams
-from eprt.engine.scheduler import Schedule, Scheduler
+from eprt.engine.schedule import SampledTokens, Schedule
+from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
 from eprt.engine.warm_up import warm_up
 from eprt.ep.api import EPError
@@ -66,6 +75,20 @@ _HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, 
 _MAX_CHUNK_BYTES = 4 << 20  # of an expert on its way, per step
 # Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
 _USEFUL_CACHE = 4
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A step that has been launched and not settled. sample: None where this rank has no token to choose.
+
+    hidden_TH: what drafts are made from, None without.
+    """
+
+    schedule: Schedule
+    packed: Packed
+    sample: sampler.Sample | None
+    prompt_logprobs: list[list]
+    hidden_TH: Tensor | None
 
 
 class Engine:
@@ -95,7 +118,11 @@ class Engine:
         )
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
         num_layers = self.model.config.num_hidden_layers
-        self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size)
+        self._overlaps = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
+        self._overlaps &= not num_drafts
+        self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self._overlaps)
+        self._in_flight: InFlight | None = None
+        self.gap = DeviceGap(kv_cache_LPSD.device)
         self._router: BatchRouter | None = None
         self.recorder, self.migrator = self._watch_experts()
         self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder) if num_drafts else None
@@ -210,8 +237,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether this rank has a request, running or waiting."""
-        return self.scheduler.has_requests
+        """Whether this rank has a request, running or waiting, or a step to settle."""
+        return self.scheduler.has_requests or self._in_flight is not None
 
     # -- all ranks together --
 
@@ -229,15 +256,21 @@ class Engine:
 
     def _step(self, seen_seq: int) -> StepResult:
         start = time.perf_counter()
+        outputs = self._settle() if self.scheduler.must_preempt() else []
         schedule = self.scheduler.schedule()
         anyone_computes, mode, all_idle = self._agree(schedule, seen_seq)
-        outputs = []
+        launched = self._launch(schedule, mode) if anyone_computes else None
+        outputs += self._settle()
+        self._in_flight = launched
+        if not self._overlaps or any(chunk.request.prompt_logprobs is not None for chunk in schedule.chunks):
+            outputs += self._settle()
         if anyone_computes:
-            outputs = self._run(schedule, mode)
             self._num_steps += 1
             self._last_step_s = time.perf_counter() - start
             if self.migrator is not None:
                 self.migrator.stepped(self._last_step_s)
+        else:
+            self.gap.rest()
         return StepResult(outputs, all_idle, schedule.num_tokens, mode)
 
     def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
@@ -256,37 +289,50 @@ class Engine:
         return any(num_tokens_N), "low_latency" if all(low_latency_N) else "normal", all_idle
 
     @torch.inference_mode()
-    def _run(self, schedule: Schedule, mode: str) -> list:
+    def _launch(self, schedule: Schedule, mode: str) -> InFlight:
+        """The forward pass, and on ranks with tokens the sampling; waits for neither."""
         if self.recorder is not None:
             self.recorder.begin(schedule.num_tokens, schedule.num_decode_tokens)
-        if self._drafter is not None:
-            return self._run_drafting(schedule, mode, self._drafter)
-        logits_XV = self.runner.run(schedule, mode)
-        if not schedule.num_tokens:
-            self._check_exchange()
-            return []
-        prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
-        sampled = sampler.sample(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows)
-        self._check_exchange()
-        return self.scheduler.commit(schedule, sampled, prompt_logprobs)
+        packed, hidden_TH, sample, prompt_logprobs = self.runner.pack(schedule, mode), None, None, []
+        self.gap.begin_step()
+        if self._drafter is None:
+            logits_XV = self.runner.forward(packed)
+        else:
+            logits_XV, hidden_TH = self.runner.forward_with_hidden(packed)
+        if schedule.num_tokens:
+            num_sampled = len(schedule.row_X)
+            prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
+            extra = {"offset_X": schedule.offset_X, "last_token_M": self.runner.last_token_M}
+            sample = sampler.launch(logits_XV[:num_sampled], schedule.row_X, self._rows, **extra)
+            self.runner.remember(packed, sample.token_X)
+        if self.recorder is not None:
+            self.recorder.end()
+        self.gap.end_step()
+        self.scheduler.advance(schedule)
+        return InFlight(schedule, packed, sample, prompt_logprobs, hidden_TH)
 
-    def _run_drafting(self, schedule: Schedule, mode: str, drafter: Drafter) -> list:
-        """The same with drafts: checked in this step, made for the next one. Idle ranks take part in making them."""
-        logits_XV, hidden_TH, batch = self.runner.run_with_hidden(schedule, mode)
-        prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
-        sampled = sampler.sample(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows, schedule.offset_X)
+    @torch.inference_mode()
+    def _settle(self) -> list[TokenOutput]:
+        """Waits for the step in flight, if any, and takes what came out of it.
+
+        Drafts are checked here, and made for the next step; idle ranks take part in making them.
+        """
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return []
+        schedule, sampled = step.schedule, SampledTokens.none() if step.sample is None else step.sample.fetch()
         self._check_exchange()
+        self.gap.collect()
         accepted_S = self.scheduler.verify(schedule, sampled.token_X)
-        outputs = self.scheduler.commit(schedule, sampled, prompt_logprobs, accepted_S)
-        drafter.run(schedule, batch, hidden_TH, sampled.token_X, accepted_S)
+        outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, accepted_S)
+        if self._drafter is not None and step.hidden_TH is not None:
+            self._drafter.run(schedule, step.packed.batch, step.hidden_TH, sampled.token_X, accepted_S)
         return outputs
 
     def _check_exchange(self) -> None:
         """Before anything of a step counts: raises what its kernels have reported by now."""
         for backend in getattr(self.model, "ep", {}).values():
             backend.check()
-        if self.recorder is not None:
-            self.recorder.end()
 
     # -- looking in from outside --
 
@@ -307,6 +353,8 @@ class Engine:
             kv_pages_total=self._pool.num_pages,
             kv_pages_used_now=self._pool.num_owned,
             last_step_s=self._last_step_s,
+            num_gaps=self.gap.num_gaps,
+            gap_s=self.gap.total_s,
             expert_tokens=b"" if self.recorder is None else self.recorder.tokens_PLE.tobytes(),
             slot_tokens=[sum(row) for row in self.model.expert_load()],
             migration=None if self.migrator is None else self.migrator.status(),

@@ -3,6 +3,8 @@
 The batch's tensors are views of buffers that are filled again in the next step; the model keeps none of them.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,42 +12,62 @@ from torch import Tensor
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.sampler import top_logprobs
-from eprt.engine.scheduler import Chunk, Schedule
+from eprt.engine.schedule import Chunk, Schedule
+from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
 
 # Rows of prompt log-probabilities computed at once: bounds the memory beside the logits themselves.
 _LOGPROB_ROWS = 64
 
 
-class Runner:
-    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]. graphs: set later, on GPUs."""
+@dataclass(frozen=True)
+class Packed:
+    """A step's tokens on the device. row_S: int64, the rows of the requests that get a token."""
 
-    def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int):
+    batch: ForwardBatch
+    row_S: Tensor
+
+
+class Runner:
+    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]. graphs: set later, on GPUs.
+
+    keep_tokens: sampled tokens stay on the device, in last_token_M, for the next step to go on from: it can be packed
+    before the host knows them. Every row that decodes has had its token there.
+    """
+
+    def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, keep_tokens: bool = False):
         self.model, self.kv_cache_LPSD, self.rows = model, kv_cache_LPSD, rows
         self.device = kv_cache_LPSD.device
         self.graphs: DecodeGraphs | None = None
         self.page_size = kv_cache_LPSD.shape[2]
+        num_rows = len(rows.length_M)
+        self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
         self.token_id_T = np.zeros(chunk_size, dtype=np.int64)
         self.position_T = np.zeros(chunk_size, dtype=np.int64)
         self.kv_slot_T = np.zeros(chunk_size, dtype=np.int64)
         self.logits_idx_T = np.arange(chunk_size, dtype=np.int64)
         self.query_start_B1 = np.arange(chunk_size + 1, dtype=np.int32)
 
-    def run(self, schedule: Schedule, mode: str) -> Tensor:
+    def forward(self, packed: Packed) -> Tensor:
         """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes."""
-        batch = self.pack(schedule, mode)
+        batch = packed.batch
         if self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch)[0]
         return self.model.forward(batch, self.kv_cache_LPSD)
 
-    def run_with_hidden(self, schedule: Schedule, mode: str) -> tuple[Tensor, Tensor, ForwardBatch]:
-        """The same logits, and what drafting goes on from: the final hidden states [T, H] and the batch."""
-        batch = self.pack(schedule, mode)
+    def forward_with_hidden(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        """The same logits, and what drafting goes on from: the final hidden states [T, H]."""
+        batch = packed.batch
         if self.graphs is not None and self.graphs.fits(batch):
-            return *self.graphs.run(batch), batch
-        return *self.model.forward_with_hidden(batch, self.kv_cache_LPSD), batch
+            return self.graphs.run(batch)
+        return self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
 
-    def pack(self, schedule: Schedule, mode: str) -> ForwardBatch:
+    def remember(self, packed: Packed, token_S: Tensor) -> None:
+        """The tokens that the next step goes on from."""
+        if self.last_token_M is not None:
+            self.last_token_M[packed.row_S] = token_S
+
+    def pack(self, schedule: Schedule, mode: str) -> Packed:
         """The step's tokens as tensors."""
         num_tokens = schedule.num_decode_tokens  # each a request of its own to the attention
         row_B = schedule.row_X[:num_tokens]
@@ -59,17 +81,21 @@ class Runner:
             ends = [num_tokens := self._pack_chunk(chunk, num_tokens) for chunk in schedule.chunks]
             query_start_B1 = np.append(query_start_B1, np.array(ends, dtype=np.int32))
         num_pages = -(-int(seq_len_B.max(initial=0)) // self.page_size)
-        return ForwardBatch(
-            token_id_T=self._tensor(self.token_id_T[:num_tokens]),
-            position_T=self._tensor(self.position_T[:num_tokens]),
-            kv_slot_T=self._tensor(self.kv_slot_T[:num_tokens]),
-            page_table_BP=self._tensor(self.rows.page_table_MP[:, :num_pages].take(row_B, axis=0)),
-            seq_len_B=self._tensor(seq_len_B),
-            query_start_B1=self._tensor(query_start_B1),
-            num_decode=schedule.num_decode_tokens,
-            logits_idx=self._tensor(self._logits_idx(schedule)),
-            mode=mode,
-        )
+        arrays = {
+            "token_id_T": self.token_id_T[:num_tokens],
+            "position_T": self.position_T[:num_tokens],
+            "kv_slot_T": self.kv_slot_T[:num_tokens],
+            "page_table_BP": self.rows.page_table_MP[:, :num_pages].take(row_B, axis=0),
+            "seq_len_B": seq_len_B,
+            "query_start_B1": query_start_B1,
+            "logits_idx": self._logits_idx(schedule),
+        }
+        *tensors, row_S = upload([*arrays.values(), schedule.row_S], self.device)
+        batch = ForwardBatch(**dict(zip(arrays, tensors)), num_decode=schedule.num_decode_tokens, mode=mode)
+        if self.last_token_M is not None:
+            num = len(schedule.decodes)
+            batch.token_id_T[:num] = self.last_token_M[row_S[:num]]
+        return Packed(batch, row_S)
 
     def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list]:
         """Per chunk: (logprob, top pairs) of the prompt tokens that follow its tokens, for requests that want them."""
@@ -116,9 +142,6 @@ class Runner:
             scored.append(self.logits_idx_T[start : start + _num_prompt_logprobs(chunk)])
             start = end
         return np.concatenate(sampled + scored)
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 def _num_prompt_logprobs(chunk: Chunk) -> int:

@@ -18,26 +18,59 @@ One uniform number per token instead of one per vocabulary entry: no row pays fo
 Suffixes: X rows of logits, V vocabulary, Y a subset of the rows.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from eprt.engine import philox
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.scheduler import SampledTokens
+from eprt.engine.schedule import SampledTokens
+from eprt.gpu.readback import Snapshot
+from eprt.gpu.upload import upload
 from eprt.ops.draw import draw
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What a step has sampled, still where the logits are, or on its way from there. token_X: int64."""
+
+    token_X: Tensor
+    snapshot: Snapshot
+    logprobs: "_Logprobs | None"
+
+    def fetch(self) -> SampledTokens:
+        """Waits for it."""
+        token_X, *logprobs = self.snapshot.values()
+        return SampledTokens(token_X, *(() if self.logprobs is None else self.logprobs.report(*logprobs)))
+
+
 def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows, offset_X: np.ndarray | None = None) -> SampledTokens:
-    """One token per row of the batch. logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`.
-    offset_X: int64, how many drafted tokens lie between the request's last token and the one to sample; default none.
+    """One token per row of the batch, at once; see launch()."""
+    return launch(logits_XV, row_X, rows, offset_X=offset_X).fetch()
+
+
+def launch(
+    logits_XV: Tensor,
+    row_X: np.ndarray,
+    rows: BatchRows,
+    *,
+    offset_X: np.ndarray | None = None,
+    last_token_M: Tensor | None = None,
+) -> Sample:
+    """Samples one token per row of the batch. Does not wait for the logits.
+
+    logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`. offset_X: int64, how many drafted tokens
+    lie between the request's last token and the one to sample; default none. last_token_M: int64, on the logits'
+    device, the last tokens of the rows where rows.unknown_M.
 
     A row whose largest logit is NaN or infinite gives -1.
     """
     params_X = rows.sampling_M[row_X]
-    raw = _Logprobs.of(logits_XV, params_X["num_logprobs"])
+    logprobs = _Logprobs.of(logits_XV, params_X["num_logprobs"])
     _apply_bias(logits_XV, row_X, params_X, rows)
-    _apply_penalties(logits_XV, row_X, params_X, rows)
+    _apply_penalties(logits_XV, row_X, params_X, rows, last_token_M)
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
     position_X = rows.length_M[row_X] - rows.num_prompt_M[row_X]
@@ -45,11 +78,11 @@ def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows, offset_X: np.n
         position_X += offset_X
     drawn = np.flatnonzero(params_X["temperature"])
     if len(drawn):
-        drawn_Y = torch.from_numpy(drawn).to(logits_XV.device)
+        (drawn_Y,) = upload([drawn], logits_XV.device)
         chosen_Y = _draw(logits_XV, drawn, params_X[drawn], position_X[drawn].astype(np.uint64))
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
-    token_ids = token_X.cpu().numpy()
-    return SampledTokens(token_ids) if raw is None else SampledTokens(token_ids, *raw.report(token_X))
+    wanted = [] if logprobs is None else logprobs.of_tokens(token_X)
+    return Sample(token_X, Snapshot([token_X, *wanted]), logprobs)
 
 
 def top_logprobs(logprob_XV: Tensor, num: int) -> list[tuple[tuple[int, float], ...]]:
@@ -67,52 +100,58 @@ class _Logprobs:
         self.num_rows = len(num_logprobs_X)
         self.wanted = np.flatnonzero(num_logprobs_X >= 0)
         self.num_top = num_logprobs_X[self.wanted].tolist()
-        self.wanted_Y = torch.from_numpy(self.wanted).to(logits_XV.device)
+        (self.wanted_Y,) = upload([self.wanted], logits_XV.device)
         self.logprob_YV = logits_XV[self.wanted_Y].log_softmax(dim=-1)
 
     @classmethod
     def of(cls, logits_XV: Tensor, num_logprobs_X: np.ndarray) -> "_Logprobs | None":
         return cls(logits_XV, num_logprobs_X) if (num_logprobs_X >= 0).any() else None
 
-    def report(self, token_X: Tensor) -> tuple[list[float | None], list[tuple[tuple[int, float], ...]]]:
+    def of_tokens(self, token_X: Tensor) -> list[Tensor]:
+        """Of the chosen tokens [Y], and of the most likely ones: logprobs and token ids [Y, most that a row wants]."""
+        token_Y1 = token_X[self.wanted_Y].clamp(min=0).unsqueeze(1)
+        chosen_Y = self.logprob_YV.gather(1, token_Y1).squeeze(1)
+        return [chosen_Y, *self.logprob_YV.topk(min(max(self.num_top), self.logprob_YV.shape[1]), dim=-1)]
+
+    def report(
+        self, chosen_Y: np.ndarray, top_YK: np.ndarray, top_token_YK: np.ndarray
+    ) -> tuple[list[float | None], list[tuple[tuple[int, float], ...]]]:
         chosen: list[float | None] = [None] * self.num_rows
         top: list[tuple[tuple[int, float], ...]] = [()] * self.num_rows
-        token_Y1 = token_X[self.wanted_Y].clamp(min=0).unsqueeze(1)
-        values = self.logprob_YV.gather(1, token_Y1).squeeze(1).tolist()
-        pairs = top_logprobs(self.logprob_YV, max(self.num_top))
-        for i, value, num, best in zip(self.wanted.tolist(), values, self.num_top, pairs):
-            chosen[i], top[i] = value, best[:num]
+        best = zip(top_token_YK.tolist(), top_YK.tolist())
+        for i, value, num, (tokens, values) in zip(self.wanted.tolist(), chosen_Y.tolist(), self.num_top, best):
+            chosen[i], top[i] = value, tuple(zip(tokens[:num], values[:num]))
         return chosen, top
 
 
 def _apply_bias(logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows: BatchRows) -> None:
     for i in np.flatnonzero(params_X["has_bias"]).tolist():
-        token_ids, bias = (torch.from_numpy(a).to(logits_XV.device) for a in rows.bias[int(row_X[i])])
+        token_ids, bias = upload(rows.bias[int(row_X[i])], logits_XV.device)
         logits_XV[i, token_ids] += bias
 
 
-def _apply_penalties(logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows: BatchRows) -> None:
+def _apply_penalties(
+    logits_XV: Tensor, row_X: np.ndarray, params_X: np.ndarray, rows: BatchRows, last_token_M: Tensor | None
+) -> None:
     penalised = np.flatnonzero(params_X["has_penalty"])
     if not len(penalised):
         return
-    device = logits_XV.device
-    counts = [rows.counts[int(row_X[i])] for i in penalised.tolist()]
-    generated_YV = torch.from_numpy(np.stack([c.generated_V for c in counts])).to(device)
-    seen_YV = torch.from_numpy(np.stack([c.in_prompt_V for c in counts])).to(device) | (generated_YV > 0)
-    params_Y = params_X[penalised]
-    repetition_Y1 = _column(params_Y["repetition_penalty"], device)
-    frequency_Y1 = _column(params_Y["frequency_penalty"], device)
-    presence_Y1 = _column(params_Y["presence_penalty"], device)
-    penalised_Y = torch.from_numpy(penalised).to(device)
+    params_Y, row_Y = params_X[penalised], row_X[penalised]
+    counts = [rows.counts[row] for row in row_Y.tolist()]
+    arrays = [penalised, row_Y, rows.unknown_M[row_Y].astype(np.int32)]
+    arrays += [np.stack([c.generated_V for c in counts]), np.stack([c.in_prompt_V for c in counts])]
+    arrays += [params_Y[f"{name}_penalty"].copy() for name in ("repetition", "frequency", "presence")]
+    penalised_Y, row_Y, unknown_Y, generated_YV, in_prompt_YV, *penalties_Y = upload(arrays, logits_XV.device)
+    if last_token_M is not None:  # the host's counts lack it; -1, no number, ends its request
+        last_Y1 = last_token_M[row_Y].clamp(min=0).unsqueeze(1)
+        generated_YV = generated_YV.scatter_add(1, last_Y1, unknown_Y.unsqueeze(1))
+    repetition_Y1, frequency_Y1, presence_Y1 = (penalty_Y.unsqueeze(1) for penalty_Y in penalties_Y)
+    seen_YV = in_prompt_YV | (generated_YV > 0)
     x_YV = logits_XV[penalised_Y]
     x_YV = torch.where(seen_YV, torch.where(x_YV > 0, x_YV / repetition_Y1, x_YV * repetition_Y1), x_YV)
     x_YV -= frequency_Y1 * generated_YV
     x_YV -= presence_Y1 * (generated_YV > 0)
     logits_XV[penalised_Y] = x_YV
-
-
-def _column(values_Y: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(values_Y.copy()).to(device).unsqueeze(1)
 
 
 def _draw(logits_XV: Tensor, row_Y: np.ndarray, params_Y: np.ndarray, position_Y: np.ndarray) -> Tensor:

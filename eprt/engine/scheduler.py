@@ -18,12 +18,15 @@ itself (RequestLimits), so it finishes; then the next one is the oldest.
 Full pages of a chunk are made known to the prefix cache when the chunk is scheduled, not when it has been computed: a
 later request of the same step may share them, because every layer inserts all cache entries of a step before it
 attends. Nothing scheduled in a step is preempted in that step (victims are newer than whoever needs a page).
+
+A step ends in two parts, so that the next one can be scheduled while it computes: advance() counts its tokens, commit()
+learns which they are. A request whose last possible token is on its way is not scheduled again; one that turns out to
+have stopped loses what later steps compute for it, and its pages are free at once: what they still write comes before
+whatever the pages' next owner writes. Only preemption needs to know all tokens: must_preempt() says beforehand.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -32,78 +35,7 @@ from eprt.engine.batch_rows import BatchRows
 from eprt.engine.kv_cache import PagePool
 from eprt.engine.outputs import TokenOutput
 from eprt.engine.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens start..end-1 of one request's prefill. is_last: its logits choose the next token. request_row: its row
-    now; the request may have left it when its first token was its last."""
-
-    request: Request
-    request_row: int
-    start: int
-    end: int
-    is_last: bool
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """One step of one rank: S requests get a token or more, first the decodes, then the last chunks in order.
-
-    sampled: those requests; request_ids, row_S: their ids and rows (int64). draft_S: drafted tokens of each that are
-    computed behind its last one, for as many more tokens if they hold; None when there are none at all.
-    """
-
-    decodes: list[Request]
-    chunks: list[Chunk]
-    sampled: list[Request]
-    request_ids: list[str]
-    row_S: np.ndarray
-    num_tokens: int
-    draft_S: np.ndarray | None = None
-
-    @cached_property
-    def first_S(self) -> np.ndarray:
-        """Of the X = S + sum(draft_S) rows that are sampled from, the first of each request."""
-        if self.draft_S is None:
-            return np.arange(len(self.row_S))
-        return np.cumsum(self.draft_S) - self.draft_S + np.arange(len(self.row_S))
-
-    @cached_property
-    def row_X(self) -> np.ndarray:
-        """Row of the request that each logits row belongs to."""
-        return self.row_S if self.draft_S is None else np.repeat(self.row_S, self.draft_S + 1)
-
-    @cached_property
-    def offset_X(self) -> np.ndarray | None:
-        """Drafted tokens between the request's last token and the one to sample; None: none anywhere."""
-        if self.draft_S is None:
-            return None
-        return np.arange(len(self.row_X)) - np.repeat(self.first_S, self.draft_S + 1)
-
-    @property
-    def num_decode_tokens(self) -> int:
-        return len(self.decodes) + (0 if self.draft_S is None else int(self.draft_S.sum()))
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """What the sampler chose for Schedule.row_X, in its order.
-
-    token_X: int64, -1 where the logits were not numbers. logprobs, top_logprobs: None where no request wants any, else
-    one entry per request, None and () for those that want none.
-    """
-
-    token_X: np.ndarray
-    logprobs: list[float | None] | None = None
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
-
-    def take(self, index: np.ndarray) -> "SampledTokens":
-        """Those at some places."""
-        at = index.tolist()
-        if self.logprobs is None or self.top_logprobs is None:
-            return SampledTokens(self.token_X[at])
-        return SampledTokens(self.token_X[index], [self.logprobs[i] for i in at], [self.top_logprobs[i] for i in at])
+from eprt.engine.schedule import Chunk, SampledTokens, Schedule
 
 
 class Scheduler:
@@ -165,19 +97,30 @@ class Scheduler:
     # -- choosing --
 
     def schedule(self) -> Schedule:
-        """Chooses the next step's tokens. The caller runs them, then commits."""
+        """Chooses the next step's tokens. The caller runs them, then calls advance() and commit()."""
         self._make_room_for_decodes()
         decodes, row_B, draft_B = self._decodes, self._decode_row_B, self._choose_drafts()
         num_tokens = len(decodes) + (0 if draft_B is None else int(draft_B.sum()))
         chunks = self._schedule_prefills(self.chunk_size - num_tokens)
         if not chunks:
-            return Schedule(decodes, chunks, decodes, self._decode_ids, row_B, num_tokens, draft_B)
+            return Schedule(
+                decodes, chunks, decodes, self._decode_ids, row_B, *self._places(row_B), num_tokens, draft_B
+            )
         last = [chunk.request for chunk in chunks if chunk.is_last]
         request_ids = self._decode_ids + [request.request_id for request in last]
         row_S = np.concatenate((row_B, np.array([request.row for request in last], dtype=np.int64)))
         draft_S = None if draft_B is None else np.concatenate((draft_B, np.zeros(len(last), dtype=np.int64)))
         num_tokens += sum(chunk.end - chunk.start for chunk in chunks)
-        return Schedule(decodes, chunks, decodes + last, request_ids, row_S, num_tokens, draft_S)
+        places = self._places(row_S)
+        return Schedule(decodes, chunks, decodes + last, request_ids, row_S, *places, num_tokens, draft_S)
+
+    def _places(self, row_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.rows.length_M[row_S], self.rows.holder_M[row_S]
+
+    def must_preempt(self) -> bool:
+        """Whether schedule() would preempt a request now."""
+        self._refresh_decodes()
+        return len(self._full_decodes()) > self.pool.num_available
 
     def _choose_drafts(self) -> np.ndarray | None:
         """How many of its drafts each decode computes: no more than can become tokens, nor than pages can be spared."""
@@ -195,17 +138,21 @@ class Scheduler:
     def _make_room_for_decodes(self) -> None:
         """Sees to it that each decode has a page for its next token; those that cannot have one are preempted."""
         self._refresh_decodes()
-        rows, row_B = self.rows, self._decode_row_B
-        full_B = rows.length_M[row_B] > rows.num_slots_M[row_B]  # the newest token's cache entry has no slot yet
-        for i in np.flatnonzero(full_B).tolist():
+        for i in self._full_decodes():
             request = self._decodes[i]
             if request.row >= 0:  # else an older one has just preempted it
                 self._grow(request)
         self._refresh_decodes()
 
+    def _full_decodes(self) -> list[int]:
+        """Those whose newest token's cache entry has no slot yet."""
+        row_B = self._decode_row_B
+        return np.flatnonzero(self.rows.length_M[row_B] > self.rows.num_slots_M[row_B]).tolist()
+
     def _refresh_decodes(self) -> None:
         if self._decodes_changed:
-            self._decodes = [request for request in self.running if request.decoding]
+            length_M, max_len_M = self.rows.length_M, self.rows.max_len_M
+            self._decodes = [r for r in self.running if r.decoding and length_M[r.row] < max_len_M[r.row]]
             self._decode_ids = [request.request_id for request in self._decodes]
             self._decode_row_B = np.array([request.row for request in self._decodes], dtype=np.int64)
             self._decodes_changed = False
@@ -303,6 +250,14 @@ class Scheduler:
         self.num_accepted_tokens += int(accepted_S.sum())
         return accepted_S
 
+    def advance(self, schedule: Schedule) -> None:
+        """The step is on its way: every scheduled request is as long as it will be, one token each at least."""
+        for chunk in schedule.chunks:
+            chunk.request.num_prefilled = chunk.end
+            chunk.request.decoding = chunk.is_last
+            self._decodes_changed |= chunk.is_last
+        self._decodes_changed |= bool(self.rows.advance(schedule.row_S).any())
+
     def commit(
         self,
         schedule: Schedule,
@@ -310,23 +265,28 @@ class Scheduler:
         prompt_logprobs: Sequence[list] = (),
         accepted_S: np.ndarray | None = None,
     ) -> list[TokenOutput]:
-        """Advances every scheduled request and retires the finished ones.
+        """Takes the tokens of a step that has been advanced, and retires the requests that they finish.
 
         prompt_logprobs: one list per chunk, for the prompt tokens that follow the chunk's tokens (see runner.py).
-        accepted_S: what verify() found.
+        accepted_S: what verify() found. Requests that have left their row since are passed over.
         """
-        self._advance_prefills(schedule.chunks, prompt_logprobs)
-        num_decodes = len(schedule.decodes)
-        if accepted_S is None:
-            return self._take(schedule.sampled, schedule.request_ids, schedule.row_S, sampled, num_decodes)[0]
+        for chunk, logprobs in zip(schedule.chunks, prompt_logprobs):
+            if chunk.request.prompt_logprobs is not None:
+                chunk.request.prompt_logprobs += logprobs
+        here_S = self.rows.holder_M[schedule.row_S] == schedule.holder_S
+        if accepted_S is None and here_S.all():
+            return self._take(schedule.sampled, schedule.request_ids, schedule.row_S, schedule.at_S, sampled)[0]
+        accepted_S = np.zeros_like(schedule.at_S) if accepted_S is None else accepted_S
         outputs: list[TokenOutput] = []
-        index_S = np.arange(len(accepted_S))
-        for j in range(int(accepted_S.max()) + 1):
+        index_S = np.flatnonzero(here_S)
+        for j in range(int(accepted_S.max(initial=0)) + 1):
             requests = [schedule.sampled[i] for i in index_S.tolist()]
             request_ids = [request.request_id for request in requests]
+            row_X, at_X = schedule.row_S[index_S], schedule.at_S[index_S] + j
+            if j:
+                self.rows.advance(row_X)
             taken = sampled.take(schedule.first_S[index_S] + j)
-            num_continued = num_decodes if j == 0 else len(requests)
-            more, ended_S = self._take(requests, request_ids, schedule.row_S[index_S], taken, num_continued)
+            more, ended_S = self._take(requests, request_ids, row_X, at_X, taken)
             outputs += more
             index_S = index_S[~ended_S & (accepted_S[index_S] > j)]
         return outputs
@@ -336,39 +296,23 @@ class Scheduler:
         requests: list[Request],
         request_ids: list[str],
         row_X: np.ndarray,
+        at_X: np.ndarray,
         sampled: SampledTokens,
-        num_continued: int,
     ) -> tuple[list[TokenOutput], np.ndarray]:
-        """One token for each of these requests, the first num_continued of which have had some; and which ended."""
-        stopped_X, full_X = self.rows.append(row_X, sampled.token_X)
+        """One token for each of these requests; and which ended."""
+        stopped_X, full_X = self.rows.put(row_X, at_X, sampled.token_X)
         ended_X = stopped_X | full_X | (sampled.token_X < 0)
         outputs = list(map(TokenOutput, request_ids, sampled.token_X.tolist()))
         self.num_generated_tokens += len(outputs)
         # Everything beyond a plain token is rare enough to be done one by one.
-        for i in range(num_continued, len(outputs)):
-            outputs[i] = self._with_prompt(outputs[i], requests[i])
+        for i in np.flatnonzero(at_X == self.rows.num_prompt_M[row_X]).tolist():
+            outputs[i] = _with_prompt(outputs[i], requests[i])
         if sampled.logprobs is not None:
             outputs = [_with_logprobs(output, i, sampled) for i, output in enumerate(outputs)]
+        self.rows.length_M[row_X[ended_X]] = at_X[ended_X] + 1
         for i in np.flatnonzero(ended_X).tolist():
             outputs[i] = self._end(outputs[i], requests[i], "stop" if stopped_X[i] else "length")
         return outputs, ended_X
-
-    def _advance_prefills(self, chunks: list[Chunk], prompt_logprobs: Sequence[list]) -> None:
-        for chunk in chunks:
-            chunk.request.num_prefilled = chunk.end
-            chunk.request.decoding = chunk.is_last
-            self._decodes_changed |= chunk.is_last
-        for chunk, logprobs in zip(chunks, prompt_logprobs):
-            if chunk.request.prompt_logprobs is not None:
-                chunk.request.prompt_logprobs += logprobs
-
-    def _with_prompt(self, output: TokenOutput, request: Request) -> TokenOutput:
-        """The first output also tells what became of the prompt; a later prefill (after a preemption) has nothing to
-        add."""
-        if self.rows.length_M[request.row] > request.num_prompt + 1:
-            return output
-        scores = None if request.prompt_logprobs is None else tuple(request.prompt_logprobs)
-        return msgspec.structs.replace(output, prompt_logprobs=scores, num_cached_tokens=request.num_cached_tokens or 0)
 
     def _end(self, output: TokenOutput, request: Request, reason: str) -> TokenOutput:
         self._retire(request)
@@ -391,6 +335,12 @@ class Scheduler:
             )
         for request in self.running:
             self.rows.check_integrity(request)
+
+
+def _with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
+    """The first output also tells what became of the prompt."""
+    scores = None if request.prompt_logprobs is None else tuple(request.prompt_logprobs)
+    return msgspec.structs.replace(output, prompt_logprobs=scores, num_cached_tokens=request.num_cached_tokens or 0)
 
 
 def _with_logprobs(output: TokenOutput, i: int, sampled: SampledTokens) -> TokenOutput:

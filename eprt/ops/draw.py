@@ -4,12 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.ops import native, reference
+from eprt.gpu.upload import upload
+from eprt.ops import native
 
 _PARAMETERS = (("temperature", np.float32), ("min_p", np.float64), ("top_k", np.int64), ("top_p", np.float64))
 
 # Logits that plain torch draws from at once: a dozen intermediates of this size, some fp64, exist at a time.
-_BLOCK_ELEMENTS = 1 << 18
+_BLOCK_ELEMENTS = 1 << 24
 
 
 def draw(
@@ -29,8 +30,8 @@ def draw(
     (float64) keeps the fewest most likely ones that reach top_p of what is left, lower ids first among equals;
     u (float64 in [0, 1)) chooses the first token at which the cumulative distribution exceeds it.
 
-    On CPU a kernel of its own, elsewhere the oracle, block by block. A row of NaN or infinite logits gives some token.
-    Raises ValueError for logits or rows of a wrong type, shape or value.
+    On CPU a kernel of its own, elsewhere torch, which waits for nothing. A row of NaN or infinite logits gives some
+    token. Raises ValueError for logits or rows of a wrong type, shape or value.
     """
     if logits_XV.dim() != 2 or logits_XV.dtype != torch.float32 or logits_XV.shape[1] == 0:
         raise ValueError(f"logits must be float32 [rows, vocabulary], got {logits_XV.dtype} {tuple(logits_XV.shape)}")
@@ -41,7 +42,7 @@ def draw(
         if value.shape != row_Y.shape:
             raise ValueError(f"{name} has shape {value.shape}, there are {len(row_Y)} rows to draw for")
     if not logits_XV.is_cpu:
-        return _draw_in_blocks(logits_XV, row_Y, given)
+        return draw_with_torch(logits_XV, row_Y, given)
     token_Y = torch.empty(len(row_Y), dtype=torch.int64)
     arrays = [np.ascontiguousarray(given[name], dtype=dtype) for name, dtype in (*_PARAMETERS, ("u", np.float64))]
     rows = np.ascontiguousarray(row_Y, dtype=np.int64)
@@ -50,9 +51,40 @@ def draw(
     return token_Y
 
 
-def _draw_in_blocks(logits_XV: Tensor, row_Y: np.ndarray, given: dict[str, np.ndarray]) -> Tensor:
-    """The oracle, some rows at a time."""
+def draw_with_torch(logits_XV: Tensor, row_Y: np.ndarray, given: dict[str, np.ndarray]) -> Tensor:
+    """draw() on any device, some rows at a time. given: draw()'s arrays by name."""
+    arrays = [row_Y, *(np.asarray(given[name], dtype=dtype) for name, dtype in (*_PARAMETERS, ("u", np.float64)))]
+    rows_Y, temperature_Y, min_p_Y, top_k_Y, top_p_Y, u_Y = upload(arrays, logits_XV.device)
     size = max(1, _BLOCK_ELEMENTS // logits_XV.shape[1])
-    blocks = [slice(start, start + size) for start in range(0, len(row_Y), size)]
-    parts = [reference.draw(logits_XV, row_Y[b], **{name: value[b] for name, value in given.items()}) for b in blocks]
+    parts = []
+    for b in (slice(start, start + size) for start in range(0, len(row_Y), size)):
+        truncates = bool((given["top_k"][b] > 0).any() or (given["top_p"][b] < 1).any())
+        prob_YV = kept_probs(logits_XV[rows_Y[b]], temperature_Y[b], min_p_Y[b], top_k_Y[b], top_p_Y[b], truncates)
+        cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
+        # The first token whose cumulative probability exceeds u: never one of probability 0.
+        chosen_Y1 = torch.searchsorted(cdf_YV, u_Y[b].unsqueeze(1) * cdf_YV[:, -1:], right=True)
+        parts.append(chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1))
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=logits_XV.device)
+
+
+def kept_probs(
+    logits_YV: Tensor, temperature_Y: Tensor, min_p_Y: Tensor, top_k_Y: Tensor, top_p_Y: Tensor, truncates: bool
+) -> Tensor:
+    """What draw() draws from: probabilities of the tokens that are kept, not summing to 1, and 0 for the others.
+
+    truncates: whether any row has a top_k or top_p. Differs from the oracle's draw_probs in nothing but how it waits.
+    """
+    logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
+    prob_YV = (logits_YV / temperature_Y.unsqueeze(1)).softmax(dim=-1)
+    prob_YV.masked_fill_(prob_YV < prob_YV.amax(dim=-1, keepdim=True) * min_p_Y.unsqueeze(1), 0)
+    if not truncates:
+        return prob_YV
+    vocab_size = prob_YV.shape[1]
+    k_Y1 = torch.where(top_k_Y > 0, top_k_Y.clamp(max=vocab_size), vocab_size).unsqueeze(1)
+    # Stable: lower token ids come first among equals.
+    sorted_YV, order_YV = prob_YV.sort(dim=-1, descending=True, stable=True)
+    mass_YV = sorted_YV.cumsum(dim=-1, dtype=torch.float64)
+    wanted_Y1 = top_p_Y.unsqueeze(1) * mass_YV.gather(1, k_Y1 - 1)
+    num_kept_Y1 = torch.minimum((mass_YV < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
+    dropped_YV = torch.arange(vocab_size, device=prob_YV.device) >= num_kept_Y1
+    return torch.zeros_like(prob_YV).scatter_(1, order_YV, sorted_YV.masked_fill_(dropped_YV, 0))

@@ -154,6 +154,8 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
     add("--low-latency-max-tokens", type=int, default=defaults["low_latency_max_tokens"], metavar="N",
         help="steps of no more tokens on any rank use the low-latency exchange, default %(default)s")  # fmt: skip
     add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
+    add("--overlap-schedule", action=argparse.BooleanOptionalAction,
+        help="prepare each step while the one before computes; default: on GPUs")  # fmt: skip
     add("--chunk-size", type=int, default=defaults["chunk_size"], help="tokens of one step, default %(default)s")
     add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
     add("--seed", type=int, default=defaults["seed"], help="of requests that bring no seed, default %(default)s")
@@ -253,6 +255,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         load_format=args.load_format,
         num_hidden_layers=args.num_hidden_layers,
         low_latency_max_tokens=args.low_latency_max_tokens,
+        overlap_schedule=args.overlap_schedule,
         graph_sizes=_graph_sizes(args),
         max_model_len=args.max_model_len,
         kv_cache_gb=args.kv_cache_gb,

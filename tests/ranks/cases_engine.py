@@ -44,7 +44,8 @@ def same_tokens(group: EPGroup, directory: str) -> None:
     """Prints rank 0's tokens, for the test to compare between numbers of ranks; checks what one run can check."""
     prompts, params = requests()
     results = []
-    for options in ({}, {"chunk_size": 11, "page_size": 4}, {"kv_cache_gb": 4e-4, "page_size": 4, "max_num_seqs": 3}):
+    tight = {"kv_cache_gb": 4e-4, "page_size": 4, "max_num_seqs": 3}
+    for options in ({}, {"chunk_size": 11, "page_size": 4, "overlap_schedule": True}, tight):
         with LLM(directory, group, **{"kv_cache_gb": 0.01, **options}) as llm:
             outputs = llm.generate(prompts, params)
             llm.engine.check_integrity()

@@ -177,6 +177,38 @@ def test_modes_and_idle_steps():
     assert engine.step().all_idle and engine.stats().num_steps == 5
 
 
+def test_with_overlap_tokens_come_a_step_later_and_none_is_computed_in_vain():
+    """but for the one behind a stop token: that a request will end at its length is known beforehand."""
+    outputs = []
+    for overlap in (False, True):
+        engine = make_engine(overlap_schedule=overlap)
+        engine.add_request("length", [7, 8], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+        steps = []
+        while engine.has_work:
+            steps.append([output.token_id for output in engine.step().outputs])
+        assert sum(engine.model.num_tokens) == 2 + 2
+        outputs.append(steps)
+    assert outputs[1] == [[], *outputs[0]]
+
+
+def test_an_abort_frees_what_a_step_under_way_still_computes():
+    engine = make_engine(overlap_schedule=True)
+    params = SamplingParams(max_tokens=30, temperature=0, seed=0, ignore_eos=True)
+    for request_id in ("gone", "stays"):
+        engine.add_request(request_id, [9, 10, 11], params)
+    engine.step()
+    engine.step()
+    assert engine.abort("gone")
+    engine.add_request("next", [9, 10, 12], params)  # takes the row and the pages of the one that has gone
+    outputs = run(engine)
+    assert set(outputs) == {"stays", "next"}
+    assert tokens_of(outputs["next"]) == expected([9, 10, 12], params)[0]
+    engine.add_request("alone", [9], params)
+    engine.step()
+    assert engine.abort("alone") and engine.has_work
+    assert not engine.step().outputs and engine.step().all_idle
+
+
 def test_statistics():
     engine = make_engine(num_pages=100)
     engine.add_request("a", [9] * 10, GREEDY)

@@ -27,7 +27,9 @@ def enter(rows: BatchRows, request: Request, generated: list[int]) -> int:
     request.tokens_L = np.array([*request.tokens_L, *early], dtype=np.int32)
     rows.enter(request)
     for token in late:
-        rows.append(np.array([request.row]), np.array([token]))
+        at_X = rows.length_M[[request.row]]
+        rows.advance(np.array([request.row]))
+        rows.put(np.array([request.row]), at_X, np.array([token]))
     return request.row
 
 

@@ -34,6 +34,7 @@ event_strategy = st.one_of(
     chunk_size=st.sampled_from([1, 3, 8, 64]),
     max_num_seqs=st.sampled_from([1, 3, 8]),
     enable_prefix_cache=st.booleans(),
+    overlap_schedule=st.booleans(),
 )
 def test_every_request_gets_its_own_tokens(events, num_pages, page_size, **options):
     engine = make_engine(num_pages, page_size=page_size, **options)
