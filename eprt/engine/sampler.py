@@ -43,7 +43,9 @@ class Sample:
     def fetch(self) -> SampledTokens:
         """Waits for it."""
         token_X, *logprobs = self.snapshot.values()
-        return SampledTokens(token_X, *(() if self.logprobs is None else self.logprobs.report(*logprobs)))
+        if self.logprobs is None:
+            return SampledTokens(token_X)
+        return SampledTokens(token_X, *self.logprobs.report(*logprobs))
 
 
 def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows, offset_X: np.ndarray | None = None) -> SampledTokens:
