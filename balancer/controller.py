@@ -113,7 +113,8 @@ class Controller:
         if seconds <= 0:
             return False
         steps = snapshot.num_steps - before.num_steps
-        changed = self.statistics.add(snapshot.tokens_PLE - before.tokens_PLE, seconds, steps)
+        tokens_PLE = snapshot.tokens_PLE - before.tokens_PLE
+        changed = self.statistics.add(tokens_PLE, seconds, steps, snapshot.num_steps)
         if changed:
             self.plan_again()
         return changed

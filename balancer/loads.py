@@ -29,6 +29,7 @@ class LoadFile:
             if self.trace.num_layers != num_layers:
                 raise ValueError(f"topk_idx has {self.trace.num_layers} layers, load has {num_layers}")
             self.trace.check_experts(num_experts)
+            self.trace.check_windows(len(self.load_WLE))
 
     @property
     def num_windows(self) -> int:
@@ -45,7 +46,9 @@ class LoadFile:
         if not 1 <= num_windows <= self.num_windows:
             raise ValueError(f"num_windows={num_windows}: the file holds {self.num_windows} windows")
         starts = np.arange(num_windows) * self.num_windows // num_windows
-        return LoadFile(np.add.reduceat(self.load_WLE, starts, axis=0), self.trace, self.format, self.notes)
+        window_of = np.searchsorted(starts, np.arange(self.num_windows), side="right") - 1
+        trace = self.trace and self.trace.in_windows(window_of)
+        return LoadFile(np.add.reduceat(self.load_WLE, starts, axis=0), trace, self.format, self.notes)
 
 
 def read_load(path: str | Path) -> LoadFile:

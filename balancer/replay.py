@@ -16,8 +16,27 @@ from .placement import Placement
 from .plan import plan
 from .trace import RoutingTrace
 
-# (load to plan for [L, E], placement in force, whether it is the first plan) -> placement
-Policy = Callable[[np.ndarray, Placement, bool], Placement]
+# (load to plan for [L, E], placement in force, whether it is the first plan, tokens to look at) -> placement
+Policy = Callable[[np.ndarray, Placement, bool, RoutingTrace | None], Placement]
+
+
+class Tokens:
+    """Which tokens of a trace a replay may plan with, and on which it counts traffic: never on those it has seen.
+
+    Where the trace knows the windows of its tokens: those of the windows before, and of the window judged. Otherwise
+    every other token, in all windows alike, and the rest.
+    """
+
+    def __init__(self, trace: RoutingTrace):
+        self._trace = trace
+        self._halves = None if trace.window is not None else halves(trace)
+
+    def seen(self, window: int) -> RoutingTrace:
+        """Before this window begins."""
+        return self._halves[0] if self._halves else self._trace.of_windows(-1, window)
+
+    def judged(self, window: int) -> RoutingTrace:
+        return self._halves[1] if self._halves else self._trace.of_windows(window, window + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +44,8 @@ class Replay:
     """One policy over windows 1 .. W - 1 (V of them); window 0 is only planned from.
 
     load_VLG: float64, tokens of each GPU. moves_V: int64, slots whose GPU had to receive an expert; the first entry is
-    the change from the placement before. traffic_V: crossings per token, mean over layers; None without a trace.
+    the change from the placement before. traffic_V: crossings per token, mean over layers (those of the window before
+    where no token of a window was sampled); None without a trace.
     """
 
     name: str
@@ -58,11 +78,10 @@ def replay(
     *,
     memory: int = 1,
     every: int = 1,
-    trace: RoutingTrace | None = None,
+    tokens: Tokens | None = None,
     objective: str = "node_copies",
 ) -> Replay:
-    """memory: windows that a plan is made from, the latest. every: windows from plan to plan. trace: what traffic is
-    counted on."""
+    """memory: windows that a plan is made from, the latest. every: windows from plan to plan."""
     if len(load_WLE) < 2:
         raise ValueError(
             f"{len(load_WLE)} window: a replay needs two or more, one to plan from and one to be judged on"
@@ -72,41 +91,45 @@ def replay(
         before = placement
         if (window - 1) % every == 0:
             seen_LE = load_WLE[max(0, window - memory) : window].sum(0)
-            placement = policy(seen_LE, before, window == 1)
+            placement = policy(seen_LE, before, window == 1, None if tokens is None else tokens.seen(window))
         moves.append(int(moved_slots(before, placement).sum()))
         loads.append(placement.gpu_load(load_WLE[window]))
-        if trace is not None and (placement is not before or not crossings):
-            now = float(traffic_per_token(placement, trace, objective).mean())
-            crossings.append(now)
-        elif trace is not None:
-            crossings.append(crossings[-1])
-    return Replay(name, np.stack(loads), np.array(moves), np.array(crossings) if trace is not None else None, placement)
+        if tokens is not None:
+            judged = tokens.judged(window)
+            missing = not judged.num_tokens and crossings
+            crossings.append(crossings[-1] if missing else _traffic(placement, judged, objective))
+    return Replay(name, np.stack(loads), np.array(moves), np.array(crossings) if tokens else None, placement)
+
+
+def _traffic(placement: Placement, judged: RoutingTrace, objective: str) -> float:
+    return float(traffic_per_token(placement, judged, objective).mean())
 
 
 def policies(
     chosen: dict[str, Any], goal: dict[str, Any] | None, max_moves_per_layer: int | None, names: list[str]
 ) -> dict[str, Policy]:
-    """The named ones. chosen: plan()'s keyword arguments for the cluster; goal: for traffic (with coactivation)."""
+    """The named ones. chosen: plan()'s keyword arguments for the cluster; goal: for traffic, coactivation left out."""
     budget: dict[str, Any] = {"max_moves_per_layer": max_moves_per_layer}
 
-    def from_scratch(load_LE: np.ndarray, current: Placement, first: bool) -> Placement:
+    def from_scratch(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
         return plan(load_LE, **chosen)
 
-    def aligned_scratch(load_LE: np.ndarray, current: Placement, first: bool) -> Placement:
+    def aligned_scratch(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
         return aligned(plan(load_LE, **chosen), current)
 
-    def eplb(load_LE: np.ndarray, current: Placement, first: bool) -> Placement:
+    def eplb(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
         return eplb_placement(load_LE, chosen)
 
-    def incremental(load_LE: np.ndarray, current: Placement, first: bool) -> Placement:
+    def incremental(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
         return plan(load_LE, **chosen) if first else plan(load_LE, current=current, **chosen, **budget)
 
-    def affinity(load_LE: np.ndarray, current: Placement, first: bool) -> Placement:
+    def affinity(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
         assert goal is not None
-        return plan(load_LE, **chosen, **goal) if first else plan(load_LE, current=current, **chosen, **goal, **budget)
+        wanted = {**chosen, **goal, "coactivation": seen}
+        return plan(load_LE, **wanted) if first else plan(load_LE, current=current, **wanted, **budget)
 
     known: dict[str, Policy] = {
-        "none": lambda load_LE, current, first: current,
+        "none": lambda load_LE, current, first, seen: current,
         "eplb": eplb,
         "scratch": from_scratch,
         "aligned": aligned_scratch,

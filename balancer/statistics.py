@@ -17,11 +17,13 @@ _REMEMBERED_CHANGES = 16
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """tokens_PLE: float32 [2, L, E], choices of each expert in the window. seconds: how long it was. steps: in it."""
+    """tokens_PLE: float32 [2, L, E], choices of each expert in the window. seconds: how long it was. steps: in it.
+    last_step: number of the last of them."""
 
     tokens_PLE: np.ndarray
     seconds: float
     steps: int
+    last_step: int = 0
 
 
 class LoadStatistics:
@@ -58,7 +60,7 @@ class LoadStatistics:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def add(self, tokens_PLE: np.ndarray, seconds: float, steps: int = 0) -> bool:
+    def add(self, tokens_PLE: np.ndarray, seconds: float, steps: int = 0, last_step: int = 0) -> bool:
         """Takes a window in; True if the load was found to have changed, a few windows ago or just now.
 
         ValueError naming phase, layer, expert and value for what cannot be a count, or the time that cannot be one.
@@ -75,7 +77,7 @@ class LoadStatistics:
             raise ValueError(f"a window of seconds={seconds}, steps={steps}: must be above 0, and at least 0")
         if tokens_PLE.sum() < self._min_tokens * self.shape[1]:
             return False
-        self._windows.append(Window(tokens_PLE.astype(np.float32), seconds, steps))
+        self._windows.append(Window(tokens_PLE.astype(np.float32), seconds, steps, last_step))
         self.num_windows += 1
         self._num_current = min(self._num_current + 1, len(self._windows))
         self.stable_s += seconds
@@ -154,6 +156,17 @@ class LoadStatistics:
             return np.zeros((0, *self.shape[1:]), dtype=np.float32)
         parts = [w.tokens_PLE.sum(0) if phase is None else w.tokens_PLE[PHASES.index(phase)] for w in self._windows]
         return np.stack(parts)
+
+    def window_of_steps(self, step_T: np.ndarray) -> np.ndarray:
+        """int32 [T]: the window in which each step was computed, as windows() numbers them; -1: in none of them.
+
+        step_T: int64, as the server numbers its steps."""
+        last_W = np.array([w.last_step for w in self._windows], dtype=np.int64)
+        first_W = last_W - [w.steps for w in self._windows]
+        at_T = np.searchsorted(last_W, step_T)  # the first window that ends no earlier
+        inside_T = at_T < len(last_W)
+        inside_T[inside_T] = step_T[inside_T] > first_W[at_T[inside_T]]
+        return np.where(inside_T, at_T, -1).astype(np.int32)
 
     def _test(self) -> bool:
         """Forgets what came before a change, if there was one."""

@@ -1,7 +1,8 @@
 """RoutingTrace: which experts sampled tokens chose, layer by layer. What co-activation and traffic are counted from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,13 @@ class RoutingTrace:
 
     Layers may have sampled different tokens (and different T), K is the same everywhere.
     source_gpu: per layer int32 [T], the rank that each token came from; None: any rank, equally likely.
+    window: per layer int32 [T], the window of the load that each token was in, -1 for one before the first; None: not
+    known.
     """
 
     topk_idx: tuple[np.ndarray, ...]
     source_gpu: tuple[np.ndarray, ...] | None = None
+    window: tuple[np.ndarray, ...] | None = None
 
     def __post_init__(self):
         topk = tuple(_as_topk(idx_TK, layer) for layer, idx_TK in enumerate(self.topk_idx))
@@ -24,16 +28,21 @@ class RoutingTrace:
                 f"topk_idx has {sorted({i.shape[1] for i in topk})} choices per token; all layers need the same"
             )
         object.__setattr__(self, "topk_idx", topk)
-        if self.source_gpu is not None:
-            sources = tuple(np.ascontiguousarray(s, dtype=np.int32) for s in self.source_gpu)
-            if len(sources) != len(topk):
-                raise ValueError(f"source_gpu has {len(sources)} layers, topk_idx has {len(topk)}")
-            for layer, (idx_TK, source_T) in enumerate(zip(topk, sources)):
-                if source_T.shape != (len(idx_TK),):
-                    raise ValueError(
-                        f"source_gpu[layer {layer}] has shape {source_T.shape}; topk_idx has {len(idx_TK)} tokens there"
-                    )
-            object.__setattr__(self, "source_gpu", sources)
+        for name in ("source_gpu", "window"):
+            if (layers := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _per_token(layers, name, topk))
+
+    @staticmethod
+    def joined(traces: Sequence["RoutingTrace"]) -> "RoutingTrace":
+        """The tokens of all of them, which know sources and windows alike. At least one."""
+
+        def of(name: str) -> tuple[np.ndarray, ...] | None:
+            parts = [getattr(trace, name) for trace in traces]
+            return None if parts[0] is None else tuple(np.concatenate(layer) for layer in zip(*parts, strict=True))
+
+        topk_idx = of("topk_idx")
+        assert topk_idx is not None
+        return RoutingTrace(topk_idx, of("source_gpu"), of("window"))
 
     @property
     def num_layers(self) -> int:
@@ -65,14 +74,41 @@ class RoutingTrace:
                     f"{num_gpus - 1}; leave source_gpu out to plan for another cluster than the one recorded"
                 )
 
+    def check_windows(self, num_windows: int) -> None:
+        """ValueError naming layer and token whose window is none of so many."""
+        for layer, window_T in enumerate(self.window or ()):
+            bad = np.flatnonzero((window_T < -1) | (window_T >= num_windows))
+            if len(bad):
+                raise ValueError(
+                    f"topk_window[layer {layer}, token {bad[0]}] = {window_T[bad[0]]}: load has windows 0 to "
+                    f"{num_windows - 1}, and -1 is before the first"
+                )
+
     def without_sources(self) -> "RoutingTrace":
         """The same tokens, each on any rank, equally likely."""
-        return RoutingTrace(self.topk_idx)
+        return RoutingTrace(self.topk_idx, None, self.window)
 
     def every_other(self, start: int) -> "RoutingTrace":
         """Tokens start, start + 2, ... of each layer."""
-        sources = self.source_gpu and tuple(source_T[start::2] for source_T in self.source_gpu)
-        return RoutingTrace(tuple(idx_TK[start::2] for idx_TK in self.topk_idx), sources)
+        return self._rows(tuple(slice(start, None, 2) for _ in self.topk_idx))
+
+    def of_windows(self, first: int, end: int) -> "RoutingTrace":
+        """The tokens of windows first .. end - 1; needs window."""
+        assert self.window is not None
+        return self._rows(tuple(np.flatnonzero((w_T >= first) & (w_T < end)) for w_T in self.window))
+
+    def in_windows(self, window_of: np.ndarray) -> "RoutingTrace":
+        """The same tokens, what was window w now being window_of[w]. window_of: int [W]."""
+        if self.window is None:
+            return self
+        numbers = np.append(window_of, -1).astype(np.int32)  # -1 stays what it is
+        return replace(self, window=tuple(numbers[window_T] for window_T in self.window))
+
+    def _rows(self, rows_L: Sequence[Any]) -> "RoutingTrace":
+        def of(layers: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+            return tuple(array[rows] for array, rows in zip(layers, rows_L))
+
+        return RoutingTrace(of(self.topk_idx), self.source_gpu and of(self.source_gpu), self.window and of(self.window))
 
     def load(self, num_experts: int) -> np.ndarray:
         """float64 [L, E]: how often each expert was chosen."""
@@ -96,8 +132,20 @@ class RoutingTrace:
             np.sort(rng.permutation(len(idx_TK))[:max_tokens]) if len(idx_TK) > max_tokens else np.arange(len(idx_TK))
             for idx_TK in self.topk_idx
         ]
-        sources = self.source_gpu and tuple(source_T[rows] for source_T, rows in zip(self.source_gpu, chosen))
-        return RoutingTrace(tuple(idx_TK[rows] for idx_TK, rows in zip(self.topk_idx, chosen)), sources)
+        return self._rows(chosen)
+
+
+def _per_token(layers: Sequence[np.ndarray], name: str, topk: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """int32 [T] of each layer, or ValueError."""
+    arrays = tuple(np.ascontiguousarray(array, dtype=np.int32) for array in layers)
+    if len(arrays) != len(topk):
+        raise ValueError(f"{name} has {len(arrays)} layers, topk_idx has {len(topk)}")
+    for layer, (idx_TK, array_T) in enumerate(zip(topk, arrays)):
+        if array_T.shape != (len(idx_TK),):
+            raise ValueError(
+                f"{name}[layer {layer}] has shape {array_T.shape}; topk_idx has {len(idx_TK)} tokens there"
+            )
+    return arrays
 
 
 def _as_topk(idx_TK: np.ndarray | Sequence, layer: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""eprt balance record: a running server's load, window by window, and a sample of its routing, into a file."""
+"""eprt balance record: a running server's load and a sample of its routing, window by window, into a file."""
 
 import argparse
 import io
@@ -24,6 +24,9 @@ def add_parser(commands) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
     parser.add_argument("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
     parser.add_argument("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
+    parser.add_argument(
+        "--tokens", type=int, default=1024, metavar="N", help="most sampled in a window; default %(default)s"
+    )
     parser.set_defaults(run=run)
 
 
@@ -31,7 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Interrupted (Ctrl-C), it writes what it has."""
     if arguments.windows < 1 or not arguments.window_s > 0:
         raise ValueError(f"--windows {arguments.windows} --window-s {arguments.window_s}: both must be above 0")
+    if arguments.tokens < 0:
+        raise ValueError(f"--tokens {arguments.tokens}: must be at least 0")
     windows: list[np.ndarray] = []
+    traces: list[RoutingTrace] = []
     before = _counters(arguments.url)
     try:
         while len(windows) < arguments.windows:
@@ -40,20 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
             if now["server_id"] != before["server_id"]:
                 raise ValueError(f"the server was restarted after {len(windows)} windows: its load is another run's")
             load_LE = _load(now) - _load(before)
+            steps = before["num_steps"], now["num_steps"]
             before = now
             if not load_LE.any():
                 print(".", end="", file=sys.stderr, flush=True)  # idle: no window
                 continue
+            trace = _trace(arguments.url, *steps, window=len(windows))
+            traces += [] if trace is None else [trace.sample(arguments.tokens, seed=len(windows))]
             windows.append(load_LE)
             options.say(f"window {len(windows)} of {arguments.windows}: {load_LE.sum():.0f} choices")
     except KeyboardInterrupt:
         options.say(f"interrupted after {len(windows)} windows")
     if not windows:
         raise ValueError("no window with load was recorded: the server was idle")
-    trace = _trace(arguments.url)
+    trace = RoutingTrace.joined(traces) if traces else None
     eprt_npz.write(arguments.out, np.stack(windows), trace)
-    options.say(f"wrote {arguments.out}: {len(windows)} windows, {trace.num_tokens} sampled tokens of each layer")
+    num_tokens = 0 if trace is None else trace.num_tokens
+    options.say(f"wrote {arguments.out}: {len(windows)} windows, {num_tokens} sampled tokens of each layer")
     return 0
+
+
+class _NotYetError(ValueError):
+    """The server says that there is nothing to tell yet."""
 
 
 def _get(url: str) -> bytes:
@@ -66,7 +80,8 @@ def _get(url: str) -> bytes:
             body = json.loads(body)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             pass
-        raise ValueError(f"{url}: {error.code}: {body}") from None
+        kind = _NotYetError if error.code == 409 else ValueError
+        raise kind(f"{url}: {error.code}: {body}") from None
     except urllib.error.URLError as error:
         raise ValueError(f"{url}: {error.reason}; is a server running there?") from None
 
@@ -82,6 +97,15 @@ def _load(document: dict) -> np.ndarray:
     return np.array([layer["per_expert"] for layer in document["layers"]], dtype=np.float64)
 
 
-def _trace(url: str) -> RoutingTrace:
-    with np.load(io.BytesIO(_get(f"{url.rstrip('/')}/v1/eprt/load?format=npz"))) as data:
-        return RoutingTrace(tuple(data["topk_idx"]), tuple(data["source_gpu"]))
+def _trace(url: str, after_step: int, last_step: int, window: int) -> RoutingTrace | None:
+    """The routing sample, as far as it was computed in these steps; None before the server's own first window."""
+    try:
+        file = _get(f"{url.rstrip('/')}/v1/eprt/load?format=npz")
+    except _NotYetError:
+        return None
+    with np.load(io.BytesIO(file)) as data:
+        step_LT = data["topk_step"]
+        window_LT = np.where((step_LT > after_step) & (step_LT <= last_step), window, -1)
+        return RoutingTrace(tuple(data["topk_idx"]), tuple(data["source_gpu"]), tuple(window_LT)).of_windows(
+            window, window + 1
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import plots
 from ..loads import LoadFile
-from ..replay import Replay, halves, policies, replay
+from ..replay import Replay, Tokens, policies, replay
 from . import options
 from .tables import table
 
@@ -62,13 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def replay_all(arguments: argparse.Namespace, file: LoadFile) -> list[Replay]:
     chosen = options.cluster(arguments, file.load_WLE.shape[2])
-    goal = judged = None
+    goal = tokens = None
     if file.trace is not None and arguments.num_nodes > 1:
-        seen, judged = halves(file.trace.without_sources() if arguments.any_source else file.trace)
-        goal = options.traffic(arguments, seen)
+        tokens = Tokens(file.trace.without_sources() if arguments.any_source else file.trace)
+        goal = {"traffic": arguments.traffic, "balance_allowance": arguments.balance_allowance}
     names = arguments.policies or [name for name in DEFAULT if name != "affinity" or goal is not None]
     start = options.contiguous(file.load_WLE.shape[1:], chosen)
-    shared = {"memory": arguments.memory, "every": arguments.every, "trace": judged, "objective": arguments.traffic}
+    shared = {"memory": arguments.memory, "every": arguments.every, "tokens": tokens, "objective": arguments.traffic}
     known = policies(chosen, goal, arguments.max_moves_per_layer, names)
     return [replay(name, policy, file.load_WLE, start, **shared) for name, policy in known.items()]
 

@@ -1,7 +1,7 @@
-"""eprt's own .npz: load [W, L, E] or [L, E]; optionally topk_idx with source_gpu.
+"""eprt's own .npz: load [W, L, E] or [L, E]; optionally topk_idx with source_gpu and topk_window.
 
 topk_idx: one array [L, T, K], or topk_idx_0, topk_idx_1, ... [T, K] of layers that sampled different tokens; source_gpu
-[L, T] or source_gpu_0, ... likewise.
+and topk_window [L, T] or source_gpu_0, ... likewise.
 """
 
 from pathlib import Path
@@ -17,13 +17,15 @@ def read(path: Path) -> LoadFile:
         if "load" not in data:
             raise ValueError(f"no array 'load'; it has {', '.join(data.files) or 'none'}")
         topk, sources = _layers(data, "topk_idx"), _layers(data, "source_gpu")
-        trace = None if topk is None else RoutingTrace(topk, sources)
+        trace = None if topk is None else RoutingTrace(topk, sources, _layers(data, "topk_window"))
         return LoadFile(data["load"], trace)
 
 
 def write(path: Path, load_WLE: np.ndarray, trace: RoutingTrace | None = None) -> None:
     arrays = {"load": load_WLE}
-    for name, layers in (("topk_idx", trace and trace.topk_idx), ("source_gpu", trace and trace.source_gpu)):
+    parts = {} if trace is None else {"topk_idx": trace.topk_idx, "source_gpu": trace.source_gpu}
+    parts |= {} if trace is None else {"topk_window": trace.window}
+    for name, layers in parts.items():
         if layers and len({len(layer) for layer in layers}) == 1:
             arrays[name] = np.stack(layers)
         elif layers:

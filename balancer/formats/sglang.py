@@ -71,6 +71,7 @@ def _read_records(dumps: list[tuple[Path, dict]]) -> LoadFile:
     passes: dict[int, np.ndarray] = {}
     tokens: list[np.ndarray] = []
     sources: list[np.ndarray] = []
+    pass_of: list[np.ndarray] = []
     for path, dump in dumps:
         for index, record in enumerate(dump["records"]):
             where = f"{path.name}: records[{index}]"
@@ -81,21 +82,25 @@ def _read_records(dumps: list[tuple[Path, dict]]) -> LoadFile:
             if topk_LTK is not None:
                 tokens.append(_logical(topk_LTK, slots_LP))
                 sources.append(np.full(topk_LTK.shape[1], int(record["rank"]), dtype=np.int32))
+                pass_of.append(np.full(topk_LTK.shape[1], at))
     if not passes:
         raise ValueError("records is empty: nothing was recorded")
     layer_LP = np.broadcast_to(np.arange(num_layers)[:, None], slots_LP.shape)
     load_WLE = np.zeros((len(passes), num_layers, num_experts))
     for window, at in enumerate(sorted(passes)):
         np.add.at(load_WLE[window], (layer_LP, slots_LP), passes[at])
+    used_W = load_WLE.any(axis=(1, 2))
     notes = ["the map from slots to experts is the last one: counts before a rebalance are attributed by it"]
     trace = None
     if tokens:
         source_T = np.concatenate(sources)
-        trace = RoutingTrace(tuple(np.concatenate(tokens, axis=1)), (source_T,) * num_layers)
+        # A pass without counts is no window; its tokens, if it has any, belong to the one before.
+        window_T = (np.cumsum(used_W) - 1)[np.searchsorted(sorted(passes), np.concatenate(pass_of))]
+        trace = RoutingTrace(tuple(np.concatenate(tokens, axis=1)), (source_T,) * num_layers, (window_T,) * num_layers)
         if trace.num_tokens > _MAX_TOKENS:
             notes.append(f"{_MAX_TOKENS} of {trace.num_tokens} recorded tokens are kept, drawn evenly")
             trace = trace.sample(_MAX_TOKENS)
-    return LoadFile(load_WLE[load_WLE.any(axis=(1, 2))], trace, NAME, tuple(notes))
+    return LoadFile(load_WLE[used_W], trace, NAME, tuple(notes))
 
 
 def _physical_map(dumps: list[tuple[Path, dict]]) -> np.ndarray:

@@ -28,6 +28,7 @@ class LoadRecorder:
         self._tokens_PLE = np.zeros((2, num_layers, num_experts), dtype=np.int64)
         dtype = np.uint8 if num_experts <= 256 else np.uint16
         self._sample_LAK = np.zeros((num_layers, sample_size, top_k), dtype=dtype)
+        self._step_A = np.zeros(sample_size, dtype=np.int64)
         self._num_steps = self._num_sampled = 0
         self._num_decode = 0
         self._rows = self._places = np.empty(0, dtype=np.int64)
@@ -46,6 +47,7 @@ class LoadRecorder:
         count = min(num_tokens, _SAMPLE_TOKENS, size) if self._num_steps % _SAMPLE_EVERY == 1 else 0
         self._rows = np.arange(count) * (num_tokens // max(count, 1))
         self._places = (self._num_sampled + np.arange(count)) % size
+        self._step_A[self._places] = self._num_steps
         self._num_sampled += count
 
     def begin_drafts(self, num_tokens: int) -> None:
@@ -79,6 +81,10 @@ class LoadRecorder:
     def sample(self) -> np.ndarray:
         """[L, A, K] uint8 or uint16, the choices of the tokens sampled last, in no particular order."""
         return self._sample_LAK[:, : min(self._num_sampled, self._sample_LAK.shape[1])].copy()
+
+    def sample_steps(self) -> np.ndarray:
+        """int64 [A]: the step in which each of them was computed; the first is 1."""
+        return self._step_A[: min(self._num_sampled, len(self._step_A))].copy()
 
 
 class DeviceLoadRecorder(LoadRecorder):

@@ -137,11 +137,13 @@ class Step(_Message, frozen=True):
 
 
 class Sampled(_Message, frozen=True):
-    """This rank's routing sample: [L, A, K] of unsigned integers of item_bytes, the experts that tokens chose."""
+    """This rank's routing sample: [L, A, K] of unsigned integers of item_bytes, the experts that tokens chose. steps:
+    int64 [A], when."""
 
     shape: tuple[int, int, int]
     item_bytes: int
     topk_idx: bytes
+    steps: bytes
 
 
 class Drain(_Message, frozen=True):

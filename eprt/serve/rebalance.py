@@ -128,7 +128,8 @@ class Rebalancer:
 
     async def load_file(self) -> bytes:
         """.npz: load [windows, layers, experts], load_prefill and load_decode beside it, and a routing sample topk_idx
-        [layers, tokens, choices] with each token's rank in source_gpu [layers, tokens]."""
+        [layers, tokens, choices]; of each token source_gpu [layers, tokens], its rank, topk_window, the window it was
+        computed in (-1: none of these), and topk_step, the step."""
         placement = self.placement
         statistics = self.controller.statistics
         parts: dict[str, np.ndarray] = {}
@@ -137,12 +138,16 @@ class Rebalancer:
             parts[name] = np.zeros(shape, np.float32) if statistics is None else statistics.windows(phase)
         if not len(parts["load"]):
             raise ApiError(409, "no window of load is complete yet; try again in a few seconds", code="no_load")
-        parts["topk_idx"], parts["source_gpu"] = await self._trace()
+        assert statistics is not None
+        parts["topk_idx"], parts["source_gpu"], parts["topk_step"] = await self._trace()
+        window_T = statistics.window_of_steps(parts["topk_step"][0])
+        parts["topk_window"] = np.tile(window_T, (placement.num_layers, 1))
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **parts)  # type: ignore[arg-type]
         return buffer.getvalue()
 
-    async def _trace(self) -> tuple[np.ndarray, np.ndarray]:
+    async def _trace(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """topk_idx, source_gpu and topk_step of load_file()."""
         try:
             told = await self._pool.sample()
         except TimeoutError:
@@ -151,7 +156,9 @@ class Rebalancer:
         samples = [np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in told]
         source = np.concatenate([np.full(sample.shape[1], rank) for rank, sample in enumerate(samples)])
         trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)
-        return trace_LTK, np.broadcast_to(source.astype(np.int32), trace_LTK.shape[:2]).copy()
+        step_T = np.concatenate([np.frombuffer(s.steps, dtype=np.int64) for s in told])
+        num_layers = len(trace_LTK)
+        return trace_LTK, np.tile(source.astype(np.int32), (num_layers, 1)), np.tile(step_T, (num_layers, 1))
 
     def status(self) -> dict[str, Any]:
         """eprt.rebalance/1."""
@@ -224,7 +231,7 @@ class Rebalancer:
         else:
             trace = None
             if self.placement.num_nodes > 1:
-                topk_LTK, source_LT = await self._trace()
+                topk_LTK, source_LT, _ = await self._trace()
                 trace = RoutingTrace(tuple(topk_LTK), tuple(source_LT)).sample(_TRACE_TOKENS)
             plan_request = self.controller.request(self.placement, trace)
         if plan_request is None:

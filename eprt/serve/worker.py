@@ -103,7 +103,8 @@ class Worker:
                     self._engine.migrator.cancel(job_id)
                 case Sample():
                     sample_LAK = self._engine.recorder.sample()
-                    self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes()))
+                    steps = self._engine.recorder.sample_steps().tobytes()
+                    self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps))
                 case Stop(seq):
                     self._seen_seq, self._stopping = seq, True
         for reason in self._channel.stop_reasons:

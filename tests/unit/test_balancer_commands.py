@@ -9,10 +9,11 @@ import threading
 
 import numpy as np
 import pytest
-from eprt.balancer import Placement, plan, read_load
+from eprt.balancer import Placement, RoutingTrace, plan, read_load, traffic_per_token
 from eprt.balancer.__main__ import main
 from eprt.balancer.formats import eprt_npz
-from eprt.balancer.replay import halves, policies, replay
+from eprt.balancer.loads import LoadFile
+from eprt.balancer.replay import Tokens, policies, replay
 from eprt.balancer.synthetic import drifting_load, topic_trace
 
 CLUSTER = ["--num-gpus", "8", "--num-nodes", "4", "--num-slots", "40"]
@@ -99,12 +100,12 @@ def test_what_cannot_be_is_said(load, tmp_path, capsys, words, message):
 def test_a_replay_counts_what_it_says(load):
     """Recounted by hand: the policy's own plans, judged on the windows after them."""
     file = read_load(load)
-    seen, judged = halves(file.trace)
+    tokens = Tokens(file.trace)
     start = Placement.contiguous(2, 32, 8, 40, 4)
-    goal = {"coactivation": seen, "balance_allowance": 0.1}
+    goal = {"balance_allowance": 0.1}
     made = {}
     for name, policy in policies(OPTIONS, goal, 4, ["none", "eplb", "incremental", "affinity"]).items():
-        made[name] = replay(name, policy, file.load_WLE, start, trace=judged)
+        made[name] = replay(name, policy, file.load_WLE, start, tokens=tokens)
         assert made[name].load_VLG.shape == (5, 2, 8) and len(made[name].moves_V) == 5
         np.testing.assert_allclose(made[name].load_VLG.sum(2), file.load_WLE[1:].sum(2))
     assert made["none"].moves_V.tolist() == [0] * 5
@@ -120,6 +121,34 @@ def test_a_replay_counts_what_it_says(load):
         assert (one.balance_ratio_V <= 1).all()
     rare = replay("rare", policies(OPTIONS, None, 4, ["eplb"])["eplb"], file.load_WLE, start, every=2, memory=2)
     assert rare.moves_V[1] == rare.moves_V[3] == 0 < rare.moves_V[2]
+
+
+def test_a_replay_looks_at_no_token_before_its_window(load):
+    """A trace that knows its windows: planned with what came before, counted on the window judged."""
+    file = read_load(load)
+    rng = np.random.default_rng(0)
+    window_LT = [rng.integers(-1, 6, len(topk_TK)) for topk_TK in file.trace.topk_idx]
+    window_LT[0][window_LT[0] == 4] = window_LT[1][window_LT[1] == 4] = 3  # nothing was sampled in window 4
+    trace = RoutingTrace(file.trace.topk_idx, None, tuple(window_LT))
+    start, looked = Placement.contiguous(2, 32, 8, 40, 4), []
+
+    def affinity(load_LE, current, first, seen):
+        looked.append(seen)
+        return plan(load_LE, coactivation=seen, **OPTIONS)
+
+    made = replay("affinity", affinity, file.load_WLE, start, tokens=Tokens(trace))
+    for window, seen in enumerate(looked, start=1):
+        placement = plan(file.load_WLE[window - 1], coactivation=seen, **OPTIONS)
+        for layer in range(2):
+            np.testing.assert_array_equal(
+                seen.topk_idx[layer], trace.topk_idx[layer][window_LT[layer] < window], f"window {window}"
+            )
+        if window != 4:
+            want = traffic_per_token(placement, trace.of_windows(window, window + 1)).mean()
+            assert made.traffic_V[window - 1] == pytest.approx(want)
+    assert made.traffic_V[3] == made.traffic_V[2]
+    grouped = LoadFile(file.load_WLE, trace).regrouped(3).trace
+    np.testing.assert_array_equal(grouped.window[0], np.where(window_LT[0] < 0, -1, window_LT[0] // 2))
 
 
 def test_replay_prints_tables_json_and_plots(load, tmp_path, capsys):
@@ -180,12 +209,15 @@ class FakeServer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if "npz" in self.path:
             buffer = io.BytesIO()
-            np.savez(buffer, topk_idx=np.zeros((2, 5, 2), int), source_gpu=np.zeros((2, 5), int))
+            steps = np.tile([0, 1, 2, 3, 4], (2, 1))  # two steps in each window
+            chosen = np.stack((steps, steps), axis=2) % 2
+            np.savez(buffer, topk_idx=chosen, source_gpu=np.zeros((2, 5), int), topk_step=steps)
             return self.answer(buffer.getvalue())
         FakeServer.looks += 1
         total = FakeServer.looks * (FakeServer.looks + 1) // 2
         layers = [{"per_expert": [total, 0]}, {"per_expert": [0, total]}]
-        return self.answer(json.dumps({"schema": "eprt.load/1", "server_id": "a", "layers": layers}).encode())
+        document = {"schema": "eprt.load/1", "server_id": "a", "layers": layers, "num_steps": 2 * FakeServer.looks - 2}
+        return self.answer(json.dumps(document).encode())
 
     def answer(self, body):
         self.send_response(200)
@@ -205,6 +237,7 @@ def test_record_takes_differences(tmp_path, capsys):
         server.shutdown()
     file = read_load(out)
     assert file.load_WLE[:, 0, 0].tolist() == [2, 3, 4] and file.load_WLE[:, 1, 1].tolist() == [2, 3, 4]
-    assert file.trace is not None and file.trace.num_tokens == 5
+    assert file.trace is not None and file.trace.window[1].tolist() == [0, 0, 1, 1]
+    assert file.trace.topk_idx[1][:, 0].tolist() == [1, 0, 1, 0], "every token once, in the window of its step"
     assert main(["record", "--url", url, "--out", str(out)]) == 2
     assert "is a server running there?" in capsys.readouterr().err

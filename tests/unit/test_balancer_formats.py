@@ -25,11 +25,16 @@ def test_npz_with_traces(tmp_path, tokens):
     topk = tuple(RNG.integers(-1, 4, size=(count, 2)).astype(np.int32) for count in tokens)
     sources = tuple(RNG.integers(3, size=count).astype(np.int32) for count in tokens)
     load_WLE = RNG.integers(0, 9, size=(3, 2, 4))
-    eprt_npz.write(tmp_path / "a.npz", load_WLE, RoutingTrace(topk, sources))
+    windows = tuple(RNG.integers(-1, 3, size=count).astype(np.int32) for count in tokens)
+    eprt_npz.write(tmp_path / "a.npz", load_WLE, RoutingTrace(topk, sources, windows))
     file = read_load(tmp_path / "a.npz")
     np.testing.assert_array_equal(file.load_WLE, load_WLE)
-    for got, want in zip((*file.trace.topk_idx, *file.trace.source_gpu), (*topk, *sources)):
+    trace = file.trace
+    for got, want in zip((*trace.topk_idx, *trace.source_gpu, *trace.window), (*topk, *sources, *windows), strict=True):
         np.testing.assert_array_equal(got, want)
+    eprt_npz.write(tmp_path / "a.npz", load_WLE[:2], RoutingTrace(topk, sources, (windows[0] * 0, windows[1] * 0 + 2)))
+    with pytest.raises(ValueError, match=r"topk_window\[layer 1, token 0\] = 2: load has windows 0 to 1"):
+        read_load(tmp_path / "a.npz")
 
 
 def test_windows_regroup_without_losing_load(tmp_path):
@@ -156,6 +161,7 @@ def test_sglang_per_token(tmp_path, counts):
         want = [logical[one[layer]] for one in (physical[0], physical[2], physical[1], physical[3])]
         np.testing.assert_array_equal(file.trace.topk_idx[layer], np.concatenate(want))
         assert file.trace.source_gpu[layer].tolist() == [0] * 14 + [1] * 14
+        assert file.trace.window[layer].tolist() == ([0] * 7 + [1] * 7) * 2
     np.testing.assert_array_equal(file.load_WLE.sum(0), file.trace.load(4))
 
 

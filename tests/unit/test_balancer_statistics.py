@@ -73,6 +73,16 @@ def test_what_is_no_count_is_named(bad, words):
         make().add(np.full((2, NUM_LAYERS, NUM_EXPERTS), 99), 0.0)
 
 
+def test_steps_are_found_in_their_windows():
+    """Windows of few tokens are left out, and so are their steps."""
+    statistics = LoadStatistics(1, 4, max_windows=3)
+    for last_step, tokens in ((10, 900), (20, 900), (30, 1), (40, 900), (45, 900)):
+        statistics.add(np.full((2, 1, 4), tokens), 1.0, 10 if last_step < 45 else 5, last_step)
+    assert len(statistics) == 3, "the first is forgotten"
+    steps = np.array([1, 10, 11, 20, 21, 30, 31, 40, 41, 45, 46])
+    assert statistics.window_of_steps(steps).tolist() == [-1, -1, 0, 0, -1, -1, 1, 1, 2, 2, -1]
+
+
 def test_memory_is_bounded():
     rng = np.random.default_rng(1)
     statistics = make(max_windows=40)

@@ -40,4 +40,6 @@ def test_both_recorders_count_steps_with_drafts_alike():
         for recorder in (plain, device):
             recorder.count_drafts(num_requests)
     assert np.array_equal(plain.tokens_PLE, want_PLE) and np.array_equal(device.tokens_PLE, want_PLE)
+    steps = plain.sample_steps()
+    assert len(steps) == len(plain.sample()[0]) and set(steps.tolist()) <= set(range(1, 41, 8)), "every eighth step"
     assert len(plain.sample()[0]) > 100 and np.array_equal(plain.sample(), device.sample())
