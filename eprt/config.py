@@ -191,6 +191,9 @@ class EngineConfig:
     low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
     num_redundant_experts: slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that
     all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
+    overlap: what a step computes while its tokens and outputs travel: "none", "tbo" (a step's two halves take turns),
+    "sbo" (decodes: the shared expert and the experts' second product), "auto" (docs/overlap.md). overlap_sms: SMs of a
+    GPU for communication beside the experts; None: computed.
     replica_routing: how tokens choose among replicas: "weights" (as the placement says, on every rank alike), "local"
     (the same totals, but each rank prefers its own replica, then its node's), "batch" or "batch-lp" (anew in each step
     and layer, as all ranks' tokens of that step ask; by water-filling, or the exact minimum).
@@ -217,6 +220,8 @@ class EngineConfig:
     num_redundant_experts: int = 0
     spare_experts: int = 2
     replica_routing: str = "weights"
+    overlap: str = "auto"
+    overlap_sms: int | None = None
     seed: int = 0
 
     def __post_init__(self):
@@ -254,4 +259,13 @@ class EngineConfig:
             self.replica_routing in ("weights", "local", "batch", "batch-lp"),
             f"--replica-routing {self.replica_routing}: must be weights, local, batch or batch-lp",
         )
+        _require(
+            self.overlap in ("none", "tbo", "sbo", "auto"), f"--overlap {self.overlap}: must be none, tbo, sbo or auto"
+        )
+        if self.overlap_sms is not None:
+            _require(1 <= self.overlap_sms <= 64, f"--overlap-sms {self.overlap_sms}: must be in 1..64")
+            _require(
+                self.overlap != "none" and self.device != "cpu",
+                f"--overlap-sms {self.overlap_sms}: no SMs are shared with --overlap none or on the CPU; leave it out",
+            )
         _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")

@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", default=EngineConfig.dtype, help="auto, float32 or bfloat16")
     add("--quantization", default=None, help="int8")
     add("--device", default=EngineConfig.device, help="cpu, cuda (a GPU for each rank) or auto")
+    add("--overlap", default=EngineConfig.overlap, help="none, tbo, sbo or auto (docs/overlap.md)")
     add("--max-model-len", type=int)
     add("--bind", default=ParallelConfig.bind, help="core, numa or none")
     return parser
@@ -64,7 +65,8 @@ def _generate(arguments: argparse.Namespace) -> int:
         stop=tuple(arguments.stop),
         n=arguments.n,
     )
-    engine_options = {name: getattr(arguments, name) for name in ("dtype", "device", "quantization", "max_model_len")}
+    named = ("dtype", "device", "quantization", "max_model_len", "overlap")
+    engine_options = {name: getattr(arguments, name) for name in named}
     EngineConfig(arguments.model, **engine_options)  # wrong flags show before torch is loaded
 
     from eprt.bind import bind

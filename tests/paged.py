@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eprt.layers.batch import ForwardBatch
+from eprt.layers.batch import ForwardBatch, Split
 
 
 @dataclass(eq=False)
@@ -35,14 +35,14 @@ class PagedRunner:
         pages = prefix_of.pages[: num_shared // self.page_size] if prefix_of else []
         return Request(list(tokens), list(pages), num_shared)
 
-    def forward(self, work: list[tuple[Request, int]], mode: str = "normal") -> list[Tensor]:
+    def forward(self, work: list[tuple[Request, int]], mode: str = "normal", overlap: str = "none") -> list[Tensor]:
         """Computes the next n tokens of each request in one step; fp32 logits [n, V] each, in the order given.
 
         A request's single token after its first counts as decoding, as in the engine.
         """
         self.num_steps += 1
         order = sorted(range(len(work)), key=lambda i: not (work[i][1] == 1 and work[i][0].num_done > 0))
-        batch = self._batch([work[i] for i in order], mode)
+        batch = self._batch([work[i] for i in order], mode, overlap)
         logits = self.model.forward(batch, self.kv_cache)
         parts = logits.split([work[i][1] for i in order])
         for request, n in work:
@@ -74,7 +74,7 @@ class PagedRunner:
         """What a rank without requests does so that the others can use its experts."""
         assert self.forward([], mode) == []
 
-    def _batch(self, work: list[tuple[Request, int]], mode: str) -> ForwardBatch:
+    def _batch(self, work: list[tuple[Request, int]], mode: str, overlap: str) -> ForwardBatch:
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -104,4 +104,6 @@ class PagedRunner:
             num_decode=sum(n == 1 and request.num_done > 0 for request, n in work),
             logits_idx=torch.arange(len(tokens), device=self.device),
             mode=mode,
+            overlap=overlap,
+            split=Split.of(starts) if overlap == "tbo" else None,
         )

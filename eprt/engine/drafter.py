@@ -47,7 +47,7 @@ class Drafter:
         hidden_SH = self._draft(hidden_TH, shifted)[idx_S]
         position_S = batch.position_T.cpu().numpy()[from_S]
         self.rows.num_draft_M[schedule.row_S] = 0
-        self._chain(schedule.row_S[: len(from_S)], position_S, hidden_SH, batch.mode)
+        self._chain(schedule.row_S[: len(from_S)], position_S, hidden_SH, batch)
 
     def _draft(self, hidden_TH: Tensor, batch: ForwardBatch) -> Tensor:
         hidden_TH = self.model.draft(hidden_TH, batch, self.kv_pages)
@@ -74,7 +74,8 @@ class Drafter:
         from_S[num_decodes:] = [end - 1 for end, chunk in zip(ends[1:], schedule.chunks) if chunk.is_last]
         return from_S
 
-    def _chain(self, row_S: np.ndarray, position_S: np.ndarray, hidden_SH: Tensor, mode: str) -> None:
+    def _chain(self, row_S: np.ndarray, position_S: np.ndarray, hidden_SH: Tensor, step: ForwardBatch) -> None:
+        """step: the batch of the step, whose mode and overlap hold here too."""
         rows, page_size = self.rows, self.rows.page_size
         for k in range(self.num_drafts):
             if k:
@@ -85,7 +86,7 @@ class Drafter:
                 hidden_SH = hidden_SH[torch.from_numpy(room).to(hidden_SH.device)]
                 if self._recorder is not None:
                     self._recorder.begin_drafts(len(row_S))
-                batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, mode, hidden_SH)
+                batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, step, hidden_SH)
                 hidden_SH = self._draft(hidden_SH, batch)
             if len(row_S):
                 rows.draft_MK[row_S, k] = self.model.logits(hidden_SH).argmax(dim=-1).cpu().numpy()
@@ -98,7 +99,7 @@ def _decode_batch(
     position_S: np.ndarray,
     token_S: np.ndarray,
     page_size: int,
-    mode: str,
+    step: ForwardBatch,
     like: Tensor,
 ) -> ForwardBatch:
     """One token per request, at these positions."""
@@ -118,5 +119,6 @@ def _decode_batch(
         query_start_B1=tensor(np.arange(num + 1, dtype=np.int32)),
         num_decode=num,
         logits_idx=tensor(np.arange(num)),
-        mode=mode,
+        mode=step.mode,
+        overlap=step.overlap,
     )

@@ -53,6 +53,7 @@ from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
 from eprt.engine.kv_cache import PagePool, allocate_kv_cache, num_kv_pages
 from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
+from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.request import QueueFullError, Request, RequestLimits
 from eprt.engine.runner import Packed, Runner
 from eprt.engine.sampling_params import SamplingParams
@@ -123,6 +124,9 @@ class Engine:
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self._overlaps)
         self._in_flight: InFlight | None = None
         self.gap = DeviceGap(kv_cache_LPSD.device)
+        self.overlap = OverlapPolicy.of(config, self.model, self.group.size)
+        if self.group.rank == 0:
+            self.overlap.log()
         self._router: BatchRouter | None = None
         self.recorder, self.migrator = self._watch_experts()
         self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder) if num_drafts else None
@@ -130,6 +134,7 @@ class Engine:
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self._num_steps = 0
+        self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
         self._last_step_s = 0.0
         self._prepare_gpu(kv_cache_LPSD[:num_layers])
 
@@ -173,6 +178,7 @@ class Engine:
             self._router = BatchRouter(self.group, moe.num_experts, ROUTING_METHODS[config.replica_routing])
         for row, layer in enumerate(moe_layers):
             layer.record_load(recorder, row)
+            layer.overlap_sms = config.overlap_sms
             if self._router is not None:
                 layer.route_by(self._router, row)
         if self._on_gpu or not config.spare_experts:
@@ -197,7 +203,9 @@ class Engine:
             sizes = graph_sizes(config.graph_sizes, most_rows)
             if sizes and self._router is None and can_record(self.model):  # a router's split is the host's
                 num_pages = -(-self.limits.max_model_len // config.page_size)
-                self.runner.graphs = DecodeGraphs(self.model, kv_cache_LPSD, sizes, num_pages, padding_page)
+                self.runner.graphs = DecodeGraphs(
+                    self.model, kv_cache_LPSD, sizes, num_pages, padding_page, self.overlap.decode
+                )
         for layer in self.model.moe_layers():
             layer.reset_load()
         self.group.barrier()
@@ -286,7 +294,10 @@ class Engine:
             migrator.advance([Shown(*of_rank) for of_rank in zip(*shown_3N)])
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
         self.step_waits.leave(arrived_ns_N, took_ns_N, all_idle)
-        return any(num_tokens_N), "low_latency" if all(low_latency_N) else "normal", all_idle
+        mode = "low_latency" if all(low_latency_N) else "normal"
+        self.runner.overlap = self.overlap.of_step(num_tokens_N, mode)
+        self.overlap_steps[self.runner.overlap] += any(num_tokens_N)
+        return any(num_tokens_N), mode, all_idle
 
     @torch.inference_mode()
     def _launch(self, schedule: Schedule, mode: str) -> InFlight:
@@ -355,6 +366,8 @@ class Engine:
             last_step_s=self._last_step_s,
             num_gaps=self.gap.num_gaps,
             gap_s=self.gap.total_s,
+            num_two_batch_steps=self.overlap_steps["tbo"],
+            num_single_batch_steps=self.overlap_steps["sbo"],
             expert_tokens=b"" if self.recorder is None else self.recorder.tokens_PLE.tobytes(),
             slot_tokens=[sum(row) for row in self.model.expert_load()],
             migration=None if self.migrator is None else self.migrator.status(),

@@ -28,9 +28,13 @@ class DecodeGraphs:
     """sizes: numbers of rows, ascending. Construction is collective: it runs every size once on all ranks.
 
     padding_page: index of the page for padding. num_pages: most pages of a request. kv_cache_LPSD: the engine's.
+    overlap: of every step recorded (overlap_policy.py).
     """
 
-    def __init__(self, model, kv_cache_LPSD: Tensor, sizes: Sequence[int], num_pages: int, padding_page: int):
+    def __init__(
+        self, model, kv_cache_LPSD: Tensor, sizes: Sequence[int], num_pages: int, padding_page: int,
+        overlap: str = "none",
+    ):  # fmt: skip
         self.sizes, self._model, self._kv_cache = list(sizes), model, kv_cache_LPSD
         device, page_size, rows = kv_cache_LPSD.device, kv_cache_LPSD.shape[2], self.sizes[-1]
 
@@ -47,6 +51,7 @@ class DecodeGraphs:
             num_decode=rows,
             logits_idx=torch.arange(rows, device=device),
             mode="low_latency",
+            overlap=overlap,
         )
         self._static = replace(self._padding, **{name: t.clone() for name, t in _tensors(self._padding)})
         self._num_filled = 0

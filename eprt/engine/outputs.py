@@ -53,6 +53,7 @@ class EngineStats:
 
     num_prompt_tokens: prompt tokens of admitted requests; num_cached_tokens: those of them found in the prefix cache.
     num_gaps, gap_s: pauses of the GPU between two steps, and their sum (device_gap.py); 0 on CPUs.
+    num_two_batch_steps, num_single_batch_steps: of num_steps, those with that overlap (overlap_policy.py).
     num_drafted_tokens, num_accepted_tokens: drafts of the MTP layer that were computed, and those that held.
     expert_tokens: int64 [2, L, E] as bytes, choices of each logical expert by this rank's tokens, prefill and decode
     (eprt/ep/load.py); empty without MoE layers. slot_tokens: rows the rank's experts were given, per MoE layer.
@@ -72,6 +73,8 @@ class EngineStats:
     last_step_s: float
     num_gaps: int = 0
     gap_s: float = 0.0
+    num_two_batch_steps: int = 0
+    num_single_batch_steps: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     expert_tokens: bytes = b""

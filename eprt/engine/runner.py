@@ -4,6 +4,7 @@ The batch's tensors are views of buffers that are filled again in the next step;
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Schedule
 from eprt.gpu.upload import upload
-from eprt.layers.batch import ForwardBatch
+from eprt.layers.batch import ForwardBatch, Split
 
 # Rows of prompt log-probabilities computed at once: bounds the memory beside the logits themselves.
 _LOGPROB_ROWS = 64
@@ -39,6 +40,7 @@ class Runner:
         self.model, self.kv_cache_LPSD, self.rows = model, kv_cache_LPSD, rows
         self.device = kv_cache_LPSD.device
         self.graphs: DecodeGraphs | None = None
+        self.overlap = "none"  # of the next step (overlap_policy.py)
         self.page_size = kv_cache_LPSD.shape[2]
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
@@ -91,7 +93,14 @@ class Runner:
             "logits_idx": self._logits_idx(schedule),
         }
         *tensors, row_S = upload([*arrays.values(), schedule.row_S], self.device)
-        batch = ForwardBatch(**dict(zip(arrays, tensors)), num_decode=schedule.num_decode_tokens, mode=mode)
+        fields: dict[str, Any] = dict(zip(arrays, tensors))
+        batch = ForwardBatch(
+            **fields,
+            num_decode=schedule.num_decode_tokens,
+            mode=mode,
+            overlap=self.overlap,
+            split=Split.of(query_start_B1.tolist()) if self.overlap == "tbo" else None,
+        )
         if self.last_token_M is not None:
             num = len(schedule.decodes)
             batch.token_id_T[:num] = self.last_token_M[row_S[:num]]

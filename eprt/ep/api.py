@@ -126,6 +126,8 @@ class EPBackend(Protocol):
     config: EPConfig
     group: EPGroup
     can_be_recorded: bool  # whether all verbs may be captured in a CUDA graph
+    launches: bool  # whether verbs only launch work on the current CUDA stream; only then has it the two *_start
+    takes_signals: bool  # whether combine_send takes one
 
     def dispatch_send(
         self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
@@ -139,6 +141,11 @@ class EPBackend(Protocol):
         """
         ...
 
+    def dispatch_start(self, handle: DispatchHandle) -> None:
+        """Launches the receive on the current stream, ahead of dispatch_recv, which then launches nothing. What that
+        returns is valid once this stream has got here."""
+        ...
+
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
         """Waits for every rank's tokens of this epoch. Raises EPTimeoutError naming waiter, peer and phase."""
         ...
@@ -150,8 +157,17 @@ class EPBackend(Protocol):
         """
         ...
 
+    def new_signal(self, block_m: int, num_sms: int) -> Any:
+        """For combine_send, where it takes one: counters of columns for each block_m rows of a slot, all zero. num_sms:
+        thread blocks to send with."""
+        ...
+
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
         """Offers the experts' outputs, rows as in Received.x_RH, config.dtype. signal: single-batch overlap."""
+        ...
+
+    def combine_start(self, handle: DispatchHandle) -> None:
+        """As dispatch_start, ahead of combine_recv. In the same order as combine_recv; the handle is then completed."""
         ...
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:

@@ -44,6 +44,7 @@ class CpuBackend:
     """
 
     can_be_recorded = False
+    launches = takes_signals = False
 
     def __init__(self, config: EPConfig, group: EPGroup):
         self.config, self.group = config, group

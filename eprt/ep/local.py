@@ -35,6 +35,7 @@ class LocalBackend:
     """
 
     can_be_recorded = True
+    launches = takes_signals = False
 
     def __init__(self, config: EPConfig, group: EPGroup):
         self.config, self.group = config, group

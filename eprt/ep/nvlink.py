@@ -63,7 +63,7 @@ class NvlinkBackend:
     """
 
     _learns_rounds = False
-    can_be_recorded = True
+    can_be_recorded = launches = takes_signals = True
 
     def __init__(self, config: EPConfig, group: EPGroup, *, profile: bool = False, stats: bool = True):
         self.config, self.group = config, group
@@ -71,6 +71,8 @@ class NvlinkBackend:
         self._checks = Checks(config, group, self.max_rows, places_rows=config.mode == "normal")
         self._order = VerbOrder(config.num_buffers, self._checks.where)
         self._slots_per_rank = config.num_slots // group.size
+        self._started: set[int] = set()  # epochs whose receive has been launched
+        self._summed: dict[int, Tensor] = {}  # epoch -> what combine_start has launched the sums into
         self._asked = Asked(group, config.timeout_s, config.top_k, config.num_slots)
         self._check_limits()
         self._allocate(profile, stats)
@@ -138,9 +140,16 @@ class NvlinkBackend:
         self._launch_dispatch(handle, SEND)
         return handle
 
-    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+    def dispatch_start(self, handle: DispatchHandle) -> None:
         self._enter(DISPATCH_RECV, handle)
         self._launch_dispatch(handle, RECV)
+        self._started.add(handle.epoch)
+
+    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+        self._enter(DISPATCH_RECV, handle)
+        if handle.epoch not in self._started:
+            self._launch_dispatch(handle, RECV)
+        self._started.discard(handle.epoch)
         return self._received(handle)
 
     def combine_buffer(self, handle: DispatchHandle) -> Tensor:
@@ -156,12 +165,23 @@ class NvlinkBackend:
         self._launch_combine_send(i, y_RH, signal)
         self._order.done(COMBINE_SEND, handle.epoch)
 
+    def combine_start(self, handle: DispatchHandle) -> None:
+        self._summed[handle.epoch] = self._sum(handle)
+
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
-        i = self._enter(COMBINE_RECV, handle)
-        y_TH = torch.empty_like(handle.state.x_TH)
-        self._launch_combine_recv(i, handle, y_TH)
-        self._order.done(COMBINE_RECV, handle.epoch)
-        return y_TH
+        if getattr(handle.state, "backend", None) is self and handle.epoch in self._summed:
+            self._raise_failure()
+            return self._summed.pop(handle.epoch)
+        return self._sum(handle)
+
+    def new_signal(self, block_m: int, num_sms: int) -> Signal:
+        """For a combine_send whose experts raise its counters by the columns they have stored (ops.signal).
+
+        block_m: rows of a tile. num_sms: thread blocks to send with.
+        """
+        slot_tiles = -(-self.group.size * self.config.num_max_tokens_per_rank // block_m)
+        counter = torch.zeros(self._slots_per_rank * slot_tiles, dtype=torch.int32, device="cuda")
+        return Signal(counter, self.config.hidden_size, block_m, slot_tiles, num_sms)
 
     # -- two verbs in one launch: less latency when there is nothing to compute in between --
 
@@ -260,6 +280,13 @@ class NvlinkBackend:
         self._order.done(DISPATCH_SEND, epoch)
         state = NvlinkDispatch(self, x_TH.contiguous(), slot_idx_TK.contiguous(), num_rounds)
         return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), state)
+
+    def _sum(self, handle: DispatchHandle) -> Tensor:
+        i = self._enter(COMBINE_RECV, handle)
+        y_TH = torch.empty_like(handle.state.x_TH)
+        self._launch_combine_recv(i, handle, y_TH)
+        self._order.done(COMBINE_RECV, handle.epoch)
+        return y_TH
 
     def _launch_dispatch(self, handle: DispatchHandle, phases: int) -> None:
         i, state = handle.epoch % self.config.num_buffers, handle.state

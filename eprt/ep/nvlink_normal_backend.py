@@ -42,6 +42,7 @@ class NvlinkNormalBackend(NvlinkBackend):
     """
 
     _learns_rounds = True
+    takes_signals = False
 
     def __init__(self, config: EPConfig, group: EPGroup, *, stats: bool = True):
         self._tickets: dict[int, int] = {}
@@ -97,11 +98,6 @@ class NvlinkNormalBackend(NvlinkBackend):
 
     # -- the four verbs --
 
-    def combine_recv(self, handle: DispatchHandle) -> Tensor:
-        y_TH = super().combine_recv(handle)
-        self._forget(handle)
-        return y_TH
-
     def combine(self, y_RH: Tensor, handle: DispatchHandle) -> Tensor:
         y_TH = super().combine(y_RH, handle)
         self._forget(handle)
@@ -116,6 +112,11 @@ class NvlinkNormalBackend(NvlinkBackend):
             self._flights = []
 
     # -- inside --
+
+    def _sum(self, handle: DispatchHandle) -> Tensor:
+        y_TH = super()._sum(handle)
+        self._forget(handle)
+        return y_TH
 
     def _launch_dispatch(self, handle: DispatchHandle, phases: int) -> None:
         i, state = handle.epoch % self.config.num_buffers, handle.state

@@ -123,6 +123,7 @@ class ReferenceBackend:
     """
 
     can_be_recorded = False
+    launches = takes_signals = False
 
     def __init__(self, config: EPConfig, group: EPGroup):
         self.config, self.group = config, group

@@ -19,6 +19,7 @@ class StagedBackend:
     """Construction and close() are collective. As CpuBackend, for tensors of this rank's current GPU."""
 
     can_be_recorded = False
+    launches = takes_signals = False
 
     def __init__(self, config: EPConfig, group: EPGroup):
         self.config, self.group = config, group

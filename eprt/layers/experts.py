@@ -9,6 +9,7 @@ from torch import Tensor
 from eprt import ops
 from eprt.ep.api import Received
 from eprt.layers.linear import padded_intermediate_size, swiglu_weights
+from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
 
 
@@ -94,15 +95,25 @@ class Experts:
             if stack.scale is not None and new.scale is not None:
                 stack.scale[storage].copy_(new.scale)
 
-    def __call__(self, received: Received, out_RH: Tensor, expected_rows: int | None = None) -> Tensor:
+    def __call__(
+        self,
+        received: Received,
+        out_RH: Tensor,
+        expected_rows: int | None = None,
+        signal: TileSignal | None = None,
+        num_sms: int | None = None,
+    ) -> Tensor:
         """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it.
 
         expected_rows: about how many there are, where only the GPU knows; it chooses how they are computed.
+        GPUs only: signal, told as rows come to be there; num_sms, to compute on, default all.
         """
-        w13, w2 = self.pool.w13, self.pool.w2
-        return ops.grouped_experts(
-            received.x_RH, received.recv_count_E, w13, w2, out_RH, self.storage_E, received.scale_RG, expected_rows
-        )
+        w13, w2, storage_E = self.pool.w13, self.pool.w2, self.storage_E
+        x_RH, count_E, scale_RG = received.x_RH, received.recv_count_E, received.scale_RG
+        if signal is None and num_sms is None:
+            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, storage_E, scale_RG, expected_rows)
+        inner = ops.experts_up(x_RH, count_E, w13, storage_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
+        return ops.experts_down(inner, w2, out_RH, signal, num_sms)
 
 
 def _empty_stack(

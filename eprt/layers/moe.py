@@ -15,9 +15,12 @@ from eprt.ep.group import EPGroup
 from eprt.ep.load import LoadRecorder
 from eprt.ep.placement import SlotMap, SlotTable
 from eprt.ep.routing import BatchRouter
+from eprt.layers.batch import ForwardBatch
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
 from eprt.layers.mlp import MLP
+from eprt.layers.overlap import EXCHANGE, PLAIN, SINGLE_BATCH, TWO_BATCH, Microbatch, Stage
+from eprt.layers.sm_split import device_sms, send_sms, tile_rows
 from eprt.ops.weight import Weight
 
 MODES = ("normal", "low_latency")
@@ -76,6 +79,21 @@ class EPMoE(nn.Module):
         self._recorder: LoadRecorder | None = None
         self._router: BatchRouter | None = None
         self._row = 0
+        self.overlap_sms: int | None = None  # for communication beside the experts; None: sm_split.py says
+        self.stages = {
+            "gate": self._gate,
+            "rounds": self._rounds,
+            "dispatch_send": self._dispatch_send,
+            "dispatch_start": self._dispatch_start,
+            "receive": self._receive,
+            "experts": self._experts,
+            "shared": self._shared,
+            "signals": self._signals,
+            "combine_send": self._combine_send,
+            "combine_send_tiles": self._combine_send,
+            "combine_start": self._combine_start,
+            "combine_recv": self._combine_recv,
+        }
 
     @staticmethod
     def from_hf(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> "EPMoE":
@@ -114,39 +132,92 @@ class EPMoE(nn.Module):
         Returns (hidden, router_logits) when the transformers block this layer replaces did so.
         """
         self._check_input(hidden)
-        x_TH = hidden.reshape(-1, hidden.shape[-1])
+        microbatch = Microbatch(None, hidden.reshape(-1, hidden.shape[-1]))  # type: ignore[arg-type]
+        self._choose(microbatch, microbatch.x_TH, input_ids, mode, 0)
+        self._rounds(microbatch)
+        y = microbatch.y_TH.view(hidden.shape)
+        return (y, microbatch.logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
+
+    # -- the stages of overlap.py --
+
+    def schedule(self, batch: ForwardBatch) -> tuple[Stage, ...]:
+        if batch.overlap == "tbo":
+            return TWO_BATCH
+        sends_tiles = batch.overlap == "sbo" and self.ep[batch.mode].takes_signals
+        return SINGLE_BATCH if sends_tiles else PLAIN
+
+    def _gate(self, microbatch: Microbatch) -> None:
+        batch = microbatch.batch
+        self._choose(microbatch, microbatch.h_TH, batch.token_id_T, batch.mode, batch.first_row)
+
+    def _choose(
+        self, microbatch: Microbatch, h_TH: Tensor, input_ids: Tensor | None, mode: str | None, first_row: int
+    ) -> None:
+        """The slots of each token, and the exchange that takes it there."""
         assert self.gate is not None
-        logits_TE = self.gate.logits(x_TH)
-        weights_TK, expert_idx_TK = self.gate.choose(logits_TE)
+        microbatch.h_TH, microbatch.ep, microbatch.num_rounds = h_TH, self.ep[mode or self.mode], 1
+        microbatch.logits_TE = self.gate.logits(h_TH)
+        microbatch.weights_TK, expert_idx_TK = self.gate.choose(microbatch.logits_TE)
         if input_ids is not None:
             expert_idx_TK.masked_fill_(input_ids.view(-1, 1) < 0, -1)
         if self._recorder is not None:
-            self._recorder.record(self._row, expert_idx_TK)
+            self._recorder.record(self._row, expert_idx_TK, first_row)
         if self._router is None:
-            slot_idx_TK = self._slot_table.slot_idx(expert_idx_TK)
+            microbatch.slot_idx_TK = self._slot_table.slot_idx(expert_idx_TK)
         else:
-            slot_idx_TK = self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
-        y_TH = self._route(self.ep[mode or self.mode], x_TH, slot_idx_TK, weights_TK)
-        y = y_TH.view(hidden.shape)
-        return (y, logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
+            microbatch.slot_idx_TK = self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
 
-    def _route(self, ep: EPBackend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    def _rounds(self, microbatch: Microbatch) -> None:
         """In rounds of at most num_max_tokens_per_rank tokens, as many as the rank with the most tokens needs."""
-        limit = ep.config.num_max_tokens_per_rank
-        own_rounds = max(1, -(-x_TH.shape[0] // limit))
+        limit = microbatch.ep.config.num_max_tokens_per_rank
+        own_rounds = max(1, -(-microbatch.h_TH.shape[0] // limit))
         all_rounds, done, parts = own_rounds, 0, []
         while done < all_rounds:
-            rows = slice(done * limit, (done + 1) * limit)
-            handle = ep.dispatch_send(x_TH[rows], slot_idx_TK[rows], weights_TK[rows], max(1, own_rounds - done))
-            shared_TH = None if self.shared_expert is None else self.shared_expert(x_TH[rows])
-            received = ep.dispatch_recv(handle)
-            self.load_S += received.recv_count_E
-            ep.combine_send(self.experts(received, ep.combine_buffer(handle)), handle)
-            y_TH = ep.combine_recv(handle)
-            parts.append(y_TH if shared_TH is None else y_TH + shared_TH)
-            all_rounds = max(all_rounds, done + received.num_rounds)
+            part = microbatch.of_rows(slice(done * limit, (done + 1) * limit))
+            part.num_rounds = max(1, own_rounds - done)
+            for stage in EXCHANGE:
+                self.stages[stage.name](part)
+            parts.append(part.y_TH)
+            all_rounds = max(all_rounds, done + part.received.num_rounds)
             done += 1
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        microbatch.y_TH = parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _dispatch_send(self, m: Microbatch) -> None:
+        m.handle = m.ep.dispatch_send(m.h_TH, m.slot_idx_TK, m.weights_TK, m.num_rounds)
+
+    def _dispatch_start(self, m: Microbatch) -> None:
+        if m.ep.launches:
+            m.ep.dispatch_start(m.handle)
+
+    def _receive(self, m: Microbatch) -> None:
+        m.received = m.ep.dispatch_recv(m.handle)
+        m.y_RH = m.ep.combine_buffer(m.handle)
+
+    def _signals(self, m: Microbatch) -> None:
+        T, ranks, slots = m.handle.num_tokens, self.group.size, len(self.expert_of_slot)
+        num_sms = self.overlap_sms or send_sms(self.config, T, ranks, slots)
+        m.signal = m.ep.new_signal(tile_rows(self.config, T, ranks, slots * ranks), num_sms)
+
+    def _experts(self, m: Microbatch) -> None:
+        self.load_S += m.received.recv_count_E
+        # With static shapes x_RH has room for more rows than come; as a rule a rank gets as many as it sends.
+        expected_rows = None if m.ep.config.mode == "normal" else max(1, m.handle.num_tokens) * self.config.top_k
+        num_sms = None if m.signal is None else device_sms() - m.signal.num_sms
+        self.experts(m.received, m.y_RH, expected_rows, m.signal, num_sms)
+
+    def _shared(self, m: Microbatch) -> None:
+        m.shared_TH = None if self.shared_expert is None else self.shared_expert(m.h_TH)
+
+    def _combine_send(self, m: Microbatch) -> None:
+        m.ep.combine_send(m.y_RH, m.handle, m.signal)
+
+    def _combine_start(self, m: Microbatch) -> None:
+        if m.ep.launches:
+            m.ep.combine_start(m.handle)
+
+    def _combine_recv(self, m: Microbatch) -> None:
+        y_TH = m.ep.combine_recv(m.handle)
+        m.y_TH = y_TH if m.shared_TH is None else y_TH + m.shared_TH
 
     def _check_input(self, hidden: Tensor) -> None:
         where = f"[rank {self.group.rank}/{self.group.size}] EPMoE layer {self.layer_idx}"

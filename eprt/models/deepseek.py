@@ -17,6 +17,7 @@ from eprt.layers.mla import MLA
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
+from eprt.layers.overlap import DENSE, Lanes, Microbatch, Stage, run_layers
 
 
 class DecoderLayer:
@@ -26,12 +27,22 @@ class DecoderLayer:
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        attended_TH = self.attention(self.attention_norm(x_TH), batch, kv_pages)
-        h_TH, x_TH = self.mlp_norm.add(attended_TH, x_TH)
-        if isinstance(self.mlp, EPMoE):
-            return x_TH + self.mlp(h_TH, batch.token_id_T, mode=batch.mode)
-        return x_TH + self.mlp(h_TH)
+        self.stages = {"attention": self._attention, "mlp": self._mlp, "add": self._add}
+        if isinstance(mlp, EPMoE):
+            self.stages = {**mlp.stages, **self.stages}
+
+    def schedule(self, batch: ForwardBatch) -> tuple[Stage, ...]:
+        return self.mlp.schedule(batch) if isinstance(self.mlp, EPMoE) else DENSE
+
+    def _attention(self, m: Microbatch) -> None:
+        attended_TH = self.attention(self.attention_norm(m.x_TH), m.batch, m.kv_pages)
+        m.h_TH, m.x_TH = self.mlp_norm.add(attended_TH, m.x_TH)
+
+    def _mlp(self, m: Microbatch) -> None:
+        m.x_TH = m.x_TH + self.mlp(m.h_TH)
+
+    def _add(self, m: Microbatch) -> None:
+        m.x_TH = m.x_TH + m.y_TH
 
 
 class MtpLayer:
@@ -44,9 +55,11 @@ class MtpLayer:
         self.embed_norm, self.hidden_norm, self.project = embed_norm, hidden_norm, project
         self.layer, self.head_norm = layer, head_norm
 
-    def __call__(self, hidden_TH: Tensor, embedded_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+    def __call__(
+        self, hidden_TH: Tensor, embedded_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor, lanes: Lanes
+    ) -> Tensor:
         both_T2H = torch.cat((self.embed_norm(embedded_TH), self.hidden_norm(hidden_TH)), dim=-1)
-        return self.head_norm(self.layer(self.project(both_T2H), batch, kv_pages))
+        return self.head_norm(run_layers([self.layer], self.project(both_T2H), batch, [kv_pages], lanes))
 
 
 class DeepseekModel:
@@ -72,6 +85,11 @@ class DeepseekModel:
         self.ep, self.mtp = ep, mtp
         loads = [moe.load_S for moe in self.moe_layers()]
         self._load = Readback(loads) if loads else None
+        self.lanes = Lanes()
+        if any(backend.launches for backend in ep.values()):
+            from eprt.layers.lanes import StreamLanes
+
+            self.lanes = StreamLanes()
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
@@ -95,7 +113,7 @@ class DeepseekModel:
         page_size, config.kv_dim], of the MTP layer.
         """
         assert self.mtp is not None, "the model was loaded without its MTP layer"
-        return self.mtp(hidden_TH, self.embed_VH[batch.token_id_T], batch, kv_pages)
+        return self.mtp(hidden_TH, self.embed_VH[batch.token_id_T], batch, kv_pages, self.lanes)
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """fp32 [X, V] of normalised hidden states."""
@@ -104,9 +122,7 @@ class DeepseekModel:
 
     def _layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
         x_TH = self.embed_VH[batch.token_id_T.clamp(min=0)]
-        for layer, kv_pages in zip(self.layers, kv_cache_LPSD, strict=True):
-            x_TH = layer(x_TH, batch, kv_pages)
-        return x_TH
+        return run_layers(self.layers, x_TH, batch, kv_cache_LPSD, self.lanes)
 
     def moe_layers(self) -> list[EPMoE]:
         """Those whose experts are counted and can move, in order; the MTP layer's last, where it is loaded."""

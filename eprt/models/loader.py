@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eprt.config import EngineConfig, ModelConfig
+from eprt.config import EngineConfig, ModelConfig, MoEConfig
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
 from eprt.gpu.device import take_device
@@ -55,7 +55,10 @@ def load_deepseek(
     ep, slot_map = {}, None
     if config.moe is not None:
         slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
-        modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
+        modes = {
+            "normal": _tokens_of_a_dispatch(engine, config.moe, device),
+            "low_latency": engine.low_latency_max_tokens,
+        }
         ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes, device=device.type)
     with _all_or_none(group):
         started_s = time.monotonic()
@@ -63,6 +66,13 @@ def load_deepseek(
         _log_speed(checkpoint.num_bytes_read, time.monotonic() - started_s, group)
     checkpoint.close()
     return model
+
+
+def _tokens_of_a_dispatch(engine: EngineConfig, moe: MoEConfig, device: torch.device) -> int | None:
+    """Two-batch overlap sends each half of a step at once; without, more tokens than the default go in rounds."""
+    if engine.overlap == "tbo" or (engine.overlap == "auto" and device.type == "cuda"):
+        return max(moe.num_max_tokens_per_rank, -(-engine.chunk_size // 2))
+    return None
 
 
 def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:

@@ -91,6 +91,8 @@ class _PoolCollector(Collector):
             ("eprt_steps", "Steps that computed", "num_steps"),
             ("eprt_device_gaps", "Pauses of the GPU between two steps", "num_gaps"),
             ("eprt_device_gap_seconds", "Their sum: the GPU waited for the host", "gap_s"),
+            ("eprt_two_batch_steps", "Those of them with two-batch overlap", "num_two_batch_steps"),
+            ("eprt_single_batch_steps", "Those of them with single-batch overlap", "num_single_batch_steps"),
             ("eprt_prompt_tokens", "Prompt tokens of admitted sequences", "num_prompt_tokens"),
             ("eprt_generated_tokens", "Generated tokens", "num_generated_tokens"),
             ("eprt_cached_tokens", "Prompt tokens found in the prefix cache", "num_cached_tokens"),

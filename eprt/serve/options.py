@@ -153,6 +153,10 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
     )
     add("--low-latency-max-tokens", type=int, default=defaults["low_latency_max_tokens"], metavar="N",
         help="steps of no more tokens on any rank use the low-latency exchange, default %(default)s")  # fmt: skip
+    add("--overlap", default=defaults["overlap"], metavar="HOW",
+        help="what is computed while tokens travel: none, tbo (two half batches in turn), sbo (decodes: the shared "
+        "expert and the experts' second product), auto (default; docs/overlap.md)")  # fmt: skip
+    add("--overlap-sms", type=int, metavar="N", help="SMs of a GPU for communication beside the experts")
     add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
     add("--overlap-schedule", action=argparse.BooleanOptionalAction,
         help="prepare each step while the one before computes; default: on GPUs")  # fmt: skip
@@ -257,6 +261,8 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         low_latency_max_tokens=args.low_latency_max_tokens,
         overlap_schedule=args.overlap_schedule,
         graph_sizes=_graph_sizes(args),
+        overlap=args.overlap,
+        overlap_sms=args.overlap_sms,
         max_model_len=args.max_model_len,
         kv_cache_gb=args.kv_cache_gb,
         page_size=args.page_size,

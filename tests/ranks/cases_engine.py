@@ -12,6 +12,7 @@ from pathlib import Path
 from eprt import LLM, EPGroup, SamplingParams
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
+from tests.ranks import cases_overlap
 
 VOCAB = 128
 
@@ -44,16 +45,22 @@ def same_tokens(group: EPGroup, directory: str) -> None:
     """Prints rank 0's tokens, for the test to compare between numbers of ranks; checks what one run can check."""
     prompts, params = requests()
     results = []
-    tight = {"kv_cache_gb": 4e-4, "page_size": 4, "max_num_seqs": 3}
-    for options in ({}, {"chunk_size": 11, "page_size": 4, "overlap_schedule": True}, tight):
+    for options in (
+        {},
+        {"chunk_size": 11, "page_size": 4, "overlap_schedule": True, "overlap": "tbo"},
+        {"kv_cache_gb": 4e-4, "page_size": 4, "max_num_seqs": 3, "overlap": "sbo"},
+    ):
         with LLM(directory, group, **{"kv_cache_gb": 0.01, **options}) as llm:
             outputs = llm.generate(prompts, params)
             llm.engine.check_integrity()
-            assert not llm.engine.has_work and llm.engine.stats().kv_pages_used_now == 0
+            stats, overlap = llm.engine.stats(), options.get("overlap")
+            assert not llm.engine.has_work and stats.kv_pages_used_now == 0
+            assert (stats.num_two_batch_steps > 5) == (overlap == "tbo"), stats
+            assert (stats.num_single_batch_steps > 5) == (overlap == "sbo"), stats
         results.append([[completion.token_ids for completion in output.outputs] for output in outputs])
         everyones = group.allgather([asdict(output) for output in outputs])
         assert all(other == everyones[0] for other in everyones), "not all ranks got all results"
-    assert results[0] == results[1] == results[2], "tokens depend on chunks, pages or preemption"
+    assert results[0] == results[1] == results[2], "tokens depend on chunks, pages, preemption or overlap"
     if group.rank == 0:
         print("TOKENS", json.dumps(results[0]), flush=True)
 
@@ -64,11 +71,12 @@ def drafts_change_nothing(group: EPGroup) -> None:
     texts = ["What is 12 + 30?", "Count from 3 to 20.", "Spell castle backwards.", "Sort: pear, fig", "What is 2 + 2?"]
     params = [SamplingParams(max_tokens=10 * (1 + i), temperature=0.7 * (i % 2), seed=i) for i in range(len(texts))]
     tokens = []
-    for num_drafts in (0, 2):
-        with LLM(demo, group, kv_cache_gb=0.02, num_speculative_tokens=num_drafts) as llm:
+    for num_drafts, overlap in ((0, "none"), (2, "tbo"), (1, "sbo")):
+        options = {"num_speculative_tokens": num_drafts, "overlap": overlap}
+        with LLM(demo, group, kv_cache_gb=0.02, **options) as llm:
             tokens.append([output.outputs[0].token_ids for output in llm.generate(texts, params)])
             llm.engine.check_integrity()
-    assert tokens[0] == tokens[1]
+    assert tokens[0] == tokens[1] == tokens[2]
 
 
 def streams_and_errors(group: EPGroup, directory: str) -> None:
@@ -252,5 +260,6 @@ def run_all(group: EPGroup, directory: str) -> None:
     same_tokens(group, directory)
     streams_and_errors(group, directory)
     drafts_change_nothing(group)
+    cases_overlap.uneven_steps(group, directory)
     if group.size > 1:
         sleep_protocol(group, directory)
