@@ -39,7 +39,7 @@ def batch_of(lengths: list[int], contexts: list[int], num_decode: int, **fields)
 
 
 def tokens_of(batch: ForwardBatch) -> list[tuple[int, int, int, int, int]]:
-    """(token, position, cache slot, page of its request, end of its context) of every token, by its request's fields."""
+    """(token, position, cache slot, page of its request, end of its context) of each token, by its request's fields."""
     result = []
     starts = batch.query_start_B1.tolist()
     assert starts[0] == 0 and starts[-1] == batch.num_tokens and len(starts) == len(batch.seq_len_B) + 1
