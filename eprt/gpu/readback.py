@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class Snapshot:
-    """Values of tensors of one dtype, as of now in the order of the current stream, on their way to the host in one
-    copy. Of tensors on the CPU: a copy."""
+    """Values of tensors, as of now in the order of the current stream, on their way to the host in one copy. Of tensors
+    on the CPU: a copy."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         on_gpu = tensors[0].is_cuda
-        self._shapes = [tensor.shape for tensor in tensors]
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        flat = torch.cat([_bytes(tensor) for tensor in tensors])
         self._host = flat
         if on_gpu:
             self._host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
@@ -31,8 +31,22 @@ class Snapshot:
         """Waits for them."""
         if self._come is not None:
             self._come.synchronize()
-        parts = self._host.split([shape.numel() for shape in self._shapes])
-        return [part.view(shape).numpy() for part, shape in zip(parts, self._shapes)]
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in self._kinds]
+        parts = self._host.split([_padded(size) for size in sizes])
+        return [
+            part[:size].view(dtype).view(shape).numpy() for part, size, (shape, dtype) in zip(parts, sizes, self._kinds)
+        ]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """uint8, padded so that any dtype may follow."""
+    flat = tensor.reshape(-1).view(torch.uint8)
+    padding = _padded(len(flat)) - len(flat)
+    return torch.nn.functional.pad(flat, (0, padding)) if padding else flat
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 8) * 8
 
 
 class Readback:

@@ -30,11 +30,46 @@ def generate(group: EPGroup, device: str, **options) -> list:
 
 
 def same_tokens_as_on_the_cpu(group: EPGroup, **options) -> None:
-    """In float32, with graphs and without, with drafts and without; the CPU is asked by each rank alone."""
+    """In float32, with graphs, overlapping steps and drafts and without; the CPU is asked by each rank alone."""
     want = generate(EPGroup.single(), "cpu", dtype="float32")
-    for extra in ({}, {"graph_sizes": ()}, {"num_speculative_tokens": 1}):
+    for extra in ({}, {"graph_sizes": ()}, {"overlap_schedule": False}, {"num_speculative_tokens": 1}):
         got = generate(group, "cuda", dtype="float32", **extra, **options)
         assert got == want, (extra, got, want)
+
+
+def overlap_changes_nothing(group: EPGroup) -> None:
+    """Sampling, penalties, stops, logprobs, preemption: the same with and without overlapping steps, in float32."""
+    params = [
+        SamplingParams(
+            max_tokens=40 if i != 4 else 3,
+            temperature=0.9 if i % 2 else 0.0,
+            top_p=0.9 if i == 3 else 1.0,
+            top_k=20 if i == 5 else 0,
+            seed=i,
+            ignore_eos=i % 3 == 0,
+            repetition_penalty=1.2 if i in (1, 6) else 1.0,
+            frequency_penalty=0.3 if i == 9 else 0.0,
+            logit_bias={7: 3.0} if i == 2 else {},
+            stop=("5 6",) if i == 8 else (),
+            logprobs=2 if i in (7, 8) else None,
+            prompt_logprobs=i == 7,
+        )
+        for i in range(len(TEXTS))
+    ]
+    results, scores = [], []
+    for extra in ({"overlap_schedule": False}, {}, {"kv_cache_gb": 4e-4, "page_size": 4, "max_model_len": 128}):
+        options = {"kv_cache_gb": 0.02, "max_num_seqs": 8, "chunk_size": 64, "dtype": "float32", **extra}
+        with LLM(DEMO, group, device="cuda", **options) as llm:
+            outputs = [output.outputs[0] for output in llm.generate(TEXTS, params)]
+            llm.engine.check_integrity()
+            stats = llm.engine.stats()
+            assert stats.kv_pages_used_now == 0
+            print(f"overlap {llm.engine.overlaps}, preemptions {stats.num_preemptions}, gaps {stats.num_gaps}, "
+                  f"mean {stats.gap_s / max(stats.num_gaps, 1) * 1e6:.0f} us")  # fmt: skip
+        results.append([(o.token_ids, o.text, o.finish_reason) for o in outputs])
+        scores.append(torch.tensor(outputs[8].logprobs))
+    assert results[0] == results[1] == results[2], results
+    assert all(torch.allclose(score, scores[0], atol=1e-4) for score in scores)
 
 
 def bfloat16_is_close(group: EPGroup, **options) -> None:

@@ -1,0 +1,280 @@
+"""Generation at the shape of DeepSeek-V3, dummy weights: tokens per second and GPU, latency, the host's share.
+
+    mpirun -n 2 python -m benchmarks.bench_generation --experts 32     # 16 a GPU, as on 16 GPUs: all 61 layers fit
+    mpirun -n 2 python -m benchmarks.bench_generation --layers 20      # all 256 experts on the GPUs there are
+
+prefill   prompts of --input tokens, in steps of --chunk
+decode    steps with so many requests per GPU, each in the middle of its output: context --input + --output / 2. Their
+          cache entries are random numbers, not computed. With overlap scheduling and without
+drafts    the same with one draft by the MTP layer; random weights accept none, so the latency per token is that of a
+          step divided by 1 + an acceptance measured elsewhere
+
+Fewer than 61 layers are measured at two depths; a MoE layer's time is their difference, and 61 layers are the time
+measured plus that of the layers that lack. gap: how long a GPU waited for its host between two steps (CUDA events).
+Published, 4K in / 1.5K out or alike: 800-850 output tokens/s per GPU (H20, EP16/32), 1850 (H800, EP144), both at up to
+50 ms; prefill 5333 input tokens/s per GPU (H800, EP32).
+"""
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.report import ROOT, Report, Timing, quantile
+from eprt import EngineConfig, EPGroup, SamplingParams
+from eprt.engine.engine import Engine
+from eprt.models.loader import load_model
+
+NUM_RANKS = 2
+NEEDS_GPU = True
+
+SHAPE = ROOT / "benchmarks" / "shapes" / "deepseek_v3"
+FULL_DEPTH, WARM_UP = 61, 6
+
+
+@dataclass(frozen=True)
+class Work:
+    """input, output: tokens of a request. chunk: tokens of a prefill step."""
+
+    input: int
+    output: int
+    chunk: int
+    steps: int
+
+    @property
+    def context(self) -> int:
+        return self.input + self.output // 2
+
+    @property
+    def max_model_len(self) -> int:
+        return self.context + self.steps + 2 * WARM_UP + 64
+
+
+@contextmanager
+def shape_with(num_experts: int) -> Iterator[Path]:
+    """DeepSeek-V3's config.json with so many experts."""
+    config = json.loads((SHAPE / "config.json").read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({**config, "n_routed_experts": num_experts}))
+        yield Path(folder)
+
+
+def of_depth(model, num_layers: int):
+    """The model's first layers: shares all weights with it."""
+    shallow = object.__new__(type(model))
+    shallow.__dict__.update(model.__dict__)
+    shallow.layers = model.layers[:num_layers]
+    shallow.config = replace(model.config, num_hidden_layers=num_layers)
+    return shallow
+
+
+class Bench:
+    """One model on all ranks, and engines over it."""
+
+    def __init__(self, config: EngineConfig, group: EPGroup, work: Work):
+        self.config, self.group, self.work = config, group, work
+        start = time.perf_counter()
+        self.model = load_model(config, group)
+        torch.cuda.synchronize()
+        self.load_s = time.perf_counter() - start
+
+    @contextmanager
+    def engine(self, num_layers: int, requests: int, chunk: int, num_drafts: int = 0) -> Iterator[Engine]:
+        """With cache for so many requests; the cache holds random numbers."""
+        model = of_depth(self.model, num_layers)
+        slots = requests * (self.work.max_model_len + self.config.page_size)
+        cache_bytes = slots * model.config.kv_dim * 2 * (num_layers + bool(num_drafts))
+        config = replace(
+            self.config,
+            num_speculative_tokens=num_drafts,
+            max_num_seqs=requests,
+            chunk_size=chunk,
+            kv_cache_gb=cache_bytes / 2**30 + 0.01,
+            graph_sizes=(requests * (1 + num_drafts),) if chunk == requests * (1 + num_drafts) else (),
+        )
+        engine = Engine(config, self.group, model=model)
+        engine.runner.kv_cache_LPSD.normal_()
+        yield engine
+        self.group.barrier()
+        engine.close()
+        del engine
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def prefill(self, num_layers: int, num_prompts: int) -> float:
+        """Seconds per step of work.chunk tokens on every rank."""
+        w = self.work
+        with self.engine(num_layers, max(num_prompts, -(-w.chunk // w.input)), w.chunk) as engine:
+            self._fill(engine, num_prompts, w.input, max_tokens=1)
+            self.group.barrier()
+            num_steps = -(-num_prompts * w.input // w.chunk)
+            start = 0.0
+            for step in range(num_steps):
+                if step == 1:  # the first compiles
+                    torch.cuda.synchronize()
+                    start = time.perf_counter()
+                engine.step()
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            while engine.has_work:
+                engine.step()
+        return seconds / (num_steps - 1)
+
+    def decode(self, num_layers: int, requests: int, overlaps: Sequence[bool], num_drafts: int = 0) -> list["Decoded"]:
+        w, decoded = self.work, []
+        with self.engine(num_layers, requests, requests * (1 + num_drafts), num_drafts) as engine:
+            for overlap in overlaps:
+                engine.overlaps = overlap and not num_drafts
+                self._fill(engine, requests, w.context, max_tokens=(w.steps + 2 * WARM_UP) * (1 + num_drafts))
+                with only_last_tokens(engine):
+                    engine.step()
+                before = engine.model.expert_load()
+                for _ in range(WARM_UP):
+                    engine.step()
+                engine.gap.recent_s.clear()
+                times = []
+                for _ in range(w.steps):
+                    start = time.perf_counter()
+                    engine.step()
+                    times.append(time.perf_counter() - start)
+                decoded.append(Decoded.of(engine, times, before))
+                for request in list(engine.scheduler.running):
+                    engine.abort(request.request_id)
+                while not engine.step().all_idle:
+                    pass
+        return decoded
+
+    def _fill(self, engine: Engine, num_requests: int, num_tokens: int, max_tokens: int) -> None:
+        rng = np.random.default_rng(self.group.rank)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        for i in range(num_requests):
+            prompt = rng.integers(2, engine.limits.vocab_size, num_tokens).tolist()
+            engine.add_request(str(i), prompt, params)
+
+
+@contextmanager
+def only_last_tokens(engine: Engine) -> Iterator[None]:
+    """Prompts pass for computed but for their last token: what is in the pages already serves as their cache."""
+    cut = engine.scheduler._cut_chunk
+
+    def last_token(request, budget):
+        request.num_prefilled = max(request.num_prefilled, request.prefill_end - 1)
+        return cut(request, budget)
+
+    engine.scheduler._cut_chunk = last_token
+    yield
+    engine.scheduler._cut_chunk = cut
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """times_s: of steps. gaps_s: sorted. skew: the busiest expert of this rank over its mean."""
+
+    times_s: list[float]
+    gaps_s: list[float]
+    skew: float
+
+    @staticmethod
+    def of(engine: Engine, times_s: list[float], load_before: list[list[int]]) -> "Decoded":
+        load = np.array(engine.model.expert_load()) - np.array(load_before)
+        skew = float((load.max(axis=1) / load.mean(axis=1).clip(1e-9)).mean()) if load.size else 1.0
+        return Decoded(times_s, sorted(engine.gap.recent_s), skew)
+
+    @property
+    def timing(self) -> Timing:
+        return Timing.of(self.times_s)
+
+    def gap_us(self, q: float) -> float | None:
+        return quantile(self.gaps_s, q) * 1e6 if self.gaps_s else None
+
+
+def full_depth(seconds: float, shallower_s: float | None, num_layers: int, fewer: int) -> float:
+    """What 61 layers would take, of two measured depths."""
+    if shallower_s is None:
+        return seconds
+    return seconds + (FULL_DEPTH - num_layers) * (seconds - shallower_s) / fewer
+
+
+def measure(
+    bench: Bench, report: Report, sizes: Sequence[int], num_layers: int, drafts: bool, acceptance: float
+) -> None:
+    work, fewer = bench.work, 0 if num_layers == FULL_DEPTH else min(6, num_layers - 4)
+
+    def prefill() -> None:
+        seconds = bench.prefill(num_layers, 4 * -(-work.chunk // work.input))
+        shallower_s = bench.prefill(num_layers - fewer, 4 * -(-work.chunk // work.input)) if fewer else None
+        full_s = full_depth(seconds, shallower_s, num_layers, fewer)
+        report.row(
+            what="prefill", tokens=work.chunk, step_ms=seconds * 1e3, full_step_ms=full_s * 1e3,
+            tokens_per_s_gpu=work.chunk / full_s, of_5333=work.chunk / full_s / 5333,
+        )  # fmt: skip
+
+    def decode(requests: int, overlaps: Sequence[bool], num_drafts: int = 0) -> None:
+        results = bench.decode(num_layers, requests, overlaps, num_drafts)
+        shallower_s = None
+        if fewer:
+            shallower_s = bench.decode(num_layers - fewer, requests, overlaps[:1], num_drafts)[0].timing.median_s
+        for overlap, result in zip(overlaps, results):
+            full_s = full_depth(result.timing.median_s, shallower_s, num_layers, fewer)
+            per_step = 1 + num_drafts * acceptance
+            report.row(
+                what="drafts" if num_drafts else "decode", requests=requests, overlap=overlap and not num_drafts,
+                **result.timing.columns("step", "ms"), full_step_ms=full_s * 1e3,
+                itl_ms=full_s * 1e3 / per_step, tokens_per_s_gpu=requests * per_step / full_s,
+                gap_us=result.gap_us(0.5), gap_p99_us=result.gap_us(0.99), skew=result.skew,
+            )  # fmt: skip
+
+    for requests in sizes:
+        decode(requests, (True, False))
+    if drafts:
+        decode(sizes[0], (True,), num_drafts=1)
+    prefill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--experts", type=int, default=256, help="of all GPUs together, per layer")
+    add("--layers", type=int, default=FULL_DEPTH)
+    add("--requests", type=int, nargs="+", default=[64, 96, 128], help="per GPU")
+    add("--input", type=int, default=4096)
+    add("--output", type=int, default=1536)
+    add("--chunk", type=int, default=8192)
+    add("--steps", type=int, default=30)
+    add("--drafts", action="store_true", help="also with one draft per step")
+    add("--acceptance", type=float, default=0.0, help="of drafts, measured elsewhere")
+    args = parser.parse_args()
+    group = EPGroup.from_mpi()
+    work = Work(args.input, args.output, args.chunk, args.steps)
+    with shape_with(args.experts) as directory:
+        config = EngineConfig(
+            str(directory), device="cuda", dtype="bfloat16", load_format="dummy", num_hidden_layers=args.layers,
+            low_latency_max_tokens=max(args.requests) * (1 + args.drafts), max_model_len=work.max_model_len,
+            num_speculative_tokens=int(args.drafts), enable_prefix_cache=False, ep_payload="fp8",
+            chunk_size=max(args.chunk, max(args.requests) * (1 + args.drafts)), max_num_seqs=max(args.requests),
+            page_size=64, max_queue=1 << 20, spare_experts=0,
+        )  # fmt: skip
+        bench = Bench(config, group, work)
+    title = f"generation_{args.layers}x{args.experts}_{group.size}gpu"
+    report = Report(title, {
+        "device": torch.cuda.get_device_name(), "gpus": group.size, "experts": args.experts, "layers": args.layers,
+        "input": args.input, "output": args.output, "context": work.context, "acceptance": args.acceptance,
+        "load_s": round(bench.load_s, 1),
+    })  # fmt: skip
+    measure(bench, report, args.requests, args.layers, args.drafts, args.acceptance)
+    if group.rank == 0:
+        report.finish()
+    bench.model.close()
+    group.close()
+
+
+if __name__ == "__main__":
+    main()
