@@ -68,12 +68,11 @@ from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
 from eprt.ep.migration import Migrator, Shown
 from eprt.ep.routing import METHODS as ROUTING_METHODS
 from eprt.ep.routing import BatchRouter
-from eprt.ep.transport import SharedMemoryTransport
+from eprt.ep.transport import make_transport
 
 _log = logging.getLogger(__name__)
 
 _HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, times; offered, progress, room
-_MAX_CHUNK_BYTES = 4 << 20  # of an expert on its way, per step
 # Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
 _USEFUL_CACHE = 4
 
@@ -182,9 +181,9 @@ class Engine:
             layer.overlap_sms = config.overlap_sms
             if self._router is not None:
                 layer.route_by(self._router, row)
-        if self._on_gpu or not config.spare_experts:
+        if not config.spare_experts:
             return recorder, None
-        transport = SharedMemoryTransport(self.group, _MAX_CHUNK_BYTES)
+        transport = make_transport(self.group, list({id(layer.pool): layer.pool for layer in moe_layers}.values()))
         routing = config.replica_routing, self._router
         return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, *routing)
 

@@ -24,7 +24,7 @@ from eprt.ep.migration_round import MigrationRound, MovableLayer, check_round
 from eprt.ep.pace import Pace
 from eprt.ep.placement import SlotMap
 from eprt.ep.routing import BatchRouter
-from eprt.ep.transport import Transport, cut
+from eprt.ep.transport import DamagedChunkError, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Migrator:
         self._node_of_rank = group.node_of_rank if routing == "local" else None
         self._router = router
         self._old_speeds: tuple[float, ...] = ()
-        self._pace = Pace()
+        self._pace = Pace(max_bytes=transport.max_chunk_bytes)
         self._offer: Job | None = None
         self._offered_s = 0.0
         self._job: Job | None = None
@@ -215,7 +215,7 @@ class Migrator:
         self._outcome = ("running", "")
         if job.epoch != self._epoch:
             self._end("refused", f"it starts from placement {job.epoch}, but {self._epoch} serves")
-        elif not 0 < job.chunk_bytes <= self._transport.max_chunk_bytes:
+        elif job.chunk_bytes is not None and not 0 < job.chunk_bytes <= self._transport.max_chunk_bytes:
             most = self._transport.max_chunk_bytes
             self._end("refused", f"chunk_bytes={job.chunk_bytes}: must be in 1..{most}")
         else:
@@ -241,7 +241,7 @@ class Migrator:
     def _begin_tick(self, one: MigrationRound, room: int) -> None:
         assert self._job is not None
         self._tick += 1
-        self._chunk_bytes = max(1, min(room, self._job.chunk_bytes))
+        self._chunk_bytes = max(1, min(room, self._job.chunk_bytes or room))
         one.turn(self._chunk_bytes)
 
     def _run_tick(self, now_s: float) -> int:
@@ -254,8 +254,7 @@ class Migrator:
                 # First of all, and once in every tick: nobody waits for a message that was never sent.
                 if one.worked_tick < self._tick:
                     one.worked_tick = self._tick
-                    if not self._move(one):
-                        return DAMAGED
+                    self._move(one)
                 if self._cancelled_id == job.job_id:
                     return CANCELLED
                 late_s = now_s - one.started_s - job.timeout_s
@@ -265,30 +264,31 @@ class Migrator:
                     return SLOW if is_done else LATE
                 if not self._prepare(one, now_s):
                     return self._progress
-            return self._tick if self._transport.is_done() else self._progress
+            if not self._transport.is_done():
+                return self._progress
+            self._pace.copied(*self._transport.measured())
+            return self._tick
+        except DamagedChunkError as error:
+            _log.warning(
+                "[rank %d/%d] migration %d: damaged: %s", self._group.rank, self._group.size, job.job_id, error
+            )
+            return DAMAGED
         except ConnectionError as error:
             _log.warning("[rank %d/%d] migration %d: %s", self._group.rank, self._group.size, job.job_id, error)
             return DISCONNECTED
 
-    def _move(self, one: MigrationRound) -> bool:
-        """Sends this tick's chunk and takes in the one before. False if that one is damaged."""
-        start_s = time.perf_counter()
-        transport, tick, job_id, sound, num_bytes = self._transport, self._tick, self._last_job_id, True, 0
+    def _move(self, one: MigrationRound) -> None:
+        """Sends this tick's chunk and begins to take in the one before."""
+        transport, tick, job_id = self._transport, self._tick, self._last_job_id
         for chunk in one.leaving():
             if chunk.stream.source == self._group.rank:
-                parts = cut(one.memory(chunk), chunk.start, chunk.num_bytes)
-                transport.send(tick, _tag(job_id, tick), chunk.stream, parts)
+                transport.send(tick, _tag(job_id, tick), chunk)
                 self._sent += chunk.num_bytes
-                num_bytes += chunk.num_bytes
             else:
                 transport.expect(tick, _tag(job_id, tick), chunk.stream, chunk.num_bytes)
         for chunk in one.arriving():
-            parts = cut(one.memory(chunk), chunk.start, chunk.num_bytes)
-            sound &= transport.take(tick - 1, _tag(job_id, tick - 1), chunk.stream, parts)
+            transport.take(tick - 1, _tag(job_id, tick - 1), chunk)
             self._received += chunk.num_bytes
-            num_bytes += chunk.num_bytes
-        self._pace.copied(num_bytes, time.perf_counter() - start_s)
-        return sound
 
     def _prepare(self, one: MigrationRound, start_s: float) -> bool:
         """Spends what is left of this step's time on the slot maps to come; False while the round waits for them."""

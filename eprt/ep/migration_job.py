@@ -21,7 +21,8 @@ class Job:
 
     weights: layer -> part of its expert's tokens each slot gets once the layer has its last row; default even.
     rank_speeds: what each rank can carry, where batches are split anew in each step; default all alike.
-    chunk_bytes: most bytes a rank sends, and takes in, in one step; pace.py makes it fewer where steps are short.
+    chunk_bytes: most bytes a rank sends, and takes in, in one step, None: as many as the transport can; pace.py makes
+    it fewer where steps are short.
     timeout_s: deadline of each round, and of all ranks' being told.
     """
 
@@ -30,7 +31,7 @@ class Job:
     rounds: tuple[Round, ...]
     weights: dict[int, tuple[float, ...]] = field(default_factory=dict)
     rank_speeds: tuple[float, ...] = ()
-    chunk_bytes: int = 4 << 20
+    chunk_bytes: int | None = None
     timeout_s: float = 120.0
 
 

@@ -10,18 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from eprt.balancer.migration import Round, Stream, arrivals
+from eprt.ep.chunk import Chunk, Pool
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
-
-
-class Pool(Protocol):
-    """Memory for experts: see layers/experts.py ExpertPool."""
-
-    expert_bytes: int
-
-    def take(self) -> int: ...
-    def give_back(self, storage: int) -> None: ...
-    def memory(self, storage: int) -> list[np.ndarray]: ...
 
 
 class MovableLayer(Protocol):
@@ -38,15 +29,6 @@ class MovableLayer(Protocol):
     def place(self, slot_map: SlotMap, storages: Sequence[int]) -> None:
         """From now on the slots hold what slot_map says, in these storages."""
         ...
-
-
-class Chunk(NamedTuple):
-    """This rank's part of what is due: bytes start..start + num_bytes of the expert in a storage."""
-
-    stream: Stream
-    storage: int
-    start: int
-    num_bytes: int
 
 
 class _Due(NamedTuple):
@@ -104,10 +86,6 @@ class MigrationRound:
         """What was sent to this rank in the tick before; at most one."""
         return [chunk for chunk in self._chunks(self._arriving) if chunk.stream.source != self._group.rank]
 
-    def memory(self, chunk: Chunk) -> list[np.ndarray]:
-        """The whole expert that the chunk belongs to."""
-        return self._layers[chunk.stream.layer].pool.memory(chunk.storage)
-
     def release(self) -> None:
         """Gives back what would have held the arrivals."""
         for (layer, _), storage in self._arrival_of.items():
@@ -119,6 +97,7 @@ class MigrationRound:
         return [
             Chunk(
                 stream,
+                self._layers[stream.layer].pool,
                 self._storage_of[stream.layer, stream.expert],
                 due.start,
                 min(due.size, self._bytes(stream) - due.start),

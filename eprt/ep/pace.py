@@ -10,17 +10,17 @@ from collections import deque
 
 SHARE = 0.03  # of a step
 _WINDOW = 31  # latest steps that count
-_MIN_BYTES, _MAX_BYTES = 16 << 10, 4 << 20
-_IDLE_BYTES = 1 << 20  # where nobody waits for a token
+_MIN_BYTES = 16 << 10
+_IDLE_PART = 4  # where nobody waits for a token: so many times less than the most
 _START_BYTES_PER_S = 1e9
 _QUIET_S = 1.0
 
 
 class Pace:
-    """share: part of a step that may go into copying."""
+    """share: part of a step that may go into copying. max_bytes: most in one step."""
 
-    def __init__(self, share: float = SHARE):
-        self._share = share
+    def __init__(self, share: float = SHARE, max_bytes: int = 4 << 20):
+        self._share, self._max_bytes = share, max_bytes
         self._step_s: deque[float] = deque(maxlen=_WINDOW)
         self._latest_s = -_QUIET_S
         self._bytes_per_s = _START_BYTES_PER_S
@@ -35,9 +35,9 @@ class Pace:
     def room(self) -> int:
         """Bytes that this rank can send, and take in as many, in one step."""
         if time.perf_counter() - self._latest_s > _QUIET_S:
-            return _IDLE_BYTES
+            return self._max_bytes // _IDLE_PART
         # Half for what leaves, half for what comes.
-        return int(min(max(self.budget_s * self._bytes_per_s / 2, _MIN_BYTES), _MAX_BYTES)) // 64 * 64
+        return int(min(max(self.budget_s * self._bytes_per_s / 2, _MIN_BYTES), self._max_bytes)) // 64 * 64
 
     def stepped(self, seconds: float) -> None:
         """A step has computed, in so much time without what was spent on moving."""

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from eprt import ops
 from eprt.balancer import Placement
+from eprt.gpu.readback import overwrite
 from eprt.ops.replicas import ONE
 
 
@@ -114,7 +115,7 @@ class SlotTable:
     def set(self, slot_map: SlotMap) -> None:
         """From now on tokens go where slot_map says. The count goes on."""
         for table, value in zip((self._slot_LX, self._bound_LX), self._tables(slot_map)):
-            table.copy_(value)
+            overwrite(table, value)
 
     def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
         """int64 slots for logical experts; -1 stays -1. As SlotMap.slot_idx; never waits for a GPU."""

@@ -1,21 +1,28 @@
 """How chunks of experts cross from rank to rank while experts serve: the interface, and shared memory with messages.
 
 A chunk is numbered by a tick that all ranks count alike (migration.py). In tick t every rank may send one chunk, and
-takes in the one that was sent for it in tick t - 1; the ranks agree between ticks that all are done. On GPUs the same
-interface stands over a copy stream: send() and take() start copies that no kernel runs, is_done() asks their events.
+takes in the one that was sent for it in tick t - 1; the ranks agree between ticks that all are done. Between GPUs the
+same interface stands over copy engines (transport_peer.py).
 """
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from eprt.balancer.migration import Stream
+from eprt.ep.chunk import Chunk, Pool
 from eprt.ep.group import EPGroup, Pending
 from eprt.ops import native
 
+HOST_CHUNK_BYTES = 4 << 20
 _HEADER = 64  # int64 tag, checksum, bytes; the rest unused
 _NUM_SETS = 2
+
+
+class DamagedChunkError(Exception):
+    """What lies in place is not what the source has sent."""
 
 
 class Transport(Protocol):
@@ -24,27 +31,44 @@ class Transport(Protocol):
     max_chunk_bytes: int
     buffer_bytes: int
 
-    def send(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> None:
-        """This rank is the stream's source: offers a chunk, the bytes of parts one after another. Never blocks."""
+    def send(self, tick: int, tag: int, chunk: Chunk) -> None:
+        """This rank is the source of the chunk's stream: offers it. Never blocks."""
         ...
 
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
         """This rank is a reader; called by all of them in the tick in which the source sends."""
         ...
 
-    def is_done(self) -> bool:
-        """Whether what was sent and expected has left and come, so that the readers may take it in the next tick."""
+    def take(self, tick: int, tag: int, chunk: Chunk) -> None:
+        """Begins to copy the chunk of that tick into its storage. Raises DamagedChunkError, here or in is_done()."""
         ...
 
-    def take(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> bool:
-        """Copies the chunk of tick into parts, and says whether their bytes are those of the source."""
+    def is_done(self) -> bool:
+        """Whether what was sent and expected has left and come, so that the readers may take it in the next tick, and
+        what was taken lies in place, unharmed. Raises DamagedChunkError, or ConnectionError."""
+        ...
+
+    def measured(self) -> tuple[int, float]:
+        """Bytes copied since the last call, and the seconds that it took; to be asked when is_done()."""
         ...
 
     def settle(self) -> bool:
-        """After a migration was given up: whether no message of it is under way any more."""
+        """After a migration was given up: whether nothing of it is under way any more."""
         ...
 
     def close(self) -> None: ...
+
+
+def make_transport(group: EPGroup, pools: Sequence[Pool]) -> Transport:
+    """For experts in these pools, the same on all ranks. Collective.
+
+    Between GPUs that reach each other's memory: by their copy engines; else through host memory.
+    """
+    if not pools[0].parts[0].is_cuda:
+        return SharedMemoryTransport(group, HOST_CHUNK_BYTES)
+    from eprt.ep.transport_gpu import make_gpu_transport
+
+    return make_gpu_transport(group, pools)
 
 
 class SharedMemoryTransport:
@@ -63,13 +87,16 @@ class SharedMemoryTransport:
         self._window = group.shared_window(self.buffer_bytes)
         self._tag = group.new_channel()
         self._messages: list[Pending] = []
+        self._copied_bytes, self._copying_s = 0, 0.0
 
-    def send(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> None:
-        slot = self._slot(self._group.rank, tick, arrived=False)
+    def send(self, tick: int, tag: int, chunk: Chunk) -> None:
+        start_s = time.perf_counter()
+        slot, parts = self._slot(self._group.rank, tick, arrived=False), _arrays(chunk)
         num_bytes = _copy(parts, slot[_HEADER:], into_parts=False)
         slot[:24].view(np.int64)[:] = tag, self._checksum(parts), num_bytes
-        for entry in self._entries(stream):
+        for entry in self._entries(chunk.stream):
             self._messages.append(self._group.isend(slot[: _HEADER + num_bytes], entry, self._tag))
+        self._measure(num_bytes, start_s)
 
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
         group = self._group
@@ -81,11 +108,23 @@ class SharedMemoryTransport:
         self._messages = [message for message in self._messages if not message.test()]
         return not self._messages
 
-    def take(self, tick: int, tag: int, stream: Stream, parts: Sequence[np.ndarray]) -> bool:
-        slot = self._chunk(tick, stream)
+    def take(self, tick: int, tag: int, chunk: Chunk) -> None:
+        start_s = time.perf_counter()
+        slot, parts = self._chunk(tick, chunk.stream), _arrays(chunk)
         num_bytes = _copy(parts, slot[_HEADER:], into_parts=True)
         # Of what now lies in place, not of what passed by.
-        return slot[:24].view(np.int64).tolist() == [tag, self._checksum(parts), num_bytes]
+        if slot[:24].view(np.int64).tolist() != [tag, self._checksum(parts), num_bytes]:
+            raise DamagedChunkError(f"{chunk.stream}: {num_bytes} B at {chunk.start}")
+        self._measure(num_bytes, start_s)
+
+    def measured(self) -> tuple[int, float]:
+        measured = self._copied_bytes, self._copying_s
+        self._copied_bytes, self._copying_s = 0, 0.0
+        return measured
+
+    def _measure(self, num_bytes: int, start_s: float) -> None:
+        self._copied_bytes += num_bytes
+        self._copying_s += time.perf_counter() - start_s
 
     def settle(self) -> bool:
         return self.is_done()
@@ -135,12 +174,5 @@ def _copy(parts: Sequence[np.ndarray], buffer: np.ndarray, *, into_parts: bool) 
     return at
 
 
-def cut(memory: Sequence[np.ndarray], start: int, num_bytes: int) -> list[np.ndarray]:
-    """Bytes start..start + num_bytes of the arrays laid end to end: views, empty ones left out."""
-    parts, at = [], 0
-    for array in memory:
-        begin, end = max(start - at, 0), min(start + num_bytes - at, len(array))
-        if begin < end:
-            parts.append(array[begin:end])
-        at += len(array)
-    return parts
+def _arrays(chunk: Chunk) -> list[np.ndarray]:
+    return [part.numpy() for part in chunk.memory()]

@@ -1,10 +1,16 @@
-"""From a GPU's memory to the host without holding up either: Snapshot once, Readback again and again."""
+"""Between host and GPU without holding up either: overwrite() from the host; Snapshot to it once, Readback again and
+again."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+def overwrite(tensor: Tensor, values: Tensor) -> None:
+    """values, on the host, become the tensor's, in the order of the current stream."""
+    tensor.copy_(values.pin_memory() if tensor.is_cuda else values, non_blocking=True)
 
 
 class Snapshot:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from eprt import ops
 from eprt.ep.api import Received
+from eprt.gpu.readback import overwrite
 from eprt.layers.linear import padded_intermediate_size, swiglu_weights
 from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
@@ -37,8 +37,9 @@ class ExpertPool:
         self.w13 = _empty_stack(num_storages, 2 * stored_size, hidden_size, *kind)
         self.w2 = _empty_stack(num_storages, hidden_size, stored_size, *kind)
         parts = (self.w13.data, self.w13.scale, self.w2.data, self.w2.scale)
-        self._bytes = [_bytes_of(part) for part in parts if part is not None]
-        self.expert_bytes = sum(part.shape[1] for part in self._bytes)
+        # uint8 [M, bytes of one], in the same order and sizes on every rank, scales included.
+        self.parts = [_bytes_of(part) for part in parts if part is not None]
+        self.expert_bytes = sum(part.shape[1] for part in self.parts)
         self._free = list(range(num_storages - 1, -1, -1))
 
     @property
@@ -47,18 +48,11 @@ class ExpertPool:
 
     def take(self) -> int:
         if not self._free:
-            raise RuntimeError(f"all {len(self._bytes[0])} storages of the expert pool are in use")
+            raise RuntimeError(f"all {len(self.parts[0])} storages of the expert pool are in use")
         return self._free.pop()
 
     def give_back(self, storage: int) -> None:
         self._free.append(storage)
-
-    def memory(self, storage: int) -> list[np.ndarray]:
-        """All bytes of one expert, scales included: uint8 views, in the same order and sizes on every rank.
-
-        CPU only.
-        """
-        return [part[storage].numpy() for part in self._bytes]
 
 
 class Experts:
@@ -73,7 +67,7 @@ class Experts:
     def place(self, storages: Sequence[int]) -> None:
         """From now on, in the order of the current stream, the slots' experts lie in these storages."""
         self.storages = list(storages)
-        self.storage_E.copy_(torch.tensor(self.storages, dtype=torch.int32))
+        overwrite(self.storage_E, torch.tensor(self.storages, dtype=torch.int32))
 
     def load_expert(
         self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight

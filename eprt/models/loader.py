@@ -123,7 +123,7 @@ class _Builder:
         self.config, self.checkpoint, self.group = config, checkpoint, group
         self.device = checkpoint.device
         self.ep, self.slot_map = ep, slot_map
-        self.spare_experts = engine.spare_experts if checkpoint.device.type == "cpu" else 0  # they move on CPUs only
+        self.spare_experts = engine.spare_experts
         self.int8 = engine.quantization == "int8"
         self.num_positions = engine.max_model_len or config.max_position_embeddings
         if self.num_positions > config.max_position_embeddings:
@@ -203,7 +203,7 @@ class _Builder:
         return MLP(gate, up, down, self.format_of(gate, up, down), self.config.dtype)
 
     def _make_pools(self) -> dict[str, ExpertPool]:
-        """One per format: all its layers' slots and the spare experts. Untouched memory is not used."""
+        """One per format: all its layers' slots and the spare experts. On CPUs untouched memory is not used."""
         c = self.config
         if c.moe is None or self.slot_map is None:
             return {}

@@ -1,11 +1,12 @@
 """Operators: on CPU tensors by the kernels of csrc/cpu, on GPU tensors by ops/cuda. reference.py: slow oracles."""
 
-from eprt.ops import attention, choices, elementwise, replicas, rows
+from eprt.ops import attention, checksum, choices, elementwise, replicas, rows
 from eprt.ops import gate as gates
 from eprt.ops import linear as products
 from eprt.ops.by_device import by_device, gpu_only
 from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 
+add_checksum = by_device(checksum.add_checksum)
 add_rms_norm = by_device(elementwise.add_rms_norm)
 cache_insert = by_device(attention.cache_insert)
 choose_slots = by_device(replicas.choose_slots)
@@ -25,6 +26,7 @@ sum_rows = by_device(rows.sum_rows)
 
 __all__ = [
     "Weight",
+    "add_checksum",
     "add_rms_norm",
     "cache_insert",
     "choose_slots",

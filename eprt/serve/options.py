@@ -210,8 +210,6 @@ def parse(argv: list[str]) -> ServeOptions:
     _check_faults(args.inject, args.ranks)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
-    if args.rebalance == "auto" and args.device == "cuda":
-        raise OptionError("--rebalance auto: experts do not move between GPUs yet; use dry-run, or --device cpu")
     _check_model_dir(Path(args.model), args.skip_tokenizer_init)
     return ServeOptions(
         engine=engine,

@@ -5,6 +5,7 @@ import torch
 
 from eprt.ep.placement import SlotMap
 from eprt.ops import cuda
+from eprt.ops.checksum import add_checksum
 from eprt.ops.choices import count_choices
 from tests.gpu.cases_ops import Draw
 
@@ -54,4 +55,27 @@ def counts_of_choices(draw: Draw) -> None:
         assert torch.equal(there_PLE.cpu(), tokens_PLE) and tokens_PLE[:, 1].sum() > 0
 
 
-ALL = (slots_of_choices, counts_of_choices)
+def checksums(draw: Draw) -> None:
+    """Of any length and alignment; in pieces; and no byte can change, nor two change places, unnoticed."""
+    memory = draw.integers(0, 256, 70_000).to(torch.uint8)
+    for start, length in ((0, 70_000), (0, 4), (1, 7), (3, 9_001), (64, 40_000)):
+        piece, got = memory[start : start + length], torch.full((1,), 5).to(draw.device)
+        want = torch.full((1,), 5)
+        cuda.add_checksum(piece, got, 3)
+        add_checksum(piece.cpu(), want, 3)
+        assert got.item() == want.item(), (start, length)
+    for place in (0, 17, 4095, 39_999):
+        changed = memory[:40_000].clone()
+        changed[place] ^= 0x80
+        changed_sum, want = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        add_checksum(changed.cpu(), changed_sum)
+        add_checksum(memory[:40_000].cpu(), want)
+        assert changed_sum.item() != want.item()
+    halves, swapped = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    for total, order in ((halves, (0, 8)), (swapped, (8, 0))):
+        for first, at in enumerate(order):
+            add_checksum(memory[at : at + 8].cpu(), total, first * 2)
+    assert halves.item() != swapped.item()
+
+
+ALL = (slots_of_choices, counts_of_choices, checksums)

@@ -17,13 +17,18 @@ from eprt.ep.api import EPError
 from eprt.ep.migration_job import Job
 from eprt.ep.pace import Pace
 from tests.ranks import cases_routing
+from tests.ranks.shared_copies import share_experts
 
 VOCAB = 128
 
 
-def make_engine(group: EPGroup, directory: str, **options) -> Engine:
+def make_engine(group: EPGroup, directory: str, *, between_peers: bool = False, **options) -> Engine:
+    """between_peers: experts travel as between GPUs."""
     options = {"kv_cache_gb": 0.01, "num_redundant_experts": 6, "chunk_size": 24, **options}
-    return Engine(EngineConfig(directory, **options), group)
+    engine = Engine(EngineConfig(directory, **options), group)
+    if between_peers:
+        share_experts(engine)
+    return engine
 
 
 def add_requests(engine: Engine, num_requests: int = 6, max_tokens: int = 80, texts: Sequence[str] = ()) -> None:
@@ -75,7 +80,7 @@ def digests(engine: Engine) -> dict:
         for expert, storage in zip(layer.expert_of_slot, layer.storages()):
             assert (expert >= 0) == (storage >= 0)
             if expert >= 0:
-                content = b"".join(part.tobytes() for part in layer.pool.memory(storage))
+                content = b"".join(part[storage].cpu().numpy().tobytes() for part in layer.pool.parts)
                 assert found.setdefault((row, expert), content) == content
     return found
 
@@ -241,7 +246,7 @@ def damage(group: EPGroup, directory: str) -> None:
     engine = make_engine(group, directory)
     weights = everyones_digests(group, engine)
     pool = engine.model.moe_layers()[0].pool
-    sizes = [len(part) for part in pool.memory(0)]
+    sizes = [part.shape[1] for part in pool.parts]
     assert len(sizes) == (4 if pool.weight_format == "fp8" else 2)
     places = [(5000, 17)] + [(1 << 20, sum(sizes[: 1 + k]) + 3) for k in range(0, len(sizes) - 1, 2) if len(sizes) > 2]
     transport, before = engine.migrator._transport, engine.migrator.rows
@@ -251,12 +256,12 @@ def damage(group: EPGroup, directory: str) -> None:
     for job_id, (chunk_bytes, place) in enumerate(places, 1):
         num_taken = 0
 
-        def take_damaged(tick, tag, stream, parts, place=place):
+        def take_damaged(tick, tag, chunk, place=place):
             nonlocal num_taken
             num_taken += 1
             if group.rank == 1 and num_taken == 1:
-                transport._chunk(tick, stream)[64 + place] ^= 1
-            return take(tick, tag, stream, parts)
+                transport._chunk(tick, chunk.stream)[64 + place] ^= 1
+            take(tick, tag, chunk)
 
         transport.take = take_damaged
         engine.migrator._pace = Pace()  # as if idle for long: nothing makes the chunks smaller
@@ -271,6 +276,44 @@ def damage(group: EPGroup, directory: str) -> None:
     engine.migrator.offer(make_job(engine, 9, target))
     run(engine)
     assert engine.migrator.status().state == "done" and engine.migrator.rows == target.tolist()
+    check_weights(engine, weights)
+    engine.close()
+
+
+def damage_between_peers(group: EPGroup, directory: str) -> None:
+    """A copy that loses or changes a byte, or brings what was never announced: all roll back, and while the copies of
+    the others are still under way nothing of them is used; the next try succeeds."""
+    engine = make_engine(group, directory)
+    copies = share_experts(engine)
+    weights, migrator = everyones_digests(group, engine), engine.migrator
+    target = random_target(np.random.default_rng(3), migrator.rows)
+    num_fetched = 0
+
+    def change_a_byte(fetches) -> None:
+        nonlocal num_fetched
+        num_fetched += 1
+        if group.rank == 1 and num_fetched == 1:
+            fetches[-1].to[-1] ^= 1
+
+    def lose_a_piece(fetches) -> None:
+        nonlocal num_fetched
+        num_fetched += 1
+        if group.rank == 1 and num_fetched == 1:
+            fetches[0].to[: len(fetches[0].to) // 2] = 0
+
+    for job_id, damage in enumerate((change_a_byte, lose_a_piece), 1):
+        num_fetched, copies.damage = 0, damage
+        migrator.offer(make_job(engine, job_id, target, chunk_bytes=None))
+        run(engine)
+        status = migrator.status()
+        assert status.state == "rolled_back" and "a chunk arrived damaged, says rank 1" in status.reason, status
+        assert group.allgather((status.epoch, migrator.rows)) == [(status.epoch, migrator.rows)] * group.size
+        check_weights(engine, weights)
+        check_memory(engine, 2)
+    copies.damage = lambda fetches: None
+    migrator.offer(make_job(engine, 9, target, chunk_bytes=None))
+    run(engine)
+    assert migrator.status().state == "done" and migrator.rows == target.tolist()
     check_weights(engine, weights)
     engine.close()
 
@@ -353,6 +396,9 @@ def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
         memory_cap(group, directory)
         refusals(group, directory)
         damage(group, directory)
+        if group.num_nodes == 1 and directory.endswith("fp8"):  # scales travel too
+            same_tokens(group, directory, exact, between_peers=True)
+            damage_between_peers(group, directory)
         deadline_and_cancel(group, directory)
 
 

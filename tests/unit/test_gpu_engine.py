@@ -117,7 +117,6 @@ def test_graph_sizes_end_at_the_most_rows():
     "flags, error",
     [
         (["--device", "cuda", "--quantization", "int8"], "--quantization int8: int8 weights run on the CPU only"),
-        (["--device", "cuda", "--rebalance", "auto"], "experts do not move between GPUs yet"),
         (["--num-hidden-layers", "3"], "--num-hidden-layers 3: .* with --load-format dummy only"),
         (["--load-format", "gguf"], "--load-format gguf: must be auto or dummy"),
     ],

@@ -6,6 +6,7 @@ CUDA graph. Values are therefore not checked: the engine's slots, pages, positio
 
 from eprt.ops.cuda.attention import mla_decode, mla_extend
 from eprt.ops.cuda.cache import cache_insert
+from eprt.ops.cuda.checksum import add_checksum
 from eprt.ops.cuda.choices import count_choices
 from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_topk
@@ -17,6 +18,7 @@ from eprt.ops.cuda.rows import sum_rows
 from eprt.ops.cuda.silu import silu_mul
 
 __all__ = [
+    "add_checksum",
     "add_rms_norm",
     "cache_insert",
     "choose_slots",
