@@ -15,16 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .chance import CLIP_Z, HIGH_Z, RAISED_Z, Chance
 from .effects import FLOOR_US, Effects, ratio
 from .matrices import WindowMatrices
-from .runs import CLIP_Z, HIGH_Z, RAISED_Z, Chance, Run, best_runs, threshold
+from .runs import Run, best_runs, threshold
 
 METHODS = ("robust", "zscore")
 MIN_RANKS_FOR_MEDIANS = 4
-MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 2.1  # over the whole run; less is not worth anybody's time
-SHORT_POINT_RATIO = 0.8  # over the number of windows, added for points: a short run needs a larger one
+MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 1.7  # over the whole run; less is not worth anybody's time
+SHORT_POINT_RATIO = 1.0  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z, ALONE_RATIO = 6.5, 2.5  # the same where the log has one window only
+POINT_MARGIN = 0.5  # on top of a point's least score: how noise persists is itself an estimate
 STEADY = 0.75  # of a run's windows are raised
 MAX_RUNS = 5  # of one place, those that are too unsteady to be reported included
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
@@ -111,10 +113,10 @@ def _sightings(outliers: Outliers, matrices: WindowMatrices, method: str) -> Ite
 def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_point: bool) -> Iterator[tuple[Run, float]]:
     """Runs that are sure and large enough, with their ratio."""
     num_windows, num_places = z_WP.shape
-    min_score = threshold(num_places)
+    min_score = threshold(num_places) + (POINT_MARGIN if is_point else 0.0)
     needed = min(num_windows, chance.windows_needed(num_places) if is_point else 2)
     if not is_point:  # a median over the ranks has no tails, and follows no single link
-        chance = Chance(chance.autocorrelation, 1.0, chance.high_rate)
+        chance = Chance(chance.memory, 1.0, chance.high_rate)
     left_WP = z_WP.copy()
     told_WP = np.zeros(z_WP.shape, dtype=bool)
     for _ in range(MAX_RUNS if num_windows > 1 else 0):

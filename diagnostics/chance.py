@@ -1,0 +1,109 @@
+"""Chance: how a log's own noise behaves from window to window, so that runs of windows are scored fairly.
+
+Noise comes in three parts, all taken from the links that are surely not at fault: links differ for good (lasting), what
+comes stays for a while (fading), and the rest is new in each window. A sum over windows averages only the last of them
+away. Heavy tails widen what counts as chance, too.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+CLIP_Z = 5.0  # one window counts for no more: a burst in one window is no persistent fault
+HIGH_Z, RAISED_Z = 3.5, 2.0
+# Share of links that are surely not at fault, and the variance of normal noise among them.
+_QUIET, _QUIET_ENERGY = 0.95, 0.93
+_LINKS_THAT_TELL = 16_384
+_RUN_CHANCE = 3e-4  # that chance alone gives one run of so many high windows
+_MAX_LAG, _MOST_REMEMBERED = 32, 0.97
+_FADINGS = np.arange(0.0, 0.96, 0.05)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Correlation of a place's noise in windows k apart: lasting + fading * rho**k, and 1 for k = 0."""
+
+    lasting: float = 0.0
+    fading: float = 0.0
+    rho: float = 0.0
+
+    @staticmethod
+    def of(z_WP: np.ndarray) -> "Memory":
+        """Least squares over the correlations at up to 32 lags."""
+        lags = np.arange(1, min(len(z_WP) - 1, _MAX_LAG) + 1)
+        variance = max(1e-9, float((z_WP**2).mean()))
+        seen_K = np.array([(z_WP[k:] * z_WP[:-k]).mean() for k in lags]) / variance
+        weight_K = (len(z_WP) - lags).astype(float)
+        best, least = Memory(), float((weight_K * seen_K**2).sum())
+        for rho in _FADINGS.tolist():
+            for lasting, fading in _shares(seen_K, weight_K, rho**lags):
+                error = float((weight_K * (lasting + fading * rho**lags - seen_K) ** 2).sum())
+                if error < least - 1e-9:
+                    best, least = Memory(lasting, fading, rho), error
+        return best
+
+    def correlation(self, num_windows: int) -> np.ndarray:
+        """[W][W]"""
+        lag_WW = np.abs(np.subtract.outer(np.arange(num_windows), np.arange(num_windows)))
+        return np.where(lag_WW == 0, 1.0, self.lasting + self.fading * self.rho**lag_WW)
+
+
+def _shares(seen_K: np.ndarray, weight_K: np.ndarray, fades_K: np.ndarray) -> list[tuple[float, float]]:
+    """(lasting, fading) that fit best: both together, and each alone, as neither may be below 0."""
+    if not fades_K.any():
+        return []
+    parts_K2 = np.stack([np.ones(len(seen_K)), fades_K], axis=1)
+    square_22, right_2 = (parts_K2 * weight_K[:, None]).T @ parts_K2, parts_K2.T @ (weight_K * seen_K)
+    alone = right_2 / np.diag(square_22)
+    found = [np.array([alone[0], 0.0]), np.array([0.0, alone[1]])]
+    if abs(np.linalg.det(square_22)) > 1e-9:
+        found += [np.linalg.solve(square_22, right_2).astype(float)]
+    shares = []
+    for lasting, fading in (np.maximum(0.0, pair).tolist() for pair in found):
+        down = min(1.0, _MOST_REMEMBERED / max(1e-9, lasting + fading))
+        shares.append((lasting * down, fading * down))
+    return shares
+
+
+@dataclass(frozen=True)
+class Chance:
+    """memory: of the links' noise. tail: variance of clipped z over that of normal noise. high_rate: share of a link's
+    windows that are high and alone, as noise is and a fault is not.
+    """
+
+    memory: Memory
+    tail: float
+    high_rate: float
+
+    @staticmethod
+    def of(z_WP: np.ndarray) -> "Chance":
+        """z_WP: of the links. Of very many links some tell enough."""
+        z_WP = z_WP[:, :: max(1, z_WP.shape[1] // _LINKS_THAT_TELL)]
+        num_known = max(1, int((~np.isnan(z_WP)).sum()))
+        floor = min(1e-3, 0.5 / num_known)
+        if len(z_WP) < 3:
+            return Chance(Memory(), 1.0, floor)
+        # A faulty link is among the loudest, which are left out; and however loud one is, its share is bounded.
+        memory = Memory.of(_quiet(np.clip(np.nan_to_num(z_WP), -RAISED_Z, RAISED_Z)))
+        fresh_WP = np.linalg.solve(np.linalg.cholesky(memory.correlation(len(z_WP))), clipped(z_WP))
+        tail = float((_quiet(fresh_WP) ** 2).mean()) / _QUIET_ENERGY
+        high, raised = np.pad(z_WP >= HIGH_Z, ((1, 1), (0, 0))), np.pad(z_WP >= RAISED_Z, ((1, 1), (0, 0)))
+        alone = high[1:-1] & ~raised[:-2] & ~raised[2:]
+        return Chance(memory, max(1.0, tail), max(floor, float(alone.sum()) / num_known))
+
+    def windows_needed(self, num_places: int) -> int:
+        """How many high windows in a row chance does not give to any of the places."""
+        rate = min(self.high_rate, 0.5)
+        return max(2, math.ceil(math.log(_RUN_CHANCE / num_places) / math.log(rate)))
+
+
+def clipped(z: np.ndarray) -> np.ndarray:
+    """One window counts for no more than CLIP_Z, and one without data for nothing."""
+    return np.clip(np.nan_to_num(z), -CLIP_Z, CLIP_Z)
+
+
+def _quiet(z_WP: np.ndarray) -> np.ndarray:
+    """Without the loudest links."""
+    energy_P = (z_WP**2).sum(axis=0)
+    return z_WP[:, energy_P <= np.quantile(energy_P, _QUIET)]
