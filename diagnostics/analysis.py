@@ -43,9 +43,8 @@ def find(matrices: WindowMatrices, method: str = "robust") -> tuple[Outliers, li
     """Findings, most certain first. method: one of METHODS."""
     outliers, sightings = detect(matrices, method)
     yardstick = Yardstick(matrices, outliers)
-    kept = [s for s in sightings if not _is_uneven_load(s, yardstick)]
+    kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)])
     kept, echoed = _without_echoes(kept, yardstick)
-    kept = _without_parts(kept)
     findings = [_finding(sighting, yardstick, echoed.get(id(sighting))) for sighting in kept]
     return outliers, sorted(findings, key=lambda finding: -finding.score)
 
@@ -85,12 +84,17 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
 
 
 def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[list[Sighting], dict[int, int]]:
-    """Drops a rank's column where one slow link into the rank explains it; tells which link has which rank for echo."""
+    """Drops a rank's column where one slow link into the rank explains it; tells which link has which rank for echo.
+
+    The link need not be sure enough yet to be told: in the first window of a fault its echo often is, being wider.
+    """
+    points = [s for s in sightings if s.place.kind == "point"]
     dropped, echoed = set(), {}
-    for point in (s for s in sightings if s.place.kind == "point"):
-        for column in (s for s in sightings if s.place.kind == "column" and s.place.rank == point.place.src):
+    for column in (s for s in sightings if s.place.kind == "column"):
+        told = [p for p in points if p.place.src == column.place.rank and p.overlaps(column)]
+        for point in [*told, *yardstick.links_into(column)]:
             share = yardstick.excess_us(column) / max(1e-9, yardstick.excess_us(point))
-            if ECHO_RATIOS[0] <= share <= ECHO_RATIOS[1] and point.overlaps(column):
+            if ECHO_RATIOS[0] <= share <= ECHO_RATIOS[1]:
                 dropped.add(id(column))
                 echoed[id(point)] = column.place.rank
     return [s for s in sightings if id(s) not in dropped], echoed

@@ -16,6 +16,7 @@ HIGH_Z, RAISED_Z = 3.5, 2.0
 _QUIET, _QUIET_ENERGY = 0.95, 0.93
 _LINKS_THAT_TELL = 16_384
 _RUN_CHANCE = 3e-4  # that chance alone gives one run of so many high windows
+_FAR_Z = 20.0
 _MAX_LAG, _MOST_REMEMBERED = 32, 0.97
 _FADINGS = np.arange(0.0, 0.96, 0.05)
 
@@ -72,9 +73,9 @@ class Chance:
     windows that are high and alone, as noise is and a fault is not.
     """
 
-    memory: Memory
-    tail: float
-    high_rate: float
+    memory: Memory = Memory()
+    tail: float = 1.0
+    high_rate: float = 1e-3
 
     @staticmethod
     def of(z_WP: np.ndarray) -> "Chance":
@@ -83,7 +84,7 @@ class Chance:
         num_known = max(1, int((~np.isnan(z_WP)).sum()))
         floor = min(1e-3, 0.5 / num_known)
         if len(z_WP) < 3:
-            return Chance(Memory(), 1.0, floor)
+            return Chance(high_rate=floor)
         # A faulty link is among the loudest, which are left out; and however loud one is, its share is bounded.
         memory = Memory.of(_quiet(np.clip(np.nan_to_num(z_WP), -RAISED_Z, RAISED_Z)))
         fresh_WP = np.linalg.solve(np.linalg.cholesky(memory.correlation(len(z_WP))), clipped(z_WP))
@@ -92,10 +93,11 @@ class Chance:
         alone = high[1:-1] & ~raised[:-2] & ~raised[2:]
         return Chance(memory, max(1.0, tail), max(floor, float(alone.sum()) / num_known))
 
-    def windows_needed(self, num_places: int) -> int:
-        """How many high windows in a row chance does not give to any of the places."""
-        rate = min(self.high_rate, 0.5)
-        return max(2, math.ceil(math.log(_RUN_CHANCE / num_places) / math.log(rate)))
+    def is_enough(self, z_W: np.ndarray, num_places: int, num_windows: int) -> bool:
+        """Whether a run has more high windows than chance gives to any of the places; two, where they are far out, and
+        all of a log that has fewer (num_windows)."""
+        needed = max(2, math.ceil(math.log(_RUN_CHANCE / num_places) / math.log(min(self.high_rate, 0.5))))
+        return (z_W >= HIGH_Z).sum() >= min(num_windows, needed) or (z_W >= _FAR_Z).sum() >= 2
 
 
 def clipped(z: np.ndarray) -> np.ndarray:

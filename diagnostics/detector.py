@@ -114,9 +114,8 @@ def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_poin
     """Runs that are sure and large enough, with their ratio."""
     num_windows, num_places = z_WP.shape
     min_score = threshold(num_places) + (POINT_MARGIN if is_point else 0.0)
-    needed = min(num_windows, chance.windows_needed(num_places) if is_point else 2)
     if not is_point:  # a median over the ranks has no tails, and follows no single link
-        chance = Chance(chance.memory, 1.0, chance.high_rate)
+        chance = Chance(chance.memory)
     left_WP = z_WP.copy()
     told_WP = np.zeros(z_WP.shape, dtype=bool)
     for _ in range(MAX_RUNS if num_windows > 1 else 0):
@@ -132,7 +131,8 @@ def _robust_runs(z_WP: np.ndarray, ratio_WP: np.ndarray, chance: Chance, is_poin
                 left_WP[at, run.place] = np.where(is_raised_W, z_W, -CLIP_Z)  # perhaps two runs, with calm between
                 continue
             left_WP[at, run.place] = -CLIP_Z  # it interrupts other runs
-            if size >= min_ratio and np.mean(is_raised_W[~np.isnan(z_W)]) >= STEADY and (z_W >= HIGH_Z).sum() >= needed:
+            enough = chance.is_enough(z_W, num_places, num_windows) if is_point else (z_W >= HIGH_Z).sum() >= 2
+            if size >= min_ratio and enough and np.mean(is_raised_W[~np.isnan(z_W)]) >= STEADY:
                 told_WP[at, run.place] = True
                 yield run, size
         if not runs:

@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .detector import Outliers, Sighting
+from .chance import HIGH_Z
+from .detector import Outliers, Place, Sighting
 from .effects import Effects, median
 from .matrices import WindowMatrices
 
@@ -55,6 +56,17 @@ class Yardstick:
             if kind == "column"
             else values[:, rank, others]
         )
+
+    def links_into(self, column: Sighting) -> list[Sighting]:
+        """The link on which the column's rank itself waits longest, where that stands out in most of these windows."""
+        at, rank = self._at(column), column.place.rank
+        z_N = nan_median(self.outliers.point_z_WNN[at, rank])
+        slow = np.flatnonzero(np.nan_to_num(z_N) >= HIGH_Z)
+        if rank is None or not len(slow):
+            return []
+        dst = int(max(slow, key=lambda j: _median_of(self.matrices.wait_us_WNN[at, rank, j])))
+        ratio = _median_of(self.outliers.point_ratio_WNN[at, rank, dst])
+        return [Sighting(Place("point", None, rank, dst), column.first, column.last, float(z_N[dst]), ratio)]
 
     def own_tokens(self, sighting: Sighting) -> float:
         """Tokens that a row's or column's rank sent, over the median rank's."""

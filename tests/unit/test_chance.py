@@ -29,7 +29,7 @@ def test_scores_of_noise_are_normal(memory):
     """The best of all runs of 2000 quiet links is no more than the largest of that many normal numbers may be, and a
     run of the whole log has the variance 1."""
     z_WP = noise(memory, seed=1)
-    scores = [run.score for run in best_runs(z_WP, Chance(memory, 1.0, 1e-3), 0.0)]
+    scores = [run.score for run in best_runs(z_WP, Chance(memory), 0.0)]
     assert 2.5 < max(scores) < 5.5
     inverse_WW = np.linalg.inv(memory.correlation(NUM_WINDOWS))
     whole_P = (inverse_WW @ z_WP).sum(axis=0) / np.sqrt(inverse_WW.sum())
@@ -47,9 +47,9 @@ def test_one_loud_window_makes_no_run():
     """A link that is loud in one window scores as if that window were like its others."""
     z_WP = np.random.default_rng(3).standard_normal((NUM_WINDOWS, 50)) * 0.1
     z_WP[2:9, 5] += 2.5
-    calm = best_runs(z_WP, Chance(Memory(), 1.0, 1e-3), 3.0)
+    calm = best_runs(z_WP, Chance(), 3.0)
     z_WP[5, 5] = 5.0
-    loud = best_runs(z_WP, Chance(Memory(), 1.0, 1e-3), 3.0)
+    loud = best_runs(z_WP, Chance(), 3.0)
     assert [run.place for run in calm + loud] == [5, 5]
     assert loud[0].score == pytest.approx(calm[0].score, abs=0.2)
 

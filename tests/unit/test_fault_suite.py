@@ -3,8 +3,10 @@
 from collections import Counter
 
 import pytest
+from eprt.diagnostics.analysis import find
+from eprt.diagnostics.synthetic import Fault, generate
 
-from benchmarks.bench_faults import CLEAN, NUM_WINDOWS, Case, CleanCase, Tally, run_case, run_clean
+from benchmarks.bench_faults import CLEAN, NUM_WINDOWS, Case, CleanCase, Tally, job_of, place, run_case, run_clean
 
 NOISES = ("gamma", "heavy", "autocorrelated", "arrivals")
 SEEDS = 6  # of each noise and number of ranks
@@ -58,3 +60,15 @@ def test_two_simpler_methods_miss_what_this_one_finds():
     tallies = run_case(Case("gamma", 8, (("column", "comp"),), 2.0), 10)
     assert tallies["robust"].recall == 1.0
     assert tallies["zscore"].recall <= 0.2 and tallies["ratio"].recall <= 0.2
+
+
+@pytest.mark.parametrize("factor", [8.0, 15.0])
+def test_the_echo_of_a_slow_link_is_never_told(factor):
+    """Who gets a link's data late is late to all others. Seen window by window as they come, while the link is slow,
+    in the window in which it recovers, and afterwards."""
+    for seed in range(4):
+        link = {"src": 1 + seed, "dst": 14 - seed}
+        slow = Fault("point", **link, factor=factor, windows=(4, 7))
+        matrices = generate(job_of("arrivals", 16, seed, (slow, Fault("point", **link, factor=2.0, windows=(8, 8)))))
+        told = [{place(finding) for finding in find(matrices.first(num))[1]} for num in range(4, NUM_WINDOWS + 1)]
+        assert set().union(*told) == {place(slow)} and told[4] == {place(slow)}
