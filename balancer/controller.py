@@ -115,6 +115,7 @@ class Controller:
         steps = snapshot.num_steps - before.num_steps
         tokens_PLE = snapshot.tokens_PLE - before.tokens_PLE
         changed = self.statistics.add(tokens_PLE, seconds, steps, snapshot.num_steps)
+        self.statistics.rate()  # worked out here, for whoever asks until the next window
         if changed:
             self.plan_again()
         return changed

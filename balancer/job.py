@@ -1,12 +1,14 @@
 """Planning as a job for a process of its own, so that a server's latency never pays for it.
 
-    python -m eprt.balancer.job < request.json > answer.json
+    python -m eprt.balancer.job < request > answer.json
 
 A request holds the placement in force and either a load to plan for or the target to reach; the answer holds the target
 and the rounds that lead there. Exit status 0, or 2 with one line on standard error when the request cannot be met.
+
+A request is a line of JSON and an .npz archive behind it: a routing sample has a million numbers, and who sends it
+serves requests meanwhile.
 """
 
-import base64
 import io
 import json
 import os
@@ -25,6 +27,7 @@ from .trace import RoutingTrace
 # Beside a server: whatever serves goes first.
 _NICE = 10
 _LAYERS_AT_ONCE = 8  # in a round that changes only weights
+_ARRAYS = ("load_LE", "gpu_speed")
 _WEIGHT_CHANGE = 0.01  # a smaller change of a slot's share is not worth telling the ranks
 
 
@@ -45,29 +48,43 @@ class PlanRequest:
     gpu_speed: np.ndarray | None = None
     trace: RoutingTrace | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"current": self.current.to_json(), "spare": self.spare}
-        data["target"] = None if self.target is None else self.target.to_json()
-        for name in ("load_LE", "gpu_speed"):
-            value = getattr(self, name)
-            data[name] = None if value is None else np.asarray(value).tolist()
-        data["trace"] = None if self.trace is None else _pack(self.trace)
-        data["node_of_gpu"] = None if self.node_of_gpu is None else list(self.node_of_gpu)
-        data["max_moves_per_layer"] = self.max_moves_per_layer
-        return data
+    def to_bytes(self) -> bytes:
+        data = {
+            "current": self.current.to_json(),
+            "target": None if self.target is None else self.target.to_json(),
+            "node_of_gpu": None if self.node_of_gpu is None else list(self.node_of_gpu),
+            "spare": self.spare,
+            "max_moves_per_layer": self.max_moves_per_layer,
+        }
+        arrays = {name: np.asarray(value) for name in _ARRAYS if (value := getattr(self, name)) is not None}
+        if self.trace is not None:
+            arrays["topk_idx"] = np.stack(self.trace.topk_idx).astype(np.int16)
+            if self.trace.source_gpu is not None:
+                arrays["source_gpu"] = np.stack(self.trace.source_gpu)
+        buffer = io.BytesIO()
+        buffer.write(json.dumps(data).encode() + b"\n")
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        return buffer.getvalue()
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> "PlanRequest":
-        arrays = {n: None if data[n] is None else np.array(data[n]) for n in ("load_LE", "gpu_speed")}
-        return PlanRequest(
-            Placement.from_json(data["current"]),
-            None if data["target"] is None else Placement.from_json(data["target"]),
-            node_of_gpu=None if data["node_of_gpu"] is None else tuple(data["node_of_gpu"]),
-            spare=data["spare"],
-            max_moves_per_layer=data["max_moves_per_layer"],
-            trace=None if data["trace"] is None else _unpack(data["trace"]),
-            **arrays,
-        )
+    def from_bytes(request: bytes) -> "PlanRequest":
+        """KeyError names the field that is missing."""
+        line, _, archive = request.partition(b"\n")
+        data = json.loads(line)
+        with np.load(io.BytesIO(archive)) as arrays:
+            trace = None
+            if "topk_idx" in arrays:
+                sources = tuple(arrays["source_gpu"]) if "source_gpu" in arrays else None
+                trace = RoutingTrace(tuple(arrays["topk_idx"]), sources)
+            return PlanRequest(
+                Placement.from_json(data["current"]),
+                None if data["target"] is None else Placement.from_json(data["target"]),
+                node_of_gpu=None if data["node_of_gpu"] is None else tuple(data["node_of_gpu"]),
+                spare=data["spare"],
+                max_moves_per_layer=data["max_moves_per_layer"],
+                trace=trace,
+                **{name: arrays.get(name) for name in _ARRAYS},
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,25 +160,10 @@ def _plan(request: PlanRequest) -> Placement:
     )
 
 
-def _pack(trace: RoutingTrace) -> str:
-    """As a compressed .npz in base64: a sample has a million numbers, too many to write in full."""
-    arrays = {"topk_idx": np.stack(trace.topk_idx)}
-    if trace.source_gpu is not None:
-        arrays["source_gpu"] = np.stack(trace.source_gpu)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{name: array.astype(np.int16) for name, array in arrays.items()})  # type: ignore[arg-type]
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _unpack(text: str) -> RoutingTrace:
-    with np.load(io.BytesIO(base64.b64decode(text))) as arrays:
-        return RoutingTrace(tuple(arrays["topk_idx"]), tuple(arrays["source_gpu"]) if "source_gpu" in arrays else None)
-
-
 def main() -> int:
     os.nice(_NICE)
     try:
-        answer = solve(PlanRequest.from_json(json.load(sys.stdin)))
+        answer = solve(PlanRequest.from_bytes(sys.stdin.buffer.read()))
     except KeyError as error:
         print(f"the request has no {error}", file=sys.stderr)
         return 2

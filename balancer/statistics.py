@@ -50,6 +50,7 @@ class LoadStatistics:
         # Each layer's shares, less even ones, of the windows since the latest change, and their inner products.
         self._skew_WD = np.empty((0, num_layers * num_experts), dtype=np.float32)
         self._gram_WW = np.empty((0, 0))
+        self._rates: dict[tuple[str | None, int], np.ndarray] = {}  # of the windows there are
         self._num_current = 0  # windows since the latest change
         self.num_changes = self.num_windows = 0  # since the start
         self.stable_s = 0.0  # time since the latest change, in windows that counted
@@ -79,6 +80,7 @@ class LoadStatistics:
             return False
         self._windows.append(Window(tokens_PLE.astype(np.float32), seconds, steps, last_step))
         self.num_windows += 1
+        self._rates = {}
         self._num_current = min(self._num_current + 1, len(self._windows))
         self.stable_s += seconds
         self._observed_s += seconds
@@ -97,10 +99,16 @@ class LoadStatistics:
         windows = self.current if last is None else self.current[-last:]
         if not windows:
             return None
-        weight_W = self._weights(len(windows))
-        tokens_PLE = np.tensordot(weight_W, np.stack([w.tokens_PLE for w in windows]), axes=1)
-        tokens_LE = tokens_PLE.sum(0) if phase is None else tokens_PLE[PHASES.index(phase)]
-        return tokens_LE / float(weight_W @ [w.seconds for w in windows])
+        key = (phase, len(windows))
+        if key not in self._rates:
+            weight_W = self._weights(len(windows))
+            tokens_PLE = np.zeros(self.shape)
+            for weight, window in zip(weight_W, windows):
+                tokens_PLE += weight * window.tokens_PLE
+            tokens_LE = tokens_PLE.sum(0) if phase is None else tokens_PLE[PHASES.index(phase)]
+            self._rates[key] = tokens_LE / float(weight_W @ [w.seconds for w in windows])
+            self._rates[key].setflags(write=False)
+        return self._rates[key]
 
     @property
     def steps_per_s(self) -> float:
@@ -222,8 +230,10 @@ def _cusum(centred_WW: np.ndarray, order_OW: np.ndarray) -> np.ndarray:
     num_windows = len(centred_WW)
     k = np.arange(_MIN_SIDE, num_windows - _MIN_SIDE + 1)
     ordered_OWW = centred_WW[order_OW[:, :, None], order_OW[:, None, :]]
-    # The mean is 0, so what is before and what is after sum to the same, with opposite signs.
-    before_OK = ordered_OWW.cumsum(1).cumsum(2)[:, k - 1, k - 1]  # |sum of the first k|^2
+    # The mean is 0, so what is before and what is after sum to the same, with opposite signs. |sum of the first k|^2
+    # grows with each window by its products with itself and, twice, with those before it.
+    once_WW = np.tri(num_windows) + np.tri(num_windows, k=-1)
+    before_OK = np.einsum("oij,ij->oi", ordered_OWW, once_WW).cumsum(1)[:, k - 1]
     return before_OK * num_windows / (k * (num_windows - k))
 
 

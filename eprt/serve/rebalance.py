@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from eprt.balancer.trigger import VERDICTS, Decision, TriggerConfig
 from eprt.ep.migration_job import Job, MigrationStatus
 from eprt.serve.errors import ApiError
 from eprt.serve.expert_load import expert_load, total_load
+from eprt.serve.messages import Sampled
 from eprt.serve.options import ServeOptions
 from eprt.serve.rank_pool import RankPool
 from eprt.serve.rebalance_migration import Migration, placement_after
@@ -57,6 +58,8 @@ class Rebalancer:
         self.moved = {"local": 0, "network": 0, "fan_out": 0}
         self._placement: Placement | None = None
         self._planning = False
+        # The statistics of a large model take milliseconds a window: a thread's work, and one task's at a time.
+        self._using_statistics = asyncio.Lock()
         self._num_jobs = 0
         self._following: asyncio.Task | None = None
 
@@ -142,9 +145,7 @@ class Rebalancer:
         parts["topk_idx"], parts["source_gpu"], parts["topk_step"] = await self._trace()
         window_T = statistics.window_of_steps(parts["topk_step"][0])
         parts["topk_window"] = np.tile(window_T, (placement.num_layers, 1))
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **parts)  # type: ignore[arg-type]
-        return buffer.getvalue()
+        return await asyncio.to_thread(_as_npz, parts)
 
     async def _trace(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """topk_idx, source_gpu and topk_step of load_file()."""
@@ -153,12 +154,7 @@ class Rebalancer:
         except TimeoutError:
             message = "a rank has not told its routing sample within 10 s: its steps take long; try again"
             raise ApiError(503, message, code="no_sample", retry_after_s=10) from None
-        samples = [np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in told]
-        source = np.concatenate([np.full(sample.shape[1], rank) for rank, sample in enumerate(samples)])
-        trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)
-        step_T = np.concatenate([np.frombuffer(s.steps, dtype=np.int64) for s in told])
-        num_layers = len(trace_LTK)
-        return trace_LTK, np.tile(source.astype(np.int32), (num_layers, 1)), np.tile(step_T, (num_layers, 1))
+        return await asyncio.to_thread(_joined, told)
 
     def status(self) -> dict[str, Any]:
         """eprt.rebalance/1."""
@@ -210,12 +206,13 @@ class Rebalancer:
         self._check_room()
         if self._planning or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
-        plan_request = await self._plan_request(request)
-        if plan_request is None:
-            raise ApiError(409, "no load was measured yet to plan for; post a placement, or wait", code="no_load")
-        answer = await self._solve(plan_request)
-        if request.target is None:
-            self._note(self.controller.decide(time.monotonic(), self.placement, answer), "posted")
+        with self._as_planning():
+            plan_request = await self._plan_request(request)
+            if plan_request is None:
+                raise ApiError(409, "no load was measured yet to plan for; post a placement, or wait", code="no_load")
+            answer = await solve_apart(plan_request)
+            if request.target is None:
+                await self._decide(answer, "posted")
         if not request.dry_run:
             self._start(answer, request.rank_speeds)
 
@@ -232,18 +229,23 @@ class Rebalancer:
             trace = None
             if self.placement.num_nodes > 1:
                 topk_LTK, source_LT, _ = await self._trace()
-                trace = RoutingTrace(tuple(topk_LTK), tuple(source_LT)).sample(_TRACE_TOKENS)
-            plan_request = self.controller.request(self.placement, trace)
+                trace = await asyncio.to_thread(
+                    lambda: RoutingTrace(tuple(topk_LTK), tuple(source_LT)).sample(_TRACE_TOKENS)
+                )
+            async with self._using_statistics:
+                plan_request = self.controller.request(self.placement, trace)
         if plan_request is None:
             return None
         moves = request.max_moves_per_layer or plan_request.max_moves_per_layer
         spare, nodes = infos[0].spare_experts, tuple(infos[0].node_of_rank)
         return replace(plan_request, node_of_gpu=nodes, spare=spare, max_moves_per_layer=moves)
 
-    async def _solve(self, request: PlanRequest) -> PlanAnswer:
+    @contextlib.contextmanager
+    def _as_planning(self) -> Iterator[None]:
+        """Nobody else plans meanwhile."""
         self._planning = True
         try:
-            return await solve_apart(request)
+            yield
         finally:
             self._planning = False
 
@@ -320,7 +322,9 @@ class Rebalancer:
         snapshot = self._snapshot()
         if snapshot is None or self._pool.state != "serving":
             return
-        if self.controller.observe(snapshot):
+        async with self._using_statistics:
+            changed = await asyncio.to_thread(self.controller.observe, snapshot)
+        if changed:
             _log.info("rebalance: the load has changed; what came before is forgotten")
         if self._options.rebalance_slow_ranks and self.controller.set_speed(self._rank_speeds()):
             _log.info("rebalance: the ranks' speeds are now %s", np.round(self._rank_speeds(), 2).tolist())
@@ -329,13 +333,13 @@ class Rebalancer:
             return
         if not self.controller.due(time.monotonic()):
             return
-        request = await self._plan_request(RebalanceRequest())
-        if request is None:
-            return
-        answer = await self._solve(request)
-        decision = self.controller.decide(time.monotonic(), self.placement, answer)
-        self._note(decision, self.mode)
-        if decision.migrate and not self.is_migrating:
+        with self._as_planning():
+            request = await self._plan_request(RebalanceRequest())
+            if request is None:
+                return
+            answer = await solve_apart(request)
+            decision = await self._decide(answer, self.mode)
+        if decision.migrate:
             self._start(answer)
 
     def _snapshot(self) -> Snapshot | None:
@@ -345,9 +349,12 @@ class Rebalancer:
         expert_bytes = self._pool.infos[0].expert_bytes
         return Snapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **self._work())
 
-    def _note(self, decision: Decision, asked_by: str) -> None:
+    async def _decide(self, answer: PlanAnswer, asked_by: str) -> Decision:
+        async with self._using_statistics:
+            decision = await asyncio.to_thread(self.controller.decide, time.monotonic(), self.placement, answer)
         self.verdicts[decision.verdict] += 1
         self.decisions.append({"time_s": time.time(), "asked_by": asked_by, **decision.to_json()})
+        return decision
 
     async def close(self) -> None:
         """The server leaves: what is under way is rolled back, so that the ranks need not wait for its end."""
@@ -356,3 +363,19 @@ class Rebalancer:
         if self._following is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._following, 2.0)
+
+
+def _joined(told: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What all ranks have sampled: choices int16 [L, T, K], and of each token its rank and its step, [L, T]."""
+    samples = [np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in told]
+    source = np.concatenate([np.full(sample.shape[1], rank, dtype=np.int32) for rank, sample in enumerate(samples)])
+    step_T = np.concatenate([np.frombuffer(s.steps, dtype=np.int64) for s in told])
+    trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)
+    return trace_LTK, np.tile(source, (len(trace_LTK), 1)), np.tile(step_T, (len(trace_LTK), 1))
+
+
+def _as_npz(parts: dict[str, np.ndarray]) -> bytes:
+    """Not compressed: that would take a large model's server seconds."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **parts)  # type: ignore[arg-type]
+    return buffer.getvalue()

@@ -1,8 +1,9 @@
 """Plans made by a process of their own (eprt/balancer/job.py), so that nobody who generates waits for them."""
 
 import asyncio
-import json
 import sys
+
+import msgspec
 
 from eprt.balancer.job import PlanAnswer, PlanRequest
 from eprt.serve.errors import ApiError
@@ -20,7 +21,7 @@ async def solve_apart(request: PlanRequest) -> PlanAnswer:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        given = json.dumps(request.to_json()).encode()
+        given = await asyncio.to_thread(request.to_bytes)
         out, err = await asyncio.wait_for(process.communicate(given), _TIMEOUT_S)
     except TimeoutError:
         raise ApiError(500, f"no plan within {_TIMEOUT_S:g} s", code="planning_failed") from None
@@ -31,4 +32,4 @@ async def solve_apart(request: PlanRequest) -> PlanAnswer:
         reason = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
         status = 400 if process.returncode == 2 else 500
         raise ApiError(status, f"no plan: {reason[0]}", code="planning_failed")
-    return PlanAnswer.from_json(json.loads(out))
+    return await asyncio.to_thread(lambda: PlanAnswer.from_json(msgspec.json.decode(out)))
