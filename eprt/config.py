@@ -197,6 +197,8 @@ class EngineConfig:
     replica_routing: how tokens choose among replicas: "weights" (as the placement says, on every rank alike), "local"
     (the same totals, but each rank prefers its own replica, then its node's), "batch" or "batch-lp" (anew in each step
     and layer, as all ranks' tokens of that step ask; by water-filling, or the exact minimum).
+    exact_combine: between GPUs, outputs of a rank's experts cross one by one, so that where experts live changes no bit
+    of a result; by default a rank adds up its own before they cross, for fewer bytes.
     """
 
     model_dir: str
@@ -220,6 +222,7 @@ class EngineConfig:
     num_redundant_experts: int = 0
     spare_experts: int = 2
     replica_routing: str = "weights"
+    exact_combine: bool = False
     overlap: str = "auto"
     overlap_sms: int | None = None
     seed: int = 0

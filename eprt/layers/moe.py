@@ -293,6 +293,7 @@ def make_ep(
     backend: str = "auto",
     modes: Mapping[str, int | None] = {"normal": None},
     device: str = "cpu",
+    exact_combine: bool = False,
 ) -> dict[str, EPBackend]:
     """One communication backend per mode, to be shared by layers of the same shape. Collective over the group.
 
@@ -310,6 +311,7 @@ def make_ep(
                 payload=config.payload,
                 mode=mode,
                 device=device,
+                exact_combine=exact_combine,
             ),
             group,
         )

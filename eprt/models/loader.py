@@ -59,7 +59,8 @@ def load_deepseek(
             "normal": _tokens_of_a_dispatch(engine, config.moe, device),
             "low_latency": engine.low_latency_max_tokens,
         }
-        ep = make_ep(config.moe, group, slot_map.num_slots, modes=modes, device=device.type)
+        how = {"modes": modes, "device": device.type, "exact_combine": engine.exact_combine}
+        ep = make_ep(config.moe, group, slot_map.num_slots, **how)
     with _all_or_none(group):
         started_s = time.monotonic()
         model = _Builder(engine, config, checkpoint, group, ep, slot_map, progress).build()

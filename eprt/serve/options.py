@@ -128,6 +128,8 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
     add("--replica-routing", default=defaults["replica_routing"], metavar="HOW",
         help="which replica a token takes: weights (the plan's, default), local (nearest first, in the same "
         "proportion), batch or batch-lp (split anew in each step, evenly and then locally)")  # fmt: skip
+    add("--exact-combine", action="store_true",
+        help="GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs")  # fmt: skip
     add("--load-window", type=float, default=ServeOptions.load_window_s, metavar="S",
         help="seconds of one window of expert load, default %(default)s")  # fmt: skip
     add("--migration-timeout", type=float, default=ServeOptions.migration_timeout_s, metavar="S",
@@ -273,6 +275,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         num_redundant_experts=args.num_redundant_experts,
         spare_experts=args.spare_experts,
         replica_routing=args.replica_routing,
+        exact_combine=args.exact_combine,
         seed=args.seed,
     )
 

@@ -129,8 +129,9 @@ def test_flags_that_cannot_be_are_refused(flags, error):
 def test_flags_reach_the_engine():
     engine = parse(
         ["--model", DEMO, "--device", "cuda", "--load-format", "dummy", "--num-hidden-layers", "3", "--no-graphs",
-         "--low-latency-max-tokens", "128"]
+         "--low-latency-max-tokens", "128", "--rebalance", "auto", "--exact-combine"]
     ).engine  # fmt: skip
+    assert engine.exact_combine and engine.spare_experts == EngineConfig.spare_experts
     assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
     assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128
     assert parse(["--model", DEMO]).engine.graph_sizes == EngineConfig.graph_sizes
