@@ -85,25 +85,31 @@ struct Item {  // lane k < K holds entry k
   int row;  // or -1
   float weight;
   LateWeight late;  // LATE_WEIGHTS, in place of weight
-
-  EPRT_DEVICE bool weights_here(uint32_t epoch) const {
-    return !kLateWeights || __all_sync(kAllLanes, row < 0 || late.here(epoch));
-  }
 };
 
-EPRT_DEVICE Item load_item(const CombineParams& p, uint32_t epoch, int owner, int position, int lane) {
+EPRT_DEVICE Item load_item(const CombineParams& p, int owner, int position, int lane) {
   const Handle& h = p.handle;
   const int64_t index = int64_t(owner) * p.context.max_tokens + position;
   Item item{owner, h.item_token[index * 2], h.item_token[index * 2 + 1], -1, 0.f, {}};
   if (lane >= kTopk) return item;
   item.row = h.item_row[index * kTopk + lane];
-  if (kLateWeights) {
-    item.late.word = weights_at(p.context, p.context.rank, epoch, owner) + item.token * kTopk + lane;
-    item.late.look();
-  } else {
-    item.weight = h.item_weight[index * kTopk + lane];
-  }
+  if (!kLateWeights) item.weight = h.item_weight[index * kTopk + lane];
   return item;
+}
+
+// What all warps know from the beginning.
+struct Call {
+  uint64_t begin_ns;
+  uint32_t epoch;
+  uint32_t masked;  // a bit per rank
+};
+
+// False when the item's weights have not come.
+EPRT_DEVICE bool wait_weights(const CombineParams& p, const Call& call, Item& item, int lane) {
+  if (!kLateWeights) return true;
+  const Context& c = p.context;
+  const uint64_t* words = weights_at(c, c.rank, call.epoch, item.owner) + item.token * kTopk;
+  return wait_weights(call.begin_ns, call.epoch, words + lane, item.late, item.row >= 0);
 }
 
 EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return p.y + int64_t(row) * kRowVectors * 16; }
@@ -122,8 +128,7 @@ EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int own
 }
 
 // One part of one token's sum over this rank's experts; false when its weights have not come.
-EPRT_DEVICE bool send_sum(const CombineParams& p, const WaitBook* book, uint32_t epoch, Item& item, int part,
-                          int lane) {
+EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
   const Context& c = p.context;
   const Span span = span_of(part, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
@@ -131,15 +136,15 @@ EPRT_DEVICE bool send_sum(const CombineParams& p, const WaitBook* book, uint32_t
   const Sum sum = sum_rows<false>(
       wanted, span, [&](int k) { return output_row(p, __shfl_sync(kAllLanes, item.row, k)); },
       [&](int k) { return __shfl_sync(kAllLanes, kLateWeights ? item.late.value() : item.weight, k); },
-      [&] { known = !kLateWeights || wait_weights(book, epoch, item.late, item.row >= 0); });
-  if (known) store_sum(row_at(c, item.owner, epoch, item.token, item.combine_row), sum, span);
+      [&] { known = wait_weights(p, call, item, lane); });
+  if (known) store_sum(row_at(c, item.owner, call.epoch, item.token, item.combine_row), sum, span);
   return known;
 }
 
 // False when nothing was sent: the item's weights have not come.
-EPRT_DEVICE bool send_part(const CombineParams& p, const WaitBook* book, uint32_t epoch, Item& item, int part,
-                           int lane) {
+EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
   const Context& c = p.context;
+  const uint32_t epoch = call.epoch;
   bool sent = true;
   if (kExact) {
     for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
@@ -147,7 +152,7 @@ EPRT_DEVICE bool send_part(const CombineParams& p, const WaitBook* book, uint32_
       send_expert_row(p, epoch, item.owner, item.token, k, __shfl_sync(kAllLanes, item.row, k), part, lane);
     }
   } else {
-    sent = send_sum(p, book, epoch, item, part, lane);
+    sent = send_sum(p, call, item, part, lane);
   }
   __syncwarp();
   if (kExact && item.row >= 0) store_release_sys(flag_at(c, item.owner, epoch, item.token, lane, part), epoch);
@@ -171,73 +176,63 @@ struct Flags {
   }
 };
 
-// The epoch, in every thread; a barrier of the block. Tells all ranks that this combine has begun: who has heard so
-// from all knows that they are done with the one before the last B. Sends late weights: nothing has been waited for.
-EPRT_DEVICE uint32_t begin_send(const CombineParams& p, WaitBook* book, uint32_t* epoch_shared) {
-  const Context& c = p.context;
-  const int lane = threadIdx.x % kWarp, stride = int(gridDim.x) * kWarps;
-  int warp_unit = int(blockIdx.x) + int(threadIdx.x / kWarp) * int(gridDim.x);
-  if (threadIdx.x == 0) *epoch_shared = next_epoch(c, p.handle, 1);
-  if (kLateWeights) open_book(book, blockIdx.x == 0);
-  const WeightUnits units(p);
-  WeightPair pair;
-  if (kLateWeights) pair = load_weights(p, units, warp_unit, lane);
-  __syncthreads();
-  const uint32_t epoch = *epoch_shared;
-  for (; kLateWeights && warp_unit < units.count; warp_unit += stride) {
-    store_weights(p, units, epoch, warp_unit, pair, lane);
-    pair = load_weights(p, units, warp_unit + stride, lane);
-  }
-  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
-    store_relaxed(begun_at(c, threadIdx.x, c.rank), epoch);
-  return epoch;
+// Tells all ranks that this combine has begun: who has heard so from all knows that they are done with the one before
+// the last B.
+EPRT_DEVICE void tell_begun(const Context& c, const Call& call) {
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x < kRanks && !((call.masked >> threadIdx.x) & 1))
+    store_relaxed(begun_at(c, threadIdx.x, c.rank), call.epoch);
 }
 
-EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, uint32_t* epoch_shared) {
-  const Context& c = p.context;
-  const int lane = threadIdx.x % kWarp;
-  // Lane i stands for the i-th rank after this one, so that not every rank sends to rank 0 first.
-  const int source = (c.rank + 1 + lane) % kRanks;
-  const int items = lane < kRanks ? p.handle.source_items[source] : 0;
-  const int count = lane < kRanks && !load_relaxed(c.deadline.mask + source) ? items : 0;
-  const uint32_t epoch = begin_send(p, book, epoch_shared);  // while these loads are under way
-  int end = count;
+// The items of this rank, owner by owner. Lane i stands for the i-th rank after this one, so that not every rank sends
+// to rank 0 first.
+struct Items {
+  int source, begin, end;  // of this lane's owner, and its items: from where to where in the order of sending
+  int count;               // of all
+
+  EPRT_DEVICE Items(const Context& c, int of_source, uint32_t masked, int lane) : source((c.rank + 1 + lane) % kRanks) {
+    const int own = lane < kRanks && !((masked >> source) & 1) ? of_source : 0;
+    end = own;
 #pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int below = __shfl_up_sync(kAllLanes, end, step);
-    if (lane >= step) end += below;
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int below = __shfl_up_sync(kAllLanes, end, step);
+      if (lane >= step) end += below;
+    }
+    begin = end - own;
+    count = __shfl_sync(kAllLanes, end, kWarp - 1);
   }
-  const int begin = end - count;
-  const int num_units = __shfl_sync(kAllLanes, end, kWarp - 1) * kRowParts;
-  const auto item_of = [&](int unit) {
-    const int n = unit / kRowParts;
+  EPRT_DEVICE Item load(const CombineParams& p, int n, int lane) const {
     const int owner_lane = __ffs(__ballot_sync(kAllLanes, n < end)) - 1;
     const int owner = __shfl_sync(kAllLanes, source, owner_lane);
-    return load_item(p, epoch, owner, n - __shfl_sync(kAllLanes, begin, owner_lane), lane);
-  };
+    return load_item(p, owner, n - __shfl_sync(kAllLanes, begin, owner_lane), lane);
+  }
+};
+
+EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, const Items& items, int lane) {
+  const Context& c = p.context;
+  const uint32_t epoch = call.epoch;
+  const int num_units = items.count * kRowParts, stride = gridDim.x * kWarps;
   // Whose tokens are still to be sent: all; and then again those of owners whose weights had not come.
   uint32_t owners = kAllLanes;
   bool again = false;
   do {
     uint32_t late = 0;
     Flags flags;
-    const int stride = gridDim.x * kWarps;
     int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x;
-    Item next = unit < num_units ? item_of(unit) : Item{};
+    Item next = unit < num_units ? items.load(p, unit / kRowParts, lane) : Item{};
     for (; unit < num_units; unit += stride) {
       Item item = next;
-      if (unit + stride < num_units) next = item_of(unit + stride);  // under way while this one is sent
+      if (unit + stride < num_units) next = items.load(p, (unit + stride) / kRowParts, lane);  // while this one is sent
       const uint32_t owner = 1u << item.owner;
       if (kLateWeights && (!(owners & owner) || late & owner)) continue;
       const int part = unit % kRowParts;
-      if ((!again || item.weights_here(epoch)) && send_part(p, book, epoch, item, part, lane)) {
+      if ((!again || wait_weights(p, call, item, lane)) && send_part(p, call, item, part, lane)) {
         if (!kExact) flags.add(flag_at(c, item.owner, epoch, item.token, item.combine_row, part), epoch, lane);
       } else {
         late |= owner;
       }
     }
     flags.raise(epoch);
-    owners = kLateWeights && late ? still_late(c, book, epoch, late, lane) : 0;
+    owners = kLateWeights && late ? still_late(c, book, call.begin_ns, epoch, late, lane) : 0;
     again = true;
   } while (owners);
 }
@@ -265,8 +260,9 @@ EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m) {
 }
 
 // EXACT: the row itself. Else: the row's token, by whoever finds that this was its last row.
-EPRT_DEVICE void send_row(const CombineParams& p, const WaitBook* book, uint32_t epoch, int row, int lane) {
+EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int lane) {
   const Context& c = p.context;
+  const uint32_t epoch = call.epoch;
   const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
   if (load_relaxed(c.deadline.mask + owner)) return;
   if (!kExact) {
@@ -274,22 +270,21 @@ EPRT_DEVICE void send_row(const CombineParams& p, const WaitBook* book, uint32_t
     if (lane == 0) left = fetch_add_acq_rel(p.handle.item_left + item_index, -1);
     if (__shfl_sync(kAllLanes, left, 0) != 1) return;
   }
-  Item item = load_item(p, epoch, owner, item_index % c.max_tokens, lane);
+  Item item = load_item(p, owner, item_index % c.max_tokens, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
   if (kExact && item.row != row) item.row = -1;
   if (!kExact && lane == 0)  // for another combine of the same dispatch
     p.handle.item_left[item_index] = __popc(wanted);
-  for (int part = 0; part < kRowParts; ++part) send_part(p, book, epoch, item, part, lane);
+  for (int part = 0; part < kRowParts; ++part) send_part(p, call, item, part, lane);
   if (kExact) return;
   __syncwarp();  // puts the warp's stores before the releases (cumulativity)
   for (int part = lane; part < kRowParts; part += kWarp)
     store_release_sys(flag_at(c, owner, epoch, item.token, item.combine_row, part), epoch);
 }
 
-EPRT_DEVICE void send_tiles(const CombineParams& p, WaitBook* book, uint32_t* epoch_shared) {
+EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) {
   const Context& c = p.context;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const uint32_t epoch = begin_send(p, book, epoch_shared);
+  const int warp = threadIdx.x / kWarp;
   int next = 0;  // tiles that hold rows, over all slots; this block takes every gridDim-th
   for (int e = 0; e < c.num_slots; ++e) {
     const int begin = p.handle.slot_begin[e], rows = p.slot_rows[e];
@@ -297,7 +292,7 @@ EPRT_DEVICE void send_tiles(const CombineParams& p, WaitBook* book, uint32_t* ep
       if (next % int(gridDim.x) != int(blockIdx.x)) continue;
       if (!wait_tile(p, e, m)) continue;
       for (int row = m * p.block_m + warp; row < min(rows, (m + 1) * p.block_m); row += kWarps)
-        send_row(p, book, epoch, begin + row, lane);
+        send_row(p, call, begin + row, lane);
     }
   }
 }
@@ -315,20 +310,22 @@ EPRT_DEVICE int row_of_rank(int holder, int lane) {
   return row;
 }
 
-// One part of one token: one warp. Sums in order of rank (of k when EXACT); a masked rank's row adds nothing.
-EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, uint32_t epoch, int token, int part, int lane) {
+// One part of one token: one warp; lane k knows entry k. Sums in order of rank (of k when EXACT); a masked rank's row
+// adds nothing.
+EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& call, int token, int slot, int part,
+                           int lane) {
   const Context& c = p.context;
-  const int slot = lane < kTopk ? own_slot(p, token * kTopk + lane) : -1;
+  const uint32_t epoch = call.epoch;
   const int holder = slot >= 0 ? slot / c.num_slots : -1;
-  const uint32_t ranks = __reduce_or_sync(kAllLanes, holder >= 0 ? 1u << holder : 0u);
+  const uint32_t ranks = __reduce_or_sync(kAllLanes, holder >= 0 ? 1u << holder : 0u) & ~call.masked;
   // EXACT: lane k waits for row k. Else lane r waits for rank r's row.
   const int peer = kExact ? holder : lane;
-  const bool wanted = kExact ? slot >= 0 : (ranks >> lane) & 1;
+  const bool wanted = kExact ? slot >= 0 && (ranks >> holder) & 1 : (ranks >> lane) & 1;
   const int my_row = kExact ? lane : row_of_rank(holder, lane);
-  const bool there = wanted && !load_relaxed(c.deadline.mask + peer) &&
-                     wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
-  const uint32_t rows = __ballot_sync(kAllLanes, there);
   const float my_weight = kExact && lane < kTopk ? p.topk_weight[token * kTopk + lane] : 1.f;
+  const bool there =
+      wanted && wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
+  const uint32_t rows = __ballot_sync(kAllLanes, there);
   const Span span = span_of(part, lane);
   const Sum sum = sum_rows<true>(
       rows, span, [&](int b) { return row_at(c, c.rank, epoch, token, __shfl_sync(kAllLanes, my_row, b)); },
@@ -336,23 +333,34 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, uint32_t epoc
   store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, span);
 }
 
-// Every rank that is not masked has begun this combine. One block sees to it before the launch ends.
-EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, uint32_t epoch) {
+// Every rank that is not masked has begun this combine. One warp sees to it before the launch ends: the last, which has
+// least to do.
+EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, const Call& call, int lane) {
   const Context& c = p.context;
-  if (blockIdx.x != 0 || threadIdx.x >= kRanks || load_relaxed(c.deadline.mask + threadIdx.x)) return;
-  const uint32_t* begun = begun_at(c, c.rank, threadIdx.x);
-  if (int32_t(load_acquire_sys(begun) - epoch) < 0) wait_peer(c, book, begun, epoch, kCombineRows, threadIdx.x);
+  if (blockIdx.x != 0 || threadIdx.x < kThreads - kWarp || lane >= kRanks || (call.masked >> lane) & 1) return;
+  const uint32_t* begun = begun_at(c, c.rank, lane);
+  if (int32_t(load_acquire_sys(begun) - call.epoch) < 0) wait_peer(c, book, begun, call.epoch, kCombineRows, lane);
 }
 
-EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, uint32_t epoch) {
+// Of the lane's entry of the unit's token.
+EPRT_DEVICE OwnSlot load_slot(const CombineParams& p, int unit, int lane) {
+  OwnSlot slot;
+  if (p.num_tokens) slot.load(p, min(unit / kRowParts, p.num_tokens - 1) * kTopk + min(lane, kTopk - 1));
+  return slot;
+}
+
+// next: of this warp's first unit.
+EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, const Call& call, OwnSlot next, int lane) {
   const Context& c = p.context;
-  open_book(book, blockIdx.x == 0);
-  __syncthreads();
-  const int lane = threadIdx.x % kWarp, num_units = p.num_tokens * kRowParts;
-  for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += gridDim.x * kWarps)
-    sum_token(p, book, epoch, unit / kRowParts, unit % kRowParts, lane);
-  wait_begun(p, book, epoch);
-  __syncthreads();
+  if (lane == 0) begin_waiting(book);
+  const int num_units = p.num_tokens * kRowParts, stride = gridDim.x * kWarps;
+  for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += stride) {
+    const int slot = lane < kTopk ? next.value(p) : -1;
+    next = load_slot(p, unit + stride, lane);
+    sum_token(p, book, call, unit / kRowParts, slot, unit % kRowParts, lane);
+  }
+  wait_begun(p, book, call, lane);
+  if (PROFILE || blockIdx.x == 0) __syncthreads();
   stamp(c, 8);
   close_book(c, book, 1, p.wait_cost);
 }
@@ -360,22 +368,35 @@ EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, uint32_t epoch)
 __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {
   __shared__ uint32_t epoch_shared;  // not from the handle: block 0 may not have written it yet
   __shared__ WaitBook book;
-  const bool sends = p.phases & kSend;
-  stamp(p.context, 0);
+  const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp, warp_unit = int(blockIdx.x) + int(threadIdx.x / kWarp) * int(gridDim.x);
+  const bool sends = p.phases & kSend, receives = p.phases & kRecv;
+  stamp(c, 0);
+  const uint64_t begin_ns = global_timer_ns();
+  open_book(&book, blockIdx.x == 0, false);
+  // Loads from far away, all at once: items, own routing, weights, epoch and mask.
+  const int of_source = p.handle.source_items[(c.rank + 1 + lane) % kRanks];
+  OwnSlot own_slot;
+  if (receives) own_slot = load_slot(p, warp_unit, lane);
+  const WeightUnits weights(p);
+  WeightPair pair;
+  if (kLateWeights) pair = load_weights(p, weights, warp_unit, lane);
+  if (kStats && sends && blockIdx.x == 0 && threadIdx.x == kThreads - 1)
+    add_to_total(c.stats.compute_ns, int64_t(begin_ns - *p.handle.received_ns));
+  if (threadIdx.x == 0) epoch_shared = sends ? next_epoch(c, p.handle, 1) : p.handle.epoch[1];
+  const uint32_t masked = masked_ranks(c.deadline, lane);
+  __syncthreads();
+  const Call call{begin_ns, epoch_shared, masked};
+  if (kLateWeights) send_weights(p, weights, call.epoch, masked, pair, warp_unit, lane);
   if (sends) {
-    if (kStats && blockIdx.x == 0 && threadIdx.x == 0)
-      *p.context.stats.compute_ns += global_timer_ns() - *p.handle.received_ns;
+    tell_begun(c, call);
     if (p.signal)
-      send_tiles(p, &book, &epoch_shared);
+      send_tiles(p, call, lane);
     else
-      send(p, &book, &epoch_shared);
-    stamp(p.context, 4);
-    if (kLateWeights) {
-      __syncthreads();
-      close_book(p.context, &book, 1, p.wait_cost);
-    }
+      send(p, &book, call, Items(c, of_source, masked, lane), lane);
+    stamp(c, 4);
   }
-  if (p.phases & kRecv) receive(p, &book, sends ? epoch_shared : p.handle.epoch[1]);
+  if (receives) receive(p, &book, call, own_slot, lane);
 }
 
 }  // namespace eprt::low_latency

@@ -30,10 +30,20 @@ struct CombineParams {
   uint32_t threshold;  // a tile is ready when its counter has reached this
 };
 
-EPRT_DEVICE int own_slot(const CombineParams& p, int i) {
-  const int64_t slot =
-      p.slot_bytes == 8 ? static_cast<const int64_t*>(p.topk_slot)[i] : static_cast<const int32_t*>(p.topk_slot)[i];
-  return slot >= 0 && slot < p.context.num_slots * kRanks ? int(slot) : -1;
-}
+// An entry of the owner's routing, loaded now and looked at later: no branch around the loads, for it would wait for
+// them.
+struct OwnSlot {
+  int32_t low = -1, high = -1;
+
+  EPRT_DEVICE void load(const CombineParams& p, int i) {
+    const int words = p.slot_bytes / 4;
+    const int32_t* word = static_cast<const int32_t*>(p.topk_slot) + int64_t(i) * words;
+    low = word[0], high = word[words - 1];
+  }
+  EPRT_DEVICE int value(const CombineParams& p) const {  // or -1; dispatch has named bad ones
+    const bool fits = p.slot_bytes == 4 || high == 0;
+    return fits && low >= 0 && low < p.context.num_slots * kRanks ? low : -1;
+  }
+};
 
 }  // namespace eprt::low_latency

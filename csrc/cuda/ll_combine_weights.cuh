@@ -18,56 +18,73 @@ struct WeightUnits {
 };
 
 struct WeightPair {
-  uint32_t bits[2];
+  OwnSlot slot[2];
+  float weight[2];
 };
 
 EPRT_DEVICE WeightPair load_weights(const CombineParams& p, const WeightUnits& units, int warp_unit, int lane) {
-  WeightPair pair{};
+  WeightPair pair;
   if (warp_unit >= units.count) return pair;
-  const int first = (warp_unit % units.warps_per_rank * kWarp + lane) * 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int entry = first + i;
-    if (entry < p.num_tokens * kTopk && own_slot(p, entry) >= 0) pair.bits[i] = __float_as_uint(p.topk_weight[entry]);
+    const int entry = min((warp_unit % units.warps_per_rank * kWarp + lane) * 2 + i, p.num_tokens * kTopk - 1);
+    pair.slot[i].load(p, entry);
+    pair.weight[i] = p.topk_weight[entry];
   }
   return pair;
 }
 
 EPRT_DEVICE void store_weights(const CombineParams& p, const WeightUnits& units, uint32_t epoch, int warp_unit,
-                               const WeightPair& pair, int lane) {
+                               const WeightPair& pair, uint32_t masked, int lane) {
   const Context& c = p.context;
   const int holder = (c.rank + 1 + warp_unit / units.warps_per_rank) % kRanks;
   const int i = warp_unit % units.warps_per_rank * kWarp + lane;
-  if (i >= units.pairs || load_relaxed(c.deadline.mask + holder)) return;
-  const uint64_t stamp = uint64_t(epoch) << 32;
-  store_relaxed(weights_at(c, holder, epoch, c.rank) + i * 2, stamp | pair.bits[0], stamp | pair.bits[1]);
+  if (i >= units.pairs || (masked >> holder) & 1) return;
+  uint64_t word[2];
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {  // an entry that was masked since dispatch weighs nothing
+    const float weight = pair.slot[k].value(p) >= 0 ? pair.weight[k] : 0.f;
+    word[k] = uint64_t(epoch) << 32 | __float_as_uint(weight);
+  }
+  store_relaxed(weights_at(c, holder, epoch, c.rank) + i * 2, word[0], word[1]);
 }
 
-// Lane k < K: where entry k's weight comes, and what was there.
+// pair: those of the warp's first unit. Nothing has been waited for.
+EPRT_DEVICE void send_weights(const CombineParams& p, const WeightUnits& units, uint32_t epoch, uint32_t masked,
+                              WeightPair pair, int warp_unit, int lane) {
+  const int stride = int(gridDim.x) * kWarps;
+  for (; warp_unit < units.count; warp_unit += stride) {
+    store_weights(p, units, epoch, warp_unit, pair, masked, lane);
+    pair = load_weights(p, units, warp_unit + stride, lane);
+  }
+}
+
+// Lane k < K: entry k's weight, once it has been looked for.
 struct LateWeight {
-  const uint64_t* word = nullptr;
   uint64_t seen = 0;
 
-  EPRT_DEVICE void look() { seen = load_relaxed(word); }
   // One 8-byte store wrote both: seeing the epoch is seeing the weight.
   EPRT_DEVICE bool here(uint32_t epoch) const { return uint32_t(seen >> 32) == epoch; }
   EPRT_DEVICE float value() const { return __uint_as_float(uint32_t(seen)); }
 };
 
-// Waits until the lanes that want theirs have it, or for kPatienceNs from the beginning of the send.
-EPRT_DEVICE bool wait_weights(const WaitBook* book, uint32_t epoch, LateWeight& weight, bool wanted) {
-  while (!__all_sync(kAllLanes, !wanted || weight.here(epoch))) {
-    if (__any_sync(kAllLanes, global_timer_ns() - book->begin_ns > kPatienceNs)) return false;
-    if (wanted) weight.look();
+// Looks until the lanes that want theirs have it, or for kPatienceNs from the beginning of the send. word: of this
+// lane.
+EPRT_DEVICE bool wait_weights(uint64_t begin_ns, uint32_t epoch, const uint64_t* word, LateWeight& weight,
+                              bool wanted) {
+  for (;;) {
+    if (wanted) weight.seen = load_relaxed(word);
+    if (__all_sync(kAllLanes, !wanted || weight.here(epoch))) return true;
+    if (__any_sync(kAllLanes, global_timer_ns() - begin_ns > kPatienceNs)) return false;
   }
-  return true;
 }
 
 // Those of the late owners (a bit per rank) that may still come. At the deadline they are reported and masked.
-EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint32_t epoch, uint32_t late, int lane) {
+EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint64_t begin_ns, uint32_t epoch, uint32_t late,
+                                int lane) {
   bool waits = (late >> lane) & 1 && !load_relaxed(c.deadline.mask + lane);
-  const uint64_t waited = global_timer_ns() - book->begin_ns;
-  if (waits && kStats && blockIdx.x == 0) atomicMax(book->waited_ns + lane, uint32_t(waited));
+  const uint64_t waited = global_timer_ns() - begin_ns;
+  if (waits && kStats && book->kept) atomicMax(book->waited_ns + lane, uint32_t(waited));
   if (waits && waited > c.deadline.timeout_ns) {
     report(c.deadline.failure, kCombineWeights, lane, load_relaxed(weights_at(c, c.rank, epoch, lane)) >> 32, epoch);
     c.deadline.mask[lane] = 1;

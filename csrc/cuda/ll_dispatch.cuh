@@ -7,11 +7,16 @@ namespace eprt::low_latency {
 constexpr int kGroups = 2;  // tokens a thread block sends at once
 constexpr int kGroupThreads = kThreads / kGroups;
 constexpr int kGroupWarps = kGroupThreads / kWarp;
-constexpr int kAllThreads = kThreads + kGroups * kWarp;  // with a warp for each group that raises its flags
-constexpr int kUnits = kHidden / 16;                     // a unit: 16 values, one 16-byte fp8 store
+constexpr int kPlaceThreads = 128;                             // that place what arrives while the others still send
+constexpr int kFirstPlaceThread = kThreads + kGroups * kWarp;  // after a warp for each group that raises its flags
+constexpr int kAllThreads = kFirstPlaceThread + kPlaceThreads;
+constexpr int kUnits = kHidden / 16;  // a unit: 16 values, one 16-byte fp8 store
 constexpr int kThreadUnits = ceil_div(kUnits, kGroupThreads);
 constexpr int kMessageParts = ceil_div(kPayloadVectors, 2 * kPartVectors);  // a warp expands one part
 constexpr int kMessageLane = 2 * kPartLane;
+// Vectors of a part: a whole number of scale groups, of four where exponents are packed. A lane has one scale at most.
+constexpr int kMessageLength = ceil_div(ceil_div(kPayloadVectors, kMessageParts), kWarp) * kWarp;
+static_assert(kMessageLength <= kMessageLane * kWarp, "a part is more than a warp takes");
 
 struct DispatchParams {
   Context context;
@@ -46,8 +51,24 @@ enum ScaleFormat : int32_t {
 // A release waits until the group's stores have reached the peers, some microseconds. So a warp of its own does it
 // while the group goes on: it learns by kStored that a token is stored and which, and by kRead lets the group take the
 // next.
-enum Barrier : int { kWorkers = 1, kGroup = 2, kStored = kGroup + kGroups, kRead = kStored + kGroups };
+// Threads that place tell the epoch (kBegun) and where rows go (kPlaced).
+enum Barrier : int {
+  kWorkers = 1,
+  kBegun,
+  kPlaced,
+  kPlacers,
+  kGroup,
+  kStored = kGroup + kGroups,
+  kRead = kStored + kGroups
+};
+
+struct Begun {  // in shared memory, from the barrier kBegun on
+  uint32_t epoch;
+  uint32_t masked;  // a bit per rank
+};
 
 EPRT_DEVICE void sync_workers() { barrier_sync(kWorkers, kThreads); }
+EPRT_DEVICE void sync_placers() { barrier_sync(kPlacers, kPlaceThreads); }
+EPRT_DEVICE void sync_workers_and_placers(Barrier id) { barrier_sync(id, kThreads + kPlaceThreads); }
 
 }  // namespace eprt::low_latency

@@ -12,28 +12,48 @@ struct Routing {      // in shared memory
   int16_t* entry;     // [T * K] rank << 10 | local slot, or -1; padded with -1 to a multiple of 8
   uint32_t* to_rank;  // [R][words]: bit t set when a slot of token t lies on that rank
   int words;
+
+  EPRT_DEVICE Routing(const DispatchParams& p, uint8_t* smem)
+      : entry(reinterpret_cast<int16_t*>(smem)),
+        to_rank(reinterpret_cast<uint32_t*>(smem + ceil_div(p.num_tokens * kTopk, 8) * 16)),
+        words(ceil_div(p.num_tokens, kWarp)) {}
+  EPRT_DEVICE uint8_t* end() const { return reinterpret_cast<uint8_t*>(to_rank + kRanks * words); }
 };
 
-EPRT_DEVICE int read_slot(const DispatchParams& p, int i) {
-  const Context& c = p.context;
-  const int64_t slot =
-      p.slot_bytes == 8 ? static_cast<const int64_t*>(p.topk_slot)[i] : static_cast<const int32_t*>(p.topk_slot)[i];
-  if (slot >= -1 && slot < c.num_slots * kRanks) return int(slot);
-  if (blockIdx.x == 0) report(c.deadline.failure, kBadSlot, uint32_t(slot >> 32), uint32_t(slot), i);
-  return -1;
+constexpr int kSlotLoads = 4;  // a thread has under way at once
+
+__device__ __noinline__ void report_bad_slot(const Deadline& deadline, int64_t slot, int i) {
+  report(deadline.failure, kBadSlot, uint32_t(slot >> 32), uint32_t(slot), i);
 }
 
-EPRT_DEVICE Routing load_routing(const DispatchParams& p, uint8_t* smem) {
-  const Context& c = p.context;
-  const int num_entries = p.num_tokens * kTopk, padded = ceil_div(num_entries, 8) * 8;
-  Routing routing{reinterpret_cast<int16_t*>(smem), reinterpret_cast<uint32_t*>(smem + padded * 2),
-                  ceil_div(p.num_tokens, kWarp)};
-  for (int i = threadIdx.x; i < padded; i += kThreads) {
-    const int slot = i < num_entries ? read_slot(p, i) : -1;
-    routing.entry[i] = slot < 0 ? -1 : slot / c.num_slots << 10 | slot % c.num_slots;
+template <class Index>
+EPRT_DEVICE void read_entries(const DispatchParams& p, const Index* topk_slot, const Routing& routing) {
+  const int num_slots = p.context.num_slots, num_entries = p.num_tokens * kTopk, padded = ceil_div(num_entries, 8) * 8;
+  for (int first = threadIdx.x; first < padded; first += kSlotLoads * kThreads) {
+    Index slots[kSlotLoads];
+    // Where there is none, some other: a branch around a load would wait for it.
+#pragma unroll
+    for (int j = 0; j < kSlotLoads; ++j) slots[j] = topk_slot[min(first + j * kThreads, num_entries - 1)];
+#pragma unroll
+    for (int j = 0; j < kSlotLoads; ++j) {
+      const int i = first + j * kThreads;
+      if (i >= padded) continue;
+      const bool names_one = i < num_entries && slots[j] >= 0 && slots[j] < num_slots * kRanks;
+      routing.entry[i] = names_one ? int(slots[j]) / num_slots << 10 | int(slots[j]) % num_slots : -1;
+      if (!names_one && slots[j] != -1 && i < num_entries && blockIdx.x == 0)
+        report_bad_slot(p.context.deadline, slots[j], i);
+    }
   }
-  sync_workers();
-  const int lane = threadIdx.x % kWarp;
+}
+
+EPRT_DEVICE void read_entries(const DispatchParams& p, const Routing& routing) {
+  if (p.slot_bytes == 8)
+    read_entries(p, static_cast<const int64_t*>(p.topk_slot), routing);
+  else
+    read_entries(p, static_cast<const int32_t*>(p.topk_slot), routing);
+}
+
+EPRT_DEVICE void mark_ranks(const DispatchParams& p, const Routing& routing, int lane) {
   for (int t = threadIdx.x; t < routing.words * kWarp; t += kThreads) {
     uint32_t ranks = 0;
     for (int k = 0; k < kTopk && t < p.num_tokens; ++k) {
@@ -46,29 +66,29 @@ EPRT_DEVICE Routing load_routing(const DispatchParams& p, uint8_t* smem) {
       if (lane == r) routing.to_rank[r * routing.words + t / kWarp] = tokens;
     }
   }
-  sync_workers();
-  return routing;
 }
 
 // How many tokens before `token` go to `rank`: the token's place in that rank's list.
 EPRT_DEVICE int position_of(const Routing& routing, int token, int rank) {
   const uint32_t* to_rank = routing.to_rank + rank * routing.words;
   int n = __popc(to_rank[token / kWarp] & ((1u << (token % kWarp)) - 1));
+#pragma unroll 1
   for (int i = 0; i < token / kWarp; ++i) n += __popc(to_rank[i]);
   return n;
 }
 
-// How many entries before entry i name the same slot. One warp; all lanes get it.
-EPRT_DEVICE int index_in_slot(const Routing& routing, int i, int lane) {
-  const int entry = routing.entry[i], whole = i / 8;
+// How many of the first `end` entries equal `entry`. One warp; all lanes get it.
+EPRT_DEVICE int count_entries(const Routing& routing, int entry, int end, int lane) {
+  const int whole = end / 8;
   int n = 0;
+#pragma unroll 2
   for (int v = lane; v < whole; v += kWarp) {
     const Vec16 eight = reinterpret_cast<const Vec16*>(routing.entry)[v];
 #pragma unroll
     for (int j = 0; j < 4; ++j) n += __popc(__vcmpeq2(eight.w[j], entry * 0x10001u));
   }
   n /= 16;
-  if (lane < i % 8) n += routing.entry[whole * 8 + lane] == entry;
+  if (lane < end % 8) n += routing.entry[whole * 8 + lane] == entry;
   return __reduce_add_sync(kAllLanes, n);
 }
 
@@ -93,7 +113,8 @@ EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t m
                                    int lane) {
   for (int k = group_warp; k < kTopk; k += kGroupWarps) {
     const int i = token * kTopk + k;
-    const int index = routing.entry[i] < 0 ? 0 : index_in_slot(routing, i, lane);
+    const int entry = routing.entry[i];
+    const int index = entry < 0 ? 0 : count_entries(routing, entry, i, lane);
     if (lane == 0) d->index[k] = index;
   }
   if (group_warp != kGroupWarps - 1) return;
@@ -137,24 +158,25 @@ EPRT_DEVICE Vec16 quantize(const Unit& u, bool ue8m0, float* scale) {
   return out;
 }
 
-// Tells rank r how many rows and tokens this rank sends it, in words that carry the epoch: no fence, no flag.
-EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, uint32_t epoch, int r,
-                             int32_t* histogram) {
+// Tells each rank how many rows and tokens this rank sends it, in words that carry the epoch: no fence, no flag. A warp
+// counts for one word.
+EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int lane) {
   const Context& c = p.context;
-  for (int e = threadIdx.x; e <= c.num_slots; e += kThreads) histogram[e] = 0;
-  sync_workers();
-  for (int i = threadIdx.x; i < p.num_tokens * kTopk; i += kThreads) {
-    const int entry = routing.entry[i];
-    if (entry >= 0 && entry >> 10 == r) atomicAdd(histogram + (entry & 1023), 1);
+  const int width = c.num_slots + 1, num_entries = p.num_tokens * kTopk, stride = int(gridDim.x) * kWarps;
+  for (int word = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; word < kRanks * width; word += stride) {
+    const int r = word / width, e = word % width;
+    if ((begun.masked >> r) & 1) continue;
+    int n = 0;
+    if (e < c.num_slots) {
+      n = count_entries(routing, r << 10 | e, num_entries, lane);
+    } else {
+#pragma unroll 1
+      for (int i = lane; i < routing.words; i += kWarp) n += __popc(routing.to_rank[r * routing.words + i]);
+      n = __reduce_add_sync(kAllLanes, n);
+      if (kStats && lane == 0) add_to_total(c.stats.tokens + r, int64_t(n));
+    }
+    if (lane == 0) store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | uint32_t(n));
   }
-  if (threadIdx.x < routing.words)
-    atomicAdd(histogram + c.num_slots, __popc(routing.to_rank[r * routing.words + threadIdx.x]));
-  sync_workers();
-  uint64_t* counts = count_at(c, r, epoch, c.rank);
-  for (int e = threadIdx.x; e <= c.num_slots; e += kThreads)
-    store_relaxed(counts + e, uint64_t(epoch) << 32 | uint32_t(histogram[e]));
-  if (kStats && threadIdx.x == 0) c.stats.tokens[r] += histogram[c.num_slots];
-  sync_workers();
 }
 
 EPRT_DEVICE void send_header(const DispatchParams& p, const Routing& routing, uint32_t epoch, int token,
@@ -194,50 +216,57 @@ EPRT_DEVICE void send_payload(const DispatchParams& p, const Unit (&units)[kThre
 }
 
 EPRT_DEVICE void load_token(const DispatchParams& p, int token, int group_thread, Unit (&units)[kThreadUnits]) {
+  if (token >= p.num_tokens) return;
   const uint8_t* x = p.x + int64_t(token) * kHidden * 2;
 #pragma unroll
   for (int i = 0; i < kThreadUnits; ++i) {
-    const int unit = group_thread + i * kGroupThreads;
-    if (unit < kUnits)
-      units[i] = {load_streaming(x + unit * 32), load_streaming(x + unit * 32 + 16)};
-    else
-      units[i] = Unit{};
+    // Beyond the end the last one again: in its scale group it changes nothing, and it is not sent.
+    const int unit = min(group_thread + i * kGroupThreads, kUnits - 1);
+    units[i] = {load_streaming(x + unit * 32), load_streaming(x + unit * 32 + 16)};
   }
 }
 
-EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, uint32_t epoch, uint32_t masked,
-                      Destinations* destinations, uint8_t* scratch) {
-  const Context& c = p.context;
-  const int group = threadIdx.x / kGroupThreads, group_thread = threadIdx.x % kGroupThreads;
-  const int group_warp = group_thread / kWarp, lane = threadIdx.x % kWarp;
-  // The last blocks: those with a token less when tokens do not divide evenly.
-  for (int r = gridDim.x - 1 - blockIdx.x; r < kRanks; r += gridDim.x)
-    if (!((masked >> r) & 1)) send_counts(p, routing, epoch, r, reinterpret_cast<int32_t*>(scratch));
-  stamp(c, 2);
-  Destinations& d = destinations[group];
-  const int first = blockIdx.x + group * gridDim.x;
-  for (int token = first; token < p.num_tokens; token += gridDim.x * kGroups) {
-    Unit units[kThreadUnits];
-    load_token(p, token, group_thread, units);
+EPRT_DEVICE void send_tokens(const DispatchParams& p, const Routing& routing, const Begun& begun,
+                             Unit (&units)[kThreadUnits], Destinations& d, int group, int lane) {
+  const int group_thread = threadIdx.x % kGroupThreads, group_warp = group_thread / kWarp;
+  const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * kGroups;
+  for (int token = first; token < p.num_tokens; token += step) {
     if (token != first) barrier_sync(kRead + group, kGroupThreads + kWarp);
-    find_destinations(routing, token, masked, &d, group_warp, lane);
+    find_destinations(routing, token, begun.masked, &d, group_warp, lane);
     barrier_sync(kGroup + group, kGroupThreads);
-    send_payload(p, units, epoch, d, group_thread);
-    send_header(p, routing, epoch, token, d, group_warp, lane);
+    send_payload(p, units, begun.epoch, d, group_thread);
+    load_token(p, token + step, group_thread, units);  // under way while this one is finished
+    send_header(p, routing, begun.epoch, token, d, group_warp, lane);
     barrier_arrive(kStored + group, kGroupThreads + kWarp);
   }
+}
+
+EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Begun& begun, Destinations* destinations) {
+  const Context& c = p.context;
+  const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
+  // Loads from far away, all at once: the first token, the routing, and (by the threads that place) epoch and mask.
+  Unit units[kThreadUnits];
+  load_token(p, blockIdx.x + group * gridDim.x, threadIdx.x % kGroupThreads, units);
+  read_entries(p, routing);
+  sync_workers_and_placers(kBegun);
+  mark_ranks(p, routing, lane);
+  sync_workers();
+  stamp(c, 1);
+  send_counts(p, routing, begun, lane);
+  stamp(c, 2);
+  send_tokens(p, routing, begun, units, destinations[group], group, lane);
   stamp(c, 3);
 }
 
 // The warp that raises a group's flags, token by token as send() goes.
-EPRT_DEVICE void raise_flags(const DispatchParams& p, const uint32_t& epoch_shared, const Destinations* destinations,
-                             int group, int lane) {
+EPRT_DEVICE void raise_flags(const DispatchParams& p, const Begun& begun, const Destinations* destinations, int group,
+                             int lane) {
   const Context& c = p.context;
   const Destinations& d = destinations[group];
   const int step = gridDim.x * kGroups;
   for (int token = blockIdx.x + group * gridDim.x; token < p.num_tokens; token += step) {
     barrier_sync(kStored + group, kGroupThreads + kWarp);
-    const uint32_t epoch = epoch_shared;
+    const uint32_t epoch = begun.epoch;
     uint8_t* message = nullptr;
     if (lane < d.count) message = message_at(c, d.rank[lane], epoch, c.rank, d.position[lane]);
     if (token + step < p.num_tokens) barrier_arrive(kRead + group, kGroupThreads + kWarp);

@@ -144,9 +144,9 @@ EPRT_DEVICE uint32_t next_epoch(const Context& c, const Handle& handle, int verb
 // ---- time
 // ------------------------------------------------------------------------------------------------------------
 
-EPRT_DEVICE void stamp(const Context& c, int event) {
+EPRT_DEVICE void stamp(const Context& c, int event, int thread = 0) {
 #if PROFILE
-  if (threadIdx.x == 0) c.stamps[blockIdx.x * 16 + event] = global_timer_ns();
+  if (threadIdx.x == thread) c.stamps[blockIdx.x * 16 + event] = global_timer_ns();
 #endif
 }
 

@@ -21,22 +21,49 @@ struct Stats {           // totals, all in device memory of this rank
 };
 
 // One thread block keeps the books of who was waited for how long: a sample good enough to find a late rank, for free.
-struct WaitBook {  // in shared memory
-  uint64_t begin_ns;
+struct WaitBook {     // in shared memory
+  uint64_t begin_ns;  // what comes before counts as there in time; 0: nobody waits in earnest yet
   uint32_t waited_ns[kRanks];
   bool kept;
 };
 
-EPRT_DEVICE void open_book(WaitBook* book, bool kept) {  // the caller passes a barrier before the first wait
-  if (threadIdx.x == 0) book->begin_ns = global_timer_ns(), book->kept = kStats && kept;
+// The caller passes a barrier before the first wait. begins: waiting begins now; else with begin_waiting.
+EPRT_DEVICE void open_book(WaitBook* book, bool kept, bool begins = true) {
+  if (threadIdx.x == 0) book->begin_ns = begins ? global_timer_ns() : 0, book->kept = kStats && kept;
   if (threadIdx.x < kRanks) book->waited_ns[threadIdx.x] = 0;
+}
+
+// The first thread to come counts.
+EPRT_DEVICE void begin_waiting(WaitBook* book) {
+  if (kStats && book->kept) atomicCAS(&book->begin_ns, uint64_t(0), global_timer_ns());
+}
+
+EPRT_DEVICE void note_wait(WaitBook* book, int peer) {  // which has just ended
+  if (!kStats || !book->kept) return;
+  const uint64_t begin_ns = atomicCAS(&book->begin_ns, uint64_t(0), uint64_t(0));
+  const uint64_t now = global_timer_ns();
+  if (begin_ns && now > begin_ns) atomicMax(book->waited_ns + peer, uint32_t(now - begin_ns));
+}
+
+EPRT_DEVICE void add_to_total(uint64_t* total, uint64_t n) {  // nothing waits for the memory
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(n) : "memory");
+}
+
+EPRT_DEVICE void add_to_total(int64_t* total, int64_t n) { add_to_total(reinterpret_cast<uint64_t*>(total), n); }
+
+EPRT_DEVICE void add_to_total(int32_t* total, int32_t n) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(total), "r"(n) : "memory");
+}
+
+EPRT_DEVICE void raise_total(uint64_t* total, uint64_t n) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(total), "l"(n) : "memory");
 }
 
 EPRT_DEVICE void add_longest(uint64_t* total, const WaitBook* book) {
   uint32_t longest = 0;
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) longest = max(longest, book->waited_ns[r]);
-  if (longest) atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(longest));
+  if (longest) add_to_total(total, uint64_t(longest));
 }
 
 // After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or
@@ -46,10 +73,16 @@ EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb, int64_t*
   if (!kStats || !book->kept || threadIdx.x >= kRanks) return;
   if (threadIdx.x == 0) add_longest(c.stats.blocked_ns, book);
   const uint64_t waited = book->waited_ns[threadIdx.x];
-  if (wait_cost) wait_cost[threadIdx.x] += waited;
+  if (waited == 0) return;
+  if (wait_cost) add_to_total(wait_cost + threadIdx.x, int64_t(waited));
   uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;
-  *sum += waited;
-  if (waited > sum[kRanks]) sum[kRanks] = waited;
+  add_to_total(sum, waited);
+  raise_total(sum + kRanks, waited);
+}
+
+// A bit for each rank that is not waited for. One warp.
+EPRT_DEVICE uint32_t masked_ranks(const Deadline& deadline, int lane) {
+  return __ballot_sync(kAllLanes, lane < kRanks && load_relaxed(deadline.mask + lane));
 }
 
 // Until a peer has raised a flag in our heap to this epoch; false when it is masked, or was so at the deadline.
@@ -58,7 +91,7 @@ EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* fla
                            int peer) {
   if (load_acquire_sys(flag) == epoch) return true;
   const bool arrived = wait_longer(flag, epoch, c.deadline, code, peer);
-  if (kStats && book->kept) atomicMax(book->waited_ns + peer, uint32_t(global_timer_ns() - book->begin_ns));
+  note_wait(book, peer);
   return arrived;
 }
 

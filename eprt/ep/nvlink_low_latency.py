@@ -32,11 +32,11 @@ MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
 COMBINES = ("sum", "exact", "late")  # a row per rank; per expert; per rank, with weights that only combine is told
 PAYLOAD_DTYPES = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16}
 _DISPATCH, _COMBINE = "eprt::low_latency::dispatch", "eprt::low_latency::combine"
-_DISPATCH_THREADS, _COMBINE_THREADS = 576, 512  # kAllThreads, kThreads
+_DISPATCH_THREADS, _COMBINE_THREADS = 704, 512  # kAllThreads, kThreads
 _STAMPS = 16
 
 
-@dataclass(slots=True)  # not frozen, which costs microseconds: the DeepEP face makes one for every call
+@dataclass(frozen=True)
 class Rows:
     """Where a dispatch puts what it receives.
 
@@ -136,8 +136,7 @@ class LowLatency:
         shape = self.shape
         sources = kernel_sources(shape, profile=profile, stats=stats, arch=this_arch())
         routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * -(-shape.max_tokens // 32) * 4
-        width = (shape.num_local_slots + 1) * 4
-        shared = max(routing + width, (shape.num_ranks + 2) * width)
+        shared = routing + (shape.num_ranks + 2) * (shape.num_local_slots + 1) * 4
         self._dispatch_kernels = {
             payload: Kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
             for payload in PAYLOAD_DTYPES
@@ -158,6 +157,13 @@ class LowLatency:
         p.recv_range = None if rows.range is None else rows.range.data_ptr()
         p.scale_slot_stride, p.scale_row_stride, p.scale_group_stride = rows.scale_strides
         p.scale_format, p.slot_stride, p.alignment = rows.scale_format, rows.slot_stride, rows.alignment
+
+    def bind_again(self, i: int, x: Tensor, scale: Tensor | None, count: Tensor) -> None:
+        """bind, with other tensors of the same shapes."""
+        p = self._dispatches[i].params
+        p.recv_x, p.recv_count = x.data_ptr(), count.data_ptr()
+        if scale is not None:
+            p.recv_scale = scale.data_ptr()
 
     def count_for_caller(self, i: int, recv_total: Tensor | None, wait_cost: Tensor | None) -> None:
         """Dispatches into handle i also add to the caller's own totals.
