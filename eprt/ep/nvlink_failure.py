@@ -35,9 +35,9 @@ class Asked:
 
 def take_failure(words: Any, asked: Asked) -> Exception | None:
     """The failure in the four words {code, peer, seen, expected}, which become free for the next; None without one."""
-    code, peer, seen, expected = words
-    if code == 0:
+    if words[0] == 0:  # the usual case: as little as possible
         return None
+    code, peer, seen, expected = words
     words[0] = 0
     rank, size = asked.group.rank, asked.group.size
     where = f"[rank {rank}/{size}]"

@@ -98,8 +98,9 @@ def test_python_and_cuda_agree_on_every_struct():
         "Context": context,
         "DispatchParams": nvlink_layout.dispatch_struct(context),
         "CombineParams": nvlink_layout.combine_struct(context),
+        "LayoutParams": layout._LayoutParams,
     }
-    theirs = jit.read_source("ll_dispatch") + jit.read_source("ll_combine")
+    theirs = "".join(jit.read_source(name) for name in ("ll_dispatch", "ll_combine", "layout"))
     for name, struct in ours.items():
         assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
         assert issubclass(struct, ctypes.Structure)

@@ -14,7 +14,7 @@ from eprt.compat.deep_ep.checks import INDEX_DTYPES, Checks
 from eprt.compat.deep_ep.config import DEFAULT_SMS, Config
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
-from eprt.compat.deep_ep.low_latency import LowLatencyHandle, LowLatencyMode, Shape
+from eprt.compat.deep_ep.low_latency import BF16, FP8, LowLatencyHandle, LowLatencyMode, Shape
 from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
@@ -260,21 +260,20 @@ class Buffer:
         """
         max_tokens, wait_stats = num_max_dispatch_tokens_per_rank, dispatch_wait_recv_cost_stats
         recv_stats = cumulative_local_expert_recv_stats
-        self._checks.async_or_hook("low_latency_dispatch", async_finish, return_recv_hook)
-        self._checks.low_latency_dispatch(x, topk_idx, topk_weights, max_tokens, num_experts, recv_stats, wait_stats)
-        self._checks.scale_format(x, use_fp8, round_scale, use_ue8m0)
+        self._checks.low_latency_dispatch(
+            x, topk_idx, topk_weights, recv_stats, wait_stats, max_tokens, num_experts,
+            (use_fp8, round_scale, use_ue8m0), async_finish, return_recv_hook,
+        )  # fmt: skip
         key = max_tokens, x.shape[1], num_experts, topk_idx.shape[1]
         mode = self._recent if key == self._recent_key and self._recent else self._mode(Shape(*key, self._exact), key)
-        rows, handle, event, hook = mode.dispatch(
-            x, topk_idx, None if self._exact else topk_weights, recv_stats, wait_stats, use_fp8=use_fp8,
-            scale_format=EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT,
+        kind = FP8[EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT] if use_fp8 else BF16
+        rows, scale, handle, event, hook = mode.dispatch(
+            x, topk_idx, None if self._exact else topk_weights, recv_stats, wait_stats, kind,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
         )  # fmt: skip
-        received = rows.x if rows.scale is None else (rows.x, rows.scale.transpose(1, 2))
-        if event is None:
-            return received, rows.count, handle, EventOverlap(), hook
-        keep = [x, topk_idx, topk_weights, rows.x, rows.scale, rows.count, *handle[:2], recv_stats, wait_stats]
-        return received, rows.count, handle, EventOverlap(event, keep), hook
+        received, count = rows if scale is None else (rows, scale), handle.rows_of_expert
+        keep = None if event is None else [x, topk_idx, topk_weights, rows, scale, count, recv_stats, wait_stats]
+        return received, count, handle, EventOverlap(event, keep), hook
 
     @plain
     def low_latency_combine(
@@ -312,25 +311,22 @@ class Buffer:
             raise NotImplementedError(f"{call}: use_logfmt=True (10-bit outputs) is not supported; they cross as bf16")
         if not isinstance(handle, LowLatencyHandle):
             check.fail(f"{call}: handle must be the object that low_latency_dispatch returned, not a copy of its parts")
-        mode, num_tokens = handle.mode, handle.num_tokens
-        block = mode.num_local, mode.rows_per_expert, mode.shape.hidden
-        check.async_or_hook(call, async_finish, return_recv_hook)
-        if topk_weights.shape[0] != num_tokens:
-            check.fail(f"{call}: {topk_weights.shape[0]} tokens, but the handle is of a dispatch of {num_tokens}")
-        check.low_latency_combine(x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats, block, mode.shape.top_k)
-        if out is None:
-            out = torch.empty(num_tokens, mode.shape.hidden, dtype=torch.bfloat16, device="cuda")
+        mode, wait_stats = handle.mode, combine_wait_recv_cost_stats
+        check.low_latency_combine(
+            x, topk_idx, topk_weights, out, wait_stats, handle.num_tokens, mode.block, mode.shape.top_k, async_finish,
+            return_recv_hook,
+        )  # fmt: skip
         signal = None
         if overlap:
             if not return_recv_hook:
                 check.fail(f"{call}: overlap=True needs return_recv_hook=True: the experts still compute")
-            signal = check.signal(call, comp_signal, packed_recv_count, block, block_m, threshold, num_sms)
-        event, hook = mode.combine(
-            x, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, signal, zero_copy=zero_copy,
+            signal = check.signal(call, comp_signal, packed_recv_count, mode.block, block_m, threshold, num_sms)
+        combined, event, hook = mode.combine(
+            x, topk_idx, topk_weights, handle, out, wait_stats, signal, zero_copy=zero_copy,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
         )  # fmt: skip
-        keep = [x, topk_idx, topk_weights, *handle[:2], out] if event else None
-        return out, EventOverlap(event, keep), hook
+        keep = None if event is None else [x, topk_idx, topk_weights, combined, wait_stats]
+        return combined, EventOverlap(event, keep), hook
 
     @plain
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> Tensor:

@@ -11,11 +11,19 @@ MAX_SMS = 64  # of a low-latency call
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
+def _facts(value: Tensor | None) -> tuple | None:
+    """All that the checks ask of a tensor."""
+    return None if value is None else (value.shape, value.dtype, value.is_cuda, value.is_contiguous())
+
+
 class Checks:
-    """Of one rank's Buffer."""
+    """Of one rank's Buffer. Low-latency calls whose arguments look as the last good ones did are not checked again:
+    each check takes about as long as the GPU needs for a whole step of one token."""
 
     def __init__(self, rank: int, num_ranks: int):
         self._where, self._num_ranks = f"[rank {rank}/{num_ranks}]", num_ranks
+        self._good_dispatch: tuple | None = None
+        self._good_combine: tuple | None = None
 
     def tensor(self, call: str, name: str, value: Tensor, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> None:
         """A contiguous tensor on the GPU. shape: None where any length will do."""
@@ -37,15 +45,18 @@ class Checks:
         if num_experts < 1 or num_experts % self._num_ranks:
             self.fail(f"{call}: num_experts={num_experts} is no positive multiple of the {self._num_ranks} ranks")
 
-    def async_or_hook(self, call: str, async_finish: bool, return_recv_hook: bool) -> None:
-        if async_finish and return_recv_hook:
-            self.fail(f"{call}: async_finish and return_recv_hook exclude each other; a hook is called when it suits")
-
     def low_latency_dispatch(
-        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, max_tokens: int, num_experts: int,
-        recv_stats: Tensor | None, wait_stats: Tensor | None,
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, recv_stats: Tensor | None,
+        wait_stats: Tensor | None, max_tokens: int, num_experts: int, formats: tuple[bool, bool, bool],
+        async_finish: bool, return_recv_hook: bool,
     ) -> None:  # fmt: skip
+        """formats: use_fp8, round_scale, use_ue8m0."""
+        asked = max_tokens, num_experts, formats, async_finish, return_recv_hook
+        looks = *asked, _facts(x), _facts(topk_idx), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats)
+        if looks == self._good_dispatch:
+            return
         call = "low_latency_dispatch"
+        self._async_or_hook(call, async_finish, return_recv_hook)
         self.experts(call, num_experts)
         self.tensor(call, "x", x, (torch.bfloat16,), None, None)
         num_tokens = x.shape[0]
@@ -59,9 +70,15 @@ class Checks:
             self.tensor(call, "cumulative_local_expert_recv_stats", recv_stats, (torch.int32,), per_rank)
         if wait_stats is not None:
             self.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
+        self._scale_format(x.shape[1], *formats)
+        self._good_dispatch = looks
 
-    def scale_format(self, x: Tensor, use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> None:
-        call, hidden = "low_latency_dispatch", x.shape[1]
+    def _async_or_hook(self, call: str, async_finish: bool, return_recv_hook: bool) -> None:
+        if async_finish and return_recv_hook:
+            self.fail(f"{call}: async_finish and return_recv_hook exclude each other; a hook is called when it suits")
+
+    def _scale_format(self, hidden: int, use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> None:
+        call = "low_latency_dispatch"
         if hidden % 128 or (use_ue8m0 and hidden % 512):
             multiple = "512, for packed exponents" if use_ue8m0 else "128"
             self.fail(f"{call}: hidden={hidden} is no multiple of {multiple}")
@@ -70,10 +87,17 @@ class Checks:
 
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, out: Tensor | None, wait_stats: Tensor | None,
-        block: tuple[int, int, int], top_k: int,
+        num_tokens: int, block: tuple[int, int, int], top_k: int, async_finish: bool, return_recv_hook: bool,
     ) -> None:  # fmt: skip
-        """block: (L, R * M, H)."""
-        call, num_tokens = "low_latency_combine", topk_weights.shape[0]
+        """num_tokens: of the dispatch. block: (L, R * M, H)."""
+        asked = num_tokens, block, top_k, async_finish, return_recv_hook
+        looks = *asked, _facts(x), _facts(topk_idx), _facts(topk_weights), _facts(out), _facts(wait_stats)
+        if looks == self._good_combine:
+            return
+        call = "low_latency_combine"
+        self._async_or_hook(call, async_finish, return_recv_hook)
+        if topk_weights.shape[0] != num_tokens:
+            self.fail(f"{call}: {topk_weights.shape[0]} tokens, but the handle is of a dispatch of {num_tokens}")
         self.tensor(call, "x", x, (torch.bfloat16,), *block)
         self.tensor(call, "topk_weights", topk_weights, (torch.float32,), None, top_k)
         self.tensor(call, "topk_idx", topk_idx, INDEX_DTYPES, num_tokens, top_k)
@@ -81,6 +105,7 @@ class Checks:
             self.tensor(call, "combine_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
         if out is not None:
             self.tensor(call, "out", out, (torch.bfloat16,), num_tokens, block[2])
+        self._good_combine = looks
 
     def limits(self, *, max_tokens: int, top_k: int, num_experts: int) -> None:
         """Of the low-latency kernels."""

@@ -19,12 +19,13 @@ from torch import Tensor
 from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.plain import plain
+from eprt.compat.deep_ep.shapes import shape_only
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.api import EPTimeoutError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_layout import HeapShape
-from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, RECV, SEND, LowLatency, Rows, Signal
+from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
 
 # Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
 NUM_IN_FLIGHT = 2
@@ -54,12 +55,43 @@ class Shape:
 
 class LowLatencyHandle(tuple):
     """DeepEP's handle: (src_info int32 [L, R * M], layout_range int64 [L, R], M, H, experts). And whose it is, of how
-    many tokens of this rank, and the rows of each local expert."""
+    many tokens of this rank, and the rows of each local expert. The tensors hold as long as the handle: they are those
+    of another dispatch once NUM_HANDLES have come after it."""
 
     mode: "LowLatencyMode"
     number: int
     num_tokens: int
     rows_of_expert: Tensor
+
+
+@dataclass(frozen=True, eq=False)  # found by identity
+class Kind:
+    """How received rows come: as fp8 or bf16, and with which scales (ScaleFormat)."""
+
+    fp8: bool
+    scale_format: int
+
+
+BF16 = Kind(False, FLOAT)
+FP8 = {scale_format: Kind(True, scale_format) for scale_format in (FLOAT, POWER_OF_TWO, EXPONENTS)}
+
+
+class Received:
+    """Makes what a dispatch returns: x, scale (None for bf16), count."""
+
+    def __init__(self, kind: Kind, num_local: int, per_expert: int, hidden: int):
+        """scale has DeepEP's column-major rows."""
+        self.x = shape_only(num_local, per_expert, hidden, dtype=torch.float8_e4m3fn if kind.fp8 else torch.bfloat16)
+        self.scale, self.count = None, shape_only(num_local, dtype=torch.int32)
+        if kind.fp8:
+            packed, groups = kind.scale_format == EXPONENTS, -(-hidden // _SCALE_GROUP)
+            dtype = torch.int32 if packed else torch.float32
+            groups = groups // 4 if packed else groups
+            self.scale = shape_only(num_local, per_expert, groups, dtype=dtype, columns_first=True)
+
+    def new(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        scale = None if self.scale is None else torch.empty_like(self.scale)
+        return torch.empty_like(self.x), scale, torch.empty_like(self.count)
 
 
 class Pending:
@@ -101,6 +133,7 @@ class LowLatencyMode:
     ):
         self.group, self.shape, self._shrink = group, shape, shrink
         self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
+        self.block = self.num_local, self.rows_per_expert, shape.hidden  # of rows, by expert
         num_sms = min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
         self.kernels = LowLatency(
             group, shape.heap(group.size), self.num_local * self.rows_per_expert, num_handles=NUM_HANDLES,
@@ -111,66 +144,73 @@ class LowLatencyMode:
         self._dispatches, self._combines = Pending("low_latency_dispatch"), Pending("low_latency_combine")
         self._combining: dict[int, int] = {}  # handle -> its combine whose hook has not run
         self._next_y: Tensor | None = None
-        self._num_groups = -(-shape.hidden // _SCALE_GROUP)
+        self._received: dict[Kind, Received] = {}
+        self._outs: dict[int, Tensor] = {}  # shapes of combine's results, by number of tokens
+        self._bound: list[Kind | None] = [None] * NUM_HANDLES
+        # src_info and layout_range of each handle: of its last dispatch, as the kernels' own books are.
+        per_expert = self.rows_per_expert
+        self._tokens = torch.zeros(NUM_HANDLES, self.num_local, per_expert, dtype=torch.int32, device="cuda").unbind()
+        self._ranges = torch.zeros(NUM_HANDLES, self.num_local, group.size, dtype=torch.int64, device="cuda").unbind()
 
     # -- dispatch --
 
     def dispatch(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, recv_stats: Tensor | None,
-        wait_stats: Tensor | None, *, use_fp8: bool, scale_format: int, async_finish: bool, return_recv_hook: bool,
-    ) -> tuple[Rows, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
-        """Received rows as DeepEP lays them out. Arguments are checked by Buffer. topk_weights: when known already."""
+        wait_stats: Tensor | None, kind: Kind, *, async_finish: bool, return_recv_hook: bool,
+    ) -> tuple[Tensor, Tensor | None, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
+        """Received rows as DeepEP lays them out, and their scales; count is the handle's rows_of_expert. Arguments are
+        checked by Buffer. topk_weights: when known already."""
         self._raise_failure()
         number = self._dispatches.begin(return_recv_hook)
         i = number % NUM_HANDLES
-        rows = self._new_rows(use_fp8, scale_format)
-        self.kernels.bind(i, rows)
+        rows, scale, count = self._receive_into(i, kind)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
         with self._streams.run(async_finish):
             self.kernels.dispatch(i, x, topk_idx, topk_weights, SEND if return_recv_hook else SEND | RECV)
         shape = self.shape
-        handle = LowLatencyHandle((rows.token, rows.range, shape.max_tokens, shape.hidden, shape.num_experts))
-        handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], rows.count
+        handle = LowLatencyHandle((self._tokens[i], self._ranges[i], shape.max_tokens, shape.hidden, shape.num_experts))
+        handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], count
         if not return_recv_hook:
-            return rows, handle, self._streams.event(async_finish), None
+            return rows, scale, handle, self._streams.event(async_finish), None
         stream = torch.cuda.current_stream()
 
         @plain
-        def receive(_rows: Rows = rows) -> None:  # the hook keeps the rows alive
+        def receive(_alive: object = (rows, scale, count)) -> None:
             self._dispatches.end(number)
             with self._streams.resume(stream):
                 self.kernels.dispatch(i, x, topk_idx, topk_weights, RECV)
 
-        return rows, handle, None, receive
+        return rows, scale, handle, None, receive
 
-    def _new_rows(self, use_fp8: bool, scale_format: int) -> Rows:
-        """scale: [L, groups, R * M], so that its transpose has DeepEP's column-major rows."""
-        num_local, per_expert = self.num_local, self.rows_per_expert
-        dtype = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
-        x = torch.empty(num_local, per_expert, self.shape.hidden, dtype=dtype, device="cuda")
-        scale, strides = None, (0, 0, 0)
-        if use_fp8:
-            packed = scale_format == EXPONENTS
-            groups = self._num_groups // 4 if packed else self._num_groups
-            scale_dtype = torch.int32 if packed else torch.float32
-            scale = torch.empty(num_local, groups, per_expert, dtype=scale_dtype, device="cuda")
-            strides = (groups - 1) * per_expert, 1, per_expert  # rows count over all experts
-        return Rows(
-            x, scale, torch.empty(num_local, dtype=torch.int32, device="cuda"), strides, scale_format, per_expert, 1,
-            torch.empty(num_local, per_expert, dtype=torch.int32, device="cuda"),
-            torch.empty(num_local, self.group.size, dtype=torch.int64, device="cuda"),
-        )  # fmt: skip
+    def _receive_into(self, i: int, kind: Kind) -> tuple[Tensor, Tensor | None, Tensor]:
+        """New tensors for the next dispatch of handle i: rows, scales, count."""
+        per_expert = self.rows_per_expert
+        received = self._received.get(kind)
+        if received is None:
+            received = self._received[kind] = Received(kind, self.num_local, per_expert, self.shape.hidden)
+        x, scale, count = received.new()
+        if self._bound[i] is kind:
+            self.kernels.bind_again(i, x, scale, count)
+            return x, scale, count
+        # Rows count over all experts.
+        strides = (0, 0, 0) if scale is None else (scale.stride(0) - per_expert, 1, per_expert)
+        tokens, ranges = self._tokens[i], self._ranges[i]
+        self.kernels.bind(i, Rows(x, scale, count, strides, kind.scale_format, per_expert, 1, tokens, ranges))
+        self._bound[i] = kind
+        return x, scale, count
 
     # -- combine --
 
     def combine(
-        self, y: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, out: Tensor,
+        self, y: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, out: Tensor | None,
         wait_stats: Tensor | None, signal: Signal | None = None, *, zero_copy: bool, async_finish: bool,
         return_recv_hook: bool,
-    ) -> tuple[EventHandle | None, Callable[[], None] | None]:  # fmt: skip
+    ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
         """Arguments are checked by Buffer. signal: with return_recv_hook, send tile by tile."""
         self._raise_failure()
         self._check_handle(handle)
+        if out is None:
+            out = self._new_out(handle.num_tokens)
         if zero_copy and self._next_y is not None:
             y, self._next_y = self._next_y, None
         number = self._combines.begin(return_recv_hook)
@@ -178,7 +218,7 @@ class LowLatencyMode:
         with self._streams.run(async_finish):
             if not return_recv_hook:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
-                return self._streams.event(async_finish), None
+                return out, self._streams.event(async_finish), None
             self.kernels.combine_send(i, y, handle.rows_of_expert, signal)
         self._combining[handle.number], stream = number, torch.cuda.current_stream()
 
@@ -189,12 +229,17 @@ class LowLatencyMode:
             with self._streams.resume(stream):
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, None, wait_stats)
 
-        return None, receive
+        return out, None, receive
+
+    def _new_out(self, num_tokens: int) -> Tensor:
+        shape = self._outs.get(num_tokens)
+        if shape is None:
+            shape = self._outs[num_tokens] = shape_only(num_tokens, self.shape.hidden, dtype=torch.bfloat16)
+        return torch.empty_like(shape)
 
     def next_combine_buffer(self) -> Tensor:
         """bf16 [L, R * M, H], read by the next combine with zero_copy. combine never copies: any tensor would do."""
-        shape = self.num_local, self.rows_per_expert, self.shape.hidden
-        self._next_y = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        self._next_y = torch.empty(self.block, dtype=torch.bfloat16, device="cuda")
         return self._next_y
 
     def _check_handle(self, handle: LowLatencyHandle) -> None:
@@ -215,9 +260,7 @@ class LowLatencyMode:
         """On the GPU: waits until every rank that is not masked has come here."""
         x = torch.empty(0, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
         topk_idx = torch.empty(0, self.shape.top_k, dtype=torch.int64, device="cuda")
-        self.dispatch(
-            x, topk_idx, None, None, None, use_fp8=False, scale_format=FLOAT, async_finish=False, return_recv_hook=False
-        )
+        self.dispatch(x, topk_idx, None, None, None, BF16, async_finish=False, return_recv_hook=False)
 
     def close(self) -> None:
         self.kernels.close()

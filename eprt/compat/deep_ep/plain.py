@@ -16,6 +16,8 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 def plain(call: _Call) -> _Call:
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._is_torch_function_mode_enabled():
+            return call(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             return call(*args, **kwargs)
 
