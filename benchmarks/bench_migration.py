@@ -1,10 +1,12 @@
 """What moving experts costs those who wait for tokens: steps with migrations going on all the time, and steps without.
 
     mpirun -n 4 python -m benchmarks.bench_migration
+    mpirun -n 2 python -m benchmarks.bench_migration --device cuda
 
 Every rank decodes REQUESTS requests. Windows of STEPS steps take turns: "off", "on" (a migration goes on in every step;
 its message is decoded between two steps, as in the server), "again" (off once more: what the machine's noise does to
-the same figures). The models: the demo model, and one with experts of 3.1 MB, so that bytes count. The time between
+the same figures). The models: the demo model, and one with experts of 3.1 MB, so that bytes count; on GPUs, layers of
+DeepSeek-V3 with random weights, whose experts have 44 MB (fp8). The time between
 two tokens of a request is the time from the end of one step to the end of the next. Targets: p99_ratio at most 1.2, no
 step longer than twice the median. Columns:
 
@@ -15,6 +17,7 @@ step longer than twice the median. Columns:
     experts, commits     moved, and placements that took effect; chunk_kb: of the last chunks, as large as a step allows
 """
 
+import argparse
 import gc
 import tempfile
 import time
@@ -38,7 +41,10 @@ NUM_RANKS = (2, 4)
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "checkpoint"
 WIDE = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 16, "num_hidden_layers": 3}
+V3 = Path(__file__).resolve().parent / "shapes" / "deepseek_v3"
 REQUESTS, REDUNDANT = 4, 4
+GPU_OPTIONS = {"device": "cuda", "max_num_seqs": 16, "max_model_len": 512, "graph_sizes": (16,), "chunk_size": 256}
+V3_OPTIONS = {"load_format": "dummy", "num_hidden_layers": 5}  # three dense ones first
 STEPS, WARM_STEPS, MIN_TURNS, MAX_TURNS, SECONDS = 50, 5, 12, 48, 12.0
 TURNS_TOGETHER = 4  # whose steps make one p99
 KINDS = ("off", "on", "again")
@@ -73,10 +79,11 @@ class Stopwatch:
 
 
 class Moves:
-    """One migration after the other, each to a random placement of one layer more than before."""
+    """One migration after the other, each to a random placement of one layer more than before: of all its slots, or of
+    num_slots of them."""
 
-    def __init__(self, engine: Engine):
-        self._engine, self._rng = engine, np.random.default_rng(0)
+    def __init__(self, engine: Engine, num_slots: int | None = None):
+        self._engine, self._rng, self._num_slots = engine, np.random.default_rng(0), num_slots
         self._rows = np.array(engine.migrator.rows)
         self._num_jobs = self._epoch = 0
         self.watch = Stopwatch()
@@ -91,7 +98,8 @@ class Moves:
         while len(self._messages) < count:
             target = self._rows.copy()
             layer = self._num_jobs % len(target)
-            target[layer] = self._rng.permutation(target[layer])
+            moved = self._rng.permutation(target.shape[1])[: self._num_slots]
+            target[layer, np.sort(moved)] = target[layer, moved]
             self._num_jobs += 1
             rounds = schedule_rounds(self._rows, target, self._engine.group.node_of_rank)
             for way, num in count_moves(rounds, self._engine.group.node_of_rank).items():
@@ -186,9 +194,12 @@ def row(group: EPGroup, windows: dict[str, list[Window]], step_s: float) -> dict
     }
 
 
-def bench(group: EPGroup, name: str, directory: Path, report: Report | None) -> None:
-    engine = Engine(EngineConfig(str(directory), num_redundant_experts=REDUNDANT, kv_cache_gb=0.05), group)
-    moves = Moves(engine)
+def bench(
+    group: EPGroup, name: str, directory: Path, report: Report | None, num_slots: int | None = None, **options
+) -> None:
+    options = {"num_redundant_experts": REDUNDANT, "kv_cache_gb": 0.05, **options}
+    engine = Engine(EngineConfig(str(directory), **options), group)
+    moves = Moves(engine, num_slots)
     gc.collect()
     gc.freeze()  # as the server does once it has loaded
     for kind in ("off", "on", "off"):  # warm
@@ -209,10 +220,26 @@ def bench(group: EPGroup, name: str, directory: Path, report: Report | None) -> 
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    device = parser.parse_args().device
     group = EPGroup.from_mpi()
     bind("core", group.allgather)
     config = {"requests_per_rank": REQUESTS, "steps_per_window": STEPS, "redundant": REDUNDANT}
-    report = Report(f"migration_{group.size}ranks", config) if group.rank == 0 else None
+    where = "" if device == "cpu" else "gpu_"
+    report = Report(f"migration_{where}{group.size}ranks", config) if group.rank == 0 else None
+    if device == "cuda":
+        bench(group, "demo", DEMO, report, **GPU_OPTIONS)
+        bench(group, "DeepSeek-V3, 2 MoE layers", V3, report, num_slots=8, **GPU_OPTIONS, **V3_OPTIONS)
+    else:
+        bench_cpu(group, report)
+    group.barrier()
+    if report is not None:
+        report.finish()
+    group.close()
+
+
+def bench_cpu(group: EPGroup, report: Report | None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wide = Path(group.allgather(scratch)[0]) / "wide"
         if group.rank == 0:
@@ -221,9 +248,6 @@ def main() -> None:
         for name, directory in (("demo", DEMO), ("wide", wide)):
             bench(group, name, directory, report)
         group.barrier()
-    if report is not None:
-        report.finish()
-    group.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""Experts move between GPUs while they serve: tokens stay the same, weights arrive whole, no SM is needed to copy."""
+
+import pytest
+
+from tests.ranks.launch import run_ranks
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+CASES = "tests.gpu.cases_migration:run_cases"
+
+
+def test_one_rank_whose_steps_are_recorded():
+    print(run_ranks(1, CASES, names=["counts", "same_tokens"], timeout_s=200))
+
+
+def test_two_ranks_that_may_share_a_gpu():
+    """In float32, through the memory that one process has of the other's experts, be it on the same GPU."""
+    print(run_ranks(2, CASES, names=["same_tokens_staged", "through_host_memory", "damage"], timeout_s=280))
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs")
+def test_two_gpus():
+    names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "copies_need_no_sm"]
+    print(run_ranks(2, CASES, names=names, timeout_s=280))
