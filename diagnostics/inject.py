@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KINDS = ("slow-rank", "slow-link", "late-compute", "skewed-tokens", "bursty", "stop")
+_OF_ALL_RANKS = ("skewed-tokens",)  # every rank sends the one more of its tokens
 _PAUSE_S = 0.05  # longer than a call of many ranks on few cores, in which a shorter one would be lost
 _BURST_S, _BURST_PERIOD_S = 2.0, 6.0
 _STOP_AFTER_S = 5.0
@@ -54,7 +55,7 @@ class Injection:
     @staticmethod
     def parse(text: str) -> "Injection":
         """ValueError saying what is wrong with the text and how it is written."""
-        what, _, when = text.partition("@")
+        what, at, when = text.partition("@")
         kind, *words = what.split(":")
         if kind not in KINDS:
             raise ValueError(f"{text!r}: no fault {kind!r}; there are {', '.join(KINDS)}")
@@ -65,7 +66,7 @@ class Injection:
             raise ValueError(f"{text!r}: write {kind}:{form}")
         factor = float(size[1]) if size[2] == "x" else None
         seconds = None if factor is not None else float(size[1]) * _UNITS_S[size[2]]
-        start_s, end_s = _seconds_of(text, when) if when else (_STOP_AFTER_S if kind == "stop" else 0.0, float("inf"))
+        start_s, end_s = _seconds_of(text, when) if at else (_STOP_AFTER_S if kind == "stop" else 0.0, float("inf"))
         peer = int(words[1]) if kind == "slow-link" else None
         injection = Injection(kind, int(words[0]), peer, factor, seconds, start_s, end_s)
         injection._check(text)
@@ -105,7 +106,7 @@ class Injector:
         parsed = [Injection.parse(fault) if isinstance(fault, str) else fault for fault in faults]
         for fault in parsed:
             fault.check_ranks(num_ranks)
-        self.faults = [fault for fault in parsed if fault.rank == rank]
+        self.faults = [fault for fault in parsed if fault.rank == rank or fault.kind in _OF_ALL_RANKS]
         self.rank, self.num_ranks = rank, num_ranks
         self._start_s = time.monotonic()
         self._pausers: list[subprocess.Popen] = []
