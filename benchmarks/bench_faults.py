@@ -46,7 +46,7 @@ PAIRS = (
     (("point", "comm"), ("point", "comm")),
     (("column", "comp"), ("point", "comm")),
 )
-_DATED_SEEDS = 20  # of each case are analysed window by window, as they come
+_DATED_SEEDS = 10  # of each case are analysed window by window, as they come
 
 
 @dataclass(frozen=True)
