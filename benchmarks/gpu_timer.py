@@ -127,15 +127,19 @@ class GpuTimer:
         torch.cuda.synchronize()
         return {name: [b.elapsed_time(e) * 1e3 / repeats for b, e in row] for name, row in spans.items()}
 
-    def host_us(self, call: Call, calls: int = 400) -> float:
-        """Host time of one call, launches not waited for; the largest over the ranks."""
+    def host_us(self, call: Call, calls: int = 30, bursts: int = 15) -> float:
+        """Host time of one call, launches not waited for: median of short bursts, which the GPU's queue has room for;
+        the largest over the ranks."""
+        spent = []
+        for _ in range(bursts + 2):
+            torch.cuda.synchronize()
+            self.group.barrier()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            spent.append((time.perf_counter() - start) / calls * 1e6)
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        spent = time.perf_counter() - start
-        torch.cuda.synchronize()
-        return max(self.group.allgather(spent / calls * 1e6))
+        return max(self.group.allgather(statistics.median(spent[2:])))
 
     def close(self) -> None:
         self._meeting.close()

@@ -6,13 +6,11 @@ each.
 
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
-from eprt import env
 from eprt.ep import nvlink_normal
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import PAYLOAD_DTYPES, kernel_sources
-from eprt.gpu.jit import KernelSource, cubin
+from eprt.gpu.jit import KernelSource, cache_dir, cubin
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")  # that are tested to compile; sm_80 without bulk copies
 MODELS = ((7168, 8), (5120, 6), (2048, 6))  # (hidden, top-k): DeepSeek V3 and R1; V2; V2-Lite
@@ -39,4 +37,4 @@ def build(arch: str = "sm_90a") -> Iterator[str]:
     """Compiles what is not there yet; yields a line per kernel. Raises ImportError when NVRTC is not installed."""
     for what, source in sources(arch):
         yield f"{source.name} {arch} {what}: {len(cubin(source))} B"
-    yield f"kernel cache: {Path(env.get('EPRT_KERNEL_CACHE')).expanduser()}"
+    yield f"kernel cache: {cache_dir()}"

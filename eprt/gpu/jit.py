@@ -1,8 +1,9 @@
 """CUDA kernels without a toolchain: NVRTC compiles header-free sources to cubins, kept in a content-addressed cache.
 
-A cubin needs only the driver and runs on exactly its architecture. The cache key is a hash of everything that decides
-the binary (source text, included project files, options, NVRTC version), so a cubin is never stale; a cache directory
-can be filled on a machine without a GPU (`eprt env --build-kernels`) and copied.
+A cubin needs only the driver and runs on exactly its architecture. Its name carries all that decides the binary (a hash
+of source text, included project files and options; NVRTC's version), so a cubin is never stale. They may be compiled on
+a machine without a GPU (`eprt env --build-kernels`), copied into another's cache, or lie in an installed package, in
+the folder `cubins` beside the sources; without NVRTC any version's will do.
 Knows nothing of launching (launch.py) or of what the kernels do.
 """
 
@@ -74,7 +75,9 @@ def read_source(name: str) -> str:
 def _nvrtc():
     try:
         from cuda.bindings import nvrtc
-    except ImportError as error:
+
+        nvrtc.nvrtcVersion()  # finds the library itself
+    except (ImportError, RuntimeError) as error:
         raise ImportError(f"compiling CUDA kernels needs NVRTC: pip install 'eprt[cuda13]' ({error})") from None
     return nvrtc
 
@@ -87,23 +90,43 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def cache_key(source: KernelSource) -> str:
-    """Hex digest of all that decides the binary."""
-    parts = [read_source(source.name), *source.options(), nvrtc_version()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+def cubin_name(source: KernelSource, version: str) -> str:
+    """Of the file. version: of NVRTC, or a pattern."""
+    decides = "\0".join([read_source(source.name), *source.options()])
+    return f"{source.name}-{source.arch}-{hashlib.sha256(decides.encode()).hexdigest()[:32]}-nvrtc{version}.cubin"
+
+
+def cache_dir() -> Path:
+    return Path(env.get("EPRT_KERNEL_CACHE")).expanduser()
+
+
+def _built_ahead(source: KernelSource, version: str) -> Path | None:
+    for folder in (cache_dir(), source_dir() / "cubins"):
+        if found := sorted(folder.glob(cubin_name(source, version))):
+            return found[-1]
+    return None
 
 
 def cubin(source: KernelSource) -> bytes:
-    """The compiled kernel, from the cache when it is there."""
-    path = Path(env.get("EPRT_KERNEL_CACHE")).expanduser() / f"{source.name}-{source.arch}-{cache_key(source)}.cubin"
-    if path.exists():
+    """The compiled kernel; compiled now unless it is there. Raises ImportError when that would need a missing NVRTC."""
+    try:
+        version = nvrtc_version()
+    except ImportError as error:
+        if path := _built_ahead(source, "*"):
+            return path.read_bytes()
+        raise ImportError(
+            f"{cubin_name(source, '*')} is neither in {cache_dir()} nor in {source_dir() / 'cubins'}; {error}; or fill "
+            "EPRT_KERNEL_CACHE on a machine that has NVRTC (eprt env --build-kernels)"
+        ) from None
+    if path := _built_ahead(source, version):
         return path.read_bytes()
     binary = compile_source(source)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
     # Ranks may compile the same kernel at once: write aside, then rename, so that no one reads half a file.
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as aside:
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
         aside.write(binary)
-    os.replace(aside.name, path)
+    os.replace(aside.name, folder / cubin_name(source, version))
     return binary
 
 

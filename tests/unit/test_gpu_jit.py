@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import shutil
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -60,9 +61,33 @@ def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache,
     first = jit.cubin(source)
     monkeypatch.setattr(jit, "compile_source", lambda source: pytest.fail("compiled again"))
     assert jit.cubin(source) == first
-    keys = {jit.cache_key(s) for k in (1, 2) for s in kernel_sources(shape(256, k, 1)).values()}
-    keys |= {jit.cache_key(s) for s in kernel_sources(shape(256, 1, 1), arch="sm_80").values()}
-    assert len(keys) == 6
+    names = {jit.cubin_name(s, "13.0") for k in (1, 2) for s in kernel_sources(shape(256, k, 1)).values()}
+    names |= {jit.cubin_name(s, "13.0") for s in kernel_sources(shape(256, 1, 1), arch="sm_80").values()}
+    names |= {jit.cubin_name(s, "13.1") for s in kernel_sources(shape(256, 1, 1)).values()}
+    assert len(names) == 8
+
+
+def no_nvrtc():
+    raise ImportError("no NVRTC here")
+
+
+@pytest.mark.parametrize("place", ["in the cache", "beside the sources"])
+def test_what_was_built_ahead_is_found_without_nvrtc(nvrtc, cache, tmp_path, monkeypatch, place):
+    """`eprt env --build-kernels` on a fresh cache; then only what it wrote is there, in the cache or in the package."""
+    layouts = [(what, source) for what, source in nvlink_prebuild.sources() if source.name == "layout"]
+    monkeypatch.setattr(nvlink_prebuild, "sources", lambda arch: iter(layouts))
+    assert doctor.main(["--build-kernels"]) == 0
+    assert len(list(cache.glob("layout-sm_90a-*.cubin"))) == len(layouts) == len(nvlink_prebuild.RANKS)
+    if place == "beside the sources":
+        shutil.copytree(jit.source_dir(), tmp_path / "sources")
+        cache.rename(tmp_path / "sources" / "cubins")
+        monkeypatch.setattr(jit, "source_dir", lambda: tmp_path / "sources")
+    monkeypatch.setattr(jit, "nvrtc_version", no_nvrtc)
+    for _, source in layouts:
+        assert jit.cubin(source).startswith(b"\x7fELF")
+    other = layout.source(3)
+    with pytest.raises(ImportError, match=r"layout-sm_90a-.*no NVRTC here.*--build-kernels"):
+        jit.cubin(other)
 
 
 def test_what_is_built_ahead_is_what_the_layers_ask_for():
