@@ -5,8 +5,8 @@ shall lie, on a stream of its own, which a copy engine serves while kernels comp
 of shared memory, for each chunk, its tag, checksum, bytes and storage.
 
 The checksum is of all bytes, weights and scales, on both sides: the source's before anybody reads them, the reader's of
-what lies in place. A few thread blocks compute it, at the speed of NVLink, for every chunk that travels; a sample
-copied to the host would need fewer, and miss what a copy engine can do wrong: a piece left out.
+what lies in place. 16 thread blocks compute it, at half the speed of NVLink, for every chunk that travels; a sample
+read by the host would need none, and miss what a copy engine can do wrong: a piece left out.
 
 Both are waited for by nobody: is_done() asks the GPU.
 """
