@@ -129,9 +129,9 @@ def bench_step(report: Report, hbm: float, num_layers: int) -> None:
         for requests in sizes:
             batch = decode_batch(requests, num_pages, page_size, config.vocab_size)
             graphs.run(batch)
-            before = sum(map(sum, model.expert_load()))
+            before = sum(sum(layer.expert_load()) for layer in model.moe_layers())
             graphs.run(batch)
-            chosen = sum(map(sum, model.expert_load())) - before
+            chosen = sum(sum(layer.expert_load()) for layer in model.moe_layers()) - before
             assert chosen == requests * 8 * len(model.moe_layers())
             times = gpu_time_of_replay(graphs, batch)
             floor_s = step_bytes(model, cache, requests, num_pages) / hbm

@@ -22,11 +22,25 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.report import table
 from eprt.ops import cuda
-from eprt.ops.cuda import grouped_gemm, mla_triton
+from eprt.ops.cuda import grouped_gemm, mla_expanded, mla_triton
+from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
 HIDDEN, WIDTH, HEADS, LATENT, ROPE, EXPERTS = 7168, 2048, 128, 512, 64, 32
-SHOWN = ("GATED", "KIND", "BLOCK_M", "BLOCK_N", "BLOCK_K", "TILE", "KEYS", "ONE_TOKEN", "SPLIT", "SPLIT_K", "ADD")
+SHOWN = (
+    "GATED",
+    "KIND",
+    "BLOCK_M",
+    "BLOCK_N",
+    "BLOCK_K",
+    "TILE",
+    "KEYS",
+    "ONE_TOKEN",
+    "SPLIT",
+    "SPLIT_K",
+    "ADD",
+    "FP8",
+)
 
 
 class Hopper:
@@ -145,6 +159,15 @@ def attention() -> None:
         for splits in (1, 4):
             mla_triton.attend(q, r, pages, table_BP, length, None, 0.1, splits)
         mla_triton.attend(q, r, pages, table_BP[:3], length[:3], length[:4], 0.1)
+    entry = KVFormat(LATENT, ROPE, torch.uint8)
+    pages = tensor(100, 64, entry.width, dtype=torch.uint8)
+    cuda.cache_insert(pages, tensor(128, dtype=torch.int64), tensor(128, LATENT + ROPE), ROPE)
+    mla_triton.attend(tensor(32, HEADS, LATENT), tensor(32, HEADS, ROPE), pages, table_BP, length, None, 0.1, 4)
+    q, w_kv_b = tensor(4096, HEADS, 192), tensor(HEADS * 256, LATENT)
+    for cache in (pages, tensor(100, 64, LATENT + ROPE)):
+        mla_expanded.attend_prompts(
+            q[..., :128], q[..., 128:], cache, table_BP[:3], length[:3], length[:4], w_kv_b, 0.1
+        )
 
 
 PARTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (norms, linear, experts, attention)}

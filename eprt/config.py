@@ -183,7 +183,8 @@ class EngineConfig:
     device: "cpu", "cuda" (one GPU per rank) or "auto". load_format: "auto" (the files), or "dummy": random weights of
     the shape that config.json says. num_hidden_layers: fewer layers than config.json says, with dummy weights only.
     graph_sizes: numbers of decodes that a GPU step is recorded for (a step takes the next larger one); empty for none.
-    kv_cache_gb: memory for the paged cache. page_size: tokens per KV page.
+    kv_cache_gb: memory for the paged cache. kv_cache_dtype: "auto" (dtype), "bf16" or, on GPUs, "fp8" (see
+    ops/kv_format.py). page_size: tokens per KV page; default 16, with device "cuda" 64.
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.
     num_speculative_tokens: tokens the checkpoint's MTP layer drafts for each running request and step; 0 for none.
@@ -210,7 +211,8 @@ class EngineConfig:
     graph_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     max_model_len: int | None = None
     kv_cache_gb: float = 1.0
-    page_size: int = 16
+    kv_cache_dtype: str = "auto"
+    page_size: int = None  # type: ignore[assignment]  # None: the default, filled in below
     chunk_size: int = 512
     max_num_seqs: int = 64
     max_queue: int = 256
@@ -228,6 +230,8 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self):
+        if self.page_size is None:
+            object.__setattr__(self, "page_size", 64 if self.device == "cuda" else 16)
         _require(
             self.dtype in ("auto", "float32", "bfloat16"), f"--dtype {self.dtype}: must be auto, float32 or bfloat16"
         )
@@ -243,6 +247,10 @@ class EngineConfig:
             f"--num-hidden-layers {self.num_hidden_layers}: at least 1, and with --load-format dummy only",
         )
         _require(min(self.graph_sizes, default=1) >= 1, f"--graph-sizes {self.graph_sizes}: must be at least 1")
+        _require(
+            self.kv_cache_dtype in ("auto", "bf16", "fp8"),
+            f"--kv-cache-dtype {self.kv_cache_dtype}: must be auto, bf16 or fp8",
+        )
         _require(self.kv_cache_gb > 0, f"--kv-cache-gb {self.kv_cache_gb}: must be above 0")
         for name in ("page_size", "chunk_size", "max_num_seqs", "max_queue", "low_latency_max_tokens"):
             _require(getattr(self, name) >= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")

@@ -53,6 +53,8 @@ TABLE: dict[str, Variable] = {
                  "tokens of a rank in one normal-mode call that the size hint of DeepEP's interface makes room for"),
         Variable("EPRT_CPU_ISA", None, _one_of("scalar", "avx2", "avx512", "amx"),
                  "widest instruction set the CPU kernels may use; default: the widest this CPU has"),
+        Variable("EPRT_GPU_ATTENTION", "auto", _one_of("auto", "triton", "flashmla"),
+                 "decoding attention on GPUs; auto: FlashMLA where it is installed and fits, else Triton"),
         Variable(
             "EPRT_KERNEL_CACHE",
             "~/.cache/eprt/cubins",

@@ -51,7 +51,7 @@ from eprt.engine.batch_rows import BatchRows
 from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
-from eprt.engine.kv_cache import PagePool, allocate_kv_cache, num_kv_pages
+from eprt.engine.kv_cache import PagePool, allocate_kv_cache, cache_format, num_kv_pages
 from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.request import QueueFullError, Request, RequestLimits
@@ -145,9 +145,10 @@ class Engine:
             raise ValueError(
                 f"--max-model-len {max_model_len}: the model knows positions up to {model.max_position_embeddings}"
             )
-        num_layers, dtype = model.num_hidden_layers + (config.num_speculative_tokens > 0), self.model.kv_dtype
+        num_layers = model.num_hidden_layers + (config.num_speculative_tokens > 0)
+        entry = cache_format(config.kv_cache_dtype, self.model)
         useful = _USEFUL_CACHE * config.max_num_seqs * max_model_len
-        num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, model.kv_dim, dtype, useful)
+        num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, entry, useful)
         kv_tokens = num_pages * config.page_size
         if kv_tokens < max_model_len:
             _log.warning(
@@ -159,8 +160,8 @@ class Engine:
         limits = RequestLimits(model.vocab_size, min(max_model_len, kv_tokens), kv_tokens)
         pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache)
         # One page more, which the pool does not know: padding is written there.
-        shape = (num_layers, num_pages + 1, config.page_size, model.kv_dim)
-        cache = allocate_kv_cache(*shape, dtype, getattr(self.model, "device", "cpu"))
+        shape = (num_layers, num_pages + 1, config.page_size)
+        cache = allocate_kv_cache(*shape, entry, getattr(self.model, "device", "cpu"))
         return limits, pool, cache
 
     def _watch_experts(self) -> tuple[LoadRecorder | None, Migrator | None]:

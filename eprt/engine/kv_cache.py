@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eprt.ops.kv_format import KVFormat
+
 ROOT_NODE = 0
 
 
@@ -145,11 +147,17 @@ class PagePool:
             raise RuntimeError(f"{len(self._entry_of)} prefixes are known, but fewer pages hold them")
 
 
-def num_kv_pages(
-    kv_cache_gb: float, num_layers: int, page_size: int, kv_dim: int, dtype: torch.dtype, num_useful_tokens: int
-) -> int:
+def cache_format(name: str, model) -> KVFormat:
+    """How entries are stored: name is EngineConfig.kv_cache_dtype. ValueError where the model's device cannot."""
+    device = getattr(model, "device", torch.device("cpu")).type
+    if name == "fp8" and device == "cpu":
+        raise ValueError("--kv-cache-dtype fp8: CPUs attend float32 and bfloat16 only; use bf16, or a GPU")
+    return KVFormat.named(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
+
+
+def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVFormat, num_useful_tokens: int) -> int:
     """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than hold num_useful_tokens. Raises if none fits."""
-    page_bytes = num_layers * page_size * kv_dim * dtype.itemsize
+    page_bytes = num_layers * page_size * entry.width * entry.dtype.itemsize
     fit = int(kv_cache_gb * 2**30) // page_bytes
     if fit < 1:
         raise ValueError(f"--kv-cache-gb {kv_cache_gb}: one page of {page_size} tokens takes {page_bytes} bytes")
@@ -157,7 +165,7 @@ def num_kv_pages(
 
 
 def allocate_kv_cache(
-    num_layers: int, num_pages: int, page_size: int, kv_dim: int, dtype: torch.dtype, device: torch.device | str
+    num_layers: int, num_pages: int, page_size: int, entry: KVFormat, device: torch.device | str
 ) -> Tensor:
-    """kv_cache_LPSD: [layers, pages, page_size, kv_dim], zeroed, so that unused entries are finite numbers."""
-    return torch.zeros(num_layers, num_pages, page_size, kv_dim, dtype=dtype, device=device)
+    """kv_cache_LPSD: [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers."""
+    return torch.zeros(num_layers, num_pages, page_size, entry.width, dtype=entry.dtype, device=device)

@@ -40,9 +40,10 @@ class MLA:
         self.softmax_scale = softmax_scale(config.rope, config.qk_head_dim)
 
     def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        """Writes this batch's cache entries, then attends. kv_pages: [pages, page_size, D]."""
+        """Writes this batch's cache entries, then attends. kv_pages: [pages, page_size, D], or as KVFormat says."""
         q_nope_TNC, q_rope_TNR = self._queries(x_TH, batch)
-        ops.cache_insert(kv_pages, batch.kv_slot_T, self._cache_entries(x_TH, batch))
+        entries_TD = self._cache_entries(x_TH, batch)
+        ops.cache_insert(kv_pages, batch.kv_slot_T, entries_TD, self.config.qk_rope_head_dim)
         return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages).flatten(1))
 
     def _queries(self, x_TH: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:

@@ -49,11 +49,11 @@ def _check_pages(kv_pages: Tensor) -> None:
     _check(kv_pages.stride(2) == 1, f"kv_pages has strides {kv_pages.stride()}: the last dimension must be contiguous")
 
 
-def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor) -> None:
+def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
     """Writes entry t at slot kv_slot_T[t] = page * page_size + offset (int32 or int64; all different).
 
-    kv_TD: float32 or bfloat16 [T, D], rounded to the cache's dtype. ValueError for a slot outside the pool: nothing is
-    then written.
+    kv_TD: float32 or bfloat16 [T, D], rounded to the cache's dtype. rope_size: how many of the D are the rotated
+    key; fp8 pages, which only GPUs have, need to know. ValueError for a slot outside the pool: nothing is then written.
     """
     _check_pages(kv_pages)
     _check_dtype("kv", kv_TD, *_DTYPES)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
 
@@ -59,14 +60,15 @@ def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x_TNR.dtype)
 
 
-def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor) -> None:
-    kv_pages.view(-1, kv_pages.shape[-1])[kv_slot_T.long()] = kv_TD.to(kv_pages.dtype)
+def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
+    entry = KVFormat(kv_TD.shape[1] - rope_size, rope_size, kv_pages.dtype)
+    kv_pages.view(-1, kv_pages.shape[-1])[kv_slot_T.long()] = entry.encode(kv_TD)
 
 
-def _gather_context(kv_pages: Tensor, page_table_P: Tensor, seq_len: int) -> Tensor:
+def _gather_context(kv_pages: Tensor, page_table_P: Tensor, seq_len: int, latent: int, rope: int) -> Tensor:
     page_size = kv_pages.shape[1]
     pages = page_table_P[: -(-seq_len // page_size)].long()
-    return kv_pages[pages].flatten(0, 1)[:seq_len].float()
+    return KVFormat(latent, rope, kv_pages.dtype).decode(kv_pages[pages].flatten(0, 1)[:seq_len])
 
 
 def mla_extend(
@@ -80,15 +82,14 @@ def mla_extend(
     softmax_scale: float,
 ) -> Tensor:
     num_heads, nope = q_nope_TNC.shape[1:]
-    lora = kv_pages.shape[-1] - q_rope_TNR.shape[-1]
+    lora, rope = w_kv_b.shape[1], q_rope_TNR.shape[-1]
     w_k, w_v = w_kv_b.float().view(num_heads, -1, lora).split([nope, w_kv_b.shape[0] // num_heads - nope], dim=1)
     out = torch.empty(q_nope_TNC.shape[0], num_heads, w_v.shape[1], dtype=torch.float32)
     starts = query_start_B1.tolist()
     for b, seq_len in enumerate(seq_len_B.tolist()):
         rows = slice(starts[b], starts[b + 1])
-        latent, k_rope = _gather_context(kv_pages, page_table_BP[b], seq_len).split(
-            [lora, q_rope_TNR.shape[-1]], dim=-1
-        )
+        context = _gather_context(kv_pages, page_table_BP[b], seq_len, lora, rope)
+        latent, k_rope = context.split([lora, rope], dim=-1)
         k_nope = torch.einsum("sl,ncl->snc", latent, w_k)
         value = torch.einsum("sl,nvl->snv", latent, w_v)
         score = torch.einsum("tnc,snc->nts", q_nope_TNC[rows].float(), k_nope)

@@ -1,14 +1,14 @@
 """Tilings found by measuring (benchmarks/tune_grouped_gemm.py), one JSON file per GPU model, by shape of the product.
 
 A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: Tiling's fields}}. A product
-takes the tiling of the next larger number of rows measured for its very shape. Shapes and GPUs that were not measured
-take the defaults of eprt/ops/cuda/grouped_gemm.py.
+takes the tiling of the next larger number of rows measured for its shape, with as many experts or the nearest number.
+Shapes and GPUs that were not measured take the defaults of eprt/ops/cuda/grouped_gemm.py.
 """
 
 import functools
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,9 +47,11 @@ def tuned(device: torch.device, shape: Shape, rows_per_expert: int, folder: Path
 
 
 def lookup(table: dict[Shape, dict[int, Tiling]], shape: Shape, rows_per_expert: int) -> Tiling | None:
-    measured = table.get(shape)
-    if not measured:
+    similar = (other for other in table if replace(other, experts=shape.experts) == shape)
+    nearest = min(similar, key=lambda other: abs(other.experts - shape.experts), default=None)
+    if nearest is None:
         return None
+    measured = table[nearest]
     return measured[min((rows for rows in measured if rows >= rows_per_expert), default=max(measured))]
 
 

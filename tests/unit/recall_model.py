@@ -34,7 +34,8 @@ class RecallModel:
         self.config = SimpleNamespace(
             vocab_size=VOCAB,
             num_hidden_layers=1,
-            kv_dim=2,
+            kv_lora_rank=1,
+            qk_rope_head_dim=1,
             max_position_embeddings=max_position_embeddings,
             eos_token_ids=eos_token_ids,
         )

@@ -1,14 +1,18 @@
 """PagePool: prefix chains against a record of whole prefixes, exact accounting, eviction order, integrity checks."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eprt.engine.kv_cache import ROOT_NODE, PagePool, allocate_kv_cache, num_kv_pages
+from eprt.engine.kv_cache import ROOT_NODE, PagePool, allocate_kv_cache, cache_format, num_kv_pages
+from eprt.ops.kv_format import KVFormat
 
 PAGE = 2
+ENTRY = KVFormat(8, 2, torch.bfloat16)
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -125,9 +129,29 @@ def test_integrity_names_the_page_that_leaks():
 
 def test_the_cache_is_sized_by_memory_and_by_use():
     # 2 layers x 16 tokens x 10 values x 2 bytes = 640 bytes a page.
-    assert num_kv_pages(6400 / 2**30, 2, 16, 10, torch.bfloat16, 10**6) == 10
-    assert num_kv_pages(1.0, 2, 16, 10, torch.bfloat16, 33) == 3
+    assert num_kv_pages(6400 / 2**30, 2, 16, ENTRY, 10**6) == 10
+    assert num_kv_pages(1.0, 2, 16, ENTRY, 33) == 3
     with pytest.raises(ValueError, match=r"--kv-cache-gb .*one page of 16 tokens takes 640 bytes"):
-        num_kv_pages(600 / 2**30, 2, 16, 10, torch.bfloat16, 100)
-    cache = allocate_kv_cache(2, 3, 16, 10, torch.bfloat16, "cpu")
+        num_kv_pages(600 / 2**30, 2, 16, ENTRY, 100)
+    cache = allocate_kv_cache(2, 3, 16, ENTRY, "cpu")
     assert cache.shape == (2, 3, 16, 10) and not cache.any()
+
+
+def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf16():
+    entry = KVFormat.named("fp8", 512, 64, torch.bfloat16)
+    assert (entry.width, entry.dtype) == (656, torch.uint8)
+    kv = torch.randn(9, 576, generator=torch.Generator().manual_seed(0))
+    kv[3, :512], kv[4, :512] = 0, kv[4, :512] * 1e4
+    back = entry.decode(entry.encode(kv))
+    # e4m3 has 3 bits behind the point: half a step is 1/16; below 2^-6 of its scale steps are 2^-9.
+    bound = kv[:, :512].abs() / 16 + kv[:, :512].abs().amax(1, keepdim=True) / 448 * 2**-10
+    assert ((back - kv)[:, :512].abs() <= bound).all()
+    assert torch.equal(back[:, 512:], kv[:, 512:].bfloat16().float())
+
+
+def test_an_fp8_cache_is_refused_on_the_cpu_and_for_odd_sizes():
+    model = SimpleNamespace(device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"--kv-cache-dtype fp8: CPUs attend .*; use bf16, or a GPU"):
+        cache_format("fp8", model)
+    with pytest.raises(ValueError, match=r"multiple of 4 values .* not 30 and 8; use --kv-cache-dtype bf16"):
+        KVFormat(30, 8, torch.uint8)

@@ -1,22 +1,52 @@
 """Multi-head latent attention over the paged cache: which kernel computes it, and what surrounds every kernel.
 
-Queries are taken into the latent space (absorbed), attended there, and the result is taken out of it: the same for
-decodes and for prompts. A kernel is a function of the signature of mla_triton.attend.
+Decodes and short extensions are absorbed: queries are taken into the latent space, attended there, and the result is
+taken out of it. Prompts are expanded (mla_expanded.py). Kernels of the absorbed form are modules of this folder with
+    attend(q_latent, q_rope, kv_pages, page_table, seq_len, query_start or None, softmax_scale) -> latent outputs
+    is_installed() -> bool
+    refusal(q_latent, q_rope, kv_pages, query_start or None) -> None, or why it cannot compute these
 """
 
+import functools
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-# Name -> "module:function", the first is used.
-_KERNELS = {"triton": "eprt.ops.cuda.mla_triton:attend"}
+from eprt import env
+from eprt.ops.cuda import mla_expanded
+
+# Name -> (module, how to install it); the first that is installed and does not refuse computes.
+_KERNELS = {
+    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install git+https://github.com/deepseek-ai/FlashMLA"),
+    "triton": ("eprt.ops.cuda.mla_triton", "pip install triton"),
+}
 
 
-def kernel(name: str = "triton") -> Callable[..., Tensor]:
-    module, function = _KERNELS[name].split(":")
-    return getattr(import_module(module), function)
+@functools.cache
+def kernels(wanted: str) -> tuple[ModuleType, ...]:
+    """Those to ask, in order. wanted: EPRT_GPU_ATTENTION. ImportError for one that is wanted by name and missing."""
+    if wanted == "auto":
+        modules = (import_module(module) for module, _ in _KERNELS.values())
+        return tuple(module for module in modules if module.is_installed())
+    module, install = import_module(_KERNELS[wanted][0]), _KERNELS[wanted][1]
+    if not module.is_installed():
+        raise ImportError(f"EPRT_GPU_ATTENTION={wanted}: it is not installed; {install}, or use auto")
+    return (module,)
+
+
+def kernel(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> Callable[..., Tensor]:
+    """attend of the first kernel that takes these. ValueError where the one wanted by name refuses decodes."""
+    if query_start_B1 is not None:
+        return import_module(_KERNELS["triton"][0]).attend
+    wanted, reason = env.get("EPRT_GPU_ATTENTION"), None
+    for module in kernels(wanted):
+        reason = module.refusal(q_latent, q_rope, kv_pages, query_start_B1)
+        if reason is None:
+            return module.attend
+    raise ValueError(f"EPRT_GPU_ATTENTION={wanted}: {reason}; use auto")
 
 
 def mla_decode(
@@ -41,7 +71,10 @@ def mla_extend(
     w_kv_b: Tensor,
     softmax_scale: float,
 ) -> Tensor:
-    return _mla(q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale)
+    """Many new tokens of bfloat16 per request, in expanded form; otherwise absorbed, like decodes."""
+    inputs = q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale
+    expands = q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], seq_len_B.shape[0])
+    return mla_expanded.attend_prompts(*inputs) if expands else _mla(*inputs)
 
 
 def _mla(
@@ -58,7 +91,7 @@ def _mla(
     heads, nope = q_nope_TNC.shape[1:]
     w_NVL = w_kv_b.view(heads, -1, w_kv_b.shape[1])
     q_latent_NTL = torch.bmm(q_nope_TNC.transpose(0, 1), w_NVL[:, :nope])
-    latent_NTL = kernel()(
-        q_latent_NTL.transpose(0, 1), q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, softmax_scale
-    ).transpose(0, 1)
-    return torch.bmm(latent_NTL, w_NVL[:, nope:].transpose(1, 2)).transpose(0, 1)
+    q_latent_TNL = q_latent_NTL.transpose(0, 1)
+    attend = kernel(q_latent_TNL, q_rope_TNR, kv_pages, query_start_B1)
+    latent_TNL = attend(q_latent_TNL, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, softmax_scale)
+    return torch.bmm(latent_TNL.transpose(0, 1), w_NVL[:, nope:].transpose(1, 2)).transpose(0, 1)

@@ -12,11 +12,13 @@ Three kinds of arithmetic, all accumulating in fp32:
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eprt.ops.cuda.quantize import SMALLEST
 from eprt.ops.cuda.silu import silu
@@ -30,35 +32,46 @@ _KIND_NAMES = ("fp8", "same", "fp32")
 
 
 @triton.jit
+def _factors(x_scale_at, w_scale_at, group, inside_M):
+    """Of one block of columns: the product of both scales, per row."""
+    some = tl.max(inside_M.to(tl.int32), 0) > 0
+    return tl.load(x_scale_at + group, mask=inside_M, other=0.0) * tl.load(w_scale_at + group, mask=some, other=0.0)
+
+
+@triton.jit
 def _product(
-    acc, x, x_scale, w, w_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, begin, end,
-    w_stride,
-    KIND: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-    SCALED_W: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
+    acc, x, x_scale, w, w_scale, w_row, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N, K, begin, end,
+    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALED_W: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """acc [N tile, M tile] += W x^T over columns begin..end. column_N: the tile's weight rows, in one scale block."""
-    inside_N = column_N < N
-    step = tl.arange(0, BLOCK_K)
-    w_at = w + column_N[:, None].to(tl.int64) * w_stride + step[None, :]
-    x_at = x + row_M[None, :].to(tl.int64) * x_stride + step[:, None]
-    block_of_N = (tl.min(column_N, 0) // SCALE_BLOCK).to(tl.int64) * w_groups
+    """acc [N tile, M tile] += W x^T over columns begin..end, W being rows w_row.. of w.
+
+    column_N: the tile's rows of W, in one scale block. TMA: x and w are descriptors; what a tile then holds past the
+    end of W or of the expert's rows lands in parts of the result that nobody reads, and past K there are zeros.
+    """
+    first_M, first_N = tl.min(row_M, 0), tl.min(column_N, 0)
+    w_scale_at = w_scale + (first_N // SCALE_BLOCK).to(tl.int64) * w_groups
+    x_scale_at = x_scale + row_M.to(tl.int64) * x_groups
+    if KIND == 0:  # scales come a step ahead: nothing waits for them
+        factor_M = _factors(x_scale_at, w_scale_at, begin // SCALE_BLOCK, row_inside_M)
     for k in range(begin, end, BLOCK_K):
-        if WHOLE_K:
-            w_NK = tl.load(w_at + k, mask=inside_N[:, None], other=0.0)
-            x_KM = tl.load(x_at + k, mask=row_inside_M[None, :], other=0.0)
+        if TMA:
+            w_NK, x_KM = w.load([w_row + first_N, k]), tl.trans(x.load([first_M, k]))
         else:
-            w_NK = tl.load(w_at + k, mask=inside_N[:, None] & (k + step < end)[None, :], other=0.0)
-            x_KM = tl.load(x_at + k, mask=row_inside_M[None, :] & (k + step < end)[:, None], other=0.0)
+            column = k + tl.arange(0, BLOCK_K)
+            w_at = w + (w_row + column_N)[:, None].to(tl.int64) * K + column[None, :]
+            w_NK = tl.load(w_at, mask=(column_N < N)[:, None] & (column < end)[None, :], other=0.0)
+            x_at = x + row_M[None, :].to(tl.int64) * x_stride + column[:, None]
+            x_KM = tl.load(x_at, mask=row_inside_M[None, :] & (column < end)[:, None], other=0.0)
         if KIND == 0:
-            x_scale_M = tl.load(x_scale + row_M.to(tl.int64) * x_groups + k // SCALE_BLOCK, mask=row_inside_M, other=0)
-            factor_M = x_scale_M * tl.load(w_scale + block_of_N + k // SCALE_BLOCK)
+            next_M = _factors(x_scale_at, w_scale_at, (k + BLOCK_K) // SCALE_BLOCK, row_inside_M & (k + BLOCK_K < end))
             acc += tl.dot(w_NK, x_KM) * factor_M[None, :]
+            factor_M = next_M
         elif KIND == 1:
             acc = tl.dot(w_NK, x_KM, acc)
         else:
             w_NK = w_NK.to(tl.float32)
             if SCALED_W:
-                w_NK = w_NK * tl.load(w_scale + block_of_N + k // SCALE_BLOCK)
+                w_NK = w_NK * tl.load(w_scale_at + k // SCALE_BLOCK)
             acc = tl.dot(w_NK, x_KM, acc, input_precision="ieee")
     return acc
 
@@ -70,7 +83,7 @@ def _grouped_gemm(
     scale_rows, num_rows, slot_tiles,
     KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
     SIGNALS: tl.constexpr, SCALED_W: tl.constexpr, SPLIT_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, WHOLE_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. Not GROUPED: all rows are one
     expert's.
@@ -95,21 +108,22 @@ def _grouped_gemm(
         member_M = first + tl.arange(0, BLOCK_M)
         row_inside_M, row_M = member_M < rows, begin + member_M
         column_N = (tile % tiles_N) * BLOCK_N + tl.arange(0, BLOCK_N)
-        matrix = w + storage.to(tl.int64) * (2 if GATED else 1) * N * K
+        w_row = storage * (2 if GATED else 1) * N
         matrix_scale = w_scale + storage.to(tl.int64) * scale_rows * w_groups
         zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         y_NM = _product(
-            zero, x, x_scale, matrix, matrix_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups, N,
-            k_begin, k_end, K, KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
+            zero, x, x_scale, w, matrix_scale, w_row, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups,
+            N, K, k_begin, k_end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA,
         )  # fmt: skip
         if GATED:
             up_scale = matrix_scale + (scale_rows // 2) * w_groups
             up_NM = _product(
-                zero, x, x_scale, matrix + N * K, up_scale, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups,
-                N, k_begin, k_end, K, KIND, BLOCK_N, BLOCK_M, BLOCK_K, SCALED_W, SCALE_BLOCK, WHOLE_K,
+                zero, x, x_scale, w, up_scale, w_row + N, row_M, row_inside_M, column_N, x_stride, x_groups, w_groups,
+                N, K, k_begin, k_end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA,
             )  # fmt: skip
             y_NM = silu(y_NM) * up_NM
         if QUANTISE:  # BLOCK_N is the scale block
+            y_NM = tl.where((column_N < N)[:, None], y_NM, 0.0)
             scale_M = tl.maximum(tl.max(tl.abs(y_NM), 0) / 448.0, SMALLEST)
             at_M = row_M.to(tl.int64) * tiles_N + tile % tiles_N
             tl.store(y_scale + at_M, scale_M, mask=row_inside_M)
@@ -127,11 +141,12 @@ def _grouped_gemm(
 
 
 def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
-    block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64)
+    block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64 if gated else 128)
     if kind == FP32:
         return Tiling(16, 64, 32, 4, 2, 2)
-    block_n, block_k = (128, 128) if kind == FP8 else (128, 64)
-    return Tiling(block_m, block_n, block_k, 8 if gated and block_m > 32 else 4, 4, 2)
+    if kind == SAME:
+        return Tiling(min(block_m, 64), 128, 64, 8 if gated and block_m > 32 else 4, 4, 2)
+    return Tiling(block_m, 64 if block_m > 64 else 128, 128, 4, 4, 3 if rows_per_expert <= 64 else 2)
 
 
 def kind_of(x: Tensor, w: Weight) -> int:
@@ -191,10 +206,11 @@ def grouped_gemm(
         return out_RN, scale_RG
     scaled_w = w.scale is not None
     most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
+    x, matrices, tma = _operands(x_RK, w.data, tiling, kind)
     programs = (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm
     _grouped_gemm[(min(most_tiles, programs), splits)](
-        out_RN, out_RN if scale_RG is None else scale_RG, x_RK, x_RK if x_scale_RG is None else x_scale_RG,
-        w.data, w.scale if scaled_w else w.data, x_RK if recv_count_E is None else recv_count_E,
+        out_RN, out_RN if scale_RG is None else scale_RG, x, x_RK if x_scale_RG is None else x_scale_RG,
+        matrices, w.scale if scaled_w else w.data, x_RK if recv_count_E is None else recv_count_E,
         x_RK if storage_E is None else storage_E, x_RK if signal is None else signal.counter,
         x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
         triton.cdiv(K, BLOCK), N, K, num_experts, triton.cdiv(stored_rows, BLOCK), R,
@@ -202,10 +218,25 @@ def grouped_gemm(
         KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
         HAS_STORAGE=storage_E is not None, SIGNALS=signal is not None, SCALED_W=scaled_w, SPLIT_K=splits > 1,
         EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
-        BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, WHOLE_K=K % tiling.block_k == 0,
+        BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, TMA=tma,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return out_RN, scale_RG
+
+
+def _operands(x_RK: Tensor, w: Tensor, tiling: Tiling, kind: int) -> tuple[Any, Any, bool]:
+    """x and w as the kernel takes them, and whether as descriptors: tiles then come by TMA and need no registers."""
+    aligned = x_RK.stride(0) * x_RK.element_size() % 16 == 0 and w.shape[-1] * w.element_size() % 16 == 0
+    if kind == FP32 or not aligned or (x_RK.data_ptr() | w.data_ptr()) % 16 or not _has_tma(x_RK.device):
+        return x_RK, w, False
+    rows = w.view(-1, w.shape[-1])
+    descriptor = TensorDescriptor.from_tensor
+    block = descriptor(x_RK, [tiling.block_m, tiling.block_k]), descriptor(rows, [tiling.block_n, tiling.block_k])
+    return *block, True
+
+
+def _has_tma(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _choose(device: torch.device, shape: Shape, rows_per_expert: int) -> Tiling:

@@ -11,7 +11,6 @@ from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.weight import BLOCK, Weight
 
 _SHORTEST_SPLIT = 768  # columns
-_FEW_ROWS = 32  # up to which splitting K was faster than cuBLAS, on an H200
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -32,9 +31,13 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
 
 
 def _fp8_linear(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
-    if x_MK.shape[0] > _FEW_ROWS and _cublas_takes(w_NK, out_dtype):
-        return _scaled_mm(x_MK, w_NK)
-    return _split_gemm(x_MK, w_NK, out_dtype)
+    splits = _splits_k(x_MK.shape[0], *w_NK.shape) or not _cublas_takes(w_NK, out_dtype)
+    return _split_gemm(x_MK, w_NK, out_dtype) if splits else _scaled_mm(x_MK, w_NK)
+
+
+def _splits_k(rows: int, n: int, k: int) -> bool:
+    """Where splitting K was faster than cuBLAS on an H200: few rows, or a long K and too few tiles for all SMs."""
+    return rows <= 32 or (k >= 4096 and rows <= (128 if n <= 4096 else 64))
 
 
 def _cublas_takes(w_NK: Weight, out_dtype: torch.dtype) -> bool:
@@ -59,7 +62,7 @@ def _split_gemm(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
     """Few rows: K is split so that every SM reads weights."""
     data_MK, scale_MG = quantize_rows(x_MK)
     (M, K), N = x_MK.shape, w_NK.shape[0]
-    tiling = tiling_of(FP8, M, gated=False)
+    tiling = tiling_of(FP8, min(M, 64), gated=False)
     tiles = triton.cdiv(M, tiling.block_m) * triton.cdiv(N, tiling.block_n)
     splits = max(1, min(2 * count_sms(x_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
     y = grouped_gemm(data_MK, w_NK, x_scale_RG=scale_MG, dtype=out_dtype, tiling=tiling, splits=splits)[0]

@@ -11,17 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.cuda.kv_entry import load_entries
 from eprt.ops.cuda.tiles import find_tile
+from eprt.ops.kv_format import KVFormat
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _rows_of_tile(
-    query_start_B1, num_requests, num_heads, ONE_TOKEN: tl.constexpr, REQUESTS: tl.constexpr, TILE: tl.constexpr
+def rows_of_tile(
+    tile, query_start_B1, num_requests, num_heads, ONE_TOKEN: tl.constexpr, REQUESTS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """(request, its first token, its tokens, first row) of this program's tile. Past the last: num_requests or more."""
-    tile = tl.program_id(0)
+    """(request, its first token, its tokens, first row) of the tile'th tile. Past the last: num_requests or more."""
     if ONE_TOKEN:
         tiles = (num_heads + TILE - 1) // TILE
         request = tile // tiles
@@ -37,28 +38,31 @@ def _rows_of_tile(
 
 
 @triton.jit
-def _add_keys(most, total, acc, score, latent, ACCURATE: tl.constexpr):
+def _add_keys(most, total, acc, score, latent, latent_scale, ACCURATE: tl.constexpr, FP8: tl.constexpr):
     """The running softmax with some keys more. most: largest score so far, total: sum of the weights."""
     larger = tl.maximum(most, tl.max(score, 1))
     base = tl.where(larger == float("-inf"), 0.0, larger)
     weight, fade = tl.exp2(score - base[:, None]), tl.exp2(most - base)
     precision: tl.constexpr = "ieee" if ACCURATE else "tf32"
+    total = total * fade + tl.sum(weight, 1)
+    if FP8:
+        weight = weight * latent_scale[None, :]
     acc = tl.dot(weight.to(latent.dtype), latent, acc * fade[:, None], input_precision=precision)
-    return larger, total * fade + tl.sum(weight, 1), acc
+    return larger, total, acc
 
 
 # What changes from step to step: a value of 1, or a multiple of 16, is no reason to compile once more.
 @triton.jit(do_not_specialize=["num_requests", "table_width", "num_splits", "num_rows"])
 def _attend(
     out, partial, log_sum, q_latent, q_rope, pages, page_table, seq_len_B, query_start_B1, scale,
-    num_requests, num_heads, table_width, latent_size, rope_size, num_splits, num_rows,
+    num_requests, num_heads, table_width, latent_size, rope_size, entry_size, num_splits, num_rows,
     q_token_stride, q_head_stride, r_token_stride, r_head_stride,
     ONE_TOKEN: tl.constexpr, SPLIT: tl.constexpr, ACCURATE: tl.constexpr, REQUESTS: tl.constexpr,
     TILE: tl.constexpr, KEYS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, WHOLE: tl.constexpr,
-    PAGE: tl.constexpr,
+    PAGE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    request, first_token, num_tokens, first = _rows_of_tile(
-        query_start_B1, num_requests, num_heads, ONE_TOKEN, REQUESTS, TILE
+    request, first_token, num_tokens, first = rows_of_tile(
+        tl.program_id(0), query_start_B1, num_requests, num_heads, ONE_TOKEN, REQUESTS, TILE
     )
     if request >= num_requests:
         return
@@ -83,16 +87,17 @@ def _attend(
         position = key + tl.arange(0, KEYS)
         known = position < end
         page = tl.load(page_table + request.to(tl.int64) * table_width + position // PAGE, mask=known, other=0)
-        entry = pages + (page.to(tl.int64) * PAGE + position % PAGE)[:, None] * (latent_size + rope_size)
-        if WHOLE:
-            latent = tl.load(entry + i[None, :], mask=known[:, None], other=0.0)
-        else:
-            latent = tl.load(entry + i[None, :], mask=known[:, None] & (i < latent_size)[None, :], other=0.0)
-        rope = tl.load(entry + latent_size + j[None, :], mask=known[:, None] & (j < rope_size)[None, :], other=0.0)
+        slot = page.to(tl.int64) * PAGE + position % PAGE
+        latent, rope, latent_scale = load_entries(
+            pages, slot, known, i, j, latent_size, rope_size, entry_size, FP8, WHOLE
+        )
+        latent, rope = latent.to(q.dtype), rope.to(q.dtype)
         score = tl.dot(q, tl.trans(latent), input_precision=precision)
+        if FP8:
+            score = score * latent_scale[None, :]
         score = tl.dot(r, tl.trans(rope), score, input_precision=precision) * (scale * _LOG2E)
         score = tl.where((position[None, :] < sees[:, None]) & known[None, :], score, float("-inf"))
-        most, total, acc = _add_keys(most, total, acc, score, latent, ACCURATE)
+        most, total, acc = _add_keys(most, total, acc, score, latent, latent_scale, ACCURATE, FP8)
     total = tl.where(total == 0, 1.0, total)  # rows that saw nothing: 0, with weight 0
     flat = token.to(tl.int64) * num_heads + head
     if SPLIT:
@@ -142,12 +147,14 @@ def attend(
 ) -> Tensor:
     """[T, N, L] of the queries' dtype, contiguous. query_start_B1: None for one token per request.
 
-    Queries and kv_pages have one dtype: bfloat16, whose softmax weights are rounded to it before the second product, or
-    float32, in which nothing is rounded. num_splits: default by the number of tiles, so that all SMs have work.
+    Queries are bfloat16, whose softmax weights are rounded to it before the second product, or float32, in which
+    nothing is rounded; kv_pages of any KVFormat. num_splits: default by the number of tiles, so that all
+    SMs have work.
     """
     T, N, L = q_latent_TNL.shape
-    if kv_pages.dtype != q_latent_TNL.dtype or not kv_pages.is_contiguous() or page_table_BP.stride(-1) != 1:
-        raise ValueError(f"kv_pages is {kv_pages.dtype}, queries {q_latent_TNL.dtype}: same dtype, contiguous pages")
+    entry = KVFormat(L, q_rope_TNR.shape[2], kv_pages.dtype)
+    if kv_pages.shape[2] != entry.width or not kv_pages.is_contiguous() or page_table_BP.stride(-1) != 1:
+        raise ValueError(f"kv_pages is {tuple(kv_pages.shape)}: contiguous [pages, page_size, {entry.width}] is needed")
     out_TNL = q_latent_TNL.new_empty(T, N, L)
     if T == 0:
         return out_TNL
@@ -164,19 +171,27 @@ def attend(
     _attend[(num_tiles, splits)](
         out_TNL, partial, log_sum, q_latent_TNL, q_rope_TNR, kv_pages, page_table_BP, seq_len_B,
         seq_len_B if query_start_B1 is None else query_start_B1, softmax_scale,
-        B, N, page_table_BP.stride(0), L, R, splits, T * N,
+        B, N, page_table_BP.stride(0), L, R, entry.width, splits, T * N,
         q_latent_TNL.stride(0), q_latent_TNL.stride(1), q_rope_TNR.stride(0), q_rope_TNR.stride(1),
         ONE_TOKEN=query_start_B1 is None, SPLIT=splits > 1, ACCURATE=accurate,
         REQUESTS=1 if query_start_B1 is None else max(64, triton.next_power_of_2(B)), TILE=tile,
         KEYS=tiling.keys, LATENT=latent,
-        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, PAGE=kv_pages.shape[1], num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        ROPE=max(16, triton.next_power_of_2(R)), WHOLE=latent == L, PAGE=kv_pages.shape[1], FP8=entry.is_fp8,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     if splits > 1:
         _add_splits[(T * N,)](
             out_TNL, partial, log_sum, T * N, L, splits, SPLITS=triton.next_power_of_2(splits), LATENT=latent
         )
     return out_TNL
+
+
+def is_installed() -> bool:
+    return True
+
+
+def refusal(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> str | None:
+    """None: this kernel takes everything."""
 
 
 def tiling_of(accurate: bool, rows: int) -> Tiling:

@@ -1,0 +1,170 @@
+"""Attention of prompts in expanded form: each head's keys and values are computed from the latents, then attended.
+
+A query and a key then cost nope + rope + value products per head (320 for DeepSeek-V3) where the absorbed form costs
+2 * latent + rope (1088), but each context token has to be expanded for every head first: the form for many new tokens.
+Heads go in groups, so that the expanded context of a group fits in a workspace of bounded size.
+
+L latent, R rotary, C nope, V value sizes; W: room per request in the context, in tokens.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eprt.ops.cuda.kv_entry import load_entries
+from eprt.ops.cuda.mla_triton import rows_of_tile
+from eprt.ops.kv_format import KVFormat
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_WORKSPACE_BYTES = 1 << 29
+_FEWEST_NEW_TOKENS = 192  # per request, on average, from which on expanding pays
+
+
+def pays(num_tokens: int, num_requests: int) -> bool:
+    """Expanding a context token for all heads costs as much as attending it from 170 new tokens saves."""
+    return num_tokens >= _FEWEST_NEW_TOKENS * num_requests
+
+
+@triton.jit
+def _gather_context(
+    latent_out, rope_out, pages, page_table, seq_len_B, width, table_width, latent_size, rope_size, entry_size,
+    FP8: tl.constexpr, TOKENS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """The latents and rotated keys of each request, one after the other; zeros past its length."""
+    request = tl.program_id(1).to(tl.int64)
+    position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    known = position < tl.load(seq_len_B + request)
+    page = tl.load(page_table + request * table_width + position // PAGE, mask=known, other=0)
+    slot = page.to(tl.int64) * PAGE + position % PAGE
+    i, j = tl.arange(0, LATENT), tl.arange(0, ROPE)
+    latent, rope, scale = load_entries(pages, slot, known, i, j, latent_size, rope_size, entry_size, FP8, False)
+    if FP8:
+        latent = latent.to(tl.float32) * scale[:, None]
+    at, inside = request * width + position, position < width
+    mask = inside[:, None] & (i < latent_size)[None, :]
+    tl.store(latent_out + at[:, None] * latent_size + i[None, :], latent.to(latent_out.dtype.element_ty), mask=mask)
+    mask = inside[:, None] & (j < rope_size)[None, :]
+    tl.store(rope_out + at[:, None] * rope_size + j[None, :], rope.to(rope_out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _more_keys(
+    most, total, acc, q, r, kv, rope, key, begin, end, sees, kv_stride, scale, nope, rope_size, value,
+    MASKED: tl.constexpr, KEYS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The running softmax with a tile of keys more. MASKED: some rows do not see all of them."""
+    position = key + tl.arange(0, KEYS)
+    row = (begin + position).to(tl.int64)
+    c, j, v = tl.arange(0, NOPE), tl.arange(0, ROPE), tl.arange(0, VALUE)
+    known = position < end
+    key_at, value_at = kv + row[None, :] * kv_stride + c[:, None], kv + nope + row[:, None] * kv_stride + v[None, :]
+    rope_at = rope + row[None, :] * rope_size + j[:, None]
+    if WHOLE and not MASKED:
+        k, p, x = tl.load(key_at), tl.load(rope_at), tl.load(value_at)
+    else:
+        k = tl.load(key_at, mask=known[None, :] & (c < nope)[:, None], other=0.0)
+        p = tl.load(rope_at, mask=known[None, :] & (j < rope_size)[:, None], other=0.0)
+        x = tl.load(value_at, mask=known[:, None] & (v < value)[None, :], other=0.0)
+    score = tl.dot(r, p, tl.dot(q, k)) * (scale * _LOG2E)
+    if MASKED:
+        score = tl.where((position[None, :] < sees[:, None]) & known[None, :], score, float("-inf"))
+    larger = tl.maximum(most, tl.max(score, 1))
+    base = tl.where(larger == float("-inf"), 0.0, larger) if MASKED else larger
+    weight, fade = tl.exp2(score - base[:, None]), tl.exp2(most - base)
+    acc = tl.dot(weight.to(x.dtype), x, acc * fade[:, None])
+    return larger, total * fade + tl.sum(weight, 1), acc
+
+
+@triton.jit(do_not_specialize=["num_requests", "width", "num_tiles"])
+def _attend_heads(
+    out, q_nope, q_rope, kv, rope, seq_len_B, query_start_B1, scale, num_requests, width, num_tiles,
+    nope, rope_size, value, kv_stride, q_token_stride, q_head_stride, r_token_stride, r_head_stride, out_token_stride,
+    REQUESTS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,
+    VALUE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """One tile of a request's new tokens, one head. The last tiles see most keys and come first."""
+    tile, head = num_tiles - 1 - tl.program_id(0), tl.program_id(1)
+    request, first_token, num_tokens, first = rows_of_tile(tile, query_start_B1, num_requests, 1, False, REQUESTS, TILE)
+    if request >= num_requests:
+        return
+    row = first + tl.arange(0, TILE)
+    inside, token = row < num_tokens, (first_token + row).to(tl.int64)
+    length = tl.load(seq_len_B + request)
+    sees = tl.where(inside, length - num_tokens + row + 1, 0)
+    end = tl.max(sees, 0)
+    seen_by_all = (length - num_tokens + first + 1) // KEYS * KEYS
+    seen_by_all = tl.minimum(seen_by_all, end // KEYS * KEYS)
+    c, j, v = tl.arange(0, NOPE), tl.arange(0, ROPE), tl.arange(0, VALUE)
+    at = q_nope + token[:, None] * q_token_stride + head * q_head_stride + c[None, :]
+    q = tl.load(at, mask=inside[:, None] & (c < nope)[None, :], other=0.0)
+    at = q_rope + token[:, None] * r_token_stride + head * r_head_stride + j[None, :]
+    r = tl.load(at, mask=inside[:, None] & (j < rope_size)[None, :], other=0.0)
+    begin, kv = request * width, kv + head * (nope + value)
+    most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, VALUE], tl.float32)
+    for key in range(0, seen_by_all, KEYS):
+        most, total, acc = _more_keys(
+            most, total, acc, q, r, kv, rope, key, begin, end, sees, kv_stride, scale, nope, rope_size, value,
+            False, KEYS, NOPE, ROPE, VALUE, WHOLE,
+        )  # fmt: skip
+    for key in range(seen_by_all, end, KEYS):
+        most, total, acc = _more_keys(
+            most, total, acc, q, r, kv, rope, key, begin, end, sees, kv_stride, scale, nope, rope_size, value,
+            True, KEYS, NOPE, ROPE, VALUE, WHOLE,
+        )  # fmt: skip
+    result = (acc / tl.where(total == 0, 1.0, total)[:, None]).to(out.dtype.element_ty)
+    mask = inside[:, None] & (v < value)[None, :]
+    tl.store(out + token[:, None] * out_token_stride + head * value + v[None, :], result, mask=mask)
+
+
+def attend_prompts(
+    q_nope_TNC: Tensor,
+    q_rope_TNR: Tensor,
+    kv_pages: Tensor,
+    page_table_BP: Tensor,
+    seq_len_B: Tensor,
+    query_start_B1: Tensor,
+    w_kv_b: Tensor,
+    softmax_scale: float,
+    workspace_bytes: int = _WORKSPACE_BYTES,
+    tile: int = 128,
+    keys: int = 64,
+) -> Tensor:
+    """As mla_extend: [T, N, V]. bfloat16 queries and weight; keys, values and softmax weights are rounded to it."""
+    (T, N, C), R, L, B = q_nope_TNC.shape, q_rope_TNR.shape[2], w_kv_b.shape[1], seq_len_B.shape[0]
+    V, width = w_kv_b.shape[0] // N - C, page_table_BP.shape[1] * kv_pages.shape[1]
+    out_TNV = q_nope_TNC.new_empty(T, N, V)
+    if T == 0:
+        return out_TNV
+    latent_SL, rope_SR = _context(kv_pages, page_table_BP, seq_len_B, KVFormat(L, R, kv_pages.dtype), q_nope_TNC.dtype)
+    group = max(1, min(N, workspace_bytes // (latent_SL.shape[0] * (C + V) * latent_SL.element_size())))
+    num_tiles = triton.cdiv(T, tile) + B
+    blocks = [max(16, triton.next_power_of_2(size)) for size in (C, R, V)]
+    for first in range(0, N, group):
+        heads = min(group, N - first)
+        kv = latent_SL @ w_kv_b[first * (C + V) : (first + heads) * (C + V)].T
+        q, r, out = q_nope_TNC[:, first:], q_rope_TNR[:, first:], out_TNV[:, first:]
+        _attend_heads[(num_tiles, heads)](
+            out, q, r, kv, rope_SR, seq_len_B, query_start_B1, softmax_scale, B, width, num_tiles, C, R, V,
+            kv.stride(0), q.stride(0), q.stride(1), r.stride(0), r.stride(1), out.stride(0),
+            REQUESTS=max(64, triton.next_power_of_2(B)), TILE=tile, KEYS=keys, NOPE=blocks[0], ROPE=blocks[1],
+            VALUE=blocks[2], WHOLE=blocks == [C, R, V], num_warps=8, num_stages=2 if keys > 64 else 3,
+        )  # fmt: skip
+    return out_TNV
+
+
+def _context(
+    kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, entry: KVFormat, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """([B * W, L], [B * W, R]) of the queries' dtype."""
+    B, width, L, R = len(seq_len_B), page_table_BP.shape[1] * kv_pages.shape[1], entry.latent_size, entry.rope_size
+    latent_SL = torch.empty(B * width, L, dtype=dtype, device=kv_pages.device)
+    rope_SR = torch.empty(B * width, R, dtype=dtype, device=kv_pages.device)
+    _gather_context[(triton.cdiv(width, 16), B)](
+        latent_SL, rope_SR, kv_pages, page_table_BP, seq_len_B, width, page_table_BP.stride(0), L, R, entry.width,
+        FP8=entry.is_fp8, TOKENS=16, LATENT=max(16, triton.next_power_of_2(L)), ROPE=max(16, triton.next_power_of_2(R)),
+        PAGE=kv_pages.shape[1],
+    )  # fmt: skip
+    return latent_SL, rope_SR

@@ -1,0 +1,70 @@
+"""KVFormat: how one token's cache entry is stored, its latent and its rotated key.
+
+plain   [latent | rotated key], float32 or bfloat16.
+fp8     bytes (a cache of torch.uint8): the latent in e4m3, the rotated key in bfloat16, one fp32 scale, padding to 16
+        bytes. latent = e4m3 * scale, scale = max|latent| / 448. DeepSeek-V3: 512 + 128 + 4 + 12 = 656 bytes instead of
+        1152. The rotated key keeps its precision: positions live in it. One scale is enough: e4m3 is floating point,
+        so that values 2^15 below the largest still have all their bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FP8_MAX = 448.0
+# So that a latent of zeros divides by something.
+SMALLEST_SCALE = 1e-12
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """latent_size, rope_size: numbers of values. dtype: of the cache tensor, torch.uint8 for fp8."""
+
+    latent_size: int
+    rope_size: int
+    dtype: torch.dtype
+
+    def __post_init__(self):
+        if self.is_fp8 and (self.latent_size % 4 or self.rope_size % 2):
+            raise ValueError(
+                f"an fp8 KV cache needs latents of a multiple of 4 values and rotated keys of a multiple of 2, not "
+                f"{self.latent_size} and {self.rope_size}; use --kv-cache-dtype bf16"
+            )
+
+    @staticmethod
+    def named(name: str, latent_size: int, rope_size: int, model_dtype: torch.dtype) -> "KVFormat":
+        """name: "auto" (the model's dtype), "bf16" or "fp8"."""
+        dtype = {"auto": model_dtype, "bf16": torch.bfloat16, "fp8": torch.uint8}[name]
+        return KVFormat(latent_size, rope_size, dtype)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.dtype == torch.uint8
+
+    @property
+    def width(self) -> int:
+        """Elements of dtype per entry: the last dimension of the cache."""
+        if not self.is_fp8:
+            return self.latent_size + self.rope_size
+        return -(-(self.latent_size + 2 * self.rope_size + 4) // _ALIGNMENT) * _ALIGNMENT
+
+    def encode(self, kv_TD: Tensor) -> Tensor:
+        """[T, width] from plain entries [T, latent + rope]. The slow oracle of the GPU's insertion."""
+        if not self.is_fp8:
+            return kv_TD.to(self.dtype)
+        latent, rope = kv_TD.float().split([self.latent_size, self.rope_size], dim=-1)
+        scale = (latent.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min(SMALLEST_SCALE)
+        parts = ((latent / scale).to(torch.float8_e4m3fn), rope.to(torch.bfloat16), scale)
+        entry = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
+        return torch.nn.functional.pad(entry, (0, self.width - entry.shape[-1]))
+
+    def decode(self, entries: Tensor) -> Tensor:
+        """fp32 [.., latent + rope] from stored entries [.., width]."""
+        if not self.is_fp8:
+            return entries.float()
+        ends = [self.latent_size, self.latent_size + 2 * self.rope_size, self.latent_size + 2 * self.rope_size + 4]
+        latent, rope, scale, _ = entries.contiguous().tensor_split(ends, dim=-1)
+        latent = latent.contiguous().view(torch.float8_e4m3fn).float() * scale.contiguous().view(torch.float32)
+        return torch.cat((latent, rope.contiguous().view(torch.bfloat16).float()), dim=-1)
