@@ -147,7 +147,11 @@ def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
     table = tuning.read("NVIDIA H200", tmp_path)
     assert [tuning.lookup(table, shape, rows) for rows in (1, 8, 9, 64, 500)] == [small, small, large, large, large]
     assert tuning.lookup(table, other, 8) == large and tuning.read("NVIDIA H100", tmp_path) == {}
-    assert tuning.lookup(table, Shape(64, 2048, 7168, "fp8", True), 8) is None
+    # Another number of experts finds the nearest; another size or kind finds nothing.
+    more = {Shape(128, 2048, 7168, "fp8", True): {8: large}, **table}
+    assert [tuning.lookup(more, Shape(n, 2048, 7168, "fp8", True), 8) for n in (64, 100)] == [small, large]
+    assert tuning.lookup(table, Shape(32, 2048, 7168, "same", True), 8) is None
+    assert tuning.lookup(table, Shape(32, 1024, 7168, "fp8", True), 8) is None
     assert tuning.tuned(torch.device("cpu"), shape, 8, tmp_path) is None
     path.write_text('[{"experts": 1}]')
     tuning.read.cache_clear()
