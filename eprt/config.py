@@ -189,6 +189,8 @@ class EngineConfig:
     max_queue: most requests waiting; one more is refused with 429.
     num_speculative_tokens: tokens the checkpoint's MTP layer drafts for each running request and step; 0 for none.
     overlap_schedule: prepare each step while the one before computes (engine/engine.py); None: on GPUs.
+    speculative_acceptance: "exact": tokens are those without drafts, whatever is drafted; or "rejection": more drafts
+    of sampling requests hold, and tokens follow the same distribution but are others (engine/acceptance.py).
     low_latency_max_tokens: steps of at most this many tokens on every rank use the low-latency mode.
     num_redundant_experts: slots of all ranks beyond one per expert, in each MoE layer, for replicas; rounded up so that
     all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
@@ -219,6 +221,7 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     ep_payload: str = "same"
     num_speculative_tokens: int = 0
+    speculative_acceptance: str = "exact"
     overlap_schedule: bool | None = None
     low_latency_max_tokens: int = 64
     num_redundant_experts: int = 0
@@ -263,6 +266,10 @@ class EngineConfig:
             0 <= self.num_speculative_tokens <= most,
             f"--num-speculative-tokens {self.num_speculative_tokens}: must be in 0..{most} "
             f"(--page-size {self.page_size}, --chunk-size {self.chunk_size})",
+        )
+        _require(
+            self.speculative_acceptance in ("exact", "rejection"),
+            f"--speculative-acceptance {self.speculative_acceptance}: must be exact or rejection",
         )
         for name in ("num_redundant_experts", "spare_experts"):
             _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")

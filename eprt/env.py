@@ -61,6 +61,8 @@ TABLE: dict[str, Variable] = {
             str,
             "directory of compiled CUDA kernels, named by the hash of all that decides them",
         ),
+        Variable("EPRT_LAUNCHER_PID", None, _positive_int,
+                 "set by `python -m eprt.serve -n` for its ranks: they stop when this process is gone"),
         Variable("EPRT_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error"),
                  "how much the ranks log to standard error"),
     )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.schedule import Schedule
 from eprt.ep.load import LoadRecorder
@@ -22,10 +23,19 @@ from eprt.layers.batch import ForwardBatch
 
 class Drafter:
     """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer.
-    recorder: of the load of its experts too, None without."""
+    recorder: of the load of its experts too, None without. acceptance: draws the guesses, which are else the likeliest.
+    """
 
-    def __init__(self, model, kv_pages: Tensor, rows: BatchRows, recorder: LoadRecorder | None):
+    def __init__(
+        self,
+        model,
+        kv_pages: Tensor,
+        rows: BatchRows,
+        recorder: LoadRecorder | None,
+        acceptance: Acceptance | None = None,
+    ):
         self.model, self.kv_pages, self.rows, self._recorder = model, kv_pages, rows, recorder
+        self._propose = None if acceptance is None else acceptance.propose
         self.num_drafts = rows.draft_MK.shape[1]
 
     def run(
@@ -89,7 +99,9 @@ class Drafter:
                 batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, step, hidden_SH)
                 hidden_SH = self._draft(hidden_SH, batch)
             if len(row_S):
-                rows.draft_MK[row_S, k] = self.model.logits(hidden_SH).argmax(dim=-1).cpu().numpy()
+                logits_SV = self.model.logits(hidden_SH)
+                token_S = self._propose(logits_SV, row_S, k) if self._propose else logits_SV.argmax(dim=-1)
+                rows.draft_MK[row_S, k] = token_S.cpu().numpy()
                 rows.num_draft_M[row_S] = np.where(rows.can_draft_M[row_S], k + 1, 0)
 
 

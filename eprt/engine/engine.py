@@ -39,7 +39,6 @@ With one rank, or where all ranks add the same requests in the same order (LLM),
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,15 +46,17 @@ from torch import Tensor
 
 from eprt.config import EngineConfig
 from eprt.engine import sampler, step_waits
+from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
+from eprt.engine.in_flight import InFlight
 from eprt.engine.kv_cache import PagePool, allocate_kv_cache, cache_format, num_kv_pages
 from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.request import QueueFullError, Request, RequestLimits
-from eprt.engine.runner import Packed, Runner
+from eprt.engine.runner import Runner
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
@@ -75,20 +76,6 @@ _log = logging.getLogger(__name__)
 _HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, times; offered, progress, room
 # Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
 _USEFUL_CACHE = 4
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A step that has been launched and not settled. sample: None where this rank has no token to choose.
-
-    hidden_TH: what drafts are made from, None without.
-    """
-
-    schedule: Schedule
-    packed: Packed
-    sample: sampler.Sample | None
-    prompt_logprobs: list[list]
-    hidden_TH: Tensor | None
 
 
 class Engine:
@@ -129,7 +116,12 @@ class Engine:
             self.overlap.log()
         self._router: BatchRouter | None = None
         self.recorder, self.migrator = self._watch_experts()
-        self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder) if num_drafts else None
+        self._acceptance = None
+        if num_drafts and config.speculative_acceptance == "rejection":
+            self._acceptance = Acceptance(rows, kv_cache_LPSD.device)
+        self._drafter = None
+        if num_drafts:
+            self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder, self._acceptance)
         self._board = StepBoard(self.group, num_values=_HEADER)
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
@@ -315,6 +307,8 @@ class Engine:
             num_sampled = len(schedule.row_X)
             prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
             extra = {"offset_X": schedule.offset_X, "last_token_M": self.runner.last_token_M}
+            if self._acceptance is not None:
+                extra |= {"draft_X": schedule.draft_X(self._rows), "acceptance": self._acceptance}
             sample = sampler.launch(logits_XV[:num_sampled], schedule.row_X, self._rows, **extra)
             self.runner.remember(packed, sample.token_X)
         if self.recorder is not None:

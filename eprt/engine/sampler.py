@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from eprt.engine import philox
+from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.schedule import SampledTokens
 from eprt.gpu.readback import Snapshot
@@ -60,12 +61,15 @@ def launch(
     *,
     offset_X: np.ndarray | None = None,
     last_token_M: Tensor | None = None,
+    draft_X: np.ndarray | None = None,
+    acceptance: Acceptance | None = None,
 ) -> Sample:
     """Samples one token per row of the batch. Does not wait for the logits.
 
     logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`. offset_X: int64, how many drafted tokens
     lie between the request's last token and the one to sample; default none. last_token_M: int64, on the logits'
-    device, the last tokens of the rows where rows.unknown_M.
+    device, the last tokens of the rows where rows.unknown_M. draft_X: int64, the draft behind each row, -1 for none;
+    acceptance chooses whether it holds where tokens are drawn; without, tokens are those that there are without drafts.
 
     A row whose largest logit is NaN or infinite gives -1.
     """
@@ -81,7 +85,15 @@ def launch(
     drawn = np.flatnonzero(params_X["temperature"])
     if len(drawn):
         (drawn_Y,) = upload([drawn], logits_XV.device)
-        chosen_Y = _draw(logits_XV, drawn, params_X[drawn], position_X[drawn].astype(np.uint64))
+        position_Y = position_X[drawn].astype(np.uint64)
+        u_Y = philox.uniform(params_X["seed"][drawn], params_X["sample_idx"][drawn], position_Y)
+        chosen_Y = _draw(logits_XV, drawn, params_X[drawn], u_Y)
+        if acceptance is not None and draft_X is not None and offset_X is not None:
+            checked = np.flatnonzero(draft_X[drawn] >= 0)
+            at = drawn[checked]
+            checked_Z, at_Z = upload([checked, at], logits_XV.device)
+            drafts = (row_X[at], offset_X[at], draft_X[at], position_Y[checked], u_Y[checked])
+            chosen_Y[checked_Z] = acceptance.decide(logits_XV[at_Z], *drafts)
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
     wanted = [] if logprobs is None else logprobs.of_tokens(token_X)
     return Sample(token_X, Snapshot([token_X, *wanted]), logprobs)
@@ -156,8 +168,7 @@ def _apply_penalties(
     logits_XV[penalised_Y] = x_YV
 
 
-def _draw(logits_XV: Tensor, row_Y: np.ndarray, params_Y: np.ndarray, position_Y: np.ndarray) -> Tensor:
+def _draw(logits_XV: Tensor, row_Y: np.ndarray, params_Y: np.ndarray, u_Y: np.ndarray) -> Tensor:
     """int64 [Y]: one token for each of these rows."""
-    u_Y = philox.uniform(params_Y["seed"], params_Y["sample_idx"], position_Y)
     truncation = {name: params_Y[name] for name in ("temperature", "min_p", "top_k", "top_p")}
     return draw(logits_XV, row_Y, u=u_Y, **truncation)

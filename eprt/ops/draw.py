@@ -60,11 +60,15 @@ def draw_with_torch(logits_XV: Tensor, row_Y: np.ndarray, given: dict[str, np.nd
     for b in (slice(start, start + size) for start in range(0, len(row_Y), size)):
         truncates = bool((given["top_k"][b] > 0).any() or (given["top_p"][b] < 1).any())
         prob_YV = kept_probs(logits_XV[rows_Y[b]], temperature_Y[b], min_p_Y[b], top_k_Y[b], top_p_Y[b], truncates)
-        cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
-        # The first token whose cumulative probability exceeds u: never one of probability 0.
-        chosen_Y1 = torch.searchsorted(cdf_YV, u_Y[b].unsqueeze(1) * cdf_YV[:, -1:], right=True)
-        parts.append(chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1))
+        parts.append(draw_from(prob_YV, u_Y[b]))
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=logits_XV.device)
+
+
+def draw_from(prob_YV: Tensor, u_Y: Tensor) -> Tensor:
+    """int64 [Y]: the first token whose cumulative probability exceeds u times the sum; never one of probability 0."""
+    cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
+    chosen_Y1 = torch.searchsorted(cdf_YV, u_Y.unsqueeze(1) * cdf_YV[:, -1:], right=True)
+    return chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1)
 
 
 def kept_probs(

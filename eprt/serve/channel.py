@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 
+from eprt import env
 from eprt.serve.messages import Hello, ToFrontend, ToRank, Unpacker, pack
 from eprt.serve.options import OptionError
 
@@ -85,7 +86,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket, hello: Hello):
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
-        self._parent = (-1, 0)  # descriptor, pid
+        self._watched: dict[int, str] = {}  # descriptor -> who
+        self._signal_pipe = (-1, -1)
         sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
@@ -102,15 +104,28 @@ class Channel:
         for number in signals:
             signal.signal(number, lambda taken, frame: self.stop_reasons.append(signal.Signals(taken).name))
 
-    def watch_parent(self) -> None:
-        """From now on the end of the process that started this one wakes `receive` and is put down in `stop_reasons`.
-
-        A rank whose mpirun was killed would otherwise serve on, with nobody left who could stop it.
+    def watch_starters(self) -> None:
+        """From now on the end of mpirun, or of the launcher that started it, wakes `receive` and is put down in
+        `stop_reasons`. A rank would otherwise serve on, with nobody left who could stop it.
         """
+        mpirun, launcher = os.getppid(), env.get("EPRT_LAUNCHER_PID")
+        self._watch("mpirun", mpirun)
+        # Elsewhere than on the launcher's host its number is nobody's, or somebody else's.
+        if launcher is not None and _parent_of(mpirun) == launcher:
+            self._watch("the launcher", launcher)
+
+    def _watch(self, who: str, pid: int) -> None:
         # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no number here.
         with contextlib.suppress(OSError, AttributeError):
-            self._parent = (os.pidfd_open(os.getppid()), os.getppid())
-            self._poll.register(self._parent[0], select.POLLIN)
+            fd = os.pidfd_open(pid)
+            self._watched[fd] = f"{who} (pid {pid}) is gone"
+            self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self) -> None:
+        for fd in self._watched:
+            self._poll.unregister(fd)
+            os.close(fd)
+        self._watched.clear()
 
     def send(self, message: ToFrontend) -> None:
         self._unsent += pack(message)
@@ -132,12 +147,13 @@ class Channel:
         events = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         messages: list[ToRank] = []
         for fd, event in events:
-            if fd == self._parent[0]:
-                self._poll.unregister(fd)  # it stays readable
-                self.stop_reasons.append(f"mpirun (pid {self._parent[1]}) is gone")
+            if fd in self._watched:
+                self.stop_reasons.append(self._watched[fd])
+                self._unwatch()  # the other follows, which is no second signal
                 continue
             if fd != self._sock.fileno():
-                os.read(fd, 4096)
+                if fd == self._signal_pipe[0]:
+                    os.read(fd, 4096)
                 continue
             if event & select.POLLOUT:
                 self._flush()
@@ -177,3 +193,11 @@ class Channel:
         except FrontendLostError:
             return True
         return False
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return None

@@ -1,23 +1,26 @@
-"""`python -m eprt.serve -n N`: starts mpirun and stands between it and the signals.
+"""`python -m eprt.serve -n N`: starts mpirun and stands between the ranks and the signals.
 
 mpirun answers SIGTERM and SIGINT by killing the ranks half a second later, with exit status 1, whatever its settings;
-SIGUSR1 it passes on to them. So this process takes SIGTERM and SIGINT, and gives mpirun SIGUSR1: the ranks drain, and
-everything exits 0. A second signal does not wait for the drain.
+SIGUSR1 it passes on to them, but not everywhere: Open MPI 4.1 beside PMIx 5, as in Ubuntu 24.04, notices no signal at
+all. So this process takes SIGTERM and SIGINT and signals the ranks itself: they drain, and everything exits 0. A
+second signal does not wait for the drain, a third kills. So does a server that does not end in time.
 """
 
-import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from eprt import env
 from eprt.serve.channel import bind_http
+from eprt.serve.errors import say
 from eprt.serve.options import OptionError, ServeOptions
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h; it survives exec
+# Beyond the drain: for the ranks to leave together, and for mpirun to notice.
+_LEAVE_S = 60.0
 
 
 def launch(options: ServeOptions, argv: list[str]) -> int:
@@ -25,26 +28,58 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     command = [find_mpirun(), "-n", str(options.num_ranks), sys.executable, "-m", "eprt.serve", *argv]
     # Rank 0 binds for good; trying it here tells of a port in use without mpirun's words about a failed rank.
     bind_http(options.host, options.port).close()
+    environment = {**env.mpi_environment(), "EPRT_LAUNCHER_PID": str(os.getpid())}
     # Its own session: Ctrl-C in a terminal reaches this process only.
-    mpirun = subprocess.Popen(
-        command, env=env.mpi_environment(), start_new_session=True, preexec_fn=_drain_when_launcher_dies
-    )
-    num_taken = 0
+    mpirun = subprocess.Popen(command, env=environment, start_new_session=True)
+    taken_s: list[float] = []
 
     def pass_on(number: int, frame) -> None:
-        nonlocal num_taken
-        num_taken += 1
-        mpirun.send_signal(signal.SIGUSR1 if num_taken == 1 else signal.SIGTERM)
+        taken_s.append(time.monotonic())
+        _end(mpirun, hard=len(taken_s) > 2)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, pass_on)
-    status = mpirun.wait()
+    allowed_s = options.drain_timeout_s + _LEAVE_S
+    while (status := _wait(mpirun, 1.0)) is None:
+        if taken_s and time.monotonic() > taken_s[0] + allowed_s:
+            say(f"eprt: not ended {allowed_s:g} s after it was told to stop: killing the ranks and mpirun")
+            taken_s[0] += _LEAVE_S
+            _end(mpirun, hard=True)
     return status if status >= 0 else 128 - status
 
 
-def _drain_when_launcher_dies() -> None:
-    """Runs in the child that becomes mpirun: SIGKILL leaves the launcher no time to pass anything on."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+def _wait(process: subprocess.Popen, timeout_s: float) -> int | None:
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(mpirun: subprocess.Popen, *, hard: bool) -> None:
+    """Tells the ranks of this host to drain, once more to hurry; or ends everything. Every rank: that is one signal."""
+    ranks = _children(mpirun.pid)
+    for pid in ranks:
+        try:
+            os.kill(pid, signal.SIGKILL if hard else signal.SIGUSR1)
+        except ProcessLookupError:
+            continue
+    if hard:
+        mpirun.kill()
+    elif not ranks:  # all on other hosts
+        mpirun.send_signal(signal.SIGUSR1)
+
+
+def _children(parent: int) -> list[int]:
+    """Processes that mpirun has started here and that serve; not its helpers on the way to other hosts."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            ppid = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if ppid == parent and b"\0eprt.serve\0" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+    return found
 
 
 def find_mpirun() -> str:

@@ -143,8 +143,10 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
         "--kv-cache-gb", type=float, default=defaults["kv_cache_gb"], help="memory of the KV cache, default %(default)s"
     )
     add("--num-speculative-tokens", type=int, default=defaults["num_speculative_tokens"],
-        help="tokens the checkpoint's MTP layer guesses per request and step; never changes an answer, "
-        "default %(default)s")  # fmt: skip
+        help="tokens the checkpoint's MTP layer guesses per request and step, default %(default)s")  # fmt: skip
+    add("--speculative-acceptance", default=defaults["speculative_acceptance"], metavar="HOW",
+        help="exact: guesses never change an answer; rejection: with a temperature more of them hold, answers follow "
+        "the same distribution; default %(default)s")  # fmt: skip
     add(
         "--kv-cache-dtype", choices=("auto", "bf16", "fp8"), default=defaults["kv_cache_dtype"],
         help="auto: the model's; fp8 (GPUs only) holds 1.75 times the tokens",
@@ -272,6 +274,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         kv_cache_dtype=args.kv_cache_dtype,
         page_size=args.page_size,
         num_speculative_tokens=args.num_speculative_tokens,
+        speculative_acceptance=args.speculative_acceptance,
         chunk_size=args.chunk_size,
         max_num_seqs=args.max_num_seqs,
         max_queue=args.max_queue,

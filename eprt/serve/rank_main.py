@@ -39,7 +39,7 @@ def run(options: ServeOptions) -> int:
     try:
         _leave_on_signals(channel)
         if launched_rank is not None:
-            channel.watch_parent()
+            channel.watch_starters()
         worker.serve(options, group, channel)
     except FrontendLostError:
         return _tell_of_lost_frontend(group, frontend)

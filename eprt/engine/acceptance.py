@@ -1,0 +1,82 @@
+"""Rejection sampling of drafts: more of them hold than when each token is drawn as without drafts, and tokens still
+follow the model's distribution.
+
+A draft x is drawn from q, the MTP layer's distribution under the request's temperature and truncation, and holds with
+probability min(1, p(x) / q(x)), where p is the model's; else the token is drawn from max(0, p - q), normalised
+(Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding", arXiv:2211.17192, section 2).
+A token so drawn never equals the draft that did not hold, for p(x) < q(x) there. So the scheduler need not be told: it
+compares as ever.
+
+Each token's randomness comes from the request's seed and the token's place (philox.py), in a stream of its own for the
+draft, for its acceptance, and, where it does not hold, that of a token without draft. A request gives the same tokens
+in each run with the same drafts, but other ones than without drafts; greedy requests give the same in either way.
+Suffixes: Y rows with temperature, V vocabulary, M rows and K drafts of BatchRows.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.engine import philox
+from eprt.engine.batch_rows import BatchRows
+from eprt.gpu.upload import upload
+from eprt.ops.draw import draw_from, kept_probs
+
+# Beyond any sample_idx, which is the stream of tokens that are drawn plainly.
+_DRAFTING, _ACCEPTING = np.uint64(1 << 20), np.uint64(2 << 20)
+
+
+class Acceptance:
+    """The drafts' distributions: fp32 [M, K, V] on the device, of the latest drafts of each row with a temperature."""
+
+    def __init__(self, rows: BatchRows, device: torch.device):
+        self._rows = rows
+        self._prob_MKV = torch.zeros(*rows.draft_MK.shape, rows.vocab_size, device=device)
+
+    def propose(self, logits_SV: Tensor, row_S: np.ndarray, k: int) -> Tensor:
+        """int64 [S]: the k-th draft behind the last token of each of these rows; the likeliest for greedy requests."""
+        rows, token_S = self._rows, logits_SV.argmax(dim=-1)
+        drawn = np.flatnonzero(rows.sampling_M["temperature"][row_S])
+        if len(drawn):
+            row_Y, params_Y = row_S[drawn], rows.sampling_M[row_S[drawn]]
+            position_Y = rows.length_M[row_Y] - rows.num_prompt_M[row_Y] + k
+            u_Y = philox.uniform(params_Y["seed"], params_Y["sample_idx"] + _DRAFTING, position_Y.astype(np.uint64))
+            to_Y, at_Y, on_device_Y = upload([drawn, row_Y, u_Y], logits_SV.device)
+            prob_YV = _distribution(logits_SV[to_Y], params_Y)
+            self._prob_MKV[at_Y, k] = prob_YV
+            token_S[to_Y] = draw_from(prob_YV, on_device_Y)
+        return token_S
+
+    def decide(
+        self,
+        logits_YV: Tensor,
+        row_Y: np.ndarray,
+        offset_Y: np.ndarray,
+        draft_Y: np.ndarray,
+        position_Y: np.ndarray,
+        u_Y: np.ndarray,
+    ) -> Tensor:
+        """int64 [Y]: the drafts where they hold, other tokens where they do not.
+
+        logits_YV: after bias. offset_Y: int64, which of the row's drafts. position_Y: uint64, of the token to choose
+        among the generated. u_Y: float64, what the token would be drawn with if there were no draft.
+        """
+        params_Y = self._rows.sampling_M[row_Y]
+        accept_Y = philox.uniform(params_Y["seed"], params_Y["sample_idx"] + _ACCEPTING, position_Y)
+        arrays = [row_Y, offset_Y, draft_Y, accept_Y, u_Y]
+        at_Y, k_Y, token_Y, bound_Y, redraw_Y = upload(arrays, logits_YV.device)
+        p_YV, q_YV = _distribution(logits_YV, params_Y), self._prob_MKV[at_Y, k_Y]
+        p_Y, q_Y = (prob_YV.gather(1, token_Y.unsqueeze(1)).squeeze(1) for prob_YV in (p_YV, q_YV))
+        rest_YV = (p_YV - q_YV).clamp_(min=0)
+        # Where p and q are equal nothing is left, and no draft fails but by rounding.
+        rest_YV = torch.where(rest_YV.sum(dim=-1, keepdim=True) > 0, rest_YV, p_YV)
+        return torch.where(bound_Y * q_Y < p_Y, token_Y, draw_from(rest_YV, redraw_Y))
+
+
+def _distribution(logits_YV: Tensor, params_Y: np.ndarray) -> Tensor:
+    """What the sampler draws from, summing to 1."""
+    names = ("temperature", "min_p", "top_k", "top_p")
+    temperature_Y, min_p_Y, top_k_Y, top_p_Y = upload([params_Y[name].copy() for name in names], logits_YV.device)
+    truncates = bool((params_Y["top_k"] > 0).any() or (params_Y["top_p"] < 1).any())
+    prob_YV = kept_probs(logits_YV, temperature_Y, min_p_Y, top_k_Y, top_p_Y, truncates)
+    return prob_YV / prob_YV.sum(dim=-1, keepdim=True)
