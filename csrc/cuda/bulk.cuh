@@ -5,8 +5,6 @@
 
 namespace eprt {
 
-constexpr int kSlots = 2;  // pieces of a warp in shared memory: one comes while another leaves
-
 #if __CUDA_ARCH__ >= 900
 EPRT_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
@@ -82,12 +80,14 @@ EPRT_DEVICE void store_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int
   bulk_commit();
 }
 
-// Pieces of a warp in shared memory, used in turn.
+// Pieces of a warp in shared memory, kSlots of them, used in turn.
+template <int kSlots>
 struct Ring {
   uint8_t* slot;   // [kSlots][slot_bytes]
   uint64_t* full;  // [kSlots]
   int slot_bytes;
-  uint32_t issued = 0, taken = 0;
+  int next_load = 0, next_take = 0;
+  uint32_t parity = 0;  // of the slots from next_take on
 
   EPRT_DEVICE Ring(uint8_t* slots, uint64_t* barriers, int slot_bytes, int lane)
       : slot(slots), full(barriers), slot_bytes(slot_bytes) {
@@ -102,7 +102,8 @@ struct Ring {
 
   // Into a slot that nobody reads any more. `from` and `bytes` are multiples of 16, equal in all lanes.
   EPRT_DEVICE void load(const uint8_t* from, int bytes, int lane) {
-    const int i = issued++ % kSlots;
+    const int i = next_load;
+    next_load = i + 1 == kSlots ? 0 : i + 1;
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
       barrier_expect(full + i, bytes);
@@ -110,17 +111,18 @@ struct Ring {
     }
 #else
     for (int at = lane * 16; at < bytes; at += kWarp * 16)
-      *reinterpret_cast<Vec16*>(slot + i * slot_bytes + at) = load_streaming(from + at);
+      *reinterpret_cast<Vec16*>(slot + i * slot_bytes + at) = load_peer_written(from + at);
     __syncwarp();
 #endif
   }
 
   EPRT_DEVICE uint8_t* take() {
-    const int i = taken % kSlots;
+    const int i = next_take;
 #if __CUDA_ARCH__ >= 900
-    barrier_wait(full + i, taken / kSlots & 1);
+    barrier_wait(full + i, parity);
 #endif
-    ++taken;
+    next_take = i + 1 == kSlots ? 0 : i + 1;
+    if (next_take == 0) parity ^= 1;
     return slot + i * slot_bytes;
   }
 };

@@ -1,15 +1,16 @@
 // Normal-mode combine. Send: the rank that ran the experts gives each item back to its owner, one bf16 row, the
 // weighted fp32 sum of the item's rows (EXACT: each row by itself). Receive: the owner sums the rows of a token as they
-// come. Sums are made in registers. What crosses leaves by bulk copies, which tell when they are written: a fence would
-// wait for the plain stores of all warps.
-#include "bulk.cuh"
-#include "normal.cuh"
-#include "rows.cuh"
+// come. Rows come to the multiprocessor by bulk copies and are summed in registers. What crosses leaves by bulk copies,
+// which tell when they are written: a fence would wait for the plain stores of all warps.
+#include "nm_call.cuh"
+#include "sums.cuh"
 
 namespace eprt::normal {
 
-constexpr int kWarps = 15;                      // that move data;
-constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
+constexpr int kWarpBytes = 14336;  // of shared memory, for each warp; eprt/ep/nvlink_normal_grid.py knows
+constexpr int kRowSlots = 2;       // pieces of a warp that sends rows as they are: one comes while another leaves
+constexpr int kSumSlots = kWarpBytes / kSumBytes;  // of one that sums: what comes,
+constexpr int kOutSlots = 1;                       // and, of those, sums on their way out
 
 constexpr int kBiases = 2;
 static_assert(kRanks + kBiases <= kWarp, "a lane stands for a rank, or a bias");
@@ -35,17 +36,15 @@ struct CombineParams {
   int32_t row_bytes;             // 2 H
   int32_t stride;                // of returned rows: row_bytes, and the weights when they are sent
   int32_t phases;
-  int32_t piece_bytes;  // of a row, at most, through shared memory at once; a multiple of 512
+  int32_t piece_bytes;  // of a row that is sent as it is, at most, through shared memory at once; a multiple of 512
   Division division;
 };
 
 struct SharedCombine {
-  WaitBook book;
-  FlagDesk desk[kWarps];
-  uint64_t full[kWarps][kSlots];
-  Summands summands[kWarps];
-  uint32_t epoch;
+  Call call;
+  uint64_t full[kWarps][kSumSlots];
 };
+static_assert(kRowSlots <= kSumSlots);
 
 // ---- send
 // ------------------------------------------------------------------------------------------------------------
@@ -59,16 +58,17 @@ EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int 
   const Context& c = p.context;
   const int count = lane < kRanks ? p.layout.sent[lane * kRanks + c.rank] : 0;
   Owner owner{sum_below(count, lane), count, {}};
-  owner.place = wait_place(c, &shared->book, c.heap.combine_place, shared->epoch, kCombinePlace, lane, count > 0);
+  owner.place =
+      wait_place(c, &shared->call.book, c.heap.combine_place, shared->call.epoch, kCombinePlace, lane, count > 0);
   if (!owner.place.known) owner.num_items = 0;
   return owner;
 }
 
 struct Item {
-  int owner;         // -1: no more
+  int owner = -1;    // -1: no more
   int64_t number;    // among ours
   int returned;      // among its owner's
-  int row = -1;      // lane k: of entry k, or -1
+  int row = -1;      // lane k: of entry k, or -1; a row that is an item: lane 0
   float weight = 0;  // lane k
 };
 
@@ -90,13 +90,14 @@ struct Items {
       Item item{owner};
       item.number = __shfl_sync(kAllLanes, owners.first_item, owner) + position;
       item.returned = int(__shfl_sync(kAllLanes, owners.place.number, owner)) + position;
+      if (!kGrouped && lane == 0) item.row = item.number;
       if (kGrouped && lane < p.top_k) {
         item.row = p.item_row[item.number * p.top_k + lane];
         item.weight = p.item_weight[item.number * p.top_k + lane];
       }
       return item;
     }
-    return {-1};
+    return {};
   }
 };
 
@@ -105,104 +106,113 @@ struct Sender {
   const CombineParams& p;
   const Owner& owners;
   uint32_t epoch;
-  uint8_t* slots;  // [kSlots][piece_bytes]
-  Summands* summands;
+  uint8_t* slots;  // [kWarpBytes]
+  uint64_t* full;
   int lane;
   LateFlags late;
-  uint32_t num_pieces = 0;
 
   EPRT_DEVICE uint8_t* block_of(const Item& item) const {  // where this rank's rows lie at the owner
     return p.context.peer[item.owner] + uint64_t(__shfl_sync(kAllLanes, owners.place.start, item.owner)) * 128;
   }
-
-  EPRT_DEVICE int bytes_of(int piece) const { return min(p.piece_bytes, p.row_bytes - piece * p.piece_bytes); }
 
   EPRT_DEVICE void sent(const Item& item) {
     const Context& c = p.context;
     late.add(lane == 0 ? flag_at(c, c.heap.returned, item.owner, epoch, item.returned) : nullptr, lane);
   }
 
-  // Rows that are items, as they are.
-  EPRT_DEVICE void send_rows(Items items, uint64_t* full) {
+  EPRT_DEVICE int bytes_of(int piece) const { return min(p.piece_bytes, p.row_bytes - piece * p.piece_bytes); }
+
+  // An item's rows as they are: with rows that are items one, exact all of them.
+  EPRT_DEVICE void send_rows(Items items) {
     const int pieces = ceil_div(p.row_bytes, p.piece_bytes);
-    Ring ring(slots, full, p.piece_bytes, lane);
+    Ring<kRowSlots> ring(slots, full, p.piece_bytes, lane);
     Items items_ahead = items;
-    Item ahead = items_ahead.next(p, owners, lane);
+    Item ahead;
+    uint32_t rows_ahead = 0;
     int piece_ahead = 0;
     const auto load_ahead = [&] {
-      if (ahead.owner < 0) return;
-      const uint8_t* from = p.y + ahead.number * p.row_bytes + piece_ahead * p.piece_bytes;
-      ring.load(from, bytes_of(piece_ahead), lane);
-      if (++piece_ahead < pieces) return;
-      piece_ahead = 0;
-      ahead = items_ahead.next(p, owners, lane);
-    };
-    for (int i = 0; i < kSlots; ++i) load_ahead();
-    for (Item item = items.next(p, owners, lane); item.owner >= 0; item = items.next(p, owners, lane)) {
-      uint8_t* to = block_of(item) + int64_t(item.returned) * p.stride;
-      for (int piece = 0; piece < pieces; ++piece) {
-        store_piece(lane == 0 ? to + piece * p.piece_bytes : nullptr, ring.take(), bytes_of(piece), lane);
-        bulk_wait_read<0>();  // the slot may be written again
-        __syncwarp();
-        load_ahead();
+      while (!rows_ahead) {
+        ahead = items_ahead.next(p, owners, lane);
+        if (ahead.owner < 0) return;
+        rows_ahead = __ballot_sync(kAllLanes, ahead.row >= 0);
       }
-      if (p.y_weight && lane < p.top_k)
-        reinterpret_cast<float*>(to + p.row_bytes)[lane] = p.y_weight[item.number * p.top_k + lane];
+      const int64_t row = __shfl_sync(kAllLanes, ahead.row, __ffs(rows_ahead) - 1);
+      ring.load(p.y + row * p.row_bytes + piece_ahead * p.piece_bytes, bytes_of(piece_ahead), lane);
+      if (++piece_ahead == pieces) piece_ahead = 0, rows_ahead &= rows_ahead - 1;
+    };
+    for (int i = 0; i < kRowSlots; ++i) load_ahead();
+    for (Item item = items.next(p, owners, lane); item.owner >= 0; item = items.next(p, owners, lane)) {
+      uint32_t rows = __ballot_sync(kAllLanes, item.row >= 0);
+      if (!rows) bulk_commit();  // late flags count groups: at least one for each item
+      for (; rows; rows &= rows - 1) {
+        uint8_t* to = returned_row(item, __ffs(rows) - 1);
+        for (int piece = 0; piece < pieces; ++piece) {
+          store_piece(lane == 0 ? to + piece * p.piece_bytes : nullptr, ring.take(), bytes_of(piece), lane);
+          bulk_wait_read<0>();  // the slot may be written again
+          __syncwarp();
+          load_ahead();
+        }
+        if (p.y_weight && lane < p.top_k)
+          reinterpret_cast<float*>(to + p.row_bytes)[lane] = p.y_weight[item.number * p.top_k + lane];
+      }
       sent(item);
     }
   }
 
-  // Rows by expert: an item's weighted sum, or, exact, each row by itself.
+  EPRT_DEVICE uint8_t* returned_row(const Item& item, int k) const {
+    const int64_t row = kExact ? int64_t(p.item_token[item.number]) * p.top_k + k : item.returned;
+    return block_of(item) + row * p.stride;
+  }
+
+  EPRT_DEVICE Summands summands_of(const Item& item) const {
+    return {p.y + int64_t(item.row) * p.row_bytes, item.weight, __ballot_sync(kAllLanes, item.row >= 0)};
+  }
+
+  // Rows by expert: an item's weighted sum.
   EPRT_DEVICE void send_sums(Items items) {
+    Feed<kSumSlots - kOutSlots> feed(slots + kOutSlots * kSumBytes, full, p.row_bytes, lane);
     Item item = items.next(p, owners, lane);
+    Summands rows = summands_of(item);
+    feed.begin(rows);
     while (item.owner >= 0) {
-      const Item next = items.next(p, owners, lane);  // its loads are under way while this one is sent
-      uint8_t* block = block_of(item);
-      __syncwarp();
-      summands->row[lane] = p.y + int64_t(item.row) * p.row_bytes;
-      summands->weight[lane] = item.weight;
-      __syncwarp();
-      uint32_t rows = __ballot_sync(kAllLanes, item.row >= 0);
-      if constexpr (!kExact) {
-        send_sum<true>(rows, block + int64_t(item.returned) * p.stride);
-      } else {
-        const int64_t token = p.item_token[item.number];
-        for (; rows; rows &= rows - 1) {
-          const int k = __ffs(rows) - 1;
-          send_sum<false>(1u << k, block + (token * p.top_k + k) * p.stride);
-        }
+      const Item next = items.next(p, owners, lane);
+      bool begun = false;  // with the next one's rows
+      const auto refill = [&] {
+        if (feed.done() && !begun) feed.begin(summands_of(next)), begun = true;
+        feed.load(lane);
+      };
+      refill();
+      uint8_t* to = returned_row(item, 0);
+      for (int at = 0; at < p.row_bytes; at += kSumBytes) {
+        float sum[kSumSteps][8] = {};
+        sum_piece<true>(sum, feed, rows, lane, refill);
+        const int bytes = min(kSumBytes, p.row_bytes - at);
+        uint8_t* slot = slots + at / kSumBytes % kOutSlots * kSumBytes;
+        bulk_wait_read<kOutSlots - 1>();  // what was in the slot has left
+        __syncwarp();
+        put_piece(slot, sum, bytes, lane);
+        bulk_fence();
+        __syncwarp();
+        store_piece(lane == 0 ? to + at : nullptr, slot, bytes, lane);
       }
       sent(item);
       item = next;
-    }
-  }
-
-  template <bool kWeighted>
-  EPRT_DEVICE void send_sum(uint32_t rows, uint8_t* to) {
-    for (int at = 0; at < p.row_bytes; at += p.piece_bytes) {
-      const int end = min(at + p.piece_bytes, p.row_bytes);
-      uint8_t* slot = slots + num_pieces++ % kSlots * p.piece_bytes;
-      bulk_wait_read<kSlots - 1>();  // what was in the slot has left
-      __syncwarp();
-      sum_rows<kWeighted, 2, 4>(*summands, rows, at, end, slot, lane);
-      bulk_fence();
-      __syncwarp();
-      store_piece(lane == 0 ? to + at : nullptr, slot, end - at, lane);
+      rows = summands_of(item);
     }
   }
 };
 
 EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* slots, int lane) {
-  const Share share = share_of<kWarps>(p.division, p.phases, kSend);
+  const Share share = share_of(p.division, p.phases, kSend);
   if (!share.takes_part) return;
   const int warp = threadIdx.x / kWarp;
   const Owner owners = find_owner(p, shared, lane);
   const Items items(p, owners, share, lane);
-  Sender sender{p, owners, shared->epoch, slots, shared->summands + warp, lane, {shared->desk + warp}};
-  if constexpr (kGrouped)
+  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp], lane, {shared->call.desk + warp}};
+  if constexpr (kGrouped && !kExact)
     sender.send_sums(items);
   else
-    sender.send_rows(items, shared->full[warp]);
+    sender.send_rows(items);
   sender.late.close(lane);
 }
 
@@ -228,102 +238,127 @@ EPRT_DEVICE Returned find_returned(const CombineParams& p, int lane) {
   return {sum_below(sent, lane), __shfl_sync(kAllLanes, sum_below(received, lane), rank)};
 }
 
-// bits: the ranks whose rows have come. position: lane r's of the token among those for rank r.
-EPRT_DEVICE void sum_token(const CombineParams& p, Summands* summands, const Returned& returned, int64_t token,
-                           uint32_t bits, int position, int lane) {
-  const Context& c = p.context;
-  const uint8_t* block = c.peer[c.rank] + p.block;
-  const bool in_place = !kGrouped && lane == c.rank;  // see Items
-  const int number = returned.first + position, item = returned.own_first + position;
-  const uint8_t* row = in_place ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride;
-  if (p.out_weight) {
-    const uint8_t* weights =
+// One warp's end. A token's position: lane r's, among those for rank r, or -1.
+struct Receiver {
+  const CombineParams& p;
+  SharedCombine* shared;
+  Returned returned;
+  int lane;
+  bool in_place;  // lane r: what rank r gives back lies in y; see Items
+
+  EPRT_DEVICE int position_of(int token) const {
+    return token < p.num_tokens && lane < kRanks ? p.layout.position[int64_t(token) * kRanks + lane] : -1;
+  }
+
+  EPRT_DEVICE const uint32_t* flag_of(int position) const {
+    const Context& c = p.context;
+    return flag_at(c, c.heap.returned, c.rank, shared->call.epoch, returned.first + max(position, 0));
+  }
+
+  EPRT_DEVICE bool masked() const { return lane < kRanks && load_relaxed(p.context.deadline.mask + lane); }
+
+  // Lane r: whether there is a row of rank r and it has come. Waits for it.
+  EPRT_DEVICE bool wait(int position) const {
+    return position >= 0 && !masked() &&
+           (in_place ||
+            wait_peer(p.context, &shared->call.book, flag_of(position), shared->call.epoch, kCombineRows, lane));
+  }
+
+  // Whether all of a token's rows have come by now.
+  EPRT_DEVICE bool all_here(int position) const {
+    const bool wanted = position >= 0 && !masked();
+    const bool here = in_place || load_acquire_sys(flag_of(position)) == shared->call.epoch;
+    return __all_sync(kAllLanes, position < 0 || (wanted && here));
+  }
+
+  // The weights that came with a token's rows, added up.
+  EPRT_DEVICE void sum_weights(int64_t token, const uint8_t* row, int item, uint32_t came) const {
+    const uint8_t* from =
         in_place ? reinterpret_cast<const uint8_t*>(p.y_weight + int64_t(item) * p.top_k) : row + p.row_bytes;
     float weight = 0.f;
-    for (uint32_t left = bits; left; left &= left - 1) {
-      const uint8_t* from = pointer_of(weights, __ffs(left) - 1);
-      if (lane < p.top_k) weight += __uint_as_float(load_relaxed(reinterpret_cast<const uint32_t*>(from) + lane));
+    for (uint32_t left = came; left; left &= left - 1) {
+      const uint8_t* weights = pointer_of(from, __ffs(left) - 1);
+      if (lane < p.top_k) weight += __uint_as_float(load_relaxed(reinterpret_cast<const uint32_t*>(weights) + lane));
     }
     if (lane < p.top_k) p.out_weight[token * p.top_k + lane] = weight;
   }
-  float weight = 1.f;
-  if constexpr (kExact) {
-    bits = came_by_entry(p, token, bits, lane);
-    row = block + (token * p.top_k + lane) * p.stride;
-    if (lane < p.top_k) weight = p.topk_weight[token * p.top_k + lane];
-  }
-  if (p.bias[0]) {  // biases come first
-    const uint64_t earlier = __shfl_up_sync(kAllLanes, uint64_t(row), kBiases);
-    bits = bits << kBiases | (p.bias[1] ? 3 : 1);
-    row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
-  }
-  __syncwarp();
-  summands->row[lane] = row;
-  summands->weight[lane] = weight;
-  __syncwarp();
-  uint8_t* out = p.out + token * p.row_bytes;
-  sum_rows<kExact, 4, 3>(*summands, bits, 0, p.row_bytes, out, lane);
-}
 
-// A token at a time: with several, the last ones to come would wait for the sums of others.
-EPRT_DEVICE void receive(const CombineParams& p, SharedCombine* shared, int lane) {
-  const Context& c = p.context;
-  const Share share = share_of<kWarps>(p.division, p.phases, kRecv);
+  // came: lane r: rank r's row.
+  EPRT_DEVICE Summands summands_of(int64_t token, int position, bool came) const {
+    const Context& c = p.context;
+    const uint8_t* block = c.peer[c.rank] + p.block;
+    const int number = returned.first + position, item = returned.own_first + position;
+    Summands rows{in_place ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride, 1.f,
+                  __ballot_sync(kAllLanes, came)};
+    if (p.out_weight) sum_weights(token, rows.row, item, rows.lanes);
+    if constexpr (kExact) {
+      rows.lanes = came_by_entry(p, token, rows.lanes, lane);
+      rows.row = block + (token * p.top_k + lane) * p.stride;
+      if (lane < p.top_k) rows.weight = p.topk_weight[token * p.top_k + lane];
+    }
+    if (p.bias[0]) {  // biases come first
+      const uint64_t earlier = __shfl_up_sync(kAllLanes, uint64_t(rows.row), kBiases);
+      rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
+      rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
+    }
+    bulk_fence();  // peers' rows were seen to come by ordinary loads; bulk copies read them
+    return rows;
+  }
+
+  // While a token's rows are summed, those of the next come, if they are here by then.
+  EPRT_DEVICE void sum_tokens(const Share& share, uint8_t* slots, uint64_t* full) {
+    Feed<kSumSlots> feed(slots, full, p.row_bytes, lane);
+    Summands rows, next_rows;
+    bool begun = false;  // with the token's rows; with the next one's
+    int position = position_of(share.index);
+    for (int token = share.index; token < p.num_tokens; token += share.count) {
+      const int next = token + share.count, next_position = position_of(next);
+      if (!begun) feed.begin(rows = summands_of(token, position, wait(position)));
+      begun = false;
+      const auto refill = [&] {
+        if (feed.done() && !begun && next < p.num_tokens && all_here(next_position)) {
+          feed.begin(next_rows = summands_of(next, next_position, next_position >= 0));
+          begun = true;
+        }
+        feed.load(lane);
+      };
+      refill();
+      for (int at = 0; at < p.row_bytes; at += kSumBytes) {
+        float sum[kSumSteps][8] = {};
+        sum_piece<kExact>(sum, feed, rows, lane, refill);
+        put_piece(p.out + int64_t(token) * p.row_bytes + at, sum, min(kSumBytes, p.row_bytes - at), lane);
+      }
+      rows = next_rows, position = next_position;
+    }
+  }
+};
+
+EPRT_DEVICE void receive(const CombineParams& p, SharedCombine* shared, uint8_t* slots, int lane) {
+  const Share share = share_of(p.division, p.phases, kRecv);
   if (!share.takes_part) return;
-  Summands* summands = shared->summands + threadIdx.x / kWarp;
-  const Returned returned = find_returned(p, lane);
-  const bool in_place = !kGrouped && lane == c.rank;
-  const auto position_of = [&](int token) {  // lane r: among the tokens for rank r, or -1
-    return token < p.num_tokens && lane < kRanks ? p.layout.position[int64_t(token) * kRanks + lane] : -1;
-  };
-  int position = position_of(share.index);
-  for (int token = share.index; token < p.num_tokens; token += share.count) {
-    const int next = position_of(token + share.count);
-    const uint32_t* flag = flag_at(c, c.heap.returned, c.rank, shared->epoch, returned.first + max(position, 0));
-    const bool came = position >= 0 && !load_relaxed(c.deadline.mask + lane) &&
-                      (in_place || wait_peer(c, &shared->book, flag, shared->epoch, kCombineRows, lane));
-    sum_token(p, summands, returned, token, __ballot_sync(kAllLanes, came), position, lane);
-    position = next;
-  }
-}
-
-// Block 0: tells everyone where the outputs of this rank's tokens go.
-EPRT_DEVICE void tell_places(const CombineParams& p, uint32_t epoch) {
-  const Context& c = p.context;
-  const int lane = threadIdx.x;
-  if (blockIdx.x != 0 || lane >= kWarp) return;
-  const int first = find_returned(p, lane).first;
-  if (lane < kRanks && !load_relaxed(c.deadline.mask + lane))
-    tell_place(c, c.heap.combine_place, lane, epoch, p.block, first);
+  Receiver receiver{p, shared, find_returned(p, lane), lane, !kGrouped && lane == p.context.rank};
+  receiver.sum_tokens(share, slots, shared->full[threadIdx.x / kWarp]);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
   __shared__ SharedCombine shared;
   const Context& c = p.context;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (threadIdx.x == 0) {
-    if (p.phases & kSend) {
-      shared.epoch = take_ticket(c, kCombineTicket);
-      if (blockIdx.x == 0) p.layout.epoch[1] = shared.epoch;
-      if (kStats && blockIdx.x == 0) *c.stats.compute_ns += global_timer_ns() - *p.layout.received_ns;
-    } else {
-      shared.epoch = p.layout.epoch[1];
-    }
-  }
-  open_book(&shared.book, keeps_book(p.division, p.phases));
-  if (warp < kWarps)
-    shared.desk[warp].state = share_of<kWarps>(p.division, p.phases, kSend).takes_part ? kEmpty : kClosed;
-  __syncthreads();
-  if (p.phases & kSend) tell_places(p, shared.epoch);
-  if (warp == kWarps) {
-    raise_flags<kWarps>(shared.desk, shared.epoch, lane);
-  } else {
-    send(p, &shared, smem + warp * kSlots * p.piece_bytes, lane);
-    receive(p, &shared, lane);
-  }
-  __syncthreads();
-  close_book(c, &shared.book, 1);
+  const int lane = threadIdx.x % kWarp;
+  if (kStats && blockIdx.x == 0 && threadIdx.x == 0 && (p.phases & kSend))
+    *c.stats.compute_ns += global_timer_ns() - *p.layout.received_ns;
+  const auto tell_places = [&] {
+    if (threadIdx.x >= kWarp) return;
+    const int first = find_returned(p, lane).first;
+    if (lane < kRanks && !load_relaxed(c.deadline.mask + lane))
+      tell_place(c, c.heap.combine_place, lane, shared.call.epoch, p.block, first);
+  };
+  const auto move = [&](int warp) {
+    uint8_t* slots = smem + warp * kWarpBytes;
+    send(p, &shared, slots, lane);
+    receive(p, &shared, slots, lane);
+  };
+  run_call(p, kCombine, &shared.call, tell_places, move);
 }
 
 }  // namespace eprt::normal

@@ -1,13 +1,12 @@
 // Normal-mode dispatch. Send: a token goes once to each rank it has experts on, by bulk copies straight to its row
 // there. Receive: the rank waits for its items; grouped, it copies a row to those of the item's other experts.
 #include "bulk.cuh"
-#include "normal.cuh"
+#include "nm_call.cuh"
 #include "rows.cuh"
 
 namespace eprt::normal {
 
-constexpr int kWarps = 15;                      // that move data;
-constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
+constexpr int kSlots = 2;  // pieces of a warp in shared memory: one comes while another leaves
 
 struct DispatchParams {
   Context context;
@@ -37,10 +36,8 @@ struct DispatchParams {
 };
 
 struct SharedDispatch {
-  WaitBook book;
-  FlagDesk desk[kWarps];
+  Call call;
   uint64_t full[kWarps][kSlots];
-  uint32_t epoch;
 };
 
 EPRT_DEVICE int scale_bytes(const DispatchParams& p) { return ceil_div(p.num_scales * 4, 16) * 16; }
@@ -67,7 +64,8 @@ EPRT_DEVICE Destination find_destination(const DispatchParams& p, SharedDispatch
   const Context& c = p.context;
   Destination d;
   const bool wanted = lane < kRanks && p.layout.sent[c.rank * kRanks + lane] > 0;
-  const Place place = wait_place(c, &shared->book, c.heap.dispatch_place, shared->epoch, kDispatchPlace, lane, wanted);
+  const Place place =
+      wait_place(c, &shared->call.book, c.heap.dispatch_place, shared->call.epoch, kDispatchPlace, lane, wanted);
   if (!place.known) return d;
   d.block = c.peer[lane] + uint64_t(place.start) * 128;
   d.capacity = place.number;
@@ -258,10 +256,10 @@ struct Walk {
 // slots: of this warp, kSlots pieces and, for a cast, a token's scales.
 EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* slots, int lane) {
   const Context& c = p.context;
-  const Share share = share_of<kWarps>(p.division, p.phases, kSend);
+  const Share share = share_of(p.division, p.phases, kSend);
   if (!share.takes_part) return;
   const int warp = threadIdx.x / kWarp, pieces = ceil_div(p.x_bytes, p.piece_bytes);
-  Ring ring(slots, shared->full[warp], p.piece_bytes, lane);
+  Ring<kSlots> ring(slots, shared->full[warp], p.piece_bytes, lane);
   uint32_t* const cast = reinterpret_cast<uint32_t*>(slots + kSlots * p.piece_bytes);
   const auto bytes_of = [&](int piece) { return min(p.piece_bytes, p.x_bytes - piece * p.piece_bytes); };
   Walk ahead{share.index};
@@ -277,7 +275,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   read_rows(p, &next, share.index, lane);
   const Destination d = find_destination(p, shared, lane);
   const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
-  LateFlags late{shared->desk + warp};
+  LateFlags late{shared->call.desk + warp};
   for (int token = share.index; token < p.num_tokens; token += share.count) {
     const Route route = find_route(p, d, next, token, first_item, lane);
     next = after;  // what is read now is used one and two tokens later
@@ -301,7 +299,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
       load_ahead();
     }
     if (p.cast) send_scales(p, d, route, cast, token, lane);
-    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->epoch, route.item) : nullptr, lane);
+    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->call.epoch, route.item) : nullptr, lane);
   }
   late.close(lane);
 }
@@ -347,8 +345,9 @@ EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, c
     const int source = unit % kRanks, position = unit / kRanks * kBatch;
     const int count = min(kBatch, __shfl_sync(kAllLanes, items.count, source) - position);
     const int item = __shfl_sync(kAllLanes, items.first, source) + position;
-    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->epoch, item + min(lane, max(count - 1, 0)));
-    const bool arrived = lane < count && wait_peer(c, &shared->book, flag, shared->epoch, kDispatchTokens, source);
+    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->call.epoch, item + min(lane, max(count - 1, 0)));
+    const bool arrived =
+        lane < count && wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source);
     const uint32_t all = __ballot_sync(kAllLanes, arrived);
     int row[kBatch];
 #pragma unroll
@@ -371,9 +370,9 @@ EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, 
     for (int r = 1; r < kRanks; ++r)
       if (__shfl_sync(kAllLanes, items.first, r) <= item) source = r;
     const int position = item - __shfl_sync(kAllLanes, items.first, source);
-    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->epoch, min(item, c.max_items - 1));
+    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->call.epoch, min(item, c.max_items - 1));
     if (position < __shfl_sync(kAllLanes, items.count, source) &&
-        !wait_peer(c, &shared->book, flag, shared->epoch, kDispatchTokens, source))
+        !wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source))
       for (int k = 0; k < p.top_k; ++k) entries[int64_t(item) * p.top_k + k] = -1;
     __syncwarp();
   }
@@ -384,49 +383,30 @@ EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, 
 
 EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, int lane) {
   if (kGrouped) {
-    const Share share = share_of<kWarps>(p.division, p.phases, kRecv);
+    const Share share = share_of(p.division, p.phases, kRecv);
     if (share.takes_part) receive_rows(p, shared, share, lane);
     return;
   }
   // There is little to do, and nothing before others have sent: so warps that send do, when they have sent.
   const int32_t phase = p.phases & kSend ? kSend : kRecv;
-  const Share share = share_of<kWarps>(p.division, phase, phase);
+  const Share share = share_of(p.division, phase, phase);
   if (share.takes_part && p.phases & kRecv) receive_items(p, shared, share, lane);
-}
-
-// Block 0: tells everyone where their rows for this rank go.
-EPRT_DEVICE void tell_places(const DispatchParams& p, uint32_t epoch) {
-  const Context& c = p.context;
-  if (blockIdx.x != 0 || threadIdx.x >= kRanks || load_relaxed(c.deadline.mask + threadIdx.x)) return;
-  tell_place(c, c.heap.dispatch_place, threadIdx.x, epoch, p.block, p.capacity);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
   __shared__ SharedDispatch shared;
   const Context& c = p.context;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (threadIdx.x == 0) {
-    if (p.phases & kSend) {
-      shared.epoch = take_ticket(c, kDispatchTicket);
-      if (blockIdx.x == 0) p.layout.epoch[0] = shared.epoch;
-    } else {
-      shared.epoch = p.layout.epoch[0];
-    }
-  }
-  open_book(&shared.book, keeps_book(p.division, p.phases));
-  if (warp < kWarps)
-    shared.desk[warp].state = share_of<kWarps>(p.division, p.phases, kSend).takes_part ? kEmpty : kClosed;
-  __syncthreads();
-  if (p.phases & kSend) tell_places(p, shared.epoch);
-  if (warp == kWarps) {
-    raise_flags<kWarps>(shared.desk, shared.epoch, lane);
-  } else {
+  const int lane = threadIdx.x % kWarp;
+  const auto tell_places = [&] {
+    if (threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
+      tell_place(c, c.heap.dispatch_place, threadIdx.x, shared.call.epoch, p.block, p.capacity);
+  };
+  const auto move = [&](int warp) {
     send(p, &shared, smem + warp * warp_bytes(p), lane);
     receive(p, &shared, lane);
-  }
-  __syncthreads();
-  close_book(c, &shared.book, 0);
+  };
+  run_call(p, kDispatch, &shared.call, tell_places, move);
   if (kStats && blockIdx.x == p.division.send_blocks && threadIdx.x == 0 && (p.phases & kRecv))
     *p.layout.received_ns = global_timer_ns();
 }

@@ -7,14 +7,12 @@
 // An item is a token received: one per (token, rank it goes to). Items are numbered by (source rank, token). A received
 // row is an item's (`grouped` 0), or one of an item's experts' (`grouped` 1: rows by local slot, then item, then k).
 #pragma once
-#include "flags.cuh"
 #include "waits.cuh"
 
 namespace eprt::normal {
 
 constexpr bool kGrouped = GROUPED, kExact = EXACT;
 constexpr int kMaxTopk = 32;
-constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
 
 // ---- parameters
 // ------------------------------------------------------------------------------------------------------
@@ -28,14 +26,14 @@ struct HeapLayout {
   uint64_t returned;        // u32 [B][max_items]: epoch of the combine whose output is there
 };
 
-enum Ticket : int { kCountTicket, kDispatchTicket, kCombineTicket };
+enum Verb : int { kDispatch, kCombine, kCount };
 
 struct Context {
   uint8_t* peer[kRanks];  // heap bases as mapped here; peer[rank] is our own
   HeapLayout heap;
   Deadline deadline;
   Stats stats;
-  uint64_t* ticket;  // [3]: counts thread blocks of all calls: their epochs, without any host parameter
+  uint64_t* ticket;  // [3], by Verb: counts thread blocks of all calls: their epochs, without any host parameter
   uint32_t* done;    // [1]: thread blocks of a count that are done
   int32_t rank;
   int32_t num_buffers;  // B
@@ -95,14 +93,8 @@ EPRT_DEVICE Fields fields_of(uint64_t capacity, int top_k, int entry_bytes, int 
   return f;
 }
 
-// ---- epochs, places and parts of a warp
+// ---- epochs and places
 // ------------------------------------------------------------------------------
-
-// One thread of each block: the number of this call, from 1.
-EPRT_DEVICE uint32_t take_ticket(const Context& c, Ticket which) {
-  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
-  return uint32_t(fetch_add(c.ticket + which, tickets) / kTicketsPerCall) + 1;
-}
 
 EPRT_DEVICE uint64_t word(uint32_t epoch, uint32_t value) { return uint64_t(epoch) << 32 | value; }
 
@@ -157,38 +149,6 @@ EPRT_DEVICE int sum_below(int value, int lane) {
 EPRT_DEVICE int read_index(const void* from, int bytes, int64_t i, int64_t limit) {
   const int64_t value = bytes == 8 ? static_cast<const int64_t*>(from)[i] : static_cast<const int32_t*>(from)[i];
   return value >= 0 && value < limit ? int(value) : -1;
-}
-
-// How a launch shares its thread blocks and warps between sending and receiving; eprt/ep/nvlink_normal_grid.py chooses.
-struct Division {
-  int32_t
-      send_blocks;  // the first ones only send, the others only receive; 0: in a launch of both every block does both
-  int32_t send_warps;  // of a block that sends; where it receives as well, the other warps do that
-};
-
-struct Share {
-  bool takes_part;
-  int index, count;  // of this warp among those
-};
-
-// Of kWarps warps that move data in every block. Neighbouring numbers lie in different blocks, so that few pieces of
-// work still use all of them.
-template <int kWarps>
-EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t phase) {
-  const int warp = threadIdx.x / kWarp;
-  const bool both = phases == (kSend | kRecv), apart = both && division.send_blocks > 0;
-  const int first_block = apart && phase == kRecv ? division.send_blocks : 0;
-  const int end_block = apart && phase == kSend ? division.send_blocks : gridDim.x;
-  const int first_warp = both && !apart && phase == kRecv ? division.send_warps : 0;
-  const int end_warp = phase == kSend ? division.send_warps : kWarps;
-  const int block = int(blockIdx.x) - first_block, blocks = end_block - first_block;
-  return {bool(phases & phase) && block >= 0 && block < blocks && warp >= first_warp && warp < end_warp,
-          (warp - first_warp) * blocks + block, (end_warp - first_warp) * blocks};
-}
-
-// One thread block keeps the wait book: the first that receives, where that is a phase of its own.
-EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
-  return int(blockIdx.x) == (phases == (kSend | kRecv) ? division.send_blocks : 0);
 }
 
 }  // namespace eprt::normal

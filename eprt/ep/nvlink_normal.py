@@ -38,7 +38,8 @@ from eprt.gpu.symmetric import HostWords, SymmetricMemory
 
 MAX_RANKS, MAX_TOP_K, MAX_SLOTS, MAX_SCALES = 30, 32, 32767, 256
 _COUNT_THREADS = 512
-_STATIC_SHARED_BYTES = 11 << 10  # of a thread block, at most, beside what is asked for at launch
+_AWAKE_S = 0.02  # how long the host looks for counts without sleeping
+_STATIC_SHARED_BYTES = 6 << 10  # of a thread block, at most, beside what is asked for at launch
 
 
 @dataclass(frozen=True)
@@ -189,31 +190,38 @@ class Normal:
                     f"[rank {self.group.rank}/{self.group.size}] dispatch (counts): the GPU has not come to them in "
                     f"{waited:.1f} s; what was launched before them on this stream?"
                 )
-            if waited > 1e-3:
-                time.sleep(2e-5)
+            # The GPU stands still from the counts on until it is told where rows go: a sleep, 70 us with the kernel's
+            # timer slack, only where it has long been busy with other things. sleep(0) lets other threads run.
+            time.sleep(0 if waited < _AWAKE_S else 2e-5)
         return Counts(words[1], words[2], words[3], tuple(words[4 : 4 + num_local_slots]))
 
-    def dispatch(
-        self, routing: Routing, payload: Payload, buffers: LayoutBuffers, block: int, shape: BlockShape, phases: int, *,
+    def prepare_dispatch(
+        self, routing: Routing, payload: Payload, buffers: LayoutBuffers, top_k: int, phases: int, *,
         again: bool = False, fill_tail: bool = False, num_sms: int | None = None,
     ) -> None:  # fmt: skip
-        """Sends tokens and receives them into the block at this offset. again: another batch of the same layout."""
+        """All that launch_dispatch needs but what only the counts tell. top_k: entries that go with a row; again:
+        another batch of the same layout."""
         p, x, scale = self._dispatch.params, payload.x, payload.scale
         p.layout = buffers.pointers()
         p.x, p.scale = x.data_ptr(), _pointer(scale)
         p.scale_row_stride, p.scale_group_stride = (0, 0) if scale is None else scale.stride()
         p.topk_slot, p.topk_weight = _pointer(routing.topk_slot), _pointer(routing.topk_weight)
         p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
-        p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, shape.top_k, routing.num_slots
-        p.block, p.capacity, p.chunk_tokens = block, shape.capacity, routing.chunks.tokens
+        p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, top_k, routing.num_slots
+        p.chunk_tokens = routing.chunks.tokens
         p.x_bytes, p.row_bytes, p.num_scales = x.shape[1] * x.element_size(), payload.row_bytes, payload.num_scales
         p.cast, p.again, p.fill_tail, p.phases = payload.cast, again, fill_tail, phases
-        grid = dispatch_grid(
-            self.group.size, shape.top_k, grouped=self._grouped, phases=phases, x_bytes=p.x_bytes,
+        self._dispatch_grid = dispatch_grid(
+            self.group.size, top_k, grouped=self._grouped, phases=phases, x_bytes=p.x_bytes,
             cast_scales=payload.num_scales if payload.cast else 0, shared_bytes=self._shared_bytes,
             num_sms=num_sms or self.num_sms,
         )  # fmt: skip
-        self._launch(self._dispatch, grid)
+
+    def launch_dispatch(self, block: int, capacity: int) -> None:
+        """Sends tokens as prepared, and receives others into the block at this offset, which holds so many rows."""
+        p = self._dispatch.params
+        p.block, p.capacity = block, capacity
+        self._launch(self._dispatch, self._dispatch_grid)
 
     def combine_send(
         self, y: Tensor, buffers: LayoutBuffers, returned: int, *, block: int | None = None,
@@ -271,7 +279,7 @@ class Normal:
         self._launch(self._combine, grid)
 
     def _launch(self, launch: Launch, grid: Grid) -> None:
-        launch.params.division = Division(grid.send_blocks, grid.send_warps)
+        launch.params.division = Division(grid.send_blocks, grid.send_warps, grid.recv_warps)
         launch.params.piece_bytes = grid.piece_bytes
         launch(grid.blocks, self._stream())
 

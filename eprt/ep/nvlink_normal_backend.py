@@ -60,7 +60,7 @@ class NvlinkNormalBackend(NvlinkBackend):
         config = self.config
         scales = -(-config.hidden_size // 128)
         return (
-            ("ranks", self.group.size, MAX_RANKS, "use fewer ranks"),
+            ("ranks in normal mode", self.group.size, MAX_RANKS, "use fewer ranks"),
             ("top_k", config.top_k, MAX_TOP_K, "use fewer experts per token"),
             ("num_slots", config.num_slots, MAX_SLOTS, "use fewer"),
             ("scales per token", scales, MAX_SCALES, "use a smaller hidden size"),
@@ -132,7 +132,8 @@ class NvlinkNormalBackend(NvlinkBackend):
                 num_rounds=state.num_rounds,
             )  # fmt: skip
         payload = Payload(state.x_TH, cast=self.config.payload == "fp8")
-        self.kernels.dispatch(self._routings[i], payload, flight.buffers, flight.block, self._block_shape, phases)
+        self.kernels.prepare_dispatch(self._routings[i], payload, flight.buffers, self.config.top_k, phases)
+        self.kernels.launch_dispatch(flight.block, self._block_shape.capacity)
 
     def _received(self, handle: DispatchHandle) -> Received:
         i = handle.epoch % self.config.num_buffers

@@ -23,13 +23,14 @@ SM_GB_S = {
     "dispatch by expert": 38.0,  # and with every token the rows of all its experts
     "fan out": 78.0,  # a row to those of the token's other experts
     "return rows": 80.0,
-    "return sums": 38.0,  # weighted sums of an expert's rows
-    "sum": 54.0,  # of what came back
+    "return sums": 75.0,  # weighted sums of an expert's rows
+    "sum": 80.0,  # of what came back
 }
 MARGIN = 1.25  # for uneven routing, beginnings and ends
 MAX_SMS = 24
 DISPATCH_WARPS, COMBINE_WARPS = 15, 15  # of a thread block, that move rows; one more raises flags
 _SLOTS = 2  # pieces of a warp in shared memory
+_COMBINE_WARP_BYTES = 14336  # kWarpBytes of nm_combine.cu
 _MOST_PIECE_BYTES = 16384
 _MOST_CAST_BYTES = 8192  # smaller pieces, more warps, where they also compute
 _USUAL_TOP_K = 8  # where tokens come with ranks, not with experts
@@ -38,11 +39,13 @@ _USUAL_TOP_K = 8  # where tokens come with ranks, not with experts
 @dataclass(frozen=True)
 class Grid:
     """blocks: thread blocks. send_blocks: the first ones only send, the others only receive; 0: no such division.
-    send_warps: of a block that sends. piece_bytes: of a row, through shared memory at once."""
+    send_warps, recv_warps: of a block that sends, or receives; as in nm_call.cuh. piece_bytes: of a row, through shared
+    memory at once."""
 
     blocks: int
     send_blocks: int
     send_warps: int
+    recv_warps: int
     piece_bytes: int
 
 
@@ -92,29 +95,26 @@ def dispatch_grid(
     a thread block."""
     both = grouped and phases == SEND | RECV  # of rows that are items, receiving is no work
     piece_bytes = _piece_bytes(x_bytes, _MOST_CAST_BYTES if cast_scales else _MOST_PIECE_BYTES)
-    scale_bytes = _align(cast_scales * 4, 128)
-    warps = shared_bytes // (_SLOTS * piece_bytes + scale_bytes)
+    senders = shared_bytes // (_SLOTS * piece_bytes + _align(cast_scales * 4, 128))
     work = dispatch_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
-    return _grid(work, num_sms or work.blocks(), both, DISPATCH_WARPS, warps, piece_bytes)
+    return _grid(work, num_sms or work.blocks(), both, DISPATCH_WARPS, senders, piece_bytes)
 
 
 @functools.cache
 def combine_grid(
     num_ranks: int, top_k: int, *, grouped: bool, phases: int, row_bytes: int, shared_bytes: int, num_sms: int | None
 ) -> Grid:
-    # Sums keep no bytes on their way in, so that small pieces do, and all warps may send.
-    most = shared_bytes // (_SLOTS * COMBINE_WARPS) // 512 * 512 if grouped else _MOST_CAST_BYTES
-    piece_bytes = _piece_bytes(row_bytes, most)
+    warps = min(shared_bytes // _COMBINE_WARP_BYTES, COMBINE_WARPS)
     work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
-    warps = shared_bytes // (_SLOTS * piece_bytes)
-    return _grid(work, num_sms or work.blocks(), phases == SEND | RECV, COMBINE_WARPS, warps, piece_bytes)
+    piece_bytes = _piece_bytes(row_bytes, _COMBINE_WARP_BYTES // _SLOTS)
+    return _grid(work, num_sms or work.blocks(), phases == SEND | RECV, warps, warps, piece_bytes)
 
 
 def _grid(work: Work, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:
     """warps: of a block; senders: those that shared memory suffices for."""
     send_blocks = _send_blocks(work, blocks) if both else 0
     in_turn = both and not send_blocks  # every block sends and receives
-    return Grid(blocks, send_blocks, min(warps // 2 if in_turn else warps, senders), piece_bytes)
+    return Grid(blocks, send_blocks, min(warps // 2 if in_turn else warps, senders), warps, piece_bytes)
 
 
 def _send_blocks(work: Work, blocks: int) -> int:

@@ -141,7 +141,7 @@ Layout = struct(
     *fields_of_type(_POINTER, "epoch sent base chunk_first rank_index slot_index position slot_rows received_ns"),
 )
 
-Division = struct("Division", *fields_of_type(_INT32, "send_blocks send_warps"))
+Division = struct("Division", *fields_of_type(_INT32, "send_blocks send_warps recv_warps"))
 
 
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:

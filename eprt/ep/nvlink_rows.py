@@ -8,7 +8,7 @@ T tokens of this rank, N rows received, H hidden, K top-k, R ranks, S experts of
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -99,7 +99,10 @@ class RowExchange:
         self.group, self._size_name = group, size_name
         self._where = f"[rank {group.rank}/{group.size}]"
         if group.size > MAX_RANKS:
-            self._fail(f"{group.size} ranks: at most {MAX_RANKS}")
+            self._fail(
+                f"{group.size} ranks: normal mode has at most {MAX_RANKS} (a lane of a warp for each, and for two "
+                "biases); use fewer ranks"
+            )
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
         shape = HeapShape(group.size, _MAX_EXPERTS // group.size * group.size, max_items, 1)
         self.kernels = Normal(group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, stats=stats)
@@ -145,25 +148,20 @@ class RowExchange:
         self._raise_failure()
         buffers = LayoutBuffers.new(T, routing.top_k, num_experts, R, routing.chunks.count)
         ticket = self.kernels.count(routing, buffers, self._host, num_sms=num_sms)
-        rows_of_expert: list[int] = []
-        capacity = num_worst_rows
+        # All that is known before the counts is done while the GPU finds them.
+        self.kernels.prepare_dispatch(
+            routing, payload, buffers, routing.top_k, SEND | RECV, fill_tail=num_worst_rows > 0, num_sms=num_sms
+        )
+        capacity, in_expert = num_worst_rows, ()
         if not num_worst_rows:
             counts = self.kernels.wait_counts(self._host, ticket, num_experts // R)
             self._raise_failure()
-            capacity = counts.rows
-            in_expert = counts.slot_rows[: num_experts // R]
-            rows_of_expert = [-(-rows // expert_alignment) * expert_alignment for rows in in_expert]
+            capacity, in_expert = counts.rows, counts.slot_rows
         if capacity > self.kernels.shape.max_items:
             self._fail(f"dispatch: {capacity} rows are more than {self._size_name} allows for; make it larger")
         shape = BlockShape(capacity, routing.top_k, payload.row_bytes, payload.num_scales, grouped=False)
-
-        def launch(block: Block, shape: BlockShape) -> None:
-            self.kernels.dispatch(
-                routing, payload, buffers, block.offset, shape, SEND | RECV, fill_tail=num_worst_rows > 0,
-                num_sms=num_sms,
-            )  # fmt: skip
-
-        block = self._dispatch_into(shape, launch)
+        block = self._dispatch_into(shape)
+        rows_of_expert = [-(-rows // expert_alignment) * expert_alignment for rows in in_expert]
         received = self._received(payload, routing, buffers, block, shape, rows_of_expert)
         returned = T * min(routing.top_k or R, R) * returned_stride(x_TH.shape[1], routing.top_k)
         return self._kept(received, returned)
@@ -177,13 +175,10 @@ class RowExchange:
             self._fail(f"dispatch: {x_TH.shape[0]} tokens, but the handle's layout has {handle.num_tokens}")
         self._raise_failure()
         shape = BlockShape(handle.num_rows, 0, payload.row_bytes, payload.num_scales, grouped=False)
-
-        def launch(block: Block, shape: BlockShape) -> None:
-            self.kernels.dispatch(
-                handle.routing, payload, handle.buffers, block.offset, shape, SEND | RECV, again=True, num_sms=num_sms
-            )
-
-        x_NH, scale_NG = self._rows(payload, self._dispatch_into(shape, launch), shape)
+        self.kernels.prepare_dispatch(
+            handle.routing, payload, handle.buffers, 0, SEND | RECV, again=True, num_sms=num_sms
+        )
+        x_NH, scale_NG = self._rows(payload, self._dispatch_into(shape), shape)
         return (x_NH, scale_NG) if self._may_stay() else (x_NH.clone(), _clone(scale_NG))
 
     def combine(
@@ -255,15 +250,16 @@ class RowExchange:
         scale_NG = view(block.offset + fields["scale"], (rows, shape.scale_words), payload.scale.dtype, block)
         return x_NH, scale_NG[:, : shape.num_scales]
 
-    def _dispatch_into(self, shape: BlockShape, launch: Callable[[Block, BlockShape], None]) -> Block:
+    def _dispatch_into(self, shape: BlockShape) -> Block:
+        """Launches the dispatch that has been prepared."""
         try:
             block = self._take(shape.num_bytes, f"{shape.capacity} received rows")
         except ValueError:
             # Peers wait to hear where their rows go. No room at all: they are told so and go on.
             nowhere = replace(shape, capacity=0)
-            launch(self._take(nowhere.num_bytes, "nothing"), nowhere)
+            self.kernels.launch_dispatch(self._take(nowhere.num_bytes, "nothing").offset, 0)
             raise
-        launch(block, shape)
+        self.kernels.launch_dispatch(block.offset, shape.capacity)
         return block
 
     def _take(self, num_bytes: int, what: str) -> Block:

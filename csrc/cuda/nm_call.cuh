@@ -1,0 +1,78 @@
+// How a launch of nm_dispatch.cu or nm_combine.cu runs: its epoch, who sends and who receives, a warp for the flags.
+#pragma once
+#include "flags.cuh"
+#include "normal.cuh"
+
+namespace eprt::normal {
+
+constexpr int kWarps = 15;                      // that move data, at most;
+constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
+constexpr uint64_t kTicketsPerCall = 1024;      // more than thread blocks in a launch, whatever their number
+
+// How a launch shares its thread blocks and warps between sending and receiving; eprt/ep/nvlink_normal_grid.py chooses.
+struct Division {
+  int32_t
+      send_blocks;  // the first ones only send, the others only receive; 0: in a launch of both every block does both
+  int32_t send_warps;  // of a block that sends; where it receives as well, the other warps do that
+  int32_t recv_warps;  // of a block that receives; where it sends as well, the last send_warps of them less
+};
+
+struct Call {  // in shared memory
+  WaitBook book;
+  FlagDesk desk[kWarps];
+  uint32_t epoch;
+};
+
+struct Share {
+  bool takes_part;
+  int index, count;  // of this warp among those
+};
+
+// Neighbouring numbers lie in different blocks, so that few pieces of work still use all of them.
+EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t phase) {
+  const int warp = threadIdx.x / kWarp;
+  const bool both = phases == (kSend | kRecv), apart = both && division.send_blocks > 0;
+  const int first_block = apart && phase == kRecv ? division.send_blocks : 0;
+  const int end_block = apart && phase == kSend ? division.send_blocks : gridDim.x;
+  const int first_warp = both && !apart && phase == kRecv ? division.send_warps : 0;
+  const int end_warp = phase == kSend ? division.send_warps : division.recv_warps;
+  const int block = int(blockIdx.x) - first_block, blocks = end_block - first_block;
+  return {bool(phases & phase) && block >= 0 && block < blocks && warp >= first_warp && warp < end_warp,
+          (warp - first_warp) * blocks + block, (end_warp - first_warp) * blocks};
+}
+
+// One thread block keeps the wait book: the first that receives, where that is a phase of its own.
+EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
+  return int(blockIdx.x) == (phases == (kSend | kRecv) ? division.send_blocks : 0);
+}
+
+// One thread of each block: the number of this call, from 1.
+EPRT_DEVICE uint32_t take_ticket(const Context& c, Verb verb) {
+  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
+  return uint32_t(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall) + 1;
+}
+
+// The whole of a launch. tell_places(): tells everyone where what they send belongs; before all else, as others wait
+// for it. move(warp): what the warps that move data do.
+template <class Params, class Tell, class Move>
+EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_places, Move move) {
+  const Context& c = p.context;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const bool sends = p.phases & kSend;
+  if (threadIdx.x == 0) {
+    call->epoch = sends ? take_ticket(c, verb) : p.layout.epoch[verb];
+    if (sends && blockIdx.x == 0) p.layout.epoch[verb] = call->epoch;
+  }
+  open_book(&call->book, keeps_book(p.division, p.phases));
+  if (warp < kWarps) call->desk[warp].state = share_of(p.division, p.phases, kSend).takes_part ? kEmpty : kClosed;
+  __syncthreads();
+  if (sends && blockIdx.x == 0) tell_places();
+  if (warp == kWarps)
+    raise_flags<kWarps>(call->desk, call->epoch, lane);
+  else
+    move(warp);
+  __syncthreads();
+  close_book(c, &call->book, verb);
+}
+
+}  // namespace eprt::normal
