@@ -54,15 +54,18 @@ EPRT_DEVICE void bulk_wait_written() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Orders what this thread wrote or saw with ordinary accesses before bulk copies of the same bytes.
-EPRT_DEVICE void bulk_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Orders what this thread wrote to shared memory, or had seen written there, before bulk copies of the same bytes.
+EPRT_DEVICE void bulk_fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for global memory.
+EPRT_DEVICE void bulk_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 #else
 EPRT_DEVICE void bulk_commit() {}
 template <int N>
 EPRT_DEVICE void bulk_wait_read() {}
 template <int N>
 EPRT_DEVICE void bulk_wait_written() {}
-EPRT_DEVICE void bulk_fence() { __syncwarp(); }
+EPRT_DEVICE void bulk_fence_shared() { __syncwarp(); }
+EPRT_DEVICE void bulk_fence_global() {}
 #endif
 
 // A piece in shared memory to the places of all lanes that have one; a group of its own.
@@ -94,7 +97,7 @@ struct Ring {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
       for (int i = 0; i < kSlots; ++i) barrier_init(full + i);
-      bulk_fence();
+      bulk_fence_shared();
     }
     __syncwarp();
 #endif
@@ -127,18 +130,34 @@ struct Ring {
   }
 };
 
-// Flags of the last rows, handed in when the copies of a row two rows later have been issued and their own are written:
-// so the warp goes on while copies are on their way.
+// Until all groups but so many of the last, or fewer, are written.
+EPRT_DEVICE void bulk_wait_all_but(int groups) {
+  if (groups >= 16)
+    bulk_wait_written<16>();
+  else if (groups >= 8)
+    bulk_wait_written<8>();
+  else if (groups >= 4)
+    bulk_wait_written<4>();
+  else if (groups >= 2)
+    bulk_wait_written<2>();
+  else
+    bulk_wait_written<0>();
+}
+
+// Flags of the last rows, handed in when the copies of two rows more have been issued and their own are written: so the
+// warp goes on while copies are on their way.
 struct LateFlags {
   FlagDesk* desk;
   uint32_t* flag[2] = {};
+  int last_groups = 0;  // of the row before
 
-  // After the commit of the copies that the flag announces.
-  EPRT_DEVICE void add(uint32_t* next, int lane) {
-    bulk_wait_written<2>();
+  // After the commit of the copies that the flag announces, in so many groups.
+  EPRT_DEVICE void add(uint32_t* next, int groups, int lane) {
+    bulk_wait_all_but(last_groups + groups);
     hand_in(desk, flag[0], lane);
     flag[0] = flag[1];
     flag[1] = next;
+    last_groups = groups;
   }
 
   EPRT_DEVICE void close(int lane) {

@@ -11,10 +11,10 @@ constexpr uint64_t kTicketsPerCall = 1024;      // more than thread blocks in a 
 
 // How a launch shares its thread blocks and warps between sending and receiving; eprt/ep/nvlink_normal_grid.py chooses.
 struct Division {
-  int32_t
-      send_blocks;  // the first ones only send, the others only receive; 0: in a launch of both every block does both
-  int32_t send_warps;  // of a block that sends; where it receives as well, the other warps do that
-  int32_t recv_warps;  // of a block that receives; where it sends as well, the last send_warps of them less
+  // In a launch of both the first ones only send, the others only receive; 0: every block does both.
+  int32_t send_blocks;
+  int32_t send_warps;  // of a block that sends, its first ones
+  int32_t recv_warps;  // of a block that receives; where it sends as well, the send_warps less
 };
 
 struct Call {  // in shared memory
@@ -40,6 +40,33 @@ EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t pha
   return {bool(phases & phase) && block >= 0 && block < blocks && warp >= first_warp && warp < end_warp,
           (warp - first_warp) * blocks + block, (end_warp - first_warp) * blocks};
 }
+
+// Numbers of a warp's work, of a launch's: the first ones fixed, then whichever comes next, so that multiprocessors to
+// which the link gives less do less. A number is asked for long before it is needed. (Where rows go does not depend on
+// who sends them.)
+struct Turns {
+  static constexpr int kKnown = 3;
+
+  int number[kKnown];  // this one, and the next two
+  uint32_t* taken;
+  int share_count, asked;
+
+  EPRT_DEVICE Turns(const Context& c, Verb verb, const Share& share)
+      : taken(c.taken + verb), share_count(share.count), asked(share.index + kKnown * share.count) {
+#pragma unroll
+    for (int i = 0; i < kKnown; ++i) number[i] = share.index + i * share.count;
+  }
+
+  // i from 1. Named one by one, so that they stay in registers.
+  EPRT_DEVICE int after(int i) const { return i == 1 ? number[1] : number[2]; }
+
+  EPRT_DEVICE void step(int lane) {
+#pragma unroll
+    for (int i = 0; i + 1 < kKnown; ++i) number[i] = number[i + 1];
+    number[kKnown - 1] = __shfl_sync(kAllLanes, asked, 0);
+    if (lane == 0) asked = (kKnown + 1) * share_count + int(atomicAdd(taken, 1u));
+  }
+};
 
 // One thread block keeps the wait book: the first that receives, where that is a phase of its own.
 EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
@@ -73,6 +100,7 @@ EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_plac
     move(warp);
   __syncthreads();
   close_book(c, &call->book, verb);
+  if (threadIdx.x == 0 && atomicAdd(c.done + verb, 1u) == gridDim.x - 1) c.done[verb] = c.taken[verb] = 0;
 }
 
 }  // namespace eprt::normal

@@ -10,7 +10,8 @@ namespace eprt::normal {
 constexpr int kWarpBytes = 14336;  // of shared memory, for each warp; eprt/ep/nvlink_normal_grid.py knows
 constexpr int kRowSlots = 2;       // pieces of a warp that sends rows as they are: one comes while another leaves
 constexpr int kSumSlots = kWarpBytes / kSumBytes;  // of one that sums: what comes,
-constexpr int kOutSlots = 1;                       // and, of those, sums on their way out
+constexpr int kOutSlots = 1;                       // some of them, when they cross: sums on their way out
+constexpr int kFeedSlots = kSumSlots - kOutSlots;
 
 constexpr int kBiases = 2;
 static_assert(kRanks + kBiases <= kWarp, "a lane stands for a rank, or a bias");
@@ -44,7 +45,7 @@ struct SharedCombine {
   Call call;
   uint64_t full[kWarps][kSumSlots];
 };
-static_assert(kRowSlots <= kSumSlots);
+static_assert(kRowSlots <= kSumSlots && kOutSlots < kSumSlots);
 
 // ---- send
 // ------------------------------------------------------------------------------------------------------------
@@ -65,39 +66,39 @@ EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int 
 }
 
 struct Item {
-  int owner = -1;    // -1: no more
+  int owner = -1;    // -1: there is none
   int64_t number;    // among ours
   int returned;      // among its owner's
   int row = -1;      // lane k: of entry k, or -1; a row that is an item: lane 0
   float weight = 0;  // lane k
 };
 
-// A warp's items. Owners take turns, beginning after this rank, so that not every rank sends to rank 0 first. Rows that
-// are items and our own stay where they are: the receiving warps read them there.
+// The items that this rank gives back, in the order in which warps take them. Owners take turns, beginning after this
+// rank, so that not every rank sends to rank 0 first. Rows that are items and our own stay where they are: the
+// receiving warps read them there.
 struct Items {
-  int unit, stride, turns, most;
+  const CombineParams& p;
+  const Owner& owners;
+  int lane, turns, end;  // numbers are below end; some of them are no items
 
-  EPRT_DEVICE Items(const CombineParams& p, const Owner& owners, const Share& share, int lane)
-      : unit(share.index), stride(share.count), turns(kGrouped ? kRanks : kRanks - 1) {
-    most = __reduce_max_sync(kAllLanes, kGrouped || lane != p.context.rank ? owners.num_items : 0);
+  EPRT_DEVICE Items(const CombineParams& p, const Owner& owners, int lane)
+      : p(p), owners(owners), lane(lane), turns(kGrouped ? kRanks : kRanks - 1) {
+    end = turns * __reduce_max_sync(kAllLanes, kGrouped || lane != p.context.rank ? owners.num_items : 0);
   }
 
-  EPRT_DEVICE Item next(const CombineParams& p, const Owner& owners, int lane) {
-    while (unit < most * turns) {
-      const int owner = (p.context.rank + 1 + unit % turns) % kRanks, position = unit / turns;
-      unit += stride;
-      if (position >= __shfl_sync(kAllLanes, owners.num_items, owner)) continue;
-      Item item{owner};
-      item.number = __shfl_sync(kAllLanes, owners.first_item, owner) + position;
-      item.returned = int(__shfl_sync(kAllLanes, owners.place.number, owner)) + position;
-      if (!kGrouped && lane == 0) item.row = item.number;
-      if (kGrouped && lane < p.top_k) {
-        item.row = p.item_row[item.number * p.top_k + lane];
-        item.weight = p.item_weight[item.number * p.top_k + lane];
-      }
-      return item;
+  EPRT_DEVICE Item operator[](int number) const {
+    if (number >= end) return {};
+    const int owner = (p.context.rank + 1 + number % turns) % kRanks, position = number / turns;
+    if (position >= __shfl_sync(kAllLanes, owners.num_items, owner)) return {};
+    Item item{owner};
+    item.number = __shfl_sync(kAllLanes, owners.first_item, owner) + position;
+    item.returned = int(__shfl_sync(kAllLanes, owners.place.number, owner)) + position;
+    if (!kGrouped && lane == 0) item.row = item.number;
+    if (kGrouped && lane < p.top_k) {
+      item.row = p.item_row[item.number * p.top_k + lane];
+      item.weight = p.item_weight[item.number * p.top_k + lane];
     }
-    return {};
+    return item;
   }
 };
 
@@ -115,87 +116,100 @@ struct Sender {
     return p.context.peer[item.owner] + uint64_t(__shfl_sync(kAllLanes, owners.place.start, item.owner)) * 128;
   }
 
-  EPRT_DEVICE void sent(const Item& item) {
+  EPRT_DEVICE uint8_t* returned_row(const Item& item, int k) const {
+    const int64_t row = kExact ? int64_t(p.item_token[item.number]) * p.top_k + k : item.returned;
+    return block_of(item) + row * p.stride;
+  }
+
+  // groups: of bulk copies, that took it there.
+  EPRT_DEVICE void sent(const Item& item, int groups) {
     const Context& c = p.context;
-    late.add(lane == 0 ? flag_at(c, c.heap.returned, item.owner, epoch, item.returned) : nullptr, lane);
+    uint32_t* flag =
+        lane == 0 && item.owner >= 0 ? flag_at(c, c.heap.returned, item.owner, epoch, item.returned) : nullptr;
+    late.add(flag, groups, lane);
   }
 
   EPRT_DEVICE int bytes_of(int piece) const { return min(p.piece_bytes, p.row_bytes - piece * p.piece_bytes); }
 
-  // An item's rows as they are: with rows that are items one, exact all of them.
-  EPRT_DEVICE void send_rows(Items items) {
+  // Items' rows as they are: with rows that are items one of each, exact all.
+  EPRT_DEVICE void send_rows(const Items& items, Turns turns) {
     const int pieces = ceil_div(p.row_bytes, p.piece_bytes);
     Ring<kRowSlots> ring(slots, full, p.piece_bytes, lane);
-    Items items_ahead = items;
-    Item ahead;
-    uint32_t rows_ahead = 0;
-    int piece_ahead = 0;
+    Item ahead = items[turns.number[0]];
+    uint32_t rows_ahead = __ballot_sync(kAllLanes, ahead.row >= 0);
+    int turn_ahead = 0, piece_ahead = 0, held = 0;
     const auto load_ahead = [&] {
-      while (!rows_ahead) {
-        ahead = items_ahead.next(p, owners, lane);
-        if (ahead.owner < 0) return;
-        rows_ahead = __ballot_sync(kAllLanes, ahead.row >= 0);
+      while (held < kRowSlots) {
+        if (!rows_ahead) {
+          if (turn_ahead == Turns::kKnown - 1) return;
+          ahead = items[turns.after(++turn_ahead)];
+          rows_ahead = __ballot_sync(kAllLanes, ahead.row >= 0);
+          continue;
+        }
+        const int64_t row = __shfl_sync(kAllLanes, ahead.row, __ffs(rows_ahead) - 1);
+        ring.load(p.y + row * p.row_bytes + piece_ahead * p.piece_bytes, bytes_of(piece_ahead), lane);
+        ++held;
+        if (++piece_ahead == pieces) piece_ahead = 0, rows_ahead &= rows_ahead - 1;
       }
-      const int64_t row = __shfl_sync(kAllLanes, ahead.row, __ffs(rows_ahead) - 1);
-      ring.load(p.y + row * p.row_bytes + piece_ahead * p.piece_bytes, bytes_of(piece_ahead), lane);
-      if (++piece_ahead == pieces) piece_ahead = 0, rows_ahead &= rows_ahead - 1;
     };
-    for (int i = 0; i < kRowSlots; ++i) load_ahead();
-    for (Item item = items.next(p, owners, lane); item.owner >= 0; item = items.next(p, owners, lane)) {
-      uint32_t rows = __ballot_sync(kAllLanes, item.row >= 0);
-      if (!rows) bulk_commit();  // late flags count groups: at least one for each item
-      for (; rows; rows &= rows - 1) {
+    load_ahead();
+    for (; turns.number[0] < items.end; turns.step(lane), --turn_ahead, load_ahead()) {
+      const Item item = items[turns.number[0]];
+      int groups = 0;
+      for (uint32_t rows = __ballot_sync(kAllLanes, item.row >= 0); rows; rows &= rows - 1) {
         uint8_t* to = returned_row(item, __ffs(rows) - 1);
-        for (int piece = 0; piece < pieces; ++piece) {
+        for (int piece = 0; piece < pieces; ++piece, ++groups) {
           store_piece(lane == 0 ? to + piece * p.piece_bytes : nullptr, ring.take(), bytes_of(piece), lane);
           bulk_wait_read<0>();  // the slot may be written again
           __syncwarp();
+          --held;
           load_ahead();
         }
         if (p.y_weight && lane < p.top_k)
           reinterpret_cast<float*>(to + p.row_bytes)[lane] = p.y_weight[item.number * p.top_k + lane];
       }
-      sent(item);
+      sent(item, groups);
     }
-  }
-
-  EPRT_DEVICE uint8_t* returned_row(const Item& item, int k) const {
-    const int64_t row = kExact ? int64_t(p.item_token[item.number]) * p.top_k + k : item.returned;
-    return block_of(item) + row * p.stride;
   }
 
   EPRT_DEVICE Summands summands_of(const Item& item) const {
     return {p.y + int64_t(item.row) * p.row_bytes, item.weight, __ballot_sync(kAllLanes, item.row >= 0)};
   }
 
-  // Rows by expert: an item's weighted sum.
-  EPRT_DEVICE void send_sums(Items items) {
-    Feed<kSumSlots - kOutSlots> feed(slots + kOutSlots * kSumBytes, full, p.row_bytes, lane);
-    Item item = items.next(p, owners, lane);
+  // An item's sum of rows by expert, weighted.
+  template <class Refill>
+  EPRT_DEVICE void send_sum(const Item& item, const Summands& rows, Feed<kFeedSlots>& feed, Refill refill) {
+    uint8_t* to = returned_row(item, 0);
+    for (int at = 0, i = 0; at < p.row_bytes; at += kSumBytes, ++i) {
+      float sum[kSumSteps][8] = {};
+      sum_piece<true>(sum, feed, rows, lane, refill);
+      const int bytes = min(kSumBytes, p.row_bytes - at);
+      uint8_t* slot = slots + i % kOutSlots * kSumBytes;
+      bulk_wait_read<kOutSlots - 1>();  // what was in the slot has left
+      __syncwarp();
+      put_piece(slot, sum, bytes, lane);
+      bulk_fence_shared();
+      __syncwarp();
+      store_piece(lane == 0 ? to + at : nullptr, slot, bytes, lane);
+    }
+  }
+
+  // While an item's rows are summed, those of the next come.
+  EPRT_DEVICE void send_sums(const Items& items, Turns turns) {
+    Feed<kFeedSlots> feed(slots + kOutSlots * kSumBytes, full, p.row_bytes, lane);
+    Item item = items[turns.number[0]];
     Summands rows = summands_of(item);
     feed.begin(rows);
-    while (item.owner >= 0) {
-      const Item next = items.next(p, owners, lane);
+    for (; turns.number[0] < items.end; turns.step(lane)) {
+      const Item next = items[turns.number[1]];
       bool begun = false;  // with the next one's rows
       const auto refill = [&] {
         if (feed.done() && !begun) feed.begin(summands_of(next)), begun = true;
         feed.load(lane);
       };
       refill();
-      uint8_t* to = returned_row(item, 0);
-      for (int at = 0; at < p.row_bytes; at += kSumBytes) {
-        float sum[kSumSteps][8] = {};
-        sum_piece<true>(sum, feed, rows, lane, refill);
-        const int bytes = min(kSumBytes, p.row_bytes - at);
-        uint8_t* slot = slots + at / kSumBytes % kOutSlots * kSumBytes;
-        bulk_wait_read<kOutSlots - 1>();  // what was in the slot has left
-        __syncwarp();
-        put_piece(slot, sum, bytes, lane);
-        bulk_fence();
-        __syncwarp();
-        store_piece(lane == 0 ? to + at : nullptr, slot, bytes, lane);
-      }
-      sent(item);
+      if (item.owner >= 0) send_sum(item, rows, feed, refill);
+      sent(item, item.owner >= 0 ? ceil_div(p.row_bytes, kSumBytes) : 0);
       item = next;
       rows = summands_of(item);
     }
@@ -207,12 +221,13 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
   if (!share.takes_part) return;
   const int warp = threadIdx.x / kWarp;
   const Owner owners = find_owner(p, shared, lane);
-  const Items items(p, owners, share, lane);
+  const Items items(p, owners, lane);
+  const Turns turns(p.context, kCombine, share);
   Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp], lane, {shared->call.desk + warp}};
   if constexpr (kGrouped && !kExact)
-    sender.send_sums(items);
+    sender.send_sums(items, turns);
   else
-    sender.send_rows(items);
+    sender.send_rows(items, turns);
   sender.late.close(lane);
 }
 
@@ -301,7 +316,7 @@ struct Receiver {
       rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
       rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
     }
-    bulk_fence();  // peers' rows were seen to come by ordinary loads; bulk copies read them
+    bulk_fence_global();  // peers' rows were seen to come by ordinary loads; bulk copies read them
     return rows;
   }
 

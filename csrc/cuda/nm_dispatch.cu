@@ -245,14 +245,6 @@ EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, cons
   }
 }
 
-// The pieces of a warp's tokens, one after another.
-struct Walk {
-  int token, piece = 0;
-  EPRT_DEVICE void step(int pieces, int stride) {
-    if (++piece == pieces) piece = 0, token += stride;
-  }
-};
-
 // slots: of this warp, kSlots pieces and, for a cast, a token's scales.
 EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* slots, int lane) {
   const Context& c = p.context;
@@ -262,25 +254,29 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   Ring<kSlots> ring(slots, shared->full[warp], p.piece_bytes, lane);
   uint32_t* const cast = reinterpret_cast<uint32_t*>(slots + kSlots * p.piece_bytes);
   const auto bytes_of = [&](int piece) { return min(p.piece_bytes, p.x_bytes - piece * p.piece_bytes); };
-  Walk ahead{share.index};
+  Turns turns(c, kDispatch, share);
+  static_assert(kSlots < Turns::kKnown, "what is loaded ahead belongs to one of the known tokens");
+  int turn_ahead = 0, piece_ahead = 0;
   const auto load_ahead = [&] {
-    if (ahead.token >= p.num_tokens) return;
-    const uint8_t* from = p.x + int64_t(ahead.token) * p.x_bytes + ahead.piece * p.piece_bytes;
-    ring.load(from, bytes_of(ahead.piece), lane);
-    ahead.step(pieces, share.count);
+    const int token = turn_ahead == 0 ? turns.number[0] : turns.after(turn_ahead);
+    if (token >= p.num_tokens) return;
+    const uint8_t* from = p.x + int64_t(token) * p.x_bytes + piece_ahead * p.piece_bytes;
+    ring.load(from, bytes_of(piece_ahead), lane);
+    if (++piece_ahead == pieces) piece_ahead = 0, ++turn_ahead;
   };
   for (int i = 0; i < kSlots; ++i) load_ahead();
-  Entry next = read_entry(p, share.index, lane);
-  Entry after = read_entry(p, share.index + share.count, lane);
-  read_rows(p, &next, share.index, lane);
+  Entry next = read_entry(p, turns.number[0], lane);
+  Entry after = read_entry(p, turns.number[1], lane);
+  read_rows(p, &next, turns.number[0], lane);
   const Destination d = find_destination(p, shared, lane);
   const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
   LateFlags late{shared->call.desk + warp};
-  for (int token = share.index; token < p.num_tokens; token += share.count) {
+  for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
+    const int token = turns.number[0];
     const Route route = find_route(p, d, next, token, first_item, lane);
     next = after;  // what is read now is used one and two tokens later
-    read_rows(p, &next, token + share.count, lane);
-    after = read_entry(p, token + 2 * share.count, lane);
+    read_rows(p, &next, turns.number[1], lane);
+    after = read_entry(p, turns.number[2], lane);
     uint8_t* to = route.row >= 0 ? d.block + d.fields.x + int64_t(route.row) * p.row_bytes : nullptr;
     for (int piece = 0; piece < pieces; ++piece) {
       uint8_t* slot = ring.take();
@@ -288,7 +284,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
       if (p.cast) {
         cast_piece(slot, bytes, cast + at / 256, lane);
         at /= 2, bytes /= 2;
-        bulk_fence();
+        bulk_fence_shared();
         __syncwarp();
       }
       store_piece(to ? to + at : nullptr, slot, bytes, lane);
@@ -299,7 +295,8 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
       load_ahead();
     }
     if (p.cast) send_scales(p, d, route, cast, token, lane);
-    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->call.epoch, route.item) : nullptr, lane);
+    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->call.epoch, route.item) : nullptr, pieces,
+             lane);
   }
   late.close(lane);
 }

@@ -34,7 +34,8 @@ struct Context {
   Deadline deadline;
   Stats stats;
   uint64_t* ticket;  // [3], by Verb: counts thread blocks of all calls: their epochs, without any host parameter
-  uint32_t* done;    // [1]: thread blocks of a count that are done
+  uint32_t* done;    // [3], by Verb: thread blocks of a launch that are done; between launches 0
+  uint32_t* taken;   // [2], by Verb: pieces of sending work that warps of a launch took; between launches 0
   int32_t rank;
   int32_t num_buffers;  // B
   int32_t width;        // words of a count, at least S + R + 1

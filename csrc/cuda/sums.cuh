@@ -6,10 +6,7 @@
 
 namespace eprt {
 
-#ifndef SUM_STEPS
-#define SUM_STEPS 7
-#endif
-constexpr int kSumSteps = SUM_STEPS;
+constexpr int kSumSteps = 7;
 constexpr int kSumBytes = kSumSteps * kStep;  // of a row, summed at once; a row of hidden size 7168 is four times this
 
 // Rows to be added, in order of lane.

@@ -24,15 +24,19 @@ class Fields:
     field_bytes: dict[str, int]
 
     def offsets(self) -> dict[str, int]:
-        offset, result = 0, {}
-        for name, size in self.field_bytes.items():
-            result[name] = offset
-            offset += align(size)
-        return result
+        return self._placed[0]
 
     @property
     def num_bytes(self) -> int:
-        return sum(align(size) for size in self.field_bytes.values())
+        return self._placed[1]
+
+    @cached_property
+    def _placed(self) -> tuple[dict[str, int], int]:
+        offset, offsets = 0, {}
+        for name, size in self.field_bytes.items():
+            offsets[name] = offset
+            offset += align(size)
+        return offsets, offset
 
 
 @dataclass(frozen=True)

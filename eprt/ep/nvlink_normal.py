@@ -7,6 +7,7 @@ the current stream.
 """
 
 import ctypes
+import os
 import time
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import readmit_all
 from eprt.ep.nvlink_layout import Deadline, Stats
 from eprt.ep.nvlink_low_latency import RECV, SEND, this_arch
-from eprt.ep.nvlink_normal_grid import COMBINE_WARPS, DISPATCH_WARPS, MAX_SMS, Grid, combine_grid, dispatch_grid
+from eprt.ep.nvlink_normal_grid import MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.ep.nvlink_normal_layout import (
     MAX_CHUNK_TOKENS,
     BlockShape,
@@ -117,14 +118,15 @@ class Normal:
         self.failure = HostWords(4)
         self.wait_ns, self.tokens, self.slot_rows = longs(2, 2, ranks), longs(2, ranks), longs(most_local)
         self.calls, self.compute_ns, self.blocked_ns = longs(1), longs(1), longs(1)
-        self._ticket, self._done = longs(3), torch.zeros(1, dtype=torch.int32, device="cuda")
+        self._ticket = longs(3)
+        self._done, self._taken = (torch.zeros(verbs, dtype=torch.int32, device="cuda") for verbs in (3, 2))
         self._host_tickets = 0
         sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
         self._shared_bytes = most_shared_bytes(torch.cuda.current_device()) - _STATIC_SHARED_BYTES
         chunk_bytes = MAX_CHUNK_TOKENS * (4 + 2 * MAX_TOP_K)
         shared = (2 * (self.shape.max_slots + ranks) + 1) * 4 + chunk_bytes
-        movers = [((warps + 1) * 32, self._shared_bytes) for warps in (DISPATCH_WARPS, COMBINE_WARPS)]
-        threads = ((_COUNT_THREADS, shared), *movers)
+        mover = (WARPS + 1) * 32, self._shared_bytes
+        threads = ((_COUNT_THREADS, shared), mover, mover)
         names = ("eprt::normal::count", "eprt::normal::dispatch", "eprt::normal::combine")
         self._kernels = [Kernel(source, name, *sizes) for source, name, sizes in zip(sources, names, threads)]
         context_type = context_struct(ranks)
@@ -142,6 +144,7 @@ class Normal:
             stats=Stats(*(total.data_ptr() for total in self.totals())),
             ticket=self._ticket.data_ptr(),
             done=self._done.data_ptr(),
+            taken=self._taken.data_ptr(),
             rank=self.group.rank,
             num_buffers=self.shape.num_buffers,
             width=self.shape.width,
@@ -168,9 +171,9 @@ class Normal:
         """Numbers the tokens, exchanges counts, places rows. Returns the ticket to wait_counts for."""
         self._host_tickets = self._host_tickets % 0xFFFFFFFF + 1
         p = self._count.params
-        p.layout = buffers.pointers()
+        p.layout = buffers.pointers
         p.topk_slot, p.in_rank = _pointer(routing.topk_slot), _pointer(routing.in_rank)
-        p.slot_tokens, p.slot_begin = _pointer(routing.slot_tokens), buffers.slot_begin.data_ptr()
+        p.slot_tokens, p.slot_begin = _pointer(routing.slot_tokens), buffers.slot_begin
         p.host, p.host_ticket = host.device_ptr, self._host_tickets
         p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, routing.top_k, routing.num_slots
         p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
@@ -191,8 +194,9 @@ class Normal:
                     f"{waited:.1f} s; what was launched before them on this stream?"
                 )
             # The GPU stands still from the counts on until it is told where rows go: a sleep, 70 us with the kernel's
-            # timer slack, only where it has long been busy with other things. sleep(0) lets other threads run.
-            time.sleep(0 if waited < _AWAKE_S else 2e-5)
+            # timer slack, only where it has long been busy with other things. sched_yield lets other threads run;
+            # sleep(0) took 40 us.
+            os.sched_yield() if waited < _AWAKE_S else time.sleep(2e-5)
         return Counts(words[1], words[2], words[3], tuple(words[4 : 4 + num_local_slots]))
 
     def prepare_dispatch(
@@ -202,7 +206,7 @@ class Normal:
         """All that launch_dispatch needs but what only the counts tell. top_k: entries that go with a row; again:
         another batch of the same layout."""
         p, x, scale = self._dispatch.params, payload.x, payload.scale
-        p.layout = buffers.pointers()
+        p.layout = buffers.pointers
         p.x, p.scale = x.data_ptr(), _pointer(scale)
         p.scale_row_stride, p.scale_group_stride = (0, 0) if scale is None else scale.stride()
         p.topk_slot, p.topk_weight = _pointer(routing.topk_slot), _pointer(routing.topk_weight)
@@ -233,7 +237,7 @@ class Normal:
         """
         p = self._combine.params
         self._set_send(y, block, shape)
-        p.layout, p.block, p.phases = buffers.pointers(), returned, SEND
+        p.layout, p.block, p.phases = buffers.pointers, returned, SEND
         p.row_bytes = p.stride = y.shape[1] * 2
         p.y_weight = p.out_weight = None
         self._launch_combine(p.top_k, None)
@@ -246,7 +250,7 @@ class Normal:
         p = self._combine.params
         if y is not None:
             self._set_send(y, block, shape)
-        p.layout, p.block, p.phases = buffers.pointers(), returned, RECV if y is None else SEND | RECV
+        p.layout, p.block, p.phases = buffers.pointers, returned, RECV if y is None else SEND | RECV
         p.row_bytes = p.stride = out.shape[1] * 2
         p.y_weight = p.out_weight = None
         p.bias[0] = p.bias[1] = None
@@ -261,7 +265,7 @@ class Normal:
         p = self._combine.params
         p.y, p.y_weight, p.out_weight = y.data_ptr(), _pointer(weights), _pointer(out_weights)
         p.item_row = p.item_weight = p.item_token = None
-        p.layout, p.block, p.phases = buffers.pointers(), returned, SEND | RECV
+        p.layout, p.block, p.phases = buffers.pointers, returned, SEND | RECV
         p.row_bytes = y.shape[1] * 2
         p.stride = returned_stride(y.shape[1], 0 if weights is None else weights.shape[1])
         for i in range(2):

@@ -26,6 +26,7 @@ class Flight:
     """Memory of one handle in flight, used again every num_buffers dispatches. block, returned: offsets in the heap."""
 
     buffers: LayoutBuffers
+    slot_rows: Tensor
     host: HostWords
     block: int
     returned: int
@@ -94,7 +95,8 @@ class NvlinkNormalBackend(NvlinkBackend):
         scale_RG = None
         if fp8:
             scale_RG = view(block + fields["scale"], (rows, shape.scale_words), torch.float32)[:, : shape.num_scales]
-        return Flight(buffers, self.kernels.host_words(self._slots_per_rank), block, returned, x_RH, scale_RG)
+        host = self.kernels.host_words(self._slots_per_rank)
+        return Flight(buffers, buffers.field("slot_rows"), host, block, returned, x_RH, scale_RG)
 
     # -- the four verbs --
 
@@ -144,7 +146,7 @@ class NvlinkNormalBackend(NvlinkBackend):
             rows, rounds = counts.rows, counts.rounds
         self._order.done(DISPATCH_RECV, handle.epoch)
         scale_RG = None if flight.scale_RG is None else flight.scale_RG[:rows]
-        return Received(flight.x_RH[:rows], flight.buffers.slot_rows, scale_RG, rounds)
+        return Received(flight.x_RH[:rows], flight.slot_rows, scale_RG, rounds)
 
     def _launch_combine_send(self, i: int, y_RH: Tensor, signal: Signal | None) -> None:
         flight = self._flights[i]

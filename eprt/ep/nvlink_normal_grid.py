@@ -28,9 +28,9 @@ SM_GB_S = {
 }
 MARGIN = 1.25  # for uneven routing, beginnings and ends
 MAX_SMS = 24
-DISPATCH_WARPS, COMBINE_WARPS = 15, 15  # of a thread block, that move rows; one more raises flags
+WARPS = 15  # of a thread block, that move rows; one more raises flags
 _SLOTS = 2  # pieces of a warp in shared memory
-_COMBINE_WARP_BYTES = 14336  # kWarpBytes of nm_combine.cu
+COMBINE_WARP_BYTES = 14336  # kWarpBytes of nm_combine.cu
 _MOST_PIECE_BYTES = 16384
 _MOST_CAST_BYTES = 8192  # smaller pieces, more warps, where they also compute
 _USUAL_TOP_K = 8  # where tokens come with ranks, not with experts
@@ -97,16 +97,16 @@ def dispatch_grid(
     piece_bytes = _piece_bytes(x_bytes, _MOST_CAST_BYTES if cast_scales else _MOST_PIECE_BYTES)
     senders = shared_bytes // (_SLOTS * piece_bytes + _align(cast_scales * 4, 128))
     work = dispatch_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
-    return _grid(work, num_sms or work.blocks(), both, DISPATCH_WARPS, senders, piece_bytes)
+    return _grid(work, num_sms or work.blocks(), both, WARPS, senders, piece_bytes)
 
 
 @functools.cache
 def combine_grid(
     num_ranks: int, top_k: int, *, grouped: bool, phases: int, row_bytes: int, shared_bytes: int, num_sms: int | None
 ) -> Grid:
-    warps = min(shared_bytes // _COMBINE_WARP_BYTES, COMBINE_WARPS)
+    warps = min(shared_bytes // COMBINE_WARP_BYTES, WARPS)
     work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
-    piece_bytes = _piece_bytes(row_bytes, _COMBINE_WARP_BYTES // _SLOTS)
+    piece_bytes = _piece_bytes(row_bytes, COMBINE_WARP_BYTES // _SLOTS)
     return _grid(work, num_sms or work.blocks(), phases == SEND | RECV, warps, warps, piece_bytes)
 
 

@@ -7,7 +7,8 @@ B num_buffers, H hidden.
 
 import ctypes
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -91,55 +92,63 @@ class Chunks:
         return max(num_blocks, -(-max_tokens // MAX_CHUNK_TOKENS)) + 1
 
 
-@dataclass(frozen=True)
-class LayoutBuffers:
-    """What a count leaves for dispatch and combine: int32 device memory of this rank; fields as in CUDA's Layout."""
-
-    epoch: Tensor  # [2]
-    sent: Tensor  # [R, R]
-    base: Tensor  # [S + R]
-    chunk_first: Tensor  # [chunks, S + R]
-    rank_index: Tensor  # [T, R]
-    slot_index: Tensor  # [T, K]
-    position: Tensor  # [T, R]
-    slot_rows: Tensor  # [L]
-    received_ns: Tensor  # int64 [1]
-    slot_begin: Tensor  # [L + 1]
-
-    @staticmethod
-    def new(num_tokens: int, top_k: int, num_slots: int, num_ranks: int, num_chunks: int) -> "LayoutBuffers":
-        columns, local = num_slots + num_ranks, num_slots // num_ranks
-        shapes = {
-            "epoch": (2,),
-            "sent": (num_ranks, num_ranks),
-            "base": (columns,),
-            "chunk_first": (num_chunks, columns),
-            "rank_index": (num_tokens, num_ranks),
-            "slot_index": (num_tokens, top_k),
-            "position": (num_tokens, num_ranks),
-            "slot_rows": (local,),
-            "received_ns": (2,),
-            "slot_begin": (local + 1,),
-        }
-        sizes = {name: align(torch.Size(shape).numel(), 4) for name, shape in shapes.items()}
-        pieces = torch.empty(sum(sizes.values()), dtype=torch.int32, device="cuda").split(list(sizes.values()))
-        fields = {
-            name: piece[: torch.Size(shape).numel()].view(shape) for (name, shape), piece in zip(shapes.items(), pieces)
-        }
-        fields["received_ns"] = fields["received_ns"].view(torch.int64)
-        return LayoutBuffers(**fields)
-
-    def pointers(self) -> ctypes.Structure:
-        return Layout(*(getattr(self, field[0]).data_ptr() for field in Layout._fields_))
-
-
 _POINTER, _INT32, _INT64, _UINT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
 
 HeapLayout = struct("HeapLayout", *fields_of_type(_UINT64, "count dispatch_place combine_place arrived returned"))
-Layout = struct(
-    "Layout",
-    *fields_of_type(_POINTER, "epoch sent base chunk_first rank_index slot_index position slot_rows received_ns"),
+_LAYOUT_POINTERS = tuple(
+    ["epoch", "sent", "base", "chunk_first", "rank_index", "slot_index", "position", "slot_rows", "received_ns"]
 )
+Layout = struct("Layout", *((name, _POINTER) for name in _LAYOUT_POINTERS))
+
+
+@cache
+def layout_fields(
+    num_tokens: int, top_k: int, num_slots: int, num_ranks: int, num_chunks: int
+) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
+    """(first word, shape) of what a count leaves for dispatch and combine, fields as in CUDA's Layout; and the words of
+    all of it. int32, but received_ns."""
+    columns, local = num_slots + num_ranks, num_slots // num_ranks
+    shapes = {
+        "epoch": (2,),
+        "sent": (num_ranks, num_ranks),
+        "base": (columns,),
+        "chunk_first": (num_chunks, columns),
+        "rank_index": (num_tokens, num_ranks),
+        "slot_index": (num_tokens, top_k),
+        "position": (num_tokens, num_ranks),
+        "slot_rows": (local,),
+        "received_ns": (2,),
+        "slot_begin": (local + 1,),
+    }
+    fields, words = {}, 0
+    for name, shape in shapes.items():
+        fields[name] = words, shape
+        words += align(prod(shape), 4)
+    return fields, words
+
+
+@dataclass(frozen=True)
+class LayoutBuffers:
+    """Device memory of this rank that a count writes. pointers: for the kernels; slot_begin: of that field. The fields
+    as tensors, below, only where somebody asks: they are made for every batch of a prefill."""
+
+    memory: Tensor
+    fields: dict[str, tuple[int, tuple[int, ...]]]
+    pointers: ctypes.Structure
+    slot_begin: int
+
+    @staticmethod
+    def new(num_tokens: int, top_k: int, num_slots: int, num_ranks: int, num_chunks: int) -> "LayoutBuffers":
+        fields, words = layout_fields(num_tokens, top_k, num_slots, num_ranks, num_chunks)
+        memory = torch.empty(words, dtype=torch.int32, device="cuda")
+        begin = memory.data_ptr()
+        pointers = Layout(*(begin + fields[name][0] * 4 for name in _LAYOUT_POINTERS))
+        return LayoutBuffers(memory, fields, pointers, begin + fields["slot_begin"][0] * 4)
+
+    def field(self, name: str) -> Tensor:
+        first, shape = self.fields[name]
+        return self.memory[first : first + prod(shape)].view(shape)
+
 
 Division = struct("Division", *fields_of_type(_INT32, "send_blocks send_warps recv_warps"))
 
@@ -151,7 +160,7 @@ def context_struct(num_ranks: int) -> type[ctypes.Structure]:
         ("heap", HeapLayout),
         ("deadline", Deadline),
         ("stats", Stats),
-        *fields_of_type(_POINTER, "ticket done"),
+        *fields_of_type(_POINTER, "ticket done taken"),
         *fields_of_type(_INT32, "rank num_buffers width max_items"),
     )
 

@@ -10,6 +10,7 @@ T tokens of this rank, N rows received, H hidden, K top-k, R ranks, S experts of
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NoReturn
 
 import torch
@@ -178,7 +179,7 @@ class RowExchange:
         self.kernels.prepare_dispatch(
             handle.routing, payload, handle.buffers, 0, SEND | RECV, again=True, num_sms=num_sms
         )
-        x_NH, scale_NG = self._rows(payload, self._dispatch_into(shape), shape)
+        x_NH, scale_NG = _rows(self._memory(self._dispatch_into(shape), shape), payload, shape)
         return (x_NH, scale_NG) if self._may_stay() else (x_NH.clone(), _clone(scale_NG))
 
     def combine(
@@ -230,25 +231,23 @@ class RowExchange:
         self, payload: Payload, routing: Routing, buffers: LayoutBuffers, block: Block, shape: BlockShape,
         rows_of_expert: list[int],
     ) -> ReceivedRows:  # fmt: skip
-        rows, K, fields = shape.capacity, shape.top_k, shape.offsets()
-        view, at = self.kernels.memory.view, block.offset
-        token_N = view(at + fields["token"], (rows,), torch.int32, block)
+        rows, K, offsets = shape.capacity, shape.top_k, shape.offsets()
+        memory = self._memory(block, shape)
+        token_N = _field(memory, offsets["token"], (rows,), torch.int32)
         idx_NK = weights_NK = None
         if K:
-            idx_NK = view(at + fields["entry"], (rows, K), torch.int64, block)
-            weights_NK = view(at + fields["weight"], (rows, K), torch.float32, block)
+            idx_NK = _field(memory, offsets["entry"], (rows, K), torch.int64)
+            weights_NK = _field(memory, offsets["weight"], (rows, K), torch.float32)
         handle = RowsHandle(
-            routing.num_tokens, rows, K, routing.num_slots, buffers.sent, buffers.position, token_N, buffers, routing
-        )
-        return ReceivedRows(*self._rows(payload, block, shape), idx_NK, weights_NK, rows_of_expert, handle)
+            routing.num_tokens, rows, K, routing.num_slots, buffers.field("sent"), buffers.field("position"), token_N,
+            buffers, routing,
+        )  # fmt: skip
+        return ReceivedRows(*_rows(memory, payload, shape), idx_NK, weights_NK, rows_of_expert, handle)
 
-    def _rows(self, payload: Payload, block: Block, shape: BlockShape) -> tuple[Tensor, Tensor | None]:
-        view, fields, rows = self.kernels.memory.view, shape.offsets(), shape.capacity
-        x_NH = view(block.offset + fields["x"], (rows, payload.x.shape[1]), payload.x.dtype, block)
-        if payload.scale is None:
-            return x_NH, None
-        scale_NG = view(block.offset + fields["scale"], (rows, shape.scale_words), payload.scale.dtype, block)
-        return x_NH, scale_NG[:, : shape.num_scales]
+    def _memory(self, block: Block, shape: BlockShape) -> Tensor:
+        """The block's bytes; it lives as long as any view of them. All tensors are views of this one: making one over
+        foreign memory costs the host tens of microseconds."""
+        return self.kernels.memory.view(block.offset, (shape.num_bytes,), torch.uint8, block)
 
     def _dispatch_into(self, shape: BlockShape) -> Block:
         """Launches the dispatch that has been prepared."""
@@ -274,10 +273,11 @@ class RowExchange:
                 f"no room for {what} in symmetric memory: {error}; let go of tensors received earlier, or make "
                 f"{self._size_name} larger"
             )
-        stream = torch.cuda.current_stream()
-        for user, event in () if graph else block.marks:  # before a capture all work is done
-            if user != stream:
-                stream.wait_event(event)
+        if block.marks and not graph:  # before a capture all work is done
+            stream = torch.cuda.current_stream()
+            for user, event in block.marks:
+                if user != stream:
+                    stream.wait_event(event)
         return block
 
     def _may_stay(self) -> bool:
@@ -363,6 +363,20 @@ class RowExchange:
 
     def _fail(self, message: str) -> NoReturn:
         raise ValueError(f"{self._where} {message}")
+
+
+def _field(memory: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return memory[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+def _rows(memory: Tensor, payload: Payload, shape: BlockShape) -> tuple[Tensor, Tensor | None]:
+    """Values and scales of a block of rows."""
+    offsets, rows = shape.offsets(), shape.capacity
+    x_NH = _field(memory, offsets["x"], (rows, payload.x.shape[1]), payload.x.dtype)
+    if payload.scale is None:
+        return x_NH, None
+    scale_NG = _field(memory, offsets["scale"], (rows, shape.scale_words), payload.scale.dtype)
+    return x_NH, scale_NG[:, : shape.num_scales]
 
 
 def _mark() -> tuple[torch.cuda.Stream, torch.cuda.Event] | None:

@@ -248,7 +248,42 @@ def streams(group: EPGroup) -> None:
     buffer.destroy()
 
 
+def graph_replay(group: EPGroup) -> None:
+    """With a static bound a step, layout included, can be captured, and replayed with other tokens."""
+    buffer, T, hidden, S = make_buffer(group, 0), 200, 2048, 8 * group.size
+    x = torch.zeros(T, hidden, dtype=torch.bfloat16, device="cuda")
+    idx = torch.zeros(T, 4, dtype=torch.int64, device="cuda")
+    weights = torch.zeros(T, 4, dtype=torch.float32, device="cuda")
+
+    def step() -> tuple[Any, Any]:
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, S)
+        received, _, recv_weights, _, handle, _ = buffer.dispatch(
+            x, None, per_rank, None, in_rank, per_expert, idx, weights, num_worst_tokens=group.size * T
+        )
+        assert isinstance(received, Tensor) and handle is not None
+        y, y_weights, _ = buffer.combine(received, handle, topk_weights=recv_weights)
+        return y, y_weights
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, y_weights = step()
+    generator = torch.Generator("cuda").manual_seed(300 + group.rank)
+    for turn in range(10):
+        x.copy_(torch.randn(x.shape, device="cuda", generator=generator))
+        idx.copy_(torch.randint(-1, S, idx.shape, device="cuda", generator=generator))
+        weights.copy_(torch.rand(weights.shape, device="cuda", generator=generator))
+        y.fill_(float("nan"))
+        graph.replay()
+        ranks = torch.where(idx >= 0, idx // 8, group.size)
+        num_ranks = torch.stack([(ranks == r).any(1) for r in range(group.size)]).sum(0)
+        assert_same_bits(y + 0.0, (x.float() * num_ranks[:, None]).bfloat16() + 0.0, f"replay {turn}")
+        assert torch.equal(y_weights, torch.where(idx >= 0, weights, 0))
+    buffer.destroy()
+
+
 def one_launch(group: EPGroup, seed: int, cases_per_shape: int) -> None:
     memory(group)
     streams(group)
+    graph_replay(group)
     shapes(group, seed, cases_per_shape)

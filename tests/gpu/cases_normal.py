@@ -9,6 +9,7 @@ import random
 import signal as signals
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ def poison(backend: NvlinkNormalBackend) -> None:
             flight.block, (backend._block_shape.num_bytes,), torch.uint8
         )  # entries and rows: NaN, and rows far outside
         used.fill_(0xFF)
-        flight.buffers.slot_rows.fill_(-7)
+        flight.slot_rows.fill_(-7)
 
 
 def check_once(backend: NvlinkNormalBackend, everyone: Sequence[Tokens], calls: str) -> None:
@@ -459,7 +460,7 @@ def bad_input(group: EPGroup) -> None:
     refused(lambda: exchange.dispatch(x, num_experts=group.size), "topk_idx")
     refused(lambda: exchange.dispatch(x[:, ::2], num_experts=group.size), "contiguous")
     huge = torch.zeros(8192, 1024, dtype=torch.bfloat16, device="cuda")
-    routing = {"topk_idx_TK": torch.zeros(8192, 1, dtype=torch.int64, device="cuda"),
+    routing: dict[str, Any] = {"topk_idx_TK": torch.zeros(8192, 1, dtype=torch.int64, device="cuda"),
                "topk_weights_TK": torch.ones(8192, 1, device="cuda")}  # fmt: skip
     refused(lambda: exchange.dispatch(huge, num_experts=group.size, num_worst_rows=10_000, **routing), "num_bytes")
     torch.cuda.synchronize()

@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from itertools import pairwise, product
+from math import prod
 
 import pytest
 
@@ -14,7 +15,7 @@ from eprt.compat.deep_ep.low_latency import Shape
 from eprt.ep import nvlink_layout, nvlink_normal, nvlink_normal_layout, nvlink_prebuild
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import kernel_sources
-from eprt.ep.nvlink_normal_grid import COMBINE_WARPS, DISPATCH_WARPS, MAX_SMS, Grid, combine_grid, dispatch_grid
+from eprt.ep.nvlink_normal_grid import COMBINE_WARP_BYTES, MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.gpu import jit
 
 
@@ -162,12 +163,15 @@ def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
         "CountParams": nvlink_normal_layout.count_struct(context),
         "DispatchParams": nvlink_normal_layout.dispatch_struct(context),
         "CombineParams": nvlink_normal_layout.combine_struct(context),
+        "Division": nvlink_normal_layout.Division,
     }
     theirs = "".join(jit.read_source(name) for name in ("nm_count", "nm_dispatch", "nm_combine"))
     for name, struct in ours.items():
         assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
-    fields = nvlink_normal_layout.LayoutBuffers.__dataclass_fields__
-    assert set(struct_fields(theirs, "Layout")) | {"slot_begin"} == set(fields)
+    fields, words = nvlink_normal_layout.layout_fields(100, 3, 24, 4, 7)
+    assert [*struct_fields(theirs, "Layout"), "slot_begin"] == list(fields)
+    ends = [first for first, _ in [*fields.values()][1:]] + [words]
+    assert all(first % 4 == 0 and first + prod(shape) <= end for (first, shape), end in zip(fields.values(), ends))
 
 
 def test_fields_of_normal_mode_do_not_overlap():
@@ -208,31 +212,25 @@ def test_grids_of_normal_mode_fit_the_machine(num_ranks, grouped):
         asked = {"phases": phases, "shared_bytes": shared << 10, "num_sms": num_sms, "grouped": grouped}
         for cast in (0, 512):
             grid = dispatch_grid(num_ranks, 8, x_bytes=row_bytes, cast_scales=cast, **asked)
-            check_grid(
-                grid,
-                DISPATCH_WARPS,
-                num_sms,
-                row_bytes,
-                shared << 10,
-                512 * 4 if cast else 0,
-                both=grouped and phases == 3,
-            )
+            check_grid(grid, num_sms, row_bytes, shared << 10, 512 * 4 if cast else 0, both=grouped and phases == 3)
         grid = combine_grid(num_ranks, 8, row_bytes=row_bytes, **asked)
-        check_grid(grid, COMBINE_WARPS, num_sms, row_bytes, shared << 10, 0, both=phases == 3)
+        check_grid(grid, num_sms, row_bytes, shared << 10, 0, both=phases == 3)
+        assert grid.recv_warps * COMBINE_WARP_BYTES <= shared << 10 and 2 * grid.piece_bytes <= COMBINE_WARP_BYTES
 
 
-def check_grid(
-    grid: Grid, warps: int, num_sms: int | None, row_bytes: int, shared: int, scales: int, both: bool
-) -> None:
+def check_grid(grid: Grid, num_sms: int | None, row_bytes: int, shared: int, scales: int, both: bool) -> None:
     assert 1 <= grid.blocks <= (num_sms or MAX_SMS)
     assert 0 <= grid.send_blocks < grid.blocks and (both or not grid.send_blocks)
-    assert 1 <= grid.send_warps <= warps and (not both or grid.send_blocks or grid.send_warps < warps)
+    assert 1 <= grid.send_warps <= grid.recv_warps <= WARPS
+    assert not both or grid.send_blocks or grid.send_warps < grid.recv_warps
     assert grid.piece_bytes % 512 == 0 and grid.send_warps * (2 * grid.piece_bytes + scales) <= shared
     pieces = -(-row_bytes // grid.piece_bytes)
     assert (pieces - 1) * grid.piece_bytes < row_bytes <= pieces * grid.piece_bytes
 
 
 def test_the_grids_constants_are_those_of_the_kernels():
-    for name, warps in (("nm_dispatch", DISPATCH_WARPS), ("nm_combine", COMBINE_WARPS)):
-        text = jit.read_source(name)
-        assert f"constexpr int kWarps = {warps};" in text and "constexpr int kSlots = 2;" in text
+    texts = [jit.read_source(name) for name in ("nm_dispatch", "nm_combine")]
+    assert all(f"constexpr int kWarps = {WARPS};" in text for text in texts)
+    assert "constexpr int kSlots = 2;" in texts[0]
+    assert f"constexpr int kWarpBytes = {COMBINE_WARP_BYTES};" in texts[1]
+    assert "constexpr int kRowSlots = 2;" in texts[1]
