@@ -5,7 +5,7 @@ The model, fitted to measurements on H200 (docs/dev-log.md): while all GPUs send
 them, whoever stores; a thread block loads and stores SM_GB_S together, by what it does. With the rows a token makes a
 rank load and store, and the rows of it that cross, the link is kept busy by
 
-    blocks = (rows loaded and stored / SM_GB_S) / (rows crossing / LINK_GB_S) * MARGIN
+    blocks = (rows loaded and stored / SM_GB_S) / (rows crossing / LINK_GB_S) * margin
 
 and never more than MAX_SMS; of them those that send are in proportion. Routing is taken as uniform. num_sms overrides
 the number.
@@ -22,11 +22,12 @@ SM_GB_S = {
     "dispatch rows": 60.0,  # whole rows through shared memory
     "dispatch by expert": 38.0,  # and with every token the rows of all its experts
     "fan out": 78.0,  # a row to those of the token's other experts
-    "return rows": 80.0,
-    "return sums": 75.0,  # weighted sums of an expert's rows
-    "sum": 80.0,  # of what came back
+    "return rows": 70.0,
+    "return sums": 78.0,  # weighted sums of an expert's rows
+    "sum": 88.0,  # of what came back
 }
-MARGIN = 1.25  # for uneven routing, beginnings and ends
+MARGIN = 1.25  # for uneven routing, beginnings and ends;
+CHAIN_MARGIN = 1.5  # where what has crossed is worked on as well: that can neither begin nor end with the link
 MAX_SMS = 24
 WARPS = 15  # of a thread block, that move rows; one more raises flags
 _SLOTS = 2  # pieces of a warp in shared memory
@@ -61,7 +62,8 @@ class Work:
     def blocks(self) -> int:
         if self.link == 0:
             return MAX_SMS
-        return min(MAX_SMS, math.ceil((self.send + self.receive) / self.link * MARGIN))
+        margin = CHAIN_MARGIN if self.receive else MARGIN
+        return min(MAX_SMS, math.ceil((self.send + self.receive) / self.link * margin))
 
 
 def dispatch_work(num_ranks: int, top_k: int, grouped: bool) -> Work:
