@@ -4,7 +4,7 @@
 
 namespace eprt::low_latency {
 
-constexpr int kGroups = 2;  // tokens a thread block sends at once
+constexpr int kGroups = 2;  // of threads that send a token; or receive, from the beginning, when the launch does both
 constexpr int kGroupThreads = kThreads / kGroups;
 constexpr int kGroupWarps = kGroupThreads / kWarp;
 constexpr int kPlaceThreads = 128;                             // that place what arrives while the others still send
@@ -51,13 +51,13 @@ enum ScaleFormat : int32_t {
 // A release waits until the group's stores have reached the peers, some microseconds. So a warp of its own does it
 // while the group goes on: it learns by kStored that a token is stored and which, and by kRead lets the group take the
 // next.
-// Threads that place tell the epoch (kBegun) and where rows go (kPlaced).
+// Threads that place tell the epoch (kBegun) and each group where rows go (kPlaced).
 enum Barrier : int {
   kWorkers = 1,
   kBegun,
-  kPlaced,
   kPlacers,
-  kGroup,
+  kPlaced,
+  kGroup = kPlaced + kGroups,
   kStored = kGroup + kGroups,
   kRead = kStored + kGroups
 };
@@ -69,6 +69,9 @@ struct Begun {  // in shared memory, from the barrier kBegun on
 
 EPRT_DEVICE void sync_workers() { barrier_sync(kWorkers, kThreads); }
 EPRT_DEVICE void sync_placers() { barrier_sync(kPlacers, kPlaceThreads); }
-EPRT_DEVICE void sync_workers_and_placers(Barrier id) { barrier_sync(id, kThreads + kPlaceThreads); }
+EPRT_DEVICE void sync_begun() { barrier_sync(kBegun, kThreads + kPlaceThreads); }
+
+// Groups that send: all, or one, so that the other expands what arrives while the link is still busy.
+EPRT_DEVICE int num_senders(const DispatchParams& p) { return p.phases & kRecv ? 1 : kGroups; }
 
 }  // namespace eprt::low_latency

@@ -129,23 +129,6 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
   if (kStats && thread == 0) add_to_total(c.stats.calls, int64_t(1));
 }
 
-// The threads that place: they begin the launch for all, then see to it that workers find every row's place when they
-// have sent their share.
-EPRT_DEVICE void place(const DispatchParams& p, WaitBook* book, Begun* begun, const Placement& placement) {
-  const Context& c = p.context;
-  const int thread = threadIdx.x - kFirstPlaceThread, lane = thread % kWarp;
-  if (thread == 0) begun->epoch = p.phases & kSend ? next_epoch(c, p.handle, 0) : p.handle.epoch[0];
-  if (thread / kWarp == 1) {
-    const uint32_t masked = masked_ranks(c.deadline, lane);
-    if (lane == 0) begun->masked = masked;
-  }
-  sync_workers_and_placers(kBegun);
-  if (!(p.phases & kRecv)) return;
-  place_rows(p, book, *begun, placement, thread);
-  sync_workers_and_placers(kPlaced);
-  if (blockIdx.x == 0) publish_counts(p, placement, thread);
-}
-
 // What only the warp of a token's first part handles: what combine will want to know.
 struct Extras {
   uint32_t weight, token_and_row;  // of lane k; of lanes 0 and 1
@@ -239,20 +222,32 @@ EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement
   if (part == 0) store_extras(p, extras, source * c.max_tokens + position, row, wanted, lane);
 }
 
-EPRT_DEVICE void receive(const DispatchParams& p, WaitBook* book, const Placement& place, uint32_t epoch) {
+// Units of a thread block that have been taken: parts of tokens, in the order in which they come, token by token of all
+// sources in turn. Whoever is free takes the next.
+EPRT_DEVICE int take_unit(int32_t* taken, int lane) {
+  int n = 0;
+  if (lane == 0) n = atomicAdd(taken, 1);
+  return blockIdx.x + __shfl_sync(kAllLanes, n, 0) * gridDim.x;
+}
+
+EPRT_DEVICE void receive(const DispatchParams& p, WaitBook* book, const Placement& place, uint32_t epoch,
+                         int32_t* taken) {
   const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp, width = c.num_slots + 1;
   stamp(c, 5);
   if (threadIdx.x == 0) begin_waiting(book);
-  sync_workers_and_placers(kPlaced);
+  barrier_sync(kPlaced + threadIdx.x / kGroupThreads, kGroupThreads + kPlaceThreads);
   stamp(c, 7);
-  const int lane = threadIdx.x % kWarp;
-  const int num_units = place.slot_rows[c.num_slots] * kMessageParts;
-  const int first_item = lane < kRanks ? place.begin[lane * (c.num_slots + 1) + c.num_slots] : 0x7fffffff;
-  for (int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; unit < num_units; unit += gridDim.x * kWarps) {
-    const int item = unit / kMessageParts;
-    const int source = 31 - __clz(__ballot_sync(kAllLanes, first_item <= item));
-    const int position = item - __shfl_sync(kAllLanes, first_item, source);
-    expand(p, book, place, epoch, source, position, unit % kMessageParts, lane);
+  int tokens = 0;  // of the source that is this lane's
+  if (lane < kRanks) {
+    const int32_t* before = place.begin + lane * width + c.num_slots;
+    tokens = (lane + 1 < kRanks ? before[width] : place.slot_rows[c.num_slots]) - *before;
+  }
+  const int num_units = __reduce_max_sync(kAllLanes, tokens) * kRanks * kMessageParts;
+  for (int unit = take_unit(taken, lane); unit < num_units; unit = take_unit(taken, lane)) {
+    const int item = unit / kMessageParts, source = (c.rank + item) % kRanks, position = item / kRanks;
+    if (position < __shfl_sync(kAllLanes, tokens, source))
+      expand(p, book, place, epoch, source, position, unit % kMessageParts, lane);
     __syncwarp();
   }
   if (PROFILE || blockIdx.x == 0) sync_workers();

@@ -158,24 +158,33 @@ EPRT_DEVICE Vec16 quantize(const Unit& u, bool ue8m0, float* scale) {
   return out;
 }
 
-// Tells each rank how many rows and tokens this rank sends it, in words that carry the epoch: no fence, no flag. A warp
-// counts for one word.
-EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int lane) {
+// How many tokens go to a rank. One warp; all lanes get it.
+EPRT_DEVICE int count_tokens(const DispatchParams& p, const Routing& routing, int rank, int lane) {
+  int n = 0;
+#pragma unroll 1
+  for (int token = lane; token < p.num_tokens; token += kWarp) {
+    bool goes = false;
+#pragma unroll
+    for (int k = 0; k < kTopk; ++k) goes |= routing.entry[token * kTopk + k] >> 10 == rank;  // -1 is of no rank
+    n += goes;
+  }
+  return __reduce_add_sync(kAllLanes, n);
+}
+
+// Tells each rank how many rows and tokens this rank sends it, in words that carry the epoch: no fence, no flag. The
+// threads that place, a warp for a word, while the others send.
+EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int thread) {
+  constexpr int kPlaceWarps = kPlaceThreads / kWarp;
   const Context& c = p.context;
-  const int width = c.num_slots + 1, num_entries = p.num_tokens * kTopk, stride = int(gridDim.x) * kWarps;
-  for (int word = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x; word < kRanks * width; word += stride) {
+  const int lane = thread % kWarp, width = c.num_slots + 1, stride = int(gridDim.x) * kPlaceWarps;
+  for (int word = blockIdx.x + thread / kWarp * gridDim.x; word < kRanks * width; word += stride) {
     const int r = word / width, e = word % width;
     if ((begun.masked >> r) & 1) continue;
-    int n = 0;
-    if (e < c.num_slots) {
-      n = count_entries(routing, r << 10 | e, num_entries, lane);
-    } else {
-#pragma unroll 1
-      for (int i = lane; i < routing.words; i += kWarp) n += __popc(routing.to_rank[r * routing.words + i]);
-      n = __reduce_add_sync(kAllLanes, n);
-      if (kStats && lane == 0) add_to_total(c.stats.tokens + r, int64_t(n));
-    }
-    if (lane == 0) store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | uint32_t(n));
+    const int n = e < c.num_slots ? count_entries(routing, r << 10 | e, p.num_tokens * kTopk, lane)
+                                  : count_tokens(p, routing, r, lane);
+    if (lane != 0) continue;
+    store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | uint32_t(n));
+    if (kStats && e == c.num_slots) add_to_total(c.stats.tokens + r, int64_t(n));
   }
 }
 
@@ -229,7 +238,7 @@ EPRT_DEVICE void load_token(const DispatchParams& p, int token, int group_thread
 EPRT_DEVICE void send_tokens(const DispatchParams& p, const Routing& routing, const Begun& begun,
                              Unit (&units)[kThreadUnits], Destinations& d, int group, int lane) {
   const int group_thread = threadIdx.x % kGroupThreads, group_warp = group_thread / kWarp;
-  const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * kGroups;
+  const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * num_senders(p);
   for (int token = first; token < p.num_tokens; token += step) {
     if (token != first) barrier_sync(kRead + group, kGroupThreads + kWarp);
     find_destinations(routing, token, begun.masked, &d, group_warp, lane);
@@ -246,15 +255,13 @@ EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Beg
   const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
   // Loads from far away, all at once: the first token, the routing, and (by the threads that place) epoch and mask.
   Unit units[kThreadUnits];
-  load_token(p, blockIdx.x + group * gridDim.x, threadIdx.x % kGroupThreads, units);
+  if (group < num_senders(p)) load_token(p, blockIdx.x + group * gridDim.x, threadIdx.x % kGroupThreads, units);
   read_entries(p, routing);
-  sync_workers_and_placers(kBegun);
+  sync_begun();
   mark_ranks(p, routing, lane);
   sync_workers();
   stamp(c, 1);
-  send_counts(p, routing, begun, lane);
-  stamp(c, 2);
-  send_tokens(p, routing, begun, units, destinations[group], group, lane);
+  if (group < num_senders(p)) send_tokens(p, routing, begun, units, destinations[group], group, lane);
   stamp(c, 3);
 }
 
@@ -263,7 +270,8 @@ EPRT_DEVICE void raise_flags(const DispatchParams& p, const Begun& begun, const 
                              int lane) {
   const Context& c = p.context;
   const Destinations& d = destinations[group];
-  const int step = gridDim.x * kGroups;
+  if (group >= num_senders(p)) return;
+  const int step = gridDim.x * num_senders(p);
   for (int token = blockIdx.x + group * gridDim.x; token < p.num_tokens; token += step) {
     barrier_sync(kStored + group, kGroupThreads + kWarp);
     const uint32_t epoch = begun.epoch;
