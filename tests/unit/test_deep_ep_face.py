@@ -4,6 +4,7 @@ import inspect
 import runpy
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
@@ -26,14 +27,61 @@ CALLS = {
     "low_latency_query_mask_buffer": "mask_status",
     "low_latency_clean_mask_buffer": "",
     "get_next_low_latency_combine_buffer": "handle",
+    "get_low_latency_rdma_size_hint": "num_max_dispatch_tokens_per_rank hidden num_ranks num_experts",
+    "get_dispatch_config": "num_ranks",
+    "get_combine_config": "num_ranks",
+    "set_num_sms": "new_num_sms",
+    "get_local_buffer_tensor": "dtype size offset use_rdma_buffer",
+    "__init__": "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank "
+    "allow_nvlink_for_low_latency_mode allow_mnnvl use_fabric explicitly_destroy enable_shrink comm",
 }
+# Where it is neither None, False nor 0; and what must be given.
+DEFAULTS = {
+    "use_fp8": True, "expert_alignment": 1, "num_qps_per_rank": 24, "allow_nvlink_for_low_latency_mode": True,
+}  # fmt: skip
+REQUIRED = {
+    "low_latency_dispatch": 4, "low_latency_combine": 4, "dispatch": 1, "combine": 2, "get_dispatch_layout": 2,
+    "clean_low_latency_buffer": 3, "low_latency_update_mask_buffer": 1, "low_latency_query_mask_buffer": 1,
+    "get_next_low_latency_combine_buffer": 1, "get_low_latency_rdma_size_hint": 4, "get_dispatch_config": 1,
+    "get_combine_config": 1, "set_num_sms": 1, "get_local_buffer_tensor": 1,
+}  # fmt: skip
+RESULTS = {"get_dispatch_layout": 5, "dispatch": 6, "combine": 3, "low_latency_dispatch": 5, "low_latency_combine": 3}
+STATICS = {
+    "get_low_latency_rdma_size_hint", "get_dispatch_config", "get_combine_config", "set_num_sms", "capture",
+    "is_sm90_compiled",
+}  # fmt: skip
+
+
+def parameters_of(call: str) -> list[inspect.Parameter]:
+    """Without self, and without eprt's own and the overlap branch's, which have no place in the order."""
+    parameters = inspect.signature(getattr(deep_ep.Buffer, call)).parameters.values()
+    theirs = [p for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    return theirs if call in STATICS else theirs[1:]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_arguments_have_deep_eps_names_and_order(call):
-    parameters = inspect.signature(getattr(deep_ep.Buffer, call)).parameters.values()
-    theirs = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert theirs[1:] == CALLS[call].split()
+def test_arguments_have_deep_eps_names_order_and_defaults(call):
+    parameters = parameters_of(call)
+    assert [p.name for p in parameters] == CALLS[call].split()
+    given, optional = parameters[: REQUIRED.get(call, 0)], parameters[REQUIRED.get(call, 0) :]
+    assert all(p.default is inspect.Parameter.empty for p in given)
+    for p in optional:
+        assert p.default == DEFAULTS[p.name] if p.name in DEFAULTS else not p.default, p.name
+
+
+@pytest.mark.parametrize("call", RESULTS)
+def test_calls_return_as_many_values_as_deep_eps(call):
+    returned = inspect.signature(getattr(deep_ep.Buffer, call)).return_annotation
+    assert len(get_args(returned)) == RESULTS[call]
+
+
+def test_what_frameworks_call_on_the_class_needs_no_buffer():
+    assert all(isinstance(inspect.getattr_static(deep_ep.Buffer, name), staticmethod) for name in STATICS)
+    parameters = list(inspect.signature(deep_ep.Config).parameters)
+    assert parameters == [
+        "num_sms", "num_max_nvl_chunked_send_tokens", "num_max_nvl_chunked_recv_tokens",
+        "num_max_rdma_chunked_send_tokens", "num_max_rdma_chunked_recv_tokens",
+    ]  # fmt: skip
 
 
 def test_overlap_takes_the_arguments_of_deep_eps_branch():
