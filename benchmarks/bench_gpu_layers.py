@@ -1,12 +1,14 @@
 """Layers of DeepSeek-V3 on one GPU, beside their floors: the bytes they must move over measured HBM bandwidth.
 
 experts    the routed experts of a rank of eight (32 of 256), 8 to 64 rows each: share of HBM bandwidth
-attention  absorbed latent attention of 32 to 128 requests at 4096 tokens of context
+attention  absorbed latent attention of 32 to 128 requests at 4096 tokens of context, by every kernel installed
+prompt     attention of up to 8192 new tokens, expanded and absorbed
 linear     the projections of one attention layer, fp8 and bfloat16
 step       a decoding step of K layers with dummy weights, as one CUDA graph (--layers K)
 """
 
 import argparse
+import os
 from collections.abc import Callable
 
 import torch
@@ -18,7 +20,8 @@ from eprt.engine.graphs import DecodeGraphs
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch
 from eprt.models.loader import load_model
-from eprt.ops.cuda import grouped_experts, linear, mla_triton
+from eprt.ops.cuda import attention, grouped_experts, linear, mla_expanded
+from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
 NUM_RANKS = 0
@@ -71,7 +74,7 @@ def bf16_weight(*shape: int) -> Weight:
 def bench_experts(report: Report, hbm: float, num_experts: int = 32) -> None:
     for name, make, size in (("fp8", fp8_weight, 1), ("bf16", bf16_weight, 2)):
         w13, w2 = make(num_experts, 2 * WIDTH, HIDDEN), make(num_experts, HIDDEN, WIDTH)
-        for rows in (8, 16, 32, 64, 256):
+        for rows in (8, 16, 32, 64, 128, 512):
             x = torch.randn(num_experts * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
             count = torch.full((num_experts,), rows, dtype=torch.int32, device="cuda")
             times = gpu_time([lambda x=x, count=count, w13=w13, w2=w2: grouped_experts(x, count, w13, w2)])
@@ -84,20 +87,59 @@ def bench_experts(report: Report, hbm: float, num_experts: int = 32) -> None:
             )  # fmt: skip
 
 
+def matrix_rate() -> float:
+    """bf16 operations per second of a large product of random matrices."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / gpu_time([lambda: a @ b]).median_s
+
+
+def latent_cache(tokens: int, fp8: bool) -> Tensor:
+    """Pages of 64."""
+    entry = KVFormat(LATENT, ROPE, torch.uint8 if fp8 else torch.bfloat16)
+    kv = torch.randn(tokens, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
+    return entry.encode(kv).view(-1, 64, entry.width)
+
+
 def bench_attention(report: Report, hbm: float) -> None:
+    """Decodes. Below a few hundred tokens of context per byte read, 128 heads make this bound by arithmetic: both
+    floors are told."""
+    rate = matrix_rate()
     for requests in (32, 64, 128):
-        pages = torch.randn(requests * CONTEXT // 64, 64, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
-        table = torch.randperm(len(pages), device="cuda").int().view(requests, -1)
-        length = torch.full((requests,), CONTEXT, dtype=torch.int32, device="cuda")
-        q = torch.randn(requests, HEADS, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
-        inputs = (q[..., :LATENT], q[..., LATENT:], pages, table, length, None, 0.1)
-        times = gpu_time([lambda inputs=inputs: mla_triton.attend(*inputs)])
-        floor_s = pages.nbytes / hbm
-        report.row(
-            what="attention", rows=requests, **times.columns("eprt"), floor_us=floor_s * 1e6,
-            share_of_hbm=floor_s / times.median_s,
-            tflops=2 * requests * CONTEXT * HEADS * (2 * LATENT + ROPE) / times.median_s / 1e12,
-        )  # fmt: skip
+        for name, fp8 in [(name, False) for name in attention.installed()] + [("triton", True)]:
+            pages = latent_cache(requests * CONTEXT, fp8)
+            table = torch.randperm(len(pages), device="cuda").int().view(requests, -1)
+            length = torch.full((requests,), CONTEXT, dtype=torch.int32, device="cuda")
+            q = torch.randn(requests, HEADS, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
+            inputs = (q[..., :LATENT], q[..., LATENT:], pages, table, length, None, 0.1)
+            attend = attention.kernels(name)[0].attend
+            times = gpu_time([lambda inputs=inputs, attend=attend: attend(*inputs)])
+            operations = 2 * requests * CONTEXT * HEADS * (2 * LATENT + ROPE)
+            report.row(
+                what=f"attention {name}{' fp8 cache' if fp8 else ''}", rows=requests, **times.columns("eprt"),
+                floor_us=pages.nbytes / hbm * 1e6, share_of_hbm=pages.nbytes / hbm / times.median_s,
+                compute_floor_us=operations / rate * 1e6, tflops=operations / times.median_s / 1e12,
+            )  # fmt: skip
+
+
+def bench_prompt(report: Report, hbm: float) -> None:
+    """Attention of one prompt's new tokens over what is cached before them, expanded and absorbed."""
+    w_kv_b = torch.randn(HEADS * 256, LATENT, device="cuda", dtype=torch.bfloat16) * LATENT**-0.5
+    rate = matrix_rate()
+    for new, cached in ((8192, 0), (1024, 7168), (1024, 0), (256, 0)):
+        context = new + cached
+        pages = latent_cache(context, False)
+        table = torch.randperm(len(pages), device="cuda").int().view(1, -1)
+        length, start = (torch.tensor(x, device="cuda").int() for x in ([context], [0, new]))
+        q = torch.randn(new, HEADS, 192, device="cuda", dtype=torch.bfloat16)
+        inputs = (q[..., :128], q[..., 128:], pages, table, length, start, w_kv_b, 0.1)
+        pairs = HEADS * (new * context - new * (new - 1) / 2)
+        operations = 2 * pairs * (192 + 128) + 2 * context * LATENT * HEADS * 256
+        for form, attend in (("expanded", mla_expanded.attend_prompts), ("absorbed", attention.absorbed)):
+            times = gpu_time([lambda inputs=inputs, attend=attend: attend(*inputs)], samples=5)
+            report.row(
+                what=f"prompt {form}, {cached} cached", rows=new, **times.columns("eprt"),
+                compute_floor_us=operations / rate * 1e6, tokens_per_s=new / times.median_s,
+            )  # fmt: skip
 
 
 def bench_linear(report: Report, hbm: float) -> None:
@@ -124,9 +166,10 @@ def bench_step(report: Report, hbm: float, num_layers: int) -> None:
     num_pages = CONTEXT // page_size
     shape = (config.num_hidden_layers, sizes[-1] * num_pages + 1, page_size, config.kv_dim)
     cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    with torch.inference_mode():
-        graphs = DecodeGraphs(model, cache, sizes, num_pages, shape[1] - 1)
-        for requests in sizes:
+    for name, requests in ((name, requests) for name in attention.installed() for requests in sizes):
+        os.environ["EPRT_GPU_ATTENTION"] = name
+        with torch.inference_mode():
+            graphs = DecodeGraphs(model, cache, [requests], num_pages, shape[1] - 1)
             batch = decode_batch(requests, num_pages, page_size, config.vocab_size)
             graphs.run(batch)
             before = sum(sum(layer.expert_load()) for layer in model.moe_layers())
@@ -136,9 +179,11 @@ def bench_step(report: Report, hbm: float, num_layers: int) -> None:
             times = gpu_time_of_replay(graphs, batch)
             floor_s = step_bytes(model, cache, requests, num_pages) / hbm
             report.row(
-                what=f"step of {num_layers} layers", rows=requests, **times.columns("eprt"), floor_us=floor_s * 1e6,
-                share_of_hbm=floor_s / times.median_s,
+                what=f"step of {num_layers} layers, {name}", rows=requests, **times.columns("eprt"),
+                floor_us=floor_s * 1e6, share_of_hbm=floor_s / times.median_s, times_floor=times.median_s / floor_s,
             )  # fmt: skip
+            del graphs
+    del os.environ["EPRT_GPU_ATTENTION"]
     model.close()
 
 
@@ -188,7 +233,7 @@ def step_bytes(model, cache: Tensor, requests: int, num_pages: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=["experts", "attention", "linear", "step"])
+    parser.add_argument("--only", nargs="*", default=["experts", "attention", "prompt", "linear", "step"])
     parser.add_argument("--layers", type=int, default=5, help="of the step: the first three are dense, the others MoE")
     arguments = parser.parse_args()
     take_device("cuda", EPGroup.single())
@@ -196,7 +241,7 @@ def main() -> None:
     hbm = bandwidth()
     name = torch.cuda.get_device_name()
     report = Report("gpu_layers", {"device": name, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__})
-    sections = {"experts": bench_experts, "attention": bench_attention, "linear": bench_linear}
+    sections = {"experts": bench_experts, "attention": bench_attention, "prompt": bench_prompt, "linear": bench_linear}
     for section in arguments.only:
         if section in sections:
             sections[section](report, hbm)

@@ -42,8 +42,7 @@ class MLA:
     def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
         """Writes this batch's cache entries, then attends. kv_pages: [pages, page_size, D], or as KVFormat says."""
         q_nope_TNC, q_rope_TNR = self._queries(x_TH, batch)
-        entries_TD = self._cache_entries(x_TH, batch)
-        ops.cache_insert(kv_pages, batch.kv_slot_T, entries_TD, self.config.qk_rope_head_dim)
+        self._insert(x_TH, batch, kv_pages)
         return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages).flatten(1))
 
     def _queries(self, x_TH: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
@@ -57,11 +56,10 @@ class MLA:
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
         return q_nope, self.rotate(q_rope, self.cos_sin_PR, batch.position_T)
 
-    def _cache_entries(self, x_TH: Tensor, batch: ForwardBatch) -> Tensor:
-        c = self.config
-        latent, k_rope = self.weights.kv_a(x_TH).split([c.kv_lora_rank, c.qk_rope_head_dim], dim=-1)
-        k_rope = self.rotate(k_rope.unsqueeze(1), self.cos_sin_PR, batch.position_T).squeeze(1)
-        return torch.cat((self.weights.kv_a_norm(latent), k_rope), dim=-1)
+    def _insert(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> None:
+        norm, interleaved = self.weights.kv_a_norm, self.config.rope_interleave
+        where, rotation = (kv_pages, batch.kv_slot_T), (self.cos_sin_PR, batch.position_T, interleaved)
+        ops.latent_insert(*where, self.weights.kv_a(x_TH), norm.weight_H, norm.eps, *rotation)
 
     def _attend(self, q_nope: Tensor, q_rope: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
         """[T, N, value]: the decode rows absorbed, the rows of prompts by extension, both in one step."""

@@ -15,12 +15,14 @@ count_choices = by_device(choices.count_choices)
 experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
 gate_topk = by_device(gates.gate_topk)
 grouped_experts = by_device(products.grouped_experts)
+latent_insert = by_device(attention.latent_insert)
 linear = by_device(products.linear)
 mla_decode = by_device(attention.mla_decode)
 mla_extend = by_device(attention.mla_extend)
 rms_norm = by_device(elementwise.rms_norm)
 rope_half = by_device(elementwise.rope_half)
 rope_interleaved = by_device(elementwise.rope_interleaved)
+silu_linear = by_device(products.silu_linear)
 silu_mul = by_device(elementwise.silu_mul)
 sum_rows = by_device(rows.sum_rows)
 
@@ -35,6 +37,7 @@ __all__ = [
     "experts_up",
     "gate_topk",
     "grouped_experts",
+    "latent_insert",
     "linear",
     "mla_decode",
     "mla_extend",
@@ -43,6 +46,7 @@ __all__ = [
     "rms_norm",
     "rope_half",
     "rope_interleaved",
+    "silu_linear",
     "silu_mul",
     "sum_rows",
 ]

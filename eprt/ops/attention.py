@@ -18,7 +18,7 @@ to rounding only: they order the same sums differently.
 import torch
 from torch import Tensor
 
-from eprt.ops import native
+from eprt.ops import elementwise, native
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -70,6 +70,26 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
         raise ValueError(
             f"kv_slot[{bad}] = {slot_T[bad].item()} is outside the cache of {num_pages} pages of {page_size} tokens"
         )
+
+
+def latent_insert(
+    kv_pages: Tensor,
+    kv_slot_T: Tensor,
+    kv_TD: Tensor,
+    norm_weight_L: Tensor,
+    eps: float,
+    cos_sin_PR: Tensor,
+    position_T: Tensor,
+    interleaved: bool,
+) -> None:
+    """What the projection made of each token becomes its cache entry: RMSNorm of the latent, rotation of the key,
+    cache_insert. cos_sin_PR, position_T, interleaved: see rope_interleaved and rope_half."""
+    rope_size = kv_TD.shape[1] - norm_weight_L.shape[0]
+    latent_TL, k_rope_TR = kv_TD.split([norm_weight_L.shape[0], rope_size], dim=-1)
+    rotate = elementwise.rope_interleaved if interleaved else elementwise.rope_half
+    k_rope_TR = rotate(k_rope_TR.unsqueeze(1), cos_sin_PR, position_T).squeeze(1)
+    entries_TD = torch.cat((elementwise.rms_norm(latent_TL, norm_weight_L, eps), k_rope_TR), dim=-1)
+    cache_insert(kv_pages, kv_slot_T, entries_TD, rope_size)
 
 
 def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, softmax_scale: float) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops import native
+from eprt.ops.elementwise import silu_mul
 from eprt.ops.weight import BLOCK, Weight
 
 _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
@@ -29,6 +30,11 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
     y_MN = x_MK.new_empty(x_MK.shape[0], n)
     native.load().linear(y_MN, x_MK, w_NK.data, w_NK.scale, bias_N, torch.get_num_threads())
     return y_MN
+
+
+def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
+    """The second half of a SwiGLU block: linear(silu_mul(x), w). x: [M, 2I], gate then up."""
+    return linear(silu_mul(x_MI2), w_NI)
 
 
 def grouped_experts(

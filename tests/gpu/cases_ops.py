@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from eprt.ops import cuda, reference
+from eprt.ops.cuda import attention as cuda_attention
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.linear import _add_parts
 from eprt.ops.cuda.mla_expanded import attend_prompts
 from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.rows import sum_rows
 from eprt.ops.weight import Weight, quantize_fp8
@@ -65,6 +67,10 @@ def silu(draw: Draw) -> None:
         for rows, size in ((3, 96), (2, 2048), (0, 64)):
             x = draw.normal(rows, 2 * size, dtype=dtype)
             near(cuda.silu_mul(x), reference.silu_mul(x.cpu()), ROUNDING[dtype], f"silu_mul {dtype} {rows}x{size}")
+            for padded_to in (1, 16):
+                data, scale = silu_mul_quantize(x, padded_to)
+                back = (data.float() * scale.repeat_interleave(128, 1)[:, :size])[:rows]
+                near(back, reference.silu_mul(x.cpu().float()), 0.08, f"silu_mul_quantize {dtype} {rows}x{size}")
 
 
 def ropes(draw: Draw) -> None:
@@ -95,6 +101,27 @@ def cache(draw: Draw) -> None:
     # The interpreter cuts off where GPUs round: half a step of e4m3 apart.
     near(got[..., :40], want[..., :40], 0.05, "fp8 latents")
     near(got[..., 40:], want[..., 40:], ROUNDING[torch.bfloat16], "rotated keys beside fp8 latents")
+
+
+def latents(draw: Draw) -> None:
+    """Norm, rotation and insertion in one kernel: the separate operators, one after the other."""
+    for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        for latent, rope, interleaved in ((40, 8, True), (512, 64, True), (512, 64, False)):
+            entry = KVFormat(latent, rope, torch.uint8 if fp8 else dtype)
+            pages = torch.zeros(6, 4, entry.width, dtype=entry.dtype, device=draw.device)
+            kv = draw.normal(5, latent + rope + 8, dtype=dtype)[:, 8:]
+            weight, table = draw.normal(latent, dtype=dtype), draw.normal(50, rope)
+            slots, position = torch.tensor([23, 0, 7, 8, 22]).to(draw.device), draw.integers(0, 50, 5)
+            norm = reference.rms_norm(*cpu(kv[:, :latent], weight), 1e-6)
+            rotate = reference.rope_interleaved if interleaved else reference.rope_half
+            key = rotate(*cpu(kv[:, None, latent:], table, position))[:, 0]
+            want = pages.cpu()
+            reference.cache_insert(want, slots.cpu(), torch.cat((norm, key), dim=-1), rope)
+            cuda.latent_insert(pages, slots, kv, weight, 1e-6, table, position, interleaved)
+            got, want = entry.decode(pages.cpu()), entry.decode(want)
+            tolerance = 0.05 if fp8 else ROUNDING[dtype]
+            near(got[..., :latent], want[..., :latent], tolerance, f"latents {dtype} {'fp8' if fp8 else ''}")
+            near(got[..., latent:], want[..., latent:], ROUNDING[dtype], f"rotated keys {dtype}")
 
 
 def gates(draw: Draw) -> None:
@@ -158,6 +185,18 @@ def linears(draw: Draw, shapes=((1, 256, 128), (7, 96, 200), (33, 130, 384), (0,
         x = x.bfloat16()
         want = _fp8_oracle(x, fp8, bias)
         near(cuda.linear(x, on_device, bias), want, ROUNDING[torch.bfloat16], f"fp8 linear {rows}x{n}x{k}")
+
+
+def silu_linears(draw: Draw) -> None:
+    for rows, n, k in ((3, 96, 256), (70, 272, 1024)):
+        x, weight = draw.normal(rows, 2 * k), draw.normal(n, k, scale=k**-0.5)
+        want = reference.silu_mul(x.cpu()) @ weight.cpu().T
+        near(cuda.silu_linear(x, Weight(weight)), want, 4e-6, f"silu_linear fp32 {rows}x{n}x{k}")
+        fp8 = quantize_fp8(weight.cpu())
+        want = reference.silu_mul(x.bfloat16().cpu().float()) @ fp8.dequantize().T
+        got = cuda.silu_linear(x.bfloat16(), _on(draw.device, fp8))
+        assert got.dtype == torch.bfloat16
+        near(got, want, 0.08, f"silu_linear fp8 {rows}x{n}x{k}")
 
 
 def splits_of_k(draw: Draw) -> None:
@@ -291,10 +330,34 @@ def splits(draw: Draw, heads: int, latent: int, rope: int, table: Tensor, length
         near(attend(q, r, pages, table, length, None, 0.2, num_splits=count), whole, 5e-3, f"{count} splits")
 
 
+def libraries(draw: Draw) -> None:
+    """Every attention kernel that is installed, at DeepSeek's sizes, also recorded in a graph whose lengths change."""
+    for name in cuda_attention.installed():
+        length = torch.tensor([1, 64, 1000, 129]).int().to(draw.device)
+        pages = draw.normal(40, 64, 576, dtype=torch.bfloat16)
+        table = torch.stack([torch.randperm(40, generator=draw.generator)[:16] for _ in range(4)]).int().to(draw.device)
+        q, w = draw.normal(4, 128, 192, dtype=torch.bfloat16), draw.normal(128 * 256, 512, scale=0.04).bfloat16()
+        latent = torch.einsum("tnc,ncl->tnl", q[..., :128], w.view(128, 256, 512)[:, :128])
+        kernel = cuda_attention.kernels(name)[0]
+        inputs = latent, q[..., 128:], pages, table, length, None, 0.08
+        if kernel.refusal(latent, q[..., 128:], pages, None) is not None:
+            continue
+        kernel.attend(*inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = kernel.attend(*inputs)
+        for lengths in ([1, 64, 1000, 129], [1024, 1, 1, 513]):
+            length.copy_(torch.tensor(lengths))
+            graph.replay()
+            value = torch.einsum("tnl,nvl->tnv", recorded, w.view(128, 256, 512)[:, 128:])
+            want = reference.mla_decode(*cpu(q[..., :128], q[..., 128:], pages, table, length, w), 0.08)
+            near(value, want, 2e-2, f"{name}, lengths {lengths}")
+
+
 def large_linears(draw: Draw) -> None:
     """Where cuBLAS multiplies fp8, and where K is split."""
     linears(draw, shapes=((130, 272, 1024), (40, 2112, 7168), (3, 2112, 7168)))
 
 
-SMALL = (norms, silu, ropes, cache, gates, quantising, rows_back, linears, splits_of_k, signals)
-ALL = (*SMALL, experts, attention, large_linears)
+SMALL = (norms, silu, ropes, cache, latents, gates, quantising, rows_back, linears, silu_linears, splits_of_k, signals)
+ALL = (*SMALL, experts, attention, libraries, large_linears)

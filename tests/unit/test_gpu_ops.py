@@ -39,6 +39,32 @@ except ImportError as error:
     assert "pip install triton" in run("-c", code)
 
 
+def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(monkeypatch):
+    pytest.importorskip("triton")
+    from eprt.ops.cuda import attention, mla_flashmla, mla_triton
+
+    def chosen(wanted: str, page_size: int = 64, dtype: torch.dtype = torch.bfloat16, prompts: bool = False):
+        attention.kernels.cache_clear()
+        monkeypatch.setenv("EPRT_GPU_ATTENTION", wanted)
+        q, r = torch.empty(2, 128, 512, dtype=dtype), torch.empty(2, 128, 64, dtype=dtype)
+        pages = torch.empty(3, page_size, 576, dtype=dtype)
+        return attention.kernel(q, r, pages, torch.zeros(3) if prompts else None)
+
+    monkeypatch.setattr(mla_flashmla, "is_installed", lambda: False)
+    assert chosen("auto") is chosen("triton") is mla_triton.attend
+    with pytest.raises(ImportError, match=r"EPRT_GPU_ATTENTION=flashmla: it is not installed; pip install git\+https"):
+        chosen("flashmla")
+    monkeypatch.setattr(mla_flashmla, "is_installed", lambda: True)
+    assert chosen("auto") is chosen("flashmla") is mla_flashmla.attend
+    assert chosen("triton") is chosen("auto", prompts=True) is mla_triton.attend
+    assert chosen("auto", page_size=16) is chosen("auto", dtype=torch.float32) is mla_triton.attend
+    with pytest.raises(
+        ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"
+    ):
+        chosen("flashmla", page_size=16)
+    attention.kernels.cache_clear()
+
+
 def test_an_unknown_device_is_named():
     with pytest.raises(ValueError, match="'meta'"):
         by_device(lambda x: x)(torch.empty(1, device="meta"))

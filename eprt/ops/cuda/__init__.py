@@ -5,12 +5,12 @@ CUDA graph. Values are therefore not checked: the engine's slots, pages, positio
 """
 
 from eprt.ops.cuda.attention import mla_decode, mla_extend
-from eprt.ops.cuda.cache import cache_insert
+from eprt.ops.cuda.cache import cache_insert, latent_insert
 from eprt.ops.cuda.checksum import add_checksum
 from eprt.ops.cuda.choices import count_choices
 from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_topk
-from eprt.ops.cuda.linear import linear
+from eprt.ops.cuda.linear import linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope_half, rope_interleaved
@@ -27,12 +27,14 @@ __all__ = [
     "experts_up",
     "gate_topk",
     "grouped_experts",
+    "latent_insert",
     "linear",
     "mla_decode",
     "mla_extend",
     "rms_norm",
     "rope_half",
     "rope_interleaved",
+    "silu_linear",
     "silu_mul",
     "sum_rows",
 ]

@@ -25,12 +25,16 @@ _KERNELS = {
 }
 
 
+def installed() -> list[str]:
+    """Names of the kernels there are on this machine, the preferred one first."""
+    return [name for name, (module, _) in _KERNELS.items() if import_module(module).is_installed()]
+
+
 @functools.cache
 def kernels(wanted: str) -> tuple[ModuleType, ...]:
     """Those to ask, in order. wanted: EPRT_GPU_ATTENTION. ImportError for one that is wanted by name and missing."""
     if wanted == "auto":
-        modules = (import_module(module) for module, _ in _KERNELS.values())
-        return tuple(module for module in modules if module.is_installed())
+        return tuple(import_module(_KERNELS[name][0]) for name in installed())
     module, install = import_module(_KERNELS[wanted][0]), _KERNELS[wanted][1]
     if not module.is_installed():
         raise ImportError(f"EPRT_GPU_ATTENTION={wanted}: it is not installed; {install}, or use auto")
@@ -58,7 +62,7 @@ def mla_decode(
     w_kv_b: Tensor,
     softmax_scale: float,
 ) -> Tensor:
-    return _mla(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, None, w_kv_b, softmax_scale)
+    return absorbed(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, None, w_kv_b, softmax_scale)
 
 
 def mla_extend(
@@ -72,12 +76,12 @@ def mla_extend(
     softmax_scale: float,
 ) -> Tensor:
     """Many new tokens of bfloat16 per request, in expanded form; otherwise absorbed, like decodes."""
-    inputs = q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale
     expands = q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], seq_len_B.shape[0])
-    return mla_expanded.attend_prompts(*inputs) if expands else _mla(*inputs)
+    attend = mla_expanded.attend_prompts if expands else absorbed
+    return attend(q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale)
 
 
-def _mla(
+def absorbed(
     q_nope_TNC: Tensor,
     q_rope_TNR: Tensor,
     kv_pages: Tensor,

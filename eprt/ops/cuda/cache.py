@@ -1,6 +1,5 @@
 """Writes entries into the paged latent cache."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,44 +10,107 @@ _SMALLEST = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
-def _cache_insert(pages, slot_T, kv, token_stride, size, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    slot = tl.load(slot_T + token).to(tl.int64)
-    value = tl.load(kv + token * token_stride + column, mask=column < size, other=0.0)
-    tl.store(pages + slot * size + column, value.to(pages.dtype.element_ty), mask=column < size)
+def _store_entry(entry, latent, i, latent_size, entry_rope_at, FP8: tl.constexpr):
+    """The latent of one entry, fp32, and for fp8 its scale. entry_rope_at: byte after the rotated key."""
+    if FP8:
+        scale = tl.maximum(tl.max(tl.abs(latent), 0) / 448.0, _SMALLEST)
+        tl.store(entry.to(tl.pointer_type(tl.float8e4nv)) + i, (latent / scale).to(tl.float8e4nv), mask=i < latent_size)
+        tl.store((entry + entry_rope_at).to(tl.pointer_type(tl.float32)), scale)
+    else:
+        tl.store(entry + i, latent.to(entry.dtype.element_ty), mask=i < latent_size)
 
 
 @triton.jit
-def _cache_insert_fp8(
-    pages, slot_T, kv, token_stride, latent_size, rope_size, entry_size, LATENT: tl.constexpr, ROPE: tl.constexpr
+def _rope_of(entry, latent_size, FP8: tl.constexpr):
+    """Where the rotated key of an entry lies."""
+    if FP8:
+        return (entry + latent_size).to(tl.pointer_type(tl.bfloat16))
+    else:
+        return entry + latent_size
+
+
+@triton.jit
+def _cache_insert(
+    pages, slot_T, kv, token_stride, latent_size, rope_size, entry_size,
+    FP8: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     i, j = tl.arange(0, LATENT), tl.arange(0, ROPE)
     entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
     latent = tl.load(kv + token * token_stride + i, mask=i < latent_size, other=0.0).to(tl.float32)
     rope = tl.load(kv + token * token_stride + latent_size + j, mask=j < rope_size, other=0.0)
-    scale = tl.maximum(tl.max(tl.abs(latent), 0) / 448.0, _SMALLEST)
-    tl.store(entry.to(tl.pointer_type(tl.float8e4nv)) + i, (latent / scale).to(tl.float8e4nv), mask=i < latent_size)
-    tl.store((entry + latent_size).to(tl.pointer_type(tl.bfloat16)) + j, rope.to(tl.bfloat16), mask=j < rope_size)
-    tl.store((entry + latent_size + 2 * rope_size).to(tl.pointer_type(tl.float32)), scale)
+    _store_entry(entry, latent, i, latent_size, latent_size + 2 * rope_size, FP8)
+    rope_at = _rope_of(entry, latent_size, FP8)
+    tl.store(rope_at + j, rope.to(rope_at.dtype.element_ty), mask=j < rope_size)
+
+
+@triton.jit
+def _latent_insert(
+    pages, slot_T, kv, weight, cos_sin, position_T, token_stride, eps, latent_size, half, entry_size,
+    FP8: tl.constexpr, INTERLEAVED: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Norm, rotation and insertion of one token. Rounded where the separate operators round."""
+    token = tl.program_id(0).to(tl.int64)
+    i, pair = tl.arange(0, LATENT), tl.arange(0, HALF)
+    entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
+    row = kv + token * token_stride
+    value = tl.load(row + i, mask=i < latent_size, other=0.0).to(tl.float32)
+    factor = tl.load(weight + i, mask=i < latent_size, other=0.0).to(tl.float32)
+    value = value * (1.0 / tl.sqrt_rn(tl.sum(value * value) / latent_size + eps)) * factor
+    latent = value.to(kv.dtype.element_ty).to(tl.float32)
+    _store_entry(entry, latent, i, latent_size, latent_size + 4 * half, FP8)
+    angles = cos_sin + tl.load(position_T + token).to(tl.int64) * 2 * half
+    cos = tl.load(angles + pair, mask=pair < half, other=0.0)
+    sin = tl.load(angles + half + pair, mask=pair < half, other=0.0)
+    first = 2 * pair if INTERLEAVED else pair
+    second = first + 1 if INTERLEAVED else first + half
+    a = tl.load(row + latent_size + first, mask=pair < half, other=0.0).to(tl.float32)
+    b = tl.load(row + latent_size + second, mask=pair < half, other=0.0).to(tl.float32)
+    rope_at = _rope_of(entry, latent_size, FP8)
+    low, high = (a * cos - b * sin).to(kv.dtype.element_ty), (b * cos + a * sin).to(kv.dtype.element_ty)
+    tl.store(rope_at + first, low.to(rope_at.dtype.element_ty), mask=pair < half)
+    tl.store(rope_at + second, high.to(rope_at.dtype.element_ty), mask=pair < half)
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
     """kv_pages must be contiguous. Slots are not checked. rope_size: of each entry; needed for fp8 pages."""
     tokens, size = kv_TD.shape
-    fp8 = kv_pages.dtype == torch.uint8
+    entry = _checked(kv_pages, size, rope_size)
+    if tokens:
+        _cache_insert[(tokens,)](
+            kv_pages, kv_slot_T, kv_TD, kv_TD.stride(0), size - rope_size, rope_size, entry.width, FP8=entry.is_fp8,
+            LATENT=triton.next_power_of_2(size - rope_size), ROPE=triton.next_power_of_2(max(1, rope_size)),
+        )  # fmt: skip
+
+
+def latent_insert(
+    kv_pages: Tensor,
+    kv_slot_T: Tensor,
+    kv_TD: Tensor,
+    norm_weight_L: Tensor,
+    eps: float,
+    cos_sin_PR: Tensor,
+    position_T: Tensor,
+    interleaved: bool,
+) -> None:
+    """As eprt.ops.attention.latent_insert, in one kernel. kv_pages must be contiguous; slots are not checked."""
+    tokens, size = kv_TD.shape
+    latent_size = norm_weight_L.shape[0]
+    entry = _checked(kv_pages, size, size - latent_size)
+    half = (size - latent_size) // 2
+    if tokens:
+        _latent_insert[(tokens,)](
+            kv_pages, kv_slot_T, kv_TD, norm_weight_L, cos_sin_PR, position_T, kv_TD.stride(0), eps, latent_size, half,
+            entry.width, FP8=entry.is_fp8, INTERLEAVED=interleaved, LATENT=triton.next_power_of_2(latent_size),
+            HALF=triton.next_power_of_2(half),
+        )  # fmt: skip
+
+
+def _checked(kv_pages: Tensor, size: int, rope_size: int) -> KVFormat:
     entry = KVFormat(size - rope_size, rope_size, kv_pages.dtype)
-    if not kv_pages.is_contiguous() or kv_pages.shape[2] != entry.width or (fp8 and rope_size < 1):
+    if not kv_pages.is_contiguous() or kv_pages.shape[2] != entry.width or (entry.is_fp8 and rope_size < 1):
         raise ValueError(
             f"kv_pages is {kv_pages.dtype} {tuple(kv_pages.shape)}: it must be contiguous [pages, page_size, "
             f"{entry.width}] for entries of {size} values, {rope_size} of them rotated"
         )
-    if not tokens:
-        return
-    where = kv_pages, kv_slot_T, kv_TD, kv_TD.stride(0)
-    if fp8:
-        blocks = {"LATENT": triton.next_power_of_2(size - rope_size), "ROPE": triton.next_power_of_2(rope_size)}
-        _cache_insert_fp8[(tokens,)](*where, size - rope_size, rope_size, entry.width, **blocks)
-    else:
-        _cache_insert[(tokens,)](*where, size, BLOCK=triton.next_power_of_2(size))
+    return entry

@@ -1,5 +1,7 @@
 """Dense products: cuBLAS, but for fp8 weights and few rows, where the grouped product's kernel splits K."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from eprt.ops.cuda.grouped_gemm import FP8, count_sms, grouped_gemm, tiling_of
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.cuda.silu import silu_mul, silu_mul_quantize
 from eprt.ops.weight import BLOCK, Weight
 
 _SHORTEST_SPLIT = 768  # columns
@@ -30,9 +33,20 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
     return y_MN.to(out_dtype)
 
 
-def _fp8_linear(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
-    splits = _splits_k(x_MK.shape[0], *w_NK.shape) or not _cublas_takes(w_NK, out_dtype)
-    return _split_gemm(x_MK, w_NK, out_dtype) if splits else _scaled_mm(x_MK, w_NK)
+def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
+    """As eprt.ops.linear.silu_linear. bfloat16 x and fp8 weights: silu(gate) * up is quantised as it is computed."""
+    if w_NI.scale is None or x_MI2.dtype == torch.float32:
+        return linear(silu_mul(x_MI2), w_NI)
+    return _fp8_linear(x_MI2, w_NI, x_MI2.dtype, silu_mul_quantize)
+
+
+def _fp8_linear(
+    x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype, quantise: Callable[..., tuple[Tensor, Tensor]] = quantize_rows
+) -> Tensor:
+    rows = x_MK.shape[0]
+    if _splits_k(rows, *w_NK.shape) or not _cublas_takes(w_NK, out_dtype):
+        return _split_gemm(*quantise(x_MK), w_NK, out_dtype)
+    return _scaled_mm(*quantise(x_MK, padded_to=16), w_NK)[:rows]
 
 
 def _splits_k(rows: int, n: int, k: int) -> bool:
@@ -47,24 +61,21 @@ def _cublas_takes(w_NK: Weight, out_dtype: torch.dtype) -> bool:
     return fits and hasattr(F, "scaled_mm") and torch.cuda.get_device_capability(w_NK.data.device) == (9, 0)
 
 
-def _scaled_mm(x_MK: Tensor, w_NK: Weight) -> Tensor:
+def _scaled_mm(data_PK: Tensor, scale_PG: Tensor, w_NK: Weight) -> Tensor:
     """cuBLAS: many rows. It takes multiples of 16 of them, and their scales column by column."""
     assert w_NK.scale is not None
-    data_PK, scale_PG = quantize_rows(x_MK, padded_to=16)
     per_row, per_block, plain = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128, F.SwizzleType.NO_SWIZZLE
-    y_PN = F.scaled_mm(
+    return F.scaled_mm(
         data_PK, w_NK.data.T, [scale_PG], [per_row], [w_NK.scale.T], [per_block], [plain], [plain], None, torch.bfloat16
     )
-    return y_PN[: x_MK.shape[0]]
 
 
-def _split_gemm(x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
+def _split_gemm(data_MK: Tensor, scale_MG: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
     """Few rows: K is split so that every SM reads weights."""
-    data_MK, scale_MG = quantize_rows(x_MK)
-    (M, K), N = x_MK.shape, w_NK.shape[0]
+    (M, K), N = data_MK.shape, w_NK.shape[0]
     tiling = tiling_of(FP8, min(M, 64), gated=False)
     tiles = triton.cdiv(M, tiling.block_m) * triton.cdiv(N, tiling.block_n)
-    splits = max(1, min(2 * count_sms(x_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
+    splits = max(1, min(2 * count_sms(data_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
     y = grouped_gemm(data_MK, w_NK, x_scale_RG=scale_MG, dtype=out_dtype, tiling=tiling, splits=splits)[0]
     return y if splits == 1 else _add_parts(y, out_dtype)
 

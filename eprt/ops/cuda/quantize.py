@@ -7,7 +7,7 @@ from torch import Tensor
 
 from eprt.ops.weight import BLOCK
 
-_GROUPS = 8
+GROUPS = 8
 # So that a group of zeros divides by something.
 SMALLEST = tl.constexpr(1e-12)
 
@@ -25,6 +25,15 @@ def _quantize_rows(
     tl.store(data + row * size + column, (value / factor[:, None]).to(data.dtype.element_ty), mask=column < size)
 
 
+def empty_quantized(rows: int, size: int, padded_to: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for what quantize_rows returns."""
+    groups, padded = triton.cdiv(size, BLOCK), triton.cdiv(rows, padded_to) * padded_to
+    data_MK = torch.empty(padded, size, dtype=torch.float8_e4m3fn, device=device)
+    if padded_to > 1:
+        return data_MK, torch.empty(groups, padded, dtype=torch.float32, device=device).T
+    return data_MK, torch.empty(rows, groups, dtype=torch.float32, device=device)
+
+
 def quantize_rows(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
     """(e4m3 [M, K], fp32 [M, ceil(K / 128)]) of float32 or bfloat16 rows.
 
@@ -32,15 +41,11 @@ def quantize_rows(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
     column by column.
     """
     rows, size = x_MK.shape
-    groups, padded = triton.cdiv(size, BLOCK), triton.cdiv(rows, padded_to) * padded_to
-    data_MK = torch.empty(padded, size, dtype=torch.float8_e4m3fn, device=x_MK.device)
-    if padded_to > 1:
-        scale_MG = torch.empty(groups, padded, dtype=torch.float32, device=x_MK.device).T
-    else:
-        scale_MG = torch.empty(rows, groups, dtype=torch.float32, device=x_MK.device)
+    data_MK, scale_MG = empty_quantized(rows, size, padded_to, x_MK.device)
     if rows:
-        _quantize_rows[(rows, triton.cdiv(groups, _GROUPS))](
+        groups = triton.cdiv(size, BLOCK)
+        _quantize_rows[(rows, triton.cdiv(groups, GROUPS))](
             data_MK, scale_MG, x_MK, x_MK.stride(0), size, groups, scale_MG.stride(0), scale_MG.stride(1),
-            GROUPS=_GROUPS, SIZE=BLOCK,
+            GROUPS=GROUPS, SIZE=BLOCK,
         )  # fmt: skip
     return data_MK, scale_MG
