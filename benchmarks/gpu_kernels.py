@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.report import table
 from eprt.ops import cuda
-from eprt.ops.cuda import grouped_gemm, mla_expanded, mla_triton
+from eprt.ops.cuda import grouped_gemm, mla_expanded, mla_triton, silu
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -126,7 +126,13 @@ def norms() -> None:
     cuda.silu_mul(tensor(128, 2 * WIDTH))
     position = tensor(128, dtype=torch.int64)
     cuda.rope_interleaved(tensor(128, HEADS, ROPE), tensor(4096, ROPE, dtype=torch.float32), position)
-    cuda.cache_insert(tensor(16, 64, LATENT + ROPE), position, tensor(128, LATENT + ROPE))
+    angles, latent_norm = tensor(4096, ROPE, dtype=torch.float32), tensor(LATENT)
+    for dtype in (torch.bfloat16, torch.uint8, torch.float32):
+        pages = tensor(16, 64, KVFormat(LATENT, ROPE, dtype).width, dtype=dtype)
+        kv = tensor(128, LATENT + ROPE, dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
+        cuda.cache_insert(pages, position, kv, ROPE)
+        cuda.latent_insert(pages, position, kv, latent_norm, 1e-6, angles, position, True)
+    silu.silu_mul_quantize(tensor(128, 2 * WIDTH))
     cuda.sum_rows(tensor(1024, HIDDEN), tensor(128, 8, dtype=torch.int64), tensor(128, 8, dtype=torch.float32))
     logits, bias = tensor(128, 256, dtype=torch.float32), tensor(256, dtype=torch.float32)
     cuda.gate_topk(logits, bias, "sigmoid", 8, 8, 4, True, 2.5)
@@ -161,7 +167,6 @@ def attention() -> None:
         mla_triton.attend(q, r, pages, table_BP[:3], length[:3], length[:4], 0.1)
     entry = KVFormat(LATENT, ROPE, torch.uint8)
     pages = tensor(100, 64, entry.width, dtype=torch.uint8)
-    cuda.cache_insert(pages, tensor(128, dtype=torch.int64), tensor(128, LATENT + ROPE), ROPE)
     mla_triton.attend(tensor(32, HEADS, LATENT), tensor(32, HEADS, ROPE), pages, table_BP, length, None, 0.1, 4)
     q, w_kv_b = tensor(4096, HEADS, 192), tensor(HEADS * 256, LATENT)
     for cache in (pages, tensor(100, 64, LATENT + ROPE)):

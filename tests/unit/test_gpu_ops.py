@@ -58,9 +58,7 @@ def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(mo
     assert chosen("auto") is chosen("flashmla") is mla_flashmla.attend
     assert chosen("triton") is chosen("auto", prompts=True) is mla_triton.attend
     assert chosen("auto", page_size=16) is chosen("auto", dtype=torch.float32) is mla_triton.attend
-    with pytest.raises(
-        ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"
-    ):
+    with pytest.raises(ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"):
         chosen("flashmla", page_size=16)
     attention.kernels.cache_clear()
 
