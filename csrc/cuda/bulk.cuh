@@ -6,22 +6,16 @@
 namespace eprt {
 
 #if __CUDA_ARCH__ >= 900
-EPRT_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-
-EPRT_DEVICE void barrier_init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
-
 EPRT_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
 
 EPRT_DEVICE void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (!done)
+  uint32_t ended = 0;
+  while (!ended)
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
+                 : "=r"(ended)
                  : "r"(shared_address(barrier)), "r"(parity)
                  : "memory");
 }
@@ -96,7 +90,7 @@ struct Ring {
       : slot(slots), full(barriers), slot_bytes(slot_bytes) {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
-      for (int i = 0; i < kSlots; ++i) barrier_init(full + i);
+      for (int i = 0; i < kSlots; ++i) barrier_init(full + i, 1);
       bulk_fence_shared();
     }
     __syncwarp();
@@ -147,14 +141,14 @@ EPRT_DEVICE void bulk_wait_all_but(int groups) {
 // Flags of the last rows, handed in when the copies of two rows more have been issued and their own are written: so the
 // warp goes on while copies are on their way.
 struct LateFlags {
-  FlagDesk* desk;
+  FlagSource source;
   uint32_t* flag[2] = {};
   int last_groups = 0;  // of the row before
 
   // After the commit of the copies that the flag announces, in so many groups.
   EPRT_DEVICE void add(uint32_t* next, int groups, int lane) {
     bulk_wait_all_but(last_groups + groups);
-    hand_in(desk, flag[0], lane);
+    source.hand_in(flag[0], lane);
     flag[0] = flag[1];
     flag[1] = next;
     last_groups = groups;
@@ -162,9 +156,9 @@ struct LateFlags {
 
   EPRT_DEVICE void close(int lane) {
     bulk_wait_written<0>();
-    hand_in(desk, flag[0], lane);
-    hand_in(desk, flag[1], lane);
-    close_desk(desk, lane);
+    source.hand_in(flag[0], lane);
+    source.hand_in(flag[1], lane);
+    source.close(lane);
   }
 };
 

@@ -91,7 +91,7 @@ EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_plac
     if (sends && blockIdx.x == 0) p.layout.epoch[verb] = call->epoch;
   }
   open_book(&call->book, keeps_book(p.division, p.phases));
-  if (warp < kWarps) call->desk[warp].state = share_of(p.division, p.phases, kSend).takes_part ? kEmpty : kClosed;
+  if (warp < kWarps && lane == 0) open_desk(call->desk + warp, share_of(p.division, p.phases, kSend).takes_part);
   __syncthreads();
   if (sends && blockIdx.x == 0) tell_places();
   if (warp == kWarps)

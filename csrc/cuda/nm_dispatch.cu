@@ -270,7 +270,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   read_rows(p, &next, turns.number[0], lane);
   const Destination d = find_destination(p, shared, lane);
   const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
-  LateFlags late{shared->call.desk + warp};
+  LateFlags late{{shared->call.desk + warp}};
   for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
     const int token = turns.number[0];
     const Route route = find_route(p, d, next, token, first_item, lane);
