@@ -2,10 +2,10 @@
 
 All in one run on the same GPUs, taking turns. us: event to event around one call on a cold L2, all ranks started
 together; an empty call takes about 3 us of it. kernel_us: duration of the kernel, what DeepEP's tests print. Of the
-ranks' medians the largest counts. face: eprt through DeepEP's interface, where outputs cross unsummed. GB_s: logical as
-DeepEP counts, the payload of every (token, expert) pair over us. floor_us: the bytes that must cross (each token once
-to each other rank it goes to, each sum back once) over 450 GB/s. to_X: eprt / X, below 1 is better. error_to_fp32: of
-dispatch and combine around experts that change nothing, against fp32 from the tokens as they were.
+ranks' medians the largest counts. face: eprt through DeepEP's interface, where only combine is told the weights. GB_s:
+logical as DeepEP counts, the payload of every (token, expert) pair over us. floor_us: the bytes that must cross (each
+token once to each other rank it goes to, each sum back once) over 450 GB/s. to_X: eprt / X, below 1 is better.
+error_to_fp32: of dispatch and combine around experts that change nothing, against fp32 from the tokens as they were.
 Up to 256 tokens are low latency, more are normal mode (ep_normal.py).
 """
 

@@ -132,6 +132,23 @@ def test_python_and_cuda_agree_on_every_struct():
         assert issubclass(struct, ctypes.Structure)
 
 
+def test_the_protocol_explains_every_field_and_barrier():
+    text = (jit.source_dir().parents[1] / "docs" / "protocol.md").read_text()
+    low_latency, normal = text.split("# Normal mode between GPUs")
+    barriers = re.search(r"enum Barrier : int \{(.*?)\};", jit.read_source("ll_dispatch"), re.DOTALL)
+    assert barriers
+    names = {"mask", "ticket", "Failure", *re.findall(r"^\s*(k\w+)", barriers.group(1), re.MULTILINE)}
+    for struct in (nvlink_layout.HeapLayout, nvlink_layout.Handle):
+        names |= {field[0] for field in struct._fields_}
+    blocks = re.findall(r"```.*?```", low_latency, re.DOTALL)
+    spans = re.findall(r"`[^`]+`", re.sub(r"```.*?```", "", low_latency, flags=re.DOTALL))
+    explained = set(re.findall(r"\w+", " ".join(blocks + spans)))
+    missing = names - explained - {"kWorkers", "kPlacers", "kGroup"}  # these only join threads of one kind
+    assert not missing
+    ours = {field[0] for field in nvlink_normal_layout.HeapLayout._fields_}
+    assert not ours - set(re.findall(r"\w+", normal))
+
+
 def test_the_heap_is_small_and_its_fields_do_not_overlap():
     large = HeapShape(8, 128, 7168, 8, 36, "fp8", exact=False, num_buffers=2)
     offsets, sizes = large.offsets(), large.field_bytes
