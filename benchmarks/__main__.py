@@ -53,10 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from benchmarks import load
 
         return load.main(argv[1:])
+    if argv[:1] == ["layer"]:
+        return _bench_layer(argv[1:])
     parser = argparse.ArgumentParser(
         prog="eprt bench",
         description="Runs benchmarks; prints tables here, writes JSON to benchmarks/results. `eprt bench serve` is "
-        "apart: open-loop load on a server that runs already; see its --help.",
+        "apart: open-loop load on a server that runs already; so is `eprt bench layer -n N`: one MoE layer with and "
+        "without overlap, and its timeline; see their --help.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all that need no GPU")
     parser.add_argument("--list", action="store_true", help="only list them")
@@ -75,6 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = [benchmark.name for benchmark in chosen if not _run(benchmark, arguments.timeout_s)]
     print(f"\nresults in {RESULTS.relative_to(ROOT)}/" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
+
+
+def _bench_layer(argv: Sequence[str]) -> int:
+    """On as many ranks as asked for, GPUs where there are some."""
+    from benchmarks.bench_layer import parse
+
+    ranks = parse(list(argv)).ranks or 2
+    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "benchmarks.bench_layer", *argv]
+    environment = {"OMP_NUM_THREADS": "1", **env.mpi_environment()}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def _run(benchmark: Benchmark, timeout_s: float) -> bool:

@@ -196,7 +196,7 @@ class EngineConfig:
     all ranks have equally many. spare_experts: experts a rank has memory for while they move; 0: they cannot.
     overlap: what a step computes while its tokens and outputs travel: "none", "tbo" (a step's two halves take turns),
     "sbo" (decodes: the shared expert and the experts' second product), "auto" (docs/overlap.md). overlap_sms: SMs of a
-    GPU for communication beside the experts; None: computed.
+    GPU that send outputs beside the experts ("sbo", "auto"); None: as many as pay, by sm_split.py.
     replica_routing: how tokens choose among replicas: "weights" (as the placement says, on every rank alike), "local"
     (the same totals, but each rank prefers its own replica, then its node's), "batch" or "batch-lp" (anew in each step
     and layer, as all ranks' tokens of that step ask; by water-filling, or the exact minimum).
@@ -283,7 +283,8 @@ class EngineConfig:
         if self.overlap_sms is not None:
             _require(1 <= self.overlap_sms <= 64, f"--overlap-sms {self.overlap_sms}: must be in 1..64")
             _require(
-                self.overlap != "none" and self.device != "cpu",
-                f"--overlap-sms {self.overlap_sms}: no SMs are shared with --overlap none or on the CPU; leave it out",
+                self.overlap in ("sbo", "auto") and self.device != "cpu",
+                f"--overlap-sms {self.overlap_sms}: divides a GPU for single-batch overlap; it needs --overlap sbo or "
+                "auto, and --device cuda",
             )
         _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from eprt.config import EngineConfig
 
-# Below so many tokens on the busiest rank two halves cost more (every expert's weights are read twice) than they hide.
-AUTO_LEAST_TOKENS = 2048
+# At 8192 tokens on the busiest rank halves hide more than they cost (every expert's weights are read twice); by the
+# stages' times there they break even at about 2000.
+AUTO_LEAST_TOKENS = 4096
 _log = logging.getLogger(__name__)
 
 

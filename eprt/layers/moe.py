@@ -19,8 +19,8 @@ from eprt.layers.batch import ForwardBatch
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
 from eprt.layers.mlp import MLP
-from eprt.layers.overlap import EXCHANGE, PLAIN, SINGLE_BATCH, TWO_BATCH, Microbatch, Stage
-from eprt.layers.sm_split import device_sms, send_sms, tile_rows
+from eprt.layers.overlap import EXCHANGE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH, Microbatch, Stage
+from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms, send_sms, tile_rows
 from eprt.ops.weight import Weight
 
 MODES = ("normal", "low_latency")
@@ -79,7 +79,7 @@ class EPMoE(nn.Module):
         self._recorder: LoadRecorder | None = None
         self._router: BatchRouter | None = None
         self._row = 0
-        self.overlap_sms: int | None = None  # for communication beside the experts; None: sm_split.py says
+        self.overlap_sms: int | None = None  # for combine send beside the experts; None: sm_split.py says
         self.stages = {
             "gate": self._gate,
             "rounds": self._rounds,
@@ -143,8 +143,14 @@ class EPMoE(nn.Module):
     def schedule(self, batch: ForwardBatch) -> tuple[Stage, ...]:
         if batch.overlap == "tbo":
             return TWO_BATCH
-        sends_tiles = batch.overlap == "sbo" and self.ep[batch.mode].takes_signals
-        return SINGLE_BATCH if sends_tiles else PLAIN
+        if batch.overlap == "none" or not self.ep[batch.mode].takes_signals:
+            return PLAIN
+        return SINGLE_BATCH_TILES if self._sms_to_send(batch.num_tokens) else SINGLE_BATCH
+
+    def _sms_to_send(self, num_tokens: int) -> int:
+        if self.overlap_sms is not None:
+            return self.overlap_sms
+        return send_sms(self.config, num_tokens, self.group.size, len(self.expert_of_slot), device_sms())
 
     def _gate(self, microbatch: Microbatch) -> None:
         batch = microbatch.batch
@@ -176,7 +182,7 @@ class EPMoE(nn.Module):
             part = microbatch.of_rows(slice(done * limit, (done + 1) * limit))
             part.num_rounds = max(1, own_rounds - done)
             for stage in EXCHANGE:
-                self.stages[stage.name](part)
+                part.lanes.run(stage, part, self.stages[stage.name])
             parts.append(part.y_TH)
             all_rounds = max(all_rounds, done + part.received.num_rounds)
             done += 1
@@ -195,14 +201,17 @@ class EPMoE(nn.Module):
 
     def _signals(self, m: Microbatch) -> None:
         T, ranks, slots = m.handle.num_tokens, self.group.size, len(self.expert_of_slot)
-        num_sms = self.overlap_sms or send_sms(self.config, T, ranks, slots)
-        m.signal = m.ep.new_signal(tile_rows(self.config, T, ranks, slots * ranks), num_sms)
+        m.signal = m.ep.new_signal(tile_rows(self.config, T, ranks, slots * ranks), self._sms_to_send(T))
 
     def _experts(self, m: Microbatch) -> None:
         self.load_S += m.received.recv_count_E
         # With static shapes x_RH has room for more rows than come; as a rule a rank gets as many as it sends.
         expected_rows = None if m.ep.config.mode == "normal" else max(1, m.handle.num_tokens) * self.config.top_k
-        num_sms = None if m.signal is None else device_sms() - m.signal.num_sms
+        num_sms = None
+        if m.signal is not None:
+            num_sms = device_sms() - m.signal.num_sms
+        elif m.ep.launches and m.batch is not None and m.batch.overlap == "tbo":
+            num_sms = ONE_PROGRAM_PER_TILE
         self.experts(m.received, m.y_RH, expected_rows, m.signal, num_sms)
 
     def _shared(self, m: Microbatch) -> None:

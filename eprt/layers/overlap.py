@@ -1,8 +1,8 @@
 """What of a layer runs beside what: schedules, and the executor that takes microbatches through them.
 
-A schedule lists the stages of one layer in the order in which one microbatch passes them. A stage has a lane: on GPUs
-each lane is a CUDA stream (lanes.py), elsewhere all are one thread. A stage on the compute lane names what it needs of
-the other lanes; a stage on another lane begins when all that was started on the compute lane before it is done.
+A schedule lists the stages of one layer in the order in which the host starts them for one microbatch. A stage has a
+lane: on GPUs each lane is a CUDA stream (lanes.py), elsewhere all are one thread. A stage names what it needs of other
+lanes; one that is not on the compute lane and names nothing needs all that was started on the compute lane before it.
 
 Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that take turns at every PAUSE. Of one layer:
 
@@ -11,8 +11,11 @@ Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that tak
 
 Single-batch overlap (SBO): one microbatch, for decodes.
 
-    compute   attention | gate | dispatch send | receive | experts: up, then down projection | combine receive
+    compute   attention | gate | dispatch send | receive | experts: up, then down projection | combine | ...
     side                | shared expert                  |
+
+and where sending takes long enough (sm_split.py), tile by tile beside the down projection, on SMs of its own:
+
     comm                                                 | combine send: each tile of rows when it is there |
 
 Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
@@ -34,11 +37,13 @@ COMPUTE, COMM, SIDE = "compute", "comm", "side"
 
 @dataclass(frozen=True)
 class Stage:
-    """name: key of Layer.stages. needs: stages of the same microbatch and layer, on other lanes, that it follows."""
+    """name: key of Layer.stages. needs: stages of the same microbatch and layer, on other lanes, that it follows.
+    marks: it is on the compute lane, and a stage on another lane needs it alone."""
 
     name: str
     lane: str = COMPUTE
     needs: tuple[str, ...] = ()
+    marks: bool = False
 
 
 PAUSE = Stage("pause")
@@ -78,21 +83,48 @@ SINGLE_BATCH = (
     Stage("gate"),
     Stage("dispatch_send"),
     Stage("receive"),
-    Stage("signals"),
-    Stage("combine_send_tiles", COMM),  # before the experts, which would leave its thread blocks no place
     Stage("experts"),
+    Stage("combine_send"),
+    Stage("combine_recv", needs=("shared",)),
+    Stage("add"),
+)
+
+SINGLE_BATCH_TILES = (
+    Stage("attention"),
+    Stage("shared", SIDE),
+    Stage("gate"),
+    Stage("dispatch_send"),
+    Stage("receive"),
+    Stage("signals", marks=True),
+    Stage("experts"),
+    # Waits on the GPU for what the experts write, so it must be launched behind them: to load a kernel or to take
+    # memory the host may have to wait until the GPU is idle. It begins beside them, on SMs that they leave free.
+    Stage("combine_send_tiles", COMM, needs=("signals",)),
     Stage("combine_recv", needs=("combine_send_tiles", "shared")),
     Stage("add"),
 )
+
+
+class Lanes:
+    """Runs stages, here all in the caller's order. trace(stage, index), if set, is a context around each."""
+
+    trace: Callable[[Stage, int], Any] | None = None
+
+    def run(self, stage: Stage, microbatch: "Microbatch", work: Callable[["Microbatch"], None]) -> None:
+        if self.trace is None:
+            work(microbatch)
+        else:
+            with self.trace(stage, microbatch.index):
+                work(microbatch)
 
 
 @dataclass
 class Microbatch:
     """Tokens on their way through the layers, and what each stage leaves for later ones.
 
-    index: 0, or 1 for the second of two. x_TH: the residual stream. h_TH: the MLP's input. logits_TE: the gate's.
-    ep: the exchange of this step's mode. y_RH: the experts' outputs, y_TH: their sums (with shared_TH, of the shared
-    expert). signal: tells combine_send which rows are there. done: an event for each stage on another lane.
+    index: 0, or 1 for the second of two. lanes: what runs its stages. x_TH: the residual stream. h_TH: the MLP's input.
+    logits_TE: the gate's. ep: the exchange of this step's mode. y_RH: the experts' outputs, y_TH: their sums (with
+    shared_TH, of the shared expert). signal: tells combine_send which rows are there. done: events that lanes wait for.
 
     Tensors made on one lane and read on another stay here until the same stage of the next layer: by then the lanes
     have met, so that their memory may be used again.
@@ -101,6 +133,7 @@ class Microbatch:
     batch: ForwardBatch
     x_TH: Tensor
     index: int = 0
+    lanes: Lanes = field(default_factory=Lanes)
     kv_pages: Tensor = None  # type: ignore[assignment]
     h_TH: Tensor = None  # type: ignore[assignment]
     logits_TE: Tensor = None  # type: ignore[assignment]
@@ -119,7 +152,7 @@ class Microbatch:
     def of_rows(self, rows: slice) -> "Microbatch":
         """Some of its tokens, on their way through one exchange."""
         return Microbatch(
-            self.batch, self.x_TH, self.index, h_TH=self.h_TH[rows], ep=self.ep,
+            self.batch, self.x_TH, self.index, self.lanes, h_TH=self.h_TH[rows], ep=self.ep,
             weights_TK=self.weights_TK[rows], slot_idx_TK=self.slot_idx_TK[rows],
         )  # fmt: skip
 
@@ -132,19 +165,6 @@ class Layer(Protocol):
     def schedule(self, batch: ForwardBatch) -> tuple[Stage, ...]: ...
 
 
-class Lanes:
-    """Runs stages, here all in the caller's order. trace(stage, index), if set, is a context around each."""
-
-    trace: Callable[[Stage, int], Any] | None = None
-
-    def run(self, stage: Stage, microbatch: Microbatch, work: Callable[[Microbatch], None]) -> None:
-        if self.trace is None:
-            work(microbatch)
-        else:
-            with self.trace(stage, microbatch.index):
-                work(microbatch)
-
-
 def run_layers(
     layers: Sequence[Layer], x_TH: Tensor, batch: ForwardBatch, kv_pages_L: Sequence[Tensor] | Tensor, lanes: Lanes
 ) -> Tensor:
@@ -152,18 +172,18 @@ def run_layers(
     if batch.overlap == "tbo":
         first, second = batch.halves()
         at = first.num_tokens
-        microbatches = [Microbatch(first, x_TH[:at]), Microbatch(second, x_TH[at:], index=1)]
+        microbatches = [Microbatch(first, x_TH[:at], 0, lanes), Microbatch(second, x_TH[at:], 1, lanes)]
     else:
-        microbatches = [Microbatch(batch, x_TH)]
-    for _ in zip_longest(*(_walk(layers, microbatch, kv_pages_L, lanes) for microbatch in microbatches)):
+        microbatches = [Microbatch(batch, x_TH, 0, lanes)]
+    for _ in zip_longest(*(_walk(layers, microbatch, kv_pages_L) for microbatch in microbatches)):
         pass
     results = [microbatch.x_TH for microbatch in microbatches]
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def _walk(
-    layers: Sequence[Layer], microbatch: Microbatch, kv_pages_L: Sequence[Tensor] | Tensor, lanes: Lanes
-) -> Generator[None]:
+    layers: Sequence[Layer], microbatch: Microbatch, kv_pages_L: Sequence[Tensor] | Tensor
+) -> Generator[None, None, None]:
     """Takes one microbatch through all layers; yields at every PAUSE."""
     for layer, kv_pages in zip(layers, kv_pages_L, strict=True):
         microbatch.kv_pages = kv_pages
@@ -171,4 +191,4 @@ def _walk(
             if stage is PAUSE:
                 yield
             else:
-                lanes.run(stage, microbatch, layer.stages[stage.name])
+                microbatch.lanes.run(stage, microbatch, layer.stages[stage.name])

@@ -1,21 +1,34 @@
 """How a GPU's SMs are divided where communication runs beside the experts.
 
-Single-batch overlap: combine send reads the rows that the down projection writes, sums those of a token and stores one
-row per token and rank. It should take no longer than the down projection, whose time is that of reading its weights,
-with as few SMs as that takes: the rest read weights. Both rates were measured on H200; --overlap-sms overrides.
+Single-batch overlap, tile by tile: combine send reads rows as the down projection writes them, sums those of a token
+and stores one row per token and rank. That hides the time it takes by itself, but the products have fewer SMs, and as
+most tokens are complete only near the end, most of the work is left for then. With S SMs, k of them sending:
+
+    saved   OVERHEAD_S + bytes that cross / LINK_GB_S
+    cost    BESIDE_S + k / S * time of both products + LATE * bytes loaded and stored / (k * SEND_GB_S_PER_SM)
+
+The k of least cost is taken if that is less than what is saved, else none: the outputs are then sent when all are
+there. Between GPUs of one NVLink host sending takes 20 us, and none it is; --overlap-sms overrides.
+
+Two-batch overlap: the other half's dispatch or combine comes and goes on some SMs while a product runs. A product that
+gave each SM its share of tiles beforehand would be as late as the SMs that were taken; with one program per tile the
+hardware gives tiles to whoever is free.
 """
 
 import functools
-import math
 
 import torch
 
 from eprt.config import MoEConfig
 
+LINK_GB_S = 340.0  # leave an H200 over NVLink
 SEND_GB_S_PER_SM = 38.0  # loaded and stored, by thread blocks that sum rows
 HBM_GB_S = 4000.0
-MARGIN = 1.5  # for uneven routing, and for the tiles that come last
-LEAST_SMS, MOST_SMS = 4, 24
+OVERHEAD_S = 10e-6
+BESIDE_S = 20e-6  # streams that fork and meet, counters, the other ranks' last tiles
+LATE = 0.8  # of the work, when the last rows are there
+MOST_SMS = 24
+ONE_PROGRAM_PER_TILE = 1 << 20  # SMs to ask a product's programs for: more than it has tiles
 _WEIGHT_BYTES = {"fp8": 1, "int8": 1, "same": 2}
 
 
@@ -25,16 +38,21 @@ def tile_rows(config: MoEConfig, num_tokens: int, num_ranks: int, num_slots: int
     return min(64, max(16, 1 << (rows - 1).bit_length()))
 
 
-def send_sms(config: MoEConfig, num_tokens: int, num_ranks: int, num_local_slots: int) -> int:
-    """For combine send beside the down projection. num_tokens: of each rank."""
+def send_sms(
+    config: MoEConfig, num_tokens: int, num_ranks: int, num_local_slots: int, sms: int, link_gb_s: float = LINK_GB_S
+) -> int:
+    """For combine send beside the down projection; 0: after it, on all. num_tokens: of each rank. sms: the GPU's."""
     row_bytes = 2 * config.hidden_size
     ranks_of_token = num_ranks * (1 - (1 - 1 / num_ranks) ** config.top_k)
-    send_bytes = num_tokens * (config.top_k + ranks_of_token) * row_bytes
+    crossing = num_tokens * ranks_of_token * (num_ranks - 1) / num_ranks * row_bytes
+    moved = num_tokens * (config.top_k + ranks_of_token) * row_bytes
     touched = num_local_slots * (1 - (1 - config.top_k / config.num_experts) ** (num_tokens * num_ranks))
-    weights = touched * config.hidden_size * config.intermediate_size * _WEIGHT_BYTES[config.weight_format]
-    down_s = weights / (HBM_GB_S * 1e9)
-    needed = send_bytes / (SEND_GB_S_PER_SM * 1e9) / max(down_s, 1e-6) * MARGIN
-    return min(MOST_SMS, max(LEAST_SMS, math.ceil(needed)))
+    weights = 3 * touched * config.hidden_size * config.intermediate_size * _WEIGHT_BYTES[config.weight_format]
+    per_sm_s = weights / (HBM_GB_S * 1e9) / sms
+    late_s = LATE * moved / (SEND_GB_S_PER_SM * 1e9)
+    best = min(range(1, MOST_SMS + 1), key=lambda k: k * per_sm_s + late_s / k)
+    saved_s = OVERHEAD_S + crossing / (link_gb_s * 1e9)
+    return best if BESIDE_S + best * per_sm_s + late_s / best < saved_s else 0
 
 
 @functools.cache

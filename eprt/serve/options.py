@@ -164,7 +164,12 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
     add("--overlap", default=defaults["overlap"], metavar="HOW",
         help="what is computed while tokens travel: none, tbo (two half batches in turn), sbo (decodes: the shared "
         "expert and the experts' second product), auto (default; docs/overlap.md)")  # fmt: skip
-    add("--overlap-sms", type=int, metavar="N", help="SMs of a GPU for communication beside the experts")
+    add(
+        "--overlap-sms",
+        type=int,
+        metavar="N",
+        help="sbo: SMs of a GPU that send outputs beside the experts; default: as many as pay",
+    )
     add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
     add("--overlap-schedule", action=argparse.BooleanOptionalAction,
         help="prepare each step while the one before computes; default: on GPUs")  # fmt: skip

@@ -13,8 +13,18 @@ from eprt.config import MoEConfig
 from eprt.engine.overlap_policy import AUTO_LEAST_TOKENS, OverlapPolicy
 from eprt.layers.batch import ForwardBatch, Split
 from eprt.layers.lanes import StreamLanes
-from eprt.layers.overlap import DENSE, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH, Lanes, Stage, run_layers
-from eprt.layers.sm_split import LEAST_SMS, MOST_SMS, send_sms, tile_rows
+from eprt.layers.overlap import (
+    DENSE,
+    PAUSE,
+    PLAIN,
+    SINGLE_BATCH,
+    SINGLE_BATCH_TILES,
+    TWO_BATCH,
+    Lanes,
+    Stage,
+    run_layers,
+)
+from eprt.layers.sm_split import MOST_SMS, send_sms, tile_rows
 from eprt.serve.options import OptionError, parse
 from tests.unit.test_gpu_engine import DEMO
 
@@ -130,13 +140,14 @@ def test_two_microbatches_take_turns_at_every_pause():
     assert log == want
 
 
-@pytest.mark.parametrize("schedule", [TWO_BATCH, SINGLE_BATCH, PLAIN])
+@pytest.mark.parametrize("schedule", [TWO_BATCH, SINGLE_BATCH, SINGLE_BATCH_TILES, PLAIN])
 def test_schedules_wait_for_all_that_other_lanes_do(schedule):
     """Each stage on another lane is followed, before the layer ends, by one on the compute lane that needs it or what
     comes behind it on its lane: no lane runs on into the next layer."""
     names = [stage.name for stage in schedule if stage is not PAUSE]
     assert len(names) == len(set(names))
     for i, stage in enumerate(schedule):
+        assert not stage.marks or stage.lane == "compute"
         if stage.lane == "compute":
             assert set(stage.needs) <= {earlier.name for earlier in schedule[:i] if earlier.lane != "compute"}
             continue
@@ -184,21 +195,24 @@ class FakeStreams:
 def test_lanes_are_streams_that_fork_and_meet(monkeypatch):
     streams = FakeStreams(monkeypatch)
     names: list[str] = []
-    layer = Recorder("0", SINGLE_BATCH, names)
+    layer = Recorder("0", SINGLE_BATCH_TILES, names)
     batch = replace(batch_of([1, 1], [3, 3], 2), overlap="sbo", split=None)
     seen = []
     for name, call in list(layer.stages.items()):
         layer.stages[name] = lambda m, name=name, call=call: (seen.append((name, streams.current.name)), call(m))
     run_layers([layer], torch.zeros(2, 4), batch, [torch.empty(0)], StreamLanes())
-    assert dict(seen) == {stage.name: stage.lane for stage in SINGLE_BATCH}
+    assert dict(seen) == {stage.name: stage.lane for stage in SINGLE_BATCH_TILES}
     assert streams.log == [
         ("side", "joins", "compute"),
         ("side", "records"),
-        ("comm", "joins", "compute"),
+        ("compute", "records"),  # before the experts are launched
+        ("comm", "awaits", "event 2"),  # which must not wait for them
         ("comm", "records"),
-        ("compute", "awaits", "event 2"),
+        ("compute", "awaits", "event 3"),
         ("compute", "awaits", "event 1"),
     ]
+    order = [stage.name for stage in SINGLE_BATCH_TILES]
+    assert order.index("signals") < order.index("experts") < order.index("combine_send_tiles"), "or the host may hang"
 
 
 class FakeModel:
@@ -238,8 +252,12 @@ def test_what_cannot_be_is_refused_by_name():
             policy(overlap, Dense())
     for flags, message in (
         (["--overlap", "both"], "--overlap both: must be none, tbo, sbo or auto"),
-        (["--overlap-sms", "8", "--device", "cpu"], "--overlap-sms 8: no SMs are shared"),
-        (["--overlap-sms", "8", "--device", "cuda", "--overlap", "none"], "--overlap-sms 8: no SMs are shared"),
+        (["--overlap-sms", "8", "--device", "cpu"], "--overlap-sms 8: divides a GPU for single-batch overlap"),
+        (
+            ["--overlap-sms", "8", "--device", "cuda", "--overlap", "none"],
+            "--overlap-sms 8: divides a GPU for single-batch overlap",
+        ),
+        (["--overlap-sms", "8", "--device", "cuda", "--overlap", "tbo"], "it needs --overlap sbo or auto"),
         (["--overlap-sms", "0", "--device", "cuda"], r"--overlap-sms 0: must be in 1..64"),
     ):
         with pytest.raises(OptionError, match=message):
@@ -248,11 +266,13 @@ def test_what_cannot_be_is_refused_by_name():
     assert (engine.overlap, engine.overlap_sms) == ("sbo", 6)
 
 
-def test_sms_for_sending_grow_with_what_is_sent():
+def test_sms_send_beside_the_experts_only_where_that_pays():
     config = MoEConfig(hidden_size=7168, intermediate_size=2048, num_experts=256, top_k=8, weight_format="fp8")
-    by_tokens = [send_sms(config, tokens, 8, 32) for tokens in (1, 16, 64, 128, 4096)]
-    assert by_tokens == sorted(by_tokens) and by_tokens[0] == LEAST_SMS and by_tokens[-1] == MOST_SMS
-    assert by_tokens[2] < 16, "64 requests per GPU take a small part of the GPU"
+    for tokens in (1, 16, 64, 128, 512):
+        assert send_sms(config, tokens, 8, 32, sms=132) == 0, "on one NVLink host sending is short"
+        assert send_sms(config, tokens, 8, 32, sms=132, link_gb_s=1e9) == 0
+    slow = [send_sms(config, tokens, 8, 32, sms=132, link_gb_s=25.0) for tokens in (16, 64, 128, 512)]
+    assert 0 < slow[1] <= slow[2] <= slow[3] <= MOST_SMS, "over a network of 200 Gb/s it is not"
     assert [tile_rows(config, tokens, 8, 256) for tokens in (1, 64, 80, 128, 4096)] == [16, 16, 32, 32, 64]
 
 

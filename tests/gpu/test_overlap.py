@@ -1,0 +1,20 @@
+"""Overlap on GPUs: in float32 (host memory) the same tokens, in bfloat16 over NVLink nearly the same."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("dtype, least", [("float32", 1.0), ("bfloat16", 0.7)])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_overlap_gives_the_same_tokens(num_ranks, dtype, least):
+    """float32 goes through host memory, so ranks may share a GPU."""
+    from tests.ranks.launch import run_ranks
+
+    if dtype == "bfloat16" and num_ranks > NUM_GPUS:
+        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    print(run_ranks(num_ranks, "tests.gpu.cases_overlap:same_tokens", dtype=dtype, least=least, timeout_s=280))
