@@ -2,7 +2,12 @@
 // NVRTC compiles a kernel in a fraction of a second without a CUDA toolkit. Builds for sm_80 and newer.
 #pragma once
 
-#ifdef __CUDACC_RTC__
+#define EPRT_DEVICE __device__ __forceinline__
+
+namespace eprt {
+
+// The same types with NVRTC, which has no <cstdint>, and with nvcc (for its resource report), whose uint64_t is not
+// what atomics take.
 using uint8_t = unsigned char;
 using int16_t = short;
 using uint16_t = unsigned short;
@@ -10,13 +15,6 @@ using uint32_t = unsigned int;
 using int32_t = int;
 using uint64_t = unsigned long long;
 using int64_t = long long;
-#else  // nvcc, for its resource report
-#include <cstdint>
-#endif
-
-#define EPRT_DEVICE __device__ __forceinline__
-
-namespace eprt {
 
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;

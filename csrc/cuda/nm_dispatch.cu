@@ -1,6 +1,7 @@
 // Normal-mode dispatch. Send: a token goes once to each rank it has experts on, by bulk copies straight to its row
 // there. Receive: the rank waits for its items; grouped, it copies a row to those of the item's other experts.
 #include "bulk.cuh"
+#include "cast.cuh"
 #include "nm_call.cuh"
 #include "rows.cuh"
 
@@ -180,32 +181,6 @@ EPRT_DEVICE void send_entries(const DispatchParams& p, const Destination& d, con
   }
 }
 
-struct Unit {
-  Vec16 lo, hi;  // 16 bf16 values
-};
-
-// Eight neighbouring lanes hold one scale group of 128 values; all of them take part in the shuffles.
-EPRT_DEVICE Vec16 quantize(const Unit& u, float* scale) {
-  float v[16];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    v[2 * i] = bf16_lo(u.lo.w[i]), v[2 * i + 1] = bf16_hi(u.lo.w[i]);
-    v[8 + 2 * i] = bf16_lo(u.hi.w[i]), v[9 + 2 * i] = bf16_hi(u.hi.w[i]);
-  }
-  float amax = 0.f;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) amax = fmaxf(amax, fabsf(v[i]));
-#pragma unroll
-  for (int lane = 1; lane < 8; lane *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, lane));
-  const Fp8Scale s = fp8_scale(amax, false);
-  *scale = s.scale;
-  Vec16 out;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    out.w[i] = pack_fp8(v[4 * i] * s.factor, v[4 * i + 1] * s.factor, v[4 * i + 2] * s.factor, v[4 * i + 3] * s.factor);
-  return out;
-}
-
 // A piece from bf16 to fp8 in place: what a step writes lies below what the next steps read.
 EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane) {
   for (int at = lane * 32; at - lane * 32 < bytes; at += kWarp * 32) {
@@ -213,7 +188,7 @@ EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane)
     if (at < bytes)
       unit = {*reinterpret_cast<const Vec16*>(slot + at), *reinterpret_cast<const Vec16*>(slot + at + 16)};
     float s;
-    const Vec16 values = quantize(unit, &s);
+    const Vec16 values = quantize(unit, false, &s);
     __syncwarp();
     if (at < bytes) *reinterpret_cast<Vec16*>(slot + at / 2) = values;
     if (at < bytes && lane % 8 == 0) scale[at / 256] = __float_as_uint(s);
