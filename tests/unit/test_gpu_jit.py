@@ -6,16 +6,22 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise, product
 from math import prod
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from eprt import doctor
 from eprt.compat.deep_ep import layout
 from eprt.compat.deep_ep.low_latency import Shape
 from eprt.ep import nvlink_layout, nvlink_normal, nvlink_normal_layout, nvlink_prebuild
+from eprt.ep.api import EPConfig
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import kernel_sources
+from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
 from eprt.ep.nvlink_normal_grid import COMBINE_WARP_BYTES, MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
+from eprt.ep.nvlink_rows import RowExchange
 from eprt.gpu import jit
 
 
@@ -251,3 +257,13 @@ def test_the_grids_constants_are_those_of_the_kernels():
     assert "constexpr int kSlots = 2;" in texts[0]
     assert f"constexpr int kWarpBytes = {COMBINE_WARP_BYTES};" in texts[1]
     assert "constexpr int kRowSlots = 2;" in texts[1]
+
+
+def test_normal_mode_names_how_many_ranks_it_can_have(monkeypatch):
+    group: Any = SimpleNamespace(rank=3, size=nvlink_normal.MAX_RANKS + 1, allgather=lambda value: [value] * 31)
+    with pytest.raises(ValueError, match=r"\[rank 3/31\] 31 ranks: normal mode has at most 30 .*use fewer ranks"):
+        RowExchange(group, 1 << 20, timeout_s=1.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = EPConfig(1024, 2 * group.size, 4, 8, mode="normal", device="cuda")
+    with pytest.raises(ValueError, match=r"\[rank 3/31\].*ranks in normal mode.*31.*30.*use fewer ranks"):
+        NvlinkNormalBackend(config, group)
