@@ -51,16 +51,25 @@ def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(mo
         return attention.kernel(q, r, pages, torch.zeros(3) if prompts else None)
 
     monkeypatch.setattr(mla_flashmla, "is_installed", lambda: False)
-    assert chosen("auto") is chosen("triton") is mla_triton.attend
+    assert chosen("auto") is chosen("triton") is mla_triton
     with pytest.raises(ImportError, match=r"EPRT_GPU_ATTENTION=flashmla: it is not installed; pip install git\+https"):
         chosen("flashmla")
     monkeypatch.setattr(mla_flashmla, "is_installed", lambda: True)
-    assert chosen("auto") is chosen("flashmla") is mla_flashmla.attend
-    assert chosen("triton") is chosen("auto", prompts=True) is mla_triton.attend
-    assert chosen("auto", page_size=16) is chosen("auto", dtype=torch.float32) is mla_triton.attend
+    assert chosen("auto") is chosen("flashmla") is mla_flashmla
+    assert chosen("triton") is chosen("auto", prompts=True) is mla_triton
+    assert chosen("auto", page_size=16) is chosen("auto", dtype=torch.float32) is mla_triton
     with pytest.raises(ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"):
         chosen("flashmla", page_size=16)
     attention.kernels.cache_clear()
+
+
+def test_queries_that_lie_together_are_not_copied_for_flashmla():
+    pytest.importorskip("triton")
+    from eprt.ops.cuda.mla_flashmla import _joined
+
+    q = torch.randn(2, 3, 24)
+    together, apart = _joined(q[..., :16], q[..., 16:]), _joined(q[..., :16], q[..., 16:].clone())
+    assert together.data_ptr() == q.data_ptr() and torch.equal(together, q) and torch.equal(apart, q)
 
 
 def test_an_unknown_device_is_named():

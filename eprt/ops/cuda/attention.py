@@ -3,12 +3,12 @@
 Decodes and short extensions are absorbed: queries are taken into the latent space, attended there, and the result is
 taken out of it. Prompts are expanded (mla_expanded.py). Kernels of the absorbed form are modules of this folder with
     attend(q_latent, q_rope, kv_pages, page_table, seq_len, query_start or None, softmax_scale) -> latent outputs
+    JOINS_QUERIES: whether q_rope should lie behind q_latent in memory, head by head
     is_installed() -> bool
     refusal(q_latent, q_rope, kv_pages, query_start or None) -> None, or why it cannot compute these
 """
 
 import functools
-from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 
@@ -41,15 +41,15 @@ def kernels(wanted: str) -> tuple[ModuleType, ...]:
     return (module,)
 
 
-def kernel(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> Callable[..., Tensor]:
-    """attend of the first kernel that takes these. ValueError where the one wanted by name refuses decodes."""
+def kernel(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> ModuleType:
+    """The first that takes these, by shape and dtype. ValueError where the one wanted by name refuses decodes."""
     if query_start_B1 is not None:
-        return import_module(_KERNELS["triton"][0]).attend
+        return import_module(_KERNELS["triton"][0])
     wanted, reason = env.get("EPRT_GPU_ATTENTION"), None
     for module in kernels(wanted):
         reason = module.refusal(q_latent, q_rope, kv_pages, query_start_B1)
         if reason is None:
-            return module.attend
+            return module
     raise ValueError(f"EPRT_GPU_ATTENTION={wanted}: {reason}; use auto")
 
 
@@ -94,8 +94,12 @@ def absorbed(
     """query_start_B1: None for one token per request."""
     heads, nope = q_nope_TNC.shape[1:]
     w_NVL = w_kv_b.view(heads, -1, w_kv_b.shape[1])
-    q_latent_NTL = torch.bmm(q_nope_TNC.transpose(0, 1), w_NVL[:, :nope])
-    q_latent_TNL = q_latent_NTL.transpose(0, 1)
-    attend = kernel(q_latent_TNL, q_rope_TNR, kv_pages, query_start_B1)
-    latent_TNL = attend(q_latent_TNL, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, softmax_scale)
+    sizes = w_kv_b.shape[1], q_rope_TNR.shape[2]
+    q_latent_TNL, q_tail_TNR = q_nope_TNC.new_empty(len(q_nope_TNC), heads, sum(sizes)).split(sizes, dim=-1)
+    torch.bmm(q_nope_TNC.transpose(0, 1), w_NVL[:, :nope], out=q_latent_TNL.transpose(0, 1))
+    module = kernel(q_latent_TNL, q_rope_TNR, kv_pages, query_start_B1)
+    if module.JOINS_QUERIES:
+        q_rope_TNR = q_tail_TNR.copy_(q_rope_TNR)
+    queries = q_latent_TNL, q_rope_TNR
+    latent_TNL = module.attend(*queries, kv_pages, page_table_BP, seq_len_B, query_start_B1, softmax_scale)
     return torch.bmm(latent_TNL.transpose(0, 1), w_NVL[:, nope:].transpose(1, 2)).transpose(0, 1)

@@ -7,6 +7,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+JOINS_QUERIES = True
 PAGE_SIZE, LATENT, ROPE = 64, 512, 64
 
 
@@ -41,9 +42,18 @@ def attend(
     """As mla_triton.attend, for what refusal() lets pass."""
     from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-    q_T1ND = torch.cat((q_latent_TNL, q_rope_TNR), dim=-1).unsqueeze(1)
     metadata, _ = get_mla_metadata()
+    q_T1ND, cache = _joined(q_latent_TNL, q_rope_TNR).unsqueeze(1), kv_pages.unsqueeze(2)
     out_T1NL, _ = flash_mla_with_kvcache(
-        q_T1ND, kv_pages.unsqueeze(2), page_table_BP, seq_len_B, LATENT, metadata, softmax_scale=softmax_scale
+        q_T1ND, cache, page_table_BP, seq_len_B, LATENT, metadata, softmax_scale=softmax_scale
     )
     return out_T1NL.squeeze(1)
+
+
+def _joined(q_latent_TNL: Tensor, q_rope_TNR: Tensor) -> Tensor:
+    """[T, N, L + R]: the memory they lie in, where one lies behind the other; else a copy."""
+    T, N, L = q_latent_TNL.shape
+    behind = q_rope_TNR.data_ptr() == q_latent_TNL.data_ptr() + L * q_latent_TNL.element_size()
+    if behind and q_rope_TNR.stride() == q_latent_TNL.stride():
+        return q_latent_TNL.as_strided((T, N, L + q_rope_TNR.shape[2]), q_latent_TNL.stride())
+    return torch.cat((q_latent_TNL, q_rope_TNR), dim=-1)

@@ -15,6 +15,7 @@ from eprt.ops.cuda.kv_entry import load_entries
 from eprt.ops.cuda.tiles import find_tile
 from eprt.ops.kv_format import KVFormat
 
+JOINS_QUERIES = False
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
