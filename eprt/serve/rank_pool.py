@@ -91,6 +91,7 @@ class RankPool:
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self._token, self._on_drain = config.token, on_drain
         self._sequences: dict[str, RunningSequence] = {}
+        self._listening: asyncio.Server | None = None
         self._seq = 0
         self._seeds = random.Random(engine.seed)
         self.stall_s = 2 * env.get("EPRT_TIMEOUT_S")
@@ -100,7 +101,8 @@ class RankPool:
         """Starts taking the ranks' connections."""
         loop = asyncio.get_running_loop()
         listener = socket.socket(fileno=self._config.listener_fd)
-        await loop.create_server(lambda: _Connection(self), sock=listener)
+        # Nobody else refers to it: it would be collected, and closed with ranks still waiting to be accepted.
+        self._listening = await loop.create_server(lambda: _Connection(self), sock=listener)
         rank0 = socket.socket(fileno=self._config.rank0_fd)
         await loop.create_connection(lambda: _Connection(self, rank=0), sock=rank0)
 
