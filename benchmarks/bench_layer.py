@@ -212,7 +212,7 @@ def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, si
             bench.timeline(calls["none"])
             panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}
     if group.rank == 0:
-        report.finish()
+        report.finish(RESULTS)
         title = f"one MoE layer, {sizes[-1]} {what} per rank, {group.size} ranks, {config['device']}: rank 0"
         path = RESULTS / f"layer_timeline_{name}_{where}.json"
         save(path, title, panels)
@@ -243,7 +243,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--payload", default="fp8", help="what dispatch sends: same or fp8")
     add("--sms", type=int, nargs="*", default=[], help="also try sbo with so many SMs that send")
     add("--samples", type=int, default=20)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.layers < 3:
+        parser.error(f"--layers {arguments.layers}: at least 3, the timeline shows the second between its neighbours")
+    return arguments
 
 
 def main() -> None:

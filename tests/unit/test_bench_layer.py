@@ -1,0 +1,39 @@
+"""`eprt bench layer` on one CPU rank: the tables, and a timeline whose stages come in the schedule's order."""
+
+import json
+from itertools import pairwise
+
+import torch
+
+from benchmarks import bench_layer
+from benchmarks.bench_layer import Bench
+from benchmarks.layer_timeline import Span, draw
+from eprt import EPGroup
+from eprt.layers.overlap import EXCHANGE, PAUSE, TWO_BATCH
+
+
+def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_layer, "RESULTS", tmp_path)
+    small = "--device cpu --experts-per-rank 8 --requests 2 3 --context 64 --prefill 24 --prompt 10 --samples 3"
+    arguments = bench_layer.parse([*small.split(), "--payload", "same", "--layers", "3"])
+    with torch.inference_mode():
+        bench = Bench(EPGroup.single(), arguments)
+        bench_layer._bench(bench, bench.decodes, "requests", arguments.requests, ["none", "sbo", "tbo"])
+        bench_layer._bench(bench, bench.prompts, "tokens", [arguments.prefill], ["none", "tbo"])
+        bench.close()
+    decode = json.loads((tmp_path / "layer_decode_1cpu.json").read_text())
+    assert [row["requests"] for row in decode["rows"]] == [2, 3] and decode["config"]["ranks"] == 1
+    for row in decode["rows"]:
+        assert 0 < row["tbo_p10_us"] <= row["tbo_us"] <= row["tbo_p90_us"]
+    prefill = json.loads((tmp_path / "layer_prefill_1cpu.json").read_text())["rows"][0]
+    assert prefill["tokens"] == 24 and prefill["tbo_tokens_per_s"] > 0
+    timeline = json.loads((tmp_path / "layer_timeline_prefill_1cpu.json").read_text())["panels"]
+    in_order = [[Span(**span) for span in timeline[name]] for name in ("none", "tbo")]
+    assert [s.stage for s in in_order[0] if s.layer == 1] == ["attention", "gate", *(e.name for e in EXCHANGE), "add"]
+    for microbatch in (0, 1):
+        own = [s for s in in_order[1] if s.layer == 1 and s.microbatch == microbatch]
+        assert [s.stage for s in own] == [stage.name for stage in TWO_BATCH if stage is not PAUSE]
+        assert all(a.end_us <= b.begin_us for a, b in pairwise(own))
+    assert (tmp_path / "layer_timeline_decode_1cpu.png").stat().st_size > 10_000
+    assert "sbo_saves" in capsys.readouterr().out
+    assert draw(tmp_path / "layer_timeline_prefill_1cpu.json", layer=0).exists()
