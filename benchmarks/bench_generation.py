@@ -132,7 +132,7 @@ class Bench:
         w, decoded = self.work, []
         with self.engine(num_layers, requests, requests * (1 + num_drafts), num_drafts) as engine:
             for overlap in overlaps:
-                engine.overlaps = overlap and not num_drafts
+                engine.overlap_schedule = overlap and not num_drafts
                 self._fill(engine, requests, w.context, max_tokens=(w.steps + 2 * WARM_UP) * (1 + num_drafts))
                 with only_last_tokens(engine):
                     engine.step()

@@ -4,6 +4,8 @@ Knows nothing of eprt: the goldens are transformers' word alone. Imported only w
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,34 @@ def round_to_fp8_blocks(model) -> None:
                     quantized, scale = to_fp8_blocks(part)
                     full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
                     part.copy_(quantized.float() * full[: part.shape[0], : part.shape[1]])
+
+
+@contextmanager
+def fp8_activations(model) -> Iterator[None]:
+    """transformers' products with the matrices of round_to_fp8_blocks round their activations to e4m3, in blocks of 128
+    columns; not those with kv_b_proj, which an absorbed attention has no product with."""
+    linear = torch.nn.functional.linear
+    rounded = [t for name, t in model.named_parameters() if "_proj" in name and "kv_b_proj" not in name and t.ndim > 1]
+    starts = {t.data_ptr(): t.data_ptr() + t.nbytes for t in rounded}
+
+    def rounding(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if any(start <= weight.data_ptr() < end for start, end in starts.items()):
+            x = to_fp8_columns(x)
+        return linear(x, weight, bias)
+
+    torch.nn.functional.linear = rounding
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
+
+
+def to_fp8_columns(x: Tensor) -> Tensor:
+    """Every 128 values of a row rounded to e4m3 under a scale of their own."""
+    width = x.shape[-1]
+    blocks = torch.nn.functional.pad(x, (0, -width % 128)).unflatten(-1, (-1, 128))
+    scale = (blocks.abs().amax(dim=-1, keepdim=True) / 448).clamp(min=1e-12)
+    return ((blocks / scale).to(torch.float8_e4m3fn).float() * scale).flatten(-2)[..., :width].to(x.dtype)
 
 
 def prompts(vocab_size: int = 128, lengths: tuple[int, ...] = (1, 7, 40, 23), seed: int = 1) -> list[list[int]]:

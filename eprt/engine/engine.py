@@ -82,7 +82,7 @@ class Engine:
     """One rank. Construction and step() are collective; add_request() and abort() concern this rank only.
 
     group: default the group of one. model: a loaded model (models/registry.py); default: config.model_dir is loaded.
-    progress: passed to the loader. limits: what add_request() accepts. overlaps: whether steps overlap; it may be
+    progress: passed to the loader. limits: what add_request() accepts. overlap_schedule: whether steps overlap; may be
     switched off, on all ranks, while there is no work.
     """
 
@@ -106,9 +106,9 @@ class Engine:
         )
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
         num_layers = self.model.config.num_hidden_layers
-        self.overlaps = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
-        self.overlaps &= not num_drafts
-        self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlaps)
+        self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
+        self.overlap_schedule &= not num_drafts
+        self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
         self._in_flight: InFlight | None = None
         self.gap = DeviceGap(kv_cache_LPSD.device)
         self.overlap = OverlapPolicy.of(config, self.model, self.group.size)
@@ -263,7 +263,7 @@ class Engine:
         launched = self._launch(schedule, mode) if anyone_computes else None
         outputs += self._settle()
         self._in_flight = launched
-        if not self.overlaps or any(chunk.request.prompt_logprobs is not None for chunk in schedule.chunks):
+        if not self.overlap_schedule or any(chunk.request.prompt_logprobs is not None for chunk in schedule.chunks):
             outputs += self._settle()
         if anyone_computes:
             self._num_steps += 1

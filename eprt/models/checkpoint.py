@@ -12,25 +12,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from eprt.models.readahead import ReadAhead
+from eprt.models.parallel_reader import ParallelReader, byte_ranges
 from eprt.ops.weight import Weight
 
 INDEX_NAME = "model.safetensors.index.json"
 # DeepSeek's name for the fp32 scales of an fp8 matrix, one per 128x128 block; despite "inv", values are multiplied.
 SCALE_SUFFIX = "_scale_inv"
 FP8 = "F8_E4M3"
-_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "BF16": 2,
-    "F16": 2,
-    FP8: 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    FP8: torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 
 
@@ -48,7 +48,8 @@ class TensorInfo:
 
     @property
     def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * _BYTES.get(self.dtype, 1)
+        dtype = _DTYPES.get(self.dtype)
+        return torch.Size(self.shape).numel() * (1 if dtype is None else dtype.itemsize)
 
 
 class Checkpoint:
@@ -66,7 +67,7 @@ class Checkpoint:
         self.model_dir = Path(model_dir)
         self.on_read, self.device = on_read, torch.device(device)
         self.num_bytes_read = 0
-        self._ahead: ReadAhead | None = None
+        self._ahead: ParallelReader | None = None
         if not self.model_dir.is_dir():
             raise CheckpointError(f"{self.model_dir}: no such directory; give one with config.json and *.safetensors")
         self._files = {path: _open(path) for path in _files_of(self.model_dir)}
@@ -83,8 +84,11 @@ class Checkpoint:
         """The whole tensor, in memory of its own."""
         info = self.tensors[name]
         try:
-            # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at the file's mercy.
-            tensor = self._files[info.file].get_tensor(name).to(self.device, copy=True)
+            if self._ahead is not None and name in self._ahead and info.dtype in _DTYPES:
+                tensor = self._ahead.take(name).view(_DTYPES[info.dtype]).view(info.shape)
+            else:
+                # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at its mercy.
+                tensor = self._files[info.file].get_tensor(name).to(self.device, copy=True)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise CheckpointError(f"{info.file}: cannot read tensor {name}: {error}") from None
         self._report(info.num_bytes)
@@ -103,10 +107,10 @@ class Checkpoint:
         return name in self.tensors and self.tensors[name].dtype == FP8
 
     def read_ahead(self, names: Iterable[str]) -> None:
-        """Tells the order in which tensors will be read from now on, so that the disk can run ahead."""
+        """Tells the order in which tensors will be read from now on: threads run ahead. Others can be read too."""
         self._stop_ahead()
-        self._ahead = ReadAhead({name: info.file for name, info in self.tensors.items()}, names)
-        self._ahead.took(0)
+        ranges = {name: place for path in self._files for name, place in byte_ranges(path).items()}
+        self._ahead = ParallelReader(ranges, names, self.device)
 
     def close(self) -> None:
         self._files.clear()
@@ -119,8 +123,6 @@ class Checkpoint:
 
     def _report(self, num_bytes: int) -> None:
         self.num_bytes_read += num_bytes
-        if self._ahead is not None:
-            self._ahead.took(num_bytes)
         if self.on_read is not None:
             self.on_read(num_bytes)
 

@@ -64,6 +64,8 @@ def load_deepseek(
     with _all_or_none(group):
         started_s = time.monotonic()
         model = _Builder(engine, config, checkpoint, group, ep, slot_map, progress).build()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         _log_speed(checkpoint.num_bytes_read, time.monotonic() - started_s, group)
     checkpoint.close()
     return model

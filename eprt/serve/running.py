@@ -86,8 +86,8 @@ class RunningServer:
     def kill(self) -> None:
         """Ends it at once, mpirun and ranks too; their frontend follows by itself."""
         if self.process.poll() is None:
-            # The launcher passes its second signal on as one that mpirun does not wait for.
-            for _ in range(2):
+            # The launcher kills everything at its third signal, mpirun at its second.
+            for _ in range(3):
                 self.process.send_signal(signal.SIGTERM)
                 time.sleep(0.1)
             try:

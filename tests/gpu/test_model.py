@@ -21,7 +21,7 @@ def alone(case: str, *args) -> None:
     getattr(cases_model, case)(EPGroup.single(), *args)
 
 
-@pytest.mark.parametrize("case", ["goldens", "fp8_goldens"])
+@pytest.mark.parametrize("case", ["goldens", "fp8_goldens", "fp8_activations"])
 def test_tiny_models_equal_transformers(case, tmp_path):
     alone(case, str(tmp_path))
 
@@ -42,6 +42,41 @@ def test_ranks(num_ranks, case):
     if case == "bfloat16_is_close" and num_ranks > NUM_GPUS:
         pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
     print(run_ranks(num_ranks, f"tests.gpu.cases_model:{case}", timeout_s=280))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_demo_model_is_as_accurate_as_on_the_cpu(num_ranks):
+    if num_ranks > NUM_GPUS:
+        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    from tests.ranks.launch import run_ranks
+
+    print(run_ranks(num_ranks, "tests.gpu.cases_demo:as_accurate_as_on_the_cpu", timeout_s=280))
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason="needs 2 GPUs")
+def test_a_killed_rank_is_named_and_nobody_hangs():
+    import os
+    import signal
+    import time
+
+    from eprt.serve.running import RunningServer
+    from tests.gpu.cases_model import DEMO
+    from tests.serve.test_lifecycle import Stream, ranks_of
+
+    with RunningServer(DEMO, 2, "--device", "cuda", "--kv-cache-gb", "0.2") as server:
+        streams = [Stream(server.url) for _ in range(6)]
+        time.sleep(0.3)
+        pid = ranks_of(server.url)[1]
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        for stream in streams:
+            stream.join(15)
+            assert stream.failure is None and stream.ended_s - killed_s < 10
+            assert stream.events[-1] == "[DONE]" and stream.events[-2]["error"]["code"] == "rank_lost"
+            assert f"rank 1 (pid {pid}" in stream.events[-2]["error"]["message"]
+        assert server.wait_exit(30) != 0
+        assert "Traceback" not in server.output(), server.output()
+        print(f"ended {time.monotonic() - killed_s:.1f} s after the kill")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])

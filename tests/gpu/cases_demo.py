@@ -1,0 +1,48 @@
+"""What every rank does to answer the demo model's held-out questions on GPUs, and on the CPU beside."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from eprt import LLM, EPGroup, SamplingParams
+from examples.demo_model.chat import render
+from examples.demo_model.score import held_out_questions, score
+from tests import tiny
+from tests.gpu.cases_model import DEMO
+
+NUM_PROMPTS, MOST_TOKENS = 440, 256
+
+
+def accuracy(directory: Path, group: EPGroup, **options) -> float:
+    """Of greedy answers, on all ranks."""
+    questions = held_out_questions(NUM_PROMPTS)
+    prompts = [render(question.messages, question.tools) for question in questions]
+    params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0)
+    with LLM(directory, group, kv_cache_gb=0.2, max_num_seqs=64, chunk_size=512, **options) as llm:
+        outputs = llm.generate(prompts, params)
+    return score(questions, [output.outputs[0].text or "" for output in outputs])["accuracy"]
+
+
+def as_accurate_as_on_the_cpu(group: EPGroup) -> None:
+    """Within a point, in bfloat16 and with fp8 weights, with graphs, overlapping steps and drafts."""
+    with tempfile.TemporaryDirectory() as root:
+        (root,) = set(group.allgather(root if group.rank == 0 else None)) - {None}
+        fp8 = Path(root) / "fp8"
+        if group.rank == 0:
+            shutil.copytree(DEMO, fp8)
+            tiny.quantize_checkpoint(fp8)
+        group.barrier()
+        found = {}
+        for name, directory in (("bf16", DEMO), ("fp8", fp8)):
+            alone = accuracy(directory, EPGroup.single(), dtype="bfloat16") if group.rank == 0 else None
+            (want, *_) = group.allgather(alone)
+            got = accuracy(directory, group, device="cuda", dtype="bfloat16")
+            drafted = accuracy(directory, group, device="cuda", dtype="bfloat16", num_speculative_tokens=2)
+            found[name] = {"cpu": want, "gpu": got, "gpu, drafts": drafted}
+        group.barrier()
+    if group.rank == 0:
+        print(f"accuracy on {group.size} GPUs", json.dumps(found), flush=True)
+    for name, of in found.items():
+        assert of["cpu"] > 0.95 and abs(of["gpu"] - of["cpu"]) <= 0.01, (name, of)
+        assert abs(of["gpu, drafts"] - of["cpu"]) <= 0.01, (name, of)
