@@ -18,7 +18,7 @@ _LINKS_THAT_TELL = 16_384
 _RUN_CHANCE = 3e-4  # that chance alone gives one run of so many high windows
 _FAR_Z = 20.0
 _MAX_LAG, _MOST_REMEMBERED = 32, 0.97
-_FADINGS = np.arange(0.0, 0.96, 0.05)
+_FADINGS = np.arange(0.05, 0.96, 0.05)
 
 
 @dataclass(frozen=True)
@@ -36,35 +36,24 @@ class Memory:
         variance = max(1e-9, float((z_WP**2).mean()))
         seen_K = np.array([(z_WP[k:] * z_WP[:-k]).mean() for k in lags]) / variance
         weight_K = (len(z_WP) - lags).astype(float)
-        best, least = Memory(), float((weight_K * seen_K**2).sum())
-        for rho in _FADINGS.tolist():
-            for lasting, fading in _shares(seen_K, weight_K, rho**lags):
-                error = float((weight_K * (lasting + fading * rho**lags - seen_K) ** 2).sum())
-                if error < least - 1e-9:
-                    best, least = Memory(lasting, fading, rho), error
-        return best
+        # For each rho three fits, as neither share may be below 0: both together, and each alone.
+        fades_RK = _FADINGS[:, None] ** lags
+        one, fade, fade2 = weight_K.sum(), fades_RK @ weight_K, fades_RK**2 @ weight_K
+        seen_one, seen_fade = weight_K @ seen_K, fades_RK @ (weight_K * seen_K)
+        determinant = np.maximum(1e-9, one * fade2 - fade**2)
+        both = (fade2 * seen_one - fade * seen_fade) / determinant, (one * seen_fade - fade * seen_one) / determinant
+        nothing = np.zeros(len(_FADINGS))
+        fits_F2R = np.array([both, (nothing + seen_one / one, nothing), (nothing, seen_fade / fade2)])
+        fits_F2R = np.maximum(0.0, fits_F2R)
+        fits_F2R *= np.minimum(1.0, _MOST_REMEMBERED / np.maximum(1e-9, fits_F2R.sum(axis=1, keepdims=True)))
+        left_FRK = fits_F2R[:, 0, :, None] + fits_F2R[:, 1, :, None] * fades_RK - seen_K
+        kind, r = np.unravel_index(((left_FRK**2) @ weight_K).argmin(), (3, len(_FADINGS)))
+        return Memory(float(fits_F2R[kind, 0, r]), float(fits_F2R[kind, 1, r]), float(_FADINGS[r]))
 
     def correlation(self, num_windows: int) -> np.ndarray:
         """[W][W]"""
         lag_WW = np.abs(np.subtract.outer(np.arange(num_windows), np.arange(num_windows)))
         return np.where(lag_WW == 0, 1.0, self.lasting + self.fading * self.rho**lag_WW)
-
-
-def _shares(seen_K: np.ndarray, weight_K: np.ndarray, fades_K: np.ndarray) -> list[tuple[float, float]]:
-    """(lasting, fading) that fit best: both together, and each alone, as neither may be below 0."""
-    if not fades_K.any():
-        return []
-    parts_K2 = np.stack([np.ones(len(seen_K)), fades_K], axis=1)
-    square_22, right_2 = (parts_K2 * weight_K[:, None]).T @ parts_K2, parts_K2.T @ (weight_K * seen_K)
-    alone = right_2 / np.diag(square_22)
-    found = [np.array([alone[0], 0.0]), np.array([0.0, alone[1]])]
-    if abs(np.linalg.det(square_22)) > 1e-9:
-        found += [np.linalg.solve(square_22, right_2).astype(float)]
-    shares = []
-    for lasting, fading in (np.maximum(0.0, pair).tolist() for pair in found):
-        down = min(1.0, _MOST_REMEMBERED / max(1e-9, lasting + fading))
-        shares.append((lasting * down, fading * down))
-    return shares
 
 
 @dataclass(frozen=True)
