@@ -1,4 +1,4 @@
-"""A large diagnosis log: processor time and peak memory of `eprt diagnose` over it, as text, JSON and the page's server.
+"""A large diagnosis log: processor time and peak memory of `eprt diagnose` over it: text, JSON and the page's server.
 
     python -m benchmarks.bench_log --megabytes 1024 --ranks 16
 
