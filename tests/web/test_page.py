@@ -275,6 +275,18 @@ def test_ranks_over_time_lead_to_their_window(open_page, server_8):
     assert page.locator("#series [data-value=tokens]").get_attribute("aria-checked") == "true"
 
 
+MARKED = """canvas => {
+    const copy = Object.assign(document.createElement("canvas"), { width: canvas.width + 1, height: canvas.height });
+    const pen = copy.getContext("2d", { willReadFrequently: true });
+    pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--mark").trim();
+    pen.fillRect(canvas.width, 0, 1, 1);
+    const [mark] = new Uint32Array(pen.getImageData(canvas.width, 0, 1, 1).data.buffer);
+    pen.drawImage(canvas, 0, 0);
+    const pixels = new Uint32Array(pen.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+    return pixels.filter(pixel => pixel === mark).length;
+}"""  # pixels of the colour of marks
+
+
 def test_a_migration_is_listed_and_leads_to_its_window(open_page, server_8):
     page = open_page(server_8.url)
     row = page.locator(".moves tbody tr")
@@ -282,6 +294,14 @@ def test_a_migration_is_listed_and_leads_to_its_window(open_page, server_8):
     row.click()
     wait_until(lambda: "Window 3" in text(page, "#moment"), "the window of the migration")
     wait_until(lambda: "placement epoch 1" in text(page, "#experts-hint"), "its placement")
+    placement = page.locator("#placement")
+    framed = placement.evaluate(MARKED)
+    placement.hover(position={"x": 36 + 2.5 * 52, "y": 11})  # rank 0, slot 2
+    assert "since window 3, expert 2 before" in " ".join(text(page, "#tooltip").split())
+    page.keyboard.press("]")
+    wait_until(lambda: 0 < placement.evaluate(MARKED) < framed / 2, "a corner instead of the frame")
+    page.keyboard.press("{")
+    wait_until(lambda: placement.evaluate(MARKED) == 0, "nothing had moved yet")
     page.click("#expert-order >> text=By load")
     assert page.locator("#expert-load").is_visible() and page.locator("#placement").is_visible()
 

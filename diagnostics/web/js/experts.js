@@ -57,8 +57,10 @@ export class Experts {
     const parts = [];
     if (this.#load.length) parts.push(element("div", {}, load));
     if (experts.expert_of_slot) {
-      const moves = migrations.moves.filter((move) => move.window === this.#store.get("at"));
-      const left = element("div", {}, element("h3", {}, `Placement of layer ${experts.layers[layer]}: who holds which expert`), place);
+      const moves = latestMoves(migrations.moves, experts.layers[layer], this.#store.get("at"));
+      const title = element("h3", {}, `Placement of layer ${experts.layers[layer]}: who holds which expert`);
+      if (moves.size) title.append(element("small", {}, "frame: moved in this window, corner: before"));
+      const left = element("div", {}, title, place);
       parts.push(element("div", { class: "pair" }, left, this.#moves(migrations)));
       body.replaceChildren(...parts, ...notes.map((note) => element("p", {}, note)));
       this.#paintPlacement(place, experts, layer, moves);
@@ -146,7 +148,6 @@ export class Experts {
     const values = rows?.[layer] ?? null;
     const scale = values ? amountScale(Float64Array.from(values)) : null;
     const { css: paints, ink } = colours("amount", this.#store.get("theme"));
-    const moved = new Set(moves.filter((move) => move.layer === experts.layers[layer]).map((move) => `${move.rank} ${move.slot}`));
     const next = new Array(n).fill(0);
     const cells = [];
     pen.textBaseline = "middle";
@@ -170,12 +171,9 @@ export class Experts {
         pen.fillStyle = index < 0 ? css("--soft") : ink[index];
         pen.fillText(slots[layer][p], box[0] + box[2] / 2, box[1] + box[3] / 2 + ratio / 2);
       }
-      if (moved.has(`${rank} ${local}`)) {
-        pen.strokeStyle = css("--mark");
-        pen.lineWidth = 2 * ratio;
-        pen.strokeRect(box[0] + ratio, box[1] + ratio, box[2] - 2 * ratio, box[3] - 2 * ratio);
-      }
-      cells.push({ box: box.map((v) => v / ratio), rank, local, p });
+      const move = moves.get(`${rank} ${local}`);
+      if (move) markMove(pen, box, move.window === this.#store.get("at"));
+      cells.push({ box: box.map((v) => v / ratio), rank, local, p, move });
     });
     canvas.onpointerleave = () => tooltip(null);
     canvas.onpointermove = (event) => pointAt(event, cells, experts, layer);
@@ -202,6 +200,33 @@ export class Experts {
   }
 }
 
+// The last move of each slot of a layer that window `at` has seen: "rank slot" -> move. moves: newest first.
+function latestMoves(moves, layer, at) {
+  const latest = new Map();
+  for (const move of moves) {
+    const key = `${move.rank} ${move.slot}`;
+    if (move.layer === layer && (at === "all" || move.window <= at) && !latest.has(key)) latest.set(key, move);
+  }
+  return latest;
+}
+
+function markMove(pen, [x, y, width, height], isNew) {
+  const { ratio } = pen;
+  if (isNew) {
+    pen.strokeStyle = css("--mark");
+    pen.lineWidth = 2 * ratio;
+    pen.strokeRect(x + ratio, y + ratio, width - 2 * ratio, height - 2 * ratio);
+    return;
+  }
+  const side = Math.min(8 * ratio, 0.6 * height, width);
+  pen.fillStyle = css("--mark");
+  pen.beginPath();
+  pen.moveTo(x + width - side, y);
+  pen.lineTo(x + width, y);
+  pen.lineTo(x + width, y + side);
+  pen.fill();
+}
+
 function pointAt(event, cells, experts, layer) {
   const spot = cells.find(({ box: [x, y, w, h] }) => event.offsetX >= x && event.offsetX < x + w && event.offsetY >= y && event.offsetY < y + h);
   if (!spot) {
@@ -217,6 +242,7 @@ function pointAt(event, cells, experts, layer) {
       ["rank / slot", `${spot.rank} / ${spot.local}`],
       ...(rows === undefined ? [] : [["tokens", whole(rows)]]),
       ["held by", holders(experts, { l: layer, expert })],
+      ...(spot.move ? [["since", `window ${spot.move.window}, ${spot.move.before < 0 ? "empty" : `expert ${spot.move.before}`} before`]] : []),
     ]),
   );
 }
