@@ -12,6 +12,8 @@ from typing import Any
 SCHEMA = "eprt.diagnose/1"
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 _OPTIONAL = ("experts", "blocked_us")
+# Numbers beyond these come from no clock and no counter, and would not fit into what they are added up in.
+MOST, MOST_SECONDS, MOST_EXPERTS, MOST_RANKS = 10**18, 10**11, 10**6, 4096
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ class ExpertRows:
         shape = [len(row) for row in self.expert_of_slot]
         if len(shape) != len(self.layers) or [len(row) for row in self.rows] != shape:
             raise ValueError(f"experts: {len(self.layers)} layers, but expert_of_slot and rows have other shapes")
-        if not all(_are_integers(row, 0) for row in ((self.epoch, *self.layers), *self.rows)):
-            raise ValueError("experts: epoch, layers and rows must be integers of at least 0")
-        if not all(_are_integers(row, -1) for row in self.expert_of_slot):
-            raise ValueError("experts: expert_of_slot must hold integers of at least -1")
+        if not all(_are_integers(row, 0, MOST) for row in ((self.epoch, *self.layers), *self.rows)):
+            raise ValueError(f"experts: epoch, layers and rows must be integers from 0 to {MOST:.0e}")
+        if not all(_are_integers(row, -1, MOST_EXPERTS) for row in self.expert_of_slot):
+            raise ValueError(f"experts: expert_of_slot must hold integers from -1 to {MOST_EXPERTS}")
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,19 @@ class WindowRecord:
     def _problem(self) -> str | None:
         for name in ("window", "rank", "num_ranks", "num_calls"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                return f"{name}={value!r}: must be an integer of at least 0"
+            if not _are_integers((value,), 0, MOST):
+                return f"{name}={_shown(value)}: must be an integer from 0 to {MOST:.0e}"
+        if self.num_ranks > MOST_RANKS:
+            return f"num_ranks={_shown(self.num_ranks)}: must be at most {MOST_RANKS}"
         if self.rank >= self.num_ranks:
             return f"rank {self.rank} is not in 0..{self.num_ranks - 1}"
-        for name in ("t_start", "t_end", "compute_us"):
-            if not _is_amount(getattr(self, name)):
-                return f"{name}={getattr(self, name)!r}: must be a finite number of at least 0"
-        if self.blocked_us is not None and not _is_amount(self.blocked_us):
-            return f"blocked_us={self.blocked_us!r}: must be a finite number of at least 0"
+        blocked_us = 0.0 if self.blocked_us is None else self.blocked_us
+        for name, value in (("compute_us", self.compute_us), ("blocked_us", blocked_us)):
+            if not _is_amount(value):
+                return f"{name}={_shown(value)}: must be a finite number from 0 to {MOST:.0e}"
+        for name in ("t_start", "t_end"):
+            if not _is_amount(getattr(self, name), MOST_SECONDS):
+                return f"{name}={_shown(getattr(self, name))}: must be Unix time, from 0 to {MOST_SECONDS:.0e} seconds"
         if self.t_end < self.t_start:
             return f"t_end={self.t_end} is before t_start={self.t_start}"
         for name in ("node_of_rank", *_PER_RANK):
@@ -93,7 +99,7 @@ class WindowRecord:
                 return f"{name} has {len(values)} entries for {self.num_ranks} ranks"
             for j, value in enumerate(values if not _are_amounts(values) else ()):
                 if not _is_amount(value):
-                    return f"{name}[{j}]={value!r}: must be a finite number of at least 0"
+                    return f"{name}[{j}]={_shown(value)}: must be a finite number from 0 to {MOST:.0e}"
         return None
 
     def to_line(self) -> str:
@@ -107,7 +113,10 @@ class WindowRecord:
     @staticmethod
     def from_line(line: str) -> "WindowRecord":
         """ValueError saying what is wrong with the line. Fields of later versions are ignored."""
-        data = json.loads(line)
+        try:
+            data = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
         if data.get("schema") != SCHEMA:
@@ -130,14 +139,23 @@ class WindowRecord:
 _NAMES = [field.name for field in fields(WindowRecord) if field.name not in _OPTIONAL]
 
 
-def _is_amount(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+def _is_amount(value: Any, most: int = MOST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def _are_amounts(values: Sequence[Any]) -> bool:
-    """The same of all values, fast: a log of a gigabyte has a hundred million. Sums and minima pass over all in C."""
-    return set(map(type, values)) <= {int, float} and min(values, default=0) >= 0 and math.isfinite(sum(values))
+    """The same of all values, fast: a log of a gigabyte has a hundred million. Three passes in C; sums tell of NaN."""
+    if not set(map(type, values)) <= {int, float} or not min(values, default=0) >= 0:
+        return False
+    return max(values, default=0) <= MOST and math.isfinite(sum(values))
 
 
-def _are_integers(values: Sequence[Any], least: int) -> bool:
-    return set(map(type, values)) <= {int} and min(values, default=least) >= least
+def _are_integers(values: Sequence[Any], least: int, most: int) -> bool:
+    return set(map(type, values)) <= {int} and min(values, default=least) >= least and max(values, default=0) <= most
+
+
+def _shown(value: Any) -> str:
+    text = (
+        repr(value) if not isinstance(value, int) or abs(value) < 1e30 else f"an integer of {value.bit_length()} bits"
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."

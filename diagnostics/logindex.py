@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .events import MOST, MOST_RANKS, MOST_SECONDS
+
 FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
 _HEAD = re.compile(
     rb'\{"schema":"[^"]*","window":(\d{1,15}),"t_start":([0-9.eE+-]{1,30}),"t_end":[0-9.eE+-]{1,30},"rank":\d{1,9},'
@@ -208,17 +210,15 @@ def _begins_with(path: Path, head: bytes) -> bool:
 
 
 def _head_of(line: bytes) -> tuple[int, float, int] | None:
-    """Window number, start and number of ranks."""
+    """Window number, start and number of ranks; None where the line does not tell, or nothing that may be."""
     match = _HEAD.match(line)
+    fields = match.groups() if match else [found[1] for pattern in _FIELDS if (found := pattern.search(line))]
     try:
-        if match:
-            return int(match[1]), float(match[2]), int(match[3])
-        window, start_s, num_ranks = (pattern.search(line) for pattern in _FIELDS)
-        if window and start_s and num_ranks:
-            return int(window[1]), float(start_s[1]), int(num_ranks[1])
-    except ValueError:
-        pass
-    return None
+        window, start_s, num_ranks = int(fields[0]), float(fields[1]), int(fields[2])
+    except (ValueError, IndexError):
+        return None
+    possible = window <= MOST and start_s <= MOST_SECONDS and num_ranks <= MOST_RANKS
+    return (window, start_s, num_ranks) if possible else None
 
 
 def _runs(parts_of_rank: dict[int, list[_Part]]) -> list[Run]:

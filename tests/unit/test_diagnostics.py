@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from eprt.diagnostics import ExpertRows, Report, WindowMatrices, WindowRecord, WindowWriter, read_log
+from eprt.diagnostics import ExpertRows, Report, WindowMatrices, WindowRecord, WindowWriter, analyse, read_log
 from eprt.diagnostics.__main__ import main
 
 
@@ -145,6 +145,37 @@ def test_broken_lines_are_named_and_skipped(tmp_path):
     assert "eprt.diagnose/9" in lines[4].message
     assert "compute_us=nan" in lines[5].message
     assert "nothing from rank 1, 2, 3 of 4" in silent.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("window", "1" + 30 * "0", "window=1000000000000000000000000000000: must be an integer from 0 to"),
+        ("num_ranks", "900000000", "num_ranks=900000000: must be at most 4096"),
+        ("num_calls", "1" + 30 * "0", "num_calls=1000000000000000000000000000000: must be an integer from 0 to"),
+        ("num_calls", "true", "num_calls=True: must be an integer"),
+        ("compute_us", "1" + 400 * "0", "compute_us=an integer of 1329 bits: must be a finite number"),
+        ("compute_us", "-1.5", "compute_us=-1.5: must be a finite number"),
+        ("t_end", "1e300", "t_end=1e+300: must be Unix time"),
+        ("recv_tokens", "[1e400,0,0,0]", "recv_tokens[0]=inf: must be a finite number"),
+        ("recv_tokens", '[0,"7",0,0]', "recv_tokens[1]='7': must be a finite number"),
+        ("dispatch_wait_us", "[0,0,0," + 200_000 * "[", "nested too deeply"),
+        ("experts", '{"epoch":0,"layers":[1],"expert_of_slot":[[99999999999]],"rows":[[1]]}', "integers from -1 to"),
+    ],
+)
+def test_figures_that_cannot_be_cost_only_their_line(tmp_path, field, value, message):
+    """Nothing of that size, or that deep, reaches an array; and what is told of it is short."""
+    writer = WindowWriter(tmp_path)
+    for rank in range(4):
+        writer.write(record(rank, 0))
+    document = json.loads(record(0, 1).to_line())
+    document[field] = "HERE"
+    with (tmp_path / "diagnose_rank0.log").open("a") as file:
+        file.write(json.dumps(document, separators=(",", ":")).replace('"HERE"', value) + "\n")
+    report = analyse(tmp_path)
+    (problem,) = report.problems
+    assert message in problem.message and len(problem.message) < 120
+    assert problem.line == 2 and report.num_skipped == 1 and report.num_windows == 1
 
 
 def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
