@@ -17,7 +17,9 @@ from .report import Report
 MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carried
 RECOVERED = 0.9  # from this speed on a rank counts as well again
 LATEST = 6  # windows that tell how fast a rank is now
-_REMEMBERED = 30  # windows: so long after it was last seen, slow messages count as not mended
+# Windows after it was last seen for which a finding counts. Slow messages show in nothing else, so less load may be
+# what hides them; of late compute the time per token tells whether it is over.
+_REMEMBERED = {"comm": 30, "comp": 2}
 
 
 def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarray:
@@ -47,7 +49,7 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
 
 
 def _is_current(finding: Finding, matrices: WindowMatrices) -> bool:
-    return finding.last_window >= matrices.window_W[-_REMEMBERED:][0]
+    return finding.last_window >= matrices.window_W[-_REMEMBERED[finding.cause] :][0]
 
 
 def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:

@@ -59,6 +59,21 @@ def test_a_slow_rank_with_less_load_stays_slow_until_it_has_recovered():
     assert rank_speeds(report(), before_N).tolist() == [1.0] * N, "it has recovered"
 
 
+@pytest.mark.parametrize(("cause", "factor", "remembered"), [("comp", 2.0, False), ("comm", 4.0, True)])
+def test_window_by_window_a_late_rank_gets_its_load_back_and_late_messages_are_remembered(cause, factor, remembered):
+    """Slow from the fourth window to the eighth. With less load late messages are not waited for, though nothing is
+    mended; late compute shows in the time per token."""
+    job = Job(
+        num_ranks=N, num_windows=16, faults=(Fault("column", rank=3, factor=factor, cause=cause, windows=(4, 8)),)
+    )
+    matrices, speeds_N, slow = generate(job), np.ones(N), []
+    for num in range(2, 17):
+        speeds_N = rank_speeds(Report.of(matrices.first(num)), speeds_N)
+        assert (others(speeds_N, 3) == 1.0).all()
+        slow += [num] if speeds_N[3] < 0.9 else []
+    assert set(range(6, 10)) <= set(slow) and (slow[-1] == 16) == remembered, slow
+
+
 def test_an_old_finding_counts_no_longer():
     fault = Fault("column", rank=3, factor=4.0, cause="comm", windows=(0, 9))
     assert rank_speeds(report(fault, num_windows=60)).tolist() == [1.0] * N
