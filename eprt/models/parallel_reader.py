@@ -20,7 +20,8 @@ from torch import Tensor
 
 _EXTENT_BYTES = 32 << 20  # of one read, and of a thread's pinned memory
 _SORTED_BYTES = 256 << 20  # what is put in the files' order at a time: the reader's own order holds between such parts
-_WINDOW_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}  # read and not yet taken
+# Read and not yet taken. On a CPU little: what has just been read is still in its caches when it is taken.
+_WINDOW_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 _MOST_THREADS = 8
 _MOST_PARTS = 512  # of a read; the kernel takes 1024
 
@@ -72,9 +73,10 @@ class ParallelReader:
         self._reads: dict[str, list[Future]] = {name: [] for name in wanted}
         self._num_unread = Counter(name for extent in self._extents for name, _, _ in extent.parts)
         self._num_outstanding = 0
-        self._threads = ThreadPoolExecutor(num_threads or min(_MOST_THREADS, len(os.sched_getaffinity(0))))
         self._own = local()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        num_threads = num_threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        self._threads = ThreadPoolExecutor(num_threads, initializer=self._begin_thread)
         self._submit()
 
     def __contains__(self, name: str) -> bool:
@@ -120,12 +122,16 @@ class ParallelReader:
             self._reads[name].append(read)
             self._num_unread[name] -= 1
 
+    def _begin_thread(self) -> None:
+        if self._stream is not None:
+            # A thread begins on the first GPU, where pinned memory would cost this process a context.
+            torch.cuda.set_device(self._stream.device)
+            self._own.pinned = torch.empty(_EXTENT_BYTES, dtype=torch.uint8, pin_memory=True)
+
     def _read(self, extent: _Extent, parts: list[Tensor]) -> None:
         _fill(self._handles[extent.path], [part.numpy().data for part in parts], extent)
 
     def _read_and_copy(self, extent: _Extent, parts: list[Tensor]) -> None:
-        if not hasattr(self._own, "pinned"):
-            self._own.pinned = torch.empty(_EXTENT_BYTES, dtype=torch.uint8, pin_memory=True)
         pinned = self._own.pinned[: extent.size]
         _fill(self._handles[extent.path], [pinned.numpy().data], extent)
         with torch.cuda.stream(self._stream):
