@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from eprt.engine.kv_cache import cache_format
 from eprt.layers.batch import ForwardBatch, Split
 
 
@@ -20,12 +21,12 @@ class Request:
 class PagedRunner:
     """Pages are handed out in a scrambled order and start out as NaN, so that a stray read shows."""
 
-    def __init__(self, model, num_pages: int = 96, page_size: int = 4):
-        self.model, self.page_size = model, page_size
-        config = model.config
-        shape = (config.num_hidden_layers, num_pages, page_size, config.kv_dim)
-        self.device = model.device
-        self.kv_cache = torch.full(shape, float("nan"), dtype=model.kv_dtype, device=self.device)
+    def __init__(self, model, num_pages: int = 96, page_size: int = 4, kv_cache_dtype: str = "auto"):
+        self.model, self.page_size, self.device = model, page_size, model.device
+        config, entry = model.config, cache_format(kv_cache_dtype, model)
+        shape = (config.num_hidden_layers, num_pages, page_size, entry.width)
+        nan = 0xFF if entry.is_fp8 else float("nan")  # e4m3, bfloat16 and float32 of such bytes are NaN
+        self.kv_cache = torch.full(shape, nan, dtype=entry.dtype, device=self.device)
         self.num_steps = 0
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(5)).tolist()
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from eprt import LLM, EngineConfig, EPGroup, SamplingParams
+from eprt import LLM, EngineConfig, EPGroup, SamplingParams, ops
 from eprt.engine.tokenizer import Tokenizer
 from eprt.models.loader import load_model
+from eprt.ops.kv_format import KVFormat
 from examples.demo_model.chat import render
 from examples.demo_model.score import held_out_questions
 from tests import tiny
@@ -149,6 +150,39 @@ def fp8_activations(group: EPGroup, root: str) -> None:
         f"fp8 on {len(torch.cat(errors))} tokens: median relative error {error:.4f}, mean divergence {divergence:.5f}"
     )
     assert error < 0.025 and divergence < 0.01, (error, divergence)
+
+
+def fp8_cache(group: EPGroup, root: str) -> None:
+    """In float32 an fp8 cache gives what a plain cache gives whose entries were rounded to fp8: prompts, whole, in
+    chunks and behind a shared prefix, and decodes."""
+    directory = tiny.save(tiny.make_variant("v3"), Path(root) / "v3")
+    model = load_model(EngineConfig(str(directory), device="cuda"), group)
+    config, insert, prompt = model.config, ops.latent_insert, tiny.prompts()[2]
+    entry = KVFormat(config.kv_lora_rank, config.qk_rope_head_dim, torch.uint8)
+
+    def rounding(kv_pages, kv_slot_T, *rest) -> None:
+        insert(kv_pages, kv_slot_T, *rest)
+        stored = kv_pages.view(-1, kv_pages.shape[-1])
+        stored[kv_slot_T] = entry.decode(entry.encode(stored[kv_slot_T]))
+
+    def outputs(kv_cache_dtype: str) -> list[torch.Tensor]:
+        runner = PagedRunner(model, kv_cache_dtype=kv_cache_dtype)
+        first = runner.request(prompt)
+        logits = [runner.prefill(first)]
+        shared = len(prompt) // 2 // runner.page_size * runner.page_size
+        logits.append(runner.prefill(runner.request(prompt, first, shared), 7))
+        tokens = runner.continue_greedy(first, logits[0], 8)
+        return [*logits, torch.tensor(tokens)]
+
+    got = outputs("fp8")
+    ops.latent_insert = rounding
+    try:
+        want = outputs("auto")
+    finally:
+        ops.latent_insert = insert
+    for a, b in zip(got, want):
+        assert a.shape == b.shape and (a.float() - b.float()).abs().max() < 1e-3, (a - b).abs().max()
+    model.close()
 
 
 def dummy_weights(group: EPGroup) -> None:

@@ -21,8 +21,8 @@ def alone(case: str, *args) -> None:
     getattr(cases_model, case)(EPGroup.single(), *args)
 
 
-@pytest.mark.parametrize("case", ["goldens", "fp8_goldens", "fp8_activations"])
-def test_tiny_models_equal_transformers(case, tmp_path):
+@pytest.mark.parametrize("case", ["goldens", "fp8_goldens", "fp8_activations", "fp8_cache"])
+def test_tiny_models(case, tmp_path):
     alone(case, str(tmp_path))
 
 

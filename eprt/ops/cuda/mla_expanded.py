@@ -26,7 +26,8 @@ def pays(num_tokens: int, num_requests: int) -> bool:
     return num_tokens >= _FEWEST_NEW_TOKENS * num_requests
 
 
-@triton.jit
+# What changes from step to step is no reason to compile once more.
+@triton.jit(do_not_specialize=["width", "table_width"])
 def _gather_context(
     latent_out, rope_out, pages, page_table, seq_len_B, width, table_width, latent_size, rope_size, entry_size,
     FP8: tl.constexpr, TOKENS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
