@@ -4,7 +4,7 @@ plain   [latent | rotated key], float32 or bfloat16.
 fp8     bytes (a cache of torch.uint8): the latent in e4m3, the rotated key in bfloat16, one fp32 scale, padding to 16
         bytes. latent = e4m3 * scale, scale = max|latent| / 448. DeepSeek-V3: 512 + 128 + 4 + 12 = 656 bytes instead of
         1152. The rotated key keeps its precision: positions live in it. One scale is enough: e4m3 is floating point,
-        so that values 2^15 below the largest still have all their bits.
+        so that values 2^14 below the largest still have all their bits.
 """
 
 from dataclasses import dataclass
