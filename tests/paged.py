@@ -19,10 +19,13 @@ class Request:
 
 
 class PagedRunner:
-    """Pages are handed out in a scrambled order and start out as NaN, so that a stray read shows."""
+    """Pages are handed out in a scrambled order and start out as NaN, so that a stray read shows. overlap: of steps
+    that are not told otherwise."""
 
-    def __init__(self, model, num_pages: int = 96, page_size: int = 4, kv_cache_dtype: str = "auto"):
-        self.model, self.page_size, self.device = model, page_size, model.device
+    def __init__(
+        self, model, num_pages: int = 96, page_size: int = 4, kv_cache_dtype: str = "auto", overlap: str = "none"
+    ):
+        self.model, self.page_size, self.device, self.overlap = model, page_size, model.device, overlap
         config, entry = model.config, cache_format(kv_cache_dtype, model)
         shape = (config.num_hidden_layers, num_pages, page_size, entry.width)
         nan = 0xFF if entry.is_fp8 else float("nan")  # e4m3, bfloat16 and float32 of such bytes are NaN
@@ -36,14 +39,16 @@ class PagedRunner:
         pages = prefix_of.pages[: num_shared // self.page_size] if prefix_of else []
         return Request(list(tokens), list(pages), num_shared)
 
-    def forward(self, work: list[tuple[Request, int]], mode: str = "normal", overlap: str = "none") -> list[Tensor]:
+    def forward(
+        self, work: list[tuple[Request, int]], mode: str = "normal", overlap: str | None = None
+    ) -> list[Tensor]:
         """Computes the next n tokens of each request in one step; fp32 logits [n, V] each, in the order given.
 
         A request's single token after its first counts as decoding, as in the engine.
         """
         self.num_steps += 1
         order = sorted(range(len(work)), key=lambda i: not (work[i][1] == 1 and work[i][0].num_done > 0))
-        batch = self._batch([work[i] for i in order], mode, overlap)
+        batch = self._batch([work[i] for i in order], mode, overlap or self.overlap)
         logits = self.model.forward(batch, self.kv_cache)
         parts = logits.split([work[i][1] for i in order])
         for request, n in work:

@@ -71,12 +71,12 @@ def drafts_change_nothing(group: EPGroup) -> None:
     texts = ["What is 12 + 30?", "Count from 3 to 20.", "Spell castle backwards.", "Sort: pear, fig", "What is 2 + 2?"]
     params = [SamplingParams(max_tokens=10 * (1 + i), temperature=0.7 * (i % 2), seed=i) for i in range(len(texts))]
     tokens = []
-    for num_drafts, overlap in ((0, "none"), (2, "tbo"), (1, "sbo")):
+    for num_drafts, overlap in ((0, "none"), (2, "tbo"), (1, "sbo"))[: 3 if group.size == 2 else 2]:
         options = {"num_speculative_tokens": num_drafts, "overlap": overlap}
         with LLM(demo, group, kv_cache_gb=0.02, **options) as llm:
             tokens.append([output.outputs[0].token_ids for output in llm.generate(texts, params)])
             llm.engine.check_integrity()
-    assert tokens[0] == tokens[1] == tokens[2]
+    assert all(other == tokens[0] for other in tokens)
 
 
 def streams_and_errors(group: EPGroup, directory: str) -> None:

@@ -28,15 +28,16 @@ def all_cases(group: EPGroup, root: str, variants: list[str], out: str, exact: b
 
 
 def goldens(group: EPGroup, directory: Path, dtype: str) -> dict:
-    """Every prompt, whole and in chunks, then greedy decoding: (name, dtype, chunk, prompt) -> logits.
+    """Every prompt, whole and in chunks (then with two-batch overlap), then greedy decoding: (name, dtype, chunk,
+    prompt) -> logits.
 
     In its own dtype, fp32, a model must give transformers' logits and tokens; bf16 may change a token's experts.
     """
     golden = torch.load(directory / "golden.pt")
     model = load_model(EngineConfig(str(directory), dtype=dtype), group)
     results = {}
-    for chunk in (1000, 16):
-        mine = run(group, model, golden["prompts"], chunk)
+    for chunk, overlap in ((1000, "none"), (16, "tbo")):
+        mine = run(group, model, golden["prompts"], chunk, overlap)
         for index, (logits, tokens) in mine.items():
             if dtype == "auto":
                 difference = (logits - golden["logits"][index]).abs().max().item()
@@ -48,13 +49,13 @@ def goldens(group: EPGroup, directory: Path, dtype: str) -> dict:
     return results
 
 
-def run(group: EPGroup, model, prompts: list[list[int]], chunk: int) -> dict:
+def run(group: EPGroup, model, prompts: list[list[int]], chunk: int, overlap: str) -> dict:
     """This rank's share of the prompts: index -> (logits of the prompt, greedy tokens)."""
     indices = range(group.rank, len(prompts), group.size)
     # Known beforehand, as a step needs all ranks: one that waits for the others' count would leave them waiting for it.
     own_steps = sum(-(-len(prompts[index]) // chunk) + NUM_NEW - 1 for index in indices)
     all_steps = max(group.allgather(own_steps))
-    runner = PagedRunner(model)
+    runner = PagedRunner(model, overlap=overlap)
     mine = {}
     for index in indices:
         request = runner.request(prompts[index])
