@@ -8,6 +8,7 @@
 #include "guests.h"
 #include "homes.h"
 #include "plan.h"
+#include "two_nodes.h"
 #include "weights.h"
 
 namespace eprt::balancer {
@@ -69,6 +70,8 @@ std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Token
   return refined(kMaxPasses, std::move(start));
 }
 
+constexpr double kUnderCap = 0.985;  // of the largest time allowed: nodes of more load hardly pack under it
+
 // How many copies of each expert each node gets.
 class Copies {
  public:
@@ -78,8 +81,8 @@ class Copies {
         num_nodes_(static_cast<int>(problem.num_nodes)),
         cap_(cap),
         guests_(problem, tokens, incidence, traffic, home_masks(home_E)),
-        count_E_(part.num_experts(), 1),
-        copies_EN_(static_cast<size_t>(part.num_experts()) * problem.num_nodes, 0),
+        placed_{num_nodes_, std::vector<int>(static_cast<size_t>(part.num_experts()) * num_nodes_, 0),
+                std::vector<int>(part.num_experts(), 1), std::vector<int>(part.num_experts(), 1)},
         room_N_(problem.num_nodes, 0),
         live_N_(problem.num_nodes, 0),
         load_N_(problem.num_nodes, 0.0),
@@ -97,22 +100,23 @@ class Copies {
     }
   }
 
-  int count(int expert) const { return count_E_[expert]; }
-  int at(int expert, int node) const { return copies_EN_[static_cast<size_t>(expert) * num_nodes_ + node]; }
+  int count(int expert) const { return placed_.count_E[expert]; }
+  int at(int expert, int node) const { return placed_.at(expert, node); }
 
   // Copies without which no packing meets the cap: of experts whose shares are too large, and for coverage.
   void add_needed(double largest_share) {
     for (;;) {
       int worst = -1;
       for (int expert = 0; expert < part_.num_experts(); expert++)
-        if (share(expert) > largest_share && count_E_[expert] < part_.num_live() &&
+        if (share(expert) > largest_share && count(expert) < part_.num_live() &&
             (worst < 0 || share(expert) > share(worst)))
           worst = expert;
       if (worst < 0 || !add_where_best(worst)) break;
     }
     for (int expert = 0; expert < part_.num_experts(); expert++)
-      while (count_E_[expert] < part_.min_copies && add_where_best(expert)) {
+      while (count(expert) < part_.min_copies && add_where_best(expert)) {
       }
+    placed_.min_E = placed_.count_E;
   }
 
   // The remaining room goes where a copy saves most traffic, as far as that keeps the nodes' loads under the cap.
@@ -130,12 +134,21 @@ class Copies {
     }
   }
 
+  // Homes and copies once more, together.
+  void rearrange(const Tokens& tokens, const Incidence& incidence, Traffic traffic, uint64_t seed) {
+    std::vector<double> limit_N;
+    for (double speed : speed_N_)
+      limit_N.push_back(std::max(part_.mean_time() * kCloseEnough, cap_ * kUnderCap) * speed);
+    for (int rank : part_.tie_rank_E) seed = seed * 0x5851f42d4c957f2d + static_cast<uint64_t>(rank) + 1;
+    anneal_two_nodes(part_, tokens, incidence, traffic, limit_N, seed, placed_);
+  }
+
  private:
-  int& copies(int expert, int node) { return copies_EN_[static_cast<size_t>(expert) * num_nodes_ + node]; }
-  double share(int expert) const { return part_.load_E[expert] / count_E_[expert]; }
+  int& copies(int expert, int node) { return placed_.at(expert, node); }
+  double share(int expert) const { return part_.load_E[expert] / count(expert); }
 
   bool fits(int expert, int node) const {
-    return load_N_[node] + part_.load_E[expert] / (count_E_[expert] + 1) <= cap_ * speed_N_[node];
+    return load_N_[node] + part_.load_E[expert] / (count(expert) + 1) <= cap_ * speed_N_[node];
   }
 
   bool add_where_best(int expert) {
@@ -158,7 +171,7 @@ class Copies {
 
   void add(int expert, int node) {
     const double before = share(expert);
-    count_E_[expert]++;
+    placed_.count_E[expert]++;
     for (int other = 0; other < num_nodes_; other++) load_N_[other] += at(expert, other) * (share(expert) - before);
     load_N_[node] += share(expert);
     room_N_[node]--;
@@ -169,7 +182,8 @@ class Copies {
   int num_nodes_;
   double cap_;
   Guests guests_;
-  std::vector<int> count_E_, copies_EN_, room_N_, live_N_;
+  NodeCopies placed_;
+  std::vector<int> room_N_, live_N_;
   std::vector<double> load_N_, speed_N_;
 };
 
@@ -202,7 +216,7 @@ bool pack_nodes(Packing& packing, const Copies& copies) {
 }
 
 bool try_plan(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic, double allowance,
-              double cap, int64_t* slot_P, double* weight_P) {
+              double cap, bool annealed, int64_t* slot_P, double* weight_P) {
   std::vector<int> all(problem.num_experts);
   std::iota(all.begin(), all.end(), 0);
   const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
@@ -215,6 +229,7 @@ bool try_plan(const Problem& problem, int64_t layer, const Tokens& tokens, Traff
   for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
   copies.add_needed(largest_share);
   copies.add_useful();
+  if (annealed) copies.rearrange(tokens, incidence, traffic, static_cast<uint64_t>(layer));
   Packing packing(part);
   if (!pack_nodes(packing, copies)) return false;
   improve(packing, part.mean_time() * kCloseEnough, Scope::kInsideNodes);
@@ -260,7 +275,10 @@ AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tok
   if (problem.num_nodes == 1 || tokens.num_tokens == 0 || cap == 0.0) return result;
   std::vector<int64_t> other_P(problem.num_slots());
   std::vector<double> other_weight_P(problem.num_slots());
-  if (!try_plan(problem, layer, tokens, traffic, allowance, cap, other_P.data(), other_weight_P.data())) return result;
+  auto try_it = [&](bool annealed) {
+    return try_plan(problem, layer, tokens, traffic, allowance, cap, annealed, other_P.data(), other_weight_P.data());
+  };
+  if (!(problem.num_nodes == 2 && try_it(true)) && !try_it(false)) return result;
   node_masks(problem, other_P.data(), mask_E.data());
   const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
   if (crossings >= result.traffic) return result;

@@ -221,8 +221,8 @@ void apply(Placed& placed, const Move& move, int busiest) {
   }
 }
 
-// Where GPUs have so few slots, the busiest is often stuck with what it holds while those behind it could be helped: the
-// next window may make any of them the busiest. With more slots some single move always helps.
+// Where GPUs have so few slots, the busiest is often stuck with what it holds while those behind it could be helped:
+// the next window may make any of them the busiest. With more slots some single move always helps.
 constexpr int kFewSlots = 4;
 constexpr int kMaxStuck = 8;
 
