@@ -136,6 +136,7 @@ class Bench:
                 self._fill(engine, requests, w.context, max_tokens=(w.steps + 2 * WARM_UP) * (1 + num_drafts))
                 with only_last_tokens(engine):
                     engine.step()
+                torch.cuda.synchronize()
                 before = engine.model.expert_load()
                 for _ in range(WARM_UP):
                     engine.step()
@@ -184,6 +185,7 @@ class Decoded:
 
     @staticmethod
     def of(engine: Engine, times_s: list[float], load_before: list[list[int]]) -> "Decoded":
+        torch.cuda.synchronize()
         load = np.array(engine.model.expert_load()) - np.array(load_before)
         skew = float((load.max(axis=1) / load.mean(axis=1).clip(1e-9)).mean()) if load.size else 1.0
         return Decoded(times_s, sorted(engine.gap.recent_s), skew)

@@ -1,5 +1,8 @@
 """Drafter: guesses the next tokens of running requests with the checkpoint's MTP layer, after each forward pass.
 
+Its first pass needs no more than the device knows, and is launched with the step; which of its rows count is known when
+the host has seen how many drafts held.
+
 From the hidden state at a position and the token that followed it, the layer predicts the token after that one
 (DeepSeek-V3, arXiv:2412.19437, section 2.2). It has a KV cache of its own, in the same pages, so it sees every token
 that the model sees: prompts chunk by chunk, and each decoded token. The next step computes the guesses behind the last
@@ -9,6 +12,7 @@ Collective: it runs equally often on all ranks, with no rows where there is noth
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +20,10 @@ from torch import Tensor
 
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
+from eprt.engine.runner import Packed
 from eprt.engine.schedule import Schedule
 from eprt.ep.load import LoadRecorder
+from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
 
 
@@ -38,26 +44,30 @@ class Drafter:
         self._propose = None if acceptance is None else acceptance.propose
         self.num_drafts = rows.draft_MK.shape[1]
 
-    def run(
-        self,
-        schedule: Schedule,
-        batch: ForwardBatch,
-        hidden_TH: Tensor,
-        token_X: np.ndarray,
-        accepted_S: np.ndarray | None,
+    def launch(self, schedule: Schedule, packed: Packed, hidden_TH: Tensor, token_X: Tensor | None) -> Tensor:
+        """The layer over the step's tokens, each with the token that follows it; waits for nothing. [T, H].
+
+        hidden_TH: of the step's forward pass. token_X: what was sampled, on the device; None where nothing was.
+        """
+        batch = packed.batch
+        (next_T,) = upload([self._known_next_tokens(schedule)], hidden_TH.device)
+        if token_X is not None:
+            # Behind a draft that does not hold it is wrong, and does no harm: the next step writes those cache entries
+            # again. -1, where logits were no numbers, ends its request.
+            next_T[batch.logits_idx[: len(token_X)]] = token_X.clamp(min=0)
+        return self._draft(hidden_TH, replace(batch, token_id_T=next_T))
+
+    def finish(
+        self, schedule: Schedule, batch: ForwardBatch, drafted_TH: Tensor, accepted_S: np.ndarray | None
     ) -> None:
         """Leaves new drafts in the rows of the step's requests. To be called after the commit.
 
-        batch, hidden_TH: of the step's forward pass. token_X, accepted_S: what was sampled, and how many drafts held.
+        batch: the step's. drafted_TH: what launch() gave. accepted_S: how many drafts held.
         """
-        next_T = torch.from_numpy(self._next_tokens(schedule, token_X)).to(hidden_TH.device)
-        from_S = self._last_true_rows(schedule, accepted_S)
-        idx_S = torch.from_numpy(from_S).to(hidden_TH.device)
-        shifted = replace(batch, token_id_T=next_T, logits_idx=idx_S)
-        hidden_SH = self._draft(hidden_TH, shifted)[idx_S]
-        position_S = batch.position_T.cpu().numpy()[from_S]
+        (idx_S,) = upload([self._last_true_rows(schedule, accepted_S)], drafted_TH.device)
+        position_S = schedule.at_S - 1 if accepted_S is None else schedule.at_S - 1 + accepted_S
         self.rows.num_draft_M[schedule.row_S] = 0
-        self._chain(schedule.row_S[: len(from_S)], position_S, hidden_SH, batch)
+        self._chain(schedule.row_S, position_S, drafted_TH[idx_S], batch)
 
     def _draft(self, hidden_TH: Tensor, batch: ForwardBatch) -> Tensor:
         hidden_TH = self.model.draft(hidden_TH, batch, self.kv_pages)
@@ -65,14 +75,11 @@ class Drafter:
             self._recorder.count_drafts(hidden_TH.shape[0])
         return hidden_TH
 
-    def _next_tokens(self, schedule: Schedule, token_X: np.ndarray) -> np.ndarray:
-        """int64 [T]: the token that follows each of the batch's. Behind a draft that did not hold it is wrong, and does
-        no harm: the next step writes those cache entries again."""
-        num_decode = schedule.num_decode_tokens
+    def _known_next_tokens(self, schedule: Schedule) -> np.ndarray:
+        """int64 [T]: the token that follows each of the batch's, where the host knows it; else anything."""
         tokens_ML = self.rows.tokens_ML
         parts = [tokens_ML[chunk.request_row, chunk.start + 1 : chunk.end + 1] for chunk in schedule.chunks]
-        # -1, where logits were no numbers, ends its request.
-        return np.concatenate((token_X[:num_decode].clip(min=0), *parts)).astype(np.int64)
+        return np.concatenate((np.zeros(schedule.num_decode_tokens), *parts)).astype(np.int64)
 
     def _last_true_rows(self, schedule: Schedule, accepted_S: np.ndarray | None) -> np.ndarray:
         """int64 [S]: where in the batch the latest position lies whose own and next token are right."""
@@ -93,10 +100,13 @@ class Drafter:
                 position_S = position_S + 1
                 room = np.flatnonzero(position_S < rows.num_slots_M[row_S])
                 row_S, position_S = row_S[room], position_S[room]
-                hidden_SH = hidden_SH[torch.from_numpy(room).to(hidden_SH.device)]
+                (room_S,) = upload([room], hidden_SH.device)
+                hidden_SH = hidden_SH[room_S]
                 if self._recorder is not None:
                     self._recorder.begin_drafts(len(row_S))
-                batch = _decode_batch(rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, step, hidden_SH)
+                batch = _decode_batch(
+                    rows, row_S, position_S, rows.draft_MK[row_S, k - 1], page_size, step, hidden_SH.device
+                )
                 hidden_SH = self._draft(hidden_SH, batch)
             if len(row_S):
                 logits_SV = self.model.logits(hidden_SH)
@@ -112,25 +122,19 @@ def _decode_batch(
     token_S: np.ndarray,
     page_size: int,
     step: ForwardBatch,
-    like: Tensor,
+    device: torch.device,
 ) -> ForwardBatch:
     """One token per request, at these positions."""
     num = len(row_S)
     num_pages = -(-int(position_S.max(initial=-1) + 1) // page_size)
-    slot_S = rows.page_table_MP[row_S, position_S // page_size] * np.int64(page_size) + position_S % page_size
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(like.device)
-
-    return ForwardBatch(
-        token_id_T=tensor(token_S.astype(np.int64)),
-        position_T=tensor(position_S),
-        kv_slot_T=tensor(slot_S),
-        page_table_BP=tensor(rows.page_table_MP[:, :num_pages].take(row_S, axis=0)),
-        seq_len_B=tensor((position_S + 1).astype(np.int32)),
-        query_start_B1=tensor(np.arange(num + 1, dtype=np.int32)),
-        num_decode=num,
-        logits_idx=tensor(np.arange(num)),
-        mode=step.mode,
-        overlap=step.overlap,
-    )
+    arrays = {
+        "token_id_T": token_S.astype(np.int64),
+        "position_T": position_S,
+        "kv_slot_T": rows.page_table_MP[row_S, position_S // page_size] * np.int64(page_size) + position_S % page_size,
+        "page_table_BP": rows.page_table_MP[:, :num_pages].take(row_S, axis=0),
+        "seq_len_B": (position_S + 1).astype(np.int32),
+        "query_start_B1": np.arange(num + 1, dtype=np.int32),
+        "logits_idx": np.arange(num),
+    }
+    tensors: dict[str, Any] = dict(zip(arrays, upload(list(arrays.values()), device)))
+    return ForwardBatch(**tensors, num_decode=num, mode=step.mode, overlap=step.overlap)

@@ -313,9 +313,12 @@ class Engine:
             self.runner.remember(packed, sample.token_X)
         if self.recorder is not None:
             self.recorder.end()
+        drafted_TH = None
+        if self._drafter is not None and hidden_TH is not None:
+            drafted_TH = self._drafter.launch(schedule, packed, hidden_TH, None if sample is None else sample.token_X)
         self.gap.end_step()
         self.scheduler.advance(schedule)
-        return InFlight(schedule, packed, sample, prompt_logprobs, hidden_TH)
+        return InFlight(schedule, packed, sample, prompt_logprobs, drafted_TH)
 
     @torch.inference_mode()
     def _settle(self) -> list[TokenOutput]:
@@ -331,8 +334,8 @@ class Engine:
         self.gap.collect()
         accepted_S = self.scheduler.verify(schedule, sampled.token_X)
         outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, accepted_S)
-        if self._drafter is not None and step.hidden_TH is not None:
-            self._drafter.run(schedule, step.packed.batch, step.hidden_TH, sampled.token_X, accepted_S)
+        if self._drafter is not None and step.drafted_TH is not None:
+            self._drafter.finish(schedule, step.packed.batch, step.drafted_TH, accepted_S)
         return outputs
 
     def _check_exchange(self) -> None:

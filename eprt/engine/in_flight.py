@@ -13,11 +13,11 @@ from eprt.engine.schedule import Schedule
 class InFlight:
     """A step that has been launched and not settled. sample: None where this rank has no token to choose.
 
-    hidden_TH: what drafts are made from, None without.
+    drafted_TH: what drafts are read from (drafter.py), None without.
     """
 
     schedule: Schedule
     packed: Packed
     sample: Sample | None
     prompt_logprobs: list[list]
-    hidden_TH: Tensor | None
+    drafted_TH: Tensor | None
