@@ -21,7 +21,9 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
   if (!(p.phases & kRecv)) return;
   place_rows(p, book, *begun, placement, thread);
   for (int group = 0; group < kGroups; ++group) barrier_arrive(kPlaced + group, kGroupThreads + kPlaceThreads);
-  if (blockIdx.x == 0) publish_counts(p, placement, thread);
+  if (blockIdx.x != 0) return;
+  sync_placers();  // arriving has waited for nobody
+  publish_counts(p, placement, thread);
 }
 
 __global__ void __launch_bounds__(kAllThreads, 1) dispatch(const __grid_constant__ DispatchParams p) {
