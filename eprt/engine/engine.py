@@ -199,8 +199,7 @@ class Engine:
                 self.runner.graphs = DecodeGraphs(
                     self.model, kv_cache_LPSD, sizes, num_pages, padding_page, self.overlap.decode
                 )
-        for layer in self.model.moe_layers():
-            layer.reset_load()
+        self.model.reset_counters()
         self.group.barrier()
 
     # -- requests of this rank --

@@ -142,6 +142,14 @@ class DeepseekModel:
             return []
         return [load_S.tolist() for load_S in self._load.read()]
 
+    def reset_counters(self) -> None:
+        """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""
+        for moe in self.moe_layers():
+            moe.reset_load()
+        for backend in self.ep.values():
+            if hasattr(backend, "stats"):
+                backend.stats(reset=True)
+
     def close(self) -> None:
         """Frees the communication windows. Collective."""
         for backend in self.ep.values():
