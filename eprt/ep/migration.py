@@ -55,7 +55,7 @@ class Migrator:
         self._node_of_rank = group.node_of_rank if routing == "local" else None
         self._router = router
         self._old_speeds: tuple[float, ...] = ()
-        self._pace = Pace(max_bytes=transport.max_chunk_bytes)
+        self._pace = Pace(min_bytes=transport.min_chunk_bytes, max_bytes=transport.max_chunk_bytes)
         self._offer: Job | None = None
         self._offered_s = 0.0
         self._job: Job | None = None
@@ -150,7 +150,9 @@ class Migrator:
             if self._offer is not None and min(shown.offered for shown in shown_N) == self._offer.job_id:
                 self._begin(self._offer, room)
         elif min(shown.progress for shown in shown_N) == self._tick:
+            start_s = time.thread_time()
             self._end_tick(room)
+            self._pace.worked(time.thread_time() - start_s)
 
     def stepped(self, seconds: float) -> None:
         """The step has computed, and has taken so long."""
@@ -254,7 +256,9 @@ class Migrator:
                 # First of all, and once in every tick: nobody waits for a message that was never sent.
                 if one.worked_tick < self._tick:
                     one.worked_tick = self._tick
+                    start_s = time.thread_time()
                     self._move(one)
+                    self._pace.worked(time.thread_time() - start_s)
                 if self._cancelled_id == job.job_id:
                     return CANCELLED
                 late_s = now_s - one.started_s - job.timeout_s
@@ -262,7 +266,7 @@ class Migrator:
                 # Those that wait for the late one speak up a little later than it does itself.
                 if late_s > (0.1 * job.timeout_s if is_done else 0):
                     return SLOW if is_done else LATE
-                if not self._prepare(one, now_s):
+                if not self._prepare(one, now_s) or self._pace.rests:
                     return self._progress
             if not self._transport.is_done():
                 return self._progress

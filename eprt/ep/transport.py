@@ -26,9 +26,11 @@ class DamagedChunkError(Exception):
 
 
 class Transport(Protocol):
-    """max_chunk_bytes: of one chunk. buffer_bytes: most memory this rank uses for chunks."""
+    """max_chunk_bytes: of one chunk. min_chunk_bytes: a smaller one is no sooner there. buffer_bytes: most memory this
+    rank uses for chunks."""
 
     max_chunk_bytes: int
+    min_chunk_bytes: int
     buffer_bytes: int
 
     def send(self, tick: int, tag: int, chunk: Chunk) -> None:
@@ -80,7 +82,7 @@ class SharedMemoryTransport:
     """
 
     def __init__(self, group: EPGroup, max_chunk_bytes: int):
-        self.max_chunk_bytes = max_chunk_bytes
+        self.max_chunk_bytes, self.min_chunk_bytes = max_chunk_bytes, 16 << 10
         self._group, self._ops = group, native.load()
         self._slot_bytes = _HEADER + max_chunk_bytes
         self.buffer_bytes = 2 * _NUM_SETS * self._slot_bytes  # sent chunks, then arrived ones

@@ -45,7 +45,8 @@ class StagedTransport:
 
     def __init__(self, group: EPGroup):
         self._host = SharedMemoryTransport(group, HOST_CHUNK_BYTES)
-        self.max_chunk_bytes, self.buffer_bytes = self._host.max_chunk_bytes, self._host.buffer_bytes
+        self.max_chunk_bytes, self.min_chunk_bytes = self._host.max_chunk_bytes, self._host.min_chunk_bytes
+        self.buffer_bytes = self._host.buffer_bytes
         self.expect, self.is_done, self.measured = self._host.expect, self._host.is_done, self._host.measured
         self.settle, self.close = self._host.settle, self._host.close
 

@@ -94,5 +94,5 @@ def share_experts(engine: Engine) -> SharedCopies:
     copies = SharedCopies(group, pools)
     migrator._transport.close()
     migrator._transport = PeerTransport(group, pools, copies, 64 << 20)
-    migrator._pace = Pace(max_bytes=64 << 20)
+    migrator._pace = Pace(min_bytes=migrator._transport.min_chunk_bytes, max_bytes=64 << 20)
     return copies
