@@ -191,7 +191,10 @@ class Engine:
         config, padding_page = self.config, kv_cache_LPSD.shape[1] - 1
         with torch.inference_mode():
             longest = min(config.chunk_size, self.limits.max_model_len)
-            warm_up(self.model, kv_cache_LPSD, longest, padding_page, config.num_speculative_tokens > 0)
+            warm_up(
+                self.model, kv_cache_LPSD, longest, padding_page, config.num_speculative_tokens > 0,
+                lambda num_tokens: self.overlap.of_step([num_tokens], "normal"),
+            )  # fmt: skip
             most_rows = min(config.low_latency_max_tokens, config.max_num_seqs * (1 + config.num_speculative_tokens))
             sizes = graph_sizes(config.graph_sizes, most_rows)
             if sizes and self._router is None and can_record(self.model):  # a router's split is the host's

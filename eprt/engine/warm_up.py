@@ -1,19 +1,30 @@
 """Before the first request: every rank computes a few batches of padding, so that kernels are compiled before anybody
 waits for them, and memory is taken before the cache is trusted to fit."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from eprt.layers.batch import ForwardBatch
+from eprt.layers.batch import ForwardBatch, Split
 
 
-def warm_up(model, kv_cache_LPSD: Tensor, chunk_size: int, padding_page: int, with_hidden: bool) -> None:
-    """Collective. Prompts of a few lengths up to chunk_size, all in one page that belongs to nobody."""
+def warm_up(
+    model, kv_cache_LPSD: Tensor, chunk_size: int, padding_page: int, with_hidden: bool,
+    overlap_of: Callable[[int], str] = lambda num_tokens: "none",
+) -> None:  # fmt: skip
+    """Collective. Prompts of a few lengths up to chunk_size, all in one page that belongs to nobody.
+
+    overlap_of: what a step of so many tokens overlaps; that is tried besides.
+    """
     page_size = kv_cache_LPSD.shape[2]
+    run = model.forward_with_hidden if with_hidden else model.forward
     for length in sorted({min(length, chunk_size) for length in (1, 16, 32, 64, 128, 512, chunk_size)}):
         batch = _prompt(length, page_size, padding_page, kv_cache_LPSD.device)
-        run = model.forward_with_hidden if with_hidden else model.forward
         run(batch, kv_cache_LPSD)
+        if overlap_of(length) == "tbo":
+            run(replace(batch, overlap="tbo", split=Split.of([0, length])), kv_cache_LPSD)
     torch.cuda.synchronize()
 
 

@@ -5,12 +5,19 @@ from itertools import product
 from eprt import LLM, EPGroup, SamplingParams
 from tests.gpu.cases_model import DEMO, TEXTS
 
+OVERLAPS = (
+    {"overlap": "sbo"},
+    {"overlap": "sbo", "overlap_sms": 4},  # outputs sent tile by tile
+    {"overlap": "tbo"},
+    {"overlap": "none"},
+)
 GRAPHS, NO_GRAPHS = {"graph_sizes": (1, 4, 8)}, {"graph_sizes": ()}
 # Fewer requests on later ranks; in the end some ranks decode one sequence, others none.
 PARAMS = [SamplingParams(max_tokens=8 + 8 * (i % 4), temperature=0, ignore_eos=True) for i in range(len(TEXTS))]
 
 
 def generate(group: EPGroup, dtype: str, overlap: str, **options) -> list[list[int]]:
+    """Greedy tokens of every prompt; the steps must have had that overlap."""
     options = {"kv_cache_gb": 0.02, "max_num_seqs": 8, "chunk_size": 64, **options}
     with LLM(DEMO, group, device="cuda", dtype=dtype, overlap=overlap, **options) as llm:
         outputs = llm.generate(TEXTS, PARAMS)
@@ -24,8 +31,8 @@ def same_tokens(group: EPGroup, dtype: str = "float32", least: float = 1.0) -> N
     """Every overlap, with graphs and without, with drafts and without: the tokens of none. least: share of completions
     that must be equal; in bfloat16 attention may round otherwise where it has other requests beside it."""
     want = generate(group, dtype, "none", **GRAPHS)
-    for overlap, graphs, drafts in product(("sbo", "tbo", "none"), (GRAPHS, NO_GRAPHS), (0, 1)):
-        got = generate(group, dtype, overlap, num_speculative_tokens=drafts, **graphs)
+    for overlap, graphs, drafts in product(OVERLAPS, (GRAPHS, NO_GRAPHS), (0, 1)):
+        got = generate(group, dtype, **overlap, num_speculative_tokens=drafts, **graphs)
         same = sum(a == b for a, b in zip(got, want))
         if group.rank == 0:
             print(f"{dtype} {overlap} {graphs} {drafts} drafts: {same} of {len(want)} completions equal", flush=True)

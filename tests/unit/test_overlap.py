@@ -288,3 +288,20 @@ def test_one_rank_computes_the_same_with_every_overlap():
             sizes = llm.engine.recorder.tokens_PLE.sum(), sum(map(sum, llm.engine.model.expert_load()))
             assert sizes[0] == sizes[1] > 0, "choices counted twice or not at all"
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_halves_are_tried_before_the_first_request(monkeypatch):
+    from eprt.engine.warm_up import warm_up
+    from eprt.models.loader import load_model
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    model = load_model(EngineConfig(DEMO, overlap="tbo"), EPGroup.single())
+    cache = torch.zeros(model.config.num_hidden_layers, 3, 16, model.config.kv_dim, dtype=model.config.dtype)
+    seen = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda b, kv: (seen.append((b.num_tokens, b.overlap)), forward(b, kv)))
+    with torch.inference_mode():
+        warm_up(model, cache, 40, 2, False, lambda num_tokens: "tbo" if num_tokens >= 32 else "none")
+    tried = [(length, "none") for length in (1, 16, 32, 40)]
+    assert sorted(seen) == sorted([*tried, (32, "tbo"), (40, "tbo")])
+    model.close()
