@@ -246,6 +246,9 @@ def inject(faults: Sequence[str], engine):
         backends[mode] = injector.wrap(backend)  # all layers share this mapping
     for fault in injector.faults:
         _log.warning("[rank %d/%d] a fault on purpose: %s", group.rank, group.size, fault)
+    if engine.runner.graphs is not None:
+        engine.runner.graphs = None
+        _log.warning("[rank %d/%d] steps are not replayed: what was recorded knows no faults", group.rank, group.size)
     return injector
 
 

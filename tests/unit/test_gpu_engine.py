@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from eprt.gpu.device import take_device
 from eprt.models.loader import load_model
 from eprt.ops import tuning
 from eprt.ops.tuning import Shape, Tiling
+from eprt.serve import worker
 from eprt.serve.options import OptionError, parse
 from tests import tiny
 from tests.paged import PagedRunner
@@ -124,6 +126,18 @@ def test_graph_sizes_end_at_the_most_rows():
 def test_flags_that_cannot_be_are_refused(flags, error):
     with pytest.raises(OptionError, match=error):
         parse(["--model", DEMO, *flags])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_faults_on_purpose_reach_recorded_steps(rank):
+    """A replayed graph calls no backend: with faults, steps are launched anew, on all ranks alike."""
+    group, backend = SimpleNamespace(rank=rank, size=2), SimpleNamespace()
+    engine = SimpleNamespace(
+        group=group, model=SimpleNamespace(ep={"low_latency": backend}), runner=SimpleNamespace(graphs="recorded")
+    )
+    with worker.inject(["late-compute:0:2ms"], engine):
+        assert (engine.model.ep["low_latency"] is backend) == (rank == 1)
+    assert engine.runner.graphs is None
 
 
 def test_flags_reach_the_engine():
