@@ -66,6 +66,7 @@ def _controller(arguments: argparse.Namespace) -> Controller:
         config = TriggerConfig(
             hysteresis=arguments.hysteresis,
             min_gain=arguments.min_gain,
+            us_per_crossing=arguments.us_per_crossing,
             cooldown_s=arguments.cooldown,
             dry_run=arguments.dry_run,
         )
@@ -97,7 +98,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--hysteresis", type=float, default=defaults.hysteresis, metavar="X",
         help="what a plan saves must be X times its cost, default %(default)s")  # fmt: skip
     add("--min-gain", type=float, default=defaults.min_gain, metavar="X",
-        help="and the busiest rank must lose this part of the mean load, default %(default)s")  # fmt: skip
+        help="and the busiest rank must lose this part of the mean load, or the network of what crosses between nodes, "
+        "default %(default)s")  # fmt: skip
+    add("--us-per-crossing", type=float, default=defaults.us_per_crossing, metavar="US",
+        help="what a rank's network takes for one token to another node and back, default %(default)s; "
+        "0: balance alone counts")  # fmt: skip
     add("--cooldown", type=float, default=defaults.cooldown_s, metavar="S",
         help="seconds to wait after a migration, default %(default)s")  # fmt: skip
     return parser

@@ -100,6 +100,7 @@ def incremental(problem: Problem, current: Placement, budget: Budget, goal: Traf
         metrics |= {
             "traffic": goal.objective,
             "balance_allowance": goal.allowance,
+            "choices_per_token": goal.tokens.topk_L[0].shape[1],
             "traffic_per_token_before": float(count_traffic(current, goal.tokens, goal.objective).mean()),
             "traffic_per_token": float(count_traffic(placement, goal.tokens, goal.objective).mean()),
             "moves_for_traffic": sum(step.moves for _, step in taken if step.kind == TRAFFIC),

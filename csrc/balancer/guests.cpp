@@ -27,6 +27,10 @@ void Guests::set(int expert, uint64_t mask) {
 // node that the token must visit for another of its experts does.
 void Guests::count(int token, double sign) {
   const double weight = sign * tokens_.weight(token);
+  if (num_nodes_ == 2 && !tokens_.node_T && traffic_ == Traffic::kNodeCopies) {
+    count_on_two(token, weight / 2);
+    return;
+  }
   const uint64_t own = tokens_.node_T ? uint64_t{1} << tokens_.node_T[token] : 0;
   uint64_t once = 0, twice = 0;  // nodes visited for at least one, at least two of the experts
   if (traffic_ == Traffic::kNodeCopies) {
@@ -53,6 +57,21 @@ void Guests::count(int token, double sign) {
       } else if ((hits & ~(uint64_t{1} << node)) == 0) {
         loss_N[node] += weight * (hits ? if_free + if_own : if_own);
       }
+    }
+  }
+}
+
+// On either of two nodes a token crosses unless that node has all of its experts: exact.
+void Guests::count_on_two(int token, double weight) {
+  int missing_N[2] = {0, 0};
+  for (int expert : incidence_.experts_T[token])
+    for (int node = 0; node < 2; node++) missing_N[node] += !(mask_E_[expert] >> node & 1);
+  for (int expert : incidence_.experts_T[token]) {
+    for (int node = 0; node < 2; node++) {
+      const bool here = mask_E_[expert] >> node & 1;
+      if (missing_N[node] > !here) continue;  // others are missing too
+      pull_EN_[at(expert, node)] += weight;
+      (here ? loss_EN_ : gain_EN_)[at(expert, node)] += weight;
     }
   }
 }

@@ -29,6 +29,7 @@ class Guests {
   size_t at(int expert, int node) const { return static_cast<size_t>(expert) * num_nodes_ + node; }
   void set(int expert, uint64_t mask);
   void count(int token, double sign);
+  void count_on_two(int token, double weight);
 
   int num_nodes_;
   const Tokens& tokens_;

@@ -29,8 +29,8 @@ class ServeOptions:
     diagnose_log_bytes: most that the log's files take together.
     inject: faults on purpose (eprt.diagnostics.inject).
     rebalance: "off" (only what is posted), "auto" or "dry-run". rebalance_slow_ranks: plans give ranks that the
-    diagnosis finds slow less load. load_window_s: how long a window of expert load is.
-    migration_timeout_s: deadline of each round of a migration.
+    diagnosis finds slow less load. us_per_crossing: see TriggerConfig. load_window_s: how long a window of expert load
+    is. migration_timeout_s: deadline of each round of a migration.
     """
 
     engine: EngineConfig
@@ -51,6 +51,7 @@ class ServeOptions:
     inject: tuple[str, ...] = ()
     rebalance: str = "off"
     rebalance_slow_ranks: bool = False
+    us_per_crossing: float = 0.4
     load_window_s: float = 5.0
     migration_timeout_s: float = 120.0
 
@@ -121,6 +122,8 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
         help="auto: move experts as their load asks; dry-run: only say so; off: as posted (default)")  # fmt: skip
     add("--rebalance-slow-ranks", action="store_true",
         help="plans give ranks that the diagnosis finds slow less load")  # fmt: skip
+    add("--us-per-crossing", type=float, default=ServeOptions.us_per_crossing, metavar="US",
+        help="what a plan saves by each token that crosses to no other node, default %(default)s")  # fmt: skip
     add("--num-redundant-experts", type=int, default=defaults["num_redundant_experts"], metavar="N",
         help="slots of all ranks for replicas, in each MoE layer, default %(default)s")  # fmt: skip
     add("--spare-experts", type=int, default=defaults["spare_experts"], metavar="N",
@@ -212,6 +215,7 @@ def parse(argv: list[str]) -> ServeOptions:
         ("--diagnose-log-mb", args.diagnose_log_mb >= 1, "at least 1"),
         ("--rebalance", args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
         ("--load-window", args.load_window > 0, "above 0"),
+        ("--us-per-crossing", 0 <= args.us_per_crossing < float("inf"), "finite and at least 0"),
         ("--migration-timeout", args.migration_timeout > 0, "above 0"),
         ("--max-body-mb", args.max_body_mb > 0, "above 0"),
         ("--api-key", args.api_key is None or (args.api_key.isascii() and args.api_key.isprintable() and args.api_key),
@@ -240,6 +244,7 @@ def parse(argv: list[str]) -> ServeOptions:
         inject=tuple(args.inject),
         rebalance=args.rebalance,
         rebalance_slow_ranks=args.rebalance_slow_ranks,
+        us_per_crossing=args.us_per_crossing,
         load_window_s=args.load_window,
         migration_timeout_s=args.migration_timeout,
         max_body_bytes=int(args.max_body_mb * 2**20),

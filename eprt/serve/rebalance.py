@@ -65,7 +65,9 @@ class Rebalancer:
 
     def _set_mode(self, mode: str) -> None:
         self.mode = mode
-        self.controller.trigger.config = TriggerConfig(dry_run=mode == "dry-run")
+        self.controller.trigger.config = TriggerConfig(
+            us_per_crossing=self._options.us_per_crossing, dry_run=mode == "dry-run"
+        )
         self.controller.plan_again()
 
     # -- what there is --

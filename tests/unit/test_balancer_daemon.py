@@ -195,6 +195,7 @@ def test_a_wrong_key_or_flag_ends_it_in_one_line(played, capsys):
         (["--url", played.url, "--max-moves-per-layer", "0"], "--max-moves-per-layer 0: must be at least 1"),
         (["--url", played.url, "--cooldown", "-1"], "--cooldown -1.0: must be finite"),
         (["--url", played.url, "--min-gain", "nan"], "--min-gain nan: must be finite"),
+        (["--url", played.url, "--us-per-crossing", "-1"], "--us-per-crossing -1.0: must be finite"),
     ):
         assert main(arguments) == 2
         err = capsys.readouterr().err

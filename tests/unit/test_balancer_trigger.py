@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from eprt.balancer import Placement
+from eprt.balancer import Placement, RoutingTrace
 from eprt.balancer.controller import Controller, Snapshot
 from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.trigger import Costs, Trigger, TriggerConfig
@@ -49,6 +49,36 @@ def test_the_saving_must_be_worth_the_move_by_the_hysteresis():
     assert decide(Trigger(TriggerConfig(max_lifetime_s=60)), lifetime_s=1e9).lifetime_steps == 600
     assert not decide(Trigger(), costs=replace(COSTS, us_per_token=0.0)).migrate
     assert not decide(Trigger(), costs=replace(COSTS, bytes_per_us=1e-3)).migrate
+
+
+def test_fewer_crossings_between_nodes_are_worth_a_move_too():
+    """Two choices per token: 50 tokens a step in the one layer, on each of two ranks 25."""
+    same = solve(PlanRequest(NOW, NOW))
+    metrics = {"traffic_per_token_before": 0.9, "traffic_per_token": 0.5, "choices_per_token": 2}
+    saved = replace(same, target=replace(NOW, metrics=metrics))
+    decision = decide(Trigger(TriggerConfig(us_per_crossing=3.0)), answer=saved)
+    assert decision.migrate and (decision.crossings_before, decision.crossings_after) == (0.9, 0.5)
+    assert decision.traffic_us_per_step == decision.saving_us_per_step == pytest.approx(0.4 * 25 * 3.0)
+    assert "crossings/token 0.900 -> 0.500" in str(decision)
+    kept = decide(Trigger(TriggerConfig(us_per_crossing=3.0, min_gain=0.5)), answer=saved)
+    assert kept.verdict == "keep" and "0.0% of the mean load and 44.4% of the crossings" in kept.reason
+    assert decide(Trigger(TriggerConfig(us_per_crossing=0.0)), answer=saved).verdict == "keep"
+    both = replace(BETTER, target=replace(BETTER.target, metrics={**metrics, "traffic_per_token": 1.0}))
+    decision = decide(Trigger(TriggerConfig(us_per_crossing=3.0)), answer=both)
+    assert decision.saving_us_per_step == pytest.approx(600 - 0.1 * 25 * 3.0), "more crossings cost"
+
+
+def test_a_plan_tells_the_trigger_what_it_saves_between_nodes():
+    rng = np.random.default_rng(0)
+    trace = RoutingTrace((np.concatenate((rng.integers(0, 2, (200, 2)) * 2, rng.integers(0, 2, (200, 2)) * 2 + 1)),))
+    current = Placement(np.array([[0, 1, 2, 3]]), num_gpus=2, num_nodes=2)  # what goes together lies apart
+    answer = solve(PlanRequest(current, load_LE=np.ones((1, 4)), trace=trace))
+    decision = Trigger().decide(
+        0.0, np.full((1, 4), 100.0), current, answer.target, answer.rounds, COSTS, lifetime_s=1e9
+    )
+    assert decision.crossings_after < decision.crossings_before and decision.traffic_us_per_step > 0
+    per_token = decision.crossings_before - decision.crossings_after
+    assert decision.traffic_us_per_step == pytest.approx(per_token * 400 / 2 / 10 / 2 * 0.4)
 
 
 def test_a_small_gain_is_left_alone():
