@@ -224,7 +224,7 @@ eprt::MlaArgs mla_args(const Tensor& q_nope, const Tensor& q_rope, const Tensor&
           .kv_row = kv_pages.stride(1),
           .num_pages = kv_pages.size(0),
           .page_size = kv_pages.size(1),
-          .kv_type = dtype_of(kv_pages),
+          .kv_type = kv_pages.scalar_type() == ScalarType::Byte ? eprt::Dtype::kFp8E4M3 : dtype_of(kv_pages),
           .page_table = static_cast<const int32_t*>(page_table.data_ptr()),
           .page_table_row = page_table.stride(0),
           .page_table_width = page_table.size(1),

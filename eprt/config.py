@@ -183,7 +183,7 @@ class EngineConfig:
     device: "cpu", "cuda" (one GPU per rank) or "auto". load_format: "auto" (the files), or "dummy": random weights of
     the shape that config.json says. num_hidden_layers: fewer layers than config.json says, with dummy weights only.
     graph_sizes: numbers of decodes that a GPU step is recorded for (a step takes the next larger one); empty for none.
-    kv_cache_gb: memory for the paged cache. kv_cache_dtype: "auto" (dtype), "bf16" or, on GPUs, "fp8" (see
+    kv_cache_gb: memory for the paged cache. kv_cache_dtype: "auto" (dtype), "bf16" or "fp8" (see
     ops/kv_format.py). page_size: tokens per KV page; default 16, with device "cuda" 64.
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.engine.kv_cache import cache_format
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.ops.kv_format import KVFormat
 
 
 @dataclass(eq=False)
@@ -113,3 +115,32 @@ class PagedRunner:
             overlap=overlap,
             split=Split.of(starts) if overlap == "tbo" else None,
         )
+
+
+def fp8_cache_is_a_cache_of_rounded_entries(model, prompt: list[int]) -> None:
+    """Of a float32 model: a prompt, whole; again behind a shared prefix, in chunks; decodes. What an fp8 cache gives is
+    what a plain cache gives whose entries were rounded to fp8 and back."""
+    insert, config = ops.latent_insert, model.config
+    entry = KVFormat(config.kv_lora_rank, config.qk_rope_head_dim, torch.uint8)
+
+    def rounding(kv_pages: Tensor, kv_slot_T: Tensor, *rest) -> None:
+        insert(kv_pages, kv_slot_T, *rest)
+        stored = kv_pages.view(-1, kv_pages.shape[-1])
+        stored[kv_slot_T] = entry.decode(entry.encode(stored[kv_slot_T]))
+
+    def outputs(kv_cache_dtype: str) -> list[Tensor]:
+        runner = PagedRunner(model, kv_cache_dtype=kv_cache_dtype)
+        first = runner.request(prompt)
+        whole = runner.prefill(first)
+        shared = len(prompt) // 2 // runner.page_size * runner.page_size
+        behind = runner.prefill(runner.request(prompt, first, shared), 7)
+        return [whole, behind, torch.tensor(runner.continue_greedy(first, whole, 8), dtype=torch.float32)]
+
+    got = outputs("fp8")
+    ops.latent_insert = rounding
+    try:
+        want = outputs("auto")
+    finally:
+        ops.latent_insert = insert
+    for a, b in zip(got, want):
+        assert a.shape == b.shape and (a - b).abs().max() < 1e-3, (a - b).abs().max()

@@ -14,7 +14,7 @@ struct MlaArgs {
   const void* q_rope;  // [T, N, rope]
   int64_t q_rope_row, q_rope_head;
   Dtype q_type;
-  const void* kv;  // [num_pages, page_size, lora + rope]
+  const void* kv;  // [num_pages, page_size, lora + rope]; fp8: bytes, see widen_fp8 in mla_pack.h
   int64_t kv_page, kv_row, num_pages, page_size;
   Dtype kv_type;
   const int32_t* page_table;  // [B, P]
@@ -31,10 +31,14 @@ struct MlaArgs {
   int64_t first_row(int64_t b) const { return query_start ? query_start[b] : b; }
   int64_t end_row(int64_t b) const { return query_start ? query_start[b + 1] : b + 1; }
   int64_t kv_dim() const { return lora + rope; }
+  int64_t kv_value_bytes() const { return kv_type == Dtype::kFloat32 ? 4 : kv_type == Dtype::kBFloat16 ? 2 : 1; }
+  int64_t kv_entry_bytes() const {
+    return kv_type == Dtype::kFp8E4M3 ? lora + 2 * rope + 4 : kv_dim() * kv_value_bytes();
+  }
   const void* kv_at(int64_t b, int64_t position) const {
     const int64_t page = page_table[b * page_table_row + position / page_size];
     const int64_t index = page * kv_page + position % page_size * kv_row;
-    return static_cast<const char*>(kv) + index * (kv_type == Dtype::kFloat32 ? 4 : 2);
+    return static_cast<const char*>(kv) + index * kv_value_bytes();
   }
 };
 

@@ -189,7 +189,7 @@ class MlaDecode {
   MatrixB<Word> gather(int64_t b, int64_t block, int64_t size, Scratch scratch) const {
     for (int64_t s = 0; s < size; ++s) {
       Word* row = scratch.rows + s * q_words_;
-      to_words<Dot>(args_.kv_at(b, block + s), args_.kv_type, args_.kv_dim(), row);
+      entry_to_words<Dot>(args_, args_.kv_at(b, block + s), row);
       if (block + kBlock + s < args_.seq_len[b]) prefetch(args_.kv_at(b, block + kBlock + s));
       if (Dot::kStep == 2 && s % 2) pair_rows(row - q_words_, row, s / 2, scratch);
     }
@@ -202,7 +202,7 @@ class MlaDecode {
   }
 
   void prefetch(const void* row) const {
-    const int64_t num_bytes = args_.kv_dim() * size_of(args_.kv_type);
+    const int64_t num_bytes = args_.kv_entry_bytes();
     for (int64_t i = 0; i < num_bytes; i += 64) _mm_prefetch(static_cast<const char*>(row) + i, _MM_HINT_T1);
   }
 

@@ -131,8 +131,8 @@ class MlaExtend {
   void gather(int64_t b, int64_t block, int64_t size, const Scratch& s) {
     for (int64_t i = 0; i < size; ++i) {
       const void* kv = args_.kv_at(b, block + i);
-      to_words<Dot>(kv, args_.kv_type, args_.lora, s.latent + i * latent_words_);
-      to_words<Dot>(element(kv, args_.kv_type, args_.lora), args_.kv_type, args_.rope, s.rope + i * rope_words_);
+      latent_to_words<Dot>(args_, kv, s.latent + i * latent_words_);
+      rope_to_words<Dot>(args_, kv, s.rope + i * rope_words_);
     }
     transpose_to_panels(s.latent, latent_words_, size, latent_words_, s.latent_t, latent_words_ * kPanel);
     transpose_to_panels(s.rope, rope_words_, size, rope_words_, s.key_t + nope_words_ * kPanel, key_words_ * kPanel);

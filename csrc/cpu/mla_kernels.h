@@ -12,7 +12,7 @@ namespace {
 
 // bf16 dot products (fp32 accumulation) where all inputs are bf16 and the CPU has them; else everything in fp32.
 inline bool all_bf16(const MlaArgs& args) {
-  return args.q_type == Dtype::kBFloat16 && args.kv_type == Dtype::kBFloat16 && args.w_type == Dtype::kBFloat16;
+  return args.q_type == Dtype::kBFloat16 && args.kv_type != Dtype::kFloat32 && args.w_type == Dtype::kBFloat16;
 }
 
 inline void decode(const MlaArgs& args) {

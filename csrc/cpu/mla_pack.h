@@ -1,6 +1,10 @@
 // Bringing values into the word layouts of mla_gemm.h: zero padding, transposition, interleaving.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
 #include "cpu/convert.h"
 #include "cpu/mla.h"
 #include "cpu/mla_gemm.h"
@@ -21,6 +25,54 @@ inline void to_words(const void* src, Dtype type, int64_t n, Word* dst) {
     if (n % 2) dst[n / 2] = 0;
     convert(src, type, n, reinterpret_cast<bf16*>(dst));
   }
+}
+
+// ---- cache entries: plain, or of fp8: the latent in e4m3, the rotated key in bf16, the latent's fp32 scale
+// ------------
+
+constexpr float e4m3_value(int bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  if ((bits & 127) == 127) return std::numeric_limits<float>::quiet_NaN();
+  float value = static_cast<float>(exponent ? mantissa + 8 : mantissa) / 512;  // 2^-9: the smallest
+  for (int i = 1; i < exponent; ++i) value *= 2;
+  return bits & 128 ? -value : value;
+}
+struct E4M3Table {
+  float value[256];
+  constexpr E4M3Table() : value() {
+    for (int bits = 0; bits < 256; ++bits) value[bits] = e4m3_value(bits);
+  }
+};
+inline constexpr E4M3Table kE4M3;
+
+// The latent of an fp8 entry as words. Its length is a multiple of 4 (KVFormat).
+template <class Dot>
+inline void widen_fp8(const MlaArgs& args, const void* entry, Word* dst) {
+  const auto* bytes = static_cast<const uint8_t*>(entry);
+  float scale, piece[64];
+  std::memcpy(&scale, bytes + args.lora + 2 * args.rope, sizeof scale);
+  for (int64_t first = 0; first < args.lora; first += 64) {
+    const int64_t n = std::min<int64_t>(64, args.lora - first);
+    for (int64_t i = 0; i < n; ++i) piece[i] = kE4M3.value[bytes[first + i]] * scale;
+    to_words<Dot>(piece, Dtype::kFloat32, n, dst + first / Dot::kStep);
+  }
+}
+template <class Dot>
+inline void latent_to_words(const MlaArgs& args, const void* entry, Word* dst) {
+  if (args.kv_type == Dtype::kFp8E4M3) return widen_fp8<Dot>(args, entry, dst);
+  to_words<Dot>(entry, args.kv_type, args.lora, dst);
+}
+template <class Dot>
+inline void rope_to_words(const MlaArgs& args, const void* entry, Word* dst) {
+  const void* rope = static_cast<const char*>(entry) + args.lora * args.kv_value_bytes();
+  to_words<Dot>(rope, args.kv_type == Dtype::kFp8E4M3 ? Dtype::kBFloat16 : args.kv_type, args.rope, dst);
+}
+// Both, one value after the other.
+template <class Dot>
+inline void entry_to_words(const MlaArgs& args, const void* entry, Word* dst) {
+  if (args.kv_type != Dtype::kFp8E4M3) return to_words<Dot>(entry, args.kv_type, args.kv_dim(), dst);
+  widen_fp8<Dot>(args, entry, dst);
+  rope_to_words<Dot>(args, entry, dst + args.lora / Dot::kStep);
 }
 
 // Rows i and i+1 of fp32 become one row of words along i.

@@ -148,10 +148,7 @@ class PagePool:
 
 
 def cache_format(name: str, model) -> KVFormat:
-    """How entries are stored: name is EngineConfig.kv_cache_dtype. ValueError where the model's device cannot."""
-    device = getattr(model, "device", torch.device("cpu")).type
-    if name == "fp8" and device == "cpu":
-        raise ValueError("--kv-cache-dtype fp8: CPUs attend float32 and bfloat16 only; use bf16, or a GPU")
+    """How entries are stored: name is EngineConfig.kv_cache_dtype. ValueError for sizes that fp8 cannot have."""
     return KVFormat.named(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
 
 

@@ -1,14 +1,15 @@
 """Multi-head latent attention over a paged latent cache, and the cache itself.
 
 kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the
-rotated shared key. page_table_BP: int32 [B, P], the pages of each request in order (entries past its length are
-ignored). seq_len_B: int32 [B], context length of each request including its new tokens, whose cache entries are already
-inserted. w_kv_b: float32 or bfloat16 [heads * (nope + value), kv_lora_rank], rows per head [nope | value].
+rotated shared key; or fp8 entries, [num_pages, page_size, bytes] uint8 (KVFormat). page_table_BP: int32 [B, P], the
+pages of each request in order (entries past its length are ignored). seq_len_B: int32 [B], context length of each
+request including its new tokens, whose cache entries are already inserted. w_kv_b: float32 or bfloat16
+[heads * (nope + value), kv_lora_rank], rows per head [nope | value].
 
 Queries may be strided views as long as their last dimension is contiguous (the halves of one projection are). Softmax
-and accumulation are fp32. Where queries, cache and weight are all bfloat16 and the CPU multiplies bfloat16 natively,
-products take bfloat16 inputs (the absorbed query, the expanded keys and values and the softmax weights are rounded to
-it); otherwise everything is fp32.
+and accumulation are fp32. Where queries and weight are bfloat16, the cache too or fp8, and the CPU multiplies bfloat16
+natively, products take bfloat16 inputs (the absorbed query, the expanded keys and values and the softmax weights are
+rounded to it, fp8 latents times their scale too); otherwise everything is fp32.
 
 Within one of the two operators a row's result is the same to the bit whatever else is in the batch, wherever its pages
 lie, however the prompt was cut into chunks, and for any number of threads. Between mla_decode and mla_extend it agrees
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops import elementwise, native
+from eprt.ops.kv_format import KVFormat
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -45,7 +47,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _check_pages(kv_pages: Tensor) -> None:
     _check(kv_pages.dim() == 3, f"kv_pages has shape {tuple(kv_pages.shape)}, must be [num_pages, page_size, D]")
-    _check_dtype("kv_pages", kv_pages, *_DTYPES)
+    _check_dtype("kv_pages", kv_pages, *_DTYPES, torch.uint8)
     _check(kv_pages.stride(2) == 1, f"kv_pages has strides {kv_pages.stride()}: the last dimension must be contiguous")
 
 
@@ -53,11 +55,14 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
     """Writes entry t at slot kv_slot_T[t] = page * page_size + offset (int32 or int64; all different).
 
     kv_TD: float32 or bfloat16 [T, D], rounded to the cache's dtype. rope_size: how many of the D are the rotated
-    key; fp8 pages, which only GPUs have, need to know. ValueError for a slot outside the pool: nothing is then written.
+    key; fp8 pages need to know. ValueError for a slot outside the pool: nothing is then written.
     """
     _check_pages(kv_pages)
     _check_dtype("kv", kv_TD, *_DTYPES)
     _check_dtype("kv_slot", kv_slot_T, torch.int32, torch.int64)
+    if kv_pages.dtype == torch.uint8:
+        kv_TD = _fp8_entries(kv_TD, rope_size, kv_pages.shape[2])
+        kv_pages = kv_pages.view(kv_TD.dtype)
     num_pages, page_size, kv_dim = kv_pages.shape
     num_tokens = kv_slot_T.numel()
     _check(
@@ -70,6 +75,17 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
         raise ValueError(
             f"kv_slot[{bad}] = {slot_T[bad].item()} is outside the cache of {num_pages} pages of {page_size} tokens"
         )
+
+
+def _fp8_entries(kv_TD: Tensor, rope_size: int, width: int) -> Tensor:
+    """The bytes of fp8 entries, two by two as bfloat16: they are copied into pages that are looked at alike."""
+    _check(rope_size >= 1, f"rope_size={rope_size}: an fp8 cache needs to know the rotated key's size")
+    entry = KVFormat(kv_TD.shape[-1] - rope_size, rope_size, torch.uint8)
+    _check(
+        entry.width == width,
+        f"kv_pages has entries of {width} bytes; these of {kv_TD.shape[-1]} values take {entry.width}",
+    )
+    return entry.encode(kv_TD).view(torch.bfloat16)
 
 
 def latent_insert(
@@ -105,7 +121,13 @@ def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, so
         q_rope.shape[:2] == q_nope.shape[:2],
         f"q_nope {tuple(q_nope.shape)} and q_rope {tuple(q_rope.shape)} differ in tokens or heads",
     )
-    lora = kv_pages.shape[2] - q_rope.shape[2]
+    fp8 = kv_pages.dtype == torch.uint8
+    lora = w_kv_b.shape[-1] if fp8 else kv_pages.shape[2] - q_rope.shape[2]
+    width = KVFormat(lora, q_rope.shape[2], kv_pages.dtype).width
+    _check(
+        kv_pages.shape[2] == width,
+        f"kv_pages has entries of {kv_pages.shape[2]} bytes; {lora} + {q_rope.shape[2]} values take {width} in fp8",
+    )
     _check(
         lora >= 1 and w_kv_b.dim() == 2 and w_kv_b.shape[1] == lora and w_kv_b.is_contiguous(),
         f"w_kv_b has shape {tuple(w_kv_b.shape)}, must be contiguous [heads * (nope + value), {lora}]: the cache holds "

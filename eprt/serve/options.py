@@ -152,7 +152,7 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
         "the same distribution; default %(default)s")  # fmt: skip
     add(
         "--kv-cache-dtype", choices=("auto", "bf16", "fp8"), default=defaults["kv_cache_dtype"],
-        help="auto: the model's; fp8 (GPUs only) holds 1.75 times the tokens",
+        help="auto: the model's; fp8 holds 1.75 times the tokens of bf16",
     )  # fmt: skip
     add("--page-size", type=int, help="tokens per KV page, default 16, on GPUs 64")
     add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], help="running sequences, default %(default)s")

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 
-from eprt import LLM, EngineConfig, EPGroup, SamplingParams, ops
+from eprt import LLM, EngineConfig, EPGroup, SamplingParams
 from eprt.engine.tokenizer import Tokenizer
 from eprt.models.loader import load_model
-from eprt.ops.kv_format import KVFormat
 from examples.demo_model.chat import render
 from examples.demo_model.score import held_out_questions
 from tests import tiny
-from tests.paged import PagedRunner
+from tests.paged import PagedRunner, fp8_cache_is_a_cache_of_rounded_entries
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40.", "a"] * 2
@@ -153,35 +152,9 @@ def fp8_activations(group: EPGroup, root: str) -> None:
 
 
 def fp8_cache(group: EPGroup, root: str) -> None:
-    """In float32 an fp8 cache gives what a plain cache gives whose entries were rounded to fp8: prompts, whole, in
-    chunks and behind a shared prefix, and decodes."""
     directory = tiny.save(tiny.make_variant("v3"), Path(root) / "v3")
     model = load_model(EngineConfig(str(directory), device="cuda"), group)
-    config, insert, prompt = model.config, ops.latent_insert, tiny.prompts()[2]
-    entry = KVFormat(config.kv_lora_rank, config.qk_rope_head_dim, torch.uint8)
-
-    def rounding(kv_pages, kv_slot_T, *rest) -> None:
-        insert(kv_pages, kv_slot_T, *rest)
-        stored = kv_pages.view(-1, kv_pages.shape[-1])
-        stored[kv_slot_T] = entry.decode(entry.encode(stored[kv_slot_T]))
-
-    def outputs(kv_cache_dtype: str) -> list[torch.Tensor]:
-        runner = PagedRunner(model, kv_cache_dtype=kv_cache_dtype)
-        first = runner.request(prompt)
-        logits = [runner.prefill(first)]
-        shared = len(prompt) // 2 // runner.page_size * runner.page_size
-        logits.append(runner.prefill(runner.request(prompt, first, shared), 7))
-        tokens = runner.continue_greedy(first, logits[0], 8)
-        return [*logits, torch.tensor(tokens)]
-
-    got = outputs("fp8")
-    ops.latent_insert = rounding
-    try:
-        want = outputs("auto")
-    finally:
-        ops.latent_insert = insert
-    for a, b in zip(got, want):
-        assert a.shape == b.shape and (a.float() - b.float()).abs().max() < 1e-3, (a - b).abs().max()
+    fp8_cache_is_a_cache_of_rounded_entries(model, tiny.prompts()[2])
     model.close()
 
 

@@ -149,9 +149,10 @@ def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf
     assert torch.equal(back[:, 512:], kv[:, 512:].bfloat16().float())
 
 
-def test_an_fp8_cache_is_refused_on_the_cpu_and_for_odd_sizes():
-    model = SimpleNamespace(device=torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"--kv-cache-dtype fp8: CPUs attend .*; use bf16, or a GPU"):
-        cache_format("fp8", model)
+def test_the_cache_format_goes_by_the_option_and_the_model():
+    config = SimpleNamespace(kv_lora_rank=32, qk_rope_head_dim=8)
+    model = SimpleNamespace(config=config, kv_dtype=torch.float32)
+    formats = [cache_format(name, model) for name in ("auto", "bf16", "fp8")]
+    assert [(f.dtype, f.width) for f in formats] == [(torch.float32, 40), (torch.bfloat16, 40), (torch.uint8, 64)]
     with pytest.raises(ValueError, match=r"multiple of 4 values .* not 30 and 8; use --kv-cache-dtype bf16"):
         KVFormat(30, 8, torch.uint8)

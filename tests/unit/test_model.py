@@ -8,7 +8,7 @@ import torch
 from eprt import EngineConfig, EPGroup
 from eprt.models.loader import load_model
 from tests import tiny
-from tests.paged import PagedRunner
+from tests.paged import PagedRunner, fp8_cache_is_a_cache_of_rounded_entries
 
 FP32_TOLERANCE = 1e-4
 
@@ -84,6 +84,11 @@ def test_shared_prefix_pages_give_the_same_logits(golden):
     other = prompt[:16] + tiny.prompts(lengths=(9,), seed=8)[0]
     logits = runner.prefill(runner.request(other, prefix_of=first, num_shared=16))
     assert_close(logits, tiny.golden_logits(hf_model, other)[16:])
+
+
+@pytest.mark.parametrize("variant", tiny.VARIANTS)
+def test_an_fp8_cache(golden, variant):
+    fp8_cache_is_a_cache_of_rounded_entries(load(golden(variant)[1]), tiny.prompts()[2])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

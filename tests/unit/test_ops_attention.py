@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.ops import attention, reference
+from eprt.ops.kv_format import KVFormat
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = {  # queries, cache, weight
@@ -81,7 +82,7 @@ def make_case(shape, dtypes, seq_lens, new_tokens, seed=0):
     w_kv_b = torch.randn(shape.heads * (shape.nope + shape.value), shape.lora, generator=g) * shape.lora**-0.5
     return Case(
         *q.split([shape.nope, shape.rope], dim=-1),
-        kv_pages.to(kv_dtype),
+        KVFormat(shape.lora, shape.rope, kv_dtype).encode(kv_pages.flatten(0, 1)).unflatten(0, kv_pages.shape[:2]),
         table,
         torch.tensor(seq_lens, dtype=torch.int32),
         torch.tensor([0, *new_tokens]).cumsum(0).to(torch.int32),
@@ -119,6 +120,16 @@ def test_decode(isa, shape, dtypes):
 def test_extend(isa, shape, dtypes):
     seq_lens, new = [1, 300, 129, 257, 40], [1, 60, 129, 0, 3]  # with, without and entirely of prefix
     case = make_case(shape, dtypes, seq_lens, new)
+    assert_close(case.extend(), case.extend(reference.mla_extend), dtypes)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shape", [DEEPSEEK, SHAPES[1], SHAPES[3]], ids=str)
+def test_an_fp8_cache(isa, shape, dtype):
+    dtypes = (dtype, torch.uint8, dtype)
+    case = make_case(shape, dtypes, [1, 200, 65], [1, 1, 1])
+    assert_close(case.decode(), case.decode(reference.mla_decode), dtypes)
+    case = make_case(shape, dtypes, [70, 129, 40], [70, 3, 0])
     assert_close(case.extend(), case.extend(reference.mla_extend), dtypes)
 
 
@@ -262,6 +273,22 @@ def test_cache_insert(isa, page_dtype, kv_dtype):
         assert torch.equal(pages, want)
 
 
+def test_cache_insert_of_fp8_entries(isa):
+    for lora, rope in ((32, 8), (512, 64)):
+        entry = KVFormat(lora, rope, torch.uint8)
+        pages = torch.randint(256, (6, 4, entry.width), dtype=torch.uint8)
+        want, slot, kv = pages.clone(), torch.randperm(24)[:13], torch.randn(13, lora + rope + 3)[:, 3:]
+        reference.cache_insert(want, slot, kv, rope)
+        attention.cache_insert(pages, slot, kv, rope)
+        assert torch.equal(pages, want)
+        with pytest.raises(ValueError, match="rope_size=0"):
+            attention.cache_insert(pages, slot, kv)
+        with pytest.raises(ValueError, match=r"kv_slot\[1\] = 24 is outside the cache of 6 pages of 4"):
+            attention.cache_insert(pages, torch.tensor([0, 24]), kv[:2], rope)
+        with pytest.raises(ValueError, match=f"entries of {entry.width} bytes; these of {lora + 64 + rope} values"):
+            attention.cache_insert(pages, slot, torch.randn(13, lora + 64 + rope), rope)
+
+
 def test_bf16_rounds_to_even_and_keeps_nan(isa):
     bits = torch.tensor(
         [0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x7F7FFFFF, 0x7F800001, 0x7FFFFFFF, -0x80000000]
@@ -297,6 +324,10 @@ def table_with(entry):
         (lambda c: replace(c, q_rope=c.q_rope.bfloat16()), "q_rope is torch.bfloat16, must be torch.float32"),
         (lambda c: replace(c, kv_pages=c.kv_pages.half()), "kv_pages is torch.float16"),
         (lambda c: replace(c, softmax_scale=0.0), "softmax_scale=0.0"),
+        (
+            lambda c: replace(c, kv_pages=c.kv_pages.view(torch.uint8)),
+            r"of \d+ bytes; 40 \+ 8 values take 64 in",
+        ),
     ],
 )
 def test_bad_input_is_named(change, message):
