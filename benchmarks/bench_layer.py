@@ -45,15 +45,20 @@ class Bench:
         self.group, self.arguments = group, arguments
         self.device = take_device(arguments.device, group)
         self.on_gpu = self.device.type == "cuda"
-        most_tokens = max(arguments.prefill, *arguments.requests)
+        most_requests = max([1, *arguments.requests])
+        most_tokens = max(arguments.prefill, most_requests)
         engine = EngineConfig(
             _shape(self.on_gpu, arguments, group.size), device=self.device.type, load_format="dummy",
             num_hidden_layers=arguments.layers, overlap="tbo", chunk_size=2 * most_tokens,
-            low_latency_max_tokens=max(arguments.requests), ep_payload=arguments.payload,
+            low_latency_max_tokens=most_requests, ep_payload=arguments.payload,
         )  # fmt: skip
         self.model = load_model(engine, group)
+        if arguments.moe_only:
+            for layer in self.model.layers:
+                layer.stages["attention"] = _no_attention(layer)
         config = self.model.config
-        pages = max(max(arguments.requests) * -(-arguments.context // PAGE_SIZE), -(-arguments.prefill // PAGE_SIZE))
+        prompts = -(-arguments.prefill // arguments.prompt) * -(-arguments.prompt // PAGE_SIZE)
+        pages = max(most_requests * -(-arguments.context // PAGE_SIZE), prompts)
         shape = (len(self.model.layers), pages, PAGE_SIZE, config.kv_dim)
         self.cache = torch.randn(shape, dtype=config.dtype, device=self.device)
         if self.on_gpu:
@@ -155,6 +160,15 @@ def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
     return str(folder)
 
 
+def _no_attention(layer: Any) -> Callable[[Any], None]:
+    """In place of the stage: the MoE block's input is the layer's."""
+
+    def norm_only(microbatch: Any) -> None:
+        microbatch.h_TH = layer.mlp_norm(microbatch.x_TH)
+
+    return norm_only
+
+
 def _wall_times(calls: dict[str, Callable[[], Any]], samples: int, group: EPGroup) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(samples):
@@ -197,7 +211,7 @@ def _row(what: str, size: int, times: dict[str, list[float]], tokens: int) -> di
 
 def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, sizes: list[int], overlaps: list[str]):
     arguments, group = bench.arguments, bench.group
-    where = f"{group.size}{'gpu' if bench.on_gpu else 'cpu'}"
+    where = f"{group.size}{'gpu' if bench.on_gpu else 'cpu'}" + ("_moe_only" if arguments.moe_only else "")
     name = "decode" if what == "requests" else "prefill"
     config = {**vars(arguments), "ranks": group.size, "device": _device_name(bench)}
     report = Report(f"layer_{name}_{where}", config)
@@ -236,12 +250,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--device", default="auto", help="auto, cpu or cuda")
     add("--layers", type=int, default=3)
     add("--experts-per-rank", type=int, default=32)
-    add("--requests", type=int, nargs="*", default=[16, 32, 64], help="decodes per rank")
+    add("--requests", type=int, nargs="*", default=[16, 32, 64], help="decodes per rank; empty: none")
     add("--context", type=int, default=4096, help="tokens behind each decode")
     add("--prefill", type=int, default=8192, help="prompt tokens per rank; 0: none")
     add("--prompt", type=int, default=1024, help="tokens of one prompt")
     add("--payload", default="fp8", help="what dispatch sends: same or fp8")
     add("--sms", type=int, nargs="*", default=[], help="also try sbo with so many SMs that send")
+    add("--moe-only", action="store_true", help="without attention: what overlap saves of gate to combine")
     add("--samples", type=int, default=20)
     arguments = parser.parse_args(argv)
     if arguments.layers < 3:

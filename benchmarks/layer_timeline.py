@@ -93,7 +93,7 @@ def draw(path: Path, layer: int = 1) -> Path:
              for name, spans in panels.items()}  # fmt: skip
     heights = [len(lanes[name]) + 0.6 for name in panels]
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(13, 0.75 * sum(heights) + 1.2), height_ratios=heights, squeeze=False, sharex=True,
+        len(panels), 1, figsize=(13, 0.8 * sum(heights) + 1.6), height_ratios=heights, squeeze=False, sharex=True,
         layout="constrained",
     )  # fmt: skip
     for axis, (name, spans) in zip(axes[:, 0], panels.items()):

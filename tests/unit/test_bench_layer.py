@@ -16,11 +16,16 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_layer, "RESULTS", tmp_path)
     small = "--device cpu --experts-per-rank 8 --requests 2 3 --context 64 --prefill 24 --prompt 10 --samples 3"
     arguments = bench_layer.parse([*small.split(), "--payload", "same", "--layers", "3"])
+    alone = bench_layer.parse([*small.split(), "--payload", "same", "--moe-only", "--prefill", "0", "--requests", "2"])
     with torch.inference_mode():
+        bench = Bench(EPGroup.single(), alone)
+        bench_layer._bench(bench, bench.decodes, "requests", alone.requests, ["none", "tbo"])
+        bench.close()
         bench = Bench(EPGroup.single(), arguments)
         bench_layer._bench(bench, bench.decodes, "requests", arguments.requests, ["none", "sbo", "tbo"])
         bench_layer._bench(bench, bench.prompts, "tokens", [arguments.prefill], ["none", "tbo"])
         bench.close()
+    assert (tmp_path / "layer_decode_1cpu_moe_only.json").exists()
     decode = json.loads((tmp_path / "layer_decode_1cpu.json").read_text())
     assert [row["requests"] for row in decode["rows"]] == [2, 3] and decode["config"]["ranks"] == 1
     for row in decode["rows"]:
