@@ -1,0 +1,38 @@
+"""python -m tests.emulated: the low-latency kernels on the CPU, more than the test suite runs (about a minute)."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.emulated.cases import verbs
+from tests.emulated.device import emulated_ranks
+from tests.gpu import cases_deep_ep, cases_nvlink
+
+VERB_SHAPES = [
+    (256, 4, 4, 9, "fp8", False), (1008, 3, 2, 10, "same", False), (256, 2, 3, 7, "fp8", True),
+    (384, 40, 10, 40, "fp8", False),
+]  # fmt: skip
+FACE_SHAPES = [(512, 4, 4, 9), (1024, 9, 8, 40)]
+
+
+def run(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
+    started = time.monotonic()
+    emulated_ranks(num_ranks, case, **kwargs)
+    print(f"{num_ranks} ranks, {case.__name__} {kwargs}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+def main() -> None:
+    cases_deep_ep.SHAPES[:] = FACE_SHAPES
+    for num_ranks in (1, 2, 3, 4, 7):
+        for number, shape in enumerate(VERB_SHAPES):
+            run(num_ranks, verbs, shape=shape, num_sms=1 + (number + num_ranks) % 3)
+    for num_ranks in (2, 3, 4):
+        run(num_ranks, cases_deep_ep.shapes, seed=num_ranks, cases_per_shape=6)
+        run(num_ranks, cases_deep_ep.in_flight)
+        run(num_ranks, cases_deep_ep.scale_formats)
+        run(num_ranks, cases_nvlink.two_in_flight)
+        run(num_ranks, cases_nvlink.bad_input)
+
+
+if __name__ == "__main__":
+    main()

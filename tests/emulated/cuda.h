@@ -1,0 +1,260 @@
+// A CUDA kernel as a C++ function, slowly: what csrc/cuda needs of the device, for x86-64 and GCC.
+//
+// A thread block is a thread of the operating system; its CUDA threads are fibers that take turns there, and give way
+// wherever they wait. So blocks (of all ranks) run truly side by side, and the threads of a warp never in lockstep:
+// what relies on that hangs or fails. Memory is as strong as the CPU's: a missing release does not show.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+namespace emulated {
+
+struct Warp {  // one exchange of values among its lanes after another; the slots of the one before may still be read
+  unsigned generation = 0;
+  int arrived = 0;
+  uint64_t slot[2][32];
+};
+
+struct Barrier {
+  unsigned generation = 0;
+  int arrived = 0;
+};
+
+struct Fiber {
+  void* stack_pointer;
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+};
+
+struct Dim {
+  unsigned x;
+};
+
+struct Block {
+  Dim index, blocks;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+  std::vector<char> shared;
+  void* scheduler;  // its stack pointer while a fiber runs
+  unsigned current;
+  void (*body)(void*);
+  void* argument;
+  bool moved;  // since the scheduler last looked
+};
+
+inline thread_local Block* block;
+inline thread_local Dim thread_index;
+
+// Saves what a call must preserve on this stack, goes on with the other.
+asm(R"(
+.text
+.type emulated_switch,@function
+emulated_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+)");
+extern "C" void emulated_switch(void** save, void* next);
+
+inline void give_way() {
+  Fiber& self = block->fibers[block->current];
+  emulated_switch(&self.stack_pointer, block->scheduler);
+}
+
+inline void fiber_main() {
+  block->body(block->argument);
+  block->fibers[block->current].done = true;
+  for (;;) give_way();
+}
+
+inline void prepare(Fiber& fiber) {
+  constexpr size_t kStack = 128 << 10;
+  fiber.stack.reset(new char[kStack]);
+  auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + kStack) & ~uintptr_t(15);
+  void** frame = reinterpret_cast<void**>(top) - 8;  // six registers, where to return, alignment as after a call
+  std::fill(frame, frame + 8, nullptr);
+  frame[6] = reinterpret_cast<void*>(&fiber_main);
+  fiber.stack_pointer = frame;
+}
+
+inline void run_block(unsigned index, unsigned blocks, int threads, int shared_bytes, void (*body)(void*),
+                      void* argument) {
+  Block self{};
+  self.index = {index}, self.blocks = {blocks}, self.body = body, self.argument = argument;
+  self.fibers.resize(threads), self.warps.resize(threads / 32);
+  self.shared.assign(shared_bytes + 16, char(0x5a));
+  block = &self;
+  for (Fiber& fiber : self.fibers) prepare(fiber);
+  // Every round in another order: from anywhere, in steps of a number that has no factor in common with `threads`.
+  uint32_t random = 2654435761u * (index + 1);
+  for (int left = threads; left;) {
+    self.moved = false;
+    left = 0;
+    random = random * 1664525u + 1013904223u;
+    constexpr unsigned kSteps[] = {1, 3, 7, 13, 37, 101, 211};
+    unsigned step = kSteps[(random >> 16) % 7];
+    if (std::gcd(step, unsigned(threads)) != 1) step = 1;
+    self.current = (random >> 8) % threads;
+    for (int turn = 0; turn < threads; ++turn) {
+      self.current = (self.current + step) % threads;
+      Fiber& fiber = self.fibers[self.current];
+      if (fiber.done) continue;
+      thread_index = {self.current};
+      emulated_switch(&self.scheduler, fiber.stack_pointer);
+      left += !fiber.done;
+    }
+    if (!self.moved) std::this_thread::yield();  // all wait for others
+  }
+}
+
+// ---- waiting inside a block
+
+inline Warp& warp() { return block->warps[block->current / 32]; }
+
+inline const uint64_t* exchange(uint64_t value) {  // what each lane gave
+  Warp& w = warp();
+  const unsigned generation = w.generation;
+  uint64_t* slot = w.slot[generation & 1];
+  slot[block->current % 32] = value;
+  if (++w.arrived == 32) {
+    w.arrived = 0, ++w.generation, block->moved = true;
+  } else {
+    while (w.generation == generation) give_way();
+  }
+  return slot;
+}
+
+inline void meet(int id, int threads, bool waits) {
+  Barrier& b = block->barriers[id];
+  const unsigned generation = b.generation;
+  if (++b.arrived == threads) {
+    b.arrived = 0, ++b.generation, block->moved = true;
+    return;
+  }
+  while (waits && b.generation == generation) give_way();
+}
+
+inline unsigned char* shared_memory() {
+  return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(block->shared.data()) + 15) & ~uintptr_t(15));
+}
+
+template <class T>
+uint64_t bits(T v) {
+  uint64_t word = 0;
+  std::memcpy(&word, &v, sizeof v);
+  return word;
+}
+
+template <class T>
+T value(uint64_t word) {
+  T v;
+  std::memcpy(&v, &word, sizeof v);
+  return v;
+}
+
+}  // namespace emulated
+
+using std::max;
+using std::min;
+
+#define __device__
+#define __global__
+#define __host__
+#define __forceinline__ inline
+#define __noinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static thread_local
+#define __align__(n) alignas(n)
+#define threadIdx emulated::thread_index
+#define blockIdx emulated::block->index
+#define gridDim emulated::block->blocks
+
+inline void __syncthreads() { emulated::meet(0, int(emulated::block->fibers.size()), true); }
+inline void __syncwarp() { emulated::exchange(0); }
+inline void __nanosleep(unsigned) { emulated::give_way(); }
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+template <class T>
+T __shfl_sync(unsigned, T v, int lane) {
+  return emulated::value<T>(emulated::exchange(emulated::bits(v))[lane & 31]);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T v, int by) {
+  const int lane = emulated::block->current % 32;
+  return emulated::value<T>(emulated::exchange(emulated::bits(v))[lane < by ? lane : lane - by]);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T v, int by) {
+  const int lane = emulated::block->current % 32;
+  return emulated::value<T>(emulated::exchange(emulated::bits(v))[lane + by > 31 ? lane : lane + by]);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T v, int with) {
+  return emulated::value<T>(emulated::exchange(emulated::bits(v))[(emulated::block->current % 32) ^ with]);
+}
+inline unsigned __ballot_sync(unsigned, bool v) {
+  const uint64_t* all = emulated::exchange(v);
+  unsigned set = 0;
+  for (int i = 0; i < 32; ++i) set |= unsigned(all[i] != 0) << i;
+  return set;
+}
+inline bool __all_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) == ~0u; }
+inline bool __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
+template <class T, class Combine>
+T reduce(T v, Combine combine) {
+  const uint64_t* all = emulated::exchange(emulated::bits(v));
+  T result = emulated::value<T>(all[0]);
+  for (int i = 1; i < 32; ++i) result = combine(result, emulated::value<T>(all[i]));
+  return result;
+}
+inline int __reduce_add_sync(unsigned, int v) {
+  return reduce(v, [](int a, int b) { return a + b; });
+}
+inline int __reduce_max_sync(unsigned, int v) {
+  return reduce(v, [](int a, int b) { return max(a, b); });
+}
+inline unsigned __reduce_or_sync(unsigned, unsigned v) {
+  return reduce(v, [](unsigned a, unsigned b) { return a | b; });
+}
+
+inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
+inline int __clz(unsigned v) { return v ? __builtin_clz(v) : 32; }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned __vcmpeq2(unsigned a, unsigned b) {
+  return ((a ^ b) & 0xffffu ? 0u : 0xffffu) | ((a ^ b) >> 16 ? 0u : 0xffff0000u);
+}
+inline float __uint_as_float(unsigned v) { return emulated::value<float>(v); }
+inline unsigned __float_as_uint(float v) { return unsigned(emulated::bits(v)); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline int __float2int_rn(float v) { return int(std::lrintf(v)); }
+
+template <class T>
+T atomicAdd(T* p, T v) {
+  return std::atomic_ref<T>(*p).fetch_add(v);
+}
+template <class T>
+T atomicMax(T* p, T v) {
+  T old = std::atomic_ref<T>(*p).load();
+  while (old < v && !std::atomic_ref<T>(*p).compare_exchange_weak(old, v)) {
+  }
+  return old;
+}
+template <class T>
+T atomicCAS(T* p, T expected, T v) {
+  std::atomic_ref<T>(*p).compare_exchange_strong(expected, v);
+  return expected;
+}

@@ -1,0 +1,182 @@
+"""A GPU that is not there: eprt's GPU code on CPU tensors, its kernels emulated (kernels.py), ranks as threads.
+
+emulated_ranks(4, case) calls case(group) on four threads, each with torch's "cuda" meaning the CPU. What is emulated is
+launching, symmetric memory and the few CUDA calls of torch that the low-latency path makes; no streams, no graphs.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from eprt.ep import nvlink_low_latency
+from eprt.ep.group import EPGroup, Pending, Window
+from eprt.gpu.jit import KernelSource
+from tests.emulated.kernels import library
+
+
+class CudaIsHere(TorchFunctionMode):
+    """The CPU's tensors, taken for a GPU's."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
+            return True
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs = {**kwargs, "device": "cpu"}
+        return func(*args, **kwargs)
+
+
+class Kernel:
+    def __init__(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0):
+        self.name, self.num_threads, self.shared_bytes = entry, num_threads, shared_bytes
+        self.launch = library(source, entry).launch
+
+    def close(self) -> None:
+        pass
+
+
+class Launch:
+    """Returns when the kernel is done: ranks are threads, and the call lets go of Python's lock."""
+
+    def __init__(self, kernel: Kernel, params: ctypes.Structure):
+        self.kernel, self.params = kernel, params
+
+    def __call__(self, num_blocks: int, stream: int) -> None:
+        kernel = self.kernel
+        kernel.launch(ctypes.addressof(self.params), num_blocks, kernel.num_threads, kernel.shared_bytes)
+
+
+class Stream:
+    """There is one, and a call is done when it returns."""
+
+    cuda_stream = 0
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+
+class Event:
+    def record(self, stream: Any = None) -> None: ...
+
+
+class CpuGenerator(torch.Generator):
+    def __new__(cls, device: object = None):
+        return super().__new__(cls, "cpu")
+
+
+class ThreadGroup(EPGroup):
+    """What the GPU code asks of an EPGroup, among threads."""
+
+    def __init__(self, rank: int, size: int, shared: SimpleNamespace):
+        self.rank, self.size, self.node_of_rank, self._shared = rank, size, (0,) * size, shared
+
+    def allgather(self, value: Any) -> list[Any]:
+        shared = self._shared
+        shared.values[self.rank] = value
+        shared.barrier.wait()
+        values = list(shared.values)
+        shared.barrier.wait()
+        return values
+
+    def barrier(self) -> None:
+        self._shared.barrier.wait()
+
+    def lost_ranks(self) -> tuple[int, ...]:
+        return ()
+
+    def shared_window(self, num_bytes: int) -> Window:
+        raise NotImplementedError
+
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        raise NotImplementedError
+
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+class SymmetricMemory:
+    def __init__(self, group: ThreadGroup, num_bytes: int):
+        self.group, self.num_bytes = group, num_bytes
+        self._own = torch.zeros(num_bytes + 128, dtype=torch.uint8, device="cpu")
+        self.peer_ptr = group.allgather(-(-self._own.data_ptr() // 128) * 128)
+
+    def close(self) -> None:
+        self.group.barrier()
+
+
+class HostWords:
+    def __init__(self, count: int):
+        self.words = (ctypes.c_uint32 * count)()
+        self.device_ptr = ctypes.addressof(self.words)
+
+    def close(self) -> None:
+        pass
+
+
+def _as_they_were() -> Callable[[], None]:
+    """Puts back what cases switch on for the whole process."""
+    deterministic, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic
+
+    def put_back(filled: bool = fill.fill_uninitialized_memory) -> None:
+        torch.use_deterministic_algorithms(deterministic)
+        fill.fill_uninitialized_memory = filled
+
+    return put_back
+
+
+def _patches() -> ExitStack:
+    stack, nothing = ExitStack(), lambda *args, **kwargs: None
+    for value in (Kernel, Launch, SymmetricMemory, HostWords):
+        stack.enter_context(patch.object(nvlink_low_latency, value.__name__, value))
+    stack.enter_context(patch.dict(os.environ))
+    stack.callback(_as_they_were())
+    properties = SimpleNamespace(multi_processor_count=2)
+    for name, value in {
+        "is_available": lambda: True, "current_device": lambda: 0, "synchronize": nothing,
+        "get_device_capability": lambda *args: (9, 0), "get_device_properties": lambda *args: properties,
+        "Stream": Stream, "Event": Event, "current_stream": Stream, "stream": nullcontext,
+        "is_current_stream_capturing": lambda: False,
+    }.items():  # fmt: skip
+        stack.enter_context(patch.object(torch.cuda, name, value))
+    # The last: else eprt.compat.deep_ep would switch CudaIsHere off.
+    for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing", "_is_torch_function_mode_enabled"):
+        stack.enter_context(patch.object(torch._C, name, lambda *args: 0, create=True))
+    stack.enter_context(patch.object(torch, "Generator", CpuGenerator))
+    return stack
+
+
+def emulated_ranks(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
+    """Raises what the first rank to fail raised."""
+    shared = SimpleNamespace(values=[None] * num_ranks, barrier=threading.Barrier(num_ranks, timeout=120))
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            with CudaIsHere():
+                case(ThreadGroup(rank, num_ranks, shared), **kwargs)
+        except BaseException as error:
+            errors.append(error)
+            shared.barrier.abort()
+
+    with _patches():
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])

@@ -1,0 +1,85 @@
+"""CUDA sources of csrc/cuda as shared libraries for the CPU (cuda.h): compiled by g++, called like a kernel."""
+
+import ctypes
+import functools
+import hashlib
+import re
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+from eprt.gpu import jit
+
+_compiling = threading.Lock()
+HERE = Path(__file__).parent
+_FUNCTION = re.compile(r"^(?:template <[^\n]*>\n)?(?:EPRT_DEVICE|__device__ __noinline__)[^;{}]*\{", re.MULTILINE)
+_SHARED = "extern __shared__ __align__(16) unsigned char smem[];"
+_AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
+_PARAMS = {"dispatch": "DispatchParams", "combine": "CombineParams"}
+_ENTRY = """
+extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {
+  const auto body = [](void* p) { %(entry)s(*static_cast<const eprt::low_latency::%(params)s*>(p)); };
+  std::vector<std::thread> running;
+  for (unsigned b = 0; b < blocks; ++b)
+    running.emplace_back(emulated::run_block, b, blocks, threads, shared_bytes, +body, const_cast<void*>(params));
+  for (std::thread& one : running) one.join();
+}
+"""
+
+
+def without_ptx(text: str) -> str:
+    """Without the functions that are written in PTX; memory.h has them."""
+    kept, at = [], 0
+    for match in _FUNCTION.finditer(text):
+        end, depth = match.end(), 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        if re.search(r"\basm\b", text[match.end() : end]):
+            kept.append(text[at : match.start()])
+            at = end
+    return "".join([*kept, text[at:]])
+
+
+@functools.cache
+def folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"eprt-emulated-{hashlib.sha256(str(HERE).encode()).hexdigest()[:8]}"
+
+
+def library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
+    """The same for all ranks, which are threads."""
+    with _compiling:
+        return _library(source, entry)
+
+
+@functools.cache
+def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
+    """entry: "eprt::low_latency::dispatch" or ...combine. Kept in the temporary directory by content."""
+    text = without_ptx(jit.read_source(source.name))
+    text = text.replace(_SHARED, "unsigned char* smem = emulated::shared_memory();")
+    assert _AFTER in text
+    text = text.replace(_AFTER, f'#include "memory.h"\n{_AFTER}')
+    names = {"entry": entry, "params": _PARAMS[entry.split("::")[-1]]}
+    text = f'#include "cuda.h"\n{text}\n{_ENTRY % names}'
+    defines = [f"-D{key}={value}" for key, value in source.defines]
+    parts = [text, *defines, *(path.read_text() for path in sorted(HERE.glob("*.h")))]
+    path = folder() / f"{source.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
+    if not path.exists():
+        folder().mkdir(exist_ok=True)
+        with (
+            tempfile.NamedTemporaryFile(dir=folder(), suffix=".cpp") as code,
+            tempfile.NamedTemporaryFile(dir=folder(), delete=False) as aside,
+        ):
+            code.write(text.encode())
+            code.flush()
+            subprocess.run(
+                ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-pthread", f"-I{HERE}",
+                 *defines, code.name, "-o", aside.name],
+                check=True,
+            )  # fmt: skip
+        Path(aside.name).replace(path)
+    built = ctypes.CDLL(str(path))
+    built.launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_int]
+    built.launch.restype = None
+    return built

@@ -1,0 +1,41 @@
+// In place of the functions of common.cuh and waits.cuh that are written in PTX. Included inside namespace eprt.
+template <class T>
+T load_word(const T* p, std::memory_order order) {
+  emulated::give_way();  // who polls lets others go on
+  return std::atomic_ref<T>(*const_cast<T*>(p)).load(order);
+}
+template <class T>
+void store_word(T* p, T v, std::memory_order order) {
+  emulated::block->moved = true;
+  std::atomic_ref<T>(*p).store(v, order);
+}
+inline Vec16 load_streaming(const void* p) { return *static_cast<const Vec16*>(p); }
+inline Vec16 load_peer_written(const void* p) { return *static_cast<const Vec16*>(p); }
+inline void store(void* p, const Vec16& v) { *static_cast<Vec16*>(p) = v; }
+inline uint32_t load_acquire_sys(const uint32_t* p) { return load_word(p, std::memory_order_acquire); }
+inline void store_release_sys(uint32_t* p, uint32_t v) { store_word(p, v, std::memory_order_release); }
+inline uint32_t load_relaxed(const uint32_t* p) { return load_word(p, std::memory_order_relaxed); }
+inline uint64_t load_relaxed(const uint64_t* p) { return load_word(p, std::memory_order_relaxed); }
+inline void store_relaxed(uint32_t* p, uint32_t v) { store_word(p, v, std::memory_order_relaxed); }
+inline void store_relaxed(uint64_t* p, uint64_t v) { store_word(p, v, std::memory_order_relaxed); }
+inline void store_relaxed(uint64_t* p, uint64_t v, uint64_t w) { store_relaxed(p, v), store_relaxed(p + 1, w); }
+inline uint64_t fetch_add(uint64_t* p, uint64_t v) { return atomicAdd(p, v); }
+inline int32_t fetch_add_acq_rel(int32_t* p, int32_t v) { return atomicAdd(p, v); }
+inline void barrier_sync(int id, int threads) { emulated::meet(id, threads, true); }
+inline void barrier_arrive(int id, int threads) { emulated::meet(id, threads, false); }
+inline uint64_t global_timer_ns() {
+  emulated::give_way();
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+inline uint32_t pack_bf16(float lo, float hi) {
+  const auto bits = [](float v) {
+    uint32_t word = __float_as_uint(v);
+    if (v != v) return 0x7fffu;
+    return (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+  };
+  return bits(lo) | bits(hi) << 16;
+}
+inline void add_to_total(uint64_t* total, uint64_t n) { atomicAdd(total, n); }
+inline void add_to_total(int32_t* total, int32_t n) { atomicAdd(total, n); }
+inline void raise_total(uint64_t* total, uint64_t n) { atomicMax(total, n); }
