@@ -68,6 +68,8 @@ def load_deepseek(
             torch.cuda.synchronize()
         _log_speed(checkpoint.num_bytes_read, time.monotonic() - started_s, group)
     checkpoint.close()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # memory of the copy stream, which nothing else would get
     return model
 
 
