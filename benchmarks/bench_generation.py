@@ -10,7 +10,9 @@ drafts    the same with one draft by the MTP layer; random weights accept none, 
           step divided by 1 + an acceptance measured elsewhere
 
 Fewer than 61 layers are measured at two depths; a MoE layer's time is their difference, and 61 layers are the time
-measured plus that of the layers that lack. gap: how long a GPU waited for its host between two steps (CUDA events).
+measured plus that of the layers that lack. floor: bytes of weights and cache that a step must read over measured HBM
+bandwidth, and rows to and from other GPUs over NVLink's. gap: how long a GPU waited for its host between two steps (CUDA
+events).
 Published, 4K in / 1.5K out or alike: 800-850 output tokens/s per GPU (H20, EP16/32), 1850 (H800, EP144), both at up to
 50 ms; prefill 5333 input tokens/s per GPU (H800, EP32).
 """
@@ -28,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.bench_gpu_layers import bandwidth
 from benchmarks.report import ROOT, Report, Timing, quantile
 from eprt import EngineConfig, EPGroup, SamplingParams
 from eprt.engine.engine import Engine
@@ -38,6 +41,7 @@ NEEDS_GPU = True
 
 SHAPE = ROOT / "benchmarks" / "shapes" / "deepseek_v3"
 FULL_DEPTH, WARM_UP = 61, 6
+NVLINK_BYTES_PER_S = 450e9  # of one GPU, one way, NVLink 4
 
 
 @dataclass(frozen=True)
@@ -205,9 +209,30 @@ def full_depth(seconds: float, shallower_s: float | None, num_layers: int, fewer
     return seconds + (FULL_DEPTH - num_layers) * (seconds - shallower_s) / fewer
 
 
+def floor_seconds(model, requests: int, context: int, num_ranks: int, hbm: float) -> float:
+    """Of a decoding step on one rank: every weight once, of the experts those that uniform routing chooses."""
+    c = model.config
+    heads, moe = c.num_attention_heads, c.moe
+    projections = c.hidden_size * (c.q_lora_rank + c.kv_dim) + c.q_lora_rank * heads * c.qk_head_dim
+    projections += heads * c.v_head_dim * c.hidden_size
+    absorbed = 2 * heads * (c.qk_nope_head_dim + c.v_head_dim) * c.kv_lora_rank  # bf16
+    chosen = 1 - (1 - moe.top_k / moe.num_experts) ** (requests * num_ranks)
+    experts = 3 * c.hidden_size * moe.intermediate_size * chosen * moe.num_experts / num_ranks
+    shared = 3 * c.hidden_size * moe.shared_intermediate_size
+    num_dense = c.first_k_dense_replace
+    num_moe = c.num_hidden_layers - num_dense
+    weights = c.num_hidden_layers * (projections + absorbed) + num_dense * 3 * c.hidden_size * c.intermediate_size
+    weights += num_moe * (experts + shared) + 2 * c.vocab_size * c.hidden_size
+    cache = c.num_hidden_layers * requests * context * c.kv_dim * 2
+    sent_rows = requests * moe.top_k * (num_ranks - 1) / num_ranks
+    exchanged = num_moe * sent_rows * c.hidden_size * (1 + 4 / 128 + 2)  # e4m3 with scales there, bf16 back
+    return (weights + cache) / hbm + exchanged / NVLINK_BYTES_PER_S
+
+
 def measure(
     bench: Bench, report: Report, sizes: Sequence[int], num_layers: int, drafts: bool, acceptance: float
 ) -> None:
+    hbm = bandwidth()
     work, fewer = bench.work, 0 if num_layers == FULL_DEPTH else min(6, num_layers - 4)
 
     def prefill() -> None:
@@ -227,9 +252,11 @@ def measure(
         for overlap, result in zip(overlaps, results):
             full_s = full_depth(result.timing.median_s, shallower_s, num_layers, fewer)
             per_step = 1 + num_drafts * acceptance
+            floor_s = floor_seconds(bench.model, requests, work.context, bench.group.size, hbm)
             report.row(
                 what="drafts" if num_drafts else "decode", requests=requests, overlap=overlap and not num_drafts,
-                **result.timing.columns("step", "ms"), full_step_ms=full_s * 1e3,
+                **result.timing.columns("step", "ms"), floor_ms=floor_s * 1e3,
+                times_floor=None if num_drafts else result.timing.median_s / floor_s, full_step_ms=full_s * 1e3,
                 itl_ms=full_s * 1e3 / per_step, tokens_per_s_gpu=requests * per_step / full_s,
                 gap_us=result.gap_us(0.5), gap_p99_us=result.gap_us(0.99), skew=result.skew,
             )  # fmt: skip
