@@ -11,8 +11,8 @@ drafts    the same with one draft by the MTP layer; random weights accept none, 
 
 Fewer than 61 layers are measured at two depths; a MoE layer's time is their difference, and 61 layers are the time
 measured plus that of the layers that lack. floor: bytes of weights and cache that a step must read over measured HBM
-bandwidth, and rows to and from other GPUs over NVLink's. gap: how long a GPU waited for its host between two steps (CUDA
-events).
+bandwidth, and rows to and from other GPUs over NVLink's. gap: how long a GPU waited for its host between two steps,
+by CUDA events.
 Published, 4K in / 1.5K out or alike: 800-850 output tokens/s per GPU (H20, EP16/32), 1850 (H800, EP144), both at up to
 50 ms; prefill 5333 input tokens/s per GPU (H800, EP32).
 """
