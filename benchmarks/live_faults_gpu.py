@@ -30,6 +30,9 @@ from benchmarks.live_faults import MODEL, place_of
 from benchmarks.report import Report
 from eprt.serve.running import RunningServer
 
+NUM_RANKS = 0
+NEEDS_GPU = True
+
 WITHIN_S = 30.0
 _POLL_S = 0.25
 WIDE = {
@@ -148,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 named_after_s=seen["named_after_s"], named=seen["as"], cause=seen["cause"], ratio=seen["ratio"],
                 others="; ".join(f"{' '.join(map(str, place))} {cause}" for place, cause in others.items()),
                 calls_per_s=round(rate, 1), wait_us=np.round(wait_us).astype(int).tolist(),
-                ok=not expected or seen["named_after_s"] is not None,
+                ok=not expected or (seen["named_after_s"] is not None and seen["named_after_s"] <= WITHIN_S),
             )  # fmt: skip
             print(report.rows[-1], flush=True)
         print("\n".join(line for line in server.output().splitlines() if "diagnosis" in line))

@@ -111,14 +111,18 @@ class SlotTable:
         self._width = slot_map.num_slots - num_experts + 1  # no expert can have more replicas
         self._slot_LX, self._bound_LX = (table.to(device) for table in self._tables(slot_map))
         self._sent_L = torch.zeros(num_experts + 1, dtype=torch.int64, device=device)
+        self._is_plain = not slot_map.has_replicas and self._slot_LX.is_cpu
 
     def set(self, slot_map: SlotMap) -> None:
         """From now on tokens go where slot_map says. The count goes on."""
         for table, value in zip((self._slot_LX, self._bound_LX), self._tables(slot_map)):
             overwrite(table, value)
+        self._is_plain = not slot_map.has_replicas and self._slot_LX.is_cpu
 
     def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
         """int64 slots for logical experts; -1 stays -1. As SlotMap.slot_idx; never waits for a GPU."""
+        if self._is_plain:  # a recorded graph cannot tell, and must find its way in any case
+            return self._slot_LX[:, 0][expert_idx_TK]
         return ops.choose_slots(expert_idx_TK, self._slot_LX, self._bound_LX, self._sent_L)
 
     def _tables(self, slot_map: SlotMap) -> tuple[Tensor, Tensor]:

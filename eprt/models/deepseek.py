@@ -146,9 +146,8 @@ class DeepseekModel:
         """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""
         for moe in self.moe_layers():
             moe.reset_load()
-        for backend in self.ep.values():
-            if hasattr(backend, "stats"):
-                backend.stats(reset=True)
+        for stats in filter(None, (getattr(backend, "stats", None) for backend in self.ep.values())):
+            stats(reset=True)
 
     def close(self) -> None:
         """Frees the communication windows. Collective."""

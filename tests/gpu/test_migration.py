@@ -25,3 +25,14 @@ def test_two_ranks_that_may_share_a_gpu():
 def test_two_gpus():
     names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "copies_need_no_sm"]
     print(run_ranks(2, CASES, names=names, timeout_s=280))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_server_answers_the_same_while_placements_are_posted(num_ranks):
+    """In float32, because batches differ from run to run; ranks may share a GPU."""
+    from benchmarks.migration_proof import CHECKPOINT, prove
+    from examples.demo_model.score import held_out_questions
+
+    flags = ("--device", "cuda", "--dtype", "float32", "--max-num-seqs", "16", "--kv-cache-gb", "0.1")
+    row = prove(CHECKPOINT, "fp32", 0, num_ranks, held_out_questions(24), *flags)
+    assert row["differ"] == 0 and row["accuracy"] == row["moving_accuracy"] and row["commits"] > 0, row
