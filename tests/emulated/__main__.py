@@ -1,4 +1,4 @@
-"""python -m tests.emulated: the low-latency kernels on the CPU, more than the test suite runs (about a minute)."""
+"""python -m tests.emulated: the low-latency kernels on the CPU, more than the test suite runs (some minutes)."""
 
 import time
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def main() -> None:
         run(num_ranks, cases_deep_ep.in_flight)
         run(num_ranks, cases_deep_ep.scale_formats)
         run(num_ranks, cases_nvlink.two_in_flight)
-        run(num_ranks, cases_nvlink.bad_input)
+        run(num_ranks, cases_nvlink.masked_before)
 
 
 if __name__ == "__main__":
