@@ -102,30 +102,32 @@ class SlotMap:
 class SlotTable:
     """A layer's slot map on the device where its tokens are, and the count by which they go to replicas.
 
-    Its tensors keep their addresses under every placement of these slots, so that a recorded CUDA graph follows the
-    next one; they change in the order of the current stream.
+    in_place (default: on GPUs): its tensors keep their addresses under every placement of these slots, so that a
+    recorded CUDA graph follows the next one; they change in the order of the current stream.
     """
 
-    def __init__(self, slot_map: SlotMap, device: torch.device | str):
-        num_experts = slot_map.num_experts
-        self._width = slot_map.num_slots - num_experts + 1  # no expert can have more replicas
+    def __init__(self, slot_map: SlotMap, device: torch.device | str, in_place: bool | None = None):
+        self._in_place = torch.device(device).type != "cpu" if in_place is None else in_place
+        self._width = slot_map.num_slots - slot_map.num_experts + 1  # no expert can have more replicas
         self._slot_LX, self._bound_LX = (table.to(device) for table in self._tables(slot_map))
-        self._sent_L = torch.zeros(num_experts + 1, dtype=torch.int64, device=device)
-        self._is_plain = not slot_map.has_replicas and self._slot_LX.is_cpu
+        self._sent_L = torch.zeros(slot_map.num_experts + 1, dtype=torch.int64, device=device)
 
     def set(self, slot_map: SlotMap) -> None:
         """From now on tokens go where slot_map says. The count goes on."""
-        for table, value in zip((self._slot_LX, self._bound_LX), self._tables(slot_map)):
-            overwrite(table, value)
-        self._is_plain = not slot_map.has_replicas and self._slot_LX.is_cpu
+        slot_LX, bound_LX = self._tables(slot_map)
+        if self._in_place:
+            overwrite(self._slot_LX, slot_LX)
+            overwrite(self._bound_LX, bound_LX)
+        else:
+            self._slot_LX, self._bound_LX = slot_LX, bound_LX
 
     def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
         """int64 slots for logical experts; -1 stays -1. As SlotMap.slot_idx; never waits for a GPU."""
-        if self._is_plain:  # a recorded graph cannot tell, and must find its way in any case
-            return self._slot_LX[:, 0][expert_idx_TK]
         return ops.choose_slots(expert_idx_TK, self._slot_LX, self._bound_LX, self._sent_L)
 
     def _tables(self, slot_map: SlotMap) -> tuple[Tensor, Tensor]:
+        if not self._in_place:
+            return slot_map.slot_LX, slot_map.bound_LX
         missing = (0, self._width - slot_map.slot_LX.shape[1])
         return pad(slot_map.slot_LX, missing, value=-1), pad(slot_map.bound_LX, missing, value=ONE)
 
