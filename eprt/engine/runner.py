@@ -100,6 +100,7 @@ class Runner:
             mode=mode,
             overlap=self.overlap,
             split=Split.of(query_start_B1.tolist()) if self.overlap == "tbo" else None,
+            num_context=int(seq_len_B[schedule.num_decode_tokens :].sum()),
         )
         if self.last_token_M is not None:
             num = len(schedule.decodes)

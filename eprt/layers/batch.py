@@ -44,6 +44,7 @@ class ForwardBatch:
     mode: MoE mode of this step, equal on all ranks: "normal" or "low_latency".
     overlap: what runs beside what (overlap.py), equal on all ranks: "none", "tbo" or "sbo". split: for "tbo".
     first_row: of the step's rows, the first that is here (second halves).
+    num_context: sum of seq_len_B over the requests behind the decodes, or more; None where the host does not know.
     T = B = 0 is a valid batch: the rank only serves its experts to the others.
     Requests may share pages that an earlier request of the same batch fills: each layer inserts all T entries before it
     attends, of a first half before those of a second.
@@ -61,6 +62,7 @@ class ForwardBatch:
     overlap: str = "none"
     split: Split | None = None
     first_row: int = 0
+    num_context: int | None = None
 
     @property
     def num_tokens(self) -> int:

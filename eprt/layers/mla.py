@@ -69,12 +69,8 @@ class MLA:
         if d:
             parts.append(ops.mla_decode(q_nope[:d], q_rope[:d], kv_pages, page_table[:d], seq_len[:d], w_kv_b, scale))
         if d < seq_len.shape[0]:
-            query_start = batch.query_start_B1[d:] - d
-            parts.append(
-                ops.mla_extend(
-                    q_nope[d:], q_rope[d:], kv_pages, page_table[d:], seq_len[d:], query_start, w_kv_b, scale
-                )
-            )
+            where = kv_pages, page_table[d:], seq_len[d:], batch.query_start_B1[d:] - d
+            parts.append(ops.mla_extend(q_nope[d:], q_rope[d:], *where, w_kv_b, scale, batch.num_context))
         if not parts:
             return q_nope.new_empty(0, q_nope.shape[1], self.config.v_head_dim)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

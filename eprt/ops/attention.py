@@ -201,11 +201,13 @@ def mla_extend(
     query_start_B1: Tensor,
     w_kv_b: Tensor,
     softmax_scale: float,
+    num_context: int | None = None,
 ) -> Tensor:
     """The last query_start_B1[b+1] - query_start_B1[b] tokens of each request (int32 [B+1], packed): [T, N, value].
 
     The cached prefix is a rectangle, the chunk a causal triangle; the score matrix is never materialised. A request may
-    have no new tokens. ValueError when rows, pages or lengths do not fit; nothing is computed then.
+    have no new tokens. num_context: the sum of seq_len_B or more, where the host knows; for GPUs, unused here.
+    ValueError when rows, pages or lengths do not fit; nothing is computed then.
     """
     out_TNV = _output(q_nope_TNC, q_rope_TNR, kv_pages, w_kv_b, softmax_scale)
     table, seq_len = _index("page_table", page_table_BP, 2), _index("seq_len", seq_len_B, 1)

@@ -46,6 +46,7 @@ class RecallModel:
     def forward(self, batch, kv_cache_LPSD: torch.Tensor) -> torch.Tensor:
         self.modes.append(batch.mode)
         self.num_tokens.append(batch.num_tokens)
+        assert batch.num_context == batch.seq_len_B[batch.num_decode :].sum(), "contexts of the prompts"
         entries = kv_cache_LPSD[0].view(-1, 2)
         assert len(set(batch.kv_slot_T.tolist())) == batch.num_tokens, "two tokens share a cache slot"
         entries[batch.kv_slot_T] = torch.stack([batch.token_id_T, batch.position_T], dim=1).float()

@@ -44,6 +44,7 @@ def batch_of(lengths: list[int], contexts: list[int], num_decode: int, **fields)
         logits_idx=torch.arange(starts[-1]),
         overlap="tbo",
         split=Split.of(starts),
+        num_context=sum(lengths[num_decode:]) + sum(contexts[num_decode:]),
         **fields,
     )
 
@@ -77,6 +78,7 @@ def test_halves_are_the_batch_cut_in_the_middle():
         assert tokens_of(first) + tokens_of(second) == tokens_of(whole)
         assert first.num_decode + second.num_decode == num_decode
         assert (first.first_row, second.first_row) == (0, first.num_tokens)
+        assert all(half.seq_len_B[half.num_decode :].sum() <= half.num_context for half in (first, second))
         assert len(first.seq_len_B) + len(second.seq_len_B) - len(lengths) in (0, 1), "at most one request is cut"
 
 

@@ -74,11 +74,13 @@ def mla_extend(
     query_start_B1: Tensor,
     w_kv_b: Tensor,
     softmax_scale: float,
+    num_context: int | None = None,
 ) -> Tensor:
     """Many new tokens of bfloat16 per request, in expanded form; otherwise absorbed, like decodes."""
-    expands = q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], seq_len_B.shape[0])
-    attend = mla_expanded.attend_prompts if expands else absorbed
-    return attend(q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale)
+    inputs = q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale
+    if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], seq_len_B.shape[0]):
+        return mla_expanded.attend_prompts(*inputs, num_context)
+    return absorbed(*inputs)
 
 
 def absorbed(

@@ -4,7 +4,7 @@ A query and a key then cost nope + rope + value products per head (320 for DeepS
 2 * latent + rope (1088), but each context token has to be expanded for every head first: the form for many new tokens.
 Heads go in groups, so that the expanded context of a group fits in a workspace of bounded size.
 
-L latent, R rotary, C nope, V value sizes; W: room per request in the context, in tokens.
+L latent, R rotary, C nope, V value sizes; S context tokens of all requests, which lie one request after the other.
 """
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eprt.ops.cuda.kv_entry import load_entries
 from eprt.ops.cuda.mla_triton import rows_of_tile
+from eprt.ops.cuda.tiles import find_tile
 from eprt.ops.kv_format import KVFormat
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -27,25 +28,30 @@ def pays(num_tokens: int, num_requests: int) -> bool:
 
 
 # What changes from step to step is no reason to compile once more.
-@triton.jit(do_not_specialize=["width", "table_width"])
+@triton.jit(do_not_specialize=["num_requests", "table_width"])
 def _gather_context(
-    latent_out, rope_out, pages, page_table, seq_len_B, width, table_width, latent_size, rope_size, entry_size,
-    FP8: tl.constexpr, TOKENS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
+    latent_out, rope_out, pages, page_table, seq_len_B, num_requests, table_width, latent_size, rope_size, entry_size,
+    FP8: tl.constexpr, REQUESTS: tl.constexpr, TOKENS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
-    """The latents and rotated keys of each request, one after the other; zeros past its length."""
-    request = tl.program_id(1).to(tl.int64)
-    position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    known = position < tl.load(seq_len_B + request)
-    page = tl.load(page_table + request * table_width + position // PAGE, mask=known, other=0)
+    """The latents and rotated keys of some of one request's tokens."""
+    b = tl.arange(0, REQUESTS)
+    length = tl.load(seq_len_B + b, mask=b < num_requests, other=0)
+    request, begin, tokens, first = find_tile(tl.program_id(0), length, b, TOKENS)
+    if request >= num_requests:
+        return
+    position = first + tl.arange(0, TOKENS)
+    known = position < tokens
+    page = tl.load(page_table + request.to(tl.int64) * table_width + position // PAGE, mask=known, other=0)
     slot = page.to(tl.int64) * PAGE + position % PAGE
     i, j = tl.arange(0, LATENT), tl.arange(0, ROPE)
     latent, rope, scale = load_entries(pages, slot, known, i, j, latent_size, rope_size, entry_size, FP8, False)
     if FP8:
         latent = latent.to(tl.float32) * scale[:, None]
-    at, inside = request * width + position, position < width
-    mask = inside[:, None] & (i < latent_size)[None, :]
+    at = (begin + position).to(tl.int64)
+    mask = known[:, None] & (i < latent_size)[None, :]
     tl.store(latent_out + at[:, None] * latent_size + i[None, :], latent.to(latent_out.dtype.element_ty), mask=mask)
-    mask = inside[:, None] & (j < rope_size)[None, :]
+    mask = known[:, None] & (j < rope_size)[None, :]
     tl.store(rope_out + at[:, None] * rope_size + j[None, :], rope.to(rope_out.dtype.element_ty), mask=mask)
 
 
@@ -78,9 +84,9 @@ def _more_keys(
     return larger, total * fade + tl.sum(weight, 1), acc
 
 
-@triton.jit(do_not_specialize=["num_requests", "width", "num_tiles"])
+@triton.jit(do_not_specialize=["num_requests", "num_tiles"])
 def _attend_heads(
-    out, q_nope, q_rope, kv, rope, seq_len_B, query_start_B1, scale, num_requests, width, num_tiles,
+    out, q_nope, q_rope, kv, rope, seq_len_B, query_start_B1, scale, num_requests, num_tiles,
     nope, rope_size, value, kv_stride, q_token_stride, q_head_stride, r_token_stride, r_head_stride, out_token_stride,
     REQUESTS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,
     VALUE: tl.constexpr, WHOLE: tl.constexpr,
@@ -102,7 +108,9 @@ def _attend_heads(
     q = tl.load(at, mask=inside[:, None] & (c < nope)[None, :], other=0.0)
     at = q_rope + token[:, None] * r_token_stride + head * r_head_stride + j[None, :]
     r = tl.load(at, mask=inside[:, None] & (j < rope_size)[None, :], other=0.0)
-    begin, kv = request * width, kv + head * (nope + value)
+    b = tl.arange(0, REQUESTS)
+    begin = tl.sum(tl.load(seq_len_B + b, mask=b < request, other=0), 0)
+    kv += head * (nope + value)
     most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, VALUE], tl.float32)
     for key in range(0, seen_by_all, KEYS):
@@ -129,17 +137,23 @@ def attend_prompts(
     query_start_B1: Tensor,
     w_kv_b: Tensor,
     softmax_scale: float,
+    num_context: int | None = None,
     workspace_bytes: int = _WORKSPACE_BYTES,
     tile: int = 128,
     keys: int = 64,
 ) -> Tensor:
-    """As mla_extend: [T, N, V]. bfloat16 queries and weight; keys, values and softmax weights are rounded to it."""
+    """As mla_extend: [T, N, V]. bfloat16 queries and weight; keys, values and softmax weights are rounded to it.
+
+    num_context: sum of seq_len_B, or more, where the host knows; else every request counts as long as the page table.
+    """
     (T, N, C), R, L, B = q_nope_TNC.shape, q_rope_TNR.shape[2], w_kv_b.shape[1], seq_len_B.shape[0]
-    V, width = w_kv_b.shape[0] // N - C, page_table_BP.shape[1] * kv_pages.shape[1]
+    V = w_kv_b.shape[0] // N - C
     out_TNV = q_nope_TNC.new_empty(T, N, V)
     if T == 0:
         return out_TNV
-    latent_SL, rope_SR = _context(kv_pages, page_table_BP, seq_len_B, KVFormat(L, R, kv_pages.dtype), q_nope_TNC.dtype)
+    num_context = num_context or B * page_table_BP.shape[1] * kv_pages.shape[1]
+    entry = KVFormat(L, R, kv_pages.dtype)
+    latent_SL, rope_SR = _context(kv_pages, page_table_BP, seq_len_B, entry, num_context, q_nope_TNC.dtype)
     group = max(1, min(N, workspace_bytes // (latent_SL.shape[0] * (C + V) * latent_SL.element_size())))
     num_tiles = triton.cdiv(T, tile) + B
     blocks = [max(16, triton.next_power_of_2(size)) for size in (C, R, V)]
@@ -148,7 +162,7 @@ def attend_prompts(
         kv = latent_SL @ w_kv_b[first * (C + V) : (first + heads) * (C + V)].T
         q, r, out = q_nope_TNC[:, first:], q_rope_TNR[:, first:], out_TNV[:, first:]
         _attend_heads[(num_tiles, heads)](
-            out, q, r, kv, rope_SR, seq_len_B, query_start_B1, softmax_scale, B, width, num_tiles, C, R, V,
+            out, q, r, kv, rope_SR, seq_len_B, query_start_B1, softmax_scale, B, num_tiles, C, R, V,
             kv.stride(0), q.stride(0), q.stride(1), r.stride(0), r.stride(1), out.stride(0),
             REQUESTS=max(64, triton.next_power_of_2(B)), TILE=tile, KEYS=keys, NOPE=blocks[0], ROPE=blocks[1],
             VALUE=blocks[2], WHOLE=blocks == [C, R, V], num_warps=8, num_stages=2 if keys > 64 else 3,
@@ -157,15 +171,15 @@ def attend_prompts(
 
 
 def _context(
-    kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, entry: KVFormat, dtype: torch.dtype
+    kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, entry: KVFormat, num_context: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """([B * W, L], [B * W, R]) of the queries' dtype."""
-    B, width, L, R = len(seq_len_B), page_table_BP.shape[1] * kv_pages.shape[1], entry.latent_size, entry.rope_size
-    latent_SL = torch.empty(B * width, L, dtype=dtype, device=kv_pages.device)
-    rope_SR = torch.empty(B * width, R, dtype=dtype, device=kv_pages.device)
-    _gather_context[(triton.cdiv(width, 16), B)](
-        latent_SL, rope_SR, kv_pages, page_table_BP, seq_len_B, width, page_table_BP.stride(0), L, R, entry.width,
-        FP8=entry.is_fp8, TOKENS=16, LATENT=max(16, triton.next_power_of_2(L)), ROPE=max(16, triton.next_power_of_2(R)),
-        PAGE=kv_pages.shape[1],
+    """([S, L], [S, R]) of the queries' dtype; rows past the last request's hold anything."""
+    B, L, R = len(seq_len_B), entry.latent_size, entry.rope_size
+    latent_SL = torch.empty(num_context, L, dtype=dtype, device=kv_pages.device)
+    rope_SR = torch.empty(num_context, R, dtype=dtype, device=kv_pages.device)
+    _gather_context[(triton.cdiv(num_context, 16) + B,)](
+        latent_SL, rope_SR, kv_pages, page_table_BP, seq_len_B, B, page_table_BP.stride(0), L, R, entry.width,
+        FP8=entry.is_fp8, REQUESTS=max(64, triton.next_power_of_2(B)), TOKENS=16,
+        LATENT=max(16, triton.next_power_of_2(L)), ROPE=max(16, triton.next_power_of_2(R)), PAGE=kv_pages.shape[1],
     )  # fmt: skip
     return latent_SL, rope_SR
