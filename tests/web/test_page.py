@@ -40,56 +40,63 @@ def download(page, button: str):
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [0, 4])
-def test_downloaded_figures_are_the_logs(open_page, server_8, window):
+def test_downloaded_figures_are_the_logs(open_page, server_8):
     page = open_page(server_8.url)
-    choose_window(page, window)
-    file = download(page, "#json")
-    assert file.suggested_filename == f"eprt-diagnose-wait-window-{window}.json"
-    document = json.loads(file.path().read_text())
-    for record in make_window(window, 8, 4):
-        rank = record.rank
-        assert document["dispatch_wait_us_per_call"][rank] == pytest.approx(
-            [us / CALLS for us in record.dispatch_wait_us], rel=1e-6
-        )
-        assert document["combine_wait_us_per_call"][rank] == pytest.approx(
-            [us / CALLS for us in record.combine_wait_us], rel=1e-6
-        )
-        assert document["recv_tokens_per_call"][rank] == [tokens / CALLS for tokens in record.recv_tokens]
-        assert document["compute_us_per_call"][rank] == pytest.approx(record.compute_us / CALLS)
-    assert document["window"] == window and document["num_calls"] == [CALLS] * 8
+    for window in (0, 4):
+        choose_window(page, window)
+        file = download(page, "#json")
+        assert file.suggested_filename == f"eprt-diagnose-wait-window-{window}.json"
+        document = json.loads(file.path().read_text())
+        for record in make_window(window, 8, 4):
+            rank = record.rank
+            assert document["dispatch_wait_us_per_call"][rank] == pytest.approx(
+                [us / CALLS for us in record.dispatch_wait_us], rel=1e-6
+            )
+            assert document["combine_wait_us_per_call"][rank] == pytest.approx(
+                [us / CALLS for us in record.combine_wait_us], rel=1e-6
+            )
+            assert document["recv_tokens_per_call"][rank] == [tokens / CALLS for tokens in record.recv_tokens]
+            assert document["compute_us_per_call"][rank] == pytest.approx(record.compute_us / CALLS)
+        assert document["window"] == window and document["num_calls"] == [CALLS] * 8
 
 
-@pytest.mark.parametrize("cell", [(2, 6), (0, 1), (7, 5), (5, 0)])
-def test_a_cell_under_the_mouse_tells_the_logs_figures(open_page, server_8, cell):
-    i, j = cell
+def test_a_cell_under_the_mouse_tells_the_logs_figures(open_page, server_8):
     page = open_page(server_8.url)
     choose_window(page, 3)
-    point_at(page, i, j, 8)
-    record = make_window(3, 8, 4)[i]
-    dispatch_us, combine_us = record.dispatch_wait_us[j] / CALLS, record.combine_wait_us[j] / CALLS
+    for i, j in ((2, 6), (0, 1), (7, 5), (5, 0)):
+        point_at(page, i, j, 8)
+        record = make_window(3, 8, 4)[i]
+        dispatch_us, combine_us = record.dispatch_wait_us[j] / CALLS, record.combine_wait_us[j] / CALLS
+        tip = text(page, "#tooltip")
+        for figure in (dispatch_us + combine_us, dispatch_us, combine_us):
+            assert shown_micros(figure) in tip
 
-    def tip() -> str:
-        return text(page, "#tooltip") if page.locator("#tooltip").is_visible() else ""
 
-    wait_until(lambda: tip().startswith(f"Rank {i} waits for rank {j}"), "the tooltip")
-    for figure in (dispatch_us + combine_us, dispatch_us, combine_us):
-        assert shown_micros(figure) in tip()
+# Where the tooltip names the cell: [x, y] in the canvas, or null.
+FIND_CELL = """(cells, [row, cell, steps]) => {
+    const box = cells.getBoundingClientRect();
+    const tip = document.getElementById("tooltip");
+    const names = (start, x, y) => {
+        cells.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: box.x + x, clientY: box.y + y }));
+        return !tip.hidden && tip.innerText.startsWith(start);
+    };
+    const at = size => Array.from({ length: steps }, (_, k) => size * (k + 0.5) / steps);
+    const y = at(box.height).find(y => names(row, box.width / 2, y));
+    return y === undefined ? null : [at(box.width).find(x => names(cell, x, y)), y];
+}"""
 
 
 def point_at(page, i: int, j: int, num_ranks: int, *, click: bool = False) -> dict[str, float]:
-    """Moves the mouse over the canvas until the tooltip names the cell; where that is, in the canvas."""
-    box = page.locator("#cells").bounding_box()
+    """Moves the mouse over the canvas to where the tooltip names the cell; where that is, in the canvas."""
+    cells, cell = page.locator("#cells"), f"Rank {i} waits for rank {j}\n"
+    found = cells.evaluate(FIND_CELL, [f"Rank {i} waits", cell, 6 * num_ranks])
+    assert found and found[0] is not None, f"no place on the canvas names {cell!r}"
+    x, y = found
+    page.mouse.move(0, 0)
+    box = cells.bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + y)
     tip = page.locator("#tooltip")
-
-    def names(start: str, x: float, y: float) -> bool:
-        page.mouse.move(box["x"] + x, box["y"] + y)
-        return tip.is_visible() and tip.inner_text().startswith(start)
-
-    ys = (box["height"] * (k + 0.5) / (4 * num_ranks) for k in range(4 * num_ranks))
-    xs = [box["width"] * (k + 0.5) / (6 * num_ranks) for k in range(6 * num_ranks)]
-    y = next(y for y in ys if names(f"Rank {i} waits", box["width"] / 2, y))
-    x = next(x for x in xs if names(f"Rank {i} waits for rank {j}\n", x, y))
+    wait_until(lambda: tip.is_visible() and tip.inner_text().startswith(cell), "the tooltip of the cell")
     if click:
         page.mouse.down()
         page.mouse.up()
@@ -295,7 +302,7 @@ def test_a_migration_is_listed_and_leads_to_its_window(open_page, server_8):
     wait_until(lambda: "Window 3" in text(page, "#moment"), "the window of the migration")
     wait_until(lambda: "placement epoch 1" in text(page, "#experts-hint"), "its placement")
     placement = page.locator("#placement")
-    framed = placement.evaluate(MARKED)
+    framed = wait_until(lambda: (n := placement.evaluate(MARKED)) > 150 and n, "a frame, not a corner")
     placement.hover(position={"x": 36 + 2.5 * 52, "y": 11})  # rank 0, slot 2
     assert "since window 3, expert 2 before" in " ".join(text(page, "#tooltip").split())
     page.keyboard.press("]")
