@@ -19,6 +19,7 @@ from .matrices import WindowMatrices
 HIGH_COMPUTE, LOW_COMPUTE = 1.25, 0.8
 LOW_ROW, LOW_ROW_Z = 0.93, -2.5
 SPARED, SHARES_IT = 0.5, 0.2  # of what the others wait longer, a late rank is spared, and a late sender is not
+COMPUTE_EXPLAINS = 0.5  # of what the others wait longer
 HIGH_TOKENS, TOKENS_EXPLAIN = 1.3, 0.5  # of the wait's logarithm
 
 
@@ -95,6 +96,12 @@ class Yardstick:
         rank = sighting.place.rank if sighting.place.rank is not None else sighting.place.dst
         return _share(_median_over(self.matrices.compute_us_WN[self._at(sighting)]), rank)
 
+    def compute_share(self, sighting: Sighting) -> float:
+        """What of the longer wait the rank's longer time in the experts makes up."""
+        compute_us_N, rank = _median_over(self.matrices.compute_us_WN[self._at(sighting)]), sighting.place.rank
+        more_us = 0.0 if rank is None else np.nan_to_num(compute_us_N[rank] - _median_of(compute_us_N))
+        return float(more_us) / max(1e-9, self.excess_us(sighting))
+
     def blocked(self, sighting: Sighting) -> tuple[float, float]:
         """How long a column's rank waited at all: (over the median of the others; how much of what they wait longer
         for it the rank itself was spared). NaN where the log does not tell.
@@ -144,6 +151,7 @@ class Evidence:
     row_ratio: float
     row_z: float
     compute_ratio: float
+    compute_share: float
     token_ratio: float
     blocked_ratio: float
     spared: float
@@ -159,6 +167,7 @@ class Evidence:
             row_ratio=row_ratio,
             row_z=row_z,
             compute_ratio=yardstick.compute(sighting),
+            compute_share=yardstick.compute_share(sighting),
             token_ratio=yardstick.tokens(sighting),
             blocked_ratio=blocked_ratio,
             spared=spared,
@@ -171,9 +180,12 @@ class Evidence:
             return "mixed"
         if self.sighting.place.kind == "column":
             late = self.row_ratio <= LOW_ROW and self.row_z <= LOW_ROW_Z
-            if not SHARES_IT < self.spared < SPARED and not math.isnan(self.spared):
-                late = self.spared >= SPARED
-            return "comp" if late or self.compute_ratio >= HIGH_COMPUTE else "comm"
+            computes_longer = self.compute_ratio >= HIGH_COMPUTE
+            if self.spared >= SPARED:
+                late = True
+            elif self.spared <= SHARES_IT:  # it is not late; a little more in the experts is not what all wait for
+                late, computes_longer = False, computes_longer and self.compute_share >= COMPUTE_EXPLAINS
+            return "comp" if late or computes_longer else "comm"
         if self.sighting.place.kind == "row":
             return "comp" if self.compute_ratio <= LOW_COMPUTE else "comm"
         return "comm"

@@ -17,7 +17,7 @@ def test_a_late_rank_is_named_first(tmp_path: Path, capsys):
         assert (report["num_ranks"], report["windows"]) == (4, 3)
         # Other findings may follow: on a crowded machine other ranks are late too, for a window.
         first = report["findings"][0]
-        assert (first["kind"], first["rank"], first["cause"]) == ("column", 2, cause) and first["ratio"] > 2, report
+        assert (first["kind"], first["rank"], first["cause"]) == ("column", 2, cause) and first["ratio"] >= 1.5, report
         for record in read_log(tmp_path / where).records:
             phases = record.dispatch_wait_us, record.combine_wait_us
             assert sum(map(max, phases)) <= record.blocked_us + 1e-3 <= sum(map(sum, phases)) + 1, record
