@@ -96,8 +96,10 @@ inline void run_block(unsigned index, unsigned blocks, int threads, int shared_b
   self.shared.assign(shared_bytes + 16, char(0x5a));
   block = &self;
   for (Fiber& fiber : self.fibers) prepare(fiber);
-  // Every round in another order: from anywhere, in steps of a number that has no factor in common with `threads`.
-  uint32_t random = 2654435761u * (index + 1);
+  // Every round in another order, other ones in every launch: from anywhere, in steps of a number that has no factor in
+  // common with `threads`.
+  static std::atomic<uint32_t> launched;
+  uint32_t random = 2654435761u * ++launched;
   for (int left = threads; left;) {
     self.moved = false;
     left = 0;
