@@ -27,10 +27,11 @@ _DRAFTING, _ACCEPTING = np.uint64(1 << 20), np.uint64(2 << 20)
 
 
 class Acceptance:
-    """The drafts' distributions: fp32 [M, K, V] on the device, of the latest drafts of each row with a temperature."""
+    """The drafts' distributions: fp32 [M, K, V] on the device, of the latest drafts of each row with a temperature.
+    token_MK: int64, those drafts."""
 
-    def __init__(self, rows: BatchRows, device: torch.device):
-        self._rows = rows
+    def __init__(self, rows: BatchRows, token_MK: Tensor):
+        self._rows, self._token_MK, device = rows, token_MK, token_MK.device
         self._prob_MKV = torch.zeros(*rows.draft_MK.shape, rows.vocab_size, device=device)
 
     def propose(self, logits_SV: Tensor, row_S: np.ndarray, k: int) -> Tensor:
@@ -52,7 +53,6 @@ class Acceptance:
         logits_YV: Tensor,
         row_Y: np.ndarray,
         offset_Y: np.ndarray,
-        draft_Y: np.ndarray,
         position_Y: np.ndarray,
         u_Y: np.ndarray,
     ) -> Tensor:
@@ -63,8 +63,8 @@ class Acceptance:
         """
         params_Y = self._rows.sampling_M[row_Y]
         accept_Y = philox.uniform(params_Y["seed"], params_Y["sample_idx"] + _ACCEPTING, position_Y)
-        arrays = [row_Y, offset_Y, draft_Y, accept_Y, u_Y]
-        at_Y, k_Y, token_Y, bound_Y, redraw_Y = upload(arrays, logits_YV.device)
+        at_Y, k_Y, bound_Y, redraw_Y = upload([row_Y, offset_Y, accept_Y, u_Y], logits_YV.device)
+        token_Y = self._token_MK[at_Y, k_Y]
         p_YV, q_YV = _distribution(logits_YV, params_Y), self._prob_MKV[at_Y, k_Y]
         p_Y, q_Y = (prob_YV.gather(1, token_Y.unsqueeze(1)).squeeze(1) for prob_YV in (p_YV, q_YV))
         rest_YV = (p_YV - q_YV).clamp_(min=0)

@@ -116,12 +116,13 @@ class Engine:
             self.overlap.log()
         self._router: BatchRouter | None = None
         self.recorder, self.migrator = self._watch_experts()
-        self._acceptance = None
-        if num_drafts and config.speculative_acceptance == "rejection":
-            self._acceptance = Acceptance(rows, kv_cache_LPSD.device)
-        self._drafter = None
+        self._acceptance, self._drafter = None, None
         if num_drafts:
-            self._drafter = Drafter(self.model, kv_cache_LPSD[num_layers], rows, self.recorder, self._acceptance)
+            token_MK = self.runner.draft_token_MK
+            if config.speculative_acceptance == "rejection":
+                self._acceptance = Acceptance(rows, token_MK)
+            kv_pages = kv_cache_LPSD[num_layers]
+            self._drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
         self._board = StepBoard(self.group, num_values=_HEADER)
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
@@ -310,7 +311,7 @@ class Engine:
             prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
             extra = {"offset_X": schedule.offset_X, "last_token_M": self.runner.last_token_M}
             if self._acceptance is not None:
-                extra |= {"draft_X": schedule.draft_X(self._rows), "acceptance": self._acceptance}
+                extra |= {"drafted_X": schedule.drafted_X, "acceptance": self._acceptance}
             sample = sampler.launch(logits_XV[:num_sampled], schedule.row_X, self._rows, **extra)
             self.runner.remember(packed, sample.token_X)
         if self.recorder is not None:
@@ -334,10 +335,13 @@ class Engine:
         schedule, sampled = step.schedule, SampledTokens.none() if step.sample is None else step.sample.fetch()
         self._check_exchange()
         self.gap.collect()
+        if self._drafter is not None:
+            self._drafter.take_in()
         accepted_S = self.scheduler.verify(schedule, sampled.token_X)
         outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, accepted_S)
         if self._drafter is not None and step.drafted_TH is not None:
             self._drafter.finish(schedule, step.packed.batch, step.drafted_TH, accepted_S)
+            self.gap.end_step()
         return outputs
 
     def _check_exchange(self) -> None:

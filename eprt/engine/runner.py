@@ -33,7 +33,8 @@ class Runner:
     """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]. graphs: set later, on GPUs.
 
     keep_tokens: sampled tokens stay on the device, in last_token_M, for the next step to go on from: it can be packed
-    before the host knows them. Every row that decodes has had its token there.
+    before the host knows them. Every row that decodes has had its token there. draft_token_MK: int64, likewise the drafts
+    of each row.
     """
 
     def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, keep_tokens: bool = False):
@@ -44,6 +45,7 @@ class Runner:
         self.page_size = kv_cache_LPSD.shape[2]
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
+        self.draft_token_MK = torch.zeros(rows.draft_MK.shape, dtype=torch.int64, device=self.device)
         self.token_id_T = np.zeros(chunk_size, dtype=np.int64)
         self.position_T = np.zeros(chunk_size, dtype=np.int64)
         self.kv_slot_T = np.zeros(chunk_size, dtype=np.int64)
@@ -92,7 +94,9 @@ class Runner:
             "query_start_B1": query_start_B1,
             "logits_idx": self._logits_idx(schedule),
         }
-        *tensors, row_S = upload([*arrays.values(), schedule.row_S], self.device)
+        *tensors, row_S, at_D, row_D, k_D = upload(
+            [*arrays.values(), schedule.row_S, *self._drafts(schedule)], self.device
+        )
         fields: dict[str, Any] = dict(zip(arrays, tensors))
         batch = ForwardBatch(
             **fields,
@@ -105,6 +109,8 @@ class Runner:
         if self.last_token_M is not None:
             num = len(schedule.decodes)
             batch.token_id_T[:num] = self.last_token_M[row_S[:num]]
+        if len(at_D):
+            batch.token_id_T[at_D] = self.draft_token_MK[row_D, k_D]
         return Packed(batch, row_S)
 
     def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list]:
@@ -123,10 +129,15 @@ class Runner:
         self.position_T[:num] = last_B
         self.token_id_T[:num] = self.rows.tokens_ML[row_B, last_B]
         if offset_B is not None:
-            drafted = np.flatnonzero(offset_B)
             self.position_T[:num] += offset_B
-            self.token_id_T[drafted] = self.rows.draft_MK[row_B[drafted], offset_B[drafted] - 1]
         self._pack_slots(row_B, 0, num)
+
+    def _drafts(self, schedule: Schedule) -> tuple[np.ndarray, ...]:
+        """int64: where drafts lie in the batch, in which rows, and which of their drafts they are."""
+        if schedule.offset_X is None:
+            return (np.empty(0, dtype=np.int64),) * 3
+        at_D = np.flatnonzero(schedule.offset_X)
+        return at_D, schedule.row_X[at_D], schedule.offset_X[at_D] - 1
 
     def _pack_chunk(self, chunk: Chunk, at: int) -> int:
         end = at + chunk.end - chunk.start

@@ -61,14 +61,14 @@ def launch(
     *,
     offset_X: np.ndarray | None = None,
     last_token_M: Tensor | None = None,
-    draft_X: np.ndarray | None = None,
+    drafted_X: np.ndarray | None = None,
     acceptance: Acceptance | None = None,
 ) -> Sample:
     """Samples one token per row of the batch. Does not wait for the logits.
 
     logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`. offset_X: int64, how many drafted tokens
     lie between the request's last token and the one to sample; default none. last_token_M: int64, on the logits'
-    device, the last tokens of the rows where rows.unknown_M. draft_X: int64, the draft behind each row, -1 for none;
+    device, the last tokens of the rows where rows.unknown_M. drafted_X: bool, whether a draft follows each row;
     acceptance chooses whether it holds where tokens are drawn; without, tokens are those that there are without drafts.
 
     A row whose largest logit is NaN or infinite gives -1.
@@ -88,11 +88,11 @@ def launch(
         position_Y = position_X[drawn].astype(np.uint64)
         u_Y = philox.uniform(params_X["seed"][drawn], params_X["sample_idx"][drawn], position_Y)
         chosen_Y = _draw(logits_XV, drawn, params_X[drawn], u_Y)
-        if acceptance is not None and draft_X is not None and offset_X is not None:
-            checked = np.flatnonzero(draft_X[drawn] >= 0)
+        if acceptance is not None and drafted_X is not None and offset_X is not None:
+            checked = np.flatnonzero(drafted_X[drawn])
             at = drawn[checked]
             checked_Z, at_Z = upload([checked, at], logits_XV.device)
-            drafts = (row_X[at], offset_X[at], draft_X[at], position_Y[checked], u_Y[checked])
+            drafts = (row_X[at], offset_X[at], position_Y[checked], u_Y[checked])
             chosen_Y[checked_Z] = acceptance.decide(logits_XV[at_Z], *drafts)
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
     wanted = [] if logprobs is None else logprobs.of_tokens(token_X)

@@ -5,7 +5,6 @@ from functools import cached_property
 
 import numpy as np
 
-from eprt.engine.batch_rows import BatchRows
 from eprt.engine.request import Request
 
 
@@ -59,13 +58,12 @@ class Schedule:
             return None
         return np.arange(len(self.row_X)) - np.repeat(self.first_S, self.draft_S + 1)
 
-    def draft_X(self, rows: BatchRows) -> np.ndarray | None:
-        """int64: the draft that follows each row that is sampled from, -1 where none does; None: nowhere."""
+    @cached_property
+    def drafted_X(self) -> np.ndarray | None:
+        """bool: whether a draft follows each row that is sampled from; None: nowhere."""
         if self.draft_S is None or self.offset_X is None:
             return None
-        follows_X = self.offset_X < np.repeat(self.draft_S, self.draft_S + 1)
-        last = rows.draft_MK.shape[1] - 1
-        return np.where(follows_X, rows.draft_MK[self.row_X, self.offset_X.clip(max=last)], -1).astype(np.int64)
+        return self.offset_X < np.repeat(self.draft_S, self.draft_S + 1)
 
     @property
     def num_decode_tokens(self) -> int:
