@@ -33,8 +33,8 @@ class Runner:
     """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]. graphs: set later, on GPUs.
 
     keep_tokens: sampled tokens stay on the device, in last_token_M, for the next step to go on from: it can be packed
-    before the host knows them. Every row that decodes has had its token there. draft_token_MK: int64, likewise the drafts
-    of each row.
+    before the host knows them. Every row that decodes has had its token there. draft_token_MK: int64, likewise its
+    drafts.
     """
 
     def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, keep_tokens: bool = False):
