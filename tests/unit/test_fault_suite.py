@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from eprt.diagnostics.analysis import find
-from eprt.diagnostics.synthetic import Fault, generate
+from eprt.diagnostics.synthetic import Fault, Job, generate
 
 from benchmarks.bench_faults import CLEAN, NUM_WINDOWS, Case, CleanCase, Tally, job_of, place, run_case, run_clean
 
@@ -72,3 +72,12 @@ def test_the_echo_of_a_slow_link_is_never_told(factor):
         matrices = generate(job_of("arrivals", 16, seed, (slow, Fault("point", **link, factor=2.0, windows=(8, 8)))))
         told = [{place(finding) for finding in find(matrices.first(num))[1]} for num in range(4, NUM_WINDOWS + 1)]
         assert set().union(*told) == {place(slow)} and told[4] == {place(slow)}
+
+
+@pytest.mark.parametrize(("more", "cause"), [(1.4, "comm"), (8.0, "comp")])
+def test_compute_is_the_cause_only_where_it_makes_up_the_wait(more, cause):
+    """A slow sender waits as long as the others. That it computes a little longer too is not what all wait for."""
+    matrices = generate(Job(8, noise="arrivals", seed=3, faults=(Fault("column", rank=5, factor=4.0, cause="comm"),)))
+    matrices.compute_us_WN[:, 5] *= more
+    findings = [f for f in find(matrices)[1] if f.kind == "column"]
+    assert [(f.rank, f.cause) for f in findings] == [(5, cause)]
