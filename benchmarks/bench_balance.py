@@ -47,10 +47,11 @@ LOADS: dict[str, Callable[[], np.ndarray]] = {
     "zipf 1.0": lambda: zipf_load(LAYERS, EXPERTS, 1.0),
 }
 CORES = 2
+SAMPLE = 8192  # tokens of each layer, whose routing is known
 EQUAL = 1.005  # times EPLB's max/mean: no worse
 MOVES = (1, 2, 4, 8, 32, 48, 64)  # per layer and plan
 # On a machine that does other things as well, the time on the clock says little; what is held against these is
-# processor time: all of it for single plans, its share of two cores for affinity.
+# processor time over two cores.
 TARGET_MS = {"eplb": 5.0, "plan": 40.0, "plan 144 GPUs": 150.0, "incremental": 25.0, "affinity": 1000.0}
 
 
@@ -95,7 +96,7 @@ def check_parity(eplb: ModuleType, report: Report) -> None:
         for cluster in CLUSTERS:
             options = options_of(cluster)
             shape = tuple(options[n] for n in ("num_slots", "num_groups", "num_nodes", "num_gpus"))
-            load_LE = np.float32(make())
+            load_LE = make().astype(np.float32)
             weight = torch.from_numpy(load_LE)
             ours = rebalance_experts(load_LE, *shape)
             theirs = [array.numpy() for array in plain(weight, *shape)]
@@ -220,18 +221,23 @@ def bench_drift(report: Report, name: str, load_WLE: np.ndarray, options: dict[s
 # ---- traffic between nodes -----------------------------------------------------------------------------------------
 
 
-def topic_traces() -> Iterator[tuple[str, RoutingTrace, RoutingTrace]]:
-    """(name, tokens to plan with, other tokens to judge on)"""
+Seen = tuple[np.ndarray, RoutingTrace]  # load [L, E] of many tokens, and the routing of some, as a server has them
+
+
+def topic_traces() -> Iterator[tuple[str, Seen, Seen]]:
+    """(name, what to plan with, what to judge on: other tokens)"""
     for name, strength in (("topics strong", 1.5), ("topics weak", 0.7), ("no topics", 0.0)):
         shape = dict(num_groups=8, top_groups=4, strength=strength, skew=0.5)
-        yield (name, *(topic_trace(4, 8192, EXPERTS, 8, token_seed=seed, **shape) for seed in (0, 1)))
+        traces = [topic_trace(4, 4 * SAMPLE, EXPERTS, 8, token_seed=seed, **shape) for seed in (0, 1)]
+        sampled = [RoutingTrace(tuple(topk_TK[:SAMPLE] for topk_TK in one.topk_idx)) for one in traces]
+        seen, unseen = ((one.load(EXPERTS), some) for one, some in zip(traces, sampled))
+        yield name, seen, unseen
 
 
-def bench_traffic(report: Report, name: str, seen: RoutingTrace, unseen: RoutingTrace, shapes: Sequence[dict]) -> None:
-    num_experts = shapes[0].pop("num_experts")
-    load_LE, unseen_LE = seen.load(num_experts), unseen.load(num_experts)
+def bench_traffic(report: Report, name: str, given: Seen, other: Seen, shapes: Sequence[dict]) -> None:
+    (load_LE, seen), (unseen_LE, unseen) = given, other
     for options in shapes:
-        options.pop("num_experts", None)
+        options.pop("num_experts")
         eplb = eplb_placement(load_LE, options)
         eplb_skew, eplb_copies = skew(eplb, unseen_LE), traffic_per_token(eplb, unseen).mean()
         candidates = {"eplb": (eplb, 0.0)}
@@ -281,8 +287,8 @@ def misses(plans: Report, drift: Report, traffic: Report) -> Iterator[str]:
         where = f"{row['load']}, {row['cluster']}"
         for word in ("eplb", "plan", "incremental"):
             limit = TARGET_MS["plan 144 GPUs" if word == "plan" and row["cluster"] == "144 GPUs" else word]
-            if (took := row[f"{word}_cpu_ms"]) > limit:
-                yield f"{where}: {word} took {took:.1f} ms of processor time, target {limit:g}"
+            if (took := row[f"{word}_cpu_ms"] / CORES) > limit:
+                yield f"{where}: {word} took {took:.1f} ms of {CORES} cores, target {limit:g}"
         limit = {"32 GPUs global": 1.001, "32 GPUs": 1.005, "16 GPUs": 1.005}.get(row["cluster"])
         if limit and row["load"] != "zipf 1.0" and row["over_bound"] > limit:
             yield f"{where}: max load {row['over_bound']:.4f} x bound, target {limit}"
@@ -351,7 +357,9 @@ def bench_traffics(report: Report, recorded: LoadFile) -> None:
     for name, seen, unseen in topic_traces():
         bench_traffic(report, name, seen, unseen, clusters_for(EXPERTS, 8, (2, 4, 8), 8))
     assert recorded.trace is not None
-    bench_traffic(report, "demo model", *halves(recorded.trace.without_sources()), demo_clusters(recorded))
+    seen, unseen = halves(recorded.trace.without_sources())
+    even_LE, odd_LE = recorded.load_WLE[::2].sum(0), recorded.load_WLE[1::2].sum(0)
+    bench_traffic(report, "demo model", (even_LE, seen), (odd_LE, unseen), demo_clusters(recorded))
 
 
 def demo_clusters(recorded: LoadFile) -> list[dict[str, int]]:
