@@ -23,8 +23,8 @@ def max_over_mean(time_LG: np.ndarray, speed_G: np.ndarray) -> np.ndarray:
 
 def describe(problem: Problem, placement: Placement, bound_L: np.ndarray | None = None) -> dict[str, Any]:
     """max_over_mean (under the placement's slot weights; even: under even ones), averaged over layers and of the worst
-    layer; max_over_bound: against the smallest largest time that any even split under the policy could have (which uneven
-    weights may beat)."""
+    layer; max_over_bound: against the smallest largest time that any even split under the policy could have (uneven
+    weights may beat it)."""
     speed_G = problem.speed_G
     time_LG = gpu_time(placement, problem.load_LE, speed_G, placement.weight_LP)
     even_LG = gpu_time(placement, problem.load_LE, speed_G, placement.even_weight_LP)
