@@ -84,7 +84,7 @@ def test_launcher_drains_and_exits_0(number):
     with RunningServer(MODEL, 2) as server:
         processes = family(psutil.Process(server.process.pid))
         # Long enough to be still running when the signal has taken effect, also on a fast and idle machine.
-        stream = Stream(server.url, max_tokens=600)
+        stream = Stream(server.url, max_tokens=300)
         server.process.send_signal(number)
         health = wait_until_unhealthy(server.url)
         refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "late"})
