@@ -6,7 +6,8 @@
 namespace eprt::balancer {
 namespace {
 
-constexpr double kWork = 6e6;          // tokens looked at: what bounds the time
+// Tokens looked at, which bounds the time: so many for each token and expert, within limits.
+constexpr double kWork = 8.0, kLeastWork = 5e5, kMostWork = 6e6;
 constexpr double kTemperature = 4e-4;  // crossings per token that a move may cost, about, at the beginning
 constexpr double kOverload = 6.0;      // crossings per token that a node costs which is above its limit by its own load
 
@@ -52,14 +53,15 @@ class Annealer {
         for (int token : incidence.tokens_E[expert]) missing_NT_[node][token]++;
       }
     }
+    limit_ = std::clamp(kWork * static_cast<double>(tokens.num_tokens) * part.num_experts(), kLeastWork, kMostWork);
     temperature_ = kTemperature * all_tokens;
     overload_cost_ = load > 0 ? kOverload * all_tokens * 2 / load : 0.0;
   }
 
   void run() {
-    while (work_ < kWork) {
+    while (work_ < limit_) {
       // So much may be lost this time: less and less.
-      const double most = -temperature_ * (1 - work_ / kWork) * std::log(random_.unit());
+      const double most = -temperature_ * (1 - work_ / limit_) * std::log(random_.unit());
       work_ += 16;  // a move that cannot be made takes time too
       const int node = static_cast<int>(random_.below(2));
       if (held_N_[node].empty()) continue;
@@ -153,7 +155,7 @@ class Annealer {
   std::vector<float> worth_NT_[2];       // crossings saved when the node has all
   std::vector<int> held_N_[2];           // experts with one copy on the node; several there stay together
   double load_N_[2] = {0.0, 0.0};
-  double temperature_ = 0.0, overload_cost_ = 0.0, work_ = 0.0;
+  double temperature_ = 0.0, overload_cost_ = 0.0, work_ = 0.0, limit_ = 0.0;
 };
 
 }  // namespace
