@@ -50,8 +50,9 @@ def open_log(directory: Path) -> LogSource:
 
 def of_yesterday(directory: Path) -> Path:
     """As if nobody had written to it for a day: such a log is not live."""
+    then_s = time.time() - 86400
     for path in directory.iterdir():
-        os.utime(path, (time.time() - 86400,) * 2)
+        os.utime(path, (then_s, then_s))
     return directory
 
 

@@ -303,6 +303,7 @@ def test_a_migration_is_listed_and_leads_to_its_window(open_page, server_8):
     wait_until(lambda: "placement epoch 1" in text(page, "#experts-hint"), "its placement")
     placement = page.locator("#placement")
     framed = wait_until(lambda: (n := placement.evaluate(MARKED)) > 150 and n, "a frame, not a corner")
+    assert isinstance(framed, int)
     placement.hover(position={"x": 36 + 2.5 * 52, "y": 11})  # rank 0, slot 2
     assert "since window 3, expert 2 before" in " ".join(text(page, "#tooltip").split())
     page.keyboard.press("]")
