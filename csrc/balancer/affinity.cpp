@@ -103,8 +103,9 @@ class Copies {
   int count(int expert) const { return placed_.count_E[expert]; }
   int at(int expert, int node) const { return placed_.at(expert, node); }
 
-  // Copies without which no packing meets the cap: of experts whose shares are too large, and for coverage.
-  void add_needed(double largest_share) {
+  // Copies without which no packing meets the cap: of experts whose shares are too large, and for coverage. False when
+  // no slot is left for some of the latter.
+  bool add_needed(double largest_share) {
     for (;;) {
       int worst = -1;
       for (int expert = 0; expert < part_.num_experts(); expert++)
@@ -117,6 +118,7 @@ class Copies {
       while (count(expert) < part_.min_copies && add_where_best(expert)) {
       }
     placed_.min_E = placed_.count_E;
+    return *std::min_element(placed_.count_E.begin(), placed_.count_E.end()) >= part_.min_copies;
   }
 
   // The remaining room goes where a copy saves most traffic, as far as that keeps the nodes' loads under the cap.
@@ -227,7 +229,7 @@ bool try_plan(const Problem& problem, int64_t layer, const Tokens& tokens, Traff
   const std::vector<int> greedy_E = replicate(part);
   double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());
   for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
-  copies.add_needed(largest_share);
+  if (!copies.add_needed(largest_share)) return false;
   copies.add_useful();
   if (annealed) copies.rearrange(tokens, incidence, traffic, static_cast<uint64_t>(layer));
   Packing packing(part);
