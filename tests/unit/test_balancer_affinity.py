@@ -113,6 +113,17 @@ def test_structure_is_used_and_holds_on_other_tokens(num_nodes, saved):
     assert after < (1 - saved) * before
 
 
+def test_coverage_comes_before_traffic():
+    """12 slots, two for each of 6 experts: none is free for a copy that only saves traffic."""
+    rng = np.random.default_rng(0)
+    load_LE = np.array([[850.0, 636, 511, 269, 307, 40], [75, 16, 175, 813, 649, 912]])
+    for num_nodes in (2, 3):
+        for _ in range(20):
+            trace = RoutingTrace(tuple(rng.integers(0, 6, (2, 50, 2))))
+            options = {"num_slots": 12, "num_gpus": num_nodes, "num_nodes": num_nodes, "min_gpus_per_expert": 2}
+            assert plan(load_LE, coactivation=trace, balance_allowance=1.0, **options).replica_count.min() == 2
+
+
 def test_the_knob_trades_balance_for_traffic():
     trace = topic_trace(3, 4096, 64, 6, strength=1.5, num_topics=12, skew=0.5)
     load_LE = trace.load(64)
