@@ -83,8 +83,9 @@ build: $(VENV)/.native    ## install eprt into .venv and build its native librar
 serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS=4 PORT=8000 MODEL=DIR ARGS=...
 	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --served-model-name "$(NAME)" --port $(PORT) $(ARGS)
 
+# Two files at a time, the long ones first: many tests wait for processes, and each asserts what, never how fast.
 test: $(VENV)/.test lint  ## lint, then every test that needs no GPU: ARGS="-k name"
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.test       ## ruff, pyright, clang-format (import layering and size limits are tests)
 	@ruff check -q . && ruff format -q --check .
