@@ -1,7 +1,7 @@
 """`python -m eprt.serve -n N`: starts mpirun and stands between the ranks and the signals.
 
 mpirun answers SIGTERM and SIGINT by killing the ranks half a second later, with exit status 1, whatever its settings;
-SIGUSR1 it passes on to them, but not everywhere: Open MPI 4.1 beside PMIx 5, as in Ubuntu 24.04, notices no signal at
+SIGUSR1 it passes on to them, but not everywhere: Open MPI 4.1, as Ubuntu 24.04 has it, was seen to notice no signal at
 all. So this process takes SIGTERM and SIGINT and signals the ranks itself: they drain, and everything exits 0. A
 second signal does not wait for the drain, a third kills. So does a server that does not end in time.
 """
