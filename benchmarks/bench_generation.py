@@ -31,7 +31,8 @@ import numpy as np
 import torch
 
 from benchmarks.bench_gpu_layers import bandwidth
-from benchmarks.report import ROOT, Report, Timing, quantile
+from benchmarks.report import Report, Timing, quantile
+from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup, SamplingParams
 from eprt.engine.engine import Engine
 from eprt.models.loader import load_model
@@ -39,7 +40,6 @@ from eprt.models.loader import load_model
 NUM_RANKS = 2
 NEEDS_GPU = True
 
-SHAPE = ROOT / "benchmarks" / "shapes" / "deepseek_v3"
 FULL_DEPTH, WARM_UP = 61, 6
 NVLINK_BYTES_PER_S = 450e9  # of one GPU, one way, NVLink 4
 
@@ -65,7 +65,7 @@ class Work:
 @contextmanager
 def shape_with(num_experts: int) -> Iterator[Path]:
     """DeepSeek-V3's config.json with so many experts."""
-    config = json.loads((SHAPE / "config.json").read_text())
+    config = json.loads((DEEPSEEK_V3 / "config.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**config, "n_routed_experts": num_experts}))
         yield Path(folder)

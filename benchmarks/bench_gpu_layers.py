@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.report import ROOT, Report, Timing
+from benchmarks.report import Report, Timing
+from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs
 from eprt.gpu.device import take_device
@@ -28,7 +29,6 @@ NUM_RANKS = 0
 NEEDS_GPU = True
 
 HIDDEN, WIDTH, HEADS, LATENT, ROPE, CONTEXT = 7168, 2048, 128, 512, 64, 4096
-SHAPE = ROOT / "benchmarks" / "shapes" / "deepseek_v3"
 
 
 def gpu_time(calls: list[Callable[[], object]], samples: int = 15) -> Timing:
@@ -158,7 +158,7 @@ def bench_linear(report: Report, hbm: float) -> None:
 
 def bench_step(report: Report, hbm: float, num_layers: int) -> None:
     engine = EngineConfig(
-        str(SHAPE), device="cuda", load_format="dummy", num_hidden_layers=num_layers, low_latency_max_tokens=128,
+        str(DEEPSEEK_V3), device="cuda", load_format="dummy", num_hidden_layers=num_layers, low_latency_max_tokens=128,
         max_model_len=CONTEXT + 64,
     )  # fmt: skip
     model = load_model(engine, EPGroup.single())

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.bench_gpu_layers import SHAPE
 from benchmarks.layer_timeline import Span, Tracer, draw, save
 from benchmarks.report import RESULTS, ROOT, Report, Timing
+from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch, Split
@@ -150,7 +150,7 @@ class Bench:
 
 def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
     """A directory with the config.json of the layers."""
-    config = json.loads(((SHAPE if on_gpu else DEMO) / "config.json").read_text())
+    config = json.loads(((DEEPSEEK_V3 if on_gpu else DEMO) / "config.json").read_text())
     config |= {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "vocab_size": VOCAB}
     config["n_routed_experts"] = arguments.experts_per_rank * num_ranks
     if not on_gpu:

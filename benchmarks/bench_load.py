@@ -23,7 +23,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks.report import ROOT, Report, Timing
+from benchmarks.report import Report, Timing
+from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig
 from eprt.ep.placement import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
@@ -34,7 +35,6 @@ from eprt.models.hf_config import read_model_config
 
 NUM_RANKS = 0
 
-SHAPE = ROOT / "benchmarks" / "shapes" / "deepseek_v3" / "config.json"
 NARROWER = {
     "hidden_size": 2048, "intermediate_size": 4096, "moe_intermediate_size": 1024, "n_routed_experts": 64,
     "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32768, "q_lora_rank": 512,
@@ -47,7 +47,11 @@ SHARD_BYTES = 1 << 30
 def write_checkpoint(folder: Path, gb: float, device: torch.device) -> None:
     """As published: tensors layer by layer in files of a gigabyte."""
     folder.mkdir()
-    config = {**json.loads(SHAPE.read_text()), **NARROWER, "num_hidden_layers": 3 + max(1, round(gb / LAYER_GB))}
+    config = {
+        **json.loads((DEEPSEEK_V3 / "config.json").read_text()),
+        **NARROWER,
+        "num_hidden_layers": 3 + max(1, round(gb / LAYER_GB)),
+    }
     (folder / "config.json").write_text(json.dumps(config))
     model = read_model_config(EngineConfig(str(folder)))
     dummy = DummyCheckpoint(folder, model, expected_tensors(model), device)

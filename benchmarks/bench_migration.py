@@ -30,6 +30,7 @@ import torch
 from eprt.balancer.migration import count_moves, schedule_rounds
 
 from benchmarks.report import Report, quantile
+from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EPGroup, SamplingParams
 from eprt.bind import bind
 from eprt.config import EngineConfig
@@ -41,7 +42,6 @@ NUM_RANKS = (2, 4)
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "checkpoint"
 WIDE = {"hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 16, "num_hidden_layers": 3}
-V3 = Path(__file__).resolve().parent / "shapes" / "deepseek_v3"
 REQUESTS, REDUNDANT = 4, 4
 GPU_OPTIONS = {"device": "cuda", "max_num_seqs": 16, "max_model_len": 512, "graph_sizes": (16,), "chunk_size": 256}
 V3_OPTIONS = {"load_format": "dummy", "num_hidden_layers": 5}  # three dense ones first
@@ -230,7 +230,7 @@ def main() -> None:
     report = Report(f"migration_{where}{group.size}ranks", config) if group.rank == 0 else None
     if device == "cuda":
         bench(group, "demo", DEMO, report, **GPU_OPTIONS)
-        bench(group, "DeepSeek-V3, 2 MoE layers", V3, report, num_slots=8, **GPU_OPTIONS, **V3_OPTIONS)
+        bench(group, "DeepSeek-V3, 2 MoE layers", DEEPSEEK_V3, report, num_slots=8, **GPU_OPTIONS, **V3_OPTIONS)
     else:
         bench_cpu(group, report)
     group.barrier()

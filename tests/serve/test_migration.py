@@ -56,12 +56,12 @@ def post(http, body: dict) -> httpx.Response:
     return http.post("/v1/eprt/rebalance", json=body)
 
 
-def metric(http, name: str) -> list[float]:
-    """The values of all ranks."""
+def metrics(http, *names: str) -> list[list[float]]:
+    """The values of all ranks, of every name at the same moment."""
+    lines = http.get("/metrics").text.splitlines()
     return [
-        float(line.rpartition(" ")[2])
-        for line in http.get("/metrics").text.splitlines()
-        if line.startswith((f"{name} ", f"{name}{{"))
+        [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        for name in names
     ]
 
 
@@ -77,9 +77,8 @@ def test_without_requests_a_migration_proceeds_to_its_end_within_its_memory(http
     assert np.shape(placement["physical_to_logical_map"]) == (ROWS, SLOTS) and placement["layers"] == [1, 2, 3, 4]
     expert_bytes = http.get("/v1/eprt/load").json()["expert_bytes"]
     assert 0 < state["used_bytes"] <= state["cap_bytes"] == 2 * expert_bytes < state["buffer_bytes"]
-    assert metric(http, "eprt_migration_cap_bytes") == [2 * expert_bytes] * 4
-    assert max(metric(http, "eprt_migration_used_bytes")) == state["used_bytes"]
-    assert sum(metric(http, "eprt_steps_total")) == 0
+    cap, used, steps = metrics(http, "eprt_migration_cap_bytes", "eprt_migration_used_bytes", "eprt_steps_total")
+    assert cap == [2 * expert_bytes] * 4 and max(used) == state["used_bytes"] and sum(steps) == 0
 
 
 def test_a_second_one_is_refused_and_a_running_one_can_be_cancelled(http):
@@ -143,10 +142,11 @@ def test_a_placement_of_another_model_is_refused_by_field_layer_and_value(http):
 def test_drafts_are_counted_and_the_mtp_layer_has_a_load(http):
     token_ids(http)
     deadline = time.monotonic() + 10
-    while not sum(metric(http, "eprt_drafted_tokens_total")):
+    drafted = accepted = [0.0]
+    while not sum(drafted):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    drafted, accepted = (metric(http, f"eprt_{kind}_tokens_total") for kind in ("drafted", "accepted"))
+        drafted, accepted = metrics(http, "eprt_drafted_tokens_total", "eprt_accepted_tokens_total")
     assert len(drafted) == len(accepted) == 4 and 0 < sum(accepted) <= sum(drafted)
     layers = {layer["layer"]: sum(layer["per_expert"]) for layer in http.get("/v1/eprt/load").json()["layers"]}
     assert list(layers) == [1, 2, 3, 4] and layers[1] == layers[2] == layers[3] > 0
