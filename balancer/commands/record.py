@@ -7,6 +7,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ _TIMEOUT_S = 30.0
 def add_parser(commands) -> None:
     parser = commands.add_parser("record", help="record the load of a running server")
     parser.add_argument("--url", required=True, help="of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", help="the server's, if it was started with one")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
     parser.add_argument("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
     parser.add_argument("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
@@ -38,11 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--tokens {arguments.tokens}: must be at least 0")
     windows: list[np.ndarray] = []
     traces: list[RoutingTrace] = []
-    before = _counters(arguments.url)
+    get = partial(_get, arguments.url.rstrip("/"), arguments.api_key)
+    before = _counters(get)
     try:
         while len(windows) < arguments.windows:
             time.sleep(arguments.window_s)
-            now = _counters(arguments.url)
+            now = _counters(get)
             if now["server_id"] != before["server_id"]:
                 raise ValueError(f"the server was restarted after {len(windows)} windows: its load is another run's")
             load_LE = _load(now) - _load(before)
@@ -51,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not load_LE.any():
                 print(".", end="", file=sys.stderr, flush=True)  # idle: no window
                 continue
-            trace = _trace(arguments.url, *steps, window=len(windows))
+            trace = _trace(get, *steps, window=len(windows))
             traces += [] if trace is None else [trace.sample(arguments.tokens, seed=len(windows))]
             windows.append(load_LE)
             options.say(f"window {len(windows)} of {arguments.windows}: {load_LE.sum():.0f} choices")
@@ -70,9 +74,12 @@ class _NotYetError(ValueError):
     """The server says that there is nothing to tell yet."""
 
 
-def _get(url: str) -> bytes:
+def _get(server: str, api_key: str | None, path: str) -> bytes:
+    """server: its URL, without a slash at the end. ValueError says what went wrong where."""
+    url = server + path
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as response:
             return response.read()
     except urllib.error.HTTPError as error:
         body = error.read().decode(errors="replace")
@@ -81,15 +88,16 @@ def _get(url: str) -> bytes:
         except (ValueError, KeyError, TypeError):
             pass
         kind = _NotYetError if error.code == 409 else ValueError
-        raise kind(f"{url}: {error.code}: {body}") from None
+        remedy = "; --api-key gives the server's key" if error.code == 401 else ""
+        raise kind(f"{url}: {error.code}: {body}{remedy}") from None
     except urllib.error.URLError as error:
         raise ValueError(f"{url}: {error.reason}; is a server running there?") from None
 
 
-def _counters(url: str) -> dict:
-    document = json.loads(_get(f"{url.rstrip('/')}/v1/eprt/load"))
+def _counters(get: Callable[[str], bytes]) -> dict:
+    document = json.loads(get("/v1/eprt/load"))
     if not document.get("layers"):
-        raise ValueError(f"{url}: the server counts no expert load (it is loading, or the model has no MoE layers)")
+        raise ValueError("the server counts no expert load (it is loading, or the model has no MoE layers)")
     return document
 
 
@@ -97,10 +105,10 @@ def _load(document: dict) -> np.ndarray:
     return np.array([layer["per_expert"] for layer in document["layers"]], dtype=np.float64)
 
 
-def _trace(url: str, after_step: int, last_step: int, window: int) -> RoutingTrace | None:
+def _trace(get: Callable[[str], bytes], after_step: int, last_step: int, window: int) -> RoutingTrace | None:
     """The routing sample, as far as it was computed in these steps; None before the server's own first window."""
     try:
-        file = _get(f"{url.rstrip('/')}/v1/eprt/load?format=npz")
+        file = get("/v1/eprt/load?format=npz")
     except _NotYetError:
         return None
     with np.load(io.BytesIO(file)) as data:

@@ -202,11 +202,13 @@ def test_plots_without_matplotlib_say_what_to_install(load, tmp_path, monkeypatc
 
 
 class FakeServer(http.server.BaseHTTPRequestHandler):
-    """Counters that grow by 1, 2, 3, ... with each look, and a routing sample."""
+    """Counters that grow by 1, 2, 3, ... with each look, and a routing sample, for who has the key."""
 
     looks = 0
 
     def do_GET(self):
+        if self.headers["Authorization"] != "Bearer secret":
+            return self.answer(b'{"error": {"message": "wrong or missing API key"}}', 401)
         if "npz" in self.path:
             buffer = io.BytesIO()
             steps = np.tile([0, 1, 2, 3, 4], (2, 1))  # two steps in each window
@@ -219,8 +221,8 @@ class FakeServer(http.server.BaseHTTPRequestHandler):
         document = {"schema": "eprt.load/1", "server_id": "a", "layers": layers, "num_steps": 2 * FakeServer.looks - 2}
         return self.answer(json.dumps(document).encode())
 
-    def answer(self, body):
-        self.send_response(200)
+    def answer(self, body, status=200):
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(body)
 
@@ -233,7 +235,10 @@ def test_record_takes_differences(tmp_path, capsys):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         out = tmp_path / "recorded.npz"
-        assert main(["record", "--url", url, "--out", str(out), "--windows", "3", "--window-s", "0.01"]) == 0
+        record = ["record", "--url", url, "--out", str(out), "--windows", "3", "--window-s", "0.01"]
+        assert main(record) == 2
+        assert "401: wrong or missing API key; --api-key gives the server's key" in capsys.readouterr().err
+        assert main([*record, "--api-key", "secret"]) == 0
         server.shutdown()
     file = read_load(out)
     assert file.load_WLE[:, 0, 0].tolist() == [2, 3, 4] and file.load_WLE[:, 1, 1].tolist() == [2, 3, 4]
