@@ -3,8 +3,8 @@
 python -m benchmarks.layer_timeline benchmarks/results/layer_timeline_2gpu.json     draws the PNG beside it
 """
 
+import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -141,5 +141,7 @@ def _draw_panel(axis: Any, name: str, spans: list[Span], lanes: list[str], layer
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(draw(Path(argument)))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.layer_timeline", description="Draws timelines again.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="of eprt bench layer")
+    for file in parser.parse_args().files:
+        print(draw(file))

@@ -145,6 +145,8 @@ def _serve(arguments: argparse.Namespace) -> int:
                 server.serve_forever(poll_interval=0.2)
             except KeyboardInterrupt:
                 print()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)  # a second one does not wait until the pages have gone
             server.closing = True
     finally:
         source.close()
