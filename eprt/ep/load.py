@@ -114,7 +114,8 @@ class DeviceLoadRecorder(LoadRecorder):
 
     @property
     def tokens_PLE(self) -> np.ndarray:
-        return self._readback.read()[0]
+        # Before the first step the device has the warm-up's: shown once, they would have to be taken back.
+        return self._readback.read()[0] if self._num_steps else self._tokens_PLE.copy()
 
     def begin(self, num_tokens: int, num_decode: int) -> None:
         if self._num_steps == 0:

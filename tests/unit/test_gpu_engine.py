@@ -63,6 +63,7 @@ def test_choices_counted_by_the_device_are_the_same():
     now = LoadRecorder(2, 6, 3)
     later = DeviceLoadRecorder(2, 6, 3, max_tokens=8, device=torch.device("cpu"))
     later.record(0, torch.zeros(2, 3, dtype=torch.int64))  # of a warm-up: does not count
+    assert not later.tokens_PLE.any(), "counters never go down"
     for num_tokens, num_decode in ((5, 2), (0, 0), (8, 8), (1, 0)):
         for recorder in (now, later):
             recorder.begin(num_tokens, num_decode)
