@@ -126,6 +126,7 @@ def cubin(source: KernelSource) -> bytes:
     # Ranks may compile the same kernel at once: write aside, then rename, so that no one reads half a file.
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
         aside.write(binary)
+    os.chmod(aside.name, 0o644)  # temporary files are their maker's alone; a cache may be filled by another user
     os.replace(aside.name, folder / cubin_name(source, version))
     return binary
 

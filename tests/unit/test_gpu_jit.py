@@ -63,6 +63,14 @@ def test_other_variants_compile(nvrtc, cache):
             assert jit.cubin(source).startswith(b"\x7fELF")
 
 
+def test_what_one_user_compiles_others_can_read(cache, monkeypatch):
+    monkeypatch.setattr(jit, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(jit, "compile_source", lambda source: b"cubin")
+    assert jit.cubin(kernel_sources(shape(256, 1, 1))["sum"]) == b"cubin"
+    (path,) = cache.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache, monkeypatch):
     source = kernel_sources(shape(256, 1, 1))["sum"]
     first = jit.cubin(source)
