@@ -21,6 +21,7 @@ import numpy as np
 from eprt.balancer import Placement, RoutingTrace
 from eprt.balancer.controller import Controller, Snapshot
 from eprt.balancer.job import PlanAnswer, PlanRequest
+from eprt.balancer.statistics import PHASES
 from eprt.balancer.trigger import VERDICTS, Decision, TriggerConfig
 from eprt.ep.migration_job import Job, MigrationStatus
 from eprt.serve.errors import ApiError
@@ -135,18 +136,16 @@ class Rebalancer:
         """.npz: load [windows, layers, experts], load_prefill and load_decode beside it, and a routing sample topk_idx
         [layers, tokens, choices]; of each token source_gpu [layers, tokens], its rank, topk_window, the window it was
         computed in (-1: none of these), and topk_step, the step."""
-        placement = self.placement
-        statistics = self.controller.statistics
-        parts: dict[str, np.ndarray] = {}
-        for name, phase in (("load", None), ("load_prefill", "prefill"), ("load_decode", "decode")):
-            shape = (0, placement.num_layers, placement.num_experts)
-            parts[name] = np.zeros(shape, np.float32) if statistics is None else statistics.windows(phase)
-        if not len(parts["load"]):
+        num_layers, statistics = self.placement.num_layers, self.controller.statistics
+        if statistics is None or not len(statistics):
             raise ApiError(409, "no window of load is complete yet; try again in a few seconds", code="no_load")
-        assert statistics is not None
-        parts["topk_idx"], parts["source_gpu"], parts["topk_step"] = await self._trace()
-        window_T = statistics.window_of_steps(parts["topk_step"][0])
-        parts["topk_window"] = np.tile(window_T, (placement.num_layers, 1))
+        topk_idx, source_gpu, topk_step = await self._trace()
+        async with self._using_statistics:  # no window may be added between one look and the next
+            windows = await asyncio.to_thread(lambda: [statistics.windows(phase) for phase in (None, *PHASES)])
+            window_T = statistics.window_of_steps(topk_step[0])
+        parts = dict(zip(("load", "load_prefill", "load_decode"), windows))
+        parts |= {"topk_idx": topk_idx, "source_gpu": source_gpu, "topk_step": topk_step}
+        parts["topk_window"] = np.tile(window_T, (num_layers, 1))
         return await asyncio.to_thread(_as_npz, parts)
 
     async def _trace(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -340,6 +339,8 @@ class Rebalancer:
             if request is None:
                 return
             answer = await solve_apart(request)
+            if self.mode == "off":  # since the plan was asked for
+                return
             decision = await self._decide(answer, self.mode)
         if decision.migrate:
             self._start(answer)

@@ -1,14 +1,22 @@
 """The rebalancer's flags, and the body of POST /v1/eprt/rebalance."""
 
+import asyncio
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from eprt.balancer import Placement
+from eprt.balancer.controller import Snapshot
+from eprt.balancer.job import PlanRequest, solve
 
+from eprt.serve import rebalance
 from eprt.serve.errors import ApiError
+from eprt.serve.messages import Sampled
 from eprt.serve.options import OptionError, parse
+from eprt.serve.rebalance import Rebalancer
 from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
@@ -84,3 +92,74 @@ def test_what_cannot_be_asked_is_named(body, words):
     with pytest.raises(ApiError) as caught:
         parse_rebalance(json.dumps(body).encode(), CURRENT)
     assert caught.value.status == 400 and words in caught.value.message
+
+
+def observe(rebalancer: Rebalancer, step: int) -> None:
+    """The counters as they are after so many steps, one a second."""
+    total_PLE = np.full((2, 1, 3), 1000 * step)
+    rebalancer.controller.observe(Snapshot("server", float(step), total_PLE, step, 0.0, 0, 0))
+
+
+def rebalancer_of_two(*, sample=None, migrate=None, mode: str = "auto") -> Rebalancer:
+    """Of two ranks that serve CURRENT."""
+    infos = [
+        SimpleNamespace(
+            moe_layers=(0,), node_of_rank=(0, 0), expert_of_slot=[row], num_experts=3, expert_bytes=1, spare_experts=1
+        )
+        for row in ([0, 1], [2, 0])
+    ]
+    stats = [
+        SimpleNamespace(expert_tokens=np.ones((2, 1, 3), np.int64).tobytes(), num_steps=1, migration=None)
+        for _ in infos
+    ]
+    pool = SimpleNamespace(
+        infos=infos, stats=stats, state="serving", num_ranks=2, ranks={}, check_open=lambda: None, sample=sample,
+        migrate=migrate,
+    )  # fmt: skip
+    options = parse(["--model", str(MODEL), "--rebalance", mode])
+    return Rebalancer(options, pool, lambda: np.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
+    """A window that ends while the ranks are asked for their samples is in all parts of the file, or in none."""
+
+    async def sample() -> list[Sampled]:
+        observe(rebalancer, 4)
+        chosen_LAK, step_A = np.zeros((1, 2, 1), np.uint8), np.array([2, 4])
+        return [Sampled(chosen_LAK.shape, 1, chosen_LAK.tobytes(), step_A.tobytes())] * 2
+
+    rebalancer = rebalancer_of_two(sample=sample)
+    for step in (1, 2, 3):
+        observe(rebalancer, step)
+    with np.load(io.BytesIO(asyncio.run(rebalancer.load_file()))) as file:
+        assert len(file["load"]) == len(file["load_prefill"]) == len(file["load_decode"]) == 3
+        assert file["topk_window"].tolist() == [[0, 2, 0, 2]] and file["topk_step"].tolist() == [[2, 4, 2, 4]]
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_what_is_planned_when_balancing_is_switched_off_is_not_carried_out(monkeypatch, mode):
+    jobs = []
+    rebalancer = rebalancer_of_two(migrate=jobs.append)
+
+    async def plan_apart(request: PlanRequest):
+        if mode != "auto":
+            await rebalancer.post(json.dumps({"mode": mode}).encode())
+        return solve(request)
+
+    async def decide(*_):
+        return SimpleNamespace(migrate=True)
+
+    monkeypatch.setattr(rebalance, "solve_apart", plan_apart)
+    monkeypatch.setattr(rebalancer, "_decide", decide)
+    target = Placement(np.array([[1, 0, 2, 1]]), num_gpus=2)
+    controller = rebalancer.controller
+    monkeypatch.setattr(controller, "due", lambda now_s: True)
+    monkeypatch.setattr(controller, "request", lambda placement, trace: PlanRequest(placement, target))
+
+    async def look() -> None:
+        await rebalancer._look()
+        if rebalancer._following is not None:
+            rebalancer._following.cancel()
+
+    asyncio.run(look())
+    assert len(jobs) == (mode == "auto")
