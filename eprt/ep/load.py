@@ -127,6 +127,9 @@ class DeviceLoadRecorder(LoadRecorder):
         recording = expert_idx_TK.is_cuda and torch.cuda.is_current_stream_capturing()
         num_decode = num_tokens if recording else min(max(0, self._num_decode - first), num_tokens)
         kept_TK = self._kept_LTK[layer, first : first + num_tokens]
+        if kept_TK.shape[0] < num_tokens:  # a kernel would write past the end
+            most = self._kept_LTK.shape[1]
+            raise ValueError(f"a step of {first + num_tokens} tokens: this recorder was made for at most {most}")
         ops.count_choices(expert_idx_TK, self._counted_PLE[:, layer], kept_TK, num_decode)
 
     def end(self) -> None:

@@ -74,6 +74,8 @@ def test_choices_counted_by_the_device_are_the_same():
             later.record(layer, chosen_TK[3:], first=3)
         for recorder in (now, later):
             recorder.end()
+    with pytest.raises(ValueError, match=r"a step of 9 tokens: .* at most 8"):
+        later.record(0, torch.zeros(5, 3, dtype=torch.int64), first=4)
     assert now.tokens_PLE.sum() > 0
     assert np.array_equal(now.tokens_PLE, later.tokens_PLE) and np.array_equal(now.sample(), later.sample())
 
