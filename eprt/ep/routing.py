@@ -25,8 +25,8 @@ class BatchRouter:
     def __init__(self, group: EPGroup, num_experts: int, method: str = "water_filling", timeout_s: float | None = None):
         self._group, self._num_experts, self._method = group, num_experts, method
         nodes = group.node_of_rank
-        even = group.size % group.num_nodes == 0 and list(nodes) == sorted(nodes)
-        self._num_nodes = group.num_nodes if even and len(set(map(nodes.count, nodes))) == 1 else 1
+        even = len(set(map(nodes.count, nodes))) == 1 and list(nodes) == sorted(nodes)
+        self._num_nodes = group.num_nodes if even else 1
         self._board = StepBoard(group, num_experts, timeout_s)
         self._speed_N: tuple[float, ...] = ()
         self._tables: dict[int, tuple[SlotMap, ReplicaTable]] = {}

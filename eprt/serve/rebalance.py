@@ -83,7 +83,7 @@ class Rebalancer:
             raise ApiError(409, "this model has no MoE layers", code="no_experts")
         if self._placement is None:
             nodes = infos[0].node_of_rank
-            even = len(infos) % (max(nodes) + 1) == 0 and list(nodes) == sorted(nodes)
+            even = len(set(map(nodes.count, nodes))) == 1 and list(nodes) == sorted(nodes)
             rows = [[e for info in infos for e in info.expert_of_slot[row]] for row in range(len(infos[0].moe_layers))]
             self._placement = Placement(np.array(rows), len(infos), max(nodes) + 1 if even else 1)
         return self._placement

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,24 +101,22 @@ def observe(rebalancer: Rebalancer, step: int) -> None:
     rebalancer.controller.observe(Snapshot("server", float(step), total_PLE, step, 0.0, 0, 0))
 
 
-def rebalancer_of_two(*, sample=None, migrate=None, mode: str = "auto") -> Rebalancer:
-    """Of two ranks that serve CURRENT."""
-    infos = [
-        SimpleNamespace(
-            moe_layers=(0,), node_of_rank=(0, 0), expert_of_slot=[row], num_experts=3, expert_bytes=1, spare_experts=1
-        )
-        for row in ([0, 1], [2, 0])
-    ]
+def rebalancer_of(
+    rows: Sequence[Sequence[int]] = ((0, 1), (2, 0)), node_of_rank=(0, 0), *, sample=None, migrate=None
+) -> Rebalancer:
+    """Of ranks that serve CURRENT, or hold these experts."""
+    shape = {"moe_layers": (0,), "node_of_rank": node_of_rank, "num_experts": 3, "expert_bytes": 1, "spare_experts": 1}
+    infos = [SimpleNamespace(expert_of_slot=[row], **shape) for row in rows]
     stats = [
         SimpleNamespace(expert_tokens=np.ones((2, 1, 3), np.int64).tobytes(), num_steps=1, migration=None)
         for _ in infos
     ]
     pool = SimpleNamespace(
-        infos=infos, stats=stats, state="serving", num_ranks=2, ranks={}, check_open=lambda: None, sample=sample,
-        migrate=migrate,
+        infos=infos, stats=stats, state="serving", num_ranks=len(rows), ranks={}, check_open=lambda: None,
+        sample=sample, migrate=migrate,
     )  # fmt: skip
-    options = parse(["--model", str(MODEL), "--rebalance", mode])
-    return Rebalancer(options, pool, lambda: np.ones(2))  # type: ignore[arg-type]
+    options = parse(["--model", str(MODEL), "--rebalance", "auto"])
+    return Rebalancer(options, pool, lambda: np.ones(len(rows)))  # type: ignore[arg-type]
 
 
 def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
@@ -128,7 +127,7 @@ def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
         chosen_LAK, step_A = np.zeros((1, 2, 1), np.uint8), np.array([2, 4])
         return [Sampled(chosen_LAK.shape, 1, chosen_LAK.tobytes(), step_A.tobytes())] * 2
 
-    rebalancer = rebalancer_of_two(sample=sample)
+    rebalancer = rebalancer_of(sample=sample)
     for step in (1, 2, 3):
         observe(rebalancer, step)
     with np.load(io.BytesIO(asyncio.run(rebalancer.load_file()))) as file:
@@ -139,7 +138,7 @@ def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_what_is_planned_when_balancing_is_switched_off_is_not_carried_out(monkeypatch, mode):
     jobs = []
-    rebalancer = rebalancer_of_two(migrate=jobs.append)
+    rebalancer = rebalancer_of(migrate=jobs.append)
 
     async def plan_apart(request: PlanRequest):
         if mode != "auto":
@@ -163,3 +162,10 @@ def test_what_is_planned_when_balancing_is_switched_off_is_not_carried_out(monke
 
     asyncio.run(look())
     assert len(jobs) == (mode == "auto")
+
+
+def test_nodes_of_unequal_sizes_are_planned_as_one():
+    """A placement's nodes all have equally many ranks: of others it would tell the wrong ones."""
+    rows = ((0, 1), (2, 0), (1, 2), (0, 1))
+    for node_of_rank, num_nodes in (((0, 0, 1, 1), 2), ((0, 0, 0, 1), 1), ((0, 1, 0, 1), 1), ((0, 0, 0, 0), 1)):
+        assert rebalancer_of(rows, node_of_rank).placement.num_nodes == num_nodes
