@@ -140,9 +140,8 @@ class Migrator:
         if not any(shown.offered for shown in shown_N):
             return
         failed = min(range(len(shown_N)), key=lambda rank: shown_N[rank].progress)
-        failure = shown_N[failed].progress
-        if failure < 0:
-            reason = f"{FAILURES[failure]}, says rank {failed}"
+        if shown_N[failed].progress < 0:
+            reason = self._why(failed, shown_N)
             self._end("rolled_back", reason) if self._job else self._give_up(shown_N[failed].offered, reason)
             return
         room = min(shown.room for shown in shown_N)
@@ -153,6 +152,19 @@ class Migrator:
             start_s = time.thread_time()
             self._end_tick(room)
             self._pace.worked(time.thread_time() - start_s)
+
+    def _why(self, failed: int, shown_N: Sequence[Shown]) -> str:
+        """What a rank cannot go on for, at what point, and whom it has waited for."""
+        failure = shown_N[failed].progress
+        reason = f"{FAILURES[failure]}, says rank {failed}"
+        if self._job is None:
+            behind = [rank for rank, shown in enumerate(shown_N) if not shown.offered]
+        else:
+            reason += f" in round {self._rounds_done + 1} of {self._num_rounds}"
+            behind = [rank for rank, shown in enumerate(shown_N) if 0 <= shown.progress < self._tick]
+        if failure == SLOW and behind:
+            reason += f", having waited for rank {' and '.join(map(str, behind))}"
+        return reason
 
     def stepped(self, seconds: float) -> None:
         """The step has computed, and has taken so long."""
@@ -265,6 +277,8 @@ class Migrator:
                 is_done = self._transport.is_done()
                 # Those that wait for the late one speak up a little later than it does itself.
                 if late_s > (0.1 * job.timeout_s if is_done else 0):
+                    if not is_done:
+                        self._warn(f"not done at the deadline: {one.under_way()}")
                     return SLOW if is_done else LATE
                 if not self._prepare(one, now_s) or self._pace.rests:
                     return self._progress
@@ -273,13 +287,15 @@ class Migrator:
             self._pace.copied(*self._transport.measured())
             return self._tick
         except DamagedChunkError as error:
-            _log.warning(
-                "[rank %d/%d] migration %d: damaged: %s", self._group.rank, self._group.size, job.job_id, error
-            )
+            self._warn(f"damaged: {error}")
             return DAMAGED
         except ConnectionError as error:
-            _log.warning("[rank %d/%d] migration %d: %s", self._group.rank, self._group.size, job.job_id, error)
+            self._warn(str(error))
             return DISCONNECTED
+
+    def _warn(self, what: str) -> None:
+        where = self._group.rank, self._group.size, self._last_job_id, self._rounds_done + 1, self._num_rounds
+        _log.warning("[rank %d/%d] migration %d, round %d of %d: %s", *where, what)
 
     def _move(self, one: MigrationRound) -> None:
         """Sends this tick's chunk and begins to take in the one before."""

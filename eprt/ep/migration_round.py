@@ -86,6 +86,10 @@ class MigrationRound:
         """What was sent to this rank in the tick before; at most one."""
         return [chunk for chunk in self._chunks(self._arriving) if chunk.stream.source != self._group.rank]
 
+    def under_way(self) -> str:
+        """What this rank sends or takes in now, for a message."""
+        return ", ".join(str(chunk.stream) for chunk in (*self.leaving(), *self.arriving())) or "nothing of its own"
+
     def release(self) -> None:
         """Gives back what would have held the arrivals."""
         for (layer, _), storage in self._arrival_of.items():

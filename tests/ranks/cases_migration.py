@@ -346,7 +346,7 @@ def deadline_and_cancel(group: EPGroup, directory: str) -> None:
     assert 0.25 < time.monotonic() - start < 10
     if group.rank == blamed:
         transport.is_done = lambda: broken() if migrator._job else is_done()
-    fails(2, f"a connection between ranks broke, says rank {blamed}")
+    fails(2, f"a connection between ranks broke, says rank {blamed} in round 1 of ")
     transport.is_done = is_done
     fails(3, "deadline", timeout_s=0.02, chunk_bytes=64)  # between nodes a chunk may be under way
     fails(4, "it was cancelled, says rank 0", lambda step: migrator.cancel(4 * (group.rank == 0 and step == 4)))
@@ -372,7 +372,7 @@ def never_begins(group: EPGroup, engine: Engine, target: np.ndarray) -> None:
     assert migrator.status().job_id == 11 - 7 * (group.rank == last)
     if group.rank == last:
         migrator.offer(make_job(engine, 11, target))
-    given_up(11, "the deadline of the round passed, says rank")
+    given_up(11, f", having waited for rank {last}")
     if group.rank == 0:
         migrator.cancel(12)
     migrator.offer(make_job(engine, 12, target))
