@@ -36,7 +36,8 @@ EPRT_DEVICE Vec16 load_streaming(const void* p) {  // written before this kernel
   return v;
 }
 
-// What a peer may have written during this kernel: never from the non-coherent path, nor from a stale L1 line.
+// What a peer, or another kernel beside this one, may have written during this kernel: never from the non-coherent
+// path, nor from a stale L1 line.
 EPRT_DEVICE Vec16 load_peer_written(const void* p) {
   Vec16 v;
   asm volatile("ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"

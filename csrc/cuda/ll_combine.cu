@@ -44,7 +44,8 @@ EPRT_DEVICE void store_sum(uint8_t* to, const Sum& sum, Span span) {
   }
 }
 
-template <bool kPeerWritten>
+// kWrittenMeanwhile: since this kernel began.
+template <bool kWrittenMeanwhile>
 EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
 #pragma unroll
   for (int i = 0; i < kPartLane; ++i) {
@@ -52,18 +53,18 @@ EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
     if (span.start + i * kWarp >= span.end)
       part[i] = Vec16{};
     else
-      part[i] = kPeerWritten ? load_peer_written(from) : load_streaming(from);
+      part[i] = kWrittenMeanwhile ? load_peer_written(from) : load_streaming(from);
   }
 }
 
 // sum over the set bits b of `wanted`, in order, of weight(b) * row(b); the next row is under way while one is added.
 // `meanwhile` runs while the first one is.
-template <bool kPeerWritten, class Row, class Weight, class Meanwhile>
+template <bool kWrittenMeanwhile, class Row, class Weight, class Meanwhile>
 EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight, Meanwhile meanwhile) {
   Sum sum = {};
   if (wanted == 0) return sum;
   Part next;
-  load_part<kPeerWritten>(next, row(__ffs(wanted) - 1), span);
+  load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), span);
   meanwhile();
   while (wanted) {
     Part now;
@@ -71,7 +72,7 @@ EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight, Mea
     for (int i = 0; i < kPartLane; ++i) now[i] = next[i];
     const int b = __ffs(wanted) - 1;
     wanted &= wanted - 1;
-    if (wanted) load_part<kPeerWritten>(next, row(__ffs(wanted) - 1), span);
+    if (wanted) load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), span);
     add_weighted(sum, now, weight(b));
   }
   return sum;
@@ -114,13 +115,14 @@ EPRT_DEVICE bool wait_weights(const CombineParams& p, const Call& call, Item& it
 
 EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return p.y + int64_t(row) * kRowVectors * 16; }
 
-// One part of one row per expert, as it is.
+// One part of one row per expert, as it is. kGrowing: the experts still compute other rows.
+template <bool kGrowing>
 EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int owner, int token, int k, int row, int part,
                                  int lane) {
   const Context& c = p.context;
   const Span span = span_of(part, lane);
   Part values;
-  load_part<false>(values, output_row(p, row), span);
+  load_part<kGrowing>(values, output_row(p, row), span);
   uint8_t* to = row_at(c, owner, epoch, token, k);
 #pragma unroll
   for (int i = 0; i < kPartLane; ++i)
@@ -128,12 +130,13 @@ EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int own
 }
 
 // One part of one token's sum over this rank's experts; false when its weights have not come.
+template <bool kGrowing>
 EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
   const Context& c = p.context;
   const Span span = span_of(part, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
   bool known = true;
-  const Sum sum = sum_rows<false>(
+  const Sum sum = sum_rows<kGrowing>(
       wanted, span, [&](int k) { return output_row(p, __shfl_sync(kAllLanes, item.row, k)); },
       [&](int k) { return __shfl_sync(kAllLanes, kLateWeights ? item.late.value() : item.weight, k); },
       [&] { known = wait_weights(p, call, item, lane); });
@@ -142,6 +145,7 @@ EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, 
 }
 
 // False when nothing was sent: the item's weights have not come.
+template <bool kGrowing>
 EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
   const Context& c = p.context;
   const uint32_t epoch = call.epoch;
@@ -149,10 +153,10 @@ EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item,
   if (kExact) {
     for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
       const int k = __ffs(left) - 1;
-      send_expert_row(p, epoch, item.owner, item.token, k, __shfl_sync(kAllLanes, item.row, k), part, lane);
+      send_expert_row<kGrowing>(p, epoch, item.owner, item.token, k, __shfl_sync(kAllLanes, item.row, k), part, lane);
     }
   } else {
-    sent = send_sum(p, call, item, part, lane);
+    sent = send_sum<kGrowing>(p, call, item, part, lane);
   }
   __syncwarp();
   if (kExact && item.row >= 0) store_release_sys(flag_at(c, item.owner, epoch, item.token, lane, part), epoch);
@@ -225,7 +229,7 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
       const uint32_t owner = 1u << item.owner;
       if (kLateWeights && (!(owners & owner) || late & owner)) continue;
       const int part = unit % kRowParts;
-      if ((!again || wait_weights(p, call, item, lane)) && send_part(p, call, item, part, lane)) {
+      if ((!again || wait_weights(p, call, item, lane)) && send_part<false>(p, call, item, part, lane)) {
         if (!kExact) flags.add(flag_at(c, item.owner, epoch, item.token, item.combine_row, part), epoch, lane);
       } else {
         late |= owner;
@@ -275,7 +279,7 @@ EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int
   if (kExact && item.row != row) item.row = -1;
   if (!kExact && lane == 0)  // for another combine of the same dispatch
     p.handle.item_left[item_index] = __popc(wanted);
-  for (int part = 0; part < kRowParts; ++part) send_part(p, call, item, part, lane);
+  for (int part = 0; part < kRowParts; ++part) send_part<true>(p, call, item, part, lane);
   if (kExact) return;
   __syncwarp();  // puts the warp's stores before the releases (cumulativity)
   for (int part = lane; part < kRowParts; part += kWarp)
