@@ -38,8 +38,9 @@ class PeerCopies:
 
     def __init__(self, peers: PeerTensors):
         self._peers, self._stream = peers, torch.cuda.Stream()
-        self.sum_up([torch.zeros(8, dtype=torch.uint8, device="cuda")])  # compiles the kernel
-        self.sum_up([torch.zeros(7, dtype=torch.uint8, device="cuda")])
+        memory = torch.zeros(16, dtype=torch.uint8, device="cuda")
+        for piece in (memory[:8], memory[4:8], memory[:7], memory[1:8]):  # words of both sizes, at 16 bytes and not
+            self.sum_up([piece])  # compiles the kernel for it: no chunk waits for that
         torch.cuda.synchronize()
 
     def sum_up(self, parts: Sequence[Tensor]) -> GpuWork:
