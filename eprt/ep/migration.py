@@ -205,7 +205,11 @@ class Migrator:
             return Shown(job.job_id, CANCELLED)
         if time.perf_counter() - self._offered_s > job.timeout_s:
             return Shown(job.job_id, SLOW)
-        return Shown(job.job_id, 0, self._pace.room) if self._transport.settle() else Shown()
+        try:
+            return Shown(job.job_id, 0, self._pace.room) if self._transport.settle() else Shown()
+        except ConnectionError as error:
+            self._warn(f"what is left of an earlier one: {error}")
+            return Shown(job.job_id, DISCONNECTED)
 
     def _give_up(self, job_id: int, reason: str) -> None:
         """The job will never begin; not on a rank either that is told of it only later."""
@@ -294,8 +298,10 @@ class Migrator:
             return DISCONNECTED
 
     def _warn(self, what: str) -> None:
-        where = self._group.rank, self._group.size, self._last_job_id, self._rounds_done + 1, self._num_rounds
-        _log.warning("[rank %d/%d] migration %d, round %d of %d: %s", *where, what)
+        job = self._job or self._offer
+        where = self._group.rank, self._group.size, 0 if job is None else job.job_id
+        at = f", round {self._rounds_done + 1} of {self._num_rounds}" if self._job else ""
+        _log.warning("[rank %d/%d] migration %d%s: %s", *where, at, what)
 
     def _move(self, one: MigrationRound) -> None:
         """Sends this tick's chunk and begins to take in the one before."""

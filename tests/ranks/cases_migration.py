@@ -336,9 +336,6 @@ def deadline_and_cancel(group: EPGroup, directory: str) -> None:
         assert migrator.rows == before
         check_memory(engine, 2)
 
-    def broken() -> bool:
-        raise ConnectionError("broken on purpose")
-
     if group.rank == blamed:
         transport.is_done = lambda: is_done() and not migrator._job
     start = time.monotonic()
@@ -355,6 +352,10 @@ def deadline_and_cancel(group: EPGroup, directory: str) -> None:
     add_requests(engine, 2)
     run(engine)
     engine.close()
+
+
+def broken() -> bool:
+    raise ConnectionError("broken on purpose")
 
 
 def never_begins(group: EPGroup, engine: Engine, target: np.ndarray) -> None:
@@ -383,6 +384,10 @@ def never_begins(group: EPGroup, engine: Engine, target: np.ndarray) -> None:
     migrator.offer(make_job(engine, 13, target, timeout_s=0.1))
     run(engine, lambda step: time.sleep(0.001))
     given_up(13, "the deadline of the round passed, says rank")
+    migrator._transport.settle = lambda: settle() if group.rank else broken()
+    migrator.offer(make_job(engine, 14, target))
+    run(engine)
+    given_up(14, "a connection between ranks broke, says rank 0")
     migrator._transport.settle = settle
 
 
