@@ -114,9 +114,10 @@ class Drafter:
         rows = self.rows
         for k in range(self.num_drafts):
             if k:
-                # The guess before this one goes where its cache entry would, if there is room for it already.
+                # The guess before this one goes where its cache entry would, if there is room for it already; this one
+                # would be token position + 2. A row's last token is never drafted: there may be no position for it.
                 position_S = position_S + 1
-                room = np.flatnonzero(position_S < rows.num_slots_M[row_S])
+                room = np.flatnonzero(position_S < np.minimum(rows.num_slots_M[row_S], rows.max_len_M[row_S] - 3))
                 row_S, position_S = row_S[room], position_S[room]
                 (room_S,) = upload([room], hidden_SH.device)
                 at_S, hidden_SH = at_S[room_S], hidden_SH[room_S]

@@ -64,6 +64,22 @@ def test_drafts_save_steps_and_most_first_guesses_hold(one_by_one):
     assert stats.num_steps < 0.8 * without.num_steps
 
 
+def test_no_draft_lies_beyond_the_models_last_position(tmp_path):
+    """Its page has slots left there, but the model knows no such position."""
+    for path in MODEL.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = json.loads((MODEL / "config.json").read_text()) | {"max_position_embeddings": 37}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = []
+    for num_drafts in (0, 4):
+        with LLM(tmp_path, kv_cache_gb=0.02, num_speculative_tokens=num_drafts) as llm:
+            (output,) = llm.generate([TEXTS[3]], SamplingParams(max_tokens=50, temperature=0, ignore_eos=True))
+        tokens.append(output.outputs[0].token_ids)
+        assert len(output.prompt_token_ids) + len(tokens[-1]) == 37 and 37 % llm.engine.config.page_size
+    assert tokens[0] == tokens[1]
+
+
 def test_what_cannot_draft_is_refused(tmp_path):
     directory = Path(tiny.save(tiny.make_model("v3"), tmp_path))
     with pytest.raises(ValueError, match=r"missing: model\.layers\.3\.eh_proj\.weight \[64, 128\]"):
