@@ -159,9 +159,10 @@ class BatchRows:
             raise RuntimeError(
                 f"request {request.request_id!r} owns pages {request.pages}, but its row has {pages}, {num_slots} slots"
             )
-        if not request.num_prompt <= length <= request.max_len:
+        longest = max(request.max_len, request.num_prompt + 1)  # where no token is wanted, one is sampled all the same
+        if not request.num_prompt <= length <= longest:
             raise RuntimeError(
-                f"request {request.request_id!r} has {length} tokens, outside {request.num_prompt}..{request.max_len}"
+                f"request {request.request_id!r} has {length} tokens, outside {request.num_prompt}..{longest}"
             )
 
     def _count(self, request: Request) -> TokenCounts:

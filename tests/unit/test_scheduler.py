@@ -72,6 +72,15 @@ def test_every_request_gets_its_own_tokens(events, num_pages, page_size, **optio
             assert [o.finish_reason for o in got] == [None] * (len(got) - 1) + [reason]
 
 
+def test_accounts_add_up_while_a_prompt_without_completion_is_under_way():
+    engine = make_engine(overlap_schedule=True)
+    engine.add_request("a", [6, 7, 8, 9], SamplingParams(max_tokens=0))
+    assert engine.step().outputs == [] and engine.scheduler.running
+    engine.check_integrity()
+    (output,) = run(engine)["a"]
+    assert (output.token_id, output.finish_reason) == (-1, "length")
+
+
 def test_preemption_keeps_tokens_and_order():
     engine = make_engine(num_pages=12, chunk_size=32)  # 48 tokens, for four requests of up to 31
     params = SamplingParams(max_tokens=25, temperature=1, seed=3, ignore_eos=True)
