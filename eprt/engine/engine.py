@@ -126,9 +126,8 @@ class Engine:
         self._board = StepBoard(self.group, num_values=_HEADER)
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
-        self._num_steps = 0
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
-        self._last_step_s = 0.0
+        self._num_steps, self._last_step_s, self._broken_by = 0, 0.0, ""
         self._prepare_gpu(kv_cache_LPSD[:num_layers])
 
     def _make_cache(self) -> tuple[RequestLimits, PagePool, Tensor]:
@@ -250,12 +249,16 @@ class Engine:
     def step(self, seen_seq: int = 0) -> StepResult:
         """One step; see the module's text for seen_seq and for what all_idle obliges to.
 
-        Raises EPTimeoutError or RankLostError when a rank does not take part; the engine cannot go on after that.
+        Raises EPTimeoutError or RankLostError when a rank does not take part. After any error, also an interrupt from
+        the keyboard, the engine does not go on: its prefix cache knows pages that may never have been filled.
         """
+        if self._broken_by:
+            raise RuntimeError(f"a step of this engine was broken off by {self._broken_by}: make a new one")
         try:
             return self._step(seen_seq)
-        except EPError as error:
-            if self.migrator is not None:
+        except BaseException as error:
+            self._broken_by = f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
+            if self.migrator is not None and isinstance(error, EPError):
                 self.migrator.abort(str(error))
             raise
 
@@ -308,12 +311,11 @@ class Engine:
         else:
             logits_XV, hidden_TH = self.runner.forward_with_hidden(packed)
         if schedule.num_tokens:
-            num_sampled = len(schedule.row_X)
             prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
             extra = {"offset_X": schedule.offset_X, "last_token_M": self.runner.last_token_M}
             if self._acceptance is not None:
                 extra |= {"drafted_X": schedule.drafted_X, "acceptance": self._acceptance}
-            sample = sampler.launch(logits_XV[:num_sampled], schedule.row_X, self._rows, **extra)
+            sample = sampler.launch(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows, **extra)
             self.runner.remember(packed, sample.token_X)
         if self.recorder is not None:
             self.recorder.end()

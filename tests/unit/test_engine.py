@@ -4,6 +4,7 @@ import logging
 import math
 
 import pytest
+import torch
 
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
@@ -144,6 +145,26 @@ def test_bad_logits_end_their_request_with_an_error():
     (bad,) = outputs["bad"]
     assert (bad.token_id, bad.finish_reason) == (-1, "abort")
     assert bad.error == "the model's logits at output position 0 are not numbers"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("no memory is left")])
+def test_after_a_step_that_broke_off_nothing_is_served_from_pages_it_should_have_filled(overlap, error):
+    engine = make_engine(overlap_schedule=overlap)
+    forward, prompt = engine.model.forward, list(range(20, 34))
+
+    def break_off(*args):
+        engine.model.forward = forward
+        raise error
+
+    engine.model.forward = break_off
+    engine.add_request("a", prompt, GREEDY)
+    with pytest.raises(type(error)):
+        engine.step()
+    engine.abort("a")
+    engine.add_request("the same again", prompt, GREEDY)
+    with pytest.raises(RuntimeError, match=f"was broken off by {type(error).__name__}.*: make a new one"):
+        engine.step()
 
 
 # -- aborts, sleep, statistics --
