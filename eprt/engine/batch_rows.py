@@ -132,7 +132,7 @@ class BatchRows:
             params.temperature,
             params.top_p,
             params.min_p,
-            params.top_k,
+            min(params.top_k, self.vocab_size),
             -1 if params.logprobs is None else params.logprobs,
             params.repetition_penalty,
             params.frequency_penalty,

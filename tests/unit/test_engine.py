@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -228,6 +229,14 @@ def test_an_abort_frees_what_a_step_under_way_still_computes():
     engine.step()
     assert engine.abort("alone") and engine.has_work
     assert not engine.step().outputs and engine.step().all_idle
+
+
+def test_a_top_k_of_any_size_keeps_all():
+    engine = make_engine()
+    all_tokens = SamplingParams(max_tokens=6, temperature=1, seed=0, ignore_eos=True)
+    for top_k in (VOCAB, 1 << 40, 1 << 80):
+        engine.add_request(str(top_k), [9, 8], replace(all_tokens, top_k=top_k))
+    assert [tokens_of(outputs) for outputs in run(engine).values()] == [expected([9, 8], all_tokens)[0]] * 3
 
 
 def test_statistics():
