@@ -107,9 +107,9 @@ class Worker:
                     self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps))
                 case Stop(seq):
                     self._seen_seq, self._stopping = seq, True
-        for reason in self._channel.stop_reasons:
-            self._channel.send(Drain(reason))
-        self._channel.stop_reasons.clear()
+        # One by one: a signal may put down another between any two lines.
+        while self._channel.stop_reasons:
+            self._channel.send(Drain(self._channel.stop_reasons.pop(0)))
 
     def _add(self, message: Add) -> None:
         try:
