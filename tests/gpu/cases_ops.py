@@ -1,5 +1,6 @@
 """The GPU operators against the slow oracles: cases for a device. With TRITON_INTERPRET=1 the device may be the CPU."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +145,11 @@ def gates(draw: Draw) -> None:
         want_weights, want = reference.gate_topk(logits.cpu(), None if bias is None else bias.cpu(), *rest)
         assert torch.equal(chosen.cpu(), want), case
         near(weights, want_weights, 1e-6, f"gate {case}")
+        logits[3], logits[4, 1], logits[5, : experts - 1] = math.nan, math.nan, math.nan
+        _, chosen = cuda.gate_topk(logits, bias, *rest)
+        for row in chosen.tolist():
+            assert len(set(row)) == top_k and 0 <= min(row) <= max(row) < experts, (case, row)
+        assert torch.equal(chosen[[0, 1, 2, 6, 7, 8]].cpu(), want[[0, 1, 2, 6, 7, 8]]), case
 
 
 def quantising(draw: Draw) -> None:

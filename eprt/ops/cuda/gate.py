@@ -37,7 +37,8 @@ def _gate_topk(
     choice = score
     if HAS_BIAS:
         choice += tl.load(bias + expert, mask=exists, other=0)
-    choice = tl.where(exists, choice, lowest)
+    # What is no number comes last, in order: a token always chooses different experts.
+    choice = tl.where(exists & (choice == choice), choice, lowest)
     if LIMITED:
         best = tl.max(choice, axis=1)
         if SIGMOID:  # the sum of the two best
@@ -56,7 +57,6 @@ def _gate_topk(
     left = exists
     for k in tl.static_range(TOP_K):
         _, which = _first_largest(tl.where(left, choice, lowest), tl.where(left, expert, bound), bound)
-        which = tl.minimum(which, num_experts - 1)  # logits that are not numbers choose somebody
         left = left & (expert != which)
         taken = tl.where(slot == k, which, taken)
         its_score = tl.sum(tl.where(exists & (expert == which), score, 0.0))
