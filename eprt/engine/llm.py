@@ -8,8 +8,10 @@ Under mpirun every rank runs the same program and calls generate() with the same
 """
 
 import hashlib
+import inspect
+import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.group import EPGroup
 
 _NO_LIMIT = 1 << 31
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 
@@ -127,6 +130,7 @@ class LLM:
         self.engine = Engine(config, group, progress=progress)
         self._seeds = np.random.default_rng(config.seed)  # in step on all ranks
         self._num_requests = 0
+        self._stream: Generator[Piece, None, None] | None = None  # the latest
 
     def generate(
         self,
@@ -139,6 +143,7 @@ class LLM:
         Raises ValueError, on all ranks and before anything runs, for a prompt that can never run, and for arguments
         that are not the same on all ranks.
         """
+        self._leave_stream()
         completions, texts = self._prepare(prompts, sampling_params)
         for _ in self._run(completions):
             pass
@@ -151,9 +156,18 @@ class LLM:
     ) -> Iterator[Piece]:
         """Pieces of the completions that run on this rank, as they come; the first prompt runs on rank 0.
 
-        Collective like generate(): every rank must iterate. Leaving the loop early drops this rank's completions.
+        Collective like generate(): every rank must iterate. Leaving the loop early drops this rank's completions, and
+        so does the next call of generate() or stream().
         """
-        yield from self._run(self._prepare(prompts, sampling_params)[0])
+        self._leave_stream()
+        self._stream = run = self._run(self._prepare(prompts, sampling_params)[0])
+        yield from run
+
+    def _leave_stream(self) -> None:
+        """An iterator that was left may live on, in a traceback for instance, and its requests with it."""
+        if self._stream is not None and inspect.getgeneratorstate(self._stream) == inspect.GEN_SUSPENDED:
+            _log.warning("a stream was not read to its end: what it still had to generate is dropped")
+            self._stream.close()
 
     def close(self) -> None:
         """Frees the engine, the model and the group if LLM made it. Collective."""
@@ -242,7 +256,7 @@ class LLM:
 
     # -- running --
 
-    def _run(self, completions: list[_Completion]) -> Iterator[Piece]:
+    def _run(self, completions: list[_Completion]) -> Generator[Piece, None, None]:
         """Runs this rank's share; yields what each step adds to it."""
         router = Router(self.group.size, _NO_LIMIT, self.engine.config.page_size)
         mine = {c.request_id: c for c in completions if router.assign(c.request_id, c.token_ids) == self.group.rank}

@@ -192,6 +192,19 @@ def test_leaving_a_stream_early_frees_everything(llm):
     assert len(llm.generate("0 1", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
 
 
+def test_a_stream_that_was_left_and_lives_on_does_not_disturb_the_next_call(llm, caplog):
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    left = llm.stream([TEXTS[0]] * 3, params)
+    next(left)
+    again = llm.stream([TEXTS[1]], params)
+    tokens = [piece.token_id for piece in again]
+    assert "was not read to its end" in caplog.text and list(left) == []
+    caplog.clear()
+    (output,) = llm.generate([TEXTS[1]], params)
+    assert output.outputs[0].token_ids == tokens and not caplog.text
+    assert not llm.engine.has_work
+
+
 def test_bad_calls_name_what_is_wrong(llm, tmp_path):
     with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
         llm.generate([[1], []])
