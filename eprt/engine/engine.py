@@ -196,8 +196,7 @@ class Engine:
                 lambda num_tokens: self.overlap.of_step([num_tokens], "normal"),
             )  # fmt: skip
             most_decodes = self.scheduler.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
-            most_rows = min(config.low_latency_max_tokens, most_decodes)
-            sizes = graph_sizes(config.graph_sizes, most_rows)
+            sizes = graph_sizes(config.graph_sizes, min(config.low_latency_max_tokens, most_decodes))
             if sizes and self._router is None and can_record(self.model):  # a router's split is the host's
                 num_pages = -(-self.limits.max_model_len // config.page_size)
                 self.runner.graphs = DecodeGraphs(
