@@ -15,7 +15,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -169,29 +169,32 @@ def _no_attention(layer: Any) -> Callable[[Any], None]:
     return norm_only
 
 
+def _in_turns(calls: dict[str, Callable[[], Any]], samples: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Every call once a sample, each time another one first."""
+    named = list(calls.items())
+    for turn in range(samples):
+        yield from (named[(turn + i) % len(named)] for i in range(len(named)))
+
+
 def _wall_times(calls: dict[str, Callable[[], Any]], samples: int, group: EPGroup) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(samples):
-        for i in range(len(calls)):
-            name = list(calls)[(turn + i) % len(calls)]
-            group.barrier()
-            start = time.perf_counter()
-            calls[name]()
-            seconds[name].append(time.perf_counter() - start)
+    for name, call in _in_turns(calls, samples):
+        group.barrier()
+        start = time.perf_counter()
+        call()
+        seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
 def _event_times(calls: dict[str, Callable[[], Any]], samples: int, timer: Any) -> dict[str, list[float]]:
     spans: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
-    for turn in range(samples):
-        for i in range(len(calls)):
-            name = list(calls)[(turn + i) % len(calls)]
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            timer.ready()
-            begin.record()
-            calls[name]()
-            end.record()
-            spans[name].append((begin, end))
+    for name, call in _in_turns(calls, samples):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        timer.ready()
+        begin.record()
+        call()
+        end.record()
+        spans[name].append((begin, end))
     torch.cuda.synchronize()
     return {name: [b.elapsed_time(e) / 1e3 for b, e in row] for name, row in spans.items()}
 

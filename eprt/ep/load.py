@@ -72,9 +72,6 @@ class LoadRecorder:
     def end(self) -> None:
         """The step has been launched."""
 
-    def count(self) -> None:
-        """The step has been computed."""
-
     def count_drafts(self, num_tokens: int) -> None:
         """A pass of the MTP layer over num_tokens tokens has been launched."""
 

@@ -25,6 +25,22 @@ class DamagedChunkError(Exception):
     """What lies in place is not what the source has sent."""
 
 
+class CopyMeter:
+    """Bytes copied, and the seconds that it took, since they were last asked for."""
+
+    def __init__(self):
+        self._num_bytes, self._seconds = 0, 0.0
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        self._num_bytes += num_bytes
+        self._seconds += seconds
+
+    def take(self) -> tuple[int, float]:
+        taken = self._num_bytes, self._seconds
+        self._num_bytes, self._seconds = 0, 0.0
+        return taken
+
+
 class Transport(Protocol):
     """max_chunk_bytes: of one chunk. min_chunk_bytes: a smaller one is no sooner there. buffer_bytes: most memory this
     rank uses for chunks."""
@@ -89,7 +105,7 @@ class SharedMemoryTransport:
         self._window = group.shared_window(self.buffer_bytes)
         self._tag = group.new_channel()
         self._messages: list[Pending] = []
-        self._copied_bytes, self._copying_s = 0, 0.0
+        self._meter = CopyMeter()
 
     def send(self, tick: int, tag: int, chunk: Chunk) -> None:
         start_s = time.perf_counter()
@@ -98,7 +114,7 @@ class SharedMemoryTransport:
         slot[:24].view(np.int64)[:] = tag, self._checksum(parts), num_bytes
         for entry in self._entries(chunk.stream):
             self._messages.append(self._group.isend(slot[: _HEADER + num_bytes], entry, self._tag))
-        self._measure(num_bytes, start_s)
+        self._meter.add(num_bytes, time.perf_counter() - start_s)
 
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
         group = self._group
@@ -117,16 +133,10 @@ class SharedMemoryTransport:
         # Of what now lies in place, not of what passed by.
         if slot[:24].view(np.int64).tolist() != [tag, self._checksum(parts), num_bytes]:
             raise DamagedChunkError(f"{chunk.stream}: {num_bytes} B at {chunk.start}")
-        self._measure(num_bytes, start_s)
+        self._meter.add(num_bytes, time.perf_counter() - start_s)
 
     def measured(self) -> tuple[int, float]:
-        measured = self._copied_bytes, self._copying_s
-        self._copied_bytes, self._copying_s = 0, 0.0
-        return measured
-
-    def _measure(self, num_bytes: int, start_s: float) -> None:
-        self._copied_bytes += num_bytes
-        self._copying_s += time.perf_counter() - start_s
+        return self._meter.take()
 
     def settle(self) -> bool:
         return self.is_done()

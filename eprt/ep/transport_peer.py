@@ -21,7 +21,7 @@ from torch import Tensor
 from eprt.balancer.migration import Stream
 from eprt.ep.chunk import Chunk, Pool
 from eprt.ep.group import EPGroup
-from eprt.ep.transport import DamagedChunkError
+from eprt.ep.transport import CopyMeter, DamagedChunkError
 
 _LINE = 64
 _NUM_SETS = 2
@@ -91,7 +91,7 @@ class PeerTransport:
         self._first_tensor = {id(pool): start for pool, start in zip(pools, starts)}
         self._sending: list[_Sending] = []
         self._taking: list[_Taking] = []
-        self._copied_bytes, self._copying_s = 0, 0.0
+        self._meter = CopyMeter()
 
     def send(self, tick: int, tag: int, chunk: Chunk) -> None:
         self._sending.append(_Sending(self._copies.sum_up(chunk.memory()), tick, tag, chunk))
@@ -112,31 +112,33 @@ class PeerTransport:
         self._taking.append(_Taking(self._copies.fetch(fetches), checksum, chunk))
 
     def is_done(self) -> bool:
-        if not all(one.work.is_done() for one in (*self._sending, *self._taking)):
+        if not self._has_computed:
             return False
         sent, taken = self._sending, self._taking
         self._sending, self._taking = [], []
         for work, tick, tag, chunk in sent:
             self._announcement(self._group.rank, tick)[:] = tag, work.checksum(), chunk.num_bytes, chunk.storage
         for one in (*sent, *taken):
-            self._copied_bytes += one.chunk.num_bytes
-            self._copying_s += one.work.seconds()
+            self._meter.add(one.chunk.num_bytes, one.work.seconds())
         for work, checksum, chunk in taken:
             if work.checksum() != checksum:
                 raise DamagedChunkError(f"{chunk.stream}: {chunk.num_bytes} B at {chunk.start}")
         return True
 
     def measured(self) -> tuple[int, float]:
-        measured = self._copied_bytes, self._copying_s
-        self._copied_bytes, self._copying_s = 0, 0.0
-        return measured
+        return self._meter.take()
 
     def settle(self) -> bool:
-        if not all(one.work.is_done() for one in (*self._sending, *self._taking)):
+        if not self._has_computed:
             return False
         self._sending.clear()
         self._taking.clear()
         return True
+
+    @property
+    def _has_computed(self) -> bool:
+        """Whether the GPU has done all that it was asked for."""
+        return all(one.work.is_done() for one in (*self._sending, *self._taking))
 
     def close(self) -> None:
         self._copies.close()

@@ -68,10 +68,6 @@ class ForwardBatch:
     def num_tokens(self) -> int:
         return self.token_id_T.shape[0]
 
-    @property
-    def num_decode_tokens(self) -> int:
-        return self.num_decode
-
     def halves(self) -> tuple["ForwardBatch", "ForwardBatch"]:
         """Two batches, to be computed in this order; either may be empty. Their logits_idx is that of the whole."""
         cut = self.split or Split.of_decodes(self.num_tokens)

@@ -13,14 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from eprt.ep import nvlink_low_latency
-from eprt.ep.group import EPGroup, Pending, Window
 from eprt.gpu.jit import KernelSource
 from tests.emulated.kernels import library
+from tests.gather_group import GatherGroup
 
 
 class CudaIsHere(TorchFunctionMode):
@@ -76,8 +75,8 @@ class CpuGenerator(torch.Generator):
         return super().__new__(cls, "cpu")
 
 
-class ThreadGroup(EPGroup):
-    """What the GPU code asks of an EPGroup, among threads."""
+class ThreadGroup(GatherGroup):
+    """Among threads."""
 
     def __init__(self, rank: int, size: int, shared: SimpleNamespace):
         self.rank, self.size, self.node_of_rank, self._shared = rank, size, (0,) * size, shared
@@ -95,15 +94,6 @@ class ThreadGroup(EPGroup):
 
     def lost_ranks(self) -> tuple[int, ...]:
         return ()
-
-    def shared_window(self, num_bytes: int) -> Window:
-        raise NotImplementedError
-
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
-        raise NotImplementedError
-
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
-        raise NotImplementedError
 
     def close(self) -> None: ...
 

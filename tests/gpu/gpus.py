@@ -7,10 +7,15 @@ torch = pytest.importorskip("torch")
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def run_case(num_ranks: int, target: str, **kwargs) -> str:
-    """target: "module:function" of tests.gpu. Skips the test where there are too few GPUs."""
+def need_gpus(num_ranks: int) -> None:
+    """Skips the test where there are fewer."""
     if num_ranks > NUM_GPUS:
         pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+
+
+def run_case(num_ranks: int, target: str, **kwargs) -> str:
+    """target: "module:function" of tests.gpu. Skips the test where there are too few GPUs."""
+    need_gpus(num_ranks)
     from tests.gpu.launch import run_gpu_ranks
 
     return run_gpu_ranks(num_ranks, f"tests.gpu.{target}", **kwargs)

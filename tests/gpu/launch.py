@@ -16,17 +16,16 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed import TCPStore
 
 from eprt import env
-from eprt.ep.group import EPGroup, Pending, Window
+from tests.gather_group import GatherGroup
 from tests.ranks.launch import ROOT
 
 
-class StoreGroup(EPGroup):
-    """An EPGroup over a TCPStore: what GPU backends need of a group, and no more."""
+class StoreGroup(GatherGroup):
+    """Over a TCPStore."""
 
     def __init__(self, rank: int, size: int, port: int):
         self._store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
@@ -41,15 +40,6 @@ class StoreGroup(EPGroup):
 
     def barrier(self) -> None:
         self.allgather(None)
-
-    def shared_window(self, num_bytes: int) -> Window:
-        raise NotImplementedError
-
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
-        raise NotImplementedError
-
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
-        raise NotImplementedError
 
     def close(self) -> None:
         self._watch.close()

@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.gpu.gpus import NUM_GPUS
 from tests.ranks.launch import run_ranks
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
 CASES = "tests.gpu.cases_migration:run_cases"
 

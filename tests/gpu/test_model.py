@@ -7,10 +7,10 @@ import urllib.request
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.gpu.gpus import NUM_GPUS, need_gpus
+
 pytest.importorskip("triton")
 
-NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
 
 
@@ -39,15 +39,14 @@ def test_ranks(num_ranks, case):
     """float32 goes through host memory, so ranks may share a GPU."""
     from tests.ranks.launch import run_ranks
 
-    if case == "bfloat16_is_close" and num_ranks > NUM_GPUS:
-        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    if case == "bfloat16_is_close":
+        need_gpus(num_ranks)
     print(run_ranks(num_ranks, f"tests.gpu.cases_model:{case}", timeout_s=280))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_demo_model_is_as_accurate_as_on_the_cpu(num_ranks):
-    if num_ranks > NUM_GPUS:
-        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    need_gpus(num_ranks)
     from tests.ranks.launch import run_ranks
 
     print(run_ranks(num_ranks, "tests.gpu.cases_demo:as_accurate_as_on_the_cpu", timeout_s=280))
@@ -81,8 +80,7 @@ def test_a_killed_rank_is_named_and_nobody_hangs():
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_the_server_answers_a_chat(num_ranks):
-    if num_ranks > NUM_GPUS:
-        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    need_gpus(num_ranks)
     from tests.gpu.cases_model import DEMO
     from tests.ranks.launch import ROOT
 

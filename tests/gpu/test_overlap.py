@@ -2,10 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.gpu.gpus import NUM_GPUS, need_gpus
+
 pytest.importorskip("triton")
 
-NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
 
 
@@ -15,6 +15,6 @@ def test_every_overlap_gives_the_same_tokens(num_ranks, dtype, least):
     """float32 goes through host memory, so ranks may share a GPU."""
     from tests.ranks.launch import run_ranks
 
-    if dtype == "bfloat16" and num_ranks > NUM_GPUS:
-        pytest.skip(f"needs {num_ranks} GPUs, there are {NUM_GPUS}")
+    if dtype == "bfloat16":
+        need_gpus(num_ranks)
     print(run_ranks(num_ranks, "tests.gpu.cases_overlap:same_tokens", dtype=dtype, least=least, timeout_s=280))

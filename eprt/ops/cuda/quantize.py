@@ -1,5 +1,7 @@
 """Activations as fp8: e4m3 with one fp32 scale per row and 128 columns, scale = max / 448, value = data * scale."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -7,9 +9,17 @@ from torch import Tensor
 
 from eprt.ops.weight import BLOCK
 
-GROUPS = 8
+_GROUPS = 8
 # So that a group of zeros divides by something.
 SMALLEST = tl.constexpr(1e-12)
+
+
+@triton.jit
+def store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride):
+    """value: fp32 [groups, columns of one], a row's; rounded to e4m3 with a scale for each group."""
+    factor = tl.maximum(tl.max(tl.abs(value), axis=1) / 448.0, SMALLEST)
+    tl.store(scale + row * scale_stride + group * group_stride, factor, mask=group < num_groups)
+    tl.store(data + row * size + column, (value / factor[:, None]).to(data.dtype.element_ty), mask=column < size)
 
 
 @triton.jit(do_not_specialize=["group_stride", "scale_stride"])
@@ -20,18 +30,23 @@ def _quantize_rows(
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     value = tl.load(x + row * row_stride + column, mask=column < size, other=0.0).to(tl.float32)
-    factor = tl.maximum(tl.max(tl.abs(value), axis=1) / 448.0, SMALLEST)
-    tl.store(scale + row * scale_stride + group * group_stride, factor, mask=group < num_groups)
-    tl.store(data + row * size + column, (value / factor[:, None]).to(data.dtype.element_ty), mask=column < size)
+    store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride)
 
 
-def empty_quantized(rows: int, size: int, padded_to: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Room for what quantize_rows returns."""
-    groups, padded = triton.cdiv(size, BLOCK), triton.cdiv(rows, padded_to) * padded_to
-    data_MK = torch.empty(padded, size, dtype=torch.float8_e4m3fn, device=device)
+def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, Tensor]:
+    """What quantize_rows returns, of rows of `size` values that the kernel makes of x's."""
+    rows, groups, padded = x.shape[0], triton.cdiv(size, BLOCK), triton.cdiv(x.shape[0], padded_to) * padded_to
+    data_MK = torch.empty(padded, size, dtype=torch.float8_e4m3fn, device=x.device)
     if padded_to > 1:
-        return data_MK, torch.empty(groups, padded, dtype=torch.float32, device=device).T
-    return data_MK, torch.empty(rows, groups, dtype=torch.float32, device=device)
+        scale_MG = torch.empty(groups, padded, dtype=torch.float32, device=x.device).T
+    else:
+        scale_MG = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+    if rows:
+        kernel[(rows, triton.cdiv(groups, _GROUPS))](
+            data_MK, scale_MG, x, x.stride(0), size, groups, scale_MG.stride(0), scale_MG.stride(1),
+            GROUPS=_GROUPS, SIZE=BLOCK,
+        )  # fmt: skip
+    return data_MK, scale_MG
 
 
 def quantize_rows(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
@@ -40,12 +55,4 @@ def quantize_rows(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
     padded_to: as cuBLAS wants them: M is rounded up to a multiple of it (rows that hold anything), and the scales lie
     column by column.
     """
-    rows, size = x_MK.shape
-    data_MK, scale_MG = empty_quantized(rows, size, padded_to, x_MK.device)
-    if rows:
-        groups = triton.cdiv(size, BLOCK)
-        _quantize_rows[(rows, triton.cdiv(groups, GROUPS))](
-            data_MK, scale_MG, x_MK, x_MK.stride(0), size, groups, scale_MG.stride(0), scale_MG.stride(1),
-            GROUPS=GROUPS, SIZE=BLOCK,
-        )  # fmt: skip
-    return data_MK, scale_MG
+    return launch(_quantize_rows, x_MK, x_MK.shape[1], padded_to)

@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.quantize import GROUPS, SMALLEST, empty_quantized
-from eprt.ops.weight import BLOCK
+from eprt.ops.cuda.quantize import launch, store_quantized
 
 _BLOCK = 1024
 
@@ -36,22 +35,12 @@ def _silu_mul_quantize(
     gate = tl.load(x + row * row_stride + column, mask=column < size, other=0.0).to(tl.float32)
     up = tl.load(x + row * row_stride + size + column, mask=column < size, other=0.0).to(tl.float32)
     value = silu(gate) * up
-    factor = tl.maximum(tl.max(tl.abs(value), axis=1) / 448.0, SMALLEST)
-    tl.store(scale + row * scale_stride + group * group_stride, factor, mask=group < num_groups)
-    tl.store(data + row * size + column, (value / factor[:, None]).to(data.dtype.element_ty), mask=column < size)
+    store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride)
 
 
 def silu_mul_quantize(x_TI2: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
     """quantize_rows(silu_mul(x), padded_to), without rounding in between."""
-    rows, size = x_TI2.shape[0], x_TI2.shape[1] // 2
-    data_TI, scale_TG = empty_quantized(rows, size, padded_to, x_TI2.device)
-    if rows:
-        groups = triton.cdiv(size, BLOCK)
-        _silu_mul_quantize[(rows, triton.cdiv(groups, GROUPS))](
-            data_TI, scale_TG, x_TI2, x_TI2.stride(0), size, groups, scale_TG.stride(0), scale_TG.stride(1),
-            GROUPS=GROUPS, SIZE=BLOCK,
-        )  # fmt: skip
-    return data_TI, scale_TG
+    return launch(_silu_mul_quantize, x_TI2, x_TI2.shape[1] // 2, padded_to)
 
 
 def silu_mul(x_TI2: Tensor) -> Tensor:
