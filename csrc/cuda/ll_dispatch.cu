@@ -20,10 +20,10 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
   stamp(c, 2, kFirstPlaceThread);
   if (!(p.phases & kRecv)) return;
   place_rows(p, book, *begun, placement, thread);
+  // For publish_counts, and for racecheck, which sees no order in arriving: only in barriers that a thread waits at.
+  sync_placers();
   for (int group = 0; group < kGroups; ++group) barrier_arrive(kPlaced + group, kGroupThreads + kPlaceThreads);
-  if (blockIdx.x != 0) return;
-  sync_placers();  // arriving has waited for nobody
-  publish_counts(p, placement, thread);
+  if (blockIdx.x == 0) publish_counts(p, placement, thread);
 }
 
 __global__ void __launch_bounds__(kAllThreads, 1) dispatch(const __grid_constant__ DispatchParams p) {
