@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.emulated.cases import verbs
+from tests.emulated.cases import layouts, verbs
 from tests.emulated.device import emulated_ranks
 from tests.gpu import cases_deep_ep, cases_nvlink
 
@@ -26,6 +26,7 @@ def main() -> None:
     for num_ranks in (1, 2, 3, 4, 7):
         for number, shape in enumerate(VERB_SHAPES):
             run(num_ranks, verbs, shape=shape, num_sms=1 + (number + num_ranks) % 3)
+        run(num_ranks, layouts)
     for num_ranks in (2, 3, 4):
         run(num_ranks, cases_deep_ep.shapes, seed=num_ranks, cases_per_shape=6)
         run(num_ranks, cases_deep_ep.in_flight)

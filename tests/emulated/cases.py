@@ -3,6 +3,9 @@
 import random
 from collections.abc import Sequence
 
+import torch
+
+from eprt.compat.deep_ep.layout import Layout
 from eprt.ep.group import EPGroup
 from tests.gpu import cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens
@@ -18,3 +21,24 @@ def verbs(group: EPGroup, shape: Sequence, num_sms: int) -> None:
         calls = ("fused", "verbs")[(number + number // len(SKEWS)) % 2]
         cases_nvlink.check_once(backend, everyone, calls, (0,) * group.size)
     backend.close()
+
+
+def layouts(group: EPGroup) -> None:
+    """Call after call with the same Layout, which keeps totals between them: what torch counts. Some experts do not
+    exist."""
+    generator = torch.Generator().manual_seed(group.rank)
+    num_experts = 6 * group.size
+    layout = Layout(group.size, num_experts)
+    for num_tokens, top_k, dtype in [
+        (300, 8, torch.int64), (0, 3, torch.int32), (1, 1, torch.int64), (257, 10, torch.int32), (256, 2, torch.int64),
+        (9000, 1, torch.int32),
+    ]:  # fmt: skip
+        expert_TK = torch.randint(-2, num_experts + 2, (num_tokens, top_k), generator=generator, dtype=dtype)
+        valid_TK = (expert_TK >= 0) & (expert_TK < num_experts)
+        rank_TK = torch.where(valid_TK, expert_TK // 6, group.size).long()
+        in_rank_TR = torch.zeros(num_tokens, group.size + 1, dtype=torch.bool).scatter(1, rank_TK, True)[:, :-1]
+        per_rank, per_expert, in_rank = layout(expert_TK)
+        assert torch.equal(in_rank, in_rank_TR)
+        assert torch.equal(per_rank, in_rank_TR.sum(0, dtype=torch.int32))
+        assert torch.equal(per_expert.long(), expert_TK[valid_TK].long().bincount(minlength=num_experts))
+    layout.close()

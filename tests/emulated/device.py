@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
+from eprt.compat.deep_ep import layout
 from eprt.ep import nvlink_low_latency
 from eprt.gpu.jit import KernelSource
 from tests.emulated.kernels import library
@@ -131,7 +132,9 @@ def _as_they_were() -> Callable[[], None]:
 def _patches() -> ExitStack:
     stack, nothing = ExitStack(), lambda *args, **kwargs: None
     for value in (Kernel, Launch, SymmetricMemory, HostWords):
-        stack.enter_context(patch.object(nvlink_low_latency, value.__name__, value))
+        for module in (nvlink_low_latency, layout):
+            if hasattr(module, value.__name__):
+                stack.enter_context(patch.object(module, value.__name__, value))
     stack.enter_context(patch.dict(os.environ))
     stack.callback(_as_they_were())
     properties = SimpleNamespace(multi_processor_count=2)

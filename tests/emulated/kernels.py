@@ -16,10 +16,10 @@ HERE = Path(__file__).parent
 _FUNCTION = re.compile(r"^(?:template <[^\n]*>\n)?(?:EPRT_DEVICE|__device__ __noinline__)[^;{}]*\{", re.MULTILINE)
 _SHARED = "extern __shared__ __align__(16) unsigned char smem[];"
 _AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
-_PARAMS = {"dispatch": "DispatchParams", "combine": "CombineParams"}
+_PARAMS = {"dispatch": "DispatchParams", "combine": "CombineParams", "layout": "LayoutParams"}
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {
-  const auto body = [](void* p) { %(entry)s(*static_cast<const eprt::low_latency::%(params)s*>(p)); };
+  const auto body = [](void* p) { %(entry)s(*static_cast<const %(params)s*>(p)); };
   std::vector<std::thread> running;
   for (unsigned b = 0; b < blocks; ++b)
     running.emplace_back(emulated::run_block, b, blocks, threads, shared_bytes, +body, const_cast<void*>(params));
@@ -55,12 +55,13 @@ def library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
 
 @functools.cache
 def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
-    """entry: "eprt::low_latency::dispatch" or ...combine. Kept in the temporary directory by content."""
+    """entry: such as "eprt::low_latency::dispatch". Kept in the temporary directory by content."""
     text = without_ptx(jit.read_source(source.name))
     text = text.replace(_SHARED, "unsigned char* smem = emulated::shared_memory();")
     assert _AFTER in text
     text = text.replace(_AFTER, f'#include "memory.h"\n{_AFTER}')
-    names = {"entry": entry, "params": _PARAMS[entry.split("::")[-1]]}
+    namespace, name = entry.rsplit("::", 1)
+    names = {"entry": entry, "params": f"{namespace}::{_PARAMS[name]}"}
     text = f'#include "cuda.h"\n{text}\n{_ENTRY % names}'
     defines = [f"-D{key}={value}" for key, value in source.defines]
     parts = [text, *defines, *(path.read_text() for path in sorted(HERE.glob("*.h")))]
