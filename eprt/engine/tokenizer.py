@@ -26,6 +26,9 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path}: {error}") from None
+        # Left over from training in some checkpoints; transformers does not heed them either.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
         self.config: dict[str, Any] = _read_json(model_dir / "tokenizer_config.json")
         self.special_tokens = _special_tokens(self.config, _read_json(model_dir / "special_tokens_map.json"))
@@ -41,13 +44,28 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. add_special_tokens: with BOS where the checkpoint wants one (not for rendered chat templates,
         which write it themselves)."""
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG_TEXT:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:  # the library lets other threads run only here
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = encoding.ids
         if add_special_tokens and ids[: len(self._forced_bos)] != self._forced_bos:
             ids = self._forced_bos + ids
         return ids
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most bytes of text that one token can stand for; None where a token may swallow text without bound."""
+        pieces = self._spec.get("pre_tokenizer") or {}
+        pieces = pieces.get("pretokenizers", [pieces])
+        keeps_all = all(p.get("type") in _KEEPING and p.get("behavior") != "Removed" for p in pieces)
+        strips = any(token["lstrip"] or token["rstrip"] for token in self._spec.get("added_tokens", []))
+        if not (self._is_byte_level and keeps_all) or strips or self._spec.get("normalizer"):
+            return None
+        return max((len(self.token_bytes(token_id)) for token_id in self._tokenizer.get_vocab().values()), default=None)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
@@ -121,5 +139,11 @@ def _byte_alphabet() -> dict[str, int]:
     rest = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
+
+# Pre-tokenizers that cut a text, and drop none of it unless their behavior is "Removed".
+_KEEPING = frozenset(("ByteLevel", "Digits", "Punctuation", "Split"))
+
+# Characters from which on it pays to let other threads run.
+_LONG_TEXT = 10_000
 
 _BYTE_OF_CHARACTER = _byte_alphabet()

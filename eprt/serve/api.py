@@ -34,6 +34,9 @@ _json = msgspec.json.Encoder()
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
+# Longer bodies are read, rendered and tokenised in a thread, so that everybody else's streams keep flowing.
+_LONG_BODY = 20_000
+
 # Characters of the field `user` that the log shows.
 _USER_SHOWN = 64
 
@@ -143,8 +146,12 @@ class Api:
         try:
             body = await self._body(request)
             self._pool.check_open()
-            assert self._pool.limits is not None
-            job: Job = await prepare(parse(body), request_id, self._pool.limits)
+            limits = self._pool.limits
+
+            def prepared() -> Job:
+                return prepare(parse(body), request_id, limits)
+
+            job = prepared() if len(body) < _LONG_BODY else await asyncio.to_thread(prepared)
             generation = self._pool.submit(job.sequences)
         except ApiError as error:
             self._pool.metrics.request(endpoint, error.code, started_s)

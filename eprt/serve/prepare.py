@@ -1,7 +1,6 @@
 """From a checked request body to a Job: template, tokens, limits. Everything a client can get wrong is refused here,
-before a rank hears of it."""
+before a rank hears of it. Takes no longer than the body is long: what is far too much is refused by its size."""
 
-import asyncio
 from typing import Any
 
 from eprt.engine.request import RequestLimits
@@ -15,8 +14,6 @@ from eprt.serve.tools import format_of
 
 # OpenAI's default for /v1/completions. A chat answer may be as long as the model can go on.
 _DEFAULT_MAX_TOKENS = 16
-# Longer texts are tokenised in a thread (the library lets go of the interpreter), so that streams keep flowing.
-_LONG_TEXT = 20_000
 
 
 class Preparer:
@@ -30,9 +27,10 @@ class Preparer:
         self._max_sequences = max_sequences
         self._tool_format = format_of(tokenizer) if tokenizer else None
 
-    async def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
+    def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
         self._check_model(request.model)
-        prompts = [await self._prompt(f"prompt[{i}]", p) for i, p in enumerate(request.prompts())]
+        self._check_number(request.num_prompts, request.n or 1)
+        prompts = [self._prompt(f"prompt[{i}]", p, limits) for i, p in enumerate(request.prompts())]
         longest = max(len(prompt.token_ids) for prompt in prompts)
         echo = bool(request.echo)
         params = request.sampling_params(
@@ -42,12 +40,13 @@ class Preparer:
         )
         return self._job(request, request_id, limits, prompts, params, is_chat=False, echo=echo)
 
-    async def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> Job:
+    def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> Job:
         self._check_model(request.model)
         if self.tokenizer is None:
             raise invalid("messages", "the server runs without a tokenizer: send token ids to /v1/completions")
         if self._template is None:
             raise invalid("messages", "the model has no chat template: send a prompt to /v1/completions")
+        self._check_number(1, request.n or 1)
         uses_tools = bool(request.tools) and request.tool_choice != "none"
         text = self._template.render(
             request.messages,
@@ -55,7 +54,7 @@ class Preparer:
             add_generation_prompt=request.add_generation_prompt is not False,
             variables=request.chat_template_kwargs,
         )
-        prompt = Prompt(text, await self._encode(text, add_special_tokens=False))
+        prompt = Prompt(text, self._encode("messages", text, limits, add_special_tokens=False))
         params = request.sampling_params(
             max_tokens=_fit(len(prompt.token_ids), request.max_new_tokens, limits, "messages"),
             logprobs=request.num_logprobs,
@@ -74,12 +73,6 @@ class Preparer:
     ) -> Job:
         if params.stop and self.tokenizer is None:
             raise invalid("stop", "the server runs without a tokenizer: use stop_token_ids")
-        if len(prompts) * params.n > self._max_sequences:
-            raise invalid(
-                "n",
-                f"{len(prompts)} prompts with n={params.n} are {len(prompts) * params.n} sequences; the server "
-                f"runs and queues at most {self._max_sequences}",
-            )
         for i, prompt in enumerate(prompts):
             try:
                 limits.check(prompt.token_ids, params)
@@ -111,21 +104,35 @@ class Preparer:
             message = f"no model {model!r} here; this server has {self._model_name!r}"
             raise not_found(message, code="model_not_found", param="model")
 
-    async def _prompt(self, param: str, prompt: str | list[int]) -> Prompt:
+    def _check_number(self, num_prompts: int, n: int) -> None:
+        if num_prompts * n > self._max_sequences:
+            prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+            raise invalid(
+                "prompt" if num_prompts > self._max_sequences else "n",
+                f"{prompts} with n={n} are {num_prompts * n} sequences; the server runs and queues at most "
+                f"{self._max_sequences}",
+            )
+
+    def _prompt(self, param: str, prompt: str | list[int], limits: RequestLimits) -> Prompt:
         if not isinstance(prompt, str):
             return Prompt(None, prompt)
         if self.tokenizer is None:
             raise invalid(param, f"{param} is text, but the server runs without a tokenizer: send token ids")
-        token_ids = await self._encode(prompt, add_special_tokens=True)
+        token_ids = self._encode(param, prompt, limits, add_special_tokens=True)
         if not token_ids:
             raise invalid(param, f"{param} is empty, and the model has no token to begin with")
         return Prompt(prompt, token_ids)
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, param: str, text: str, limits: RequestLimits, *, add_special_tokens: bool) -> list[int]:
+        """Refuses what is surely too long before it is tokenised, which takes seconds and a gigabyte for 8 MB."""
         assert self.tokenizer is not None
-        if len(text) < _LONG_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        longest = self.tokenizer.longest_token
+        if longest is not None and len(text) > longest * limits.max_model_len:
+            num_tokens = f"at least {-(-len(text) // longest)}"
+            raise ApiError(
+                400, _too_long(num_tokens, "at least 1", limits), code="context_length_exceeded", param=param
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, default: int | None = None) -> int:
@@ -142,8 +149,14 @@ def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, 
         return wanted
     raise ApiError(
         400,
-        f"this model takes at most {limits.max_model_len} tokens; the request has {num_prompt} in the prompt and asks "
-        f"for {'at least 1' if wanted is None else wanted} in the completion. Shorten the prompt or lower max_tokens",
+        _too_long(str(num_prompt), "at least 1" if wanted is None else str(wanted), limits),
         code="context_length_exceeded",
         param="max_tokens" if asked is not None and room >= 1 else field,
+    )
+
+
+def _too_long(num_prompt: str, wanted: str, limits: RequestLimits) -> str:
+    return (
+        f"this model takes at most {limits.max_model_len} tokens; the request has {num_prompt} in the prompt and asks "
+        f"for {wanted} in the completion. Shorten the prompt or lower max_tokens"
     )

@@ -117,6 +117,12 @@ class CompletionRequest(_Sampling, kw_only=True, frozen=True):
     logprobs: Int | None = None
     best_of: Int | None = None
 
+    @property
+    def num_prompts(self) -> int:
+        """Without a look at each."""
+        is_one = not isinstance(self.prompt, list) or type(next(iter(self.prompt), None)) is int
+        return 1 if is_one else len(self.prompt)
+
     def prompts(self) -> list[str | list[int]]:
         """One or many prompts, each text or token ids."""
         prompt = self.prompt
@@ -315,12 +321,16 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _why_no_json(body: bytes, error: Exception) -> str:
-    """msgspec calls a string with half a surrogate pair truncated; the standard library lets it through."""
+    """msgspec calls a string with half a surrogate pair truncated, and says of NaN only where it stands; the standard
+    library lets both through."""
+    constants: list[str] = []
     try:
-        json.loads(body)
+        json.dumps(json.loads(body, parse_constant=constants.append), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "a string has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
     except (ValueError, RecursionError):
         return str(error)
-    return "a string has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+    return f"JSON has no {constants[0]}" if constants else str(error)
 
 
 def _refuse_unknown(raw: dict[str, Any], known: set[str], defaults: Mapping[str, tuple[Any, ...]]) -> None:

@@ -190,6 +190,10 @@ def test_any_json_is_parsed_or_refused(body, chat):
         (b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": 1, "include_usage": 1}}',
          "include_usage", "twice"),
         (b'{"prompt": "\\ud800"}', None, "surrogate"),
+        (b'{"prompt": "a", "temperature": NaN}', None, "JSON has no NaN"),
+        (b'{"prompt": "a", "logit_bias": {"5": -Infinity}}', None, "JSON has no -Infinity"),
+        (b'{"prompt": "a", "temperature": 1e999}', None, "out of range"),
+        (b'\xef\xbb\xbf{"prompt": "a"}', None, "invalid character (byte 0)"),
     ],
 )  # fmt: skip
 def test_what_json_decoders_drop_is_refused(body, param, part):
