@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.report import Report, Timing
 from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup
-from eprt.engine.graphs import DecodeGraphs
+from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch
 from eprt.models.loader import load_model
@@ -169,7 +169,8 @@ def bench_step(report: Report, hbm: float, num_layers: int) -> None:
     for name, requests in ((name, requests) for name in attention.installed() for requests in sizes):
         os.environ["EPRT_GPU_ATTENTION"] = name
         with torch.inference_mode():
-            graphs = DecodeGraphs(model, cache, [requests], num_pages, shape[1] - 1)
+            padding = padding_rows(requests, num_pages, page_size, shape[1] - 1, cache.device)
+            graphs = DecodeGraphs(lambda batch: model.forward_with_hidden(batch, cache), [requests], padding)
             batch = decode_batch(requests, num_pages, page_size, config.vocab_size)
             graphs.run(batch)
             before = sum(sum(layer.expert_load()) for layer in model.moe_layers())

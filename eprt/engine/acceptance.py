@@ -32,21 +32,28 @@ class Acceptance:
 
     def __init__(self, rows: BatchRows, token_MK: Tensor):
         self._rows, self._token_MK, device = rows, token_MK, token_MK.device
-        self._prob_MKV = torch.zeros(*rows.draft_MK.shape, rows.vocab_size, device=device)
+        self._prob_MKV = torch.zeros(*token_MK.shape, rows.vocab_size, device=device)
 
-    def propose(self, logits_SV: Tensor, row_S: np.ndarray, k: int) -> Tensor:
-        """int64 [S]: the k-th draft behind the last token of each of these rows; the likeliest for greedy requests."""
-        rows, token_S = self._rows, logits_SV.argmax(dim=-1)
+    def propose(self, logits_SV: Tensor, token_S: Tensor, row_S: np.ndarray, k: int, num_new_S: Tensor) -> Tensor:
+        """int64 [S]: the k-th draft of each of these rows; token_S, the likeliest, for greedy requests.
+
+        num_new_S: int64, on the device, how many tokens the row gets before its first draft: at most one more than
+        there are drafts. The host does not know, so it sends the random number of each case.
+        """
+        rows = self._rows
         drawn = np.flatnonzero(rows.sampling_M["temperature"][row_S])
-        if len(drawn):
-            row_Y, params_Y = row_S[drawn], rows.sampling_M[row_S[drawn]]
-            position_Y = rows.length_M[row_Y] - rows.num_prompt_M[row_Y] + k
-            u_Y = philox.uniform(params_Y["seed"], params_Y["sample_idx"] + _DRAFTING, position_Y.astype(np.uint64))
-            to_Y, at_Y, on_device_Y = upload([drawn, row_Y, u_Y], logits_SV.device)
-            prob_YV = _distribution(logits_SV[to_Y], params_Y)
-            self._prob_MKV[at_Y, k] = prob_YV
-            token_S[to_Y] = draw_from(prob_YV, on_device_Y)
-        return token_S
+        if not len(drawn):
+            return token_S
+        row_Y, params_Y = row_S[drawn], rows.sampling_M[row_S[drawn]]
+        first_Y = rows.length_M[row_Y] - rows.num_prompt_M[row_Y] + k
+        position_YN = (first_Y[:, None] + np.arange(rows.num_drafts + 2)).astype(np.uint64)
+        seed_Y1, stream_Y1 = params_Y["seed"][:, None], params_Y["sample_idx"][:, None] + _DRAFTING
+        u_YN = philox.uniform(seed_Y1, stream_Y1, position_YN)
+        to_Y, at_Y, on_device_YN = upload([drawn, row_Y, u_YN], logits_SV.device)
+        u_Y = on_device_YN.gather(1, num_new_S[to_Y].unsqueeze(1)).squeeze(1)
+        prob_YV = _distribution(logits_SV[to_Y], params_Y)
+        self._prob_MKV[at_Y, k] = prob_YV
+        return token_S.scatter(0, to_Y, draw_from(prob_YV, u_Y))
 
     def decide(
         self,

@@ -45,14 +45,15 @@ class BatchRows:
     """tokens_ML: int32, prompt and generated. length_M: how many. num_prompt_M, max_len_M: as in Request.
     page_table_MP: int32, the row's pages in order. num_slots_M: tokens they have room for. stop_MS: token ids that end
     it, padded. sampling_M: SAMPLING_DTYPE. holder_M: a number that no other request that held the row has had.
-    unknown_M: bool, whether a step under way computes the latest token, which tokens_ML lacks. draft_MK: int32, what
-    may follow, num_draft_M of them; can_draft_M: bool, whether drafts are any use. int64 where nothing else is said.
+    unknown_M: bool, whether a step under way computes the latest token, which tokens_ML lacks. num_draft_M: drafts
+    of what may follow, at most num_drafts (drafter.py); can_draft_M: bool, whether they are any use. int64 where
+    nothing else is said.
 
     counts, bias: only for the rows that have penalties or a logit bias (token ids int64, bias fp32).
     """
 
     def __init__(self, num_rows: int, max_model_len: int, page_size: int, vocab_size: int, num_drafts: int = 0):
-        self.page_size, self.vocab_size = page_size, vocab_size
+        self.page_size, self.vocab_size, self.num_drafts = page_size, vocab_size, num_drafts
         self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
         self.length_M, self.num_prompt_M, self.max_len_M, self.num_slots_M = np.zeros((4, num_rows), dtype=np.int64)
         self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)
@@ -60,7 +61,6 @@ class BatchRows:
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
         self.holder_M = np.zeros(num_rows, dtype=np.int64)
         self.unknown_M = np.zeros(num_rows, dtype=np.bool_)
-        self.draft_MK = np.zeros((num_rows, num_drafts), dtype=np.int32)
         self.num_draft_M = np.zeros(num_rows, dtype=np.int64)
         self.can_draft_M = np.zeros(num_rows, dtype=np.bool_)
         self.counts: dict[int, TokenCounts] = {}

@@ -1,25 +1,27 @@
 """Drafter: guesses the next tokens of running requests with the checkpoint's MTP layer, after each forward pass.
 
-Its first pass needs no more than the device knows, and is launched with the step; which of its rows count is known when
-the host has seen how many drafts held. The guesses stay on the device, where the next step takes them from: the host
-prepares it while they are computed.
-
 From the hidden state at a position and the token that followed it, the layer predicts the token after that one
 (DeepSeek-V3, arXiv:2412.19437, section 2.2). It has a KV cache of its own, in the same pages, so it sees every token
 that the model sees: prompts chunk by chunk, and each decoded token. The next step computes the guesses behind the last
-token, and the scheduler keeps those that hold. A chain of several guesses feeds the layer its own output.
+token, and those hold that equal what is sampled there. A chain of several guesses feeds the layer its own output.
+
+All of it is launched with the step, before the host knows any of the step's tokens: which of the last guesses hold is
+compared on the device, the new ones follow from there and stay there, where the next step takes them from. The host
+learns how many held, and prepares the next step while they are computed. Passes over decodes alone are recorded like
+the model's (graphs.py).
 
 Collective: it runs equally often on all ranks, with no rows where there is nothing to guess.
 """
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
+from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.runner import Packed
 from eprt.engine.schedule import Schedule
 from eprt.ep.load import LoadRecorder
@@ -27,11 +29,16 @@ from eprt.gpu.readback import Snapshot
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
 
+# What is read at a position is the token two places on, and a row's last token is never guessed: the model may know no
+# such position.
+_BEFORE_THE_END = 3
+
 
 class Drafter:
-    """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer.
-    token_MK: int64, on the device, where the guesses are left (runner.py). recorder: of the load of its experts too,
-    None without. acceptance: draws the guesses, which are else the likeliest.
+    """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer, the
+    last one for padding. token_MK: int64, on the device, where the guesses are left (runner.py). recorder: of the load
+    of its experts too, None without. acceptance: draws the guesses, which are else the likeliest. graphs: set later, on
+    GPUs.
     """
 
     def __init__(
@@ -44,52 +51,92 @@ class Drafter:
         acceptance: Acceptance | None = None,
     ):
         self.model, self.kv_pages, self.rows, self._recorder = model, kv_pages, rows, recorder
-        self.token_MK = token_MK
-        self._coming: tuple[np.ndarray, Snapshot] | None = None
-        self._propose = None if acceptance is None else acceptance.propose
-        self.num_drafts = rows.draft_MK.shape[1]
+        self.token_MK, self._acceptance = token_MK, acceptance
+        self.num_drafts = rows.num_drafts
+        self.graphs: DecodeGraphs | None = None
+        self._nth_K = torch.arange(self.num_drafts, device=token_MK.device)
 
-    def launch(self, schedule: Schedule, packed: Packed, hidden_TH: Tensor, token_X: Tensor | None) -> Tensor:
-        """The layer over the step's tokens, each with the token that follows it; waits for nothing. [T, H].
+    def guess(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:
+        """One pass of the layer. Of rows batch.logits_idx: the likeliest token behind batch.token_id_T, int64 [X], the
+        hidden states it was read from, [X, H], and, where guesses are drawn, its logits [X, V]. Collective.
+
+        hidden_TH: at the batch's positions, of the tokens before.
+        """
+        hidden_XH = self.model.draft(hidden_TH, batch, self.kv_pages)[batch.logits_idx]
+        logits_XV = self.model.logits(hidden_XH)
+        token_X = logits_XV.argmax(dim=-1)
+        return (token_X, hidden_XH) if self._acceptance is None else (token_X, hidden_XH, logits_XV)
+
+    def launch(self, schedule: Schedule, packed: Packed, hidden_TH: Tensor, token_X: Tensor | None) -> Snapshot | None:
+        """New guesses for the step's requests; waits for nothing. How many of the last ones hold, int64 [S] on its way
+        to the host; None where there were none.
 
         hidden_TH: of the step's forward pass. token_X: what was sampled, on the device; None where nothing was.
         """
-        batch = packed.batch
-        (next_T,) = upload([self._known_next_tokens(schedule)], hidden_TH.device)
+        draft_S, last_S, at_S, room_S, next_T, table_SP = self._upload(schedule, hidden_TH.device)
+        held_S, snapshot = draft_S, None
+        if schedule.draft_S is not None and token_X is not None:
+            held_S = self._held(last_S, draft_S, packed.row_S, token_X)
+            snapshot = Snapshot([held_S])
         if token_X is not None:
             # Behind a draft that does not hold it is wrong, and does no harm: the next step writes those cache entries
             # again. -1, where logits were no numbers, ends its request.
-            next_T[batch.logits_idx[: len(token_X)]] = token_X.clamp(min=0)
-        return self._draft(hidden_TH, replace(batch, token_id_T=next_T))
+            next_T[packed.batch.logits_idx[: len(token_X)]] = token_X.clamp(min=0)
+        batch = replace(packed.batch, token_id_T=next_T, logits_idx=last_S + held_S)
+        chain = _Chain(packed.batch, at_S - 1 + held_S, room_S, table_SP, *self.kv_pages.shape[:2])
+        for k in range(self.num_drafts):
+            if k:
+                self._begin_guessed(len(schedule.row_S))
+                batch = chain.batch(k, self.token_MK[packed.row_S, k - 1])
+            token_S, hidden_TH, *logits = self._pass(batch, hidden_TH)
+            if self._acceptance is not None:
+                token_S = self._acceptance.propose(logits[0], token_S, schedule.row_S, k, 1 + held_S)
+            self.token_MK[packed.row_S, k] = token_S
+        return snapshot
 
-    def finish(
-        self, schedule: Schedule, batch: ForwardBatch, drafted_TH: Tensor, accepted_S: np.ndarray | None
-    ) -> None:
-        """New drafts for the step's requests: on the device at once, on the host after take_in(). Waits for nothing. To
-        be called after the commit.
+    def settle(self, schedule: Schedule, held_S: np.ndarray | None) -> None:
+        """The host's part, after the commit: how many guesses each of the step's requests has."""
+        rows, row_S = self.rows, schedule.row_S
+        latest_S = schedule.at_S - 1 if held_S is None else schedule.at_S - 1 + held_S
+        more_S = (self._room(row_S) - 1 - latest_S).clip(0, self.num_drafts - 1)
+        rows.num_draft_M[row_S] = np.where(rows.can_draft_M[row_S], 1 + more_S, 0)
 
-        batch: the step's. drafted_TH: what launch() gave. accepted_S: how many drafts held.
+    def _upload(self, schedule: Schedule, device: torch.device) -> list[Tensor]:
+        """On the device, of each request: how many of its last guesses the step computes; where in the batch its last
+        token is; how many tokens it has; the first position without room; then the tokens that follow the batch's, as
+        far as they are known; and each request's pages."""
+        row_S, page_size = schedule.row_S, self.rows.page_size
+        draft_S = np.zeros_like(row_S) if schedule.draft_S is None else schedule.draft_S
+        most = int(schedule.at_S.max(initial=0)) + 2 * self.num_drafts
+        table_SP = self.rows.page_table_MP[:, : -(-most // page_size)].take(row_S, axis=0)
+        where = schedule.at_S, self._room(row_S), self._known_next_tokens(schedule), table_SP
+        return upload([draft_S, self._last_rows(schedule), *where], device)
+
+    def _room(self, row_S: np.ndarray) -> np.ndarray:
+        """int64 [S]: the first position that no guess may be put at."""
+        return np.minimum(self.rows.num_slots_M[row_S], self.rows.max_len_M[row_S] - _BEFORE_THE_END)
+
+    def _held(self, first_S: Tensor, draft_S: Tensor, row_S: Tensor, token_X: Tensor) -> Tensor:
+        """int64 [S]: how many guesses are the tokens that were sampled in their places.
+
+        Each token is sampled with its position's own random number, so tokens are those of decoding one by one.
         """
-        row_S = schedule.row_S
-        idx_S, at_S = upload([self._last_true_rows(schedule, accepted_S), row_S], drafted_TH.device)
-        position_S = schedule.at_S - 1 if accepted_S is None else schedule.at_S - 1 + accepted_S
-        self.rows.num_draft_M[row_S] = 0
-        self._chain(row_S, at_S, position_S, drafted_TH[idx_S], batch)
-        if len(row_S):
-            self._coming = (row_S, Snapshot([self.token_MK[at_S]]))
+        at_SK = (first_S.unsqueeze(1) + self._nth_K).clamp(max=len(token_X) - 1)
+        equal_SK = (token_X[at_SK] == self.token_MK[row_S]) & (self._nth_K < draft_S.unsqueeze(1))
+        return equal_SK.cumprod(dim=1).sum(dim=1)
 
-    def take_in(self) -> None:
-        """The latest drafts, where they can be compared with what is sampled. They have come long since."""
-        if self._coming is not None:
-            row_S, snapshot = self._coming
-            self.rows.draft_MK[row_S] = snapshot.values()[0]
-            self._coming = None
-
-    def _draft(self, hidden_TH: Tensor, batch: ForwardBatch) -> Tensor:
-        hidden_TH = self.model.draft(hidden_TH, batch, self.kv_pages)
+    def _pass(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:
+        if self.graphs is not None and self.graphs.fits(batch):
+            result = self.graphs.run(batch, hidden_TH)
+        else:
+            result = self.guess(batch, hidden_TH)
         if self._recorder is not None:
-            self._recorder.count_drafts(hidden_TH.shape[0])
-        return hidden_TH
+            self._recorder.count_drafts(batch.num_tokens)
+        return result
+
+    def _begin_guessed(self, num_requests: int) -> None:
+        if self._recorder is not None:
+            self._recorder.begin_drafts(num_requests)
 
     def _known_next_tokens(self, schedule: Schedule) -> np.ndarray:
         """int64 [T]: the token that follows each of the batch's, where the host knows it; else anything."""
@@ -97,54 +144,44 @@ class Drafter:
         parts = [tokens_ML[chunk.request_row, chunk.start + 1 : chunk.end + 1] for chunk in schedule.chunks]
         return np.concatenate((np.zeros(schedule.num_decode_tokens), *parts)).astype(np.int64)
 
-    def _last_true_rows(self, schedule: Schedule, accepted_S: np.ndarray | None) -> np.ndarray:
-        """int64 [S]: where in the batch the latest position lies whose own and next token are right."""
-        num_decodes = len(schedule.decodes)
-        from_S = schedule.first_S.copy()
-        if accepted_S is not None:
-            from_S += accepted_S
+    def _last_rows(self, schedule: Schedule) -> np.ndarray:
+        """int64 [S]: where in the batch each request's last token is; behind it come its guesses."""
+        last_S = schedule.first_S.copy()
         ends = np.cumsum([schedule.num_decode_tokens, *(chunk.end - chunk.start for chunk in schedule.chunks)])
-        from_S[num_decodes:] = [end - 1 for end, chunk in zip(ends[1:], schedule.chunks) if chunk.is_last]
-        return from_S
-
-    def _chain(
-        self, row_S: np.ndarray, at_S: Tensor, position_S: np.ndarray, hidden_SH: Tensor, step: ForwardBatch
-    ) -> None:
-        """at_S: the rows, on the device. step: the batch of the step, whose mode and overlap hold here too."""
-        rows = self.rows
-        for k in range(self.num_drafts):
-            if k:
-                # The guess before this one goes where its cache entry would, if there is room for it already; this one
-                # would be token position + 2. A row's last token is never drafted: there may be no position for it.
-                position_S = position_S + 1
-                room = np.flatnonzero(position_S < np.minimum(rows.num_slots_M[row_S], rows.max_len_M[row_S] - 3))
-                row_S, position_S = row_S[room], position_S[room]
-                (room_S,) = upload([room], hidden_SH.device)
-                at_S, hidden_SH = at_S[room_S], hidden_SH[room_S]
-                if self._recorder is not None:
-                    self._recorder.begin_drafts(len(row_S))
-                batch = _decode_batch(rows, row_S, position_S, self.token_MK[at_S, k - 1], step)
-                hidden_SH = self._draft(hidden_SH, batch)
-            if len(row_S):
-                logits_SV = self.model.logits(hidden_SH)
-                token_S = self._propose(logits_SV, row_S, k) if self._propose else logits_SV.argmax(dim=-1)
-                self.token_MK[at_S, k] = token_S
-                rows.num_draft_M[row_S] = np.where(rows.can_draft_M[row_S], k + 1, 0)
+        last_S[len(schedule.decodes) :] = [end - 1 for end, chunk in zip(ends[1:], schedule.chunks) if chunk.is_last]
+        return last_S
 
 
-def _decode_batch(
-    rows: BatchRows, row_S: np.ndarray, position_S: np.ndarray, token_S: Tensor, step: ForwardBatch
-) -> ForwardBatch:
-    """One token per request, at these positions."""
-    num, page_size = len(row_S), rows.page_size
-    num_pages = -(-int(position_S.max(initial=-1) + 1) // page_size)
-    arrays = {
-        "position_T": position_S,
-        "kv_slot_T": rows.page_table_MP[row_S, position_S // page_size] * np.int64(page_size) + position_S % page_size,
-        "page_table_BP": rows.page_table_MP[:, :num_pages].take(row_S, axis=0),
-        "seq_len_B": (position_S + 1).astype(np.int32),
-        "query_start_B1": np.arange(num + 1, dtype=np.int32),
-        "logits_idx": np.arange(num),
-    }
-    tensors: dict[str, Any] = dict(zip(arrays, upload(list(arrays.values()), token_S.device)))
-    return ForwardBatch(token_id_T=token_S, **tensors, num_decode=num, mode=step.mode, overlap=step.overlap)
+@dataclass(frozen=True)
+class _Chain:
+    """What batches of guessed tokens are made of, all on the device. step: the batch of the step, whose mode and
+    overlap hold here too. latest_S: int64, the last position of each request whose token and next token are known.
+    room_S: int64, the first position without room. table_SP: int32, pages.
+    """
+
+    step: ForwardBatch
+    latest_S: Tensor
+    room_S: Tensor
+    table_SP: Tensor
+    num_pages: int
+    page_size: int
+
+    def batch(self, k: int, token_S: Tensor) -> ForwardBatch:
+        """The k-th tokens behind the latest ones; padding where there is no room."""
+        position_S, num = self.latest_S + k, len(token_S)
+        has_room_S, padding_page = position_S < self.room_S, self.num_pages - 1
+        position_S = torch.where(has_room_S, position_S, 0)
+        table_SP = torch.where(has_room_S.unsqueeze(1), self.table_SP, padding_page)
+        page_S = table_SP.gather(1, (position_S // self.page_size).unsqueeze(1)).squeeze(1).long()
+        return ForwardBatch(
+            token_id_T=torch.where(has_room_S, token_S, -1),
+            position_T=position_S,
+            kv_slot_T=page_S * self.page_size + position_S % self.page_size,
+            page_table_BP=table_SP,
+            seq_len_B=(position_S + 1).int(),
+            query_start_B1=torch.arange(num + 1, dtype=torch.int32, device=token_S.device),
+            num_decode=num,
+            logits_idx=torch.arange(num, device=token_S.device),
+            mode=self.step.mode,
+            overlap=self.step.overlap,
+        )

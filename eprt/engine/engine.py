@@ -50,7 +50,6 @@ from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
-from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes
 from eprt.engine.in_flight import InFlight
 from eprt.engine.kv_cache import PagePool, allocate_kv_cache, cache_format, num_kv_pages
 from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
@@ -61,7 +60,7 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
-from eprt.engine.warm_up import warm_up
+from eprt.engine.warm_up import record_decodes, warm_up
 from eprt.ep.api import EPError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
@@ -116,19 +115,19 @@ class Engine:
             self.overlap.log()
         self._router: BatchRouter | None = None
         self.recorder, self.migrator = self._watch_experts()
-        self._acceptance, self._drafter = None, None
+        self._acceptance: Acceptance | None = None
+        self.drafter: Drafter | None = None
         if num_drafts:
-            token_MK = self.runner.draft_token_MK
+            token_MK, kv_pages = self.runner.draft_token_MK, kv_cache_LPSD[num_layers]
             if config.speculative_acceptance == "rejection":
                 self._acceptance = Acceptance(rows, token_MK)
-            kv_pages = kv_cache_LPSD[num_layers]
-            self._drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
+            self.drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
         self._board = StepBoard(self.group, num_values=_HEADER)
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
         self._num_steps, self._last_step_s, self._broken_by = 0, 0.0, ""
-        self._prepare_gpu(kv_cache_LPSD[:num_layers])
+        self._prepare_gpu()
 
     def _make_cache(self) -> tuple[RequestLimits, PagePool, Tensor]:
         config, model = self.config, self.model.config
@@ -184,24 +183,18 @@ class Engine:
     def _on_gpu(self) -> bool:
         return getattr(self.model, "device", None) is not None and self.model.device.type == "cuda"
 
-    def _prepare_gpu(self, kv_cache_LPSD: Tensor) -> None:
+    def _prepare_gpu(self) -> None:
         """Compiles kernels and records graphs, on all ranks before any of them serves."""
         if not self._on_gpu:
             return
-        config, padding_page = self.config, kv_cache_LPSD.shape[1] - 1
-        with torch.inference_mode():
-            longest = min(config.chunk_size, self.limits.max_model_len)
-            warm_up(
-                self.model, kv_cache_LPSD, longest, padding_page, config.num_speculative_tokens > 0,
-                lambda num_tokens: self.overlap.of_step([num_tokens], "normal"),
-            )  # fmt: skip
+        config = self.config
+        longest = min(config.chunk_size, self.limits.max_model_len)
+        warm_up(self.runner, self.drafter, longest, lambda num_tokens: self.overlap.of_step([num_tokens], "normal"))
+        if self._router is None:  # its split is the host's
             most_decodes = self.scheduler.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
-            sizes = graph_sizes(config.graph_sizes, min(config.low_latency_max_tokens, most_decodes))
-            if sizes and self._router is None and can_record(self.model):  # a router's split is the host's
-                num_pages = -(-self.limits.max_model_len // config.page_size)
-                self.runner.graphs = DecodeGraphs(
-                    self.model, kv_cache_LPSD, sizes, num_pages, padding_page, self.overlap.decode
-                )
+            most_rows = min(config.low_latency_max_tokens, most_decodes)
+            num_pages = -(-self.limits.max_model_len // config.page_size)
+            record_decodes(self.runner, self.drafter, config.graph_sizes, most_rows, num_pages, self.overlap.decode)
         self.model.reset_counters()
         self.group.barrier()
 
@@ -303,9 +296,10 @@ class Engine:
         """The forward pass, and on ranks with tokens the sampling; waits for neither."""
         if self.recorder is not None:
             self.recorder.begin(schedule.num_tokens, schedule.num_decode_tokens)
-        packed, hidden_TH, sample, prompt_logprobs = self.runner.pack(schedule, mode), None, None, []
+        packed, hidden_TH = self.runner.pack(schedule, mode), None
+        sample, held, prompt_logprobs = None, None, []
         self.gap.begin_step()
-        if self._drafter is None:
+        if self.drafter is None:
             logits_XV = self.runner.forward(packed)
         else:
             logits_XV, hidden_TH = self.runner.forward_with_hidden(packed)
@@ -318,32 +312,25 @@ class Engine:
             self.runner.remember(packed, sample.token_X)
         if self.recorder is not None:
             self.recorder.end()
-        drafted_TH = None
-        if self._drafter is not None and hidden_TH is not None:
-            drafted_TH = self._drafter.launch(schedule, packed, hidden_TH, None if sample is None else sample.token_X)
+        if self.drafter is not None and hidden_TH is not None:
+            held = self.drafter.launch(schedule, packed, hidden_TH, None if sample is None else sample.token_X)
         self.gap.end_step()
         self.scheduler.advance(schedule)
-        return InFlight(schedule, packed, sample, prompt_logprobs, drafted_TH)
+        return InFlight(schedule, sample, prompt_logprobs, held)
 
     @torch.inference_mode()
     def _settle(self) -> list[TokenOutput]:
-        """Waits for the step in flight, if any, and takes what came out of it.
-
-        Drafts are checked here, and made for the next step; idle ranks take part in making them.
-        """
+        """Waits for the step in flight, if any, and takes what came out of it. Its drafts may still be computed."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
         schedule, sampled = step.schedule, SampledTokens.none() if step.sample is None else step.sample.fetch()
         self._check_exchange()
         self.gap.collect()
-        if self._drafter is not None:
-            self._drafter.take_in()
-        accepted_S = self.scheduler.verify(schedule, sampled.token_X)
-        outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, accepted_S)
-        if self._drafter is not None and step.drafted_TH is not None:
-            self._drafter.finish(schedule, step.packed.batch, step.drafted_TH, accepted_S)
-            self.gap.end_step()
+        held_S = None if step.held is None else step.held.values()[0]
+        outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, held_S)
+        if self.drafter is not None:
+            self.drafter.settle(schedule, held_S)
         return outputs
 
     def _check_exchange(self) -> None:

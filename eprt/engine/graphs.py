@@ -3,11 +3,14 @@
 One graph per number of rows; a step takes the next larger one and fills it up with padding: token -1, which goes to no
 expert, in a KV page that belongs to nobody. A rank with nothing to decode replays the smallest, all padding: the others
 need not wait for its launches.
+
+What is recorded is any function of a batch: the model's pass, and the MTP layer's, which also takes hidden states.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,63 +20,79 @@ from eprt.layers.batch import ForwardBatch
 
 @dataclass(frozen=True)
 class Recorded:
-    """One graph, and where it leaves its results."""
+    """What was computed, to be computed again from and to the same memory."""
 
-    graph: torch.cuda.CUDAGraph
-    logits_XV: Tensor
-    hidden_TH: Tensor
+    replay: Callable[[], None]
+    results: tuple[Tensor, ...]
+
+
+def record(compute: Callable[[], tuple[Tensor, ...]], pool: Any) -> Recorded:
+    compute()  # compiles what a recording cannot
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        results = compute()
+    return Recorded(graph.replay, results)
+
+
+def padding_rows(
+    num_rows: int, num_pages: int, page_size: int, padding_page: int, device: torch.device, overlap: str = "none"
+) -> ForwardBatch:
+    """Decodes that are nobody's. num_pages: most pages of a request. padding_page: the index of the page for them.
+    overlap: of every step recorded (overlap_policy.py)."""
+
+    def full(value: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    return ForwardBatch(
+        token_id_T=full(-1, num_rows),
+        position_T=full(0, num_rows),
+        kv_slot_T=full(padding_page * page_size, num_rows),
+        page_table_BP=full(padding_page, num_rows, num_pages, dtype=torch.int32),
+        seq_len_B=full(1, num_rows, dtype=torch.int32),
+        query_start_B1=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+        num_decode=num_rows,
+        logits_idx=torch.arange(num_rows, device=device),
+        mode="low_latency",
+        overlap=overlap,
+    )
 
 
 class DecodeGraphs:
-    """sizes: numbers of rows, ascending. Construction is collective: it runs every size once on all ranks.
+    """compute: what to record, of a batch and, with hidden_TH, of as many hidden states: tensors with a row for each of
+    the batch's logits_idx. sizes: numbers of rows, ascending. padding: as many rows as the largest (padding_rows()).
+    hidden_TH: likewise, any values of the right dtype. pool: of another DecodeGraphs, whose memory may be shared.
 
-    padding_page: index of the page for padding. num_pages: most pages of a request. kv_cache_LPSD: the engine's.
-    overlap: of every step recorded (overlap_policy.py).
+    Construction is collective: it runs every size once on all ranks. num_replays: since then.
     """
 
     def __init__(
-        self, model, kv_cache_LPSD: Tensor, sizes: Sequence[int], num_pages: int, padding_page: int,
-        overlap: str = "none",
-    ):  # fmt: skip
-        self.sizes, self._model, self._kv_cache = list(sizes), model, kv_cache_LPSD
-        device, page_size, rows = kv_cache_LPSD.device, kv_cache_LPSD.shape[2], self.sizes[-1]
-
-        def full(value: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.full(shape, value, dtype=dtype, device=device)
-
-        self._padding = ForwardBatch(
-            token_id_T=full(-1, rows),
-            position_T=full(0, rows),
-            kv_slot_T=full(padding_page * page_size, rows),
-            page_table_BP=full(padding_page, rows, num_pages, dtype=torch.int32),
-            seq_len_B=full(1, rows, dtype=torch.int32),
-            query_start_B1=torch.arange(rows + 1, dtype=torch.int32, device=device),
-            num_decode=rows,
-            logits_idx=torch.arange(rows, device=device),
-            mode="low_latency",
-            overlap=overlap,
-        )
-        self._static = replace(self._padding, **{name: t.clone() for name, t in _tensors(self._padding)})
-        self._num_filled = 0
-        pool = torch.cuda.graph_pool_handle()
-        self._recorded = {size: self._record(size, pool) for size in reversed(self.sizes)}
+        self,
+        compute: Callable[..., tuple[Tensor, ...]],
+        sizes: Sequence[int],
+        padding: ForwardBatch,
+        hidden_TH: Tensor | None = None,
+        pool: Any = None,
+    ):
+        self.sizes, self.num_replays = list(sizes), 0
+        self.pool = torch.cuda.graph_pool_handle() if pool is None else pool
+        self._compute, self._padding, self._hidden_TH = compute, padding, hidden_TH
+        self._static = replace(padding, **{name: tensor.clone() for name, tensor in _tensors(padding)})
+        self._num_filled = self._num_chosen = 0
+        self._recorded = {size: self._record(size) for size in reversed(self.sizes)}
 
     def fits(self, batch: ForwardBatch) -> bool:
-        return (
-            batch.mode == "low_latency"
-            and batch.num_tokens == batch.num_decode <= self.sizes[-1]
-            and batch.logits_idx.shape[0] == batch.num_tokens
-        )
+        return batch.mode == "low_latency" and batch.num_tokens == batch.num_decode <= self.sizes[-1]
 
-    def run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """What model.forward_with_hidden gives for a batch that fits. The results last until the next run."""
-        num = batch.num_tokens
-        recorded = self._recorded[self.sizes[bisect_left(self.sizes, num)]]
-        self._fill(batch)
-        recorded.graph.replay()
-        return recorded.logits_XV[:num], recorded.hidden_TH[:num]
+    def run(self, batch: ForwardBatch, hidden_TH: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What compute gives for a batch that fits. The results last until the next run."""
+        recorded = self._recorded[self.sizes[bisect_left(self.sizes, batch.num_tokens)]]
+        self._fill(batch, hidden_TH)
+        recorded.replay()
+        self.num_replays += 1
+        return tuple(result[: len(batch.logits_idx)] for result in recorded.results)
 
-    def _fill(self, batch: ForwardBatch) -> None:
+    def _fill(self, batch: ForwardBatch, hidden_TH: Tensor | None) -> None:
         num, static, padding = batch.num_tokens, self._static, self._padding
         for name in ("token_id_T", "position_T", "kv_slot_T", "seq_len_B"):
             to = getattr(static, name)
@@ -85,8 +104,20 @@ class DecodeGraphs:
         if num < self._num_filled:
             static.page_table_BP[num : self._num_filled, :1] = padding.page_table_BP[num : self._num_filled, :1]
         self._num_filled = num
+        if self._hidden_TH is not None and hidden_TH is not None:
+            self._hidden_TH[:num] = hidden_TH
+        self._choose(batch)
 
-    def _record(self, size: int, pool) -> Recorded:
+    def _choose(self, batch: ForwardBatch) -> None:
+        """Which rows' results are wanted. As a rule all, in order, which is what the padding says too."""
+        num = len(batch.logits_idx)
+        num = 0 if num == batch.num_tokens else num
+        self._static.logits_idx[:num] = batch.logits_idx[:num]
+        if num < self._num_chosen:
+            self._static.logits_idx[num : self._num_chosen] = self._padding.logits_idx[num : self._num_chosen]
+        self._num_chosen = num
+
+    def _record(self, size: int) -> Recorded:
         s = self._static
         batch = replace(
             s,
@@ -94,12 +125,8 @@ class DecodeGraphs:
             query_start_B1=s.query_start_B1[: size + 1],
             **{name: tensor[:size] for name, tensor in _tensors(s) if name != "query_start_B1"},
         )
-        self._model.forward_with_hidden(batch, self._kv_cache)  # compiles what a recording cannot
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            logits_XV, hidden_TH = self._model.forward_with_hidden(batch, self._kv_cache)
-        return Recorded(graph, logits_XV, hidden_TH)
+        inputs = (batch,) if self._hidden_TH is None else (batch, self._hidden_TH[:size])
+        return record(lambda: self._compute(*inputs), self.pool)
 
 
 def _tensors(batch: ForwardBatch) -> list[tuple[str, Tensor]]:

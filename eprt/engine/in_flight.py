@@ -2,22 +2,19 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from eprt.engine.runner import Packed
 from eprt.engine.sampler import Sample
 from eprt.engine.schedule import Schedule
+from eprt.gpu.readback import Snapshot
 
 
 @dataclass(frozen=True)
 class InFlight:
     """A step that has been launched and not settled. sample: None where this rank has no token to choose.
 
-    drafted_TH: what drafts are read from (drafter.py), None without.
+    held: how many of the drafts that it computed hold (drafter.py), None without.
     """
 
     schedule: Schedule
-    packed: Packed
     sample: Sample | None
     prompt_logprobs: list[list]
-    drafted_TH: Tensor | None
+    held: Snapshot | None

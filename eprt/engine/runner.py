@@ -30,7 +30,8 @@ class Packed:
 
 
 class Runner:
-    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim]. graphs: set later, on GPUs.
+    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim], the last page for
+    padding. graphs: set later, on GPUs.
 
     keep_tokens: sampled tokens stay on the device, in last_token_M, for the next step to go on from: it can be packed
     before the host knows them. Every row that decodes has had its token there. draft_token_MK: int64, likewise its
@@ -42,10 +43,10 @@ class Runner:
         self.device = kv_cache_LPSD.device
         self.graphs: DecodeGraphs | None = None
         self.overlap = "none"  # of the next step (overlap_policy.py)
-        self.page_size = kv_cache_LPSD.shape[2]
+        self.page_size, self.padding_page = kv_cache_LPSD.shape[2], kv_cache_LPSD.shape[1] - 1
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
-        self.draft_token_MK = torch.zeros(rows.draft_MK.shape, dtype=torch.int64, device=self.device)
+        self.draft_token_MK = torch.zeros(num_rows, rows.num_drafts, dtype=torch.int64, device=self.device)
         self.token_id_T = np.zeros(chunk_size, dtype=np.int64)
         self.position_T = np.zeros(chunk_size, dtype=np.int64)
         self.kv_slot_T = np.zeros(chunk_size, dtype=np.int64)
@@ -59,11 +60,15 @@ class Runner:
             return self.graphs.run(batch)[0]
         return self.model.forward(batch, self.kv_cache_LPSD)
 
-    def forward_with_hidden(self, packed: Packed) -> tuple[Tensor, Tensor]:
+    def forward_with_hidden(self, packed: Packed) -> tuple[Tensor, ...]:
         """The same logits, and what drafting goes on from: the final hidden states [T, H]."""
         batch = packed.batch
         if self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch)
+        return self.compute(batch)
+
+    def compute(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """One pass of the model, launched anew: logits and hidden states."""
         return self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
 
     def remember(self, packed: Packed, token_S: Tensor) -> None:

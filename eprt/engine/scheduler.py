@@ -125,7 +125,7 @@ class Scheduler:
     def _choose_drafts(self) -> np.ndarray | None:
         """How many of its drafts each decode computes: no more than can become tokens, nor than pages can be spared."""
         rows, row_B = self.rows, self._decode_row_B
-        if not rows.draft_MK.shape[1]:
+        if not rows.num_drafts:
             return None
         length_B = rows.length_M[row_B]
         draft_B = np.minimum(rows.num_draft_M[row_B], rows.max_len_M[row_B] - length_B - 1).clip(min=0)
@@ -232,24 +232,6 @@ class Scheduler:
 
     # -- taking the results --
 
-    def verify(self, schedule: Schedule, token_X: np.ndarray) -> np.ndarray | None:
-        """How many drafts of each request hold, int64 [S]; None when there were none.
-
-        A draft holds if the sampler chose the same token there, with that position's own random number: tokens are
-        those of decoding one by one, and no rule that keeps the distribution accepts a single guess more often.
-        """
-        if schedule.draft_S is None:
-            return None
-        accepted_S, holds_S = np.zeros_like(schedule.draft_S), np.ones(len(schedule.draft_S), dtype=np.bool_)
-        for j in range(self.rows.draft_MK.shape[1]):
-            holds_S &= schedule.draft_S > j
-            at = np.flatnonzero(holds_S)
-            holds_S[at] = token_X[schedule.first_S[at] + j] == self.rows.draft_MK[schedule.row_S[at], j]
-            accepted_S += holds_S
-        self.num_drafted_tokens += int(schedule.draft_S.sum())
-        self.num_accepted_tokens += int(accepted_S.sum())
-        return accepted_S
-
     def advance(self, schedule: Schedule) -> None:
         """The step is on its way: every scheduled request is as long as it will be, one token each at least."""
         for chunk in schedule.chunks:
@@ -268,8 +250,12 @@ class Scheduler:
         """Takes the tokens of a step that has been advanced, and retires the requests that they finish.
 
         prompt_logprobs: one list per chunk, for the prompt tokens that follow the chunk's tokens (see runner.py).
-        accepted_S: what verify() found. Requests that have left their row since are passed over.
+        accepted_S: int64, how many drafts of each request are among the tokens; None when there were none. Requests
+        that have left their row since are passed over.
         """
+        if schedule.draft_S is not None and accepted_S is not None:
+            self.num_drafted_tokens += int(schedule.draft_S.sum())
+            self.num_accepted_tokens += int(accepted_S.sum())
         for chunk, logprobs in zip(schedule.chunks, prompt_logprobs):
             if chunk.request.prompt_logprobs is not None:
                 chunk.request.prompt_logprobs += logprobs

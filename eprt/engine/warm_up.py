@@ -1,31 +1,59 @@
 """Before the first request: every rank computes a few batches of padding, so that kernels are compiled before anybody
-waits for them, and memory is taken before the cache is trusted to fit."""
+waits for them, and memory is taken before the cache is trusted to fit; then it records its decoding steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
+from eprt.engine.drafter import Drafter
+from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes, padding_rows
+from eprt.engine.runner import Runner
 from eprt.layers.batch import ForwardBatch, Split
 
 
+@torch.inference_mode()
 def warm_up(
-    model, kv_cache_LPSD: Tensor, chunk_size: int, padding_page: int, with_hidden: bool,
+    runner: Runner,
+    drafter: Drafter | None,
+    chunk_size: int,
     overlap_of: Callable[[int], str] = lambda num_tokens: "none",
-) -> None:  # fmt: skip
+) -> None:
     """Collective. Prompts of a few lengths up to chunk_size, all in one page that belongs to nobody.
 
     overlap_of: what a step of so many tokens overlaps; that is tried besides.
     """
-    page_size = kv_cache_LPSD.shape[2]
-    run = model.forward_with_hidden if with_hidden else model.forward
     for length in sorted({min(length, chunk_size) for length in (1, 16, 32, 64, 128, 512, chunk_size)}):
-        batch = _prompt(length, page_size, padding_page, kv_cache_LPSD.device)
-        run(batch, kv_cache_LPSD)
+        batch = _prompt(length, runner.page_size, runner.padding_page, runner.device)
+        batches = [batch]
         if overlap_of(length) == "tbo":
-            run(replace(batch, overlap="tbo", split=Split.of([0, length])), kv_cache_LPSD)
+            batches.append(replace(batch, overlap="tbo", split=Split.of([0, length])))
+        for batch in batches:
+            if drafter is None:
+                runner.model.forward(batch, runner.kv_cache_LPSD)
+            else:
+                drafter.guess(batch, runner.compute(batch)[1])
     torch.cuda.synchronize()
+
+
+@torch.inference_mode()
+def record_decodes(
+    runner: Runner, drafter: Drafter | None, sizes: Sequence[int], most_rows: int, num_pages: int, overlap: str
+) -> None:
+    """Collective. Of the model and of the MTP layer, where they can be: from then on they replay.
+
+    sizes: numbers of rows wanted. most_rows: of a step. num_pages: most of a request. overlap: of every such step.
+    """
+    sizes = graph_sizes(sizes, most_rows)
+    if not sizes or not can_record(runner.model):
+        return
+    padding = padding_rows(sizes[-1], num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
+    runner.graphs = DecodeGraphs(runner.compute, sizes, padding)
+    if drafter is not None:
+        hidden_TH = torch.zeros(sizes[-1], runner.model.config.hidden_size, dtype=runner.model.config.dtype)
+        drafter.graphs = DecodeGraphs(
+            drafter.guess, sizes, padding, hidden_TH.to(runner.device), pool=runner.graphs.pool
+        )
 
 
 def _prompt(length: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:

@@ -113,7 +113,7 @@ class DeepseekModel:
         page_size, config.kv_dim], of the MTP layer.
         """
         assert self.mtp is not None, "the model was loaded without its MTP layer"
-        return self.mtp(hidden_TH, self.embed_VH[batch.token_id_T], batch, kv_pages, self.lanes)
+        return self.mtp(hidden_TH, self.embed_VH[batch.token_id_T.clamp(min=0)], batch, kv_pages, self.lanes)
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
         """fp32 [X, V] of normalised hidden states."""

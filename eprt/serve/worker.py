@@ -247,7 +247,8 @@ def inject(faults: Sequence[str], engine):
     for fault in injector.faults:
         _log.warning("[rank %d/%d] a fault on purpose: %s", group.rank, group.size, fault)
     if engine.runner.graphs is not None:
-        engine.runner.graphs = None
+        for computes in filter(None, (engine.runner, engine.drafter)):
+            computes.graphs = None
         _log.warning("[rank %d/%d] steps are not replayed: what was recorded knows no faults", group.rank, group.size)
     return injector
 

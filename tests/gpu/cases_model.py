@@ -6,12 +6,14 @@ from pathlib import Path
 import torch
 
 from eprt import LLM, EngineConfig, EPGroup, SamplingParams
+from eprt.engine.graphs import can_record
 from eprt.engine.tokenizer import Tokenizer
 from eprt.models.loader import load_model
 from examples.demo_model.chat import render
 from examples.demo_model.score import held_out_questions
 from tests import tiny
 from tests.paged import PagedRunner, fp8_cache_is_a_cache_of_rounded_entries
+from tests.recorded import check_replays
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40.", "a"] * 2
@@ -25,6 +27,8 @@ def generate(group: EPGroup, device: str, **options) -> list:
         llm.engine.check_integrity()
         stats, model = llm.engine.stats(), llm.engine.model
         assert model.device.type == device and stats.kv_pages_used_now == 0
+        if device == "cuda" and options.get("graph_sizes") != () and can_record(model):
+            check_replays(llm.engine)
         if group.size == 1 and not options.get("num_speculative_tokens"):
             computed = stats.num_prompt_tokens - stats.num_cached_tokens + stats.num_generated_tokens - len(TEXTS)
             assert llm.engine.recorder.tokens_PLE.sum() == computed * 4 * 3, "choices counted"
@@ -35,7 +39,8 @@ def generate(group: EPGroup, device: str, **options) -> list:
 def same_tokens_as_on_the_cpu(group: EPGroup, **options) -> None:
     """In float32, with graphs, overlapping steps and drafts and without; the CPU is asked by each rank alone."""
     want = generate(EPGroup.single(), "cpu", dtype="float32")
-    for extra in ({}, {"graph_sizes": ()}, {"overlap_schedule": False}, {"num_speculative_tokens": 1}):
+    drafts = [{"num_speculative_tokens": num} for num in (1, 3)]
+    for extra in ({}, {"graph_sizes": ()}, {"overlap_schedule": False}, *drafts, {**drafts[1], "graph_sizes": ()}):
         got = generate(group, "cuda", dtype="float32", **extra, **options)
         assert got == want, (extra, got, want)
 

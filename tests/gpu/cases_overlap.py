@@ -3,7 +3,9 @@
 from itertools import product
 
 from eprt import LLM, EPGroup, SamplingParams
+from eprt.engine.graphs import can_record
 from tests.gpu.cases_model import DEMO, TEXTS
+from tests.recorded import check_replays
 
 OVERLAPS = (
     {"overlap": "sbo"},
@@ -24,6 +26,8 @@ def generate(group: EPGroup, dtype: str, overlap: str, **options) -> list[list[i
         llm.engine.check_integrity()
         steps = llm.engine.overlap_steps
         assert (steps["tbo"] > 0) == (overlap == "tbo") and (steps["sbo"] > 0) == (overlap == "sbo"), steps
+        if options["graph_sizes"] and can_record(llm.engine.model):
+            check_replays(llm.engine)
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -31,7 +35,7 @@ def same_tokens(group: EPGroup, dtype: str = "float32", least: float = 1.0) -> N
     """Every overlap, with graphs and without, with drafts and without: the tokens of none. least: share of completions
     that must be equal; in bfloat16 attention may round otherwise where it has other requests beside it."""
     want = generate(group, dtype, "none", **GRAPHS)
-    for overlap, graphs, drafts in product(OVERLAPS, (GRAPHS, NO_GRAPHS), (0, 1)):
+    for overlap, graphs, drafts in product(OVERLAPS, (GRAPHS, NO_GRAPHS), (0, 1, 3)):
         got = generate(group, dtype, **overlap, num_speculative_tokens=drafts, **graphs)
         same = sum(a == b for a, b in zip(got, want))
         if group.rank == 0:

@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from eprt import LLM, EPGroup, SamplingParams
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from tests.ranks import cases_overlap
+from tests.recorded import steps_recorded
 
 VOCAB = 128
 
@@ -66,14 +68,17 @@ def same_tokens(group: EPGroup, directory: str) -> None:
 
 
 def drafts_change_nothing(group: EPGroup) -> None:
-    """With and without drafts by the MTP layer the ranks, of which some idle at the end, generate the same tokens."""
+    """With and without drafts by the MTP layer the ranks, of which some idle at the end, generate the same tokens, the
+    steps recorded or not."""
     demo = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
     texts = ["What is 12 + 30?", "Count from 3 to 20.", "Spell castle backwards.", "Sort: pear, fig", "What is 2 + 2?"]
     params = [SamplingParams(max_tokens=10 * (1 + i), temperature=0.7 * (i % 2), seed=i) for i in range(len(texts))]
     tokens = []
     for num_drafts, overlap in ((0, "none"), (2, "tbo"), (1, "sbo"))[: 3 if group.size == 2 else 2]:
         options = {"num_speculative_tokens": num_drafts, "overlap": overlap}
-        with LLM(demo, group, kv_cache_gb=0.02, **options) as llm:
+        with LLM(demo, group, kv_cache_gb=0.02, **options) as llm, ExitStack() as stack:
+            if num_drafts:
+                stack.enter_context(steps_recorded(llm.engine))
             tokens.append([output.outputs[0].token_ids for output in llm.generate(texts, params)])
             llm.engine.check_integrity()
     assert all(other == tokens[0] for other in tokens)

@@ -58,7 +58,13 @@ def test_tokens_follow_the_models_distribution(params, k):
     acceptance = Acceptance(rows, token_MK)
     generator = torch.Generator().manual_seed(3 + k)
     p_V, q_V = (torch.randn(VOCAB, generator=generator) * 1.5 for _ in range(2))
-    token_MK[:, k] = draft_S = acceptance.propose(q_V.expand(ROWS, VOCAB).clone(), row_S, k)
+    token_MK[:, k] = draft_S = acceptance.propose(
+        q_V.expand(ROWS, VOCAB).clone(),
+        torch.zeros(ROWS, dtype=torch.int64),
+        row_S,
+        k,
+        torch.zeros(ROWS, dtype=torch.int64),
+    )
     q, p = distribution(q_V, params), distribution(p_V, params)
     assert fits(draft_S, q) > SURELY_WRONG
 

@@ -136,11 +136,14 @@ def test_faults_on_purpose_reach_recorded_steps(rank):
     """A replayed graph calls no backend: with faults, steps are launched anew, on all ranks alike."""
     group, backend = SimpleNamespace(rank=rank, size=2), SimpleNamespace()
     engine = SimpleNamespace(
-        group=group, model=SimpleNamespace(ep={"low_latency": backend}), runner=SimpleNamespace(graphs="recorded")
+        group=group,
+        model=SimpleNamespace(ep={"low_latency": backend}),
+        runner=SimpleNamespace(graphs="recorded"),
+        drafter=SimpleNamespace(graphs="recorded"),
     )
     with worker.inject(["late-compute:0:2ms"], engine):
         assert (engine.model.ep["low_latency"] is backend) == (rank == 1)
-    assert engine.runner.graphs is None
+    assert engine.runner.graphs is None and engine.drafter.graphs is None
 
 
 def test_flags_reach_the_engine():

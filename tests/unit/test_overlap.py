@@ -293,6 +293,8 @@ def test_one_rank_computes_the_same_with_every_overlap():
 
 
 def test_halves_are_tried_before_the_first_request(monkeypatch):
+    from eprt.engine.batch_rows import BatchRows
+    from eprt.engine.runner import Runner
     from eprt.engine.warm_up import warm_up
     from eprt.models.loader import load_model
 
@@ -302,8 +304,8 @@ def test_halves_are_tried_before_the_first_request(monkeypatch):
     seen = []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda b, kv: (seen.append((b.num_tokens, b.overlap)), forward(b, kv)))
-    with torch.inference_mode():
-        warm_up(model, cache, 40, 2, False, lambda num_tokens: "tbo" if num_tokens >= 32 else "none")
+    runner = Runner(model, cache, BatchRows(1, 40, 16, model.config.vocab_size), 40)
+    warm_up(runner, None, 40, lambda num_tokens: "tbo" if num_tokens >= 32 else "none")
     tried = [(length, "none") for length in (1, 16, 32, 40)]
     assert sorted(seen) == sorted([*tried, (32, "tbo"), (40, "tbo")])
     model.close()

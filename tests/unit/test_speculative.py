@@ -1,6 +1,7 @@
 """Drafts by the MTP layer: never a different token, whatever they are cut short by; and most of them hold."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from eprt import LLM, SamplingParams
 from eprt.config import EngineConfig
 from tests import tiny
+from tests.recorded import steps_recorded
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40."] * 3
@@ -26,9 +28,10 @@ PARAMS = [
 ]
 
 
-def generate(num_drafts: int, **options):
+def generate(num_drafts: int, recorded: bool = False, **options):
     """Every completion's tokens, text and reason, and the engine's counters; nothing may be left behind."""
-    with LLM(MODEL, **{"kv_cache_gb": 0.02, "num_speculative_tokens": num_drafts, **options}) as llm:
+    options = {"kv_cache_gb": 0.02, "num_speculative_tokens": num_drafts, **options}
+    with LLM(MODEL, **options) as llm, steps_recorded(llm.engine) if recorded else nullcontext():
         outputs = [output.outputs[0] for output in llm.generate(TEXTS, PARAMS)]
         stats = llm.engine.stats()
         llm.engine.check_integrity()
@@ -54,6 +57,17 @@ def test_tokens_are_those_of_decoding_one_by_one(one_by_one, num_drafts, options
     assert 0 < stats.num_accepted_tokens <= stats.num_drafted_tokens
     if "max_model_len" in options:
         assert stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_drafts, overlap", [(1, "none"), (3, "tbo")])
+@pytest.mark.parametrize("options", [{}, {"kv_cache_gb": 3e-4, "page_size": 4, "max_model_len": 128}])
+def test_recorded_passes_give_the_same(one_by_one, num_drafts, overlap, options):
+    """Batches of all sizes, filled up with padding; the model's graphs and the MTP layer's."""
+    got, stats = generate(num_drafts, recorded=True, overlap=overlap, **options)
+    launched, fewer = generate(num_drafts, overlap=overlap, **options)
+    assert got == launched and stats.num_accepted_tokens == fewer.num_accepted_tokens > 0
+    if not options:
+        assert got == one_by_one[0]
 
 
 def test_drafts_save_steps_and_most_first_guesses_hold(one_by_one):
