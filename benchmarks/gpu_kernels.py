@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.report import table
 from eprt.ops import cuda
-from eprt.ops.cuda import grouped_gemm, mla_expanded, mla_triton, silu
+from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton, silu
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -155,6 +155,13 @@ def experts() -> None:
         w2 = weight(EXPERTS, HIDDEN, WIDTH, dtype=w_dtype)
         for rows in (8, 32, 64):
             cuda.grouped_experts(tensor(EXPERTS * rows, HIDDEN, dtype=x_dtype), count, w13, w2, None, count)
+    rooms = [32] * EXPERTS
+    h, scale = (
+        tensor(sum(rooms), WIDTH, dtype=torch.float8_e4m3fn),
+        tensor(sum(rooms), WIDTH // 128, dtype=torch.float32),
+    )
+    experts_cublas.scale_columns(scale, count, rooms)
+    experts_cublas.silu_mul_quantize_padded(tensor(128, 2 * WIDTH), 0, h, scale, count)
 
 
 def attention() -> None:

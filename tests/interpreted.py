@@ -39,9 +39,9 @@ interpreter.InterpreterBuilder.create_dot = _dot
 
 
 def main() -> None:
-    from tests.gpu import cases_expert_ops, cases_ops
+    from tests.gpu import cases_expert_ops, cases_many_rows, cases_ops
 
-    for case in (*cases_ops.SMALL, *cases_expert_ops.ALL):
+    for case in (*cases_ops.SMALL, *cases_expert_ops.ALL, *cases_many_rows.ALL):
         case(cases_ops.Draw("cpu"))
     cases_ops.experts(cases_ops.Draw("cpu"), shapes=((3, 128, 128),))
     cases_ops.attention(cases_ops.Draw("cpu"), heads_and_sizes=((4, 32, 8, 16, 16),))

@@ -111,12 +111,14 @@ class Received:
         rounded up to EPConfig.expert_alignment.
     scale_RG: fp32 [R, ceil(H/128)] or None.
     num_rounds: largest number of dispatch rounds any rank announced (see dispatch_send); 1 in most calls.
+    counts: recv_count_E, where the host knows it without waiting for the GPU once more.
     """
 
     x_RH: Tensor
     recv_count_E: Tensor
     scale_RG: Tensor | None = None
     num_rounds: int = 1
+    counts: tuple[int, ...] | None = None
 
 
 class EPBackend(Protocol):

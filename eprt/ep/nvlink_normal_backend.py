@@ -140,13 +140,13 @@ class NvlinkNormalBackend(NvlinkBackend):
     def _received(self, handle: DispatchHandle) -> Received:
         i = handle.epoch % self.config.num_buffers
         flight = self._flights[i]
-        rows, rounds = self.max_rows, 1
+        rows, rounds, slot_rows = self.max_rows, 1, None
         if self.config.max_recv_rows is None:
             self._counts[i] = counts = self.kernels.wait_counts(flight.host, self._tickets[i], self._slots_per_rank)
-            rows, rounds = counts.rows, counts.rounds
+            rows, rounds, slot_rows = counts.rows, counts.rounds, counts.slot_rows
         self._order.done(DISPATCH_RECV, handle.epoch)
         scale_RG = None if flight.scale_RG is None else flight.scale_RG[:rows]
-        return Received(flight.x_RH[:rows], flight.slot_rows, scale_RG, rounds)
+        return Received(flight.x_RH[:rows], flight.slot_rows, scale_RG, rounds, slot_rows)
 
     def _launch_combine_send(self, i: int, y_RH: Tensor, signal: Signal | None) -> None:
         flight = self._flights[i]

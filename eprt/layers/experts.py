@@ -9,6 +9,7 @@ from eprt import ops
 from eprt.ep.api import Received
 from eprt.gpu.readback import overwrite
 from eprt.layers.linear import padded_intermediate_size, swiglu_weights
+from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
 
@@ -104,8 +105,10 @@ class Experts:
         """
         w13, w2, storage_E = self.pool.w13, self.pool.w2, self.storage_E
         x_RH, count_E, scale_RG = received.x_RH, received.recv_count_E, received.scale_RG
-        if signal is None and num_sms is None:
-            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, storage_E, scale_RG, expected_rows)
+        if signal is None:
+            known = None if received.counts is None else KnownRows(received.counts, self.storages)
+            hints = expected_rows, num_sms, known
+            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, storage_E, scale_RG, *hints)
         inner = ops.experts_up(x_RH, count_E, w13, storage_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
         return ops.experts_down(inner, w2, out_RH, signal, num_sms)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eprt.ops import native
 from eprt.ops.elementwise import silu_mul
+from eprt.ops.known_rows import KnownRows
 from eprt.ops.weight import BLOCK, Weight
 
 _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
@@ -46,13 +47,16 @@ def grouped_experts(
     storage_E: Tensor | None = None,
     scale_RG: Tensor | None = None,
     expected_rows: int | None = None,
+    num_sms: int | None = None,
+    known: KnownRows | None = None,
 ) -> Tensor:
     """SwiGLU experts over rows grouped by expert: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
 
     x_RH: float32 or bfloat16, rows of expert e contiguous and in order of e. recv_count_E: int32 [E], sum <= R
     (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I].
     storage_E: int32, the matrix of each expert, where w13 and w2 hold other experts too ([M, 2I, H], [M, H, I]).
-    scale_RG: for e4m3 rows, their fp32 scales, one per 128 columns. expected_rows: for GPUs, unused here.
+    scale_RG: for e4m3 rows, their fp32 scales, one per 128 columns.
+    expected_rows, num_sms, known: for GPUs, unused here.
     Returns [R, H] of x's dtype: out_RH when given (contiguous, not overlapping x_RH), else a new tensor (bfloat16 for
     e4m3 rows).
 

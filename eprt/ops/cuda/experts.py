@@ -1,12 +1,15 @@
-"""The routed experts of a rank: two grouped products, the first with SiLU-and-multiply and quantisation inside."""
+"""The routed experts of a rank: two grouped products, the first with SiLU-and-multiply and quantisation inside. With
+many rows that the host knows of: expert by expert (experts_cublas.py)."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eprt.ops.cuda import experts_cublas
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
 
@@ -39,17 +42,25 @@ def grouped_experts(
     storage_E: Tensor | None = None,
     scale_RG: Tensor | None = None,
     expected_rows: int | None = None,
+    num_sms: int | None = None,
+    known: KnownRows | None = None,
 ) -> Tensor:
     """As eprt.ops.linear.grouped_experts, except where bfloat16 or e4m3 rows meet fp8 weights.
 
     There both products multiply e4m3 by e4m3: rows that are not yet e4m3 (with scale_RG) are quantised, and so is
     silu(gate) * up, with a scale per row and 128 columns. float32 rows are multiplied in float32 with any weights.
     recv_count_E and storage_E: int32 on the GPU; their values are not checked. expected_rows: about the sum of
-    recv_count_E, where R is but a bound; it chooses the tiling, not the result.
+    recv_count_E, where R is but a bound; it chooses the tiling, not the result. num_sms: as experts_up's.
+    known: recv_count_E and storage_E on the host, with which many rows are computed expert by expert.
     """
-    dtype = out_RH.dtype if out_RH is not None else None
-    inner = experts_up(x_RH, recv_count_E, w13, storage_E, scale_RG, dtype, expected_rows)
-    return experts_down(inner, w2, out_RH)
+    dtype = out_RH.dtype if out_RH is not None else torch.bfloat16 if scale_RG is not None else x_RH.dtype
+    if known is not None and experts_cublas.takes(known, w13, w2, dtype):
+        out_RH = x_RH.new_empty(x_RH.shape, dtype=dtype) if out_RH is None else out_RH
+        if scale_RG is not None and w13.scale is None:
+            x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
+        return experts_cublas.experts_one_by_one(x_RH, recv_count_E, w13, w2, out_RH, scale_RG, known)
+    inner = experts_up(x_RH, recv_count_E, w13, storage_E, scale_RG, dtype, expected_rows, num_sms)
+    return experts_down(inner, w2, out_RH, num_sms=num_sms)
 
 
 def experts_up(

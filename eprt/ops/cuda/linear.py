@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.cuda import cublas
 from eprt.ops.cuda.grouped_gemm import FP8, count_sms, grouped_gemm, tiling_of
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul, silu_mul_quantize
-from eprt.ops.weight import BLOCK, Weight
+from eprt.ops.weight import Weight
 
 _SHORTEST_SPLIT = 768  # columns
 
@@ -44,30 +45,15 @@ def _fp8_linear(
     x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype, quantise: Callable[..., tuple[Tensor, Tensor]] = quantize_rows
 ) -> Tensor:
     rows = x_MK.shape[0]
-    if _splits_k(rows, *w_NK.shape) or not _cublas_takes(w_NK, out_dtype):
+    if _splits_k(rows, *w_NK.shape) or not cublas.takes(w_NK, out_dtype):
         return _split_gemm(*quantise(x_MK), w_NK, out_dtype)
-    return _scaled_mm(*quantise(x_MK, padded_to=16), w_NK)[:rows]
+    assert w_NK.scale is not None
+    return cublas.scaled_mm(*quantise(x_MK, padded_to=cublas.PADDED_TO), w_NK.data.T, w_NK.scale.T)[:rows]
 
 
 def _splits_k(rows: int, n: int, k: int) -> bool:
     """Where splitting K was faster than cuBLAS on an H200: few rows, or a long K and too few tiles for all SMs."""
     return rows <= 32 or (k >= 4096 and rows <= (128 if n <= 4096 else 64))
-
-
-def _cublas_takes(w_NK: Weight, out_dtype: torch.dtype) -> bool:
-    """Blocks of 128 by 128 on Hopper, from CUDA 12.9 on; torch has had the call since 2.10."""
-    n, k = w_NK.shape
-    fits = k % (4 * BLOCK) == 0 and n % 16 == 0 and out_dtype == torch.bfloat16 and w_NK.data.is_cuda
-    return fits and hasattr(F, "scaled_mm") and torch.cuda.get_device_capability(w_NK.data.device) == (9, 0)
-
-
-def _scaled_mm(data_PK: Tensor, scale_PG: Tensor, w_NK: Weight) -> Tensor:
-    """cuBLAS: many rows. It takes multiples of 16 of them, and their scales column by column."""
-    assert w_NK.scale is not None
-    per_row, per_block, plain = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128, F.SwizzleType.NO_SWIZZLE
-    return F.scaled_mm(
-        data_PK, w_NK.data.T, [scale_PG], [per_row], [w_NK.scale.T], [per_block], [plain], [plain], None, torch.bfloat16
-    )
 
 
 def _split_gemm(data_MK: Tensor, scale_MG: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:

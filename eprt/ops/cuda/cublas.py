@@ -1,0 +1,35 @@
+"""cuBLAS's product of block-scaled e4m3 matrices: many rows. 1 x 128 blocks of activations, 128 x 128 of weights."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eprt.ops.weight import BLOCK, Weight
+
+PADDED_TO = 16  # rows
+
+
+def takes(w: Weight, out_dtype: torch.dtype) -> bool:
+    """Hopper, from CUDA 12.9 on; torch has had the call since 2.10. w: one matrix or a stack."""
+    n, k = w.shape[-2:]
+    if w.data.dtype != torch.float8_e4m3fn or not w.data.is_cuda or not hasattr(F, "scaled_mm"):
+        return False
+    fits = k % (4 * BLOCK) == 0 and n % 16 == 0 and out_dtype == torch.bfloat16
+    return fits and torch.cuda.get_device_capability(w.data.device) == (9, 0)
+
+
+def scaled_mm(x_PK: Tensor, scale_PG: Tensor, w_KN: Tensor, w_scale_GB: Tensor, out_PN: Tensor | None = None) -> Tensor:
+    """bfloat16 [P, N]. P: a multiple of PADDED_TO; the rows' scales lie column by column. w_KN and its scales: a weight
+    [N, K] transposed."""
+    per_row, per_block, plain = _recipes()
+    factors = (x_PK, w_KN, [scale_PG], per_row, plain, [w_scale_GB], per_block, plain, None, torch.bfloat16)
+    return torch._scaled_mm_v2(*factors) if out_PN is None else torch._scaled_mm_v2(*factors, out=out_PN)
+
+
+@functools.cache
+def _recipes() -> tuple[list[int], list[int], list[int]]:
+    """What torch.nn.functional.scaled_mm, which has no out=, makes of its enums at every call."""
+    per_row, per_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+    return [per_row.value], [per_block.value], [F.SwizzleType.NO_SWIZZLE.value]

@@ -1,0 +1,234 @@
+"""The routed experts of a rank, one after another through cuBLAS: many rows each, and the host knows how many.
+
+On two streams: some experts' down projections run beside the next ones' gate and up, so that the last thread blocks of
+one product leave no SM idle, and an exchange that takes SMs from one product does not hold up the other.
+
+cuBLAS takes whole multiples of 16 e4m3 rows, but rows lie expert after expert without gaps: up to 15 rows of the
+experts behind are multiplied along. What that makes of their outputs their own product overwrites, because down
+projections all go to one stream, in order.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eprt.ops.cuda import cublas
+from eprt.ops.cuda.quantize import quantize_rows, store_quantized
+from eprt.ops.cuda.silu import silu, silu_mul
+from eprt.ops.cuda.tiles import find_tile
+from eprt.ops.known_rows import KnownRows
+from eprt.ops.weight import BLOCK, Weight
+
+# Rows per expert from which this takes less time than one grouped product, the host's launches included.
+LEAST_ROWS = 768
+_BATCH = 4  # experts whose SiLU is one kernel
+_TILE_ROWS, _GROUPS = 32, 8
+
+
+@dataclass(frozen=True)
+class Member:
+    """An expert that has rows: `count` from `begin`. In padded memory they are the first of `room` rows from `place`.
+    storage: its matrix."""
+
+    begin: int
+    count: int
+    place: int
+    room: int
+    storage: int
+
+
+def takes(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dtype) -> bool:
+    """Whether experts_one_by_one is the faster way. dtype: of rows that are not e4m3, and of the outputs."""
+    if known is None or known.mean_rows < LEAST_ROWS or dtype != torch.bfloat16 or not w13.data.is_cuda:
+        return False
+    return w13.data.dtype == dtype or (cublas.takes(w13, dtype) and cublas.takes(w2, dtype))
+
+
+def experts_one_by_one(
+    x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor, scale_RG: Tensor | None,
+    known: KnownRows,
+) -> Tensor:  # fmt: skip
+    """As grouped_experts, for bfloat16 outputs. known: recv_count_E and each expert's matrix, on the host."""
+    if w13.scale is None:
+        products = Products(x_RH, w13, w2, out_RH)
+    else:
+        products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts)
+    members = members_of(known, products.PADDED_TO)
+    main, side = torch.cuda.current_stream(), _side_stream(x_RH.device.index)
+    for first in range(0, len(members), _BATCH):
+        batch = members[first : first + _BATCH]
+        products.up(batch)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            products.down(batch)
+    main.wait_stream(side)
+    return out_RH
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def members_of(known: KnownRows, padded_to: int) -> list[Member]:
+    members, begin, place = [], 0, 0
+    for count, storage in zip(known.counts, known.storages, strict=True):
+        if count:
+            room = _padded(count, padded_to)
+            members.append(Member(begin, count, place, room, storage))
+            begin, place = begin + count, place + room
+    return members
+
+
+def _padded(rows: int, to: int) -> int:
+    return -(-rows // to) * to
+
+
+class Products:
+    """bfloat16 times bfloat16. Memory that one stream makes and the other reads stays here until they have met."""
+
+    PADDED_TO = 1
+
+    def __init__(self, x_RH: Tensor, w13: Weight, w2: Weight, out_RH: Tensor):
+        self.x_RH, self.out_RH = x_RH, out_RH
+        self.w13_SHI2, self.w2_SIH = w13.data.mT, w2.data.mT
+        self.inner: dict[int, Tensor] = {}  # silu(gate) * up, by the first row
+
+    def up(self, members: Sequence[Member]) -> None:
+        first, last = members[0], members[-1]
+        y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13_SHI2.shape[2])
+        for m in members:
+            to, rows = m.place - first.place, self.x_RH[m.begin : m.begin + m.count]
+            torch.mm(rows, self.w13_SHI2[m.storage], out=y_RI2[to : to + m.count])
+        self.inner[first.begin] = silu_mul(y_RI2)
+
+    def down(self, members: Sequence[Member]) -> None:
+        first, h_RI = members[0], self.inner[members[0].begin]
+        for m in members:
+            at, to = m.place - first.place, self.out_RH[m.begin : m.begin + m.count]
+            torch.mm(h_RI[at : at + m.count], self.w2_SIH[m.storage], out=to)
+
+
+class ScaledProducts:
+    """e4m3 times e4m3. In padded memory are silu(gate) * up and, expert after expert, the scales [G, room] of both
+    products' rows, as cuBLAS reads them."""
+
+    PADDED_TO = cublas.PADDED_TO
+
+    def __init__(
+        self, x_RH: Tensor, scale_RG: Tensor | None, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor,
+        counts: Sequence[int],
+    ):  # fmt: skip
+        assert w13.scale is not None and w2.scale is not None
+        if scale_RG is None:
+            x_RH, scale_RG = quantize_rows(x_RH)
+        self.x_RH, self.out_RH, self.count_E = x_RH, out_RH, recv_count_E
+        self.w13 = w13.data.mT, w13.scale.mT
+        self.w2 = w2.data.mT, w2.scale.mT
+        self.size, self.groups = w2.shape[-1], scale_RG.shape[1]
+        rooms = [_padded(count, self.PADDED_TO) for count in counts]
+        self.x_scale = scale_columns(scale_RG, recv_count_E, rooms)
+        self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
+        self.h_PI = x_RH.new_empty(sum(rooms), self.size)
+
+    def up(self, members: Sequence[Member]) -> None:
+        first, last = members[0], members[-1]
+        y_PI2 = self.out_RH.new_empty(last.place + last.room - first.place, 2 * self.size)
+        for m in members:
+            to, w, w_scale = m.place - first.place, *(part[m.storage] for part in self.w13)
+            scale_PG = self.x_scale[m.place * self.groups : (m.place + m.room) * self.groups]
+            scale_PG = scale_PG.view(self.groups, m.room).T
+            cublas.scaled_mm(_window(self.x_RH, m), scale_PG, w, w_scale, y_PI2[to : to + m.room])
+        silu_mul_quantize_padded(y_PI2, first.place, self.h_PI, self.h_scale, self.count_E)
+
+    def down(self, members: Sequence[Member]) -> None:
+        groups = self.size // BLOCK
+        for m in members:
+            w, w_scale = (part[m.storage] for part in self.w2)
+            scale_PG = self.h_scale[m.place * groups : (m.place + m.room) * groups].view(groups, m.room).T
+            h_PI = self.h_PI[m.place : m.place + m.room]
+            if m.begin + m.room <= len(self.out_RH):
+                cublas.scaled_mm(h_PI, scale_PG, w, w_scale, self.out_RH[m.begin : m.begin + m.room])
+            else:
+                self.out_RH[m.begin : m.begin + m.count] = cublas.scaled_mm(h_PI, scale_PG, w, w_scale)[: m.count]
+
+
+def _window(rows_RK: Tensor, m: Member) -> Tensor:
+    """m.room rows from m.begin; a copy, with rows that hold anything, where there are not so many."""
+    if m.begin + m.room <= len(rows_RK):
+        return rows_RK[m.begin : m.begin + m.room]
+    window = rows_RK.new_empty(m.room, rows_RK.shape[1])
+    window[: m.count] = rows_RK[m.begin : m.begin + m.count]
+    return window
+
+
+@triton.jit
+def _rooms(count_E, num_experts, EXPERTS: tl.constexpr, PADDED: tl.constexpr):
+    """(0, 1, 2, ..; rows of each expert; the same, padded)"""
+    expert = tl.arange(0, EXPERTS)
+    count = tl.load(count_E + expert, mask=expert < num_experts, other=0)
+    return expert, count, (count + PADDED - 1) // PADDED * PADDED
+
+
+@triton.jit(do_not_specialize=["num_experts", "row_stride"])
+def _scale_columns(
+    out, scale, count_E, row_stride, num_experts, num_groups, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+    TILE: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    expert, count, room = _rooms(count_E, num_experts, EXPERTS, PADDED)
+    which, place, rows, first = find_tile(tl.program_id(0), room, expert, TILE)
+    begin = tl.sum(tl.where(expert < which, count, 0), 0)
+    filled = tl.sum(tl.where(expert == which, count, 0), 0)
+    member, group = first + tl.arange(0, TILE)[:, None], tl.arange(0, GROUPS)[None, :]
+    at = (begin + member).to(tl.int64) * row_stride + group
+    value = tl.load(scale + at, mask=(member < filled) & (group < num_groups), other=0.0)
+    to = place.to(tl.int64) * num_groups + group * rows + member
+    tl.store(out + to, value, mask=(member < rows) & (group < num_groups))
+
+
+def scale_columns(scale_RG: Tensor, recv_count_E: Tensor, rooms: Sequence[int]) -> Tensor:
+    """fp32, flat: for each expert in turn its rows' scales [G, room], 0 for rows of padding. rooms: padded counts."""
+    num_groups = scale_RG.shape[1]
+    out = scale_RG.new_empty(sum(rooms) * num_groups)
+    tiles = sum(triton.cdiv(room, _TILE_ROWS) for room in rooms)
+    _scale_columns[(tiles,)](
+        out, scale_RG, recv_count_E, scale_RG.stride(0), len(rooms), num_groups,
+        EXPERTS=triton.next_power_of_2(len(rooms)), PADDED=cublas.PADDED_TO, TILE=_TILE_ROWS,
+        GROUPS=triton.next_power_of_2(num_groups),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_experts", "first_row"])
+def _silu_mul_quantize_padded(
+    data, scale, y, count_E, num_experts, first_row, size, num_groups, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    expert, _count, room = _rooms(count_E, num_experts, EXPERTS, PADDED)
+    row = first_row + tl.program_id(0)
+    _which, place, rows, member = find_tile(row // PADDED, room, expert, PADDED)
+    member += row % PADDED
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    at = y + tl.program_id(0).to(tl.int64) * 2 * size + column
+    gate = tl.load(at, mask=column < size, other=0.0).to(tl.float32)
+    up = tl.load(at + size, mask=column < size, other=0.0).to(tl.float32)
+    to = scale + place.to(tl.int64) * num_groups + member
+    store_quantized(data, to, silu(gate) * up, row.to(tl.int64), group, column, size, num_groups, 0, rows)
+
+
+def silu_mul_quantize_padded(
+    y_PI2: Tensor, first_row: int, h_PI: Tensor, h_scale: Tensor, recv_count_E: Tensor
+) -> None:
+    """silu(gate) * up of rows first_row.. of padded memory, into their places of h_PI (e4m3) and h_scale."""
+    size, num_experts = h_PI.shape[1], len(recv_count_E)
+    groups = triton.cdiv(size, BLOCK)
+    _silu_mul_quantize_padded[(len(y_PI2), triton.cdiv(groups, _GROUPS))](
+        h_PI, h_scale, y_PI2, recv_count_E, num_experts, first_row, size, groups,
+        EXPERTS=triton.next_power_of_2(num_experts), PADDED=cublas.PADDED_TO, GROUPS=_GROUPS, SIZE=BLOCK,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""The routed experts one after another (experts_cublas.py) against the slow oracle. In the interpreter a product that
+is as particular as cuBLAS stands in for it, and one stream for two."""
+
+from contextlib import nullcontext
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from eprt.ops import cuda, reference
+from eprt.ops.cuda import cublas, experts_cublas
+from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.known_rows import KnownRows
+from eprt.ops.weight import Weight, quantize_fp8
+from tests.gpu.cases_ops import Draw, _at, _on, near
+
+# Rows of each expert: none, one, whole tiles, and ends inside a tile, also where no memory follows.
+COUNTS = ((40, 0, 1, 17, 64, 2, 0, 33), (16, 16), (5,), (0, 0, 3, 0), (0, 0))
+
+
+def particular_mm(x_PK: Tensor, scale_PG: Tensor, w_KN: Tensor, w_scale_GB: Tensor, out_PN: Tensor | None = None):
+    """cublas.scaled_mm in fp32, with the checks of torch's."""
+    rows, groups = scale_PG.shape
+    assert rows == len(x_PK) and rows % cublas.PADDED_TO == 0 and groups == x_PK.shape[1] // 128
+    assert scale_PG.stride() == (1, rows) and w_KN.stride(0) == 1
+    x = x_PK.float() * scale_PG.repeat_interleave(128, 1)
+    y = x.nan_to_num() @ Weight(w_KN.T, w_scale_GB.T.contiguous()).dequantize().T
+    return y.bfloat16() if out_PN is None else out_PN.copy_(y)
+
+
+def one_by_one(draw: Draw, *inputs) -> Tensor:
+    if draw.device == "cuda":
+        return experts_cublas.experts_one_by_one(*inputs)
+    stream, no_stream = mock.Mock(), lambda stream: nullcontext()
+    with (
+        mock.patch.object(cublas, "scaled_mm", particular_mm),
+        mock.patch.object(experts_cublas, "_side_stream", lambda device: stream),
+        mock.patch.multiple(torch.cuda, current_stream=lambda: stream, stream=no_stream),
+    ):
+        return experts_cublas.experts_one_by_one(*inputs)
+
+
+def many_rows(draw: Draw) -> None:
+    """In the interpreter narrow, and without the grouped product: it is slow there."""
+    on_gpu, storages = draw.device == "cuda", 10
+    hidden, width = (512, 512) if on_gpu else (256, 128)
+    w13 = draw.normal(storages, 2 * width, hidden, scale=hidden**-0.5).cpu()
+    w2 = draw.normal(storages, hidden, width, scale=width**-0.5).cpu()
+    for convert, tolerance in ((quantize_fp8, 0.12), (lambda w: Weight(w.bfloat16()), 8e-3)):
+        weights = [convert(w) for w in (w13, w2)]
+        on_device = _on(draw.device, weights[0]), _on(draw.device, weights[1])
+        for counts in COUNTS:
+            rows, what = sum(counts), f"{weights[0].data.dtype} experts one by one, rows {counts}"
+            storage = torch.randperm(storages, generator=draw.generator)[: len(counts)].int()
+            count, x = torch.tensor(counts).int(), draw.normal(rows, hidden, dtype=torch.bfloat16)
+            known, given = KnownRows(counts, storage.tolist()), (count.to(draw.device), *on_device)
+            out = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16, device=draw.device)
+            assert one_by_one(draw, x, *given, out, None, known) is out
+            want = reference.grouped_experts(x.cpu(), count, *(_at(w, storage) for w in weights))
+            near(out, want, tolerance, what)
+            if on_gpu:
+                grouped = cuda.grouped_experts(x, given[0], *on_device, None, storage.to(draw.device))
+                near(out, grouped, 0.03, f"{what}, beside the grouped product")
+            if convert is quantize_fp8:
+                data, scale = quantize_rows(x)
+                wide = scale.new_full((rows, scale.shape[1] + 3), float("nan"))  # rows of scales lie apart
+                wide[:, : scale.shape[1]] = scale
+                sent = one_by_one(draw, data, *given, torch.empty_like(out), wide[:, : scale.shape[1]], known)
+                near(sent, out, 1e-6, f"{what}, that came as fp8")
+
+
+def chosen(draw: Draw) -> None:
+    """By the mean of the experts that have rows; never for fp32 or shapes that cuBLAS does not take."""
+    many, few = (KnownRows((0, rows, rows), (0, 1, 2)) for rows in (experts_cublas.LEAST_ROWS, 64))
+    fp8, odd = (_on(draw.device, quantize_fp8(torch.randn(1, 512, k))) for k in (512, 384))
+    plain = Weight(fp8.data.bfloat16())
+    on_gpu, bf16 = draw.device == "cuda", torch.bfloat16
+    assert experts_cublas.takes(many, plain, plain, bf16) == on_gpu
+    assert experts_cublas.takes(many, fp8, fp8, bf16) == (on_gpu and cublas.takes(fp8, bf16))
+    for known, w, dtype in ((few, plain, bf16), (many, plain, torch.float32), (many, odd, bf16)):
+        assert not experts_cublas.takes(known, w, w, dtype)
+
+
+ALL = (many_rows, chosen)
