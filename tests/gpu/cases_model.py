@@ -1,6 +1,7 @@
 """What every rank does in test_model.py: the engine on GPUs beside the engine on the CPU."""
 
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -126,34 +127,50 @@ def fp8_goldens(group: EPGroup, root: str) -> None:
 
 
 def fp8_activations(group: EPGroup, root: str) -> None:
-    """fp8 weights in bfloat16, where activations are e4m3 too: the demo model's logits against transformers' with the
-    same weights and activations rounded alike. (A model of random weights would multiply any difference.)"""
+    """fp8 weights in bfloat16, where activations are e4m3 too: the demo model's logits as near to transformers' in
+    float32, with the same weights and activations rounded alike, as transformers' own in bfloat16 are. (A model of
+    random weights would multiply any difference.)
+
+    Those lie, over these 963 tokens, at a median relative error of 0.0168 and a mean divergence of 0.0092; not rounding
+    activations at all makes 0.0135 and 0.0050. The mean is that of a few tokens where an expert is chosen otherwise
+    (median 4e-6, largest 0.8): between two ways of rounding it varies by a fifth, which the bound on it allows for.
+    """
     from transformers import AutoModelForCausalLM
 
     directory = Path(root) / "demo"
     shutil.copytree(DEMO, directory)
     tiny.quantize_checkpoint(directory)
     hf_model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, experts_implementation="eager").eval()
-    with torch.no_grad():
-        tiny.round_to_fp8_blocks(hf_model)
+    tiny.round_to_fp8_blocks(hf_model)
+    hf_bf16 = deepcopy(hf_model).bfloat16()
     model = load_model(EngineConfig(str(directory), device="cuda", dtype="bfloat16"), group)
-    tokenizer = Tokenizer(directory)
-    errors, divergences = [], []
+    tokenizer, ours, theirs = Tokenizer(directory), [], []
     for question in held_out_questions(33)[:20]:
         reply = {"role": "assistant", "content": question.answer}
         prompt = tokenizer.encode(render([*question.messages, reply], question.tools, False))
         with tiny.fp8_activations(hf_model):
             want = tiny.golden_logits(hf_model, prompt)
+        with tiny.fp8_activations(hf_bf16):
+            theirs.append(_differences(tiny.golden_logits(hf_bf16, prompt), want))
         runner = PagedRunner(model)
-        got = runner.prefill(runner.request(prompt)).cpu()
-        errors.append((got - want).norm(dim=-1) / want.norm(dim=-1))
-        divergences.append((want.softmax(-1) * (want.log_softmax(-1) - got.log_softmax(-1))).sum(dim=-1))
+        ours.append(_differences(runner.prefill(runner.request(prompt)).cpu(), want))
     model.close()
-    error, divergence = torch.cat(errors).median().item(), torch.cat(divergences).mean().item()
-    print(
-        f"fp8 on {len(torch.cat(errors))} tokens: median relative error {error:.4f}, mean divergence {divergence:.5f}"
-    )
-    assert error < 0.025 and divergence < 0.01, (error, divergence)
+    (error, divergence), (least_error, least_divergence) = _summary(ours), _summary(theirs)
+    print(f"fp8: median relative error {error:.4f}, mean divergence {divergence:.5f}; "
+          f"transformers in bfloat16 {least_error:.4f}, {least_divergence:.5f}")  # fmt: skip
+    assert error < 1.25 * least_error and divergence < 2 * least_divergence
+
+
+def _differences(got_TV: torch.Tensor, want_TV: torch.Tensor) -> torch.Tensor:
+    """[2, T]: relative error of the logits, and divergence of the distributions in nats."""
+    error_T = (got_TV - want_TV).norm(dim=-1) / want_TV.norm(dim=-1)
+    divergence_T = (want_TV.softmax(-1) * (want_TV.log_softmax(-1) - got_TV.log_softmax(-1))).sum(dim=-1)
+    return torch.stack((error_T, divergence_T))
+
+
+def _summary(differences: list[torch.Tensor]) -> tuple[float, float]:
+    error_T, divergence_T = torch.cat(differences, dim=1)
+    return error_T.median().item(), divergence_T.mean().item()
 
 
 def fp8_cache(group: EPGroup, root: str) -> None:
