@@ -15,7 +15,7 @@ struct CountParams {
   const uint8_t* in_rank;      // bool [T, R]
   const int32_t* slot_tokens;  // [S] tokens for each slot
   int32_t* slot_begin;         // [L + 1]: first row of each local slot, and the end
-  uint32_t* host;              // host memory: host_ticket (written last), items, rows, rounds, rows of each local slot
+  uint32_t* host;              // host memory: host_ticket (written last), items, rows, rounds, aligned rows by slot
   int32_t num_tokens;          // T
   int32_t top_k;               // K
   int32_t num_slots;           // S
@@ -192,6 +192,7 @@ EPRT_DEVICE void receive_counts(const CountParams& p, const SharedCount& s, Wait
       all += count, most = max(most, int(count));
       if (j < p.num_slots || j == columns) continue;
       p.layout.sent[source * kRanks + j - p.num_slots] = count;
+      p.layout.sent_through[source * kRanks + j - p.num_slots] = all;
       if (kStats && j == p.num_slots + c.rank) c.stats.tokens[kRanks + source] += count;
     }
     if (j < columns) s.number[j] = before;
@@ -229,7 +230,8 @@ EPRT_DEVICE void place_rows(const CountParams& p, const SharedCount& s, int lane
 EPRT_DEVICE void tell_host(const CountParams& p, const SharedCount& s) {
   volatile uint32_t* host = p.host;
   const int slots_per_rank = p.num_slots / kRanks, rank = p.context.rank;
-  for (int e = threadIdx.x; e < slots_per_rank; e += kCountThreads) host[4 + e] = s.total[rank * slots_per_rank + e];
+  for (int e = threadIdx.x; e < slots_per_rank; e += kCountThreads)
+    host[4 + e] = ceil_div(s.total[rank * slots_per_rank + e], p.alignment) * p.alignment;
   if (threadIdx.x == 0) {
     host[1] = s.total[p.num_slots + rank];
     host[2] = p.grouped ? p.slot_begin[slots_per_rank] : s.total[p.num_slots + rank];

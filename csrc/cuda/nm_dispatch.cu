@@ -31,6 +31,7 @@ struct DispatchParams {
   int32_t cast;          // bf16 to fp8 with a scale for each 128 values
   int32_t again;         // another batch of the same layout: `position` is there; entries, weights, tokens are not sent
   int32_t fill_tail;     // entries beyond the received items become -1
+  int32_t tentative;     // launched before the host knew how much comes: nothing happens where the block is too small
   int32_t phases;
   int32_t piece_bytes;  // of x, at most, through shared memory at once: whole rows where they fit; a multiple of 512
   Division division;
@@ -365,11 +366,18 @@ EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, int la
   if (share.takes_part && p.phases & kRecv) receive_items(p, shared, share, lane);
 }
 
+// The same answer in all warps of a rank's launch, and from what the count tells its host.
+EPRT_DEVICE bool holds_all(const DispatchParams& p, int lane) {
+  const int items = lane < kRanks ? p.layout.sent[lane * kRanks + p.context.rank] : 0;
+  return __reduce_add_sync(kAllLanes, items) <= p.capacity;
+}
+
 __global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ DispatchParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
   __shared__ SharedDispatch shared;
   const Context& c = p.context;
   const int lane = threadIdx.x % kWarp;
+  if (p.tentative && !holds_all(p, lane)) return;
   const auto tell_places = [&] {
     if (threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
       tell_place(c, c.heap.dispatch_place, threadIdx.x, shared.call.epoch, p.block, p.capacity);

@@ -46,6 +46,7 @@ struct Context {
 struct Layout {
   uint32_t* epoch;        // [2]: of the dispatch, of the combine
   int32_t* sent;          // [R][R]: tokens from rank i to rank j
+  int32_t* sent_through;  // [R][R]: tokens from ranks 0 to i to rank j
   int32_t* base;          // [S + R]: first row of each slot, and first item of each rank, for our tokens there
   int32_t* chunk_first;   // [chunks][S + R]: of those, how many belong to earlier chunks
   int32_t* rank_index;    // [T][R]: the token's place among those of its chunk for a rank, or -1

@@ -24,7 +24,6 @@ from eprt.ep.nvlink_normal_layout import (
     MAX_CHUNK_TOKENS,
     BlockShape,
     Chunks,
-    Division,
     HeapLayout,
     HeapShape,
     LayoutBuffers,
@@ -82,12 +81,12 @@ class Payload:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the host learns: items and rows received (aligned ends included), most rounds of any rank, rows by slot."""
+    """What the host learns: items and rows received, most rounds of any rank, rows by slot; aligned ends included."""
 
     items: int
     rows: int
     rounds: int
-    slot_rows: tuple[int, ...]
+    slot_rows: list[int]
 
 
 class Normal:
@@ -197,7 +196,7 @@ class Normal:
             # timer slack, only where it has long been busy with other things. sched_yield lets other threads run;
             # sleep(0) took 40 us.
             os.sched_yield() if waited < _AWAKE_S else time.sleep(2e-5)
-        return Counts(words[1], words[2], words[3], tuple(words[4 : 4 + num_local_slots]))
+        return Counts(words[1], words[2], words[3], words[4 : 4 + num_local_slots])
 
     def prepare_dispatch(
         self, routing: Routing, payload: Payload, buffers: LayoutBuffers, top_k: int, phases: int, *,
@@ -221,10 +220,13 @@ class Normal:
             num_sms=num_sms or self.num_sms,
         )  # fmt: skip
 
-    def launch_dispatch(self, block: int, capacity: int) -> None:
-        """Sends tokens as prepared, and receives others into the block at this offset, which holds so many rows."""
+    def launch_dispatch(self, block: int, capacity: int, tentative: bool = False) -> None:
+        """Sends tokens as prepared, and receives others into the block at this offset, which holds so many rows.
+
+        tentative: does nothing where more than that come (Counts.rows); then launch again. Of rows that are items.
+        """
         p = self._dispatch.params
-        p.block, p.capacity = block, capacity
+        p.block, p.capacity, p.tentative = block, capacity, tentative
         self._launch(self._dispatch, self._dispatch_grid)
 
     def combine_send(
@@ -283,7 +285,10 @@ class Normal:
         self._launch(self._combine, grid)
 
     def _launch(self, launch: Launch, grid: Grid) -> None:
-        launch.params.division = Division(grid.send_blocks, grid.send_warps, grid.recv_warps)
+        division = launch.params.division
+        division.send_blocks, division.send_warps, division.recv_warps = (
+            grid.send_blocks, grid.send_warps, grid.recv_warps
+        )  # fmt: skip
         launch.params.piece_bytes = grid.piece_bytes
         launch(grid.blocks, self._stream())
 

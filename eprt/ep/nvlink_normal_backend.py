@@ -16,7 +16,7 @@ from eprt.ep.nvlink import NvlinkBackend, Signal
 from eprt.ep.nvlink_low_latency import SEND
 from eprt.ep.nvlink_normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Payload, Routing
 from eprt.ep.nvlink_normal_grid import MAX_SMS
-from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers, align
+from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers, LayoutShape, align
 from eprt.ep.order import DISPATCH_RECV
 from eprt.gpu.symmetric import HostWords
 
@@ -87,10 +87,10 @@ class NvlinkNormalBackend(NvlinkBackend):
     def _new_flight(self, block: int, returned: int) -> Flight:
         config, shape, view = self.config, self._block_shape, self.kernels.memory.view
         fp8, fields, rows = config.payload == "fp8", self._block_shape.offsets(), self.max_rows
-        buffers = LayoutBuffers.new(
+        buffers = LayoutShape(
             config.num_max_tokens_per_rank, config.top_k, config.num_slots, self.group.size,
             Chunks.most(config.num_max_tokens_per_rank, self.num_sms),
-        )  # fmt: skip
+        ).new()  # fmt: skip
         x_RH = view(block + fields["x"], (rows, config.hidden_size), torch.float8_e4m3fn if fp8 else torch.bfloat16)
         scale_RG = None
         if fp8:

@@ -7,13 +7,14 @@ B num_buffers, H hidden.
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import torch
 from torch import Tensor
 
 from eprt.ep.nvlink_layout import Deadline, Fields, Stats, align, fields_of_type, struct
+from eprt.gpu.shapes import known_shape
 
 MAX_CHUNK_TOKENS = 512
 
@@ -82,6 +83,7 @@ class Chunks:
     count: int
 
     @staticmethod
+    @lru_cache(maxsize=256)
     def of(num_tokens: int, num_blocks: int) -> "Chunks":
         tokens = min(max(-(-num_tokens // num_blocks), 1), MAX_CHUNK_TOKENS)
         return Chunks(tokens, -(-num_tokens // tokens))
@@ -95,59 +97,87 @@ class Chunks:
 _POINTER, _INT32, _INT64, _UINT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
 
 HeapLayout = struct("HeapLayout", *fields_of_type(_UINT64, "count dispatch_place combine_place arrived returned"))
-_LAYOUT_POINTERS = tuple(
-    ["epoch", "sent", "base", "chunk_first", "rank_index", "slot_index", "position", "slot_rows", "received_ns"]
+_LAYOUT_POINTERS = (
+    "epoch",
+    "sent",
+    "sent_through",
+    "base",
+    "chunk_first",
+    "rank_index",
+    "slot_index",
+    "position",
+    "slot_rows",
+    "received_ns",
 )
 Layout = struct("Layout", *((name, _POINTER) for name in _LAYOUT_POINTERS))
 
 
-@cache
-def layout_fields(
-    num_tokens: int, top_k: int, num_slots: int, num_ranks: int, num_chunks: int
-) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
-    """(first word, shape) of what a count leaves for dispatch and combine, fields as in CUDA's Layout; and the words of
-    all of it. int32, but received_ns."""
-    columns, local = num_slots + num_ranks, num_slots // num_ranks
-    shapes = {
-        "epoch": (2,),
-        "sent": (num_ranks, num_ranks),
-        "base": (columns,),
-        "chunk_first": (num_chunks, columns),
-        "rank_index": (num_tokens, num_ranks),
-        "slot_index": (num_tokens, top_k),
-        "position": (num_tokens, num_ranks),
-        "slot_rows": (local,),
-        "received_ns": (2,),
-        "slot_begin": (local + 1,),
-    }
-    fields, words = {}, 0
-    for name, shape in shapes.items():
-        fields[name] = words, shape
-        words += align(prod(shape), 4)
-    return fields, words
-
-
 @dataclass(frozen=True)
+class LayoutShape:
+    """What a count leaves for dispatch and combine: fields as in CUDA's Layout, int32 but received_ns."""
+
+    num_tokens: int
+    top_k: int
+    num_slots: int
+    num_ranks: int
+    num_chunks: int
+
+    @cached_property
+    def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """(first word, shape)"""
+        return self._placed[0]
+
+    @property
+    def num_words(self) -> int:
+        return self._placed[1]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Bytes to the fields that Layout points to, then to slot_begin."""
+        return tuple(self.fields[name][0] * 4 for name in (*_LAYOUT_POINTERS, "slot_begin"))
+
+    @cached_property
+    def _placed(self) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
+        columns, local = self.num_slots + self.num_ranks, self.num_slots // self.num_ranks
+        shapes = {
+            "epoch": (2,),
+            "sent": (self.num_ranks, self.num_ranks),
+            "sent_through": (self.num_ranks, self.num_ranks),
+            "base": (columns,),
+            "chunk_first": (self.num_chunks, columns),
+            "rank_index": (self.num_tokens, self.num_ranks),
+            "slot_index": (self.num_tokens, self.top_k),
+            "position": (self.num_tokens, self.num_ranks),
+            "slot_rows": (local,),
+            "received_ns": (2,),
+            "slot_begin": (local + 1,),
+        }
+        fields, words = {}, 0
+        for name, shape in shapes.items():
+            fields[name] = words, shape
+            words += align(prod(shape), 4)
+        return fields, words
+
+    def new(self) -> "LayoutBuffers":
+        memory = torch.empty_like(known_shape((self.num_words,), torch.int32))
+        begin = memory.data_ptr()
+        *pointers, slot_begin = [begin + offset for offset in self.offsets]
+        return LayoutBuffers(memory, self, Layout(*pointers), slot_begin)
+
+
 class LayoutBuffers:
     """Device memory of this rank that a count writes. pointers: for the kernels; slot_begin: of that field. The fields
     as tensors, below, only where somebody asks: they are made for every batch of a prefill."""
 
-    memory: Tensor
-    fields: dict[str, tuple[int, tuple[int, ...]]]
-    pointers: ctypes.Structure
-    slot_begin: int
+    __slots__ = ("memory", "pointers", "shape", "slot_begin")
 
-    @staticmethod
-    def new(num_tokens: int, top_k: int, num_slots: int, num_ranks: int, num_chunks: int) -> "LayoutBuffers":
-        fields, words = layout_fields(num_tokens, top_k, num_slots, num_ranks, num_chunks)
-        memory = torch.empty(words, dtype=torch.int32, device="cuda")
-        begin = memory.data_ptr()
-        pointers = Layout(*(begin + fields[name][0] * 4 for name in _LAYOUT_POINTERS))
-        return LayoutBuffers(memory, fields, pointers, begin + fields["slot_begin"][0] * 4)
+    def __init__(self, memory: Tensor, shape: LayoutShape, pointers: ctypes.Structure, slot_begin: int):
+        self.memory, self.shape, self.pointers, self.slot_begin = memory, shape, pointers, slot_begin
 
     def field(self, name: str) -> Tensor:
-        first, shape = self.fields[name]
-        return self.memory[first : first + prod(shape)].view(shape)
+        """One with two dimensions, or one."""
+        first, shape = self.shape.fields[name]
+        return self.memory.as_strided(shape, (shape[1], 1) if len(shape) == 2 else (1,), first)
 
 
 Division = struct("Division", *fields_of_type(_INT32, "send_blocks send_warps recv_warps"))
@@ -186,7 +216,7 @@ def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         *fields_of_type(_INT64, "scale_row_stride scale_group_stride"),
         ("block", _UINT64),
         *fields_of_type(_INT32, "capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes"),
-        *fields_of_type(_INT32, "num_scales cast again fill_tail phases piece_bytes"),
+        *fields_of_type(_INT32, "num_scales cast again fill_tail tentative phases piece_bytes"),
         ("division", Division),
     )
 

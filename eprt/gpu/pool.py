@@ -70,6 +70,13 @@ class Pool:
         self._used = dict(sorted(self._used.items()))
         return Block(self, offset, size, self._take_marks(offset, offset + size), graph)
 
+    def shrink(self, block: Block, num_bytes: int) -> None:
+        """The block keeps its first num_bytes. Only where nobody has used the others; not for a graph's."""
+        end, old_end = block.offset + _rounded(num_bytes), self._used[block.offset]
+        if end < old_end:
+            self._used[block.offset], block.num_bytes = end, end - block.offset
+            self._marks += [(end, old_end, mark) for mark in block.marks]  # who takes them next must wait, too
+
     def fits(self, num_bytes: int) -> bool:
         """Whether take(num_bytes) would find a gap."""
         self._take_in()

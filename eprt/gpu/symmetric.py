@@ -4,6 +4,7 @@ Needs no NVSHMEM: CUDA IPC handles travel over the group. Addressed by byte offs
 """
 
 import ctypes
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -28,16 +29,6 @@ class Group(Protocol):
     def lost_ranks(self) -> tuple[int, ...]: ...
 
 
-class _DeviceBytes:
-    """Lets torch view raw device memory (the __cuda_array_interface__ protocol). keep: lives as long as the views."""
-
-    def __init__(self, pointer: int, num_bytes: int, keep: object = None):
-        self.keep = keep
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,), "typestr": "|u1", "data": (pointer, False), "version": 3,
-        }  # fmt: skip
-
-
 class SymmetricMemory:
     """Collective: every rank asks for the same num_bytes, zeroed, on its current device.
 
@@ -49,6 +40,7 @@ class SymmetricMemory:
         self.group, self.num_bytes = group, num_bytes
         self._where = f"[rank {group.rank}/{group.size}]"
         device = torch.cuda.current_device()
+        self._device = torch.device("cuda", device)
         torch.zeros(1, device="cuda")  # creates the primary context
         self._agree(device)
         self._own = int(check(cu.cuMemAlloc(num_bytes), f"{self._where} {num_bytes} B of symmetric GPU memory"))
@@ -98,15 +90,18 @@ class SymmetricMemory:
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, keep: object = None) -> Tensor:
         """A tensor over this rank's copy. Not to be used after close(). keep: an object to live as long as it."""
-        num_bytes = dtype.itemsize
-        for length in shape:
-            num_bytes *= length
+        length = prod(shape)
+        storage = self.storage(offset, length * dtype.itemsize, keep)
+        return torch.empty(0, dtype=dtype, device="cuda").set_(storage, 0, (length,), (1,)).view(shape)
+
+    def storage(self, offset: int, num_bytes: int, keep: object = None) -> torch.UntypedStorage:
+        """The same for Tensor.set_. keep: lives as long as the storage, so as long as any tensor that is set to it, or
+        a view of one."""
         if offset + num_bytes > self.num_bytes:
             raise ValueError(f"{num_bytes} B at {offset} reach beyond the {self.num_bytes} B of symmetric memory")
-        if num_bytes == 0:
-            return torch.empty(shape, dtype=dtype, device="cuda")
-        raw = _DeviceBytes(self._own + offset, num_bytes, keep)
-        return torch.as_tensor(raw, device="cuda").view(dtype).view(shape)
+        storage: Any = torch._C._construct_storage_from_data_pointer(self._own + offset, self._device, num_bytes)
+        storage.keep = keep  # torch keeps a storage's Python object until the storage goes
+        return storage
 
     def close(self) -> None:
         """Collective while all ranks live: nobody frees what another still maps. Does not wait when one has died."""

@@ -199,9 +199,10 @@ def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
     theirs = "".join(jit.read_source(name) for name in ("nm_count", "nm_dispatch", "nm_combine"))
     for name, struct in ours.items():
         assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
-    fields, words = nvlink_normal_layout.layout_fields(100, 3, 24, 4, 7)
+    layout = nvlink_normal_layout.LayoutShape(100, 3, 24, 4, 7)
+    fields = layout.fields
     assert [*struct_fields(theirs, "Layout"), "slot_begin"] == list(fields)
-    ends = [first for first, _ in [*fields.values()][1:]] + [words]
+    ends = [first for first, _ in [*fields.values()][1:]] + [layout.num_words]
     assert all(first % 4 == 0 and first + prod(shape) <= end for (first, shape), end in zip(fields.values(), ends))
 
 

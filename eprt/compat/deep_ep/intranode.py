@@ -25,9 +25,11 @@ _SIZE_NAME = "num_nvl_bytes (EPRT_DEEP_EP_TOKENS where Config's hint decides)"
 class IntranodeHandle(tuple):
     """DeepEP's handle: (rank_prefix_matrix int32 [R, R], None, None, source token int32 [N], is_token_in_rank bool
     [T, R], place among the tokens for a rank int32 [T, R] or -1). The None stand for DeepEP's queues. rows: eprt's own.
+    stream: the raw one it was made on.
     """
 
     rows: RowsHandle
+    stream: int
 
 
 class IntranodeMode:
@@ -66,13 +68,12 @@ class IntranodeMode:
             )  # fmt: skip
             rows, scale_NG = received.handle, received.scale_NG
             scale_NG = None if scale_NG is None else scale_NG.contiguous()  # rows are padded to 16 bytes on the wire
-            prefix = rows.sent_RR.cumsum(0, dtype=torch.int32)
-            handle = IntranodeHandle((prefix, None, None, rows.source_token_N, is_token_in_rank, rows.position_TR))
-            handle.rows = rows
+            prefix, token = rows.sent_through_RR, rows.source_token_N
+            handle = IntranodeHandle((prefix, None, None, token, is_token_in_rank, rows.position_TR))
+            handle.rows, handle.stream = rows, self._streams.raw()
             event = self._event(
                 async_finish, [values, scale, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert],
-                [received.x_NH, scale_NG, received.topk_idx_NK, received.topk_weights_NK, rows.source_token_N, prefix],
-                rows,
+                [received.x_NH, scale_NG, received.topk_idx_NK, received.topk_weights_NK, token, prefix],
             )  # fmt: skip
         payload = received.x_NH if scale_NG is None else (received.x_NH, scale_NG)
         return payload, received.topk_idx_NK, received.topk_weights_NK, received.rows_of_expert, handle, event
@@ -80,24 +81,26 @@ class IntranodeMode:
     def dispatch_again(
         self, x: Payload, handle: tuple, num_sms: int, previous_event: EventOverlap | None, async_finish: bool
     ) -> tuple[Payload, EventOverlap]:
-        rows = self._rows_of("dispatch", handle)
+        handle = self._own("dispatch", handle)
         values, scale = x if isinstance(x, tuple) else (x, None)
         with self._streams.run(async_finish, previous_event):
-            x_NH, scale_NG = self._exchange.dispatch_again(values, rows, scale_TG=scale, num_sms=num_sms)
+            x_NH, scale_NG = self._exchange.dispatch_again(values, handle.rows, scale_TG=scale, num_sms=num_sms)
             scale_NG = None if scale_NG is None else scale_NG.contiguous()
-            event = self._event(async_finish, [values, scale], [x_NH, scale_NG], rows)
+            self._use(handle)
+            event = self._event(async_finish, [values, scale], [x_NH, scale_NG])
         return x_NH if scale_NG is None else (x_NH, scale_NG), event
 
     def combine(
         self, y: Tensor, handle: tuple, topk_weights: Tensor | None, biases: tuple[Tensor, ...], num_sms: int,
         previous_event: EventOverlap | None, async_finish: bool,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:  # fmt: skip
-        rows = self._rows_of("combine", handle)
+        handle = self._own("combine", handle)
         with self._streams.run(async_finish, previous_event):
             y_TH, weights_TK = self._exchange.combine(
-                y, rows, topk_weights_NK=topk_weights, biases_TH=biases, num_sms=num_sms
+                y, handle.rows, topk_weights_NK=topk_weights, biases_TH=biases, num_sms=num_sms
             )
-            event = self._event(async_finish, [y, topk_weights, *biases], [y_TH, weights_TK], rows)
+            self._use(handle)
+            event = self._event(async_finish, [y, topk_weights, *biases], [y_TH, weights_TK])
         return y_TH, weights_TK, event
 
     def close(self) -> None:
@@ -105,19 +108,20 @@ class IntranodeMode:
         for layout in self._layouts.values():
             layout.close()
 
-    def _rows_of(self, call: str, handle: tuple) -> RowsHandle:
+    def _own(self, call: str, handle: tuple) -> IntranodeHandle:
         if not isinstance(handle, IntranodeHandle):
             self._checks.fail(f"{call}: handle must be the object that dispatch returned, not a copy of its parts")
-        return handle.rows
+        return handle
 
-    def _event(
-        self, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None],
-        rows: RowsHandle | None = None,
-    ) -> EventOverlap:  # fmt: skip
+    def _use(self, handle: IntranodeHandle) -> None:
+        """Inside run(). Tells the allocator when a handle's tensors (one storage) are read on another stream than they
+        were made on."""
+        if handle.stream != self._streams.raw():
+            handle.rows.sent_RR.record_stream(torch.cuda.current_stream())
+
+    def _event(self, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None]) -> EventOverlap:
         """Inside run(). Tells the allocator on which other stream tensors are in use: those read on the communication
-        stream, those made there on the caller's, a handle's (one storage) on whichever the call runs."""
-        if rows is not None:
-            rows.sent_RR.record_stream(torch.cuda.current_stream())
+        stream, those made there on the caller's."""
         if async_finish:
             for tensor in read:
                 if tensor is not None:

@@ -5,11 +5,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from eprt.compat.deep_ep.shapes import shape_only
 from eprt.ep.nvlink_layout import fields_of_type, struct
 from eprt.ep.nvlink_low_latency import this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
+from eprt.gpu.shapes import shape_only
 
 _THREADS, _MOST_BLOCKS = 256, 32  # kLayoutThreads
 

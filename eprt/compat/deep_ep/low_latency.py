@@ -19,13 +19,13 @@ from torch import Tensor
 from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.plain import plain
-from eprt.compat.deep_ep.shapes import shape_only
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.api import EPTimeoutError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
+from eprt.gpu.shapes import shape_only
 
 # Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
 NUM_IN_FLIGHT = 2

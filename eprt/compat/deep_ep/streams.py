@@ -29,7 +29,7 @@ class CommStream:
         current stream."""
         event = None if previous_event is None else previous_event.event
         if not async_finish and event is None:
-            key = torch._C._cuda_getCurrentRawStream(self._device), torch._C._cuda_isCurrentStreamCapturing()
+            key = self.raw(), torch._C._cuda_isCurrentStreamCapturing()
             if key == self._last_key:
                 return _AS_IT_IS  # the usual call, without the microseconds of what follows
         caller = self.caller = torch.cuda.current_stream()
@@ -40,6 +40,10 @@ class CommStream:
             stream.wait_stream(caller)
         self._follow(stream)
         return torch.cuda.stream(stream) if async_finish else _AS_IT_IS
+
+    def raw(self) -> int:
+        """The current stream."""
+        return torch._C._cuda_getCurrentRawStream(self._device)
 
     @contextmanager
     def resume(self, stream: torch.cuda.Stream) -> Iterator[None]:
