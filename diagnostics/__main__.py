@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import os
 import signal
 import sys
 import webbrowser
@@ -58,9 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _windows(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
-    numbers = (int(first), int(last)) if dash and last else (int(first), 1 << 62 if dash else int(first))
+    try:
+        numbers = (int(first), int(last)) if dash and last else (int(first), 1 << 62 if dash else int(first))
+    except ValueError:
+        numbers = 1, 0
     if numbers[0] > numbers[1]:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be A-B, A- or A, two window numbers of which A is not the larger"
+        )
     return numbers
 
 
@@ -80,8 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _print_text(arguments)
         return _serve(arguments)
     except (OSError, ValueError, ServerError) as error:
-        print(f"eprt diagnose: {error}", file=sys.stderr)
+        print(f"eprt diagnose: {_reason(error)}", file=sys.stderr)
         return 2
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _print_json(arguments: argparse.Namespace) -> int:
@@ -93,7 +105,7 @@ def _print_json(arguments: argparse.Namespace) -> int:
 
 
 def _print(findings: dict[str, Any]) -> int:
-    print(json.dumps(findings))
+    _say(json.dumps(findings))
     return _status(findings)
 
 
@@ -110,8 +122,16 @@ def _print_text(arguments: argparse.Namespace) -> int:
         findings, problems, nodes = report.to_json(), report.problems, report.matrices.node_of_rank_N.tolist()
         window = Window.over(report.matrices)
     _complain(problems)
-    print(to_text(findings, window, nodes, colour=wants_colour(sys.stdout, arguments.color)))
+    _say(to_text(findings, window, nodes, colour=wants_colour(sys.stdout, arguments.color)))
     return _status(findings)
+
+
+def _say(text: str) -> None:
+    """To standard output, whose reader may have had enough (`| head`): that changes no status."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(problems: Sequence[object]) -> None:

@@ -20,6 +20,7 @@ HIGH_COMPUTE, LOW_COMPUTE = 1.25, 0.8
 LOW_ROW, LOW_ROW_Z = 0.93, -2.5
 SPARED, SHARES_IT = 0.5, 0.2  # of what the others wait longer, a late rank is spared, and a late sender is not
 COMPUTE_EXPLAINS = 0.5  # of what the others wait longer
+IDLE, LIKE_IT = 0.1, 0.67  # of a rank's own tokens
 HIGH_TOKENS, TOKENS_EXPLAIN = 1.3, 0.5  # of the wait's logarithm
 
 
@@ -69,10 +70,26 @@ class Yardstick:
         ratio = _median_of(self.outliers.point_ratio_WNN[at, rank, dst])
         return [Sighting(Place("point", None, rank, dst), column.first, column.last, float(z_N[dst]), ratio)]
 
+    def _own_tokens_N(self, sighting: Sighting) -> np.ndarray:
+        return _median_over(_sum(self.matrices.sent_tokens_WNN[self._at(sighting)], 2))
+
     def own_tokens(self, sighting: Sighting) -> float:
-        """Tokens that a row's or column's rank sent, over the median rank's."""
-        sent_WN = np.nansum(self.matrices.sent_tokens_WNN[self._at(sighting)], axis=2)
-        return _share(_median_over(sent_WN), sighting.place.rank)
+        """Tokens that a row's or column's rank sent, over the median rank's; infinite where that one is as good as idle
+        beside it."""
+        own_N, rank = self._own_tokens_N(sighting), sighting.place.rank
+        if rank is None or math.isnan(own_N[rank]):
+            return 1.0
+        # The median of two is half of the busy one's.
+        usual = _median_of(own_N if len(own_N) > 3 else np.delete(own_N, rank))
+        return math.inf if usual < IDLE * own_N[rank] else float(own_N[rank]) / usual if usual > 0 else 1.0
+
+    def beyond_peers(self, column: Sighting) -> float:
+        """Its ratio over that of the ranks that have at least LIKE_IT of its own tokens; 0 where there are none."""
+        own_N, rank = self._own_tokens_N(column), column.place.rank
+        are_peers_N = own_N >= LIKE_IT * own_N[rank]
+        are_peers_N[rank] = False
+        usual = _median_of(nan_median(self.outliers.column_ratio_WN[self._at(column)])[are_peers_N])
+        return column.ratio / usual if usual > 0 else 0.0
 
     def tokens(self, sighting: Sighting) -> float:
         """Tokens that may explain the wait, over the usual: of the link, or the larger of what a rank got and sent."""

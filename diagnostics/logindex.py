@@ -10,6 +10,7 @@ one run.
 
 import os
 import re
+import stat
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -152,6 +153,8 @@ class LogIndex:
         for rank, _, path in found:
             try:
                 status = path.stat()
+                if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+                    raise ValueError(f"{path} is no regular file")
                 file = self._files.get(status.st_ino)
                 if file is None or status.st_size < file.end or not _begins_with(path, file.head):
                     file = LogFile(path, rank, status.st_ino, _first_bytes(path))  # new, or written anew

@@ -77,14 +77,18 @@ class LogPlace:
 class LogReader:
     """run: which of index.runs, by number; None: the newest. windows: first and last to read; None: all of the run.
 
-    ValueError when there is no such run.
+    ValueError when there is no such run or window.
     """
 
     def __init__(self, index: LogIndex, run: int | None = None, windows: tuple[int, int] | None = None):
         if run is not None and not 1 <= run <= len(index.runs):
-            raise ValueError(f"{index.directory} holds {len(index.runs)} runs; there is no run {run}")
+            runs = f"{len(index.runs)} run{'' if len(index.runs) == 1 else 's'}"
+            raise ValueError(f"{index.directory} holds {runs}; there is no run {run}")
         self.index, self._windows = index, windows
         self.run_number = run or len(index.runs)
+        first, last = self.run.first_window, self.run.last_window
+        if windows is not None and not (windows[0] <= last and first <= windows[1]):
+            raise ValueError(f"{index.directory} has the windows {first} to {last}, and none of those asked for")
         self.problems = Problems()
         self.node_of_rank: tuple[int, ...] | None = None
         self.num_windows = 0

@@ -95,6 +95,24 @@ def test_idle_ranks_are_no_fault_and_hide_none():
     assert (state_WN[:, 1] == 3).all() and (state_WN[:, 0] == 0).all()
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("num_busy", [1, 2, 3])
+def test_the_few_ranks_that_have_requests_are_waited_for_and_that_is_no_fault(num_ranks, num_busy):
+    """One user of a large server: idle ranks come to every exchange at once, and wait for his."""
+    busy = range(1, min(num_ranks, 1 + num_busy))
+    idle = tuple(sorted({*range(num_ranks)} - {*busy}))
+    for seed in range(3):
+        matrices = generate(Job(num_ranks, 8, seed, idle=idle, noise="arrivals"))
+        busy_wait = np.isin(np.arange(num_ranks), busy) * 120.0
+        matrices.dispatch_us_WNN[:] += np.where(np.isin(np.arange(num_ranks), idle)[:, None], busy_wait, 0.0)
+        assert find(matrices)[1] == []
+
+
+def test_a_late_rank_is_told_from_the_others_that_have_requests():
+    job = Job(8, 8, 1, idle=(0, 3, 4, 5, 6, 7), noise="arrivals", faults=(late(2, 8.0),))
+    assert ("column", 2) in places(found(job))
+
+
 def test_windows_without_calls_say_nothing():
     matrices = generate(Job(8, 12, 1, faults=(late(5),)))
     findings = find(without_calls(matrices, {3, 4, 9}))[1]

@@ -1,6 +1,7 @@
 """`eprt diagnose` in a terminal: text with and without colours, a server's findings, exit statuses."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -90,6 +91,8 @@ def test_few_ranks(tmp_path, capsys, num_ranks):
         (["x", "--url", "http://y"], "either DIR or --url"),
         (["x", "--json", "--text"], "not allowed with"),
         (["x", "--port", "65536"], "0..65535"),
+        (["x", "--windows", "5-3"], "5-3: must be A-B, A- or A"),
+        (["x", "--windows", "-"], "-: must be A-B, A- or A"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, message, capsys):
@@ -105,6 +108,29 @@ def test_unreadable_input_is_status_2_in_every_form(tmp_path, capsys, form):
     assert main(["--url", "127.0.0.1:9", *form]) == 2
     errors = capsys.readouterr().err
     assert "missing" in errors and "127.0.0.1:9/v1/eprt/diagnose" in errors and "must begin with http://" in errors
+
+
+def test_what_cannot_be_read_is_said_without_error_numbers(log_8, tmp_path, capsys):
+    os.mkfifo(tmp_path / "diagnose_rank0.log")
+    for arguments, message in (
+        ([str(tmp_path / "missing")], f"{tmp_path / 'missing'}: No such file or directory"),
+        ([str(tmp_path)], "diagnose_rank0.log is no regular file"),
+        ([str(log_8), "--windows", "999999-"], "has the windows 0 to "),
+        ([str(log_8), "--run", "7"], "holds 1 run; there is no run 7"),
+    ):
+        assert main([*arguments, "--json"]) == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith("eprt diagnose: ") and message in errors and "Errno" not in errors
+
+
+@pytest.mark.parametrize("form", ["--text", "--json"])
+def test_a_reader_that_has_enough_is_no_error(log_8, form):
+    command = [sys.executable, "-m", "eprt.diagnostics", str(log_8), form]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 1 and "Broken pipe" not in errors and "BrokenPipe" not in errors
 
 
 def test_a_port_that_is_taken(log_8, server_8, capsys):
