@@ -258,6 +258,14 @@ def test_many_ranks_are_there_at_once_and_whole(open_page, server_256):
     choose_window(page, 2)
     wait_until(lambda: any(url.endswith("api/windows/2") for url in requests), "a window on demand")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
+    fits = """() => {
+      const moment = document.querySelector("#moment");
+      moment.querySelector("small").textContent = "28 Nov 2026, 20:08:00 – 20:08:08";
+      return moment.scrollWidth <= moment.clientWidth;
+    }"""
+    assert page.evaluate(fits), "the longest time has room at the foot"
+    heights = "[...document.querySelectorAll('#details .figures dt')].map(line => line.offsetHeight)"
+    assert max(page.evaluate(heights)) < 30, "each figure is one line"
 
 
 def test_the_picture(open_page, server_8):
