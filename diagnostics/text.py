@@ -51,9 +51,11 @@ def _finding(finding: dict[str, Any], width: int, colour: bool) -> list[str]:
     head = f"{kind} {where}"
     if colour:
         head = f"\x1b[1;38;5;{_LONGER[3]}m{head}\x1b[0m"
+    first, last = finding["first_window"], finding["last_window"]
     facts = (
-        f"{head}  {finding['ratio']:.2g}x, {cause} ({_CAUSES.get(cause, cause)}), windows {finding['first_window']}.."
-        f"{finding['last_window']}, score {finding['score']:.1f}, confidence {finding['confidence']:.2f}"
+        f"{head}  {finding['ratio']:.2g}x, {cause} ({_CAUSES.get(cause, cause)}), "
+        f"{f'window {first}' if first == last else f'windows {first}..{last}'}, score {finding['score']:.1f}, "
+        f"confidence {finding['confidence']:.2f}"
     )
     words = textwrap.wrap(str(finding["evidence"]), width - 2) + textwrap.wrap(f"-> {finding['advice']}", width - 2)
     return [facts, *(f"  {line}" for line in words)]

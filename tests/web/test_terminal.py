@@ -14,7 +14,7 @@ import pytest
 from eprt.diagnostics import Report
 from eprt.diagnostics.__main__ import main
 from eprt.diagnostics.live import Client, ServerSource
-from eprt.diagnostics.text import wants_colour
+from eprt.diagnostics.text import to_text, wants_colour
 
 from tests.web.conftest import wait_until
 from tests.web.logs import CALLS, LATE_RANK, make_window, write_log
@@ -232,3 +232,11 @@ def test_a_server_that_goes_away_is_told_and_waited_for(speaker, monkeypatch):
         wait_until(lambda: not source.overview()["trouble"], "the end of the trouble")
     finally:
         source.close()
+
+
+@pytest.mark.parametrize(("last", "words"), [(4, ", window 4, "), (6, ", windows 4..6, ")])
+def test_the_windows_of_a_finding_are_counted(last, words):
+    finding = {"kind": "column", "rank": 3, "src": None, "dst": None, "cause": "comp", "score": 9.0, "ratio": 4.0}
+    more = {"first_window": 4, "last_window": last, "confidence": 1.0, "evidence": "e", "advice": "a"}
+    text = to_text({"num_ranks": 8, "windows": 9, "findings": [{**finding, **more}]}, None, (), colour=False)
+    assert words in text

@@ -83,7 +83,8 @@ function item(store, finding, k, [first, last]) {
   const bar = element("i");
   bar.style.left = `${(100 * Math.max(0, finding.first_window - first)) / span}%`;
   bar.style.width = `${(100 * (Math.min(last, finding.last_window) - Math.max(first, finding.first_window) + 1)) / span}%`;
-  const lasting = finding.last_window >= last ? `since window ${finding.first_window}` : `windows ${finding.first_window}–${finding.last_window}`;
+  const its = finding.first_window === finding.last_window ? `window ${finding.first_window}` : `windows ${finding.first_window}–${finding.last_window}`;
+  const lasting = finding.last_window >= last ? `since window ${finding.first_window}` : its;
   const button = element(
     "button",
     { type: "button", "aria-pressed": String(pressed), "data-finding": String(k), onclick: () => choose(store, k) },
@@ -97,7 +98,7 @@ function item(store, finding, k, [first, last]) {
       element("br"),
       lasting,
     ),
-    element("span", { class: "finding-span", title: `windows ${finding.first_window}–${finding.last_window} of ${first}–${last}` }, bar),
+    element("span", { class: "finding-span", title: `${its} of ${first}–${last}` }, bar),
     element("span", { class: "finding-advice" }, sentence(finding.advice)),
     element("span", { class: "finding-evidence" }, sentence(finding.evidence)),
   );
