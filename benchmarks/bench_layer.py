@@ -5,7 +5,9 @@ and shared experts, combine. --experts-per-rank 32 is a rank's share of 256 expe
 top-k of all. A layer's time is that of --layers of them divided by their number, of the slowest rank; overlaps take
 turns in one run. On GPUs decodes (low latency, --context tokens behind each request) are replays of CUDA graphs;
 prompts (normal mode, --prompt tokens each) are launched anew, with what the host adds. sbo_8: with --overlap-sms 8.
-X_saves: 1 - X / none, sample by sample.
+X_saves: 1 - X / none, sample by sample. X_exposed_us: in the timeline of a layer on rank 0, exchange or idleness where
+nothing is computed (decodes launched one by one there, not replayed); none_exposed_us, and none_shared_us of the shared
+expert, are what there is to hide. X_hidden: 1 - X_exposed / none_exposed.
 
 layer_decode_N, layer_prefill_N: the tables. layer_timeline_*: spans as JSON, and the picture (matplotlib).
 """
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.layer_timeline import Span, Tracer, draw, save
+from benchmarks.layer_timeline import Span, Tracer, draw, exposed_us, save, stage_us
 from benchmarks.report import RESULTS, ROOT, Report, Timing
 from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup
@@ -163,8 +165,8 @@ def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
 def _no_attention(layer: Any) -> Callable[[Any], None]:
     """In place of the stage: the MoE block's input is the layer's."""
 
-    def norm_only(microbatch: Any) -> None:
-        microbatch.h_TH = layer.mlp_norm(microbatch.x_TH)
+    def norm_only(m: Any) -> None:
+        m.h_TH = layer.mlp_norm(m.x_TH)
 
     return norm_only
 
@@ -212,6 +214,16 @@ def _row(what: str, size: int, times: dict[str, list[float]], tokens: int) -> di
     return row
 
 
+def _exposure(panels: dict[str, list[Span]]) -> dict[str, Any]:
+    """Columns of what the overlaps hide."""
+    exposed = {name: exposed_us(spans) for name, spans in panels.items()}
+    row: dict[str, Any] = {"none_shared_us": round(stage_us(panels["none"], "shared"), 1)}
+    row |= {f"{name}_exposed_us": round(us, 1) for name, us in exposed.items()}
+    return row | {
+        f"{name}_hidden": round(1 - us / exposed["none"], 3) for name, us in exposed.items() if name != "none"
+    }
+
+
 def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, sizes: list[int], overlaps: list[str]):
     arguments, group = bench.arguments, bench.group
     where = f"{group.size}{'gpu' if bench.on_gpu else 'cpu'}" + ("_moe_only" if arguments.moe_only else "")
@@ -224,10 +236,9 @@ def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, si
         if "sbo" in overlaps and bench.on_gpu:
             calls |= {f"sbo_{sms}": bench.call(make(size, "sbo"), sms) for sms in arguments.sms}
         times = bench.times(calls, arguments.samples, as_graphs=what == "requests")
-        report.row(**_row(what, size, times, size))
-        if size == sizes[-1]:
-            bench.timeline(calls["none"])
-            panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}
+        bench.timeline(calls["none"])
+        panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}
+        report.row(**_row(what, size, times, size), **_exposure(panels))
     if group.rank == 0:
         report.finish(RESULTS)
         title = f"one MoE layer, {sizes[-1]} {what} per rank, {group.size} ranks, {config['device']}: rank 0"

@@ -5,6 +5,7 @@ python -m benchmarks.layer_timeline benchmarks/results/layer_timeline_2gpu.json 
 
 import argparse
 import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from eprt.layers.overlap import Stage
 
 _COLOURS = {
     "attention": "#4c78a8", "gate": "#9ecae9", "shared": "#72b7b2", "experts": "#54a24b", "dispatch": "#f58518",
-    "combine": "#e45756", "receive": "#ffbf79", "signals": "#bab0ac", "add": "#b279a2", "rounds": "#bab0ac",
+    "combine": "#e45756", "receive": "#ffbf79", "signals": "#bab0ac", "add": "#b279a2",
 }  # fmt: skip
+_EXCHANGE = ("dispatch", "receive", "combine")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,21 @@ class Tracer:
         return self._start.elapsed_time(moment) * 1e3 if self._on_gpu else (moment - self._start) * 1e6
 
 
+def exposed_us(spans: list[Span], layer: int | None = None) -> float:
+    """Of the time from layer to layer, what the compute lane computed nothing in: it exchanged, or waited for another
+    lane, for peers or for the host. layer: default the median of those between the first and the last."""
+    if layer is None:
+        return statistics.median(exposed_us(spans, i) for i in range(1, max(span.layer for span in spans)))
+    begin, end = _begin(spans, layer), _begin(spans, layer + 1)
+    own = (s for s in spans if s.lane == "compute" and not s.stage.startswith(_EXCHANGE))
+    return end - begin - sum(max(0.0, min(s.end_us, end) - max(s.begin_us, begin)) for s in own)
+
+
+def stage_us(spans: list[Span], stage: str) -> float:
+    """Of a layer's time in this stage: the median."""
+    return statistics.median(span.end_us - span.begin_us for span in spans if span.stage == stage)
+
+
 def save(path: Path, title: str, panels: dict[str, list[Span]]) -> None:
     path.write_text(
         json.dumps({"title": title, "panels": {name: [asdict(s) for s in spans] for name, spans in panels.items()}})
@@ -96,22 +113,32 @@ def draw(path: Path, layer: int = 1) -> Path:
         len(panels), 1, figsize=(13, 0.8 * sum(heights) + 1.6), height_ratios=heights, squeeze=False, sharex=True,
         layout="constrained",
     )  # fmt: skip
-    for axis, (name, spans) in zip(axes[:, 0], panels.items()):
-        _draw_panel(axis, name, spans, lanes[name], layer)
     widest = max(_extent(spans, layer)[1] - _extent(spans, layer)[0] for spans in panels.values())
+    for axis, (name, spans) in zip(axes[:, 0], panels.items()):
+        _draw_panel(axis, name, spans, lanes[name], layer, widest)
     axes[-1, 0].set_xlim(-0.02 * widest, 1.1 * widest)
     axes[-1, 0].set_xlabel("us since the layer's first stage began")
     figure.suptitle(content["title"], fontsize=11)
+    shown = {span.stage for spans in panels.values() for span in spans}
+    kinds = [kind for kind in _COLOURS if any(stage.startswith(kind) for stage in shown)]
+    patches = [plt.Rectangle((0, 0), 1, 1, color=_COLOURS[kind], label=kind) for kind in kinds]
+    if any(span.microbatch for spans in panels.values() for span in spans):
+        patches.append(plt.Rectangle((0, 0), 1, 1, facecolor="#cccccc", edgecolor="white", hatch="//", label="half b"))
+    patches.append(plt.Rectangle((0, 0), 1, 1, color="#cccccc", alpha=0.4, label="pale: other layers"))
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
     png = path.with_suffix(".png")
     figure.savefig(png, dpi=110)
     plt.close(figure)
     return png
 
 
+def _begin(spans: list[Span], layer: int) -> float:
+    """Of the layer's first stage: microbatches of two layers may overlap."""
+    return min(span.begin_us for span in spans if span.layer == layer)
+
+
 def _period(spans: list[Span], layer: int) -> float:
-    """From the layer's first stage to that of the next: microbatches of two layers may overlap."""
-    first, following = (min(s.begin_us for s in spans if s.layer == layer + i) for i in range(2))
-    return following - first
+    return _begin(spans, layer + 1) - _begin(spans, layer)
 
 
 def _extent(spans: list[Span], layer: int) -> tuple[float, float]:
@@ -119,9 +146,9 @@ def _extent(spans: list[Span], layer: int) -> tuple[float, float]:
     return min(span.begin_us for span in own), max(span.end_us for span in own)
 
 
-def _draw_panel(axis: Any, name: str, spans: list[Span], lanes: list[str], layer: int) -> None:
+def _draw_panel(axis: Any, name: str, spans: list[Span], lanes: list[str], layer: int, widest: float) -> None:
+    """widest: us that the axis shows."""
     first, last = _extent(spans, layer)
-    wide = (last - first) / 45
     for span in spans:
         if span.end_us < first - 0.02 * (last - first) or span.begin_us > last + 0.1 * (last - first):
             continue
@@ -131,12 +158,21 @@ def _draw_panel(axis: Any, name: str, spans: list[Span], lanes: list[str], layer
             y, length, left=span.begin_us - first, height=0.8, color=colour, alpha=0.3 if pale else 1.0,
             edgecolor="white", hatch="//" if span.microbatch else None, linewidth=0.5,
         )  # fmt: skip
-        if length > wide:
-            label = span.stage.replace("_", "\n") + (f" {'ab'[span.microbatch]}" if name.startswith("tbo") else "")
-            axis.text(span.begin_us - first + length / 2, y, label, ha="center", va="center", fontsize=7)
+        label = span.stage.replace("_", "\n") + (f" {'ab'[span.microbatch]}" if name.startswith("tbo") else "")
+        room = length / widest * 110  # in letters of this size
+        lines = label.split("\n")
+        upright = room > 0.9 * max(map(len, lines))
+        if upright or room > 1.6 * len(lines):
+            axis.text(
+                span.begin_us - first + length / 2, y, label, ha="center", va="center", fontsize=7, clip_on=True,
+                rotation=0 if upright else 90,
+            )  # fmt: skip
     axis.set_yticks(range(len(lanes)), lanes)
     axis.invert_yaxis()
-    axis.set_title(f"{name}: {_period(spans, layer):.0f} us from layer to layer", loc="left", fontsize=9)
+    times = (
+        f"{_period(spans, layer):.0f} us from layer to layer; exchange or idle {exposed_us(spans, layer):.0f} us of it"
+    )
+    axis.set_title(f"{name}: {times}", loc="left", fontsize=9)
     axis.grid(axis="x", alpha=0.3)
 
 

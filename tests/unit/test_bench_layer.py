@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import bench_layer
 from benchmarks.bench_layer import Bench
-from benchmarks.layer_timeline import Span, draw
+from benchmarks.layer_timeline import Span, draw, exposed_us, stage_us
 from eprt import EPGroup
 from eprt.layers.overlap import EXCHANGE, PAUSE, TWO_BATCH
 
@@ -30,6 +30,7 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     assert [row["requests"] for row in decode["rows"]] == [2, 3] and decode["config"]["ranks"] == 1
     for row in decode["rows"]:
         assert 0 < row["tbo_p10_us"] <= row["tbo_us"] <= row["tbo_p90_us"]
+        assert row["none_exposed_us"] > 0 and row["none_shared_us"] > 0 and row["sbo_hidden"] <= 1
     prefill = json.loads((tmp_path / "layer_prefill_1cpu.json").read_text())["rows"][0]
     assert prefill["tokens"] == 24 and prefill["tbo_tokens_per_s"] > 0
     timeline = json.loads((tmp_path / "layer_timeline_prefill_1cpu.json").read_text())["panels"]
@@ -42,3 +43,14 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "layer_timeline_decode_1cpu.png").stat().st_size > 10_000
     assert "sbo_saves" in capsys.readouterr().out
     assert draw(tmp_path / "layer_timeline_prefill_1cpu.json", layer=0).exists()
+
+
+def test_what_is_exposed_of_a_layer():
+    """Exchange on the compute lane and its idleness, inside the layer's own time; not what runs beside it."""
+    rows = [
+        ("attention", "compute", 0, 100), ("dispatch_send", "compute", 100, 120), ("experts", "compute", 130, 200),
+        ("combine_start", "comm", 150, 260), ("combine_recv", "compute", 200, 205),
+    ]  # fmt: skip
+    spans = [Span(*row[:2], 0, layer, 300 * layer + row[2], 300 * layer + row[3]) for layer in range(3) for row in rows]
+    assert exposed_us(spans) == exposed_us(spans, 1) == 300 - 100 - 70
+    assert stage_us(spans, "experts") == 70
