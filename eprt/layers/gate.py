@@ -23,8 +23,8 @@ class Gate:
         """fp32 [T, E]."""
         return self.linear(x_TH, torch.float32)
 
-    def choose(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights_TK fp32, expert_idx_TK int64), best expert first."""
+    def choose(self, logits_TE: Tensor, token_id_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(weights_TK fp32, expert_idx_TK int64), best expert first; -1 in rows whose token is negative: padding."""
         c = self.config
         return ops.gate_topk(
             logits_TE,
@@ -35,4 +35,5 @@ class Gate:
             c.topk_group,
             c.norm_topk_prob,
             c.routed_scaling_factor,
+            token_id_T,
         )

@@ -3,11 +3,14 @@
 Formats: "same" (the model's dtype), "fp8" (e4m3, one scale per 128x128 block), "int8" (one scale per output row).
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eprt import ops
+from eprt.layers.norm import RMSNorm
 from eprt.ops.weight import BLOCK, Weight, quantize_fp8, quantize_int8
 
 
@@ -21,6 +24,43 @@ class Linear:
     def __call__(self, x_TK: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """out_dtype: default x's."""
         return ops.linear(x_TK, self.weight, self.bias_N, out_dtype)
+
+    def of_norm(self, x_TK: Tensor, norm: RMSNorm) -> Tensor:
+        """Of norm(x)."""
+        return ops.norm_linear(x_TK, norm.weight_H, norm.eps, self.weight, self.bias_N)
+
+
+class JoinedLinear:
+    """Several matrices times the same rows: one product, where they can lie behind each other in memory."""
+
+    def __init__(self, parts: Sequence[Linear]):
+        self.parts, self.sizes = list(parts), [part.weight.shape[0] for part in parts]
+        if _can_be_joined(parts):
+            self.parts = [_joined(parts)]
+
+    def of_norm(self, x_TK: Tensor, norm: RMSNorm) -> Sequence[Tensor]:
+        """Each one's product with norm(x). Rows lie apart."""
+        if len(self.parts) == 1:
+            return self.parts[0].of_norm(x_TK, norm).split(self.sizes, dim=-1)
+        x_TK = norm(x_TK)
+        return [part(x_TK) for part in self.parts]
+
+
+def _can_be_joined(parts: Sequence[Linear]) -> bool:
+    """One dtype, and no fp8 block that would span two of them."""
+    dtypes = {part.weight.data.dtype for part in parts}
+    is_fp8 = torch.float8_e4m3fn in dtypes
+    return len(dtypes) == 1 and not (is_fp8 and any(part.weight.shape[0] % BLOCK for part in parts[:-1]))
+
+
+def _joined(parts: Sequence[Linear]) -> Linear:
+    data_NK = torch.cat([part.weight.data.view(torch.uint8) for part in parts]).view(parts[0].weight.data.dtype)
+    scales = [part.weight.scale for part in parts if part.weight.scale is not None]
+    weight, bias_N = Weight(data_NK, torch.cat(scales) if scales else None), None
+    if any(part.bias_N is not None for part in parts):
+        none = [torch.zeros(part.weight.shape[0], device=data_NK.device) for part in parts]
+        bias_N = torch.cat([zero if part.bias_N is None else part.bias_N for part, zero in zip(parts, none)])
+    return Linear(weight, bias_N)
 
 
 def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -> Weight:

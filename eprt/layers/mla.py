@@ -4,6 +4,7 @@ N heads, C latent (kv_lora_rank), R rotary dimensions, D = C + R cached values p
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from torch import Tensor
 from eprt import ops
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
-from eprt.layers.linear import Linear
+from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import softmax_scale
+from eprt.ops.attention import Rotation
 
 # The norms of both latents use their class's default, not the model's rms_norm_eps, in DeepSeek's code and everywhere.
 LATENT_NORM_EPS = 1e-6
@@ -21,13 +23,12 @@ LATENT_NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class MLAWeights:
-    """q: q_proj alone, or None with q_a, q_a_norm and q_b. w_kv_b: [N * (nope + value), C], never quantised."""
+    """qkv_a: q_a_proj and kv_a_proj, or q_proj and kv_a_proj without q_a_norm and q_b. w_kv_b: [N * (nope + value), C],
+    never quantised."""
 
-    q: Linear | None
-    q_a: Linear | None
+    qkv_a: JoinedLinear
     q_a_norm: RMSNorm | None
     q_b: Linear | None
-    kv_a: Linear
     kv_a_norm: RMSNorm
     w_kv_b: Tensor
     o: Linear
@@ -39,38 +40,48 @@ class MLA:
         self.rotate = ops.rope_interleaved if config.rope_interleave else ops.rope_half
         self.softmax_scale = softmax_scale(config.rope, config.qk_head_dim)
 
-    def __call__(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        """Writes this batch's cache entries, then attends. kv_pages: [pages, page_size, D], or as KVFormat says."""
-        q_nope_TNC, q_rope_TNR = self._queries(x_TH, batch)
-        self._insert(x_TH, batch, kv_pages)
-        return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages).flatten(1))
+    def __call__(
+        self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, kv_pages: Tensor, plans: dict[str, Any] | None = None
+    ) -> Tensor:
+        """Of norm(x). Writes this batch's cache entries, then attends.
 
-    def _queries(self, x_TH: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        kv_pages: [pages, page_size, D], or as KVFormat says. plans: see ops.mla_decode.
+        """
+        q_TA, kv_TD = self.weights.qkv_a.of_norm(x_TH, norm)
+        q_nope_TNC, q_rope_TNR = self._queries(q_TA)
+        self._insert(kv_TD, batch, kv_pages)
+        return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages, plans).flatten(1))
+
+    def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
+        """Not rotated yet."""
         w, c = self.weights, self.config
-        if w.q is not None:
-            q = w.q(x_TH)
-        else:
-            assert w.q_a is not None and w.q_a_norm is not None and w.q_b is not None
-            q = w.q_b(w.q_a_norm(w.q_a(x_TH)))
-        q = q.view(-1, c.num_attention_heads, c.qk_head_dim)
+        if w.q_a_norm is not None:
+            assert w.q_b is not None
+            q_TA = w.q_b.of_norm(q_TA, w.q_a_norm)
+        q = q_TA.view(-1, c.num_attention_heads, c.qk_head_dim)
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
-        return q_nope, self.rotate(q_rope, self.cos_sin_PR, batch.position_T)
+        return q_nope, q_rope
 
-    def _insert(self, x_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> None:
+    def _insert(self, kv_TD: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> None:
         norm, interleaved = self.weights.kv_a_norm, self.config.rope_interleave
         where, rotation = (kv_pages, batch.kv_slot_T), (self.cos_sin_PR, batch.position_T, interleaved)
-        ops.latent_insert(*where, self.weights.kv_a(x_TH), norm.weight_H, norm.eps, *rotation)
+        ops.latent_insert(*where, kv_TD, norm.weight_H, norm.eps, *rotation)
 
-    def _attend(self, q_nope: Tensor, q_rope: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+    def _attend(
+        self, q_nope: Tensor, q_rope: Tensor, batch: ForwardBatch, kv_pages: Tensor, plans: dict[str, Any] | None
+    ) -> Tensor:
         """[T, N, value]: the decode rows absorbed, the rows of prompts by extension, both in one step."""
         d, w_kv_b, scale = batch.num_decode, self.weights.w_kv_b, self.softmax_scale
         page_table, seq_len = batch.page_table_BP, batch.seq_len_B
         parts = []
         if d:
-            parts.append(ops.mla_decode(q_nope[:d], q_rope[:d], kv_pages, page_table[:d], seq_len[:d], w_kv_b, scale))
+            where = kv_pages, page_table[:d], seq_len[:d]
+            rotation = Rotation(self.cos_sin_PR, batch.position_T[:d], self.config.rope_interleave)
+            parts.append(ops.mla_decode(q_nope[:d], q_rope[:d], *where, w_kv_b, scale, rotation, plans))
         if d < seq_len.shape[0]:
             where = kv_pages, page_table[d:], seq_len[d:], batch.query_start_B1[d:] - d
-            parts.append(ops.mla_extend(q_nope[d:], q_rope[d:], *where, w_kv_b, scale, batch.num_context))
+            rotated = self.rotate(q_rope[d:], self.cos_sin_PR, batch.position_T[d:])
+            parts.append(ops.mla_extend(q_nope[d:], rotated, *where, w_kv_b, scale, batch.num_context))
         if not parts:
             return q_nope.new_empty(0, q_nope.shape[1], self.config.v_head_dim)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -135,7 +135,8 @@ class EPMoE(nn.Module):
         microbatch = Microbatch(None, hidden.reshape(-1, hidden.shape[-1]))  # type: ignore[arg-type]
         self._choose(microbatch, microbatch.x_TH, input_ids, mode, 0)
         self._rounds(microbatch)
-        y = microbatch.y_TH.view(hidden.shape)
+        y_TH, shared_TH = microbatch.y_TH, microbatch.shared_TH
+        y = (y_TH if shared_TH is None else y_TH + shared_TH).view(hidden.shape)
         return (y, microbatch.logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
 
     # -- the stages of overlap.py --
@@ -163,9 +164,8 @@ class EPMoE(nn.Module):
         assert self.gate is not None
         microbatch.h_TH, microbatch.ep, microbatch.num_rounds = h_TH, self.ep[mode or self.mode], 1
         microbatch.logits_TE = self.gate.logits(h_TH)
-        microbatch.weights_TK, expert_idx_TK = self.gate.choose(microbatch.logits_TE)
-        if input_ids is not None:
-            expert_idx_TK.masked_fill_(input_ids.view(-1, 1) < 0, -1)
+        token_id_T = None if input_ids is None else input_ids.reshape(-1)
+        microbatch.weights_TK, expert_idx_TK = self.gate.choose(microbatch.logits_TE, token_id_T)
         if self._recorder is not None:
             self._recorder.record(self._row, expert_idx_TK, first_row)
         if self._router is None:
@@ -183,10 +183,14 @@ class EPMoE(nn.Module):
             part.num_rounds = max(1, own_rounds - done)
             for stage in EXCHANGE:
                 part.lanes.run(stage, part, self.stages[stage.name])
-            parts.append(part.y_TH)
+            parts.append(part)
             all_rounds = max(all_rounds, done + part.received.num_rounds)
             done += 1
-        microbatch.y_TH = parts[0] if len(parts) == 1 else torch.cat(parts)
+        microbatch.y_TH, microbatch.shared_TH = parts[0].y_TH, parts[0].shared_TH
+        if len(parts) > 1:
+            microbatch.y_TH = torch.cat([part.y_TH for part in parts])
+            if microbatch.shared_TH is not None:
+                microbatch.shared_TH = torch.cat([part.shared_TH for part in parts])
 
     def _dispatch_send(self, m: Microbatch) -> None:
         m.handle = m.ep.dispatch_send(m.h_TH, m.slot_idx_TK, m.weights_TK, m.num_rounds)
@@ -225,8 +229,7 @@ class EPMoE(nn.Module):
             m.ep.combine_start(m.handle)
 
     def _combine_recv(self, m: Microbatch) -> None:
-        y_TH = m.ep.combine_recv(m.handle)
-        m.y_TH = y_TH if m.shared_TH is None else y_TH + m.shared_TH
+        m.y_TH = m.ep.combine_recv(m.handle)
 
     def _check_input(self, hidden: Tensor) -> None:
         where = f"[rank {self.group.rank}/{self.group.size}] EPMoE layer {self.layer_idx}"

@@ -123,8 +123,9 @@ class Microbatch:
     """Tokens on their way through the layers, and what each stage leaves for later ones.
 
     index: 0, or 1 for the second of two. lanes: what runs its stages. x_TH: the residual stream. h_TH: the MLP's input.
-    logits_TE: the gate's. ep: the exchange of this step's mode. y_RH: the experts' outputs, y_TH: their sums (with
-    shared_TH, of the shared expert). signal: tells combine_send which rows are there. done: events that lanes wait for.
+    logits_TE: the gate's. ep: the exchange of this step's mode. y_RH: the experts' outputs, y_TH: their sums.
+    shared_TH: of the shared expert. signal: tells combine_send which rows are there. done: events that lanes wait
+    for. plans: what attention made of the batch's lengths, for all layers.
 
     Tensors made on one lane and read on another stay here until the same stage of the next layer: by then the lanes
     have met, so that their memory may be used again.
@@ -148,6 +149,7 @@ class Microbatch:
     shared_TH: Tensor | None = None
     signal: Any = None
     done: dict[str, Any] = field(default_factory=dict)
+    plans: dict[str, Any] = field(default_factory=dict)
 
     def of_rows(self, rows: slice) -> "Microbatch":
         """Some of its tokens, on their way through one exchange."""

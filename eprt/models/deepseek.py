@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from eprt import ops
 from eprt.config import ModelConfig
 from eprt.ep.api import EPBackend
 from eprt.gpu.readback import Readback
@@ -35,14 +36,14 @@ class DecoderLayer:
         return self.mlp.schedule(batch) if isinstance(self.mlp, EPMoE) else DENSE
 
     def _attention(self, m: Microbatch) -> None:
-        attended_TH = self.attention(self.attention_norm(m.x_TH), m.batch, m.kv_pages)
+        attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, m.kv_pages, m.plans)
         m.h_TH, m.x_TH = self.mlp_norm.add(attended_TH, m.x_TH)
 
     def _mlp(self, m: Microbatch) -> None:
         m.x_TH = m.x_TH + self.mlp(m.h_TH)
 
     def _add(self, m: Microbatch) -> None:
-        m.x_TH = m.x_TH + m.y_TH
+        m.x_TH = ops.add_rows(m.x_TH, m.y_TH, m.shared_TH)
 
 
 class MtpLayer:

@@ -15,7 +15,7 @@ from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
 from eprt.gpu.device import take_device
 from eprt.layers.experts import ExpertPool
-from eprt.layers.linear import Linear, as_format
+from eprt.layers.linear import JoinedLinear, Linear, as_format
 from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE, make_ep, make_pool
@@ -173,12 +173,11 @@ class _Builder:
     def attention(self, prefix: str) -> MLA:
         c = self.config
         has_lora = c.q_lora_rank is not None
+        q, kv = self.linear(prefix + ("q_a_proj" if has_lora else "q_proj")), f"{prefix}kv_a_proj_with_mqa"
         weights = MLAWeights(
-            q=None if has_lora else self.linear(f"{prefix}q_proj"),
-            q_a=self.linear(f"{prefix}q_a_proj") if has_lora else None,
+            qkv_a=JoinedLinear((q, self.linear(kv))),
             q_a_norm=self.norm(f"{prefix}q_a_layernorm.weight", LATENT_NORM_EPS) if has_lora else None,
             q_b=self.linear(f"{prefix}q_b_proj") if has_lora else None,
-            kv_a=self.linear(f"{prefix}kv_a_proj_with_mqa"),
             kv_a_norm=self.norm(f"{prefix}kv_a_layernorm.weight", LATENT_NORM_EPS),
             w_kv_b=as_format(self.checkpoint.read_weight(f"{prefix}kv_b_proj.weight"), "same", c.dtype).data,
             o=self.linear(f"{prefix}o_proj"),

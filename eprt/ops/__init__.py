@@ -8,6 +8,7 @@ from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
 
 add_checksum = by_device(checksum.add_checksum)
 add_rms_norm = by_device(elementwise.add_rms_norm)
+add_rows = by_device(rows.add_rows)
 cache_insert = by_device(attention.cache_insert)
 choose_slots = by_device(replicas.choose_slots)
 count_choices = by_device(choices.count_choices)
@@ -19,6 +20,7 @@ latent_insert = by_device(attention.latent_insert)
 linear = by_device(products.linear)
 mla_decode = by_device(attention.mla_decode)
 mla_extend = by_device(attention.mla_extend)
+norm_linear = by_device(products.norm_linear)
 rms_norm = by_device(elementwise.rms_norm)
 rope_half = by_device(elementwise.rope_half)
 rope_interleaved = by_device(elementwise.rope_interleaved)
@@ -30,6 +32,7 @@ __all__ = [
     "Weight",
     "add_checksum",
     "add_rms_norm",
+    "add_rows",
     "cache_insert",
     "choose_slots",
     "count_choices",
@@ -41,6 +44,7 @@ __all__ = [
     "linear",
     "mla_decode",
     "mla_extend",
+    "norm_linear",
     "quantize_fp8",
     "quantize_int8",
     "rms_norm",

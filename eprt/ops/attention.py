@@ -16,6 +16,9 @@ lie, however the prompt was cut into chunks, and for any number of threads. Betw
 to rounding only: they order the same sums differently.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +26,20 @@ from eprt.ops import elementwise, native
 from eprt.ops.kv_format import KVFormat
 
 _DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What rope_interleaved or rope_half is to be told, for queries that are not rotated yet."""
+
+    cos_sin_PR: Tensor
+    position_T: Tensor
+    interleaved: bool
+
+
+def _rotated(x_TNR: Tensor, rotation: Rotation) -> Tensor:
+    rotate = elementwise.rope_interleaved if rotation.interleaved else elementwise.rope_half
+    return rotate(x_TNR, rotation.cos_sin_PR, rotation.position_T)
 
 
 def _check(condition: bool, message: str) -> None:
@@ -102,8 +119,7 @@ def latent_insert(
     cache_insert. cos_sin_PR, position_T, interleaved: see rope_interleaved and rope_half."""
     rope_size = kv_TD.shape[1] - norm_weight_L.shape[0]
     latent_TL, k_rope_TR = kv_TD.split([norm_weight_L.shape[0], rope_size], dim=-1)
-    rotate = elementwise.rope_interleaved if interleaved else elementwise.rope_half
-    k_rope_TR = rotate(k_rope_TR.unsqueeze(1), cos_sin_PR, position_T).squeeze(1)
+    k_rope_TR = _rotated(k_rope_TR.unsqueeze(1), Rotation(cos_sin_PR, position_T, interleaved)).squeeze(1)
     entries_TD = torch.cat((elementwise.rms_norm(latent_TL, norm_weight_L, eps), k_rope_TR), dim=-1)
     cache_insert(kv_pages, kv_slot_T, entries_TD, rope_size)
 
@@ -171,11 +187,17 @@ def mla_decode(
     seq_len_B: Tensor,
     w_kv_b: Tensor,
     softmax_scale: float,
+    rotation: Rotation | None = None,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """One new token per request, absorbed form: [B, N, value]. Split-KV in two phases; heads folded into the GEMM.
 
+    rotation: of q_rope, where that is still to be done. plans: what kernels made of these lengths, for the same step's
+    other layers: the dict that they were given too, empty for the first; for GPUs, unused here.
     ValueError when a request's pages or length do not fit the cache; nothing is computed then.
     """
+    if rotation is not None:
+        q_rope_BNR = _rotated(q_rope_BNR, rotation)
     out_BNV = _output(q_nope_BNC, q_rope_BNR, kv_pages, w_kv_b, softmax_scale)
     table, seq_len = _index("page_table", page_table_BP, 2), _index("seq_len", seq_len_B, 1)
     batch = out_BNV.shape[0]

@@ -15,6 +15,7 @@ def gate_topk(
     topk_group: int,
     norm_topk_prob: bool,
     routed_scaling_factor: float,
+    token_id_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(weights_TK fp32, expert_idx_TK int64), best expert first, ties to the lowest index. logits_TE: fp32.
 
@@ -22,6 +23,7 @@ def gate_topk(
     softmax over all experts, group score = its best. bias_E (fp32) shifts the choice of groups and experts, never the
     weights. The best topk_group of n_group groups may be chosen from. Weights are scores, divided by their sum when
     norm_topk_prob, times routed_scaling_factor. (DeepSeek-V3 inference/model.py, Gate.)
+    token_id_T: where it is negative the row is padding; the experts it chooses are all -1.
     """
     num_tokens, num_experts = logits_TE.shape
     if logits_TE.dtype != torch.float32:
@@ -48,4 +50,6 @@ def gate_topk(
         expert_idx_TK,
         torch.get_num_threads(),
     )
+    if token_id_T is not None:
+        expert_idx_TK.masked_fill_(token_id_T.view(-1, 1) < 0, -1)
     return weights_TK, expert_idx_TK

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops import native
-from eprt.ops.elementwise import silu_mul
+from eprt.ops.elementwise import rms_norm, silu_mul
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.weight import BLOCK, Weight
 
@@ -36,6 +36,11 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
 def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
     """The second half of a SwiGLU block: linear(silu_mul(x), w). x: [M, 2I], gate then up."""
     return linear(silu_mul(x_MI2), w_NI)
+
+
+def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
+    """linear(rms_norm(x), w, bias)."""
+    return linear(rms_norm(x_MK, norm_weight_K, eps), w_NK, bias_N)
 
 
 def grouped_experts(

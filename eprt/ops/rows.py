@@ -1,7 +1,12 @@
-"""Rows put back together: what the experts made of each token's copies, weighed and summed."""
+"""Rows put back together: what the experts made of each token's copies, weighed and summed; and added up."""
 
 import torch
 from torch import Tensor
+
+
+def add_rows(x_TH: Tensor, y_TH: Tensor, z_TH: Tensor | None) -> Tensor:
+    """x + (y + z), rounded after each sum; z may be lacking."""
+    return x_TH + (y_TH if z_TH is None else y_TH + z_TH)
 
 
 def sum_rows(y_RH: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:

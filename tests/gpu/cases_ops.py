@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops import cuda, reference
+from eprt.ops.attention import Rotation
 from eprt.ops.cuda import attention as cuda_attention
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.linear import _add_parts
@@ -15,7 +16,7 @@ from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.kv_format import KVFormat
-from eprt.ops.rows import sum_rows
+from eprt.ops.rows import add_rows, sum_rows
 from eprt.ops.weight import Weight, quantize_fp8
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -61,6 +62,22 @@ def norms(draw: Draw) -> None:
                 cuda.add_rms_norm(x, other, weight, 1e-6), reference.add_rms_norm(*cpu(x, other, weight), 1e-6)
             ):
                 near(got, want, ROUNDING[dtype], f"add_rms_norm {dtype} {rows}x{size}")
+
+
+def norm_linears(draw: Draw) -> None:
+    """What the separate operators give, of rows that lie apart."""
+    for rows, n, k in ((3, 96, 384), (1, 130, 1536), (70, 272, 1024), (0, 16, 32)):
+        wide, norm, bias = draw.normal(rows, k + 8), draw.normal(k), draw.normal(n)
+        plain = draw.normal(n, k, scale=k**-0.5)
+        for dtype, weight in (
+            (torch.float32, Weight(plain)),
+            (torch.bfloat16, Weight(plain.bfloat16())),
+            (torch.bfloat16, _on(draw.device, quantize_fp8(plain.cpu()))),
+        ):
+            x, factor = wide.to(dtype)[:, :k], norm.to(dtype)
+            want = cuda.linear(cuda.rms_norm(x, factor, 1e-6), weight, bias)
+            got = cuda.norm_linear(x, factor, 1e-6, weight, bias)
+            near(got, want, 0 if weight.scale is not None else 1e-6, f"norm_linear {dtype} {rows}x{n}x{k}")
 
 
 def silu(draw: Draw) -> None:
@@ -145,6 +162,9 @@ def gates(draw: Draw) -> None:
         want_weights, want = reference.gate_topk(logits.cpu(), None if bias is None else bias.cpu(), *rest)
         assert torch.equal(chosen.cpu(), want), case
         near(weights, want_weights, 1e-6, f"gate {case}")
+        token = torch.where(torch.arange(9).to(draw.device) % 4 == 1, -1, draw.integers(0, 9, 9))
+        _, chosen = cuda.gate_topk(logits, bias, *rest, token)
+        assert torch.equal(chosen.cpu(), want.masked_fill(token.cpu().view(-1, 1) < 0, -1)), case
         logits[3], logits[4, 1], logits[5, : experts - 1] = math.nan, math.nan, math.nan
         _, chosen = cuda.gate_topk(logits, bias, *rest)
         for row in chosen.tolist():
@@ -172,6 +192,10 @@ def rows_back(draw: Draw) -> None:
             row[:, 1:][draw.integers(0, 3, tokens, top_k - 1) == 0] = -1
             y[-1] = float("nan")  # where -1 would lead
             near(cuda.sum_rows(y, row, weight), sum_rows(*cpu(y, row, weight)), ROUNDING[dtype], f"sum_rows {dtype}")
+        x, y, z = (draw.normal(3, 700, dtype=dtype) for _ in range(3))
+        for more in (z, None):
+            want = add_rows(*cpu(x, y), None if more is None else more.cpu())
+            near(cuda.add_rows(x, y, more), want, ROUNDING[dtype], f"add_rows {dtype}")
 
 
 def linears(draw: Draw, shapes=((1, 256, 128), (7, 96, 200), (33, 130, 384), (0, 16, 32))) -> None:
@@ -320,6 +344,12 @@ def attention(draw: Draw, heads_and_sizes=((4, 32, 8, 16, 16), (16, 64, 16, 32, 
                 want = getattr(reference, name)(*cpu(*inputs), 0.2)
                 what = f"{name} {heads} heads {dtype}{' fp8 cache' if fp8 else ''}"
                 near(getattr(cuda, name)(*inputs, 0.2), want, tolerance, what)
+                if name == "mla_decode":
+                    rotation = Rotation(draw.normal(50, rope), draw.integers(0, 50, tokens), heads > 3)
+                    turn = reference.rope_interleaved if heads > 3 else reference.rope_half
+                    turned = turn(*cpu(q[..., nope:], rotation.cos_sin_PR, rotation.position_T))
+                    want_turned = reference.mla_decode(inputs[0].cpu(), turned, *cpu(*inputs[2:]), 0.2)
+                    near(cuda.mla_decode(*inputs, 0.2, rotation, {}), want_turned, tolerance, f"{what}, rotated")
             if dtype == torch.bfloat16:  # heads one by one, or at once; a context of known size, or not
                 room = {"num_context": sum(lengths), "workspace_bytes": 1} if fp8 else {"workspace_bytes": 1 << 20}
                 got = attend_prompts(*inputs, 0.2, **room, tile=16, keys=16)
@@ -349,9 +379,10 @@ def libraries(draw: Draw) -> None:
         if kernel.refusal(latent, q[..., 128:], pages, None) is not None:
             continue
         kernel.attend(*inputs)
-        graph = torch.cuda.CUDAGraph()
+        graph, plans = torch.cuda.CUDAGraph(), {}
         with torch.cuda.graph(graph):
-            recorded = kernel.attend(*inputs)
+            kernel.attend(*inputs, plans=plans)
+            recorded = kernel.attend(*inputs, plans=plans)  # by the first one's plan
         for lengths in ([1, 64, 1000, 129], [1024, 1, 1, 513]):
             length.copy_(torch.tensor(lengths))
             graph.replay()
@@ -365,5 +396,19 @@ def large_linears(draw: Draw) -> None:
     linears(draw, shapes=((130, 272, 1024), (40, 2112, 7168), (3, 2112, 7168)))
 
 
-SMALL = (norms, silu, ropes, cache, latents, gates, quantising, rows_back, linears, silu_linears, splits_of_k, signals)
+SMALL = (
+    norms,
+    norm_linears,
+    silu,
+    ropes,
+    cache,
+    latents,
+    gates,
+    quantising,
+    rows_back,
+    linears,
+    silu_linears,
+    splits_of_k,
+    signals,
+)
 ALL = (*SMALL, experts, attention, libraries, large_linears)

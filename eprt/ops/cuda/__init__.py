@@ -10,16 +10,17 @@ from eprt.ops.cuda.checksum import add_checksum
 from eprt.ops.cuda.choices import count_choices
 from eprt.ops.cuda.experts import experts_down, experts_up, grouped_experts
 from eprt.ops.cuda.gate import gate_topk
-from eprt.ops.cuda.linear import linear, silu_linear
+from eprt.ops.cuda.linear import linear, norm_linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope_half, rope_interleaved
-from eprt.ops.cuda.rows import sum_rows
+from eprt.ops.cuda.rows import add_rows, sum_rows
 from eprt.ops.cuda.silu import silu_mul
 
 __all__ = [
     "add_checksum",
     "add_rms_norm",
+    "add_rows",
     "cache_insert",
     "choose_slots",
     "count_choices",
@@ -31,6 +32,7 @@ __all__ = [
     "linear",
     "mla_decode",
     "mla_extend",
+    "norm_linear",
     "rms_norm",
     "rope_half",
     "rope_interleaved",

@@ -2,7 +2,8 @@
 
 Decodes and short extensions are absorbed: queries are taken into the latent space, attended there, and the result is
 taken out of it. Prompts are expanded (mla_expanded.py). Kernels of the absorbed form are modules of this folder with
-    attend(q_latent, q_rope, kv_pages, page_table, seq_len, query_start or None, softmax_scale) -> latent outputs
+    attend(q_latent, q_rope, kv_pages, page_table, seq_len, query_start or None, softmax_scale, plans=...)
+        -> latent outputs. plans: what it made of these lengths for another layer of the same step, to be kept there
     JOINS_QUERIES: whether q_rope should lie behind q_latent in memory, head by head
     is_installed() -> bool
     refusal(q_latent, q_rope, kv_pages, query_start or None) -> None, or why it cannot compute these
@@ -11,12 +12,15 @@ taken out of it. Prompts are expanded (mla_expanded.py). Kernels of the absorbed
 import functools
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eprt import env
+from eprt.ops.attention import Rotation
 from eprt.ops.cuda import mla_expanded
+from eprt.ops.cuda.rope import rotate
 
 # Name -> (module, how to install it); the first that is installed and does not refuse computes.
 _KERNELS = {
@@ -61,8 +65,11 @@ def mla_decode(
     seq_len_B: Tensor,
     w_kv_b: Tensor,
     softmax_scale: float,
+    rotation: Rotation | None = None,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
-    return absorbed(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, None, w_kv_b, softmax_scale)
+    queries, where = (q_nope_BNC, q_rope_BNR), (kv_pages, page_table_BP, seq_len_B, None)
+    return absorbed(*queries, *where, w_kv_b, softmax_scale, rotation, plans)
 
 
 def mla_extend(
@@ -92,16 +99,23 @@ def absorbed(
     query_start_B1: Tensor | None,
     w_kv_b: Tensor,
     softmax_scale: float,
+    rotation: Rotation | None = None,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
-    """query_start_B1: None for one token per request."""
-    heads, nope = q_nope_TNC.shape[1:]
+    """[T, N, value], contiguous. query_start_B1: None for one token per request."""
+    tokens, heads, nope = q_nope_TNC.shape
     w_NVL = w_kv_b.view(heads, -1, w_kv_b.shape[1])
     sizes = w_kv_b.shape[1], q_rope_TNR.shape[2]
-    q_latent_TNL, q_tail_TNR = q_nope_TNC.new_empty(len(q_nope_TNC), heads, sum(sizes)).split(sizes, dim=-1)
+    q_latent_TNL, q_tail_TNR = q_nope_TNC.new_empty(tokens, heads, sum(sizes)).split(sizes, dim=-1)
     torch.bmm(q_nope_TNC.transpose(0, 1), w_NVL[:, :nope], out=q_latent_TNL.transpose(0, 1))
     module = kernel(q_latent_TNL, q_rope_TNR, kv_pages, query_start_B1)
-    if module.JOINS_QUERIES:
+    if rotation is not None:
+        rule = rotation.cos_sin_PR, rotation.position_T, rotation.interleaved
+        q_rope_TNR = rotate(q_rope_TNR, *rule, out_TNR=q_tail_TNR)
+    elif module.JOINS_QUERIES:
         q_rope_TNR = q_tail_TNR.copy_(q_rope_TNR)
-    queries = q_latent_TNL, q_rope_TNR
-    latent_TNL = module.attend(*queries, kv_pages, page_table_BP, seq_len_B, query_start_B1, softmax_scale)
-    return torch.bmm(latent_TNL.transpose(0, 1), w_NVL[:, nope:].transpose(1, 2)).transpose(0, 1)
+    where = kv_pages, page_table_BP, seq_len_B, query_start_B1
+    latent_TNL = module.attend(q_latent_TNL, q_rope_TNR, *where, softmax_scale, plans=plans)
+    out_TNV = q_nope_TNC.new_empty(tokens, heads, w_NVL.shape[1] - nope)
+    torch.bmm(latent_TNL.transpose(0, 1), w_NVL[:, nope:].transpose(1, 2), out=out_TNV.transpose(0, 1))
+    return out_TNV

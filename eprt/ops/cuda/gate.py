@@ -18,7 +18,7 @@ def _first_largest(value, index, BOUND: tl.constexpr):
 
 @triton.jit
 def _gate_topk(
-    weights, chosen, logits, bias, num_experts, num_groups, group_size, scaling,
+    weights, chosen, logits, bias, token_id, num_experts, num_groups, group_size, scaling, MASKED: tl.constexpr,
     TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
     NORMALISE: tl.constexpr, LIMITED: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -63,6 +63,8 @@ def _gate_topk(
         taken_score = tl.where(slot == k, its_score, taken_score)
     if NORMALISE:
         taken_score = taken_score / (tl.sum(taken_score) + 1e-20)
+    if MASKED:
+        taken = tl.where(tl.load(token_id + token) < 0, -1, taken)
     at = token * TOP_K + slot
     tl.store(weights + at, taken_score * scaling, mask=slot < TOP_K)
     tl.store(chosen + at, taken.to(tl.int64), mask=slot < TOP_K)
@@ -77,6 +79,7 @@ def gate_topk(
     topk_group: int,
     norm_topk_prob: bool,
     routed_scaling_factor: float,
+    token_id_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     num_tokens, num_experts = logits_TE.shape
     weights_TK = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
@@ -85,7 +88,8 @@ def gate_topk(
         group_size = num_experts // n_group
         _gate_topk[(num_tokens,)](
             weights_TK, expert_idx_TK, logits_TE.contiguous(), logits_TE if bias_E is None else bias_E,
-            num_experts, n_group, group_size, float(routed_scaling_factor),
+            logits_TE if token_id_T is None else token_id_T.contiguous(), num_experts, n_group, group_size,
+            float(routed_scaling_factor), MASKED=token_id_T is not None,
             TOP_K=top_k, TOP_GROUPS=topk_group, SIGMOID=scoring == "sigmoid", HAS_BIAS=bias_E is not None,
             NORMALISE=norm_topk_prob, LIMITED=topk_group < n_group, GROUPS=triton.next_power_of_2(n_group),
             SIZE=triton.next_power_of_2(group_size), K=triton.next_power_of_2(top_k), num_warps=1,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eprt.ops.cuda import cublas
 from eprt.ops.cuda.grouped_gemm import FP8, count_sms, grouped_gemm, tiling_of
+from eprt.ops.cuda.norm import rms_norm, rms_norm_quantize
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul, silu_mul_quantize
 from eprt.ops.weight import Weight
@@ -39,6 +40,18 @@ def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
     if w_NI.scale is None or x_MI2.dtype == torch.float32:
         return linear(silu_mul(x_MI2), w_NI)
     return _fp8_linear(x_MI2, w_NI, x_MI2.dtype, silu_mul_quantize)
+
+
+def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
+    """As eprt.ops.linear.norm_linear. bfloat16 x and fp8 weights: rows are quantised as they are normed."""
+    if w_NK.scale is None or x_MK.dtype == torch.float32:
+        return linear(rms_norm(x_MK, norm_weight_K, eps), w_NK, bias_N)
+
+    def quantise(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
+        return rms_norm_quantize(x_MK, norm_weight_K, eps, padded_to)
+
+    y_MN = _fp8_linear(x_MK, w_NK, x_MK.dtype, quantise)
+    return y_MN if bias_N is None else (y_MN + bias_N).to(x_MK.dtype)
 
 
 def _fp8_linear(

@@ -5,6 +5,7 @@ L latent and R rotary values of a cache entry (L + R = D), S splits.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -145,12 +146,13 @@ def attend(
     softmax_scale: float,
     num_splits: int | None = None,
     tiling: Tiling | None = None,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """[T, N, L] of the queries' dtype, contiguous. query_start_B1: None for one token per request.
 
     Queries are bfloat16, whose softmax weights are rounded to it before the second product, or float32, in which
     nothing is rounded; kv_pages of any KVFormat. num_splits: default by the number of tiles, so that all
-    SMs have work.
+    SMs have work. plans: this kernel makes none.
     """
     T, N, L = q_latent_TNL.shape
     entry = KVFormat(L, q_rope_TNR.shape[2], kv_pages.dtype)

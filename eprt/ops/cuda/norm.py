@@ -1,8 +1,11 @@
-"""RMSNorm, one program per row: fp32 inside, the input's dtype outside."""
+"""RMSNorm, one program per row: fp32 inside, the input's dtype outside, or quantised at once."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from eprt.ops.cuda.quantize import new_quantized, store_quantized
+from eprt.ops.weight import BLOCK
 
 
 @triton.jit
@@ -22,6 +25,34 @@ def _rms_norm(
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rms_norm_quantize(
+    data, scale, x, weight, row_stride, size, eps, num_groups, scale_stride, group_stride,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, GROUPS)
+    column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    value = tl.load(x + row * row_stride + column, mask=column < size, other=0.0).to(tl.float32)
+    factor = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
+    value = value * factor * tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    value = value.to(x.dtype.element_ty).to(tl.float32)  # rounded as the norm alone rounds
+    store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride)
+
+
+def rms_norm_quantize(x_TH: Tensor, weight_H: Tensor, eps: float, padded_to: int = 1) -> tuple[Tensor, Tensor]:
+    """quantize_rows(rms_norm(x, weight, eps), padded_to)"""
+    (rows, size), groups = x_TH.shape, triton.cdiv(x_TH.shape[1], BLOCK)
+    data_MK, scale_MG = new_quantized(x_TH, size, padded_to)
+    if rows:
+        block = triton.next_power_of_2(groups)
+        _rms_norm_quantize[(rows,)](
+            data_MK, scale_MG, x_TH, weight_H, x_TH.stride(0), size, eps, groups, scale_MG.stride(0),
+            scale_MG.stride(1), GROUPS=block, SIZE=BLOCK, num_warps=min(16, max(1, block // 4)),
+        )  # fmt: skip
+    return data_MK, scale_MG
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:

@@ -33,14 +33,19 @@ def _quantize_rows(
     store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride)
 
 
-def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, Tensor]:
-    """What quantize_rows returns, of rows of `size` values that the kernel makes of x's."""
+def new_quantized(x: Tensor, size: int, padded_to: int) -> tuple[Tensor, Tensor]:
+    """Memory for what quantize_rows returns, of rows of `size` values, as many as x has."""
     rows, groups, padded = x.shape[0], triton.cdiv(size, BLOCK), triton.cdiv(x.shape[0], padded_to) * padded_to
     data_MK = torch.empty(padded, size, dtype=torch.float8_e4m3fn, device=x.device)
     if padded_to > 1:
-        scale_MG = torch.empty(groups, padded, dtype=torch.float32, device=x.device).T
-    else:
-        scale_MG = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+        return data_MK, torch.empty(groups, padded, dtype=torch.float32, device=x.device).T
+    return data_MK, torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+
+
+def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, Tensor]:
+    """What quantize_rows returns, of rows of `size` values that the kernel makes of x's."""
+    rows, groups = x.shape[0], triton.cdiv(size, BLOCK)
+    data_MK, scale_MG = new_quantized(x, size, padded_to)
     if rows:
         kernel[(rows, triton.cdiv(groups, _GROUPS))](
             data_MK, scale_MG, x, x.stride(0), size, groups, scale_MG.stride(0), scale_MG.stride(1),

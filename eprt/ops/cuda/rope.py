@@ -9,7 +9,7 @@ _HEADS = 16
 
 @triton.jit
 def _rope(
-    out, x, cos_sin, position, token_stride, head_stride, num_heads, half,
+    out, x, cos_sin, position, token_stride, head_stride, out_token_stride, out_head_stride, num_heads, half,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -24,25 +24,30 @@ def _rope(
     row = x + token * token_stride + head[:, None] * head_stride
     a = tl.load(row + first[None, :], mask=inside, other=0.0).to(tl.float32)
     b = tl.load(row + second[None, :], mask=inside, other=0.0).to(tl.float32)
-    to = out + (token * num_heads + head[:, None]) * 2 * half
+    to = out + token * out_token_stride + head[:, None] * out_head_stride
     tl.store(to + first[None, :], (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)
     tl.store(to + second[None, :], (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
 
 
 def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    return _launch(x_TNR, cos_sin_PR, position_T, interleaved=True)
+    return rotate(x_TNR, cos_sin_PR, position_T, interleaved=True)
 
 
 def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    return _launch(x_TNR, cos_sin_PR, position_T, interleaved=False)
+    return rotate(x_TNR, cos_sin_PR, position_T, interleaved=False)
 
 
-def _launch(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
+def rotate(
+    x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bool, out_TNR: Tensor | None = None
+) -> Tensor:
+    """out_TNR: where to, of any strides over tokens and heads."""
     tokens, heads, size = x_TNR.shape
-    out_TNR = x_TNR.new_empty(tokens, heads, size)
+    if out_TNR is None:
+        out_TNR = x_TNR.new_empty(tokens, heads, size)
     if tokens:
         _rope[(tokens, triton.cdiv(heads, _HEADS))](
-            out_TNR, x_TNR, cos_sin_PR, position_T, x_TNR.stride(0), x_TNR.stride(1), heads, size // 2,
-            INTERLEAVED=interleaved, HEADS=_HEADS, HALF=triton.next_power_of_2(size // 2),
+            out_TNR, x_TNR, cos_sin_PR, position_T, x_TNR.stride(0), x_TNR.stride(1), out_TNR.stride(0),
+            out_TNR.stride(1), heads, size // 2, INTERLEAVED=interleaved, HEADS=_HEADS,
+            HALF=triton.next_power_of_2(size // 2),
         )  # fmt: skip
     return out_TNR
