@@ -9,7 +9,7 @@ step       a decoding step of K layers with dummy weights, as one CUDA graph (--
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ NEEDS_GPU = True
 HIDDEN, WIDTH, HEADS, LATENT, ROPE, CONTEXT = 7168, 2048, 128, 512, 64, 4096
 
 
-def gpu_time(calls: list[Callable[[], object]], samples: int = 15) -> Timing:
+def gpu_time(calls: Sequence[Callable[[], object]], samples: int = 15) -> Timing:
     """Seconds of one call. Several calls, on different data, make one graph: caches are cold and launches free."""
     for call in calls:
         call()

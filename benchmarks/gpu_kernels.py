@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.report import table
 from eprt.ops import cuda
-from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton, silu
+from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton, norm, silu
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -133,6 +133,8 @@ def norms() -> None:
         cuda.cache_insert(pages, position, kv, ROPE)
         cuda.latent_insert(pages, position, kv, latent_norm, 1e-6, angles, position, True)
     silu.silu_mul_quantize(tensor(128, 2 * WIDTH))
+    norm.rms_norm_quantize(x, scale, 1e-6, 16)
+    cuda.add_rows(x, x, x)
     cuda.sum_rows(tensor(1024, HIDDEN), tensor(128, 8, dtype=torch.int64), tensor(128, 8, dtype=torch.float32))
     logits, bias = tensor(128, 256, dtype=torch.float32), tensor(256, dtype=torch.float32)
     cuda.gate_topk(logits, bias, "sigmoid", 8, 8, 4, True, 2.5)

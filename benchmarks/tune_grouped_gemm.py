@@ -1,7 +1,11 @@
-"""Measures tilings of the experts' products on this GPU and keeps the fastest in eprt/ops/tunings, where products
-find them. Every candidate must give the default's result before it is timed.
+"""Measures tilings of fp8 products on this GPU and keeps the fastest in eprt/ops/tunings, where products find them.
+Every candidate must give the default's result before it is timed.
 
     python -m benchmarks.tune_grouped_gemm --experts 32 --hidden 7168 --width 2048 --format fp8
+    python -m benchmarks.tune_grouped_gemm --dense 2112x7168 24576x1536 7168x16384
+
+Experts get rows as uniform routing gives them: so many on the average, none exactly so many. A tile as tall as the mean
+would leave half of them a second tile of a few rows. Dense products (--dense): K split, against cuBLAS.
 """
 
 import argparse
@@ -19,11 +23,14 @@ from benchmarks.report import table
 from eprt import EPGroup
 from eprt.gpu.device import take_device
 from eprt.ops import tuning
+from eprt.ops.cuda import cublas
 from eprt.ops.cuda.grouped_gemm import grouped_gemm, tiling_of
+from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Shape, Tiling
 
 ROWS = (8, 16, 32, 64, 128, 256)
+DENSE_ROWS = (16, 32, 64, 128)
 FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16}
 
 
@@ -31,19 +38,37 @@ def candidates(shape: Shape, rows: int) -> list[Tiling]:
     """block_n stays 128 where the product quantises its result. Tiles much taller than an expert's rows waste work."""
     quantises = shape.gated and shape.kind == "fp8"
     block_k = 128 if shape.kind == "fp8" else 64
-    tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(16, rows) and 4 * block_m >= min(rows, 128)]
-    shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (1, 2, 3))
+    tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(16, 2 * rows) and 4 * block_m >= min(rows, 128)]
+    shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3))
     return [
         Tiling(block_m, block_n, block_k, warps, stages, programs)
         for block_m, block_n, warps, stages, programs in shapes
-        if block_m * (2 if shape.gated else 1) * block_n <= warps * 4096  # accumulators that registers can hold
+        if (warps == 4 or block_m > 32)
+        and block_m * (2 if shape.gated else 1) * block_n <= warps * 4096  # accumulators that registers can hold
     ]
+
+
+def dense_candidates(shape: Shape, rows: int) -> list[Tiling]:
+    """As many parts of K as keep each SM busy once to four times."""
+    tall = [block_m for block_m in (16, 32, 64, 128) if max(16, rows // 2) <= block_m <= max(16, rows)]
+    found = []
+    for block_m, block_n, stages in itertools.product(tall, (64, 128), (3, 4)):
+        tiles = -(-rows // block_m) * -(-shape.n // block_n)
+        for splits in (1, 2, 3, 4, 6, 8, 12, 14):
+            if splits == 1 or (66 <= tiles * splits <= 540 and shape.k // splits >= 512):
+                found.append(Tiling(block_m, block_n, 128, 8 if block_m * block_n > 8192 else 4, stages, 3, splits))
+    return found
 
 
 def compile_ahead(shape: Shape, rows: int, tiling: Tiling) -> None:
     """In a process of its own: leaves the kernel in Triton's cache."""
     from benchmarks.gpu_kernels import CompiledOnly, tensor, weight
 
+    if shape.kind == "dense":
+        w, x = (weight(*size, dtype=FORMATS["fp8"]) for size in ((shape.n, shape.k), (rows, shape.k)))
+        with contextlib.suppress(Exception), CompiledOnly():
+            grouped_gemm(x.data, w, x_scale_RG=tensor(rows, shape.k // 128), tiling=tiling, splits=tiling.splits)
+        return
     fp8 = shape.kind == "fp8"
     w = weight(shape.experts, shape.n * (2 if shape.gated else 1), shape.k, dtype=FORMATS[shape.kind])
     x, count = tensor(shape.experts * rows, shape.k, dtype=w.data.dtype), tensor(shape.experts, dtype=torch.int32)
@@ -54,20 +79,27 @@ def compile_ahead(shape: Shape, rows: int, tiling: Tiling) -> None:
 
 
 def compile_all(cases: list[tuple[Shape, int]], jobs: int) -> None:
-    kernels = ((shape, rows, tiling) for shape, rows in cases for tiling in candidates(shape, rows))
-    work = {(shape, replace(tiling, programs_per_sm=1)): rows for shape, rows, tiling in kernels}
+    """Every kernel once: what only changes the grid, or the sizes of a dense product, changes no kernel."""
+    work = {}
+    for shape, rows in cases:
+        dense = shape.kind == "dense"
+        for tiling in (dense_candidates if dense else candidates)(shape, rows):
+            same = replace(tiling, programs_per_sm=1, splits=min(tiling.splits, 2))
+            key = (replace(shape, n=0, k=0) if dense else shape, same)
+            work.setdefault(key, (shape, rows, same))
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_ahead, *zip(*((shape, rows, tiling) for (shape, tiling), rows in work.items()))))
+        list(pool.map(compile_ahead, *zip(*work.values())))
 
 
 def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
-    """(fastest, its seconds, the default's seconds)"""
+    """(fastest, its seconds, the default's seconds). Rows are drawn anew for each shape, the same for all tilings."""
     make = fp8_weight if shape.kind == "fp8" else bf16_weight
     weight = make(shape.experts, shape.n * (2 if shape.gated else 1), shape.k)
     x, scale = torch.randn(shape.experts * rows, shape.k, device="cuda", dtype=torch.bfloat16), None
     if shape.kind == "fp8":
         x, scale = quantize_rows(x)
-    count = torch.full((shape.experts,), rows, dtype=torch.int32, device="cuda")
+    chosen = torch.randint(shape.experts, (shape.experts * rows,), device="cuda")
+    count = chosen.bincount(minlength=shape.experts).int()
 
     def product(tiling: Tiling | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         quantise = shape.gated and shape.kind == "fp8"
@@ -90,6 +122,28 @@ def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
     return best[1], best[0], default_s
 
 
+def tune_dense(shape: Shape, rows: int) -> tuple[Tiling | None, float, float]:
+    """(fastest, None for cuBLAS; its seconds; cuBLAS's seconds)"""
+    weights = [fp8_weight(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
+    x = torch.randn(rows, shape.k, device="cuda", dtype=torch.bfloat16)
+    padded, few = quantize_rows(x, padded_to=cublas.PADDED_TO), quantize_rows(x)
+    transposed = [(w.data.T, w.scale.T) for w in weights if w.scale is not None]
+    want = cublas.scaled_mm(*padded, *transposed[0])[:rows].float()
+    cublas_s = gpu_time([lambda w=w: cublas.scaled_mm(*padded, *w) for w in transposed], samples=7).median_s
+    best: tuple[float, Tiling | None] = (cublas_s, None)
+    for tiling in dense_candidates(shape, rows):
+        try:
+            error = (split_gemm(*few, weights[0], x.dtype, tiling).float() - want).norm() / want.norm()
+            calls = [lambda w=w, t=tiling: split_gemm(*few, w, x.dtype, t) for w in weights]
+            seconds = gpu_time(calls, samples=7).median_s
+        except Exception as failure:
+            print(f"{tiling}: {str(failure).splitlines()[0][:100]}")
+            continue
+        assert error < 0.01, f"{tiling} computes something else: relative error {error:.3g}"
+        best = min(best, (seconds, tiling), key=lambda pair: pair[0])
+    return best[1], best[0], cublas_s
+
+
 def plain(y: torch.Tensor, y_scale: torch.Tensor | None) -> torch.Tensor:
     return y.float() if y_scale is None else y.float() * y_scale.repeat_interleave(128, 1)[:, : y.shape[1]]
 
@@ -100,7 +154,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--width", type=int, default=2048, help="of one expert")
     parser.add_argument("--format", choices=("fp8", "bf16"), default="fp8")
-    parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="per expert")
+    parser.add_argument("--rows", type=int, nargs="*", help="per expert, or of the dense products")
+    parser.add_argument("--dense", nargs="*", default=[], metavar="NxK", help="these products, not experts'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile")
     arguments = parser.parse_args()
     kind = "fp8" if arguments.format == "fp8" else "same"
@@ -108,15 +163,19 @@ def main() -> None:
         Shape(arguments.experts, n, k, kind, gated)
         for gated, n, k in ((True, arguments.width, arguments.hidden), (False, arguments.hidden, arguments.width))
     ]
-    cases = [(shape, rows) for shape in shapes for rows in arguments.rows]
+    if arguments.dense:
+        sizes = ((int(size) for size in text.split("x")) for text in arguments.dense)
+        shapes = [Shape(1, n, k, "dense", gated=False) for n, k in sizes]
+    default_rows = DENSE_ROWS if arguments.dense else ROWS
+    cases = [(shape, rows) for shape in shapes for rows in arguments.rows or default_rows]
     compile_all(cases, arguments.jobs)
     take_device("cuda", EPGroup.single())
     found, shown = {}, []
     for shape, rows in cases:
-        tiling, seconds, default_s = tune(shape, rows)
+        tiling, seconds, default_s = (tune_dense if shape.kind == "dense" else tune)(shape, rows)
         found.setdefault(shape, {})[rows] = tiling
         times = {"us": seconds * 1e6, "default_us": default_s * 1e6}
-        shown.append({"n": shape.n, "k": shape.k, "rows": rows, **times, **vars(tiling)})
+        shown.append({"n": shape.n, "k": shape.k, "rows": rows, **times, **(vars(tiling) if tiling else {})})
     print(table(shown))
     print(tuning.write(torch.cuda.get_device_name(), found))
 

@@ -2,7 +2,8 @@
 
 A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: Tiling's fields}}. A product
 takes the tiling of the next larger number of rows measured for its shape, with as many experts or the nearest number.
-Shapes and GPUs that were not measured take the defaults of eprt/ops/cuda/grouped_gemm.py.
+Dense layers' products are of kind "dense"; null is where cuBLAS was faster, as it is with more rows than any measured.
+Shapes and GPUs that were not measured take the defaults of eprt/ops/cuda/grouped_gemm.py and linear.py.
 """
 
 import functools
@@ -14,11 +15,13 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent / "tunings"
+Table = dict["Shape", dict[int, "Tiling | None"]]
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM."""
+    """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM;
+    splits: parts of K, in dense products."""
 
     block_m: int
     block_n: int
@@ -26,11 +29,12 @@ class Tiling:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    splits: int = 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a grouped product: experts times [n, k] ([2n, k] if gated). kind: "fp8" or "same"."""
+    """Of a grouped product: experts times [n, k] ([2n, k] if gated). kind: "fp8", "same", or "dense": one, of fp8."""
 
     experts: int
     n: int
@@ -46,7 +50,18 @@ def tuned(device: torch.device, shape: Shape, rows_per_expert: int, folder: Path
     return lookup(read(_device_name(device.index), folder), shape, rows_per_expert)
 
 
-def lookup(table: dict[Shape, dict[int, Tiling]], shape: Shape, rows_per_expert: int) -> Tiling | None:
+def tuned_dense(device: torch.device, n: int, k: int, rows: int) -> tuple[bool, Tiling | None]:
+    """(whether [n, k] was measured, the tiling for so many rows; None where cuBLAS is faster)"""
+    return lookup_dense(read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}, n, k, rows)
+
+
+def lookup_dense(table: Table, n: int, k: int, rows: int) -> tuple[bool, Tiling | None]:
+    measured = table.get(Shape(1, n, k, "dense", gated=False), {})
+    larger = [most for most in measured if most >= rows]
+    return bool(measured), measured[min(larger)] if larger else None
+
+
+def lookup(table: Table, shape: Shape, rows_per_expert: int) -> Tiling | None:
     similar = (other for other in table if replace(other, experts=shape.experts) == shape)
     nearest = min(similar, key=lambda other: abs(other.experts - shape.experts), default=None)
     if nearest is None:
@@ -56,7 +71,7 @@ def lookup(table: dict[Shape, dict[int, Tiling]], shape: Shape, rows_per_expert:
 
 
 @functools.cache
-def read(device_name: str, folder: Path = FOLDER) -> dict[Shape, dict[int, Tiling]]:
+def read(device_name: str, folder: Path = FOLDER) -> Table:
     """{} for a GPU without a file. ValueError naming the file when it is not what this module writes."""
     path = _path(device_name, folder)
     if not path.exists():
@@ -67,16 +82,16 @@ def read(device_name: str, folder: Path = FOLDER) -> dict[Shape, dict[int, Tilin
         raise ValueError(f"{path}: not a file of tilings ({error!r}); make it anew with tune_grouped_gemm") from None
 
 
-def _entry(entry: dict) -> tuple[Shape, dict[int, Tiling]]:
+def _entry(entry: dict) -> tuple[Shape, dict[int, Tiling | None]]:
     shape = Shape(**{name: value for name, value in entry.items() if name != "tilings"})
-    return shape, {int(rows): Tiling(**fields) for rows, fields in entry["tilings"].items()}
+    return shape, {int(rows): fields and Tiling(**fields) for rows, fields in entry["tilings"].items()}
 
 
-def write(device_name: str, table: dict[Shape, dict[int, Tiling]], folder: Path = FOLDER) -> Path:
+def write(device_name: str, table: Table, folder: Path = FOLDER) -> Path:
     """Adds the shapes to the GPU's file, in place of earlier measurements of the same shapes."""
     merged = {**read(device_name, folder), **table}
     entries = [
-        {**asdict(shape), "tilings": {str(rows): asdict(t) for rows, t in sorted(tilings.items())}}
+        {**asdict(shape), "tilings": {str(rows): t and asdict(t) for rows, t in sorted(tilings.items())}}
         for shape, tilings in merged.items()
     ]
     folder.mkdir(parents=True, exist_ok=True)

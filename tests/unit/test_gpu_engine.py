@@ -173,6 +173,12 @@ def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
     assert tuning.lookup(table, Shape(32, 2048, 7168, "same", True), 8) is None
     assert tuning.lookup(table, Shape(32, 1024, 7168, "fp8", True), 8) is None
     assert tuning.tuned(torch.device("cpu"), shape, 8, tmp_path) is None
+    # Dense products: null where cuBLAS was faster, which also takes more rows than any measured.
+    tuning.write("NVIDIA H200", {Shape(1, 2112, 7168, "dense", False): {16: small, 32: None, 64: large}}, tmp_path)
+    table = tuning.read("NVIDIA H200", tmp_path)
+    found = [tuning.lookup_dense(table, 2112, 7168, rows) for rows in (1, 17, 64, 65)]
+    assert found == [(True, small), (True, None), (True, large), (True, None)]
+    assert tuning.lookup_dense(table, 2048, 7168, 1) == (False, None)
     path.write_text('[{"experts": 1}]')
     tuning.read.cache_clear()
     with pytest.raises(ValueError, match=r"NVIDIA_H200\.json: not a file of tilings"):
@@ -184,4 +190,4 @@ def test_the_tilings_that_are_kept_can_be_read():
     assert files
     for path in files:
         for shape, tilings in tuning.read(path.stem).items():
-            assert shape.kind in ("fp8", "same") and tilings
+            assert shape.kind in ("fp8", "same", "dense") and tilings

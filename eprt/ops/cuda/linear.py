@@ -1,6 +1,7 @@
 """Dense products: cuBLAS, but for fp8 weights and few rows, where the grouped product's kernel splits K."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from eprt.ops.cuda.grouped_gemm import FP8, count_sms, grouped_gemm, tiling_of
 from eprt.ops.cuda.norm import rms_norm, rms_norm_quantize
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul, silu_mul_quantize
+from eprt.ops.tuning import Tiling, tuned_dense
 from eprt.ops.weight import Weight
 
 _SHORTEST_SPLIT = 768  # columns
@@ -58,23 +60,34 @@ def _fp8_linear(
     x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype, quantise: Callable[..., tuple[Tensor, Tensor]] = quantize_rows
 ) -> Tensor:
     rows = x_MK.shape[0]
-    if _splits_k(rows, *w_NK.shape) or not cublas.takes(w_NK, out_dtype):
-        return _split_gemm(*quantise(x_MK), w_NK, out_dtype)
+    tiling = _tiling(x_MK.device, rows, *w_NK.shape)
+    if tiling is not None or not cublas.takes(w_NK, out_dtype):
+        tiling = tiling or _splitting(x_MK.device, rows, *w_NK.shape)
+        return split_gemm(*quantise(x_MK), w_NK, out_dtype, tiling)
     assert w_NK.scale is not None
     return cublas.scaled_mm(*quantise(x_MK, padded_to=cublas.PADDED_TO), w_NK.data.T, w_NK.scale.T)[:rows]
 
 
-def _splits_k(rows: int, n: int, k: int) -> bool:
-    """Where splitting K was faster than cuBLAS on an H200: few rows, or a long K and too few tiles for all SMs."""
-    return rows <= 32 or (k >= 4096 and rows <= (128 if n <= 4096 else 64))
+def _tiling(device: torch.device, rows: int, n: int, k: int) -> Tiling | None:
+    """Of the product that splits K; None where cuBLAS is faster. By a measurement of this shape (ops/tunings), else as
+    shapes alike were on an H200: few rows, or a long K and too few tiles for all SMs."""
+    known, tiling = tuned_dense(device, n, k, rows)
+    if known:
+        return tiling
+    few = rows <= 32 or (k >= 4096 and rows <= (128 if n <= 4096 else 64))
+    return _splitting(device, rows, n, k) if few else None
 
 
-def _split_gemm(data_MK: Tensor, scale_MG: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
-    """Few rows: K is split so that every SM reads weights."""
-    (M, K), N = data_MK.shape, w_NK.shape[0]
-    tiling = tiling_of(FP8, min(M, 64), gated=False)
-    tiles = triton.cdiv(M, tiling.block_m) * triton.cdiv(N, tiling.block_n)
-    splits = max(1, min(2 * count_sms(data_MK.device) // max(tiles, 1), K // _SHORTEST_SPLIT))
+def _splitting(device: torch.device, rows: int, n: int, k: int) -> Tiling:
+    """So that every SM reads weights, but no part of K is too short."""
+    tiling = tiling_of(FP8, min(rows, 64), gated=False)
+    tiles = triton.cdiv(rows, tiling.block_m) * triton.cdiv(n, tiling.block_n)
+    return replace(tiling, splits=max(1, min(2 * count_sms(device) // max(tiles, 1), k // _SHORTEST_SPLIT)))
+
+
+def split_gemm(data_MK: Tensor, scale_MG: Tensor, w_NK: Weight, out_dtype: torch.dtype, tiling: Tiling) -> Tensor:
+    """Few rows: parts of K computed apart, then added up."""
+    splits = tiling.splits
     y = grouped_gemm(data_MK, w_NK, x_scale_RG=scale_MG, dtype=out_dtype, tiling=tiling, splits=splits)[0]
     return y if splits == 1 else _add_parts(y, out_dtype)
 
