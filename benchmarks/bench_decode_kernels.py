@@ -16,7 +16,7 @@ from benchmarks.bench_generation import of_depth, shape_with
 from benchmarks.bench_gpu_layers import bandwidth, decode_batch, gpu_time_of_replay, step_bytes
 from benchmarks.report import Report
 from eprt import EngineConfig, EPGroup
-from eprt.engine.graphs import DecodeGraphs
+from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.gpu.device import take_device
 from eprt.models.loader import load_model
 
@@ -39,7 +39,7 @@ def profile(graphs: DecodeGraphs, batch) -> Profile:
         for _ in range(REPLAYS):
             graphs.run(batch)
         torch.cuda.synchronize()
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
     calls, seconds = defaultdict(float), defaultdict(float)
     for event in sorted(events, key=lambda event: event.time_range.start):
         name = short_name(event.name)
@@ -55,20 +55,24 @@ def short_name(name: str) -> str:
     return f"{plain} {applied[0]}"[:60] if applied and "elementwise" in plain else plain[:60]
 
 
+def at_depth(model, num_layers: int, requests: int, num_pages: int, hbm: float) -> tuple[Profile, float]:
+    """Of the model's first layers: (profile, floor in seconds)."""
+    part, num_cached = of_depth(model, num_layers), requests * num_pages + 1
+    cache = torch.randn(
+        num_layers, num_cached, PAGE_SIZE, model.config.kv_dim, device="cuda", dtype=torch.bfloat16
+    )  # fmt: skip
+    with torch.inference_mode():
+        padding = padding_rows(requests, num_pages, PAGE_SIZE, num_cached - 1, cache.device)
+        graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache), [requests], padding)
+        batch = decode_batch(requests, num_pages, PAGE_SIZE, model.config.vocab_size)
+        return profile(graphs, batch), step_bytes(part, cache, requests, num_pages) / hbm
+
+
 def measure(report: Report, model, requests: int, context: int, hbm: float) -> None:
     num_pages = -(-context // PAGE_SIZE)
-    depths = []
-    for num_layers in (model.config.num_hidden_layers, model.config.num_hidden_layers - FEWER):
-        part = of_depth(model, num_layers)
-        shape = (num_layers, requests * num_pages + 1, PAGE_SIZE, model.config.kv_dim)
-        cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        with torch.inference_mode():
-            graphs = DecodeGraphs(part, cache, [requests], num_pages, shape[1] - 1)
-            batch = decode_batch(requests, num_pages, PAGE_SIZE, model.config.vocab_size)
-            depths.append((profile(graphs, batch), step_bytes(part, cache, requests, num_pages) / hbm))
-        del graphs, cache
-        torch.cuda.empty_cache()
-    (deep, deep_floor_s), (shallow, shallow_floor_s) = depths
+    layers = model.config.num_hidden_layers
+    deep, deep_floor_s = at_depth(model, layers, requests, num_pages, hbm)
+    shallow, shallow_floor_s = at_depth(model, layers - FEWER, requests, num_pages, hbm)
     layer_s, floor_s, kernels_s = (deep.step_s - shallow.step_s) / FEWER, (deep_floor_s - shallow_floor_s) / FEWER, 0.0
     for name, (calls, seconds) in deep.kernels.items():
         fewer_calls, fewer_s = shallow.kernels.get(name, (0.0, 0.0))

@@ -153,6 +153,14 @@ class FaultyBackend:
         return getattr(self._backend, name)
 
     def dispatch_send(self, x_TH: Any, slot_idx_TK: Any, *arguments: Any, **options: Any) -> Any:
+        return self._backend.dispatch_send(x_TH, self._before_dispatch(slot_idx_TK), *arguments, **options)
+
+    def dispatch(self, x_TH: Any, slot_idx_TK: Any, *arguments: Any) -> Any:
+        handle, received = self._backend.dispatch(x_TH, self._before_dispatch(slot_idx_TK), *arguments)
+        self._received_s = time.monotonic()
+        return handle, received
+
+    def _before_dispatch(self, slot_idx_TK: Any) -> Any:
         now_s = self._injector.since_start_s()
         for fault in self._links:
             if fault.is_on(now_s) != (fault in self._delayed):
@@ -161,7 +169,7 @@ class FaultyBackend:
         for fault in self._skews:
             if fault.is_on(now_s):
                 slot_idx_TK = self._skewed(slot_idx_TK, fault)
-        return self._backend.dispatch_send(x_TH, slot_idx_TK, *arguments, **options)
+        return slot_idx_TK
 
     def dispatch_recv(self, handle: Any) -> Any:
         received = self._backend.dispatch_recv(handle)
@@ -169,11 +177,18 @@ class FaultyBackend:
         return received
 
     def combine_send(self, *arguments: Any, **options: Any) -> Any:
+        self._before_combine()
+        return self._backend.combine_send(*arguments, **options)
+
+    def combine(self, *arguments: Any) -> Any:
+        self._before_combine()
+        return self._backend.combine(*arguments)
+
+    def _before_combine(self) -> None:
         took_s, now_s = time.monotonic() - self._received_s, self._injector.since_start_s()
         for fault in self._computes:
             if fault.is_on(now_s):
                 time.sleep(fault.seconds if fault.seconds is not None else ((fault.factor or 1) - 1) * took_s)
-        return self._backend.combine_send(*arguments, **options)
 
     def _skewed(self, slot_idx_TK: Any, fault: Injection) -> Any:
         """The first tokens go to the rank's slots, as many as give it `factor` ranks' share."""

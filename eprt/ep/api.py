@@ -129,7 +129,7 @@ class EPBackend(Protocol):
     group: EPGroup
     can_be_recorded: bool  # whether all verbs may be captured in a CUDA graph
     launches: bool  # whether verbs only launch work on the current CUDA stream; only then has it the two *_start
-    takes_signals: bool  # whether combine_send takes one
+    takes_signals: bool  # whether combine_send takes one; only then has it dispatch and combine
 
     def dispatch_send(
         self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
@@ -174,6 +174,14 @@ class EPBackend(Protocol):
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
         """y_TH [T, H] of config.dtype: for each token the fp32 sum over k of weight * output, in order of k."""
+        ...
+
+    def dispatch(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor) -> tuple[DispatchHandle, Received]:
+        """dispatch_send and dispatch_recv in one launch, where nothing is to be computed in between."""
+        ...
+
+    def combine(self, y_RH: Tensor, handle: DispatchHandle) -> Tensor:
+        """combine_send and combine_recv in one launch."""
         ...
 
     def check(self) -> None:

@@ -83,12 +83,14 @@ class EPMoE(nn.Module):
         self.stages = {
             "gate": self._gate,
             "rounds": self._rounds,
+            "dispatch": self._dispatch,
             "dispatch_send": self._dispatch_send,
             "dispatch_start": self._dispatch_start,
             "receive": self._receive,
             "experts": self._experts,
             "shared": self._shared,
             "signals": self._signals,
+            "combine": self._combine,
             "combine_send": self._combine_send,
             "combine_send_tiles": self._combine_send,
             "combine_start": self._combine_start,
@@ -192,6 +194,10 @@ class EPMoE(nn.Module):
             if microbatch.shared_TH is not None:
                 microbatch.shared_TH = torch.cat([part.shared_TH for part in parts])
 
+    def _dispatch(self, m: Microbatch) -> None:
+        m.handle, m.received = m.ep.dispatch(m.h_TH, m.slot_idx_TK, m.weights_TK)
+        m.y_RH = m.ep.combine_buffer(m.handle)
+
     def _dispatch_send(self, m: Microbatch) -> None:
         m.handle = m.ep.dispatch_send(m.h_TH, m.slot_idx_TK, m.weights_TK, m.num_rounds)
 
@@ -220,6 +226,9 @@ class EPMoE(nn.Module):
 
     def _shared(self, m: Microbatch) -> None:
         m.shared_TH = None if self.shared_expert is None else self.shared_expert(m.h_TH)
+
+    def _combine(self, m: Microbatch) -> None:
+        m.y_TH = m.ep.combine(m.y_RH, m.handle)
 
     def _combine_send(self, m: Microbatch) -> None:
         m.ep.combine_send(m.y_RH, m.handle, m.signal)

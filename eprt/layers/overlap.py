@@ -11,12 +11,12 @@ Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that tak
 
 Single-batch overlap (SBO): one microbatch, for decodes.
 
-    compute   attention | gate | dispatch send | receive | experts: up, then down projection | combine | ...
-    side                | shared expert                  |
+    compute   attention | gate | dispatch | experts: up, then down projection | combine | ...
+    side                | shared expert ...
 
 and where sending takes long enough (sm_split.py), tile by tile beside the down projection, on SMs of its own:
 
-    comm                                                 | combine send: each tile of rows when it is there |
+    comm                                  | combine send: each tile of rows when it is there |
 
 Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
 """
@@ -81,12 +81,10 @@ SINGLE_BATCH = (
     Stage("attention"),
     Stage("shared", SIDE),
     Stage("gate"),
-    Stage("dispatch_send"),
-    Stage("receive"),
+    Stage("dispatch"),
     Stage("experts"),
-    Stage("combine_send"),
-    Stage("combine_recv", needs=("shared",)),
-    Stage("add"),
+    Stage("combine"),
+    Stage("add", needs=("shared",)),
 )
 
 SINGLE_BATCH_TILES = (
@@ -100,8 +98,8 @@ SINGLE_BATCH_TILES = (
     # Waits on the GPU for what the experts write, so it must be launched behind them: to load a kernel or to take
     # memory the host may have to wait until the GPU is idle. It begins beside them, on SMs that they leave free.
     Stage("combine_send_tiles", COMM, needs=("signals",)),
-    Stage("combine_recv", needs=("combine_send_tiles", "shared")),
-    Stage("add"),
+    Stage("combine_recv", needs=("combine_send_tiles",)),
+    Stage("add", needs=("shared",)),
 )
 
 

@@ -76,8 +76,8 @@ def _product(
     return acc
 
 
-# What changes from step to step is no reason to compile once more.
-@triton.jit(do_not_specialize=["num_experts", "num_rows", "slot_tiles"])
+# What changes from step to step, or only finds scales, is no reason to compile once more.
+@triton.jit(do_not_specialize=["num_experts", "num_rows", "slot_tiles", "scale_rows", "x_groups", "w_groups"])
 def _grouped_gemm(
     y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, signal, x_stride, x_groups, w_groups, N, K, num_experts,
     scale_rows, num_rows, slot_tiles,

@@ -18,15 +18,21 @@ def _rope(
     angles = cos_sin + tl.load(position + token).to(tl.int64) * 2 * half
     cos = tl.load(angles + pair, mask=pair < half, other=0.0)[None, :]
     sin = tl.load(angles + half + pair, mask=pair < half, other=0.0)[None, :]
-    first = 2 * pair if INTERLEAVED else pair
-    second = first + 1 if INTERLEAVED else first + half
-    inside = (head < num_heads)[:, None] & (pair < half)[None, :]
     row = x + token * token_stride + head[:, None] * head_stride
-    a = tl.load(row + first[None, :], mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(row + second[None, :], mask=inside, other=0.0).to(tl.float32)
     to = out + token * out_token_stride + head[:, None] * out_head_stride
-    tl.store(to + first[None, :], (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)
-    tl.store(to + second[None, :], (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
+    if INTERLEAVED:  # whole rows are loaded and stored: every other value of one would take as many transactions
+        column = tl.arange(0, 2 * HALF)
+        inside = (head < num_heads)[:, None] & (column < 2 * half)[None, :]
+        values = tl.load(row + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(values, [HEADS, HALF, 2]))
+        turned = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), [HEADS, 2 * HALF])
+        tl.store(to + column[None, :], turned.to(out.dtype.element_ty), mask=inside)
+    else:
+        inside = (head < num_heads)[:, None] & (pair < half)[None, :]
+        a = tl.load(row + pair[None, :], mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(row + half + pair[None, :], mask=inside, other=0.0).to(tl.float32)
+        tl.store(to + pair[None, :], (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)
+        tl.store(to + half + pair[None, :], (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
 
 
 def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
