@@ -244,8 +244,9 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
 // ---- send tile by tile, while the experts still compute
 // --------------------------------------------------------------
 
-// Until the tile's counter has reached the threshold; false at the deadline, after which its rows are not sent.
-EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m) {
+// Until the tile's counter has reached the threshold; false at the deadline, after which its rows are not sent, and the
+// warp only looks at those that follow: a launch ends, however many tiles never come. The same in all lanes.
+EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m, bool& patient, int lane) {
   const Context& c = p.context;
   const int tile = e * p.slot_tiles + m;
   if (m >= p.slot_tiles) {  // a slot got more rows than its counters are for
@@ -255,10 +256,11 @@ EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m) {
   const uint64_t start = global_timer_ns();
   for (;;) {
     const uint32_t seen = load_acquire_sys(p.signal + tile);
-    if (seen >= p.threshold) return true;
-    if (global_timer_ns() - start > c.deadline.timeout_ns) {
-      if (threadIdx.x % kWarp == 0) report(c.deadline.failure, kSignal, tile, seen, p.threshold);
-      return false;
+    if (__all_sync(kAllLanes, seen >= p.threshold)) return true;
+    if (!patient) return false;
+    if (__any_sync(kAllLanes, global_timer_ns() - start > c.deadline.timeout_ns)) {
+      if (lane == 0) report(c.deadline.failure, kSignal, tile, seen, p.threshold);
+      return patient = false;
     }
   }
 }
@@ -268,11 +270,12 @@ EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int
   const Context& c = p.context;
   const uint32_t epoch = call.epoch;
   const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
-  if (load_relaxed(c.deadline.mask + owner)) return;
+  if (__any_sync(kAllLanes, load_relaxed(c.deadline.mask + owner))) return;
   if (!kExact) {
     int left = 0;
     if (lane == 0) left = fetch_add_acq_rel(p.handle.item_left + item_index, -1);
     if (__shfl_sync(kAllLanes, left, 0) != 1) return;
+    __syncwarp();  // lane 0's acquire before the loads of all
   }
   Item item = load_item(p, owner, item_index % c.max_tokens, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
@@ -289,12 +292,13 @@ EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int
 EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) {
   const Context& c = p.context;
   const int warp = threadIdx.x / kWarp;
+  bool patient = true;
   int next = 0;  // tiles that hold rows, over all slots; this block takes every gridDim-th
   for (int e = 0; e < c.num_slots; ++e) {
     const int begin = p.handle.slot_begin[e], rows = p.slot_rows[e];
     for (int m = 0; m * p.block_m < rows; ++m, ++next) {
       if (next % int(gridDim.x) != int(blockIdx.x)) continue;
-      if (!wait_tile(p, e, m)) continue;
+      if (!wait_tile(p, e, m, patient, lane)) continue;
       for (int row = m * p.block_m + warp; row < min(rows, (m + 1) * p.block_m); row += kWarps)
         send_row(p, call, begin + row, lane);
     }
@@ -330,6 +334,7 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& c
   const bool there =
       wanted && wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
   const uint32_t rows = __ballot_sync(kAllLanes, there);
+  __syncwarp();  // each lane's acquire before the loads of all
   const Span span = span_of(part, lane);
   const Sum sum = sum_rows<true>(
       rows, span, [&](int b) { return row_at(c, c.rank, epoch, token, __shfl_sync(kAllLanes, my_row, b)); },

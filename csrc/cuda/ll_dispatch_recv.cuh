@@ -110,7 +110,7 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
   for (int e = thread; e < width; e += kPlaceThreads) {
     p.handle.slot_begin[e] = place.slot_begin[e];
     if (e == c.num_slots) continue;
-    p.recv_count[e] = place.slot_rows[e];
+    p.recv_count[e] = p.slot_stride ? min(place.slot_rows[e], p.slot_stride) : place.slot_rows[e];
     if (p.recv_total) add_to_total(p.recv_total + e, place.slot_rows[e]);
     if (kStats) add_to_total(c.stats.slot_rows + e, int64_t(place.slot_rows[e]));
   }
@@ -197,7 +197,8 @@ EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement
   const Context& c = p.context;
   const uint8_t* message = message_at(c, c.rank, epoch, source, position);
   const Header* header = reinterpret_cast<const Header*>(message);
-  if (!wait_peer(c, book, &header->epoch, epoch, kDispatchTokens, source)) return;
+  // All lanes or none: at the deadline one may still see it come where another has given up.
+  if (!__all_sync(kAllLanes, wait_peer(c, book, &header->epoch, epoch, kDispatchTokens, source))) return;
   // All loads before the first use of any.
   const int entry = lane < kTopk ? int(load_relaxed(reinterpret_cast<const uint32_t*>(header->slot) + lane)) : -1;
   const int start = part * kMessageLength + lane, end = min(kPayloadVectors, (part + 1) * kMessageLength);

@@ -30,6 +30,7 @@ struct CombineParams {
   uint8_t* out;                  // bf16 [T, H]
   float* out_weight;             // [T, K], with y_weight
   uint64_t block;                // own block of returned rows: offset in the heap, a multiple of 128
+  int32_t capacity;              // items there was room for; others were left out of dispatch, and are here
   int32_t num_tokens;            // T
   int32_t top_k;                 // K
   int32_t num_slots;             // S
@@ -58,9 +59,10 @@ struct Owner {  // lane r: rank r
 EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int lane) {
   const Context& c = p.context;
   const int count = lane < kRanks ? p.layout.sent[lane * kRanks + c.rank] : 0;
-  Owner owner{sum_below(count, lane), count, {}};
-  owner.place =
-      wait_place(c, &shared->call.book, c.heap.combine_place, shared->call.epoch, kCombinePlace, lane, count > 0);
+  const int first = sum_below(count, lane);
+  Owner owner{first, min(count, max(0, p.capacity - first)), {}};
+  owner.place = wait_place(c, &shared->call.book, c.heap.combine_place, shared->call.epoch, kCombinePlace, lane,
+                           owner.num_items > 0);
   if (!owner.place.known) owner.num_items = 0;
   return owner;
 }
@@ -316,7 +318,9 @@ struct Receiver {
       rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
       rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
     }
-    bulk_fence_global();  // peers' rows were seen to come by ordinary loads; bulk copies read them
+    // Peers' rows were seen to come by each lane's ordinary loads; lane 0's bulk copies read them.
+    __syncwarp();
+    bulk_fence_global();
     return rows;
   }
 

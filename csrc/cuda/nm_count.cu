@@ -16,6 +16,7 @@ struct CountParams {
   const int32_t* slot_tokens;  // [S] tokens for each slot
   int32_t* slot_begin;         // [L + 1]: first row of each local slot, and the end
   uint32_t* host;              // host memory: host_ticket (written last), items, rows, rounds, aligned rows by slot
+  int32_t room;                // for so many rows here, where that is known before the count
   int32_t num_tokens;          // T
   int32_t top_k;               // K
   int32_t num_slots;           // S
@@ -201,11 +202,16 @@ EPRT_DEVICE void receive_counts(const CountParams& p, const SharedCount& s, Wait
   __syncthreads();
 }
 
+// end: of the last row that comes to this rank. The senders leave out what does not fit, and report it, too.
+EPRT_DEVICE void check_room(const CountParams& p, int end) {
+  if (end > p.room) report(p.context.deadline.failure, kOverflow, p.context.rank, end, p.room);
+}
+
 // Where our rows go: each rank's slots one after another, in each slot the sources one after another.
 EPRT_DEVICE void place_rows(const CountParams& p, const SharedCount& s, int lane) {
   const int slots_per_rank = p.num_slots / kRanks, rank = p.context.rank;
   for (int r = threadIdx.x / kWarp; r < kRanks; r += kCountWarps) {
-    int begin = 0;
+    int begin = 0, end = 0;
     for (int first = 0; first < slots_per_rank; first += kWarp) {
       const int e = first + lane, slot = r * slots_per_rank + e;
       const bool inside = e < slots_per_rank;
@@ -215,14 +221,17 @@ EPRT_DEVICE void place_rows(const CountParams& p, const SharedCount& s, int lane
       if (!inside) continue;
       p.layout.base[slot] = my_begin + s.number[slot];
       if (r != rank) continue;
+      if (rows) end = my_begin + rows;
       p.slot_begin[e] = my_begin;
-      p.layout.slot_rows[e] = rows;
+      p.layout.slot_rows[e] = p.grouped ? min(rows, max(0, p.room - my_begin)) : rows;
       if (kStats) p.context.stats.slot_rows[e] += rows;
     }
-    if (lane == 0) {
-      p.layout.base[p.num_slots + r] = s.number[p.num_slots + r];
-      if (r == rank) p.slot_begin[slots_per_rank] = begin;
-    }
+    if (p.grouped) end = __reduce_max_sync(kAllLanes, end);
+    if (lane != 0) continue;
+    p.layout.base[p.num_slots + r] = s.number[p.num_slots + r];
+    if (r != rank) continue;
+    p.slot_begin[slots_per_rank] = begin;
+    check_room(p, p.grouped ? end : s.total[p.num_slots + r]);
   }
   __syncthreads();
 }

@@ -133,13 +133,13 @@ EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, cons
   const int slots_per_rank = p.num_slots / kRanks;
   Route route{-1, -1, slot_of(p, entry), -1, entry.weight};
   if (lane < kRanks) {
-    const int position = entry.index < 0 ? -1 : entry.index + entry.before;
-    if (!p.again) p.layout.position[int64_t(token) * kRanks + lane] = position;
+    int position = entry.index < 0 ? -1 : entry.index + entry.before;
     if (position >= 0 && d.block) route.item = first_item + position;
-    if (route.item >= d.capacity) {
-      if (route.item >= 0) report(p.context.deadline.failure, kOverflow, lane, route.item + 1, d.capacity);
-      route.item = -1;
+    if (route.item >= d.capacity) {  // left out, of combine as well
+      report(p.context.deadline.failure, kOverflow, lane, route.item + 1, d.capacity);
+      route.item = position = -1;
     }
+    if (!p.again) p.layout.position[int64_t(token) * kRanks + lane] = position;
     route.row = route.item;
   }
   if (!kGrouped) return route;
@@ -322,6 +322,7 @@ EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, c
     const bool arrived =
         lane < count && wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source);
     const uint32_t all = __ballot_sync(kAllLanes, arrived);
+    __syncwarp();  // each lane's acquire before the loads of all
     int row[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)

@@ -23,7 +23,7 @@ struct Stats {           // totals, all in device memory of this rank
 // One thread block keeps the books of who was waited for how long: a sample good enough to find a late rank, for free.
 struct WaitBook {     // in shared memory
   uint64_t begin_ns;  // what comes before counts as there in time; 0: nobody waits in earnest yet
-  uint32_t waited_ns[kRanks];
+  uint64_t waited_ns[kRanks];
   bool kept;
 };
 
@@ -42,7 +42,7 @@ EPRT_DEVICE void note_wait(WaitBook* book, int peer) {  // which has just ended
   if (!kStats || !book->kept) return;
   const uint64_t begin_ns = atomicCAS(&book->begin_ns, uint64_t(0), uint64_t(0));
   const uint64_t now = global_timer_ns();
-  if (begin_ns && now > begin_ns) atomicMax(book->waited_ns + peer, uint32_t(now - begin_ns));
+  if (begin_ns && now > begin_ns) atomicMax(book->waited_ns + peer, now - begin_ns);
 }
 
 EPRT_DEVICE void add_to_total(uint64_t* total, uint64_t n) {  // nothing waits for the memory
@@ -60,10 +60,10 @@ EPRT_DEVICE void raise_total(uint64_t* total, uint64_t n) {
 }
 
 EPRT_DEVICE void add_longest(uint64_t* total, const WaitBook* book) {
-  uint32_t longest = 0;
+  uint64_t longest = 0;
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) longest = max(longest, book->waited_ns[r]);
-  if (longest) add_to_total(total, uint64_t(longest));
+  if (longest) add_to_total(total, longest);
 }
 
 // After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or

@@ -165,9 +165,12 @@ class Normal:
 
     def count(
         self, routing: Routing, buffers: LayoutBuffers, host: HostWords, *, alignment: int = 1,
-        num_rounds: int = 1, num_sms: int | None = None,
+        num_rounds: int = 1, num_sms: int | None = None, room: int = 2**31 - 1,
     ) -> int:  # fmt: skip
-        """Numbers the tokens, exchanges counts, places rows. Returns the ticket to wait_counts for."""
+        """Numbers the tokens, exchanges counts, places rows. Returns the ticket to wait_counts for.
+
+        room: for so many rows here; more is a failure.
+        """
         self._host_tickets = self._host_tickets % 0xFFFFFFFF + 1
         p = self._count.params
         p.layout = buffers.pointers
@@ -176,7 +179,7 @@ class Normal:
         p.host, p.host_ticket = host.device_ptr, self._host_tickets
         p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, routing.top_k, routing.num_slots
         p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
-        p.alignment, p.grouped, p.num_rounds = alignment, self._grouped, num_rounds
+        p.alignment, p.grouped, p.num_rounds, p.room = alignment, self._grouped, num_rounds, room
         p.chunk_tokens, p.num_chunks = routing.chunks.tokens, routing.chunks.count
         self._count(max(1, min(num_sms or self.num_sms or MAX_SMS, routing.chunks.count)), self._stream())
         return self._host_tickets
@@ -268,7 +271,7 @@ class Normal:
         p.y, p.y_weight, p.out_weight = y.data_ptr(), _pointer(weights), _pointer(out_weights)
         p.item_row = p.item_weight = p.item_token = None
         p.layout, p.block, p.phases = buffers.pointers, returned, SEND | RECV
-        p.row_bytes = y.shape[1] * 2
+        p.row_bytes, p.capacity = y.shape[1] * 2, y.shape[0]
         p.stride = returned_stride(y.shape[1], 0 if weights is None else weights.shape[1])
         for i in range(2):
             p.bias[i] = biases[i].data_ptr() if i < len(biases) else None
@@ -296,7 +299,7 @@ class Normal:
         p = self._combine.params
         assert block is not None and shape is not None
         base, fields = self.memory.peer_ptr[self.group.rank] + block, shape.offsets()
-        p.y, p.top_k = y.data_ptr(), shape.top_k
+        p.y, p.top_k, p.capacity = y.data_ptr(), shape.top_k, shape.capacity
         p.item_row, p.item_weight, p.item_token = (base + fields[name] for name in ("entry", "weight", "token"))
 
     def _set_routing(self, routing: Routing, out: Tensor) -> None:

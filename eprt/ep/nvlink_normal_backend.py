@@ -131,7 +131,7 @@ class NvlinkNormalBackend(NvlinkBackend):
             self._routings[i] = routing
             self._tickets[i] = self.kernels.count(
                 routing, flight.buffers, flight.host, alignment=self.config.expert_alignment,
-                num_rounds=state.num_rounds,
+                num_rounds=state.num_rounds, room=self._block_shape.capacity,
             )  # fmt: skip
         payload = Payload(state.x_TH, cast=self.config.payload == "fp8")
         self.kernels.prepare_dispatch(self._routings[i], payload, flight.buffers, self.config.top_k, phases)

@@ -201,8 +201,8 @@ def count_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         ("context", context),
         ("layout", Layout),
         *fields_of_type(_POINTER, "topk_slot in_rank slot_tokens slot_begin host"),
-        *fields_of_type(_INT32, "num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens num_chunks"),
-        ("num_rounds", _INT32),
+        *fields_of_type(_INT32, "room num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens"),
+        *fields_of_type(_INT32, "num_chunks num_rounds"),
         ("host_ticket", ctypes.c_uint32),
     )
 
@@ -230,7 +230,6 @@ def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         ("bias", _POINTER * 2),
         *fields_of_type(_POINTER, "out out_weight"),
         ("block", _UINT64),
-        *fields_of_type(_INT32, "num_tokens top_k num_slots slot_bytes row_bytes stride phases"),
-        ("piece_bytes", _INT32),
+        *fields_of_type(_INT32, "capacity num_tokens top_k num_slots slot_bytes row_bytes stride phases piece_bytes"),
         ("division", Division),
     )

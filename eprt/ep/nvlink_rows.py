@@ -146,7 +146,10 @@ class RowExchange:
         self._asked = plan.asked
         self._raise_failure()
         buffers = plan.layout.new()
-        ticket = self.kernels.count(routing, buffers, self._host, alignment=expert_alignment, num_sms=num_sms)
+        ticket = self.kernels.count(
+            routing, buffers, self._host, alignment=expert_alignment, num_sms=num_sms,
+            room=num_worst_rows or 2**31 - 1,
+        )  # fmt: skip
         self.kernels.prepare_dispatch(
             routing, payload, buffers, plan.top_k, SEND | RECV, fill_tail=num_worst_rows > 0, num_sms=num_sms
         )

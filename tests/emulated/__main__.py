@@ -1,16 +1,20 @@
-"""python -m tests.emulated: the low-latency kernels on the CPU, more than the test suite runs (some minutes)."""
+"""python -m tests.emulated: the kernels of the exchange on the CPU, more than the test suite runs (some minutes)."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.emulated.cases import layouts, verbs
+from tests.emulated.cases import layouts, normal_verbs, token_rows, verbs
 from tests.emulated.device import emulated_ranks
-from tests.gpu import cases_deep_ep, cases_nvlink
+from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
 VERB_SHAPES = [
     (256, 4, 4, 9, "fp8", False), (1008, 3, 2, 10, "same", False), (256, 2, 3, 7, "fp8", True),
     (384, 40, 10, 40, "fp8", False),
+]  # fmt: skip
+NORMAL_SHAPES = [
+    (256, 8, 4, 9, "fp8", False), (1008, 9, 3, 70, "same", False), (384, 40, 10, 33, "fp8", True),
+    (8192, 24, 8, 40, "fp8", False), (16, 8, 1, 600, "same", True),
 ]  # fmt: skip
 FACE_SHAPES = [(512, 4, 4, 9), (1024, 9, 8, 40)]
 
@@ -23,10 +27,17 @@ def run(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
 
 def main() -> None:
     cases_deep_ep.SHAPES[:] = FACE_SHAPES
+    cases_normal.ROWS_NUM_SMS[:] = [None, 1, 5]
     for num_ranks in (1, 2, 3, 4, 7):
         for number, shape in enumerate(VERB_SHAPES):
             run(num_ranks, verbs, shape=shape, num_sms=1 + (number + num_ranks) % 3)
         run(num_ranks, layouts)
+        for number, shape in enumerate(NORMAL_SHAPES):
+            run(num_ranks, normal_verbs, shape=shape, num_sms=1 + 2 * ((number + num_ranks) % 3))
+            if not shape[5]:
+                run(num_ranks, token_rows, shape=shape, num_sms=1 + (number + num_ranks) % 3)
+        run(num_ranks, cases_static_bound.too_many_rows, exact=num_ranks % 2 == 0)
+        run(num_ranks, cases_static_bound.too_many_items)
     for num_ranks in (2, 3, 4):
         run(num_ranks, cases_deep_ep.shapes, seed=num_ranks, cases_per_shape=6)
         run(num_ranks, cases_deep_ep.in_flight)

@@ -7,7 +7,8 @@ import torch
 
 from eprt.compat.deep_ep.layout import Layout
 from eprt.ep.group import EPGroup
-from tests.gpu import cases_nvlink
+from eprt.ep.nvlink_rows import RowExchange
+from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens
 
 
@@ -21,6 +22,30 @@ def verbs(group: EPGroup, shape: Sequence, num_sms: int) -> None:
         calls = ("fused", "verbs")[(number + number // len(SKEWS)) % 2]
         cases_nvlink.check_once(backend, everyone, calls, (0,) * group.size)
     backend.close()
+
+
+def normal_verbs(group: EPGroup, shape: Sequence, num_sms: int) -> None:
+    """The same of normal mode. shape: as in cases_normal.SHAPES."""
+    rng = random.Random(8)
+    config = cases_normal.make_config(group, shape, num_sms=num_sms, expert_alignment=rng.choice([1, 24]))
+    backend = cases_normal.make(group, config)
+    for number, skew in enumerate(cases_normal.SKEWS * 2):
+        everyone = cases_normal.random_tokens(rng, config, group.size, skew)
+        cases_normal.poison(backend)
+        calls = ("fused", "verbs")[(number + number // len(cases_normal.SKEWS)) % 2]
+        cases_normal.check_once(backend, everyone, calls)
+    backend.close()
+
+
+def token_rows(group: EPGroup, shape: Sequence, num_sms: int) -> None:
+    """Rows per token, again, back, with biases and weights, without experts."""
+    cases_normal.poison_new_tensors()
+    exchange = RowExchange(group, 1 << 23, timeout_s=60.0, num_sms=num_sms)
+    rng = random.Random(9)
+    for skew in cases_normal.SKEWS:
+        exchange.kernels.memory.view(exchange.kernels.data_begin, (1 << 23,), torch.uint8).fill_(0xFF)
+        cases_normal.rows_once(group, exchange, rng, shape, skew)
+    exchange.close()
 
 
 def layouts(group: EPGroup) -> None:

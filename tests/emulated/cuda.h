@@ -93,7 +93,7 @@ inline void run_block(unsigned index, unsigned blocks, int threads, int shared_b
   Block self{};
   self.index = {index}, self.blocks = {blocks}, self.body = body, self.argument = argument;
   self.fibers.resize(threads), self.warps.resize(threads / 32);
-  self.shared.assign(shared_bytes + 16, char(0x5a));
+  self.shared.assign(shared_bytes + 128, char(0x5a));
   block = &self;
   for (Fiber& fiber : self.fibers) prepare(fiber);
   // Every round in another order, other ones in every launch: from anywhere, in steps of a number that has no factor in
@@ -148,7 +148,7 @@ inline void meet(int id, int threads, bool waits) {
 }
 
 inline unsigned char* shared_memory() {
-  return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(block->shared.data()) + 15) & ~uintptr_t(15));
+  return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(block->shared.data()) + 127) & ~uintptr_t(127));
 }
 
 template <class T>
@@ -231,6 +231,13 @@ inline unsigned __reduce_or_sync(unsigned, unsigned v) {
   return reduce(v, [](unsigned a, unsigned b) { return a | b; });
 }
 
+inline unsigned __match_any_sync(unsigned, int v) {
+  const uint64_t* all = emulated::exchange(emulated::bits(v));
+  unsigned same = 0;
+  for (int i = 0; i < 32; ++i) same |= unsigned(all[i] == emulated::bits(v)) << i;
+  return same;
+}
+
 inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
 inline int __clz(unsigned v) { return v ? __builtin_clz(v) : 32; }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
@@ -244,6 +251,11 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline int __float2int_rn(float v) { return int(std::lrintf(v)); }
 
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+inline uint64_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 template <class T>
 T atomicAdd(T* p, T v) {
   return std::atomic_ref<T>(*p).fetch_add(v);

@@ -1,10 +1,11 @@
 """A GPU that is not there: eprt's GPU code on CPU tensors, its kernels emulated (kernels.py), ranks as threads.
 
 emulated_ranks(4, case) calls case(group) on four threads, each with torch's "cuda" meaning the CPU. What is emulated is
-launching, symmetric memory and the few CUDA calls of torch that the low-latency path makes; no streams, no graphs.
+launching, symmetric memory and the few CUDA calls of torch that the exchange makes; no streams, no graphs.
 """
 
 import ctypes
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from eprt.compat.deep_ep import layout
-from eprt.ep import nvlink_low_latency
+from eprt.ep import nvlink_low_latency, nvlink_normal
+from eprt.gpu import symmetric
 from eprt.gpu.jit import KernelSource
 from tests.emulated.kernels import library
 from tests.gather_group import GatherGroup
@@ -99,11 +101,12 @@ class ThreadGroup(GatherGroup):
     def close(self) -> None: ...
 
 
-class SymmetricMemory:
+class SymmetricMemory(symmetric.SymmetricMemory):
     def __init__(self, group: ThreadGroup, num_bytes: int):
-        self.group, self.num_bytes = group, num_bytes
-        self._own = torch.zeros(num_bytes + 128, dtype=torch.uint8, device="cpu")
-        self.peer_ptr = group.allgather(-(-self._own.data_ptr() // 128) * 128)
+        self.group, self.num_bytes, self._device = group, num_bytes, torch.device("cpu")
+        self._bytes = torch.zeros(num_bytes + 128, dtype=torch.uint8, device="cpu")
+        self._own = -(-self._bytes.data_ptr() // 128) * 128
+        self.peer_ptr = group.allgather(self._own)
 
     def close(self) -> None:
         self.group.barrier()
@@ -132,11 +135,12 @@ def _as_they_were() -> Callable[[], None]:
 def _patches() -> ExitStack:
     stack, nothing = ExitStack(), lambda *args, **kwargs: None
     for value in (Kernel, Launch, SymmetricMemory, HostWords):
-        for module in (nvlink_low_latency, layout):
+        for module in (nvlink_low_latency, nvlink_normal, layout):
             if hasattr(module, value.__name__):
                 stack.enter_context(patch.object(module, value.__name__, value))
     stack.enter_context(patch.dict(os.environ))
     stack.callback(_as_they_were())
+    stack.enter_context(patch.object(nvlink_normal, "most_shared_bytes", lambda device: 99 << 10))
     properties = SimpleNamespace(multi_processor_count=2)
     for name, value in {
         "is_available": lambda: True, "current_device": lambda: 0, "synchronize": nothing,
@@ -171,5 +175,6 @@ def emulated_ranks(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> 
             thread.start()
         for thread in threads:
             thread.join()
+        gc.collect()  # what looks at streams when it goes
     if errors:
         raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])

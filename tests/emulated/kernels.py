@@ -14,9 +14,11 @@ from eprt.gpu import jit
 _compiling = threading.Lock()
 HERE = Path(__file__).parent
 _FUNCTION = re.compile(r"^(?:template <[^\n]*>\n)?(?:EPRT_DEVICE|__device__ __noinline__)[^;{}]*\{", re.MULTILINE)
-_SHARED = "extern __shared__ __align__(16) unsigned char smem[];"
+_SHARED = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char smem\[\];")
 _AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
-_PARAMS = {"dispatch": "DispatchParams", "combine": "CombineParams", "layout": "LayoutParams"}
+_PARAMS = {
+    "dispatch": "DispatchParams", "combine": "CombineParams", "layout": "LayoutParams", "count": "CountParams",
+}  # fmt: skip
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {
   const auto body = [](void* p) { %(entry)s(*static_cast<const %(params)s*>(p)); };
@@ -57,7 +59,7 @@ def library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
 def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
     """entry: such as "eprt::low_latency::dispatch". Kept in the temporary directory by content."""
     text = without_ptx(jit.read_source(source.name))
-    text = text.replace(_SHARED, "unsigned char* smem = emulated::shared_memory();")
+    text = _SHARED.sub("unsigned char* smem = emulated::shared_memory();", text)
     assert _AFTER in text
     text = text.replace(_AFTER, f'#include "memory.h"\n{_AFTER}')
     namespace, name = entry.rsplit("::", 1)

@@ -11,6 +11,10 @@ void store_word(T* p, T v, std::memory_order order) {
 }
 inline Vec16 load_streaming(const void* p) { return *static_cast<const Vec16*>(p); }
 inline Vec16 load_peer_written(const void* p) { return *static_cast<const Vec16*>(p); }
+template <int kOffset>
+inline Vec16 load_peer_written_if(bool wanted, const void* p) {
+  return wanted ? *reinterpret_cast<const Vec16*>(static_cast<const char*>(p) + kOffset) : Vec16{};
+}
 inline void store(void* p, const Vec16& v) { *static_cast<Vec16*>(p) = v; }
 inline uint32_t load_acquire_sys(const uint32_t* p) { return load_word(p, std::memory_order_acquire); }
 inline void store_release_sys(uint32_t* p, uint32_t v) { store_word(p, v, std::memory_order_release); }
@@ -39,3 +43,21 @@ inline uint32_t pack_bf16(float lo, float hi) {
 inline void add_to_total(uint64_t* total, uint64_t n) { atomicAdd(total, n); }
 inline void add_to_total(int32_t* total, int32_t n) { atomicAdd(total, n); }
 inline void raise_total(uint64_t* total, uint64_t n) { atomicMax(total, n); }
+
+// An mbarrier: its phase, how many arrive in each, how many are still to come.
+struct Arrivals {
+  uint32_t phase;
+  uint16_t count, left;
+};
+inline void barrier_init(uint64_t* barrier, uint32_t count) {
+  *reinterpret_cast<Arrivals*>(barrier) = {0, uint16_t(count), uint16_t(count)};
+}
+inline void barrier_arrive(uint64_t* barrier) {
+  Arrivals& a = *reinterpret_cast<Arrivals*>(barrier);
+  if (--a.left == 0) ++a.phase, a.left = a.count;
+  emulated::block->moved = true;
+}
+inline bool barrier_ended(uint64_t* barrier, uint32_t parity) {
+  emulated::give_way();
+  return (reinterpret_cast<Arrivals*>(barrier)->phase & 1) != parity;
+}

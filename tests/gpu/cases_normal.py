@@ -36,6 +36,7 @@ SHAPES = [
     (1008, 24, 3, 333, "fp8", False),
     (16, 8, 2, 100, "same", False),
 ]
+ROWS_NUM_SMS = [None, 2, 24]
 
 
 def random_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: str) -> list[Tokens]:
@@ -282,7 +283,7 @@ def rows_once(group: EPGroup, exchange: RowExchange, rng: random.Random, shape: 
     mine, fp8 = everyone[rank], config.payload == "fp8"
     T, local = mine.x_TH.shape[0], config.num_slots // R
     alignment, static = rng.choice([1, 128]), rng.random() < 0.4
-    sms = rng.choice([None, 2, 24])
+    sms = rng.choice(ROWS_NUM_SMS)
     payloads = [fast_oracle.payload(config, t.x_TH) for t in everyone]
     want = expected_rows(rank, config.num_slots, everyone, alignment)
     bound = sum(t.x_TH.shape[0] for t in everyone) + 5 if static else 0

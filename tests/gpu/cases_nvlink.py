@@ -283,23 +283,27 @@ def tile_signals(group: EPGroup, exact: bool) -> None:
     backend.close()
 
 
-def missing_signal(group: EPGroup) -> None:
-    """A tile that never comes ends in an error that names it, on the rank whose experts are late."""
-    config = make_config(group, (2048, 6, 4, 48, "same", False), timeout_s=1.0)
+def missing_signal(group: EPGroup, timeout_s: float = 1.0, shape: Sequence = (2048, 6, 4, 48, "same", False)) -> None:
+    """Tiles that never come end in an error that names the first, on the rank whose experts are late; one deadline is
+    waited for, not one for each tile."""
+    config = make_config(group, shape, timeout_s=timeout_s)
     backend = make(group, config)
-    x = torch.ones(5, 2048, dtype=torch.bfloat16, device="cuda")
+    x = torch.ones(5, config.hidden_size, dtype=torch.bfloat16, device="cuda")
     slots = torch.tensor([[1, -1, -1, -1]] * 5, device="cuda")  # of rank 0
     handle, received = backend.dispatch(x, slots, torch.ones(5, 4, device="cuda"))
-    counter = torch.zeros(6, dtype=torch.int32, device="cuda")
+    slot_tiles = group.size * config.num_max_tokens_per_rank
+    counter = torch.zeros(config.num_slots // group.size * slot_tiles, dtype=torch.int32, device="cuda")
     y = torch.zeros(received.x_RH.shape, dtype=torch.bfloat16, device="cuda")
-    backend.combine_send(y, handle, Signal(counter, 3, block_m=group.size * 48, slot_tiles=1))
-    torch.cuda.synchronize()
     rows = int(received.recv_count_E.sum())
+    before = time.monotonic()
+    backend.combine_send(y, handle, Signal(counter, 3, block_m=1, slot_tiles=slot_tiles, num_sms=1))
+    torch.cuda.synchronize()
+    assert time.monotonic() - before < 4 * timeout_s, f"{rows} tiles were waited for one after another"
     try:
         backend.combine_recv(handle)
         assert rows == 0, "combine_recv did not report the missing tile"
     except EPError as error:
-        assert rows > 0 and "tile 1: signal 0, threshold 3" in str(error), error
+        assert rows > 0 and f"tile {slot_tiles}: signal 0, threshold 3" in str(error), error
     torch.cuda.synchronize()
     group.barrier()
     backend.close()

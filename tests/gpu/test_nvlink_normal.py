@@ -57,5 +57,11 @@ def test_bad_input_is_named():
     run(2, "bad_input")
 
 
+def test_more_rows_than_a_static_bound_are_left_out_and_named():
+    for exact in (False, True):
+        run_case(2, "cases_static_bound:too_many_rows", exact=exact)
+    run_case(2, "cases_static_bound:too_many_items")
+
+
 def test_a_late_rank_shows_in_the_statistics():
     run(2, "late_rank")

@@ -1,21 +1,28 @@
-"""The low-latency CUDA kernels without a GPU: compiled as C++, bit for bit against the oracle (tests/emulated)."""
+"""The CUDA kernels of the exchange without a GPU: compiled as C++, bit for bit against the oracle (tests/emulated)."""
 
 import platform
 import shutil
 
 import pytest
 
-from tests.emulated.cases import layouts, verbs
+from tests.emulated.cases import layouts, normal_verbs, token_rows, verbs
 from tests.emulated.device import emulated_ranks
-from tests.gpu import cases_deep_ep
+from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
 )
 
 
+SHAPE = (256, 4, 4, 9, "fp8", False)
+
+
 def test_verbs_of_three_ranks_in_two_thread_blocks_each():
-    emulated_ranks(3, verbs, shape=(256, 4, 4, 9, "fp8", False), num_sms=2)
+    emulated_ranks(3, verbs, shape=SHAPE, num_sms=2)
+
+
+def test_one_deadline_ends_a_combine_however_many_tiles_never_come():
+    emulated_ranks(3, cases_nvlink.missing_signal, timeout_s=0.5, shape=SHAPE)
 
 
 def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(monkeypatch):
@@ -25,3 +32,20 @@ def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(m
 
 def test_the_counts_of_deep_eps_get_dispatch_layout():
     emulated_ranks(3, layouts)
+
+
+def test_normal_mode_by_expert():
+    emulated_ranks(2, normal_verbs, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
+
+
+def test_normal_mode_by_expert_leaves_out_more_rows_than_a_static_bound():
+    emulated_ranks(2, cases_static_bound.too_many_rows)
+
+
+def test_normal_mode_with_a_row_per_token(monkeypatch):
+    monkeypatch.setattr(cases_normal, "ROWS_NUM_SMS", [None, 1, 2])
+    emulated_ranks(2, token_rows, shape=(1008, 9, 3, 20, "same", False), num_sms=3)
+
+
+def test_normal_mode_with_a_row_per_token_leaves_out_more_than_a_static_bound():
+    emulated_ranks(2, cases_static_bound.too_many_items)
