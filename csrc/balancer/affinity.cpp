@@ -5,10 +5,10 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "annealing.h"
 #include "guests.h"
 #include "homes.h"
 #include "plan.h"
-#include "two_nodes.h"
 #include "weights.h"
 
 namespace eprt::balancer {
@@ -100,8 +100,7 @@ class Copies {
     }
   }
 
-  int count(int expert) const { return placed_.count_E[expert]; }
-  int at(int expert, int node) const { return placed_.at(expert, node); }
+  const NodeCopies& placed() const { return placed_; }
 
   // Copies without which no packing meets the cap: of experts whose shares are too large, and for coverage. False when
   // no slot is left for some of the latter.
@@ -137,15 +136,17 @@ class Copies {
   }
 
   // Homes and copies once more, together.
-  void rearrange(const Tokens& tokens, const Incidence& incidence, Traffic traffic, uint64_t seed) {
+  void rearrange(const Tokens& tokens, const Incidence& incidence, Traffic traffic, double work, uint64_t seed) {
     std::vector<double> limit_N;
     for (double speed : speed_N_)
       limit_N.push_back(std::max(part_.mean_time() * kCloseEnough, cap_ * kUnderCap) * speed);
     for (int rank : part_.tie_rank_E) seed = seed * 0x5851f42d4c957f2d + static_cast<uint64_t>(rank) + 1;
-    anneal_two_nodes(part_, tokens, incidence, traffic, limit_N, seed, placed_);
+    anneal(part_, tokens, incidence, traffic, limit_N, work, seed, placed_);
   }
 
  private:
+  int count(int expert) const { return placed_.count_E[expert]; }
+  int at(int expert, int node) const { return placed_.at(expert, node); }
   int& copies(int expert, int node) { return placed_.at(expert, node); }
   double share(int expert) const { return part_.load_E[expert] / count(expert); }
 
@@ -190,11 +191,11 @@ class Copies {
 };
 
 // Each node's copies onto its GPUs, the largest first. False when they do not fit.
-bool pack_nodes(Packing& packing, const Copies& copies) {
+bool pack_nodes(Packing& packing, const NodeCopies& copies) {
   const Part& part = packing.part();
   std::vector<int> order(part.num_experts());
   std::iota(order.begin(), order.end(), 0);
-  for (int expert : order) packing.set_count(expert, copies.count(expert));
+  for (int expert : order) packing.set_count(expert, copies.count_E[expert]);
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     if (packing.share(a) != packing.share(b)) return packing.share(a) > packing.share(b);
     return part.tie_rank_E[a] < part.tie_rank_E[b];
@@ -217,21 +218,19 @@ bool pack_nodes(Packing& packing, const Copies& copies) {
   return true;
 }
 
-bool try_plan(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic, double allowance,
-              double cap, bool annealed, int64_t* slot_P, double* weight_P) {
-  std::vector<int> all(problem.num_experts);
+// How many times tokens are asked, which bounds the time: so many for each token and expert, up to what 58 layers can
+// have in a second on two cores; a plan of few layers may look longer at each.
+double annealing_work(const Problem& problem, const Tokens& tokens) {
+  const double wanted = 128.0 * static_cast<double>(tokens.num_tokens * problem.num_experts);
+  const double most = (problem.num_nodes <= 4 ? 7e6 : 4e6) / static_cast<double>(problem.num_nodes);
+  return std::min(wanted, most * std::clamp(58.0 / static_cast<double>(problem.num_layers), 1.0, 8.0));
+}
+
+// One layer's slots and their weights from the copies on each node. False when the largest time exceeds cap.
+bool place(const Problem& problem, const Part& part, const NodeCopies& copies, double cap, int64_t* slot_P,
+           double* weight_P) {
+  std::vector<int> all(part.num_experts());
   std::iota(all.begin(), all.end(), 0);
-  const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
-  const Incidence incidence(tokens, part.num_experts());
-  const NodeLimits limits = node_limits(problem, layer, allowance);
-  const std::vector<int> home_E = choose_homes(problem, layer, tokens, incidence, traffic, limits);
-  Copies copies(problem, part, tokens, incidence, traffic, home_E, cap);
-  const std::vector<int> greedy_E = replicate(part);
-  double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());
-  for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
-  if (!copies.add_needed(largest_share)) return false;
-  copies.add_useful();
-  if (annealed) copies.rearrange(tokens, incidence, traffic, static_cast<uint64_t>(layer));
   Packing packing(part);
   if (!pack_nodes(packing, copies)) return false;
   improve(packing, part.mean_time() * kCloseEnough, Scope::kInsideNodes);
@@ -277,16 +276,32 @@ AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tok
   if (problem.num_nodes == 1 || tokens.num_tokens == 0 || cap == 0.0) return result;
   std::vector<int64_t> other_P(problem.num_slots());
   std::vector<double> other_weight_P(problem.num_slots());
-  auto try_it = [&](bool annealed) {
-    return try_plan(problem, layer, tokens, traffic, allowance, cap, annealed, other_P.data(), other_weight_P.data());
+  std::vector<int> all(problem.num_experts);
+  std::iota(all.begin(), all.end(), 0);
+  const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+  auto consider = [&](const NodeCopies& copies) {
+    if (!place(problem, part, copies, cap, other_P.data(), other_weight_P.data())) return;
+    node_masks(problem, other_P.data(), mask_E.data());
+    const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
+    if (crossings >= result.traffic) return;
+    result.traffic = crossings;
+    std::copy(other_P.begin(), other_P.end(), slot_P);
+    std::copy(other_weight_P.begin(), other_weight_P.end(), weight_P);
   };
-  if (!(problem.num_nodes == 2 && try_it(true)) && !try_it(false)) return result;
-  node_masks(problem, other_P.data(), mask_E.data());
-  const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
-  if (crossings >= result.traffic) return result;
-  result.traffic = crossings;
-  std::copy(other_P.begin(), other_P.end(), slot_P);
-  std::copy(other_weight_P.begin(), other_weight_P.end(), weight_P);
+  const Incidence incidence(tokens, part.num_experts());
+  const NodeLimits limits = node_limits(problem, layer, allowance);
+  const std::vector<int> home_E = choose_homes(problem, layer, tokens, incidence, traffic, limits);
+  Copies copies(problem, part, tokens, incidence, traffic, home_E, cap);
+  const std::vector<int> greedy_E = replicate(part);
+  double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());
+  for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
+  if (!copies.add_needed(largest_share)) return result;
+  copies.add_useful();
+  consider(copies.placed());
+  if (problem.num_nodes <= kMaxNodesInSets) {
+    copies.rearrange(tokens, incidence, traffic, annealing_work(problem, tokens), static_cast<uint64_t>(layer));
+    consider(copies.placed());
+  }
   return result;
 }
 

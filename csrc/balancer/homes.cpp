@@ -75,8 +75,12 @@ class Refiner {
       const int home = home_E_[expert];
       for (int token : incidence_.tokens_E[expert]) {
         if (costs(used(token, home) - 1)) leave_E_[expert] += visit(token, home);
-        for (int node = 0; node < num_nodes_; node++)
-          if (costs(used(token, node))) enter_N[node] += visit(token, node);
+        const uint8_t* used_N = &used(token, 0);
+        const double weight = tokens_.weight(token);
+        for (int node = 0; node < num_nodes_; node++) enter_N[node] += costs(used_N[node]) ? weight : 0.0;
+        if (!tokens_.node_T) continue;
+        const int own = tokens_.node_T[token];
+        enter_N[own] -= costs(used_N[own]) ? weight : 0.0;
       }
     }
   }

@@ -2,10 +2,20 @@
 
 #include <bit>
 
+#include "node_sets.h"
+
 namespace eprt::balancer {
 namespace {
 
-// Other nodes visited by a token on node `own`, whose experts have these masks.
+template <int kWords>
+double fewest_visits(const std::vector<uint64_t>& masks, int own, int64_t num_nodes) {
+  const NodeSets<kWords>& sets = NodeSets<kWords>::of(num_nodes);
+  auto covers = sets.all();
+  for (uint64_t mask : masks) sets.keep(covers, sets.covering(mask));
+  return sets.visits(covers, own);
+}
+
+// With many nodes, about as few. Other nodes visited by a token on node `own`, whose experts have these masks.
 int visited_nodes(const std::vector<uint64_t>& masks, int own) {
   const uint64_t here = uint64_t{1} << own;
   uint64_t visited = 0;
@@ -41,6 +51,11 @@ double crossings(const Tokens& tokens, int64_t token, Traffic traffic, int64_t n
   for (int64_t k = 0; k < tokens.num_choices; k++) {
     const int32_t expert = tokens.topk_TK[token * tokens.num_choices + k];
     if (expert >= 0) masks.push_back(mask_E[expert]);
+  }
+  if (traffic == Traffic::kNodeCopies && num_nodes <= kMaxNodesInSets) {
+    const int own = tokens.node_T ? tokens.node_T[token] : -1;
+    return tokens.weight(token) * (num_nodes <= NodeSets<1>::kMaxNodes ? fewest_visits<1>(masks, own, num_nodes)
+                                                                       : fewest_visits<4>(masks, own, num_nodes));
   }
   const int first = tokens.node_T ? tokens.node_T[token] : 0;
   const int last = tokens.node_T ? first : static_cast<int>(num_nodes) - 1;

@@ -28,8 +28,9 @@ double crossings(const Tokens& tokens, int64_t token, Traffic traffic, int64_t n
                  std::vector<uint64_t>& masks);
 
 // mask_E: the nodes on which each expert has a copy, one bit each (at most 64 nodes).
-// Crossings of all tokens together. Node copies assume that each token visits few nodes: own node first, then the nodes
-// that it cannot avoid, then greedily those that cover most of what is left.
+// Crossings of all tokens together. Node copies assume that each token visits the fewest nodes that hold its experts;
+// with more than 8 nodes that is approached greedily: the nodes that it cannot avoid, then those that cover most of the
+// rest.
 double count_traffic(const Tokens& tokens, Traffic traffic, int64_t num_nodes, const uint64_t* mask_E);
 
 }  // namespace eprt::balancer

@@ -21,17 +21,22 @@ def scattered(seed, num_layers=2, num_experts=12, num_gpus=8, num_nodes=4, num_s
     return Placement(np.array(rows), num_gpus, num_nodes)
 
 
-@pytest.mark.parametrize("sources", [None, 8], ids=["any source", "known sources"])
-@pytest.mark.parametrize("seed", range(4))
-def test_traffic_is_what_a_slow_count_finds(seed, sources):
-    placement, trace = scattered(seed), traces(2, 12, seed, sources)
-    copies = traffic_per_token(placement, trace)
-    sent = traffic_per_token(placement, trace, "expert_messages")
-    for layer in range(2):
-        assert copies[layer] == pytest.approx(traffic(placement, trace, layer, visits))
-        assert sent[layer] == pytest.approx(traffic(placement, trace, layer, messages))
-        least = traffic(placement, trace, layer, fewest_visits)
-        assert least <= copies[layer] + 1e-12 <= least * 1.05 + 1e-9, "the greedy choice of replicas is near the best"
+@pytest.mark.parametrize("known", [False, True], ids=["any source", "known sources"])
+@pytest.mark.parametrize("num_nodes", [2, 3, 4, 5, 7, 8, 10])
+def test_traffic_is_what_a_slow_count_finds(num_nodes, known):
+    shape = {"num_gpus": 2 * num_nodes, "num_nodes": num_nodes, "num_slots": 12 if num_nodes < 4 else 4 * num_nodes}
+    for seed in range(3):
+        placement, trace = scattered(seed, **shape), traces(2, 12, seed, 2 * num_nodes if known else None)
+        copies = traffic_per_token(placement, trace)
+        sent = traffic_per_token(placement, trace, "expert_messages")
+        for layer in range(2):
+            assert sent[layer] == pytest.approx(traffic(placement, trace, layer, messages))
+            least = traffic(placement, trace, layer, fewest_visits)
+            if num_nodes <= 8:
+                assert copies[layer] == pytest.approx(least)
+            else:
+                assert copies[layer] == pytest.approx(traffic(placement, trace, layer, visits))
+                assert least <= copies[layer] + 1e-12 <= least * 1.05 + 1e-9, "the greedy choice is near the best"
 
 
 def test_a_matrix_counts_messages_exactly_and_copies_of_pairs():
@@ -78,20 +83,32 @@ def test_experts_chosen_together_come_to_one_node(as_matrix):
         assert placement.metrics["traffic_per_token_balance_only"] > 0.8
 
 
-def test_near_the_best_of_all_placements():
-    """8 experts on 2 nodes without spare slots: every division in halves is tried."""
+def divisions(experts, size):
+    """All ways to cut the experts into parts of this size."""
+    if not experts:
+        yield ()
+        return
+    for rest in combinations(experts[1:], size - 1):
+        part = (experts[0], *rest)
+        for others in divisions([e for e in experts if e not in part], size):
+            yield (*part, *others)
+
+
+@pytest.mark.parametrize(("num_experts", "num_nodes"), [(8, 2), (6, 3)])
+def test_near_the_best_of_all_placements(num_experts, num_nodes):
+    """Without spare slots every division is tried."""
     found, best = [], []
+    options = {"num_gpus": num_nodes, "num_nodes": num_nodes}
     for seed in range(12):
-        trace = traces(1, 8, seed, num_tokens=80)
-        load_LE = trace.load(8)
-        options = {"num_gpus": 2, "num_nodes": 2}
+        trace = traces(1, num_experts, seed, num_tokens=80)
+        load_LE = trace.load(num_experts)
         placement = plan(load_LE, coactivation=trace, balance_allowance=0.15, **options)
         cap = 1.15 * largest_time(plan(load_LE, **options), load_LE, options)[0]
         least = np.inf
-        for half in combinations(range(8), 4):
-            other = Placement(np.array([[*half, *(set(range(8)) - set(half))]]), 2, 2)
+        for slots in divisions(list(range(num_experts)), num_experts // num_nodes):
+            other = Placement(np.array([slots]), num_nodes, num_nodes)
             if largest_time(other, load_LE, options)[0] <= cap:
-                least = min(least, traffic(other, trace, 0, visits))
+                least = min(least, traffic(other, trace, 0, fewest_visits))
         found.append(traffic_per_token(placement, trace)[0])
         best.append(least)
         assert found[-1] >= least - 1e-12
