@@ -8,8 +8,8 @@ T tokens of this rank, N rows received, H hidden, K top-k, R ranks, S experts of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, NoReturn
+from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,67 +19,13 @@ from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_low_latency import RECV, SEND
 from eprt.ep.nvlink_normal import MAX_RANKS, MAX_TOP_K, Normal, Payload, Routing, returned_stride
 from eprt.ep.nvlink_normal_grid import MAX_SMS
-from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers
-from eprt.ep.nvlink_rows_plan import MAX_EXPERTS, RowsPlan, RowsPlans, RowTensors, block_shape
+from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape
+from eprt.ep.nvlink_rows_plan import MAX_EXPERTS, RowsPlan, RowsPlans, block_shape
+from eprt.ep.nvlink_rows_received import ReceivedRows, RowsHandle, RowTensors
 from eprt.gpu.pool import Block
 from eprt.gpu.stream_pool import PoolFullError, StreamPool
 
 _BYTES_PER_ITEM = 1024  # of symmetric memory, for each item that flags are kept for
-
-
-@dataclass(frozen=True)
-class RowsHandle:
-    """A layout: what combine, and another dispatch of the same layout, need. All tensors are on the GPU.
-
-    num_tokens: T. num_rows: rows of the received tensors: N, or the static bound. top_k: 0 without topk_idx.
-    num_experts: S.
-    sent_RR: int32 [R, R], tokens that rank i sends to rank j; equal on all ranks. sent_through_RR: those of ranks 0 to
-        i, DeepEP's rank_prefix_matrix.
-    position_TR: int32 [T, R], the token's place among those from here to that rank, or -1 (its sign is DeepEP's
-        is_token_in_rank).
-    source_token_N: int32 [num_rows], the token's index on its source rank; defined for the first N rows.
-    buffers, routing: for the kernels.
-    """
-
-    num_tokens: int
-    num_rows: int
-    top_k: int
-    num_experts: int
-    sent_RR: Tensor
-    sent_through_RR: Tensor
-    position_TR: Tensor
-    source_token_N: Tensor
-    buffers: LayoutBuffers
-    routing: Routing
-
-
-@dataclass(frozen=True)
-class ReceivedRows:
-    """What came. The tensors lie in symmetric memory and keep it for as long as any of them (or a view) lives; drop
-    them on the stream that used them last. When that memory runs low they are ordinary copies.
-
-    x_NH: the payload, as it was sent. scale_NG: fp32 [N, G], or None.
-
-    topk_idx_NK: int64, experts counted from this rank's first, -1 for those of other ranks; None without topk_idx.
-    topk_weights_NK: fp32, 0 where topk_idx is -1.
-    rows_of_expert: rows for each expert of this rank, each rounded up to expert_alignment; [] with a static bound.
-    With a static bound the tensors have so many rows; beyond the received ones topk_idx is -1, all else undefined.
-    """
-
-    x_NH: Tensor
-    scale_NG: Tensor | None
-    topk_idx_NK: Tensor | None
-    topk_weights_NK: Tensor | None
-    rows_of_expert: list[int]
-    handle: RowsHandle
-
-
-class Placed(NamedTuple):
-    """block: of received rows, laid out for shape; the first `rows` count."""
-
-    block: Block | None
-    shape: BlockShape
-    rows: int
 
 
 class RowExchange:
@@ -155,21 +101,22 @@ class RowExchange:
         )
         if num_worst_rows:
             shape = plan.block(num_worst_rows)
-            placed = Placed(self._dispatch_into(shape), shape, num_worst_rows)
+            block: Block | None = self._dispatch_into(shape)
         else:
-            placed = self._dispatch_ahead(plan)
-        tensors, in_expert = RowTensors(payload, plan.top_k, buffers), []  # while the GPU counts
+            shape = plan.guess(self._recent_rows, self.kernels.shape.max_items)
+            block = self._dispatch_ahead(shape)
+        # Whatever need not know the counts comes before they are waited for.
+        tensors = RowTensors(payload, plan.top_k, buffers)
+        if block is not None:
+            tensors.place(self._storage(block), shape, shape.capacity)
+        received = tensors.received(plan.top_k, buffers, routing)
+        self._most_returned = max(self._most_returned, plan.returned_bytes)
+        stays = self._may_stay()
         if not num_worst_rows:
-            placed, in_expert = self._dispatch_counted(plan, placed, ticket, num_experts // self.group.size)
-        tensors.place(self._storage(placed.block), placed.shape, placed.rows, x_TH.shape[1])
-        handle = RowsHandle(
-            x_TH.shape[0], placed.rows, plan.top_k, num_experts, tensors.sent_RR, tensors.sent_through_RR,
-            tensors.position_TR, tensors.token_N, buffers, routing,
-        )  # fmt: skip
-        received = ReceivedRows(
-            tensors.x_NH, tensors.scale_NG, tensors.idx_NK, tensors.weights_NK, in_expert, handle
-        )  # fmt: skip
-        return self._kept(received, plan.returned_bytes)
+            counts = self.kernels.wait_counts(self._host, ticket, num_experts // self.group.size)
+            received.rows_of_expert.extend(counts.slot_rows)
+            self._settle(tensors, plan, block, shape, counts.rows)
+        return received if stays or self._may_stay() else _copied(received)
 
     def dispatch_again(
         self, x_TH: Tensor, handle: RowsHandle, *, scale_TG: Tensor | None = None, num_sms: int | None = None
@@ -185,7 +132,7 @@ class RowExchange:
             handle.routing, payload, handle.buffers, 0, SEND | RECV, again=True, num_sms=num_sms
         )
         block, tensors = self._dispatch_into(shape), RowTensors(payload, 0, None)
-        tensors.place(self._storage(block), shape, handle.num_rows, x_TH.shape[1])
+        tensors.place(self._storage(block), shape, handle.num_rows)
         x_NH, scale_NG = tensors.x_NH, tensors.scale_NG
         return (x_NH, scale_NG) if self._may_stay() else (x_NH.clone(), _clone(scale_NG))
 
@@ -234,33 +181,28 @@ class RowExchange:
 
     # -- inside --
 
-    def _storage(self, block: Block | None) -> torch.UntypedStorage:
+    def _storage(self, block: Block) -> torch.UntypedStorage:
         """The block's bytes; it lives as long as any tensor of them."""
-        assert block is not None
         return self.kernels.memory.storage(block.offset, block.num_bytes, block)
 
-    def _dispatch_ahead(self, plan: RowsPlan) -> Placed:
+    def _dispatch_ahead(self, shape: BlockShape) -> Block | None:
         """Launches the dispatch that has been prepared before anyone knows how much comes: it does nothing where the
-        block is too small. No block, and no launch, where there is no room for a guess."""
-        shape = plan.guess(self._recent_rows, self.kernels.shape.max_items)
+        block is too small. None, and no launch, where there is no room for a guess."""
         block = self._pool.take_at_once(shape.num_bytes)
-        if block is None:
-            return Placed(None, shape, 0)
-        self.kernels.launch_dispatch(block.offset, shape.capacity, tentative=True)
-        return Placed(block, shape, 0)
+        if block is not None:
+            self.kernels.launch_dispatch(block.offset, shape.capacity, tentative=True)
+        return block
 
-    def _dispatch_counted(self, plan: RowsPlan, ahead: Placed, ticket: int, num_local: int) -> tuple[Placed, list[int]]:
-        """Waits for the counts. Keeps as much memory as they ask for, or launches again where the guess was too low."""
-        counts = self.kernels.wait_counts(self._host, ticket, num_local)
-        rows = self._recent_rows = counts.rows
-        if ahead.block is not None and rows <= ahead.shape.capacity:
-            self._pool.shrink(ahead.block, ahead.shape.offsets()["x"] + rows * plan.row_bytes)
-            placed = Placed(ahead.block, ahead.shape, rows)
+    def _settle(self, tensors: RowTensors, plan: RowsPlan, block: Block | None, ahead: BlockShape, rows: int) -> None:
+        """So many have come. Keeps that much of the block, or launches again where the guess was too low."""
+        self._recent_rows = rows
+        if block is not None and rows <= ahead.capacity:
+            tensors.keep(rows)
+            self._pool.shrink(block, ahead.offsets()["x"] + rows * plan.row_bytes)
         else:
             shape = plan.block(rows)
-            placed = Placed(self._dispatch_into(shape), shape, rows)
+            tensors.place(self._storage(self._dispatch_into(shape)), shape, rows)
         self._raise_failure()  # after the launch, which peers wait for
-        return placed, counts.slot_rows
 
     def _dispatch_into(self, shape: BlockShape) -> Block:
         """Launches the dispatch that has been prepared."""
@@ -288,17 +230,6 @@ class RowExchange:
         """Whether what has been received leaves room for the outputs of any dispatch so far, and half of the memory."""
         return self._pool.fits(max(self._most_returned, self._pool.num_bytes // 2))
 
-    def _kept(self, received: ReceivedRows, returned_bytes: int) -> ReceivedRows:
-        """The same; as copies when outputs would else have no room."""
-        self._most_returned = max(self._most_returned, returned_bytes)
-        if self._may_stay():
-            return received
-        handle = replace(received.handle, source_token_N=received.handle.source_token_N.clone())
-        return ReceivedRows(
-            received.x_NH.clone(), _clone(received.scale_NG), _clone(received.topk_idx_NK),
-            _clone(received.topk_weights_NK), received.rows_of_expert, handle,
-        )  # fmt: skip
-
     def _check_outputs(
         self, y_NH: Tensor, handle: RowsHandle, weights_NK: Tensor | None, biases_TH: Sequence[Tensor]
     ) -> None:
@@ -323,6 +254,15 @@ class RowExchange:
 
     def _fail(self, message: str) -> NoReturn:
         raise ValueError(f"{self._where} {message}")
+
+
+def _copied(received: ReceivedRows) -> ReceivedRows:
+    """The same in ordinary memory."""
+    handle = replace(received.handle, source_token_N=received.handle.source_token_N.clone())
+    return ReceivedRows(
+        received.x_NH.clone(), _clone(received.scale_NG), _clone(received.topk_idx_NK),
+        _clone(received.topk_weights_NK), received.rows_of_expert, handle,
+    )  # fmt: skip
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

@@ -14,8 +14,7 @@ from torch import Tensor
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked
 from eprt.ep.nvlink_normal import MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Payload, Routing, returned_stride
-from eprt.ep.nvlink_normal_layout import BlockShape, LayoutBuffers, LayoutShape
-from eprt.gpu.shapes import known_shape
+from eprt.ep.nvlink_normal_layout import BlockShape, LayoutShape
 
 MAX_EXPERTS = 4096
 _MOST_PLANS = 256
@@ -148,30 +147,3 @@ class RowsPlans:
                 f"{what}: {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected contiguous {names} "
                 f"{shape} on the GPU"
             )
-
-
-class RowTensors:
-    """Tensors of a block of rows, and of its layout, made before anybody knows how many rows there are, or where."""
-
-    def __init__(self, payload: Payload, top_k: int, buffers: LayoutBuffers | None):
-        """buffers: of a new layout."""
-        empty = torch.empty_like
-        self.x_NH = empty(known_shape((0,), payload.x.dtype))
-        self.scale_NG = None if payload.scale is None else empty(known_shape((0,), payload.scale.dtype))
-        self.token_N = empty(known_shape((0,), torch.int32))
-        self.idx_NK = empty(known_shape((0,), torch.int64)) if top_k else None
-        self.weights_NK = empty(known_shape((0,), torch.float32)) if top_k else None
-        if buffers is not None:
-            self.sent_RR, self.sent_through_RR = buffers.field("sent"), buffers.field("sent_through")
-            self.position_TR = buffers.field("position")
-
-    def place(self, storage: torch.UntypedStorage, shape: BlockShape, rows: int, hidden: int) -> None:
-        """They are the first rows of a block of this shape."""
-        at, K = shape.offsets(), shape.top_k
-        self.x_NH.set_(storage, at["x"] // self.x_NH.element_size(), (rows, hidden), (hidden, 1))
-        self.token_N.set_(storage, at["token"] // 4, (rows,), (1,))
-        if self.scale_NG is not None:
-            self.scale_NG.set_(storage, at["scale"] // 4, (rows, shape.num_scales), (shape.scale_words, 1))
-        if self.idx_NK is not None and self.weights_NK is not None:
-            self.idx_NK.set_(storage, at["entry"] // 8, (rows, K), (K, 1))
-            self.weights_NK.set_(storage, at["weight"] // 4, (rows, K), (K, 1))

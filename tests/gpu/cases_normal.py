@@ -17,7 +17,8 @@ from torch import Tensor
 from eprt.ep.api import EPConfig, EPTimeoutError, make_backend
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
-from eprt.ep.nvlink_rows import ReceivedRows, RowExchange
+from eprt.ep.nvlink_rows import RowExchange
+from eprt.ep.nvlink_rows_received import ReceivedRows
 from eprt.ep.reference import Tokens
 from tests.gpu import fast_oracle
 from tests.gpu.cases_nvlink import assert_near, expected_identity, identity_step, run_epochs

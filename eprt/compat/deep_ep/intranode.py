@@ -13,7 +13,8 @@ from eprt.compat.deep_ep.event import EventOverlap
 from eprt.compat.deep_ep.layout import Layout
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_rows import RowExchange, RowsHandle
+from eprt.ep.nvlink_rows import RowExchange
+from eprt.ep.nvlink_rows_received import RowsHandle
 
 Payload: TypeAlias = Tensor | tuple[Tensor, Tensor]
 Bias: TypeAlias = Tensor | tuple[Tensor | None, ...] | None
@@ -117,7 +118,7 @@ class IntranodeMode:
         """Inside run(). Tells the allocator when a handle's tensors (one storage) are read on another stream than they
         were made on."""
         if handle.stream != self._streams.raw():
-            handle.rows.sent_RR.record_stream(torch.cuda.current_stream())
+            handle.rows.position_TR.record_stream(torch.cuda.current_stream())
 
     def _event(self, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None]) -> EventOverlap:
         """Inside run(). Tells the allocator on which other stream tensors are in use: those read on the communication
