@@ -82,6 +82,9 @@ class FakeGpu:
             def __init__(self, kernel: Kernel, params: ctypes.Structure):
                 self.kernel, self.params = kernel, params
 
+            def use(self, kernel: Kernel) -> None:
+                self.kernel = kernel
+
             def __call__(self, num_blocks: int, stream: int) -> None:
                 copy = type(self.params).from_buffer_copy(self.params)
                 fake.launched.append((self.kernel.name, copy, num_blocks))

@@ -149,7 +149,7 @@ class LowLatency:
     def bind(self, i: int, rows: Rows) -> None:
         """Dispatches into handle i put what they receive there, from now on."""
         launch = self._dispatches[i]
-        launch.kernel = self._dispatch_kernels["bf16" if rows.scale is None else "fp8"]
+        launch.use(self._dispatch_kernels["bf16" if rows.scale is None else "fp8"])
         p = launch.params
         p.recv_x, p.recv_count = rows.x.data_ptr(), rows.count.data_ptr()
         p.recv_scale = None if rows.scale is None else rows.scale.data_ptr()
@@ -194,7 +194,7 @@ class LowLatency:
         """
         launch = self._combines[i]
         if self.shape.late_weights:
-            launch.kernel = self._combine_kernels["sum" if self._told[i] else "exact"]
+            launch.use(self._combine_kernels["sum" if self._told[i] else "exact"])
         p = launch.params
         p.y, p.slot_rows, p.phases, p.signal = y.data_ptr(), slot_rows.data_ptr(), SEND, None
         num_sms = self.num_sms
@@ -220,7 +220,9 @@ class LowLatency:
         if y is not None:
             p.y, p.phases = y.data_ptr(), SEND | RECV
             if self.shape.late_weights:
-                launch.kernel = self._combine_kernels["sum" if self._told[i] else "late"]
+                kernel = self._combine_kernels["sum" if self._told[i] else "late"]
+                if launch.kernel is not kernel:
+                    launch.use(kernel)
         launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
 
     def readmit(self) -> None:

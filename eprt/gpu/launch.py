@@ -83,24 +83,29 @@ def _symbol(library: Any, entry: str) -> bytes:
 
 
 class Launch:
-    """kernel: may be changed between calls, as long as its parameters are the same struct.
+    """kernel: may be changed between calls (use), as long as its parameters are the same struct.
     params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it."""
 
     __slots__ = ("_arguments", "_at", "_config", "_launch", "kernel", "params")
 
     def __init__(self, kernel: Kernel, params: ctypes.Structure):
-        self.kernel, self.params = kernel, params
+        self.params = params
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._config = _Config(blocks_y=1, blocks_z=1, threads_y=1, threads_z=1)
         self._at = ctypes.addressof(self._config), ctypes.addressof(self._arguments)
         self._launch = _launch_kernel()
+        self.use(kernel)
+
+    def use(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self._config.threads, self._config.shared_bytes = kernel.num_threads, kernel.shared_bytes
 
     def __call__(self, num_blocks: int, stream: int) -> None:
         """On `stream`, a raw cudaStream_t as an int."""
-        kernel, config, at = self.kernel, self._config, self._at
+        config, at = self._config, self._at
         config.blocks, config.stream = num_blocks, stream
-        config.threads, config.shared_bytes = kernel.num_threads, kernel.shared_bytes
-        status = self._launch(at[0], kernel.handle, at[1], None)
+        status = self._launch(at[0], self.kernel.handle, at[1], None)
         if status:
+            kernel = self.kernel
             _, text = api().cuGetErrorString(api().CUresult(status))
             raise CudaError(f"launching {kernel.name} on {num_blocks} blocks: {text.decode() if text else status}")

@@ -54,6 +54,9 @@ class Launch:
     def __init__(self, kernel: Kernel, params: ctypes.Structure):
         self.kernel, self.params = kernel, params
 
+    def use(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
     def __call__(self, num_blocks: int, stream: int) -> None:
         kernel = self.kernel
         kernel.launch(ctypes.addressof(self.params), num_blocks, kernel.num_threads, kernel.shared_bytes)

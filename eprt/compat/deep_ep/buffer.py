@@ -14,7 +14,7 @@ from eprt.compat.deep_ep.checks import INDEX_DTYPES, Checks
 from eprt.compat.deep_ep.config import DEFAULT_SMS, Config
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
-from eprt.compat.deep_ep.low_latency import BF16, FP8, LowLatencyHandle, LowLatencyMode, Shape
+from eprt.compat.deep_ep.low_latency import BF16, FP8, Kind, LowLatencyHandle, LowLatencyMode, Shape
 from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
@@ -76,8 +76,7 @@ class Buffer:
         self._comm_stream = torch.cuda.Stream()
         self._mask: Tensor = torch.zeros(self.group_size, dtype=torch.int32, device="cuda")
         self._low_latency: dict[Shape, LowLatencyMode] = {}
-        self._recent: LowLatencyMode | None = None  # of the last dispatch, found without hashing
-        self._recent_key: tuple[int, ...] = ()
+        self._recent: tuple[LowLatencyMode, Kind] | None = None  # of the last dispatch
         self._intranode: IntranodeMode | None = None
         self._destroyed = False
 
@@ -260,13 +259,17 @@ class Buffer:
         """
         max_tokens, wait_stats = num_max_dispatch_tokens_per_rank, dispatch_wait_recv_cost_stats
         recv_stats = cumulative_local_expert_recv_stats
-        self._checks.low_latency_dispatch(
+        as_before = self._checks.low_latency_dispatch(
             x, topk_idx, topk_weights, recv_stats, wait_stats, max_tokens, num_experts,
             (use_fp8, round_scale, use_ue8m0), async_finish, return_recv_hook,
         )  # fmt: skip
-        key = max_tokens, x.shape[1], num_experts, topk_idx.shape[1]
-        mode = self._recent if key == self._recent_key and self._recent else self._mode(Shape(*key, self._exact), key)
-        kind = FP8[EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT] if use_fp8 else BF16
+        if as_before and self._recent is not None:
+            mode, kind = self._recent
+        else:
+            self._recent = None
+            mode = self._mode(Shape(max_tokens, x.shape[1], num_experts, topk_idx.shape[1], self._exact))
+            kind = FP8[EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT] if use_fp8 else BF16
+            self._recent = mode, kind
         rows, scale, handle, event, hook = mode.dispatch(
             x, topk_idx, None if self._exact else topk_weights, recv_stats, wait_stats, kind,
             async_finish=async_finish, return_recv_hook=return_recv_hook,
@@ -367,7 +370,7 @@ class Buffer:
     def _sms(self, config: Config | None) -> int:
         return min(Buffer.num_sms if config is None else config.num_sms, self._most_sms)
 
-    def _mode(self, shape: Shape, key: tuple[int, ...]) -> LowLatencyMode:
+    def _mode(self, shape: Shape) -> LowLatencyMode:
         self._check_alive()
         mode = self._low_latency.get(shape)
         if mode is None:
@@ -379,7 +382,6 @@ class Buffer:
                 timeout_s=self._timeout_s,
             )  # fmt: skip
             self._low_latency[shape] = mode
-        self._recent, self._recent_key = mode, key
         return mode
 
     def _normal(self) -> IntranodeMode:

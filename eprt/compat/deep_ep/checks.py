@@ -49,12 +49,12 @@ class Checks:
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, recv_stats: Tensor | None,
         wait_stats: Tensor | None, max_tokens: int, num_experts: int, formats: tuple[bool, bool, bool],
         async_finish: bool, return_recv_hook: bool,
-    ) -> None:  # fmt: skip
-        """formats: use_fp8, round_scale, use_ue8m0."""
+    ) -> bool:  # fmt: skip
+        """Whether everything looks as in the last call. formats: use_fp8, round_scale, use_ue8m0."""
         asked = max_tokens, num_experts, formats, async_finish, return_recv_hook
         looks = *asked, _facts(x), _facts(topk_idx), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats)
         if looks == self._good_dispatch:
-            return
+            return True
         call = "low_latency_dispatch"
         self._async_or_hook(call, async_finish, return_recv_hook)
         self.experts(call, num_experts)
@@ -72,6 +72,7 @@ class Checks:
             self.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
         self._scale_format(x.shape[1], *formats)
         self._good_dispatch = looks
+        return False
 
     def _async_or_hook(self, call: str, async_finish: bool, return_recv_hook: bool) -> None:
         if async_finish and return_recv_hook:

@@ -76,22 +76,16 @@ BF16 = Kind(False, FLOAT)
 FP8 = {scale_format: Kind(True, scale_format) for scale_format in (FLOAT, POWER_OF_TWO, EXPONENTS)}
 
 
-class Received:
-    """Makes what a dispatch returns: x, scale (None for bf16), count."""
-
-    def __init__(self, kind: Kind, num_local: int, per_expert: int, hidden: int):
-        """scale has DeepEP's column-major rows."""
-        self.x = shape_only(num_local, per_expert, hidden, dtype=torch.float8_e4m3fn if kind.fp8 else torch.bfloat16)
-        self.scale, self.count = None, shape_only(num_local, dtype=torch.int32)
-        if kind.fp8:
-            packed, groups = kind.scale_format == EXPONENTS, -(-hidden // _SCALE_GROUP)
-            dtype = torch.int32 if packed else torch.float32
-            groups = groups // 4 if packed else groups
-            self.scale = shape_only(num_local, per_expert, groups, dtype=dtype, columns_first=True)
-
-    def new(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        scale = None if self.scale is None else torch.empty_like(self.scale)
-        return torch.empty_like(self.x), scale, torch.empty_like(self.count)
+def received_like(kind: Kind, num_local: int, per_expert: int, hidden: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Shapes of what a dispatch returns: rows, scales (None for bf16), with DeepEP's column-major rows, and counts."""
+    x = shape_only(num_local, per_expert, hidden, dtype=torch.float8_e4m3fn if kind.fp8 else torch.bfloat16)
+    scale, count = None, shape_only(num_local, dtype=torch.int32)
+    if kind.fp8:
+        packed, groups = kind.scale_format == EXPONENTS, -(-hidden // _SCALE_GROUP)
+        dtype = torch.int32 if packed else torch.float32
+        groups = groups // 4 if packed else groups
+        scale = shape_only(num_local, per_expert, groups, dtype=dtype, columns_first=True)
+    return x, scale, count
 
 
 class Pending:
@@ -140,11 +134,13 @@ class LowLatencyMode:
             num_sms=num_sms, timeout_s=timeout_s, mask=mask,
         )  # fmt: skip
         self._asked = Asked(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
+        self._failure_words = self.kernels.failure.words
+        self._where = f"[rank {group.rank}/{group.size}] low_latency_combine:"
         self._streams = CommStream(stream)
         self._dispatches, self._combines = Pending("low_latency_dispatch"), Pending("low_latency_combine")
         self._combining: dict[int, int] = {}  # handle -> its combine whose hook has not run
         self._next_y: Tensor | None = None
-        self._received: dict[Kind, Received] = {}
+        self._like: dict[Kind, tuple[Tensor, Tensor | None, Tensor]] = {}  # shapes of what a dispatch returns
         self._outs: dict[int, Tensor] = {}  # shapes of combine's results, by number of tokens
         self._bound: list[Kind | None] = [None] * NUM_HANDLES
         # src_info and layout_range of each handle: of its last dispatch, as the kernels' own books are.
@@ -160,13 +156,18 @@ class LowLatencyMode:
     ) -> tuple[Tensor, Tensor | None, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
         """Received rows as DeepEP lays them out, and their scales; count is the handle's rows_of_expert. Arguments are
         checked by Buffer. topk_weights: when known already."""
-        self._raise_failure()
+        if self._failure_words[0]:
+            self._raise_failure()
         number = self._dispatches.begin(return_recv_hook)
         i = number % NUM_HANDLES
         rows, scale, count = self._receive_into(i, kind)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
-        with self._streams.run(async_finish):
-            self.kernels.dispatch(i, x, topk_idx, topk_weights, SEND if return_recv_hook else SEND | RECV)
+        phases = SEND if return_recv_hook else SEND | RECV
+        if not async_finish and self._streams.stays():
+            self.kernels.dispatch(i, x, topk_idx, topk_weights, phases)
+        else:
+            with self._streams.run(async_finish):
+                self.kernels.dispatch(i, x, topk_idx, topk_weights, phases)
         shape = self.shape
         handle = LowLatencyHandle((self._tokens[i], self._ranges[i], shape.max_tokens, shape.hidden, shape.num_experts))
         handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], count
@@ -185,10 +186,13 @@ class LowLatencyMode:
     def _receive_into(self, i: int, kind: Kind) -> tuple[Tensor, Tensor | None, Tensor]:
         """New tensors for the next dispatch of handle i: rows, scales, count."""
         per_expert = self.rows_per_expert
-        received = self._received.get(kind)
-        if received is None:
-            received = self._received[kind] = Received(kind, self.num_local, per_expert, self.shape.hidden)
-        x, scale, count = received.new()
+        like = self._like.get(kind)
+        if like is None:
+            like = self._like[kind] = received_like(kind, self.num_local, per_expert, self.shape.hidden)
+        x, scale, count = like
+        x, count = torch.empty_like(x), torch.empty_like(count)
+        if scale is not None:
+            scale = torch.empty_like(scale)
         if self._bound[i] is kind:
             self.kernels.bind_again(i, x, scale, count)
             return x, scale, count
@@ -207,14 +211,19 @@ class LowLatencyMode:
         return_recv_hook: bool,
     ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
         """Arguments are checked by Buffer. signal: with return_recv_hook, send tile by tile."""
-        self._raise_failure()
+        if self._failure_words[0]:
+            self._raise_failure()
         self._check_handle(handle)
         if out is None:
-            out = self._new_out(handle.num_tokens)
+            shape = self._outs.get(handle.num_tokens)
+            out = self._new_out(handle.num_tokens) if shape is None else torch.empty_like(shape)
         if zero_copy and self._next_y is not None:
             y, self._next_y = self._next_y, None
         number = self._combines.begin(return_recv_hook)
         i = handle.number % NUM_HANDLES
+        if not (async_finish or return_recv_hook) and self._streams.stays():
+            self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
+            return out, None, None
         with self._streams.run(async_finish):
             if not return_recv_hook:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
@@ -232,9 +241,7 @@ class LowLatencyMode:
         return out, None, receive
 
     def _new_out(self, num_tokens: int) -> Tensor:
-        shape = self._outs.get(num_tokens)
-        if shape is None:
-            shape = self._outs[num_tokens] = shape_only(num_tokens, self.shape.hidden, dtype=torch.bfloat16)
+        shape = self._outs[num_tokens] = shape_only(num_tokens, self.shape.hidden, dtype=torch.bfloat16)
         return torch.empty_like(shape)
 
     def next_combine_buffer(self) -> Tensor:
@@ -243,16 +250,16 @@ class LowLatencyMode:
         return self._next_y
 
     def _check_handle(self, handle: LowLatencyHandle) -> None:
-        where = f"[rank {self.group.rank}/{self.group.size}] low_latency_combine:"
-        if handle.number <= self._dispatches.count - NUM_HANDLES:
+        number = handle.number
+        if number <= self._dispatches.count - NUM_HANDLES:
             raise RuntimeError(
-                f"{where} the handle is of dispatch {handle.number} and there have been {self._dispatches.count}; the "
+                f"{self._where} the handle is of dispatch {number} and there have been {self._dispatches.count}; the "
                 f"last {NUM_HANDLES} can be combined"
             )
-        if self._dispatches.waits(handle.number):
-            raise RuntimeError(f"{where} call the hook of the dispatch first: its tokens have not been received")
-        if handle.number in self._combining:
-            raise RuntimeError(f"{where} this handle has a combine under way; call its hook first")
+        if self._dispatches.waits(number):
+            raise RuntimeError(f"{self._where} call the hook of the dispatch first: its tokens have not been received")
+        if number in self._combining:
+            raise RuntimeError(f"{self._where} this handle has a combine under way; call its hook first")
 
     # -- beside --
 

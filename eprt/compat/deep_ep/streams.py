@@ -22,16 +22,14 @@ class CommStream:
         self.caller = stream  # the current stream of the last asynchronous call
         self._device = torch.cuda.current_device()
         self._last = stream
-        self._last_key: tuple[int, bool] | None = None  # of the last launch: raw stream, whether it was captured
+        self._last_key = -1, False  # of the last launch: raw stream, whether it was captured
 
     def run(self, async_finish: bool, previous_event: EventOverlap | None = None) -> AbstractContextManager:
         """In its body calls are launched. previous_event: all that an asynchronous call waits for, instead of the
         current stream."""
         event = None if previous_event is None else previous_event.event
-        if not async_finish and event is None:
-            key = self.raw(), torch._C._cuda_isCurrentStreamCapturing()
-            if key == self._last_key:
-                return _AS_IT_IS  # the usual call, without the microseconds of what follows
+        if not async_finish and event is None and self.stays():
+            return _AS_IT_IS
         caller = self.caller = torch.cuda.current_stream()
         stream = self.stream if async_finish else caller
         if event is not None:
@@ -40,6 +38,15 @@ class CommStream:
             stream.wait_stream(caller)
         self._follow(stream)
         return torch.cuda.stream(stream) if async_finish else _AS_IT_IS
+
+    def stays(self) -> bool:
+        """Whether a call on the current stream comes where the last one came: nothing to wait for, run() not needed.
+        The usual case, without the microseconds that the others take."""
+        raw, captured = self._last_key
+        return (
+            torch._C._cuda_getCurrentRawStream(self._device) == raw
+            and torch._C._cuda_isCurrentStreamCapturing() == captured
+        )
 
     def raw(self) -> int:
         """The current stream."""
@@ -59,6 +66,6 @@ class CommStream:
     def _follow(self, stream: torch.cuda.Stream) -> None:
         key = stream.cuda_stream, torch.cuda.is_current_stream_capturing()
         # A launch that is captured and one that is not have no order to keep.
-        if self._last_key is not None and self._last_key != key and self._last_key[1] == key[1]:
+        if self._last_key[0] != -1 and self._last_key != key and self._last_key[1] == key[1]:
             stream.wait_stream(self._last)
         self._last, self._last_key = stream, key
