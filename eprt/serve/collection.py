@@ -26,13 +26,16 @@ class Collected:
 
 
 class Collector:
-    """first_window: number of the first one. layers: model layer of each row of the ranks' slots."""
+    """first_window: number of the first one. layers: model layer of each row of the ranks' slots. since_s: Unix time at
+    which the first window began; None: now."""
 
-    def __init__(self, node_of_rank: Sequence[int], layers: Sequence[int], first_window: int = 0):
+    def __init__(
+        self, node_of_rank: Sequence[int], layers: Sequence[int], first_window: int = 0, since_s: float | None = None
+    ):
         self._node_of_rank, self._layers = tuple(node_of_rank), tuple(layers)
         self._window = first_window
         self._before: dict[int, WaitTotals] = {}
-        self._since_s = dict.fromkeys(range(len(self._node_of_rank)), time.time())
+        self._since_s = dict.fromkeys(range(len(self._node_of_rank)), time.time() if since_s is None else since_s)
 
     def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
         """Ends a window with the latest totals of the ranks that have reported any. is_last: however few calls it has.

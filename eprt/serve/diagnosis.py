@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class Diagnosis:
         self._num_ranks, self._log_dir = num_ranks, log_dir
         self._file_bytes = max(1, min(_MAX_LOG_FILE, max_log_bytes // (2 * num_ranks)))
         self._collector: Collector | None = None
+        self._unheard_s = time.time()  # until when no rank had told anything
         self._writer: WindowWriter | None = None
         self._recent = RecentWindows(_MAX_WINDOWS)
         self._analysing: asyncio.Task | None = None
@@ -61,6 +63,8 @@ class Diagnosis:
         try:
             if pool.infos and totals:
                 await self.close_window(totals, pool.infos[0], is_last)
+            else:
+                self._unheard_s = time.time()
         except Exception:
             _log.exception("diagnosis: a defect; the server goes on")
 
@@ -68,7 +72,7 @@ class Diagnosis:
         """totals: of the ranks that have reported any. Returns when the window is written; analysing goes on."""
         if self._collector is None:
             first_window = await asyncio.to_thread(self._open_log, info)
-            self._collector = Collector(info.node_of_rank, info.moe_layers, first_window)
+            self._collector = Collector(info.node_of_rank, info.moe_layers, first_window, self._unheard_s)
         collected = self._collector.close_window(totals, is_last)
         if collected is None:
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,27 @@ def test_slow_rank_is_found_and_logged(tmp_path):
     assert records[0].dispatch_wait_us[3] == pytest.approx(6000)
     expected_N = rank_speeds(Report.of_records(records))
     assert found["rank_speeds"][3] == pytest.approx(0.2) and np.allclose(found["rank_speeds"], expected_N)
+
+
+def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):
+    """It began when no rank had told anything yet, not when it is closed."""
+    silent: Any = SimpleNamespace(ranks={}, infos=[])
+    telling: Any = SimpleNamespace(
+        ranks={i: SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()}, infos=[INFO]
+    )
+
+    async def go() -> float:
+        diagnosis = Diagnosis(N, str(tmp_path))
+        await asyncio.sleep(0.05)
+        await diagnosis.take(silent)
+        unheard_s = time.time()
+        await asyncio.sleep(0.05)
+        await diagnosis.take(telling)
+        return unheard_s
+
+    unheard_s = asyncio.run(go())
+    for record in read_log(tmp_path).records:
+        assert unheard_s - 0.04 < record.t_start <= unheard_s and record.t_end - record.t_start >= 0.05
 
 
 def test_windows_without_calls_are_not_counted(tmp_path):
