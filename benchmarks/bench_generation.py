@@ -247,11 +247,12 @@ def measure(
 
     def decode(requests: int, overlaps: Sequence[bool], num_drafts: int = 0) -> None:
         results = bench.decode(num_layers, requests, overlaps, num_drafts)
-        shallower_s = None
+        shallower_s: list[float | None] = [None] * len(overlaps)
         if fewer:
-            shallower_s = bench.decode(num_layers - fewer, requests, overlaps[:1], num_drafts)[0].timing.median_s
-        for overlap, result in zip(overlaps, results):
-            full_s = full_depth(result.timing.median_s, shallower_s, num_layers, fewer)
+            shallower = bench.decode(num_layers - fewer, requests, overlaps, num_drafts)
+            shallower_s = [decoded.timing.median_s for decoded in shallower]
+        for overlap, result, less_s in zip(overlaps, results, shallower_s):
+            full_s = full_depth(result.timing.median_s, less_s, num_layers, fewer)
             per_step = 1 + num_drafts * acceptance
             floor_s = floor_seconds(bench.model, requests, work.context, bench.group.size, hbm)
             report.row(

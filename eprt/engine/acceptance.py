@@ -1,5 +1,5 @@
-"""Rejection sampling of drafts: more of them hold than when each token is drawn as without drafts, and tokens still
-follow the model's distribution.
+"""Rejection sampling of drafts: where the model hesitates more of them hold than when each token is drawn as without
+drafts, and tokens still follow the model's distribution.
 
 A draft x is drawn from q, the MTP layer's distribution under the request's temperature and truncation, and holds with
 probability min(1, p(x) / q(x)), where p is the model's; else the token is drawn from max(0, p - q), normalised

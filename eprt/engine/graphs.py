@@ -61,7 +61,8 @@ def padding_rows(
 class DecodeGraphs:
     """compute: what to record, of a batch and, with hidden_TH, of as many hidden states: tensors with a row for each of
     the batch's logits_idx. sizes: numbers of rows, ascending. padding: as many rows as the largest (padding_rows()).
-    hidden_TH: likewise, any values of the right dtype. pool: of another DecodeGraphs, whose memory may be shared.
+    hidden_TH: likewise, any values of the right dtype. most_chosen: of logits_idx, where fewer than all rows are ever
+    wanted. pool: of another DecodeGraphs, whose memory may be shared.
 
     Construction is collective: it runs every size once on all ranks. num_replays: since then.
     """
@@ -72,17 +73,24 @@ class DecodeGraphs:
         sizes: Sequence[int],
         padding: ForwardBatch,
         hidden_TH: Tensor | None = None,
+        most_chosen: int | None = None,
         pool: Any = None,
     ):
         self.sizes, self.num_replays = list(sizes), 0
         self.pool = torch.cuda.graph_pool_handle() if pool is None else pool
         self._compute, self._padding, self._hidden_TH = compute, padding, hidden_TH
+        self._most_chosen = most_chosen or self.sizes[-1]
         self._static = replace(padding, **{name: tensor.clone() for name, tensor in _tensors(padding)})
         self._num_filled = self._num_chosen = 0
         self._recorded = {size: self._record(size) for size in reversed(self.sizes)}
 
     def fits(self, batch: ForwardBatch) -> bool:
-        return batch.mode == "low_latency" and batch.num_tokens == batch.num_decode <= self.sizes[-1]
+        num_chosen = len(batch.logits_idx)
+        return (
+            batch.mode == "low_latency"
+            and num_chosen <= self._most_chosen
+            and batch.num_tokens == batch.num_decode <= self.sizes[-1]
+        )
 
     def run(self, batch: ForwardBatch, hidden_TH: Tensor | None = None) -> tuple[Tensor, ...]:
         """What compute gives for a batch that fits. The results last until the next run."""
@@ -125,6 +133,7 @@ class DecodeGraphs:
             query_start_B1=s.query_start_B1[: size + 1],
             **{name: tensor[:size] for name, tensor in _tensors(s) if name != "query_start_B1"},
         )
+        batch = replace(batch, logits_idx=batch.logits_idx[: self._most_chosen])
         inputs = (batch,) if self._hidden_TH is None else (batch, self._hidden_TH[:size])
         return record(lambda: self._compute(*inputs), self.pool)
 

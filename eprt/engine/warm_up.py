@@ -50,10 +50,9 @@ def record_decodes(
     padding = padding_rows(sizes[-1], num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
     runner.graphs = DecodeGraphs(runner.compute, sizes, padding)
     if drafter is not None:
-        hidden_TH = torch.zeros(sizes[-1], runner.model.config.hidden_size, dtype=runner.model.config.dtype)
-        drafter.graphs = DecodeGraphs(
-            drafter.guess, sizes, padding, hidden_TH.to(runner.device), pool=runner.graphs.pool
-        )
+        config, most_requests = runner.model.config, len(runner.rows.length_M)
+        hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
+        drafter.graphs = DecodeGraphs(drafter.guess, sizes, padding, hidden_TH, most_requests, runner.graphs.pool)
 
 
 def _prompt(length: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:
