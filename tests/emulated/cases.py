@@ -41,10 +41,11 @@ def token_rows(group: EPGroup, shape: Sequence, num_sms: int) -> None:
     """Rows per token, again, back, with biases and weights, without experts."""
     cases_normal.poison_new_tensors()
     exchange = RowExchange(group, 1 << 23, timeout_s=60.0, num_sms=num_sms)
-    rng = random.Random(9)
+    rng, in_vain = random.Random(9), cases_normal.watch_launches_ahead(exchange)
     for skew in cases_normal.SKEWS:
         exchange.kernels.memory.view(exchange.kernels.data_begin, (1 << 23,), torch.uint8).fill_(0xFF)
         cases_normal.rows_once(group, exchange, rng, shape, skew)
+    cases_normal.check_launches_ahead(group, in_vain)
     exchange.close()
 
 

@@ -12,7 +12,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def _facts(value: Tensor | None) -> tuple | None:
-    """All that the checks ask of a tensor."""
+    """All that the checks ask of a tensor. Written out below where one is always given, as a call costs as much."""
     return None if value is None else (value.shape, value.dtype, value.is_cuda, value.is_contiguous())
 
 
@@ -52,7 +52,10 @@ class Checks:
     ) -> bool:  # fmt: skip
         """Whether everything looks as in the last call. formats: use_fp8, round_scale, use_ue8m0."""
         asked = max_tokens, num_experts, formats, async_finish, return_recv_hook
-        looks = *asked, _facts(x), _facts(topk_idx), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats)
+        looks = (
+            *asked, x.shape, x.dtype, x.is_cuda, x.is_contiguous(), topk_idx.shape, topk_idx.dtype, topk_idx.is_cuda,
+            topk_idx.is_contiguous(), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats),
+        )  # fmt: skip
         if looks == self._good_dispatch:
             return True
         call = "low_latency_dispatch"
@@ -92,7 +95,11 @@ class Checks:
     ) -> None:  # fmt: skip
         """num_tokens: of the dispatch. block: (L, R * M, H)."""
         asked = num_tokens, block, top_k, async_finish, return_recv_hook
-        looks = *asked, _facts(x), _facts(topk_idx), _facts(topk_weights), _facts(out), _facts(wait_stats)
+        looks = (
+            *asked, x.shape, x.dtype, x.is_cuda, x.is_contiguous(), topk_idx.shape, topk_idx.dtype, topk_idx.is_cuda,
+            topk_idx.is_contiguous(), topk_weights.shape, topk_weights.dtype, topk_weights.is_cuda,
+            topk_weights.is_contiguous(), _facts(out), _facts(wait_stats),
+        )  # fmt: skip
         if looks == self._good_combine:
             return
         call = "low_latency_combine"

@@ -123,11 +123,12 @@ class IntranodeMode:
     def _event(self, async_finish: bool, read: list[Tensor | None], made: list[Tensor | None]) -> EventOverlap:
         """Inside run(). Tells the allocator on which other stream tensors are in use: those read on the communication
         stream, those made there on the caller's."""
-        if async_finish:
-            for tensor in read:
-                if tensor is not None:
-                    tensor.record_stream(self._streams.stream)
-            for tensor in made:
-                if tensor is not None:
-                    tensor.record_stream(self._streams.caller)
-        return EventOverlap(self._streams.event(async_finish))
+        if not async_finish:
+            return EventOverlap()
+        for tensor in read:
+            if tensor is not None:
+                tensor.record_stream(self._streams.stream)
+        for tensor in made:
+            if tensor is not None:
+                tensor.record_stream(self._streams.caller)
+        return EventOverlap(self._streams.event(True))
