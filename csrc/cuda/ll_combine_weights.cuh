@@ -84,7 +84,7 @@ EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint64_t begin
                                 int lane) {
   bool waits = (late >> lane) & 1 && !load_relaxed(c.deadline.mask + lane);
   const uint64_t waited = global_timer_ns() - begin_ns;
-  if (waits && kStats && book->kept) atomicMax(book->waited_ns + lane, waited);
+  if (waits && kStats && book->kept) note_wait_ns(book, lane, waited);
   if (waits && waited > c.deadline.timeout_ns) {
     report(c.deadline.failure, kCombineWeights, lane, load_relaxed(weights_at(c, c.rank, epoch, lane)) >> 32, epoch);
     c.deadline.mask[lane] = 1;

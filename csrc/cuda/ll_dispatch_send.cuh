@@ -252,9 +252,7 @@ EPRT_DEVICE void raise_flags(const DispatchParams& p, const Begun& begun, const 
     const uint32_t epoch = begun.epoch;
     uint8_t* message = nullptr;
     if (lane < d.count) message = message_at(c, d.rank[lane], epoch, c.rank, d.position[lane]);
-    // The group is on its way there and nothing lies between: waiting takes no longer than arriving, and is an order
-    // that racecheck sees.
-    if (token + step < p.num_tokens) barrier_sync(kRead + group, kGroupThreads + kWarp);
+    if (token + step < p.num_tokens) barrier_arrive(kRead + group, kGroupThreads + kWarp);
     // The first barrier puts the group's stores before this release (cumulativity).
     if (message) store_release_sys(reinterpret_cast<uint32_t*>(message), epoch);
     __syncwarp();

@@ -21,16 +21,18 @@ struct Stats {           // totals, all in device memory of this rank
 };
 
 // One thread block keeps the books of who was waited for how long: a sample good enough to find a late rank, for free.
-struct WaitBook {     // in shared memory
-  uint64_t begin_ns;  // what comes before counts as there in time; 0: nobody waits in earnest yet
-  uint64_t waited_ns[kRanks];
+constexpr uint32_t kWaitStepNs = 32;  // the clock's own resolution; 137 s fit into 32 bits, whose atomics are fast
+
+struct WaitBook {           // in shared memory
+  uint64_t begin_ns;        // what comes before counts as there in time; 0: nobody waits in earnest yet
+  uint32_t waited[kRanks];  // in steps of kWaitStepNs
   bool kept;
 };
 
 // The caller passes a barrier before the first wait. begins: waiting begins now; else with begin_waiting.
 EPRT_DEVICE void open_book(WaitBook* book, bool kept, bool begins = true) {
   if (threadIdx.x == 0) book->begin_ns = begins ? global_timer_ns() : 0, book->kept = kStats && kept;
-  if (threadIdx.x < kRanks) book->waited_ns[threadIdx.x] = 0;
+  if (threadIdx.x < kRanks) book->waited[threadIdx.x] = 0;
 }
 
 // The first thread to come counts.
@@ -38,11 +40,15 @@ EPRT_DEVICE void begin_waiting(WaitBook* book) {
   if (kStats && book->kept) atomicCAS(&book->begin_ns, uint64_t(0), global_timer_ns());
 }
 
+EPRT_DEVICE void note_wait_ns(WaitBook* book, int peer, uint64_t ns) {
+  atomicMax(book->waited + peer, uint32_t(min(ns / kWaitStepNs, uint64_t(0xffffffffu))));
+}
+
 EPRT_DEVICE void note_wait(WaitBook* book, int peer) {  // which has just ended
   if (!kStats || !book->kept) return;
   const uint64_t begin_ns = atomicCAS(&book->begin_ns, uint64_t(0), uint64_t(0));
   const uint64_t now = global_timer_ns();
-  if (begin_ns && now > begin_ns) atomicMax(book->waited_ns + peer, now - begin_ns);
+  if (begin_ns && now > begin_ns) note_wait_ns(book, peer, now - begin_ns);
 }
 
 EPRT_DEVICE void add_to_total(uint64_t* total, uint64_t n) {  // nothing waits for the memory
@@ -60,10 +66,10 @@ EPRT_DEVICE void raise_total(uint64_t* total, uint64_t n) {
 }
 
 EPRT_DEVICE void add_longest(uint64_t* total, const WaitBook* book) {
-  uint64_t longest = 0;
+  uint32_t longest = 0;
 #pragma unroll
-  for (int r = 0; r < kRanks; ++r) longest = max(longest, book->waited_ns[r]);
-  if (longest) add_to_total(total, longest);
+  for (int r = 0; r < kRanks; ++r) longest = max(longest, book->waited[r]);
+  if (longest) add_to_total(total, uint64_t(longest) * kWaitStepNs);
 }
 
 // After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or
@@ -72,7 +78,7 @@ template <class Context>
 EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb, int64_t* wait_cost = nullptr) {
   if (!kStats || !book->kept || threadIdx.x >= kRanks) return;
   if (threadIdx.x == 0) add_longest(c.stats.blocked_ns, book);
-  const uint64_t waited = book->waited_ns[threadIdx.x];
+  const uint64_t waited = uint64_t(book->waited[threadIdx.x]) * kWaitStepNs;
   if (waited == 0) return;
   if (wait_cost) add_to_total(wait_cost + threadIdx.x, int64_t(waited));
   uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;

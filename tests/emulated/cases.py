@@ -1,13 +1,16 @@
 """What every rank does under emulation, beside the cases of tests/gpu that need no stream and no second process."""
 
 import random
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
 from eprt.compat.deep_ep.layout import Layout
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_rows import RowExchange
+from tests.emulated.kernels import fast_clock
 from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens
 
@@ -21,6 +24,23 @@ def verbs(group: EPGroup, shape: Sequence, num_sms: int) -> None:
         cases_nvlink.poison(backend)
         calls = ("fused", "verbs")[(number + number // len(SKEWS)) % 2]
         cases_nvlink.check_once(backend, everyone, calls, (0,) * group.size)
+    backend.close()
+
+
+def long_wait(group: EPGroup, shape: Sequence) -> None:
+    """Statistics of 20 s that all wait for rank 0."""
+    backend = cases_nvlink.make(group, cases_nvlink.make_config(group, shape, timeout_s=1e5))
+    everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
+    cases_nvlink.check_once(backend, everyone, "fused", (0,) * group.size)
+    group.barrier()
+    with fast_clock(1000) if group.rank == 0 else nullcontext():
+        group.barrier()
+        if group.rank == 0:
+            time.sleep(0.02)
+        cases_nvlink.check_once(backend, everyone, "fused", (0,) * group.size)
+        group.barrier()
+    waited_us = backend.stats().dispatch_wait_us_N[0]
+    assert group.rank == 0 or waited_us > 10e6, waited_us
     backend.close()
 
 

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+extern "C" inline uint64_t emulated_clock_rate = 1;  // how much faster than the host's the GPU's clock runs
+
 namespace emulated {
 
 struct Warp {  // one exchange of values among its lanes after another; the slots of the one before may still be read

@@ -30,7 +30,7 @@ inline void barrier_arrive(int id, int threads) { emulated::meet(id, threads, fa
 inline uint64_t global_timer_ns() {
   emulated::give_way();
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+  return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()) * emulated_clock_rate;
 }
 inline uint32_t pack_bf16(float lo, float hi) {
   const auto bits = [](float v) {

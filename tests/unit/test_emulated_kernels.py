@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.emulated.cases import layouts, normal_verbs, token_rows, verbs
+from tests.emulated.cases import layouts, long_wait, normal_verbs, token_rows, verbs
 from tests.emulated.device import emulated_ranks
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
@@ -28,6 +28,10 @@ def test_one_deadline_ends_a_combine_however_many_tiles_never_come():
 def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(monkeypatch):
     monkeypatch.setattr(cases_deep_ep, "SHAPES", [(512, 4, 4, 9)])
     emulated_ranks(2, cases_deep_ep.shapes, seed=2, cases_per_shape=6)
+
+
+def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
+    emulated_ranks(3, long_wait, shape=SHAPE)
 
 
 def test_the_counts_of_deep_eps_get_dispatch_layout():
