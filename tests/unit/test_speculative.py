@@ -70,6 +70,27 @@ def test_recorded_passes_give_the_same(one_by_one, num_drafts, overlap, options)
         assert got == one_by_one[0]
 
 
+def test_requests_may_leave_while_their_drafts_are_computed(one_by_one):
+    """Others take their rows and pages, and get the tokens that they get alone."""
+    with LLM(MODEL, kv_cache_gb=0.02, num_speculative_tokens=3, max_num_seqs=3) as llm, steps_recorded(llm.engine):
+        assert llm.tokenizer is not None
+        engine, tokens = llm.engine, {str(i): [] for i in range(len(TEXTS))}
+        for i, (text, params) in enumerate(zip(TEXTS, PARAMS)):
+            engine.add_request(str(i), llm.tokenizer.encode(text), params)
+        gone = {"0": 4, "3": 9}  # request -> how many tokens it is left after
+        while engine.has_work:
+            for output in engine.step().outputs:
+                tokens[output.request_id].append(output.token_id)
+            for request_id in [one for one, num in gone.items() if len(tokens[one]) >= num]:
+                assert engine.abort(request_id) and gone.pop(request_id)
+            engine.check_integrity()
+        assert not gone and engine.stats().kv_pages_used_now == 0
+    for i, (ids, (want, *_)) in enumerate(zip(tokens.values(), one_by_one[0])):
+        if PARAMS[i].stop:  # a string, of which the engine knows nothing
+            ids = ids[: len(want)]
+        assert ids == (want[: len(ids)] if i in (0, 3) else want), i
+
+
 def test_drafts_save_steps_and_most_first_guesses_hold(one_by_one):
     _, without = one_by_one
     _, stats = generate(1)
