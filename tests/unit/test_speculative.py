@@ -60,7 +60,15 @@ def test_tokens_are_those_of_decoding_one_by_one(one_by_one, num_drafts, options
 
 
 @pytest.mark.parametrize("num_drafts, overlap", [(1, "none"), (3, "tbo")])
-@pytest.mark.parametrize("options", [{"max_num_seqs": 6}, {"kv_cache_gb": 3e-4, "page_size": 4, "max_model_len": 128}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 6},
+        {"kv_cache_gb": 3e-4, "page_size": 4, "max_model_len": 128},
+        {"speculative_acceptance": "rejection"},
+    ],
+    ids=["few at once", "preempted", "rejection"],
+)
 def test_recorded_passes_give_the_same(one_by_one, num_drafts, overlap, options):
     """Batches of all sizes, filled up with padding; the model's graphs and the MTP layer's."""
     got, stats = generate(num_drafts, recorded=True, overlap=overlap, **options)
