@@ -20,6 +20,7 @@ from eprt import env
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.api import Api
 from eprt.serve.chat import ChatTemplate
+from eprt.serve.connection import Connection, raise_descriptor_limit
 from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.diagnosis_metrics import DiagnosisCollector
 from eprt.serve.errors import say
@@ -65,6 +66,7 @@ class Frontend:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=Connection,
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -170,6 +172,7 @@ def _read_tokenizer(options: ServeOptions) -> tuple[Tokenizer | None, ChatTempla
 
 def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=FrontendConfig)
+    raise_descriptor_limit()
     level = env.get("EPRT_LOG_LEVEL").upper()
     logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
     for name in ("uvicorn.error", "uvicorn.asgi"):

@@ -45,6 +45,8 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
             say(f"eprt: not ended {allowed_s:g} s after it was told to stop: killing the ranks and mpirun")
             taken_s[0] += _LEAVE_S
             _end(mpirun, hard=True)
+    if taken_s and status == 128 + signal.SIGUSR1:  # told to stop while it loaded: there was nothing to drain
+        return 0
     return status if status >= 0 else 128 - status
 
 

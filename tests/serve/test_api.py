@@ -265,7 +265,7 @@ def test_refusals(http):
     refuse(http, "/v1/completions", {"prompt": [[1], [1, 640]]}, 400, "invalid_value", "prompt[1]")
     refuse(http, "/v1/completions", {"prompt": "x", "stop_token_ids": [640]}, 400, "invalid_value", "stop_token_ids")
     refuse(http, "/v1/completions", {"prompt": "x", "logit_bias": {"640": 1}}, 400, "invalid_value", "logit_bias")
-    refuse(http, "/v1/completions", {"prompt": ["x"] * 97}, 400, "invalid_value", "n")
+    refuse(http, "/v1/completions", {"prompt": ["x"] * 97}, 400, "invalid_value", "prompt")
     refuse(http, "/v1/completions", {"prompt": "x", "foo": 1}, 400, "unsupported_parameter", "foo")
     refuse(http, "/v1/completions", {"max_tokens": 1}, 400, "missing_required_parameter", "prompt")
     refuse(http, "/v1/chat/completions", {**SUM, "chat_template_kwargs": {"messages": []}}, 400, "invalid_value",

@@ -79,6 +79,15 @@ def ranks_of(url: str) -> dict[int, int]:
     return {r["rank"]: r["pid"] for r in httpx.get(f"{url}/health").json()["ranks"]}
 
 
+def test_launcher_told_to_stop_while_it_loads_exits_0():
+    server = RunningServer(MODEL, 2)
+    while len(processes := family(psutil.Process(server.process.pid))) < 4:  # launcher, mpirun, two ranks
+        time.sleep(0.05)
+    assert server.stop() == 0, server.output()
+    assert "eprt serving" not in server.output() and "Traceback" not in server.output()
+    assert_nothing_left(processes)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_launcher_drains_and_exits_0(number):
     with RunningServer(MODEL, 2) as server:

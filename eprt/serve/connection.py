@@ -1,0 +1,77 @@
+"""Connection: uvicorn's HTTP protocol, with bounds on a request's head and refusals in OpenAI's shape.
+
+A body has its limits in api.py. Without these a client that opens connections and says nothing, or sends a header
+without end, would keep descriptors and memory for as long as it likes.
+"""
+
+import asyncio
+import resource
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from eprt.serve.errors import ApiError
+
+HEAD_TIMEOUT_S = 30.0
+_MOST_HEAD_BYTES = 64 << 10
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. A head may take HEAD_TIMEOUT_S, also that of the first request, and so many bytes."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+    _in_head = True
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head_bytes = self._num_head_bytes + len(data) if self._in_head else 0
+        super().data_received(data)
+        if self._in_head and self._num_head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, "head_too_large", f"the request's head is larger than {_MOST_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "invalid_http", "this is no HTTP request")
+
+    def _await_head(self) -> None:
+        self._deadline = self._deadline or self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if self._num_head_bytes and (self.cycle is None or self.cycle.response_complete):
+            self._refuse(408, "head_timeout", f"the request's head did not come whole within {HEAD_TIMEOUT_S:g} s")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        body = ApiError(status, message, code=code).json()
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self.transport.close()
+
+
+def raise_descriptor_limit() -> None:
+    """A connection is a descriptor, and many systems start processes with room for 1024: more, silently dropped."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
