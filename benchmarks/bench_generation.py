@@ -1,19 +1,27 @@
 """Generation at the shape of DeepSeek-V3, dummy weights: tokens per second and GPU, latency, the host's share.
 
     mpirun -n 2 python -m benchmarks.bench_generation --experts 32     # 16 a GPU, as on 16 GPUs: all 61 layers fit
+    mpirun -n 2 python -m benchmarks.bench_generation --experts 64 --one-cache --chunk 0     # 32 a GPU, as on 8
     mpirun -n 2 python -m benchmarks.bench_generation --layers 20      # all 256 experts on the GPUs there are
 
-prefill   prompts of --input tokens, in steps of --chunk
+prefill   prompts of --input tokens, in steps of --chunk; --chunk 0: none
 decode    steps with so many requests per GPU, each in the middle of its output: context --input + --output / 2. Their
-          cache entries are random numbers, not computed. With overlap scheduling and without
+          cache entries are random numbers, not computed. ahead: the host prepares each step while the one before
+          computes; without for the first number of requests only
+at --itl  tokens per second at that latency per token, by a straight line between the nearest two measurements
 drafts    the same with one draft by the MTP layer. Measured is the step. Of random weights' drafts none hold, so that
           itl_ms and tokens_per_s_gpu are what they would be if a share of --acceptance did: by default the lower end of
           what DeepSeek published for V3's own layer, 85 to 90 % (arXiv:2412.19437, 5.4.3). bench_drafts measures one
 
+With 32 of 256 experts on a GPU and all choices among 64, an expert gets as many rows as on 8 GPUs, weights and cache
+are those of one of them; only rows to and from 2 GPUs in place of 8 differ (of a token's 8, half leave, not 7/8).
+--one-cache: all layers keep their cache in the same memory, for weights that leave no room for 61. At 128 requests it
+is 12 times the L2 cache, so that every layer reads it from HBM, as it would its own.
 Fewer than 61 layers are measured at two depths; a MoE layer's time is their difference, and 61 layers are the time
 measured plus that of the layers that lack. floor: bytes of weights and cache that a step must read over measured HBM
-bandwidth, and rows to and from other GPUs over NVLink's. gap: how long a GPU waited for its host between two steps,
-by CUDA events.
+bandwidth, and rows to and from other GPUs over NVLink's. floor_tensor: the same, but attention takes the time of its
+bf16 operations, at the rate of a large product, where that is longer: 128 heads share every entry. gap: how long a GPU
+waited for its host between two steps, by CUDA events.
 Published, 4K in / 1.5K out or alike: 800-850 output tokens/s per GPU (H20, EP16/32), 1850 (H800, EP144), both at up to
 50 ms; prefill 5333 input tokens/s per GPU (H800, EP32).
 """
@@ -24,17 +32,18 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.bench_gpu_layers import bandwidth
+from benchmarks.bench_gpu_layers import bandwidth, matrix_rate
 from benchmarks.report import Report, Timing, quantile
 from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup, SamplingParams
+from eprt.engine import engine as engine_module
 from eprt.engine.engine import Engine
 from eprt.models.loader import load_model
 
@@ -47,12 +56,13 @@ NVLINK_BYTES_PER_S = 450e9  # of one GPU, one way, NVLink 4
 
 @dataclass(frozen=True)
 class Work:
-    """input, output: tokens of a request. chunk: tokens of a prefill step."""
+    """input, output: tokens of a request. chunk: tokens of a prefill step. one_cache: for all layers."""
 
     input: int
     output: int
     chunk: int
     steps: int
+    one_cache: bool
 
     @property
     def context(self) -> int:
@@ -81,6 +91,19 @@ def of_depth(model, num_layers: int):
     return shallow
 
 
+@contextmanager
+def cache_of_one_layer() -> Iterator[None]:
+    """Engines made meanwhile keep the cache of every layer in the memory of one."""
+    allocate = engine_module.allocate_kv_cache
+
+    def allocate_one(num_layers, *shape_and_kind):
+        return allocate(1, *shape_and_kind).expand(num_layers, -1, -1, -1)
+
+    engine_module.allocate_kv_cache = allocate_one
+    yield
+    engine_module.allocate_kv_cache = allocate
+
+
 class Bench:
     """One model on all ranks, and engines over it."""
 
@@ -92,7 +115,9 @@ class Bench:
         self.load_s = time.perf_counter() - start
 
     @contextmanager
-    def engine(self, num_layers: int, requests: int, chunk: int, num_drafts: int = 0) -> Iterator[Engine]:
+    def engine(
+        self, num_layers: int, requests: int, chunk: int, num_drafts: int = 0, overlap: str = "auto"
+    ) -> Iterator[Engine]:
         """With cache for so many requests; the cache holds random numbers."""
         model = of_depth(self.model, num_layers)
         slots = requests * (self.work.max_model_len + self.config.page_size)
@@ -100,19 +125,21 @@ class Bench:
         config = replace(
             self.config,
             num_speculative_tokens=num_drafts,
+            overlap=overlap,
             max_num_seqs=requests,
             chunk_size=chunk,
             kv_cache_gb=cache_bytes / 2**30 + 0.01,
             graph_sizes=(requests * (1 + num_drafts),) if chunk == requests * (1 + num_drafts) else (),
         )
-        engine = Engine(config, self.group, model=model)
-        engine.runner.kv_cache_LPSD.normal_()
+        gc.collect()  # the last engine's cache, which its caller still held when it was closed
+        torch.cuda.empty_cache()
+        with cache_of_one_layer() if self.work.one_cache else nullcontext():
+            engine = Engine(config, self.group, model=model)
+        for pages in engine.runner.kv_cache_LPSD[:1] if self.work.one_cache else engine.runner.kv_cache_LPSD:
+            pages.normal_()
         yield engine
         self.group.barrier()
         engine.close()
-        del engine
-        gc.collect()
-        torch.cuda.empty_cache()
 
     def prefill(self, num_layers: int, num_prompts: int) -> float:
         """Seconds per step of work.chunk tokens on every rank."""
@@ -133,11 +160,13 @@ class Bench:
                 engine.step()
         return seconds / (num_steps - 1)
 
-    def decode(self, num_layers: int, requests: int, overlaps: Sequence[bool], num_drafts: int = 0) -> list["Decoded"]:
+    def decode(
+        self, num_layers: int, requests: int, aheads: Sequence[bool], num_drafts: int = 0, overlap: str = "auto"
+    ) -> list["Decoded"]:
         w, decoded = self.work, []
-        with self.engine(num_layers, requests, requests * (1 + num_drafts), num_drafts) as engine:
-            for overlap in overlaps:
-                engine.overlap_schedule = overlap and not num_drafts
+        with self.engine(num_layers, requests, requests * (1 + num_drafts), num_drafts, overlap) as engine:
+            for ahead in aheads:
+                engine.overlap_schedule = ahead and not num_drafts
                 self._fill(engine, requests, w.context, max_tokens=(w.steps + 2 * WARM_UP) * (1 + num_drafts))
                 with only_last_tokens(engine):
                     engine.step()
@@ -182,8 +211,9 @@ def only_last_tokens(engine: Engine) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Decoded:
-    """times_s: of steps. gaps_s: sorted. skew: the busiest expert of this rank over its mean."""
+    """overlap: of the steps. times_s: theirs. gaps_s: sorted. skew: the busiest expert of this rank over its mean."""
 
+    overlap: str
     times_s: list[float]
     gaps_s: list[float]
     skew: float
@@ -193,7 +223,7 @@ class Decoded:
         torch.cuda.synchronize()
         load = np.array(engine.model.expert_load()) - np.array(load_before)
         skew = float((load.max(axis=1) / load.mean(axis=1).clip(1e-9)).mean()) if load.size else 1.0
-        return Decoded(times_s, sorted(engine.gap.recent_s), skew)
+        return Decoded(engine.overlap.decode, times_s, sorted(engine.gap.recent_s), skew)
 
     @property
     def timing(self) -> Timing:
@@ -210,8 +240,17 @@ def full_depth(seconds: float, shallower_s: float | None, num_layers: int, fewer
     return seconds + (FULL_DEPTH - num_layers) * (seconds - shallower_s) / fewer
 
 
-def floor_seconds(model, requests: int, context: int, num_ranks: int, hbm: float) -> float:
-    """Of a decoding step on one rank: every weight once, of the experts those that uniform routing chooses."""
+@dataclass(frozen=True)
+class Rates:
+    """What this GPU does: bytes per second of HBM, bf16 operations per second of a large product."""
+
+    hbm: float
+    tensor: float
+
+
+def floor_seconds(model, requests: int, context: int, num_ranks: int, rates: Rates) -> tuple[float, float]:
+    """(floor, floor_tensor) of a decoding step on one rank: every weight once, of the experts those that uniform
+    routing chooses."""
     c = model.config
     heads, moe = c.num_attention_heads, c.moe
     projections = c.hidden_size * (c.q_lora_rank + c.kv_dim) + c.q_lora_rank * heads * c.qk_head_dim
@@ -224,50 +263,78 @@ def floor_seconds(model, requests: int, context: int, num_ranks: int, hbm: float
     num_moe = c.num_hidden_layers - num_dense
     weights = c.num_hidden_layers * (projections + absorbed) + num_dense * 3 * c.hidden_size * c.intermediate_size
     weights += num_moe * (experts + shared) + 2 * c.vocab_size * c.hidden_size
-    cache = c.num_hidden_layers * requests * context * c.kv_dim * 2
+    entries = c.num_hidden_layers * requests * context
     sent_rows = requests * moe.top_k * (num_ranks - 1) / num_ranks
     exchanged = num_moe * sent_rows * c.hidden_size * (1 + 4 / 128 + 2)  # e4m3 with scales there, bf16 back
-    return (weights + cache) / hbm + exchanged / NVLINK_BYTES_PER_S
+    cache_s = entries * c.kv_dim * 2 / rates.hbm
+    attention_s = entries * 2 * heads * (c.kv_dim + c.kv_lora_rank) / rates.tensor
+    rest_s = weights / rates.hbm + exchanged / NVLINK_BYTES_PER_S
+    return rest_s + cache_s, rest_s + max(cache_s, attention_s)
 
 
-def measure(
-    bench: Bench, report: Report, sizes: Sequence[int], num_layers: int, drafts: bool, acceptance: float
-) -> None:
-    hbm = bandwidth()
-    work, fewer = bench.work, 0 if num_layers == FULL_DEPTH else min(6, num_layers - 4)
+def decode_kernel(model, page_size: int) -> str:
+    """Which kernel attends decodes here."""
+    from eprt.ops.cuda import attention
 
-    def prefill() -> None:
-        seconds = bench.prefill(num_layers, 4 * -(-work.chunk // work.input))
-        shallower_s = bench.prefill(num_layers - fewer, 4 * -(-work.chunk // work.input)) if fewer else None
-        full_s = full_depth(seconds, shallower_s, num_layers, fewer)
-        report.row(
-            what="prefill", tokens=work.chunk, step_ms=seconds * 1e3, full_step_ms=full_s * 1e3,
-            tokens_per_s_gpu=work.chunk / full_s, of_5333=work.chunk / full_s / 5333,
+    c, kind = model.config, {"dtype": model.kv_dtype, "device": "cuda"}
+    q, pages = torch.empty(1, c.num_attention_heads, c.kv_dim, **kind), torch.empty(1, page_size, c.kv_dim, **kind)
+    module = attention.kernel(q[..., : c.kv_lora_rank], q[..., c.kv_lora_rank :], pages, None)
+    return module.__name__.rpartition("_")[2]
+
+
+class Measuring:
+    """Rows of the report, from the benchmark's steps."""
+
+    def __init__(self, bench: Bench, report: Report, num_layers: int, acceptance: float):
+        self.bench, self.report, self.num_layers, self.acceptance = bench, report, num_layers, acceptance
+        self.rates = Rates(bandwidth(), matrix_rate())
+        self.fewer = 0 if num_layers == FULL_DEPTH else num_layers // 2
+        self.itl_s: dict[int, float] = {}  # by requests
+
+    def prefill(self) -> None:
+        bench, fewer = self.bench, self.fewer
+        chunk, num_prompts = bench.work.chunk, 4 * -(-bench.work.chunk // bench.work.input)
+        seconds = bench.prefill(self.num_layers, num_prompts)
+        shallower_s = bench.prefill(self.num_layers - fewer, num_prompts) if fewer else None
+        full_s = full_depth(seconds, shallower_s, self.num_layers, fewer)
+        self.report.row(
+            what="prefill", tokens=chunk, step_ms=seconds * 1e3, full_step_ms=full_s * 1e3,
+            tokens_per_s_gpu=chunk / full_s, of_5333=chunk / full_s / 5333,
         )  # fmt: skip
 
-    def decode(requests: int, overlaps: Sequence[bool], num_drafts: int = 0) -> None:
-        results = bench.decode(num_layers, requests, overlaps, num_drafts)
-        shallower_s: list[float | None] = [None] * len(overlaps)
+    def decode(self, requests: int, aheads: Sequence[bool], num_drafts: int = 0, overlap: str = "auto") -> None:
+        bench, fewer = self.bench, self.fewer
+        results = bench.decode(self.num_layers, requests, aheads, num_drafts, overlap)
+        shallower_s: list[float | None] = [None] * len(aheads)
         if fewer:
-            shallower = bench.decode(num_layers - fewer, requests, overlaps, num_drafts)
+            shallower = bench.decode(self.num_layers - fewer, requests, aheads, num_drafts, overlap)
             shallower_s = [decoded.timing.median_s for decoded in shallower]
-        for overlap, result, less_s in zip(overlaps, results, shallower_s):
-            full_s = full_depth(result.timing.median_s, less_s, num_layers, fewer)
-            per_step = 1 + num_drafts * acceptance
-            floor_s = floor_seconds(bench.model, requests, work.context, bench.group.size, hbm)
-            report.row(
-                what="drafts" if num_drafts else "decode", requests=requests, overlap=overlap and not num_drafts,
-                **result.timing.columns("step", "ms"), floor_ms=floor_s * 1e3,
-                times_floor=None if num_drafts else result.timing.median_s / floor_s, full_step_ms=full_s * 1e3,
+        for ahead, result, less_s in zip(aheads, results, shallower_s):
+            full_s = full_depth(result.timing.median_s, less_s, self.num_layers, fewer)
+            per_step = 1 + num_drafts * self.acceptance
+            floors = floor_seconds(bench.model, requests, bench.work.context, bench.group.size, self.rates)
+            if not num_drafts:
+                self.itl_s[requests] = min(full_s, self.itl_s.get(requests, full_s))
+            self.report.row(
+                what="drafts" if num_drafts else "decode", requests=requests, overlap=result.overlap,
+                ahead=ahead and not num_drafts, **result.timing.columns("step", "ms"),
+                floor_ms=floors[0] * 1e3, floor_tensor_ms=floors[1] * 1e3,
+                times_floor=None if num_drafts else result.timing.median_s / floors[0], full_step_ms=full_s * 1e3,
                 itl_ms=full_s * 1e3 / per_step, tokens_per_s_gpu=requests * per_step / full_s,
                 gap_us=result.gap_us(0.5), gap_p99_us=result.gap_us(0.99), skew=result.skew,
             )  # fmt: skip
 
-    for requests in sizes:
-        decode(requests, (True, False))
-    for requests in sizes if drafts else ():
-        decode(requests, (True,), num_drafts=1)
-    prefill()
+    def at_latency(self, itl_s: float) -> None:
+        """Between the two numbers of requests that are below and above it."""
+        below = max((n for n, s in self.itl_s.items() if s <= itl_s), default=None)
+        above = min((n for n, s in self.itl_s.items() if s > itl_s), default=None)
+        if below is None or above is None or below > above:
+            return
+        part = (itl_s - self.itl_s[below]) / (self.itl_s[above] - self.itl_s[below])
+        requests = int(below + part * (above - below))
+        self.report.row(
+            what=f"at {itl_s * 1e3:g} ms", requests=requests, itl_ms=itl_s * 1e3, tokens_per_s_gpu=requests / itl_s
+        )
 
 
 def main() -> None:
@@ -282,9 +349,12 @@ def main() -> None:
     add("--steps", type=int, default=30)
     add("--drafts", action="store_true", help="also with one draft per step")
     add("--acceptance", type=float, default=0.85, help="share of drafts that hold, measured elsewhere: %(default)s")
+    add("--overlap", nargs="+", default=["auto"], help="of decodes: auto, none, sbo, tbo; several are compared")
+    add("--one-cache", action="store_true", help="all layers keep their cache in one layer's memory")
+    add("--itl", type=float, default=50.0, help="ms per token at which throughput is told")
     args = parser.parse_args()
     group = EPGroup.from_mpi()
-    work = Work(args.input, args.output, args.chunk, args.steps)
+    work = Work(args.input, args.output, args.chunk, args.steps, args.one_cache)
     with shape_with(args.experts) as directory:
         config = EngineConfig(
             str(directory), device="cuda", dtype="bfloat16", load_format="dummy", num_hidden_layers=args.layers,
@@ -297,11 +367,21 @@ def main() -> None:
     title = f"generation_{args.layers}x{args.experts}_{group.size}gpu"
     report = Report(title, {
         "device": torch.cuda.get_device_name(), "gpus": group.size, "experts": args.experts, "layers": args.layers,
+        "attention": decode_kernel(bench.model, config.page_size), "one_cache": args.one_cache,
         "input": args.input, "output": args.output, "context": work.context,
         "acceptance_published": args.acceptance if args.drafts else None,
         "load_s": round(bench.load_s, 1),
     })  # fmt: skip
-    measure(bench, report, args.requests, args.layers, args.drafts, args.acceptance)
+    measuring = Measuring(bench, report, args.layers, args.acceptance)
+    for requests in args.requests:
+        for overlap in args.overlap:
+            aheads = (True, False) if requests == args.requests[0] and overlap == args.overlap[0] else (True,)
+            measuring.decode(requests, aheads, overlap=overlap)
+    measuring.at_latency(args.itl / 1e3)
+    for requests in args.requests if args.drafts else ():
+        measuring.decode(requests, (True,), num_drafts=1)
+    if args.chunk:
+        measuring.prefill()
     if group.rank == 0:
         report.finish()
     bench.model.close()
