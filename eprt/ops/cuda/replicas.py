@@ -34,14 +34,25 @@ def _choose_slots(chosen, expert_A, slot_LX, bound_LX, sent_L, num_choices, widt
     tl.store(sent_L + row, number)
 
 
+@triton.jit(do_not_specialize=["num_choices", "masked"])
+def _only_slots(chosen, expert_A, slot_L, num_choices, masked, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(expert_A + at, mask=at < num_choices, other=0)
+    slot = tl.load(slot_L + tl.where(expert < 0, masked, expert), mask=at < num_choices, other=0)
+    tl.store(chosen + at, slot, mask=at < num_choices)
+
+
 def choose_slots(expert_idx_TK: Tensor, slot_LX: Tensor, bound_LX: Tensor, sent_L: Tensor) -> Tensor:
     """As eprt.ops.replicas.choose_slots; nothing waits for the GPU. An expert that does not exist leaves its slot
     undefined."""
     rows, width = slot_LX.shape
-    if width == 1:
-        return slot_LX[:, 0][expert_idx_TK]
     expert_idx_TK = expert_idx_TK.contiguous()
     chosen_TK = torch.empty_like(expert_idx_TK)
-    if num_choices := expert_idx_TK.numel():
+    if not (num_choices := expert_idx_TK.numel()):
+        return chosen_TK
+    if width == 1:
+        grid = (triton.cdiv(num_choices, _BLOCK),)
+        _only_slots[grid](chosen_TK, expert_idx_TK, slot_LX, num_choices, rows - 1, BLOCK=_BLOCK)
+    else:
         _choose_slots[(rows,)](chosen_TK, expert_idx_TK, slot_LX, bound_LX, sent_L, num_choices, width, BLOCK=_BLOCK)
     return chosen_TK
