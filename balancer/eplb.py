@@ -22,7 +22,11 @@ def rebalance_experts(
     Slot s is on GPU s // (P / num_gpus). As in EPLB, load is rounded to fp32, and groups stay inside nodes only when
     num_nodes divides num_groups; otherwise placement is global. ValueError names the argument that does not fit.
     """
-    load_LE = np.ascontiguousarray(check_load(weight, name="weight"), dtype=np.float32)
+    wide_LE = check_load(weight, name="weight")
+    if len(large := np.argwhere(wide_LE > np.finfo(np.float32).max)):
+        layer, expert = large[0]
+        raise ValueError(f"weight[layer {layer}, expert {expert}] = {wide_LE[layer, expert]}: EPLB plans in fp32")
+    load_LE = np.ascontiguousarray(wide_LE, dtype=np.float32)
     num_layers, num_experts = load_LE.shape
     hierarchical = num_groups > 0 and num_nodes > 0 and num_groups % num_nodes == 0
     groups, nodes = (num_groups, num_nodes) if hierarchical else (1, 1)

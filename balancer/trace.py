@@ -135,17 +135,25 @@ class RoutingTrace:
         return self._rows(chosen)
 
 
+_LEAST, _MOST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+
+
 def _per_token(layers: Sequence[np.ndarray], name: str, topk: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     """int32 [T] of each layer, or ValueError."""
-    arrays = tuple(np.ascontiguousarray(array, dtype=np.int32) for array in layers)
+    arrays = tuple(np.asarray(array) for array in layers)
     if len(arrays) != len(topk):
         raise ValueError(f"{name} has {len(arrays)} layers, topk_idx has {len(topk)}")
     for layer, (idx_TK, array_T) in enumerate(zip(topk, arrays)):
+        if array_T.dtype.kind not in "iu":
+            raise ValueError(f"{name}[layer {layer}] has dtype {array_T.dtype}; it must hold integers")
         if array_T.shape != (len(idx_TK),):
             raise ValueError(
                 f"{name}[layer {layer}] has shape {array_T.shape}; topk_idx has {len(idx_TK)} tokens there"
             )
-    return arrays
+        bad = np.flatnonzero((array_T < _LEAST) | (array_T > _MOST))
+        if len(bad):
+            raise ValueError(f"{name}[layer {layer}, token {bad[0]}] = {array_T[bad[0]]}: does not fit 32 bits")
+    return tuple(np.ascontiguousarray(array_T, dtype=np.int32) for array_T in arrays)
 
 
 def _as_topk(idx_TK: np.ndarray | Sequence, layer: int) -> np.ndarray:
@@ -154,7 +162,7 @@ def _as_topk(idx_TK: np.ndarray | Sequence, layer: int) -> np.ndarray:
         raise ValueError(f"topk_idx[layer {layer}] has shape {idx_TK.shape}; it must be [tokens, choices]")
     if idx_TK.dtype.kind not in "iu":
         raise ValueError(f"topk_idx[layer {layer}] has dtype {idx_TK.dtype}; it must hold integers")
-    bad = np.argwhere(idx_TK < -1)
+    bad = np.argwhere((idx_TK < -1) | (idx_TK > _MOST))
     if len(bad):
         token, choice = bad[0]
         raise ValueError(

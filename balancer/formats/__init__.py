@@ -4,6 +4,7 @@ To add one: write it in a file of its own, and say below by which names or field
 """
 
 import zipfile
+import zlib
 from pathlib import Path
 
 from ..loads import LoadFile
@@ -26,6 +27,12 @@ def read(path: Path) -> LoadFile:
         return _reader(path)(path)
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from None
+    except (zlib.error, NotImplementedError, RuntimeError) as error:  # what zipfile says of damaged members
+        raise ValueError(f"{path}: damaged: {error}") from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise ValueError(f"{path}: damaged: {error}") from None  # zipfile sought where a false offset led
 
 
 def _reader(path: Path):

@@ -13,7 +13,7 @@ from ..trace import RoutingTrace
 
 
 def read(path: Path) -> LoadFile:
-    with np.load(path, allow_pickle=False) as data:
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:  # closed also where it is no zip
         if "load" not in data:
             raise ValueError(f"no array 'load'; it has {', '.join(data.files) or 'none'}")
         topk, sources = _layers(data, "topk_idx"), _layers(data, "source_gpu")

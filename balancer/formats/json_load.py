@@ -81,7 +81,11 @@ def _load(document: Any) -> tuple[str, np.ndarray]:
     if document.get("schema") == SERVER_SCHEMA:
         if not document.get("layers"):
             raise ValueError("the server had not counted any load yet")
-        return "server", _array([layer["per_expert"] for layer in document["layers"]], "layers[].per_expert")
+        try:
+            rows = [layer["per_expert"] for layer in document["layers"]]
+        except (KeyError, TypeError):
+            raise ValueError("'layers' must be a list of objects with a field 'per_expert'") from None
+        return "server", _array(rows, "layers[].per_expert")
     for field, name in (("load", "JSON"), ("logical_count", "SGLang"), ("log_stats", "RTP-LLM")):
         if field in document:
             return name, _array(document[field], field)

@@ -23,12 +23,17 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def _tensor(name: str, entry: dict, data: bytes) -> np.ndarray:
-    begin, end = entry["data_offsets"]
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"{name} has dtype {entry['dtype']}; counts have one of {', '.join(_DTYPES)}")
+    try:
+        (begin, end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), [int(n) for n in entry["shape"]]
+        if not 0 <= int(begin) <= int(end) or min(shape, default=0) < 0:
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"damaged: the header's entry {name!r} is {entry!r}") from None
+    if dtype not in _DTYPES:
+        raise ValueError(f"{name} has dtype {dtype}; counts have one of {', '.join(_DTYPES)}")
     if end > len(data):
         raise ValueError(f"cut off: {name} ends at byte {end}, the file has {len(data)}")
-    items = np.frombuffer(data[begin:end], dtype=_DTYPES[entry["dtype"]])
-    if items.size != np.prod(entry["shape"], dtype=int):
-        raise ValueError(f"{name} has {items.size} values, its shape {entry['shape']} needs others")
-    return items.reshape(entry["shape"])
+    items = np.frombuffer(data[begin:end], dtype=_DTYPES[dtype])
+    if items.size != np.prod(shape, dtype=int):
+        raise ValueError(f"{name} has {items.size} values, its shape {shape} needs others")
+    return items.reshape(shape)

@@ -73,15 +73,15 @@ def _read_records(dumps: list[tuple[Path, dict]]) -> LoadFile:
     sources: list[np.ndarray] = []
     pass_of: list[np.ndarray] = []
     for path, dump in dumps:
-        for index, record in enumerate(dump["records"]):
+        for index, record in enumerate(_records(dump, path)):
             where = f"{path.name}: records[{index}]"
+            at, rank = _number(record, "forward_pass_id", where), _number(record, "rank", where)
             topk_LTK = _topk(record, where, num_layers, num_slots)
             count_LP = _count(record, topk_LTK, where, (num_layers, num_slots))
-            at = int(record["forward_pass_id"])
             passes[at] = passes.get(at, 0) + count_LP
             if topk_LTK is not None:
                 tokens.append(_logical(topk_LTK, slots_LP))
-                sources.append(np.full(topk_LTK.shape[1], int(record["rank"]), dtype=np.int32))
+                sources.append(np.full(topk_LTK.shape[1], rank, dtype=np.int32))
                 pass_of.append(np.full(topk_LTK.shape[1], at))
     if not passes:
         raise ValueError("records is empty: nothing was recorded")
@@ -101,6 +101,20 @@ def _read_records(dumps: list[tuple[Path, dict]]) -> LoadFile:
             notes.append(f"{_MAX_TOKENS} of {trace.num_tokens} recorded tokens are kept, drawn evenly")
             trace = trace.sample(_MAX_TOKENS)
     return LoadFile(load_WLE[used_W], trace, NAME, tuple(notes))
+
+
+def _records(dump: dict, path: Path) -> list[dict]:
+    records = dump["records"]
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f"{path.name}: 'records' must be a list with a dict for each forward pass")
+    return records
+
+
+def _number(record: dict, field: str, where: str) -> int:
+    value = record.get(field)
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{where}.{field} = {value!r}: must be an integer of at least 0")
+    return value
 
 
 def _physical_map(dumps: list[tuple[Path, dict]]) -> np.ndarray:
@@ -123,9 +137,10 @@ def _topk(record: dict, where: str, num_layers: int, num_slots: int) -> np.ndarr
     if "topk_ids_of_layer" not in record:
         return None
     topk_LTK = np.asarray(record["topk_ids_of_layer"])
-    if topk_LTK.ndim != 3 or len(topk_LTK) != num_layers:
+    if topk_LTK.ndim != 3 or len(topk_LTK) != num_layers or topk_LTK.dtype.kind not in "iu":
         raise ValueError(
-            f"{where}.topk_ids_of_layer has shape {topk_LTK.shape}; it must be [{num_layers}, tokens, choices]"
+            f"{where}.topk_ids_of_layer has shape {topk_LTK.shape} and dtype {topk_LTK.dtype}; it must be integers "
+            f"[{num_layers}, tokens, choices]"
         )
     bad = np.argwhere((topk_LTK < -1) | (topk_LTK >= num_slots))
     if len(bad):
@@ -139,10 +154,13 @@ def _topk(record: dict, where: str, num_layers: int, num_slots: int) -> np.ndarr
 
 def _count(record: dict, topk_LTK: np.ndarray | None, where: str, shape: tuple[int, int]) -> np.ndarray:
     if "global_physical_count" in record:
-        count_LP = np.asarray(record["global_physical_count"], dtype=np.float64)
-        if count_LP.shape != shape:
-            raise ValueError(f"{where}.global_physical_count has shape {count_LP.shape}; the map says {shape}")
-        return count_LP
+        count_LP = np.asarray(record["global_physical_count"])
+        if count_LP.shape != shape or count_LP.dtype.kind not in "fiu":
+            raise ValueError(
+                f"{where}.global_physical_count has shape {count_LP.shape} and dtype {count_LP.dtype}; it must be "
+                f"numbers of shape {shape}, as the map says"
+            )
+        return count_LP.astype(np.float64)
     if topk_LTK is None:
         raise ValueError(f"{where} has neither 'global_physical_count' nor 'topk_ids_of_layer'")
     return np.stack([np.bincount(row[row >= 0].ravel(), minlength=shape[1]) for row in topk_LTK]).astype(np.float64)

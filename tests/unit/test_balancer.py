@@ -202,6 +202,8 @@ def test_rebalance_experts_has_eplb_shapes():
     assert (logcnt.sum(1) == 16).all()
     # The same experts are doubled as in EPLB's published result.
     assert np.argwhere(logcnt == 2).tolist() == [[0, 1], [0, 4], [0, 5], [0, 10], [1, 1], [1, 5], [1, 6], [1, 8]]
+    with pytest.raises(ValueError, match=r"weight\[layer 0, expert 1\] = 1e\+39: EPLB plans in fp32"):
+        rebalance_experts(np.array([[1.0, 1e39]]), 2, 1, 1, 1)
 
 
 # ---- files and the command line ------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ def test_windows_regroup_without_losing_load(tmp_path):
             "topk_idx_1",
         ),
         ({"load": np.array([[[1.0, np.nan]]])}, r"window 0: load\[layer 0, expert 1\] = nan"),
+        ({"load": np.ones((1, 3)), "topk_idx": np.full((1, 1, 1), 2**32)}, r"topk_idx\[layer 0, .*= 4294967296"),
+        (
+            {"load": np.ones((1, 3)), "topk_idx": np.zeros((1, 1, 1), int), "source_gpu": np.full((1, 1), np.nan)},
+            r"source_gpu\[layer 0\] has dtype float64; it must hold integers",
+        ),
     ],
 )
 def test_a_bad_npz_is_named(tmp_path, arrays, message):
@@ -100,6 +105,7 @@ def test_json_lines_are_windows(tmp_path):
         (json.dumps(server([[2]])) + "\n" + json.dumps(server([[1]])), "line 2: the counters are smaller"),
         ('{"weight": [[1]]}', "none of the fields 'load', .*it has 'weight'"),
         ('{"load": [["a"]]}', "equally long lists of numbers"),
+        ('{"schema": "eprt.load/1", "layers": [3]}', "'layers' must be a list of objects with a field 'per_expert'"),
         ("", "no JSON"),
     ],
 )
@@ -143,6 +149,9 @@ def records(rank, physical_LTK, forward_pass_id=0, counts=True):
 
 
 SLOTS = [[0, 1, 2, 3, 0, 1], [3, 2, 1, 0, 3, 3]]
+
+
+PASS = {"forward_pass_id": 0, "rank": 0, "global_physical_count": torch.ones(2, 6, dtype=torch.int32)}
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["with counts", "ids only"])
@@ -247,7 +256,17 @@ def test_damaged_sglang_dumps_are_named(tmp_path):
         ),
         (
             {"records": [records(0, [[[0, 1]]])], "last_physical_to_logical_map": torch.tensor(SLOTS)},
-            r"topk_ids_of_layer has shape \(1, 1, 2\); it must be \[2, tokens, choices\]",
+            r"topk_ids_of_layer has shape \(1, 1, 2\) and dtype int64; it must be integers \[2, tokens, choices\]",
+        ),
+        ({"records": 3, "last_physical_to_logical_map": torch.tensor(SLOTS)}, "'records' must be a list with a dict"),
+        *(
+            ({"records": [{**PASS, **change}], "last_physical_to_logical_map": torch.tensor(SLOTS)}, message)
+            for change, message in [
+                ({"rank": None}, r"records\[0\].rank = None: must be an integer"),
+                ({"forward_pass_id": -1}, r"records\[0\].forward_pass_id = -1: must be an integer of at least 0"),
+                ({"topk_ids_of_layer": torch.zeros(2, 3, 2)}, "topk_ids_of_layer .*dtype float32; it must be integers"),
+                ({"global_physical_count": "many"}, "global_physical_count .*must be numbers of shape"),
+            ]
         ),
     ],
 )
@@ -324,6 +343,29 @@ def test_damaged_tensorrt_llm_dumps_are_named(tmp_path):
     (tmp_path / "meta_info.json").write_text('{"num_experts": 4}')
     with pytest.raises(ValueError, match="no rank"):
         read_load(tmp_path)
+
+
+def test_damaged_bytes_are_refused_or_read_and_nothing_else(tmp_path):
+    """One byte changed or the end cut off, anywhere: never another error than the one that names the file."""
+    np.savez_compressed(tmp_path / "a.npz", load=RNG.integers(0, 9, (2, 3, 4)), topk_idx=RNG.integers(0, 4, (3, 5, 2)))
+    stat_dump(tmp_path / "b.pt", RNG.integers(0, 50, size=(2, 3, 4)).astype(np.int32))
+    torch.save({"records": [PASS], "last_physical_to_logical_map": torch.tensor(SLOTS)}, tmp_path / "c.pt")
+    (tmp_path / "d.jsonl").write_text(json.dumps(server([[1, 2]])) + "\n" + json.dumps(server([[3, 4]])))
+    tensorrt_dump(tmp_path / "e")
+    refused = 0
+    for path in (*tmp_path.glob("*.*"), tmp_path / "e" / "rank0.safetensors", tmp_path / "e" / "meta_info.json"):
+        whole = path.read_bytes()
+        for _ in range(60):
+            at = int(RNG.integers(len(whole)))
+            path.write_bytes(whole[:at] + (b"" if RNG.random() < 0.3 else bytes([RNG.integers(256)]) + whole[at + 1 :]))
+            try:
+                read_load(path)
+            except ValueError as error:
+                assert str(error).startswith(str(path))
+                refused += 1
+        path.write_bytes(whole)
+        read_load(path)
+    assert refused > 100
 
 
 def test_what_cannot_be_read_says_what_can(tmp_path, capsys):
