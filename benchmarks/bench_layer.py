@@ -162,7 +162,7 @@ def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
     return str(folder)
 
 
-def _no_attention(layer: Any) -> Callable[[Any], None]:
+def _no_attention(layer: Any) -> Any:
     """In place of the stage: the MoE block's input is the layer's."""
 
     def norm_only(m: Any) -> None:
