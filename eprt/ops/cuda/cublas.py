@@ -1,7 +1,5 @@
 """cuBLAS's product of block-scaled e4m3 matrices: many rows. 1 x 128 blocks of activations, 128 x 128 of weights."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,16 +18,10 @@ def takes(w: Weight, out_dtype: torch.dtype) -> bool:
     return fits and torch.cuda.get_device_capability(w.data.device) == (9, 0)
 
 
-def scaled_mm(x_PK: Tensor, scale_PG: Tensor, w_KN: Tensor, w_scale_GB: Tensor, out_PN: Tensor | None = None) -> Tensor:
-    """bfloat16 [P, N]. P: a multiple of PADDED_TO; the rows' scales lie column by column. w_KN and its scales: a weight
-    [N, K] transposed."""
-    per_row, per_block, plain = _recipes()
-    factors = (x_PK, w_KN, [scale_PG], per_row, plain, [w_scale_GB], per_block, plain, None, torch.bfloat16)
-    return torch._scaled_mm_v2(*factors) if out_PN is None else torch._scaled_mm_v2(*factors, out=out_PN)
-
-
-@functools.cache
-def _recipes() -> tuple[list[int], list[int], list[int]]:
-    """What torch.nn.functional.scaled_mm, which has no out=, makes of its enums at every call."""
-    per_row, per_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
-    return [per_row.value], [per_block.value], [F.SwizzleType.NO_SWIZZLE.value]
+def scaled_mm(x_PK: Tensor, scale_PG: Tensor, w_NK: Weight) -> Tensor:
+    """bfloat16 [P, N]. P: a multiple of PADDED_TO; the rows' scales lie column by column."""
+    assert w_NK.scale is not None
+    per_row, per_block, plain = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128, F.SwizzleType.NO_SWIZZLE
+    return F.scaled_mm(
+        x_PK, w_NK.data.T, [scale_PG], [per_row], [w_NK.scale.T], [per_block], [plain], [plain], None, torch.bfloat16
+    )

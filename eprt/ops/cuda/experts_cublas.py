@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.gpu import cublas_lt
+from eprt.gpu.cublas_lt import BlockScaledProduct
 from eprt.ops.cuda import cublas
 from eprt.ops.cuda.quantize import quantize_rows, store_quantized
 from eprt.ops.cuda.silu import silu, silu_mul
@@ -46,7 +48,9 @@ def takes(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dtype) 
     """Whether experts_one_by_one is the faster way. dtype: of rows that are not e4m3, and of the outputs."""
     if known is None or known.mean_rows < LEAST_ROWS or dtype != torch.bfloat16 or not w13.data.is_cuda:
         return False
-    return w13.data.dtype == dtype or (cublas.takes(w13, dtype) and cublas.takes(w2, dtype))
+    return w13.data.dtype == dtype or (
+        cublas.takes(w13, dtype) and cublas.takes(w2, dtype) and cublas_lt.is_installed()
+    )
 
 
 def experts_one_by_one(
@@ -118,53 +122,71 @@ class ScaledProducts:
     """e4m3 times e4m3. In padded memory are silu(gate) * up and, expert after expert, the scales [G, room] of both
     products' rows, as cuBLAS reads them."""
 
-    PADDED_TO = cublas.PADDED_TO
+    PADDED_TO = 16
 
     def __init__(
         self, x_RH: Tensor, scale_RG: Tensor | None, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor,
         counts: Sequence[int],
     ):  # fmt: skip
-        assert w13.scale is not None and w2.scale is not None
         if scale_RG is None:
             x_RH, scale_RG = quantize_rows(x_RH)
+        (self.hidden, self.size), rooms = w2.shape[-2:], [_padded(count, self.PADDED_TO) for count in counts]
         self.x_RH, self.out_RH, self.count_E = x_RH, out_RH, recv_count_E
-        self.w13 = w13.data.mT, w13.scale.mT
-        self.w2 = w2.data.mT, w2.scale.mT
-        self.size, self.groups = w2.shape[-1], scale_RG.shape[1]
-        rooms = [_padded(count, self.PADDED_TO) for count in counts]
         self.x_scale = scale_columns(scale_RG, recv_count_E, rooms)
-        self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
         self.h_PI = x_RH.new_empty(sum(rooms), self.size)
+        self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
+        self.w13, self.w2 = Matrices.of(w13), Matrices.of(w2)
 
     def up(self, members: Sequence[Member]) -> None:
-        first, last = members[0], members[-1]
+        first, last, x_bytes, scale_bytes = members[0], members[-1], self.hidden, self.hidden // BLOCK * 4
         y_PI2 = self.out_RH.new_empty(last.place + last.room - first.place, 2 * self.size)
         for m in members:
-            to, w, w_scale = m.place - first.place, *(part[m.storage] for part in self.w13)
-            scale_PG = self.x_scale[m.place * self.groups : (m.place + m.room) * self.groups]
-            scale_PG = scale_PG.view(self.groups, m.room).T
-            cublas.scaled_mm(_window(self.x_RH, m), scale_PG, w, w_scale, y_PI2[to : to + m.room])
+            if m.begin + m.room <= len(self.x_RH):
+                x = self.x_RH.data_ptr() + m.begin * x_bytes
+            else:  # rows of padding hold anything, but in memory of ours
+                x_PH = self.x_RH.new_empty(m.room, self.hidden)
+                x_PH[: m.count] = self.x_RH[m.begin : m.begin + m.count]
+                x = x_PH.data_ptr()
+            y = y_PI2.data_ptr() + (m.place - first.place) * 4 * self.size
+            self.w13.multiply(m.storage, m.room, x, self.x_scale.data_ptr() + m.place * scale_bytes, y)
         silu_mul_quantize_padded(y_PI2, first.place, self.h_PI, self.h_scale, self.count_E)
 
     def down(self, members: Sequence[Member]) -> None:
-        groups = self.size // BLOCK
+        scale_bytes = self.size // BLOCK * 4
         for m in members:
-            w, w_scale = (part[m.storage] for part in self.w2)
-            scale_PG = self.h_scale[m.place * groups : (m.place + m.room) * groups].view(groups, m.room).T
-            h_PI = self.h_PI[m.place : m.place + m.room]
-            if m.begin + m.room <= len(self.out_RH):
-                cublas.scaled_mm(h_PI, scale_PG, w, w_scale, self.out_RH[m.begin : m.begin + m.room])
-            else:
-                self.out_RH[m.begin : m.begin + m.count] = cublas.scaled_mm(h_PI, scale_PG, w, w_scale)[: m.count]
+            to = self.out_RH[m.begin : m.begin + m.room]
+            y_PH = to if len(to) == m.room else to.new_empty(m.room, self.hidden)
+            h, scale = self.h_PI.data_ptr() + m.place * self.size, self.h_scale.data_ptr() + m.place * scale_bytes
+            self.w2.multiply(m.storage, m.room, h, scale, y_PH.data_ptr())
+            if y_PH is not to:
+                to.copy_(y_PH[: len(to)])
 
 
-def _window(rows_RK: Tensor, m: Member) -> Tensor:
-    """m.room rows from m.begin; a copy, with rows that hold anything, where there are not so many."""
-    if m.begin + m.room <= len(rows_RK):
-        return rows_RK[m.begin : m.begin + m.room]
-    window = rows_RK.new_empty(m.room, rows_RK.shape[1])
-    window[: m.count] = rows_RK[m.begin : m.begin + m.count]
-    return window
+@dataclass(frozen=True)
+class Matrices:
+    """A stack of e4m3 matrices [n, k], by address."""
+
+    product: BlockScaledProduct
+    data: int
+    scale: int
+    data_bytes: int
+    scale_bytes: int
+
+    @staticmethod
+    def of(w: Weight) -> "Matrices":
+        assert w.scale is not None
+        (n, k), device = w.shape[-2:], w.data.device.index
+        return Matrices(_product(n, k, device), w.data.data_ptr(), w.scale.data_ptr(), n * k, w.scale[0].nbytes)
+
+    def multiply(self, which: int, rows: int, x: int, x_scale: int, out: int) -> None:
+        data, scale = self.data + which * self.data_bytes, self.scale + which * self.scale_bytes
+        stream = torch.cuda.current_stream().cuda_stream
+        self.product(rows, x, x_scale, data, scale, out, stream)
+
+
+@functools.cache
+def _product(n: int, k: int, device: int) -> BlockScaledProduct:
+    return BlockScaledProduct(n, k)
 
 
 @triton.jit
@@ -198,7 +220,7 @@ def scale_columns(scale_RG: Tensor, recv_count_E: Tensor, rooms: Sequence[int]) 
     tiles = sum(triton.cdiv(room, _TILE_ROWS) for room in rooms)
     _scale_columns[(tiles,)](
         out, scale_RG, recv_count_E, scale_RG.stride(0), len(rooms), num_groups,
-        EXPERTS=triton.next_power_of_2(len(rooms)), PADDED=cublas.PADDED_TO, TILE=_TILE_ROWS,
+        EXPERTS=triton.next_power_of_2(len(rooms)), PADDED=ScaledProducts.PADDED_TO, TILE=_TILE_ROWS,
         GROUPS=triton.next_power_of_2(num_groups),
     )  # fmt: skip
     return out
@@ -230,5 +252,5 @@ def silu_mul_quantize_padded(
     groups = triton.cdiv(size, BLOCK)
     _silu_mul_quantize_padded[(len(y_PI2), triton.cdiv(groups, _GROUPS))](
         h_PI, h_scale, y_PI2, recv_count_E, num_experts, first_row, size, groups,
-        EXPERTS=triton.next_power_of_2(num_experts), PADDED=cublas.PADDED_TO, GROUPS=_GROUPS, SIZE=BLOCK,
+        EXPERTS=triton.next_power_of_2(num_experts), PADDED=ScaledProducts.PADDED_TO, GROUPS=_GROUPS, SIZE=BLOCK,
     )  # fmt: skip

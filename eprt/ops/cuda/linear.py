@@ -64,8 +64,7 @@ def _fp8_linear(
     if tiling is not None or not cublas.takes(w_NK, out_dtype):
         tiling = tiling or _splitting(x_MK.device, rows, *w_NK.shape)
         return split_gemm(*quantise(x_MK), w_NK, out_dtype, tiling)
-    assert w_NK.scale is not None
-    return cublas.scaled_mm(*quantise(x_MK, padded_to=cublas.PADDED_TO), w_NK.data.T, w_NK.scale.T)[:rows]
+    return cublas.scaled_mm(*quantise(x_MK, padded_to=cublas.PADDED_TO), w_NK)[:rows]
 
 
 def _tiling(device: torch.device, rows: int, n: int, k: int) -> Tiling | None:
