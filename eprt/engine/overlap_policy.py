@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from eprt.config import EngineConfig
 
-# At 8192 tokens on the busiest rank halves hide more than they cost (every expert's weights are read twice); by the
-# stages' times there they break even at about 2000.
-AUTO_LEAST_TOKENS = 4096
+# Halves pay where they hide more than they cost. With 8192 tokens on the busiest rank an expert's rows are still many
+# enough in a half for the fast products; with fewer they are not. Between two GPUs the exchange is a tenth of a layer,
+# and products that run beside it lose about as much.
+AUTO_LEAST_TOKENS = 8192
+AUTO_LEAST_RANKS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +42,8 @@ class OverlapPolicy:
         if not all(backend.launches for backend in backends.values()):
             why = "one rank sends nothing" if num_ranks == 1 else "this exchange leaves no time to compute in"
             return OverlapPolicy("none", "none", 0, f"auto: {why}")
+        if num_ranks < AUTO_LEAST_RANKS:
+            return OverlapPolicy("none", "sbo", 0, f"auto: between {num_ranks} ranks prompts have too little to hide")
         return OverlapPolicy("tbo", "sbo", AUTO_LEAST_TOKENS, "auto")
 
     def of_step(self, num_tokens_N: Sequence[int], mode: str) -> str:

@@ -235,7 +235,8 @@ def test_every_rank_chooses_by_what_all_have_seen():
     assert policy("tbo", cpu).of_step([0, 1], "normal") == "none", "one token is no two halves"
     assert policy("tbo", cpu).of_step([0, 1], "low_latency") == "tbo", "steps of graphs are all alike"
     assert [policy("sbo", gpu).of_step(many, mode) for mode in ("normal", "low_latency")] == ["none", "sbo"]
-    auto = policy("auto", gpu)
+    auto, of_two = policy("auto", gpu, 4), policy("auto", gpu, 2)
+    assert of_two.of_step(many, "normal") == "none" and of_two.of_step(few, "low_latency") == "sbo"
     assert [auto.of_step(few, "normal"), auto.of_step(many, "normal"), auto.of_step(few, "low_latency")] == [
         "none",
         "tbo",

@@ -130,6 +130,7 @@ class ScaledProducts:
     ):  # fmt: skip
         if scale_RG is None:
             x_RH, scale_RG = quantize_rows(x_RH)
+        assert x_RH.is_contiguous() and out_RH.is_contiguous()  # as the addresses below take for granted
         (self.hidden, self.size), rooms = w2.shape[-2:], [_padded(count, self.PADDED_TO) for count in counts]
         self.x_RH, self.out_RH, self.count_E = x_RH, out_RH, recv_count_E
         self.x_scale = scale_columns(scale_RG, recv_count_E, rooms)
