@@ -23,6 +23,7 @@ from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape
 from eprt.ep.nvlink_rows_plan import MAX_EXPERTS, RowsPlan, RowsPlans, block_shape
 from eprt.ep.nvlink_rows_received import ReceivedRows, RowsHandle, RowTensors
 from eprt.gpu.pool import Block
+from eprt.gpu.shapes import known_shape
 from eprt.gpu.stream_pool import PoolFullError, StreamPool
 
 _BYTES_PER_ITEM = 1024  # of symmetric memory, for each item that flags are kept for
@@ -156,8 +157,8 @@ class RowExchange:
         num_weights = 0 if topk_weights_NK is None else topk_weights_NK.shape[1]
         most = T * min(handle.top_k or self.group.size, self.group.size)
         returned = self._take(most * returned_stride(hidden, num_weights), f"the outputs of {T} tokens")
-        out_TH = torch.empty(T, hidden, dtype=torch.bfloat16, device="cuda")
-        out_TK = torch.empty(T, num_weights, dtype=torch.float32, device="cuda") if num_weights else None
+        out_TH = torch.empty_like(known_shape((T, hidden), torch.bfloat16))
+        out_TK = torch.empty_like(known_shape((T, num_weights), torch.float32)) if num_weights else None
         self.kernels.combine_items(
             y_NH, out_TH, handle.buffers, handle.routing, returned.offset, weights=topk_weights_NK, out_weights=out_TK,
             biases=tuple(biases_TH), num_sms=num_sms,
