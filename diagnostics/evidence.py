@@ -74,14 +74,15 @@ class Yardstick:
         return _median_over(_sum(self.matrices.sent_tokens_WNN[self._at(sighting)], 2))
 
     def own_tokens(self, sighting: Sighting) -> float:
-        """Tokens that a row's or column's rank sent, over the median rank's; infinite where that one is as good as idle
-        beside it."""
+        """Tokens that a row's or column's rank sent, over the median rank's; infinite where half of the ranks are as
+        good as idle beside it."""
         own_N, rank = self._own_tokens_N(sighting), sighting.place.rank
         if rank is None or math.isnan(own_N[rank]):
             return 1.0
-        # The median of two is half of the busy one's.
-        usual = _median_of(own_N if len(own_N) > 3 else np.delete(own_N, rank))
-        return math.inf if usual < IDLE * own_N[rank] else float(own_N[rank]) / usual if usual > 0 else 1.0
+        known = np.sort(own_N[~np.isnan(own_N)])
+        if known[(len(known) - 1) // 2] < IDLE * own_N[rank]:
+            return math.inf
+        return _share(own_N, rank)
 
     def beyond_peers(self, column: Sighting) -> float:
         """Its ratio over that of the ranks that have at least LIKE_IT of its own tokens; 0 where there are none."""

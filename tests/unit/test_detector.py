@@ -108,6 +108,16 @@ def test_the_few_ranks_that_have_requests_are_waited_for_and_that_is_no_fault(nu
         assert find(matrices)[1] == []
 
 
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_requests_on_half_of_the_ranks_are_no_fault(num_ranks):
+    idle = tuple(range(0, num_ranks, 2))
+    for seed in range(10):
+        matrices = generate(Job(num_ranks, 8, seed, idle=idle, noise="arrivals"))
+        is_idle = np.isin(np.arange(num_ranks), idle)
+        matrices.dispatch_us_WNN[:] += 900.0 * (is_idle[:, None] & ~is_idle[None, :])
+        assert find(matrices)[1] == []
+
+
 def test_a_late_rank_is_told_from_the_others_that_have_requests():
     job = Job(8, 8, 1, idle=(0, 3, 4, 5, 6, 7), noise="arrivals", faults=(late(2, 8.0),))
     assert ("column", 2) in places(found(job))
