@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from eprt import EngineConfig, EPGroup
+from eprt import EngineConfig, EPGroup, EPMoE, ops
 from eprt.config import MoEConfig
 from eprt.engine.overlap_policy import AUTO_LEAST_TOKENS, OverlapPolicy
 from eprt.layers.batch import ForwardBatch, Split
@@ -21,11 +21,13 @@ from eprt.layers.overlap import (
     SINGLE_BATCH_TILES,
     TWO_BATCH,
     Lanes,
+    Microbatch,
     Stage,
     run_layers,
 )
 from eprt.layers.sm_split import MOST_SMS, send_sms, tile_rows
 from eprt.serve.options import OptionError, parse
+from tests import tiny
 from tests.unit.test_gpu_engine import DEMO
 
 
@@ -291,6 +293,44 @@ def test_one_rank_computes_the_same_with_every_overlap():
             sizes = llm.engine.recorder.tokens_PLE.sum(), sum(map(sum, llm.engine.model.expert_load()))
             assert sizes[0] == sizes[1] > 0, "choices counted twice or not at all"
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+class OneLaunch:
+    """A CPU backend whose verbs go two by two, as those between GPUs can."""
+
+    takes_signals = True
+
+    def __init__(self, backend):
+        self._backend, self.calls = backend, []
+
+    def __getattr__(self, name):
+        self.calls.append(name)
+        return getattr(self._backend, name)
+
+    def dispatch(self, x_TH, slot_idx_TK, weights_TK):
+        handle = self._backend.dispatch_send(x_TH, slot_idx_TK, weights_TK)
+        return handle, self._backend.dispatch_recv(handle)
+
+    def combine(self, y_RH, handle):
+        self._backend.combine_send(y_RH, handle)
+        return self._backend.combine_recv(handle)
+
+
+@torch.no_grad()
+def test_verbs_in_one_launch_compute_the_same():
+    block = tiny.make_moe_block("v3")
+    plain, single = EPMoE.from_hf(block, EPGroup.single()), EPMoE.from_hf(block, EPGroup.single())
+    assert plain.shared_expert is not None
+    single.ep, single.overlap_sms = {mode: OneLaunch(backend) for mode, backend in single.ep.items()}, 0
+    batch, x_TH = replace(batch_of([1] * 5, [3] * 5, 5), overlap="sbo", split=None), torch.randn(5, 64)
+    assert single.schedule(batch) is SINGLE_BATCH and plain.schedule(batch) is PLAIN
+    m = Microbatch(batch, x_TH, h_TH=x_TH)
+    for stage in SINGLE_BATCH:
+        if stage.name not in ("attention", "add"):
+            m.lanes.run(stage, m, single.stages[stage.name])
+    assert torch.equal(ops.add_rows(x_TH, m.y_TH, m.shared_TH), x_TH + plain(x_TH))
+    assert single.expert_load() == plain.expert_load()
+    assert not {"dispatch_send", "dispatch_recv", "combine_send", "combine_recv"} & set(m.ep.calls)
 
 
 def test_halves_are_tried_before_the_first_request(monkeypatch):
