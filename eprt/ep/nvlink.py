@@ -278,8 +278,8 @@ class NvlinkBackend:
         self._raise_failure()
         epoch = self._order.next_epoch()
         self._order.done(DISPATCH_SEND, epoch)
-        state = NvlinkDispatch(self, _contiguous(x_TH), _contiguous(slot_idx_TK), num_rounds)
-        return DispatchHandle(x_TH.shape[0], epoch, _contiguous(topk_weights_TK), state)
+        state = NvlinkDispatch(self, x_TH.contiguous(), slot_idx_TK.contiguous(), num_rounds)
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), state)
 
     def _sum(self, handle: DispatchHandle) -> Tensor:
         i = self._enter(COMBINE_RECV, handle)
@@ -352,11 +352,6 @@ class NvlinkBackend:
     def _check_open(self, verb: str) -> None:
         if self._closed:
             raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    """tensor.contiguous() takes the host several times as long where there is nothing to do."""
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _stats_of(wait_ns, tokens, slot_rows, calls, compute_ns, blocked_ns) -> EPStats:

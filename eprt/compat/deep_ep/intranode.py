@@ -68,8 +68,7 @@ class IntranodeMode:
                 expert_alignment=expert_alignment, num_sms=num_sms,
             )  # fmt: skip
             rows, scale_NG = received.handle, received.scale_NG
-            if scale_NG is not None and not scale_NG.is_contiguous():
-                scale_NG = scale_NG.contiguous()  # rows are padded to 16 bytes on the wire
+            scale_NG = None if scale_NG is None else scale_NG.contiguous()  # rows are padded to 16 bytes on the wire
             prefix, token = rows.sent_through_RR, rows.source_token_N
             handle = IntranodeHandle((prefix, None, None, token, is_token_in_rank, rows.position_TR))
             handle.rows, handle.stream = rows, self._streams.raw()
@@ -87,8 +86,7 @@ class IntranodeMode:
         values, scale = x if isinstance(x, tuple) else (x, None)
         with self._streams.run(async_finish, previous_event):
             x_NH, scale_NG = self._exchange.dispatch_again(values, handle.rows, scale_TG=scale, num_sms=num_sms)
-            if scale_NG is not None and not scale_NG.is_contiguous():
-                scale_NG = scale_NG.contiguous()
+            scale_NG = None if scale_NG is None else scale_NG.contiguous()
             self._use(handle)
             event = self._event(async_finish, [values, scale], [x_NH, scale_NG])
         return x_NH if scale_NG is None else (x_NH, scale_NG), event
