@@ -7,7 +7,10 @@ from eprt.balancer import Placement
 
 from eprt import EPGroup, EPMoE, MoEConfig
 from eprt.compat.hf import replace_moe_blocks
+from eprt.ep.api import Received
 from eprt.ep.placement import SlotMap, SlotTable
+from eprt.layers.experts import ExpertPool, Experts
+from eprt.ops.known_rows import KnownRows
 from tests import tiny
 
 FAMILIES = ["v2", "v2_groups", "v3", "qwen3", "mixtral"]
@@ -174,3 +177,16 @@ def test_a_slot_table_follows_every_placement(in_place):
             sent_L += np.bincount(expert_TK.reshape(-1).numpy() % 7, minlength=7)
     if in_place:
         assert addresses == [t.data_ptr() for t in (table._slot_LX, table._bound_LX, table._sent_L)]
+
+
+def test_experts_tell_the_products_what_the_host_knows(monkeypatch):
+    """Counts that the exchange knew, and where the slots' matrices lie now; nothing where it did not."""
+    pool = ExpertPool(5, 8, 4, "same", torch.float32)
+    told, experts = [], Experts(2, pool)
+    monkeypatch.setattr("eprt.ops.grouped_experts", lambda *inputs: told.append(inputs[-3:]) or inputs[4])
+    experts.place([3, 1])
+    x_RH, count_E = torch.zeros(7, 8), torch.tensor([5, 2], dtype=torch.int32)
+    experts(Received(x_RH, count_E, counts=(5, 2)), x_RH, 7)
+    experts(Received(x_RH, count_E), x_RH, num_sms=3)
+    assert told == [(7, None, KnownRows((5, 2), [3, 1])), (None, 3, None)]
+    assert KnownRows((5, 0, 2), [0, 1, 2]).mean_rows == 3.5 and KnownRows((0,), [0]).mean_rows == 0
