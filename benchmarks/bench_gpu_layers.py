@@ -1,6 +1,7 @@
 """Layers of DeepSeek-V3 on one GPU, beside their floors: the bytes they must move over measured HBM bandwidth.
 
-experts    the routed experts of a rank of eight (32 of 256), 8 to 64 rows each: share of HBM bandwidth
+experts    the routed experts of a rank of eight (32 of 256), 8 to 512 rows each: share of HBM bandwidth; drawn: so many
+           on the average, as uniform routing gives them
 attention  absorbed latent attention of 32 to 128 requests at 4096 tokens of context, by every kernel installed
 prompt     attention of up to 8192 new tokens, expanded and absorbed
 linear     the projections of one attention layer, fp8 and bfloat16
@@ -71,18 +72,24 @@ def bf16_weight(*shape: int) -> Weight:
     return Weight(torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5))
 
 
+def drawn_rows(num_experts: int, mean: int) -> Tensor:
+    """int32 [E]: rows of each expert when each of E * mean choices falls on any of them."""
+    chosen = torch.randint(num_experts, (num_experts * mean,), device="cuda")
+    return chosen.bincount(minlength=num_experts).int()
+
+
 def bench_experts(report: Report, hbm: float, num_experts: int = 32) -> None:
     for name, make, size in (("fp8", fp8_weight, 1), ("bf16", bf16_weight, 2)):
         w13, w2 = make(num_experts, 2 * WIDTH, HIDDEN), make(num_experts, HIDDEN, WIDTH)
-        for rows in (8, 16, 32, 64, 128, 512):
+        for rows, drawn in [(rows, False) for rows in (8, 16, 32, 64, 128, 512)] + [(16, True), (32, True), (64, True)]:
             x = torch.randn(num_experts * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
-            count = torch.full((num_experts,), rows, dtype=torch.int32, device="cuda")
+            count = drawn_rows(num_experts, rows) if drawn else torch.full((num_experts,), rows, device="cuda").int()
             times = gpu_time([lambda x=x, count=count, w13=w13, w2=w2: grouped_experts(x, count, w13, w2)])
             moved = num_experts * 3 * WIDTH * HIDDEN * size + 4 * x.nbytes
             floor_s = moved / hbm
             report.row(
-                what=f"experts {name}", rows=rows, **times.columns("eprt"), floor_us=floor_s * 1e6,
-                share_of_hbm=floor_s / times.median_s,
+                what=f"experts {name}{', drawn' if drawn else ''}", rows=rows, **times.columns("eprt"),
+                floor_us=floor_s * 1e6, share_of_hbm=floor_s / times.median_s,
                 tflops=6 * len(x) * WIDTH * HIDDEN / times.median_s / 1e12,
             )  # fmt: skip
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.bench_gpu_layers import bf16_weight, fp8_weight, gpu_time
+from benchmarks.bench_gpu_layers import bf16_weight, drawn_rows, fp8_weight, gpu_time
 from benchmarks.report import table
 from eprt import EPGroup
 from eprt.gpu.device import take_device
@@ -98,8 +98,7 @@ def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
     x, scale = torch.randn(shape.experts * rows, shape.k, device="cuda", dtype=torch.bfloat16), None
     if shape.kind == "fp8":
         x, scale = quantize_rows(x)
-    chosen = torch.randint(shape.experts, (shape.experts * rows,), device="cuda")
-    count = chosen.bincount(minlength=shape.experts).int()
+    count = drawn_rows(shape.experts, rows)
 
     def product(tiling: Tiling | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         quantise = shape.gated and shape.kind == "fp8"
