@@ -51,7 +51,11 @@ def find(matrices: WindowMatrices, method: str = "robust") -> tuple[Outliers, li
 
 def _finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) -> Finding:
     evidence = Evidence.gather(yardstick, sighting)
-    matrices, cause = yardstick.matrices, evidence.cause()
+    matrices, cause, text = yardstick.matrices, evidence.cause(), evidence.text()
+    if echo is not None:
+        text += f"; rank {echo} is late to the others because of it"
+    if sighting.place.kind == "column" and (waiter := yardstick.only_waiter(sighting)) is not None:
+        text += f"; only rank {waiter} tells, so it may be the link between the two"
     return Finding(
         **sighting.place._asdict(),
         cause=cause,
@@ -60,7 +64,7 @@ def _finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) -> Find
         first_window=int(matrices.window_W[sighting.first]),
         last_window=int(matrices.last_window_W[sighting.last]),
         confidence=round(_confidence(sighting, matrices), 4),
-        evidence=evidence.text() + (f"; rank {echo} is late to the others because of it" if echo is not None else ""),
+        evidence=text,
         advice=advice(sighting.place.kind, cause),
     )
 

@@ -59,6 +59,12 @@ class Yardstick:
             else values[:, rank, others]
         )
 
+    def only_waiter(self, sighting: Sighting) -> int | None:
+        """The rank that alone tells of waits in these windows, if only one does."""
+        waits_WNN = self.matrices.wait_us_WNN[self._at(sighting)]
+        told = np.flatnonzero(~np.isnan(waits_WNN).all(axis=(0, 2)))
+        return int(told[0]) if len(told) == 1 else None
+
     def links_into(self, column: Sighting) -> list[Sighting]:
         """The link on which the column's rank itself waits longest, where that stands out in most of these windows."""
         at, rank = self._at(column), column.place.rank

@@ -192,6 +192,9 @@ class Api:
         )
 
     async def _body(self, request: Request) -> bytes:
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise ApiError(415, f"content-encoding {encoding!r}: send the body as it is", code="unsupported_encoding")
         limit = self._options.max_body_bytes
         too_large = ApiError(
             413, f"the body is larger than {limit} bytes; --max-body-mb raises the limit", code="body_too_large"

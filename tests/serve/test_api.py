@@ -275,6 +275,8 @@ def test_refusals(http):
     refuse(http, "/v1/completions", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model")
     refuse(http, "/v1/nothing", {}, 404, "not_found")
     refuse(http, "/v1/eprt/rebalance", {"dry_rum": True}, 400, "unsupported_parameter", "dry_rum")
+    zipped = http.post("/v1/completions", content=b"{}", headers={"content-encoding": "gzip"})
+    assert zipped.status_code == 415 and zipped.json()["error"]["code"] == "unsupported_encoding"
     wrong_method = http.get("/v1/completions")
     assert wrong_method.status_code == 405 and wrong_method.headers["allow"] == "POST"
     assert wrong_method.json()["error"]["code"] == "method_not_allowed"

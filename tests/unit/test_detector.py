@@ -123,6 +123,13 @@ def test_a_late_rank_is_told_from_the_others_that_have_requests():
     assert ("column", 2) in places(found(job))
 
 
+def test_a_single_witness_is_named_as_one():
+    (finding,) = find(without(generate(Job(8, 8, 1, faults=(late(5),))), lambda w, r: r != 2))[1]
+    assert (finding.kind, finding.rank) == ("column", 5)
+    assert finding.evidence.endswith("; only rank 2 tells, so it may be the link between the two")
+    assert "tells" not in found(Job(8, 8, 1, faults=(late(5),)))[0].evidence
+
+
 def test_windows_without_calls_say_nothing():
     matrices = generate(Job(8, 12, 1, faults=(late(5),)))
     findings = find(without_calls(matrices, {3, 4, 9}))[1]
