@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eprt.config import EngineConfig, ModelConfig, MoEConfig
+from eprt.config import EngineConfig, ModelConfig
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
 from eprt.gpu.device import take_device
@@ -55,10 +55,7 @@ def load_deepseek(
     ep, slot_map = {}, None
     if config.moe is not None:
         slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
-        modes = {
-            "normal": _tokens_of_a_dispatch(engine, config.moe, device),
-            "low_latency": engine.low_latency_max_tokens,
-        }
+        modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
         how = {"modes": modes, "device": device.type, "exact_combine": engine.exact_combine}
         ep = make_ep(config.moe, group, slot_map.num_slots, **how)
     with _all_or_none(group):
@@ -71,13 +68,6 @@ def load_deepseek(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory of the copy stream, which nothing else would get
     return model
-
-
-def _tokens_of_a_dispatch(engine: EngineConfig, moe: MoEConfig, device: torch.device) -> int | None:
-    """Two-batch overlap sends each half of a step at once; without, more tokens than the default go in rounds."""
-    if engine.overlap == "tbo" or (engine.overlap == "auto" and device.type == "cuda"):
-        return max(moe.num_max_tokens_per_rank, -(-engine.chunk_size // 2))
-    return None
 
 
 def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
