@@ -28,7 +28,6 @@ from eprt.ops.cuda.grouped_gemm import grouped_gemm, tiling_of
 from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Shape, Tiling
-from eprt.ops.weight import Weight
 
 ROWS = (8, 16, 32, 64, 128, 256)
 DENSE_ROWS = (16, 32, 64, 128)
@@ -127,13 +126,8 @@ def tune_dense(shape: Shape, rows: int) -> tuple[Tiling | None, float, float]:
     weights = [fp8_weight(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
     x = torch.randn(rows, shape.k, device="cuda", dtype=torch.bfloat16)
     padded, few = quantize_rows(x, padded_to=cublas.PADDED_TO), quantize_rows(x)
-
-    def by_cublas(w: Weight) -> torch.Tensor:
-        assert w.scale is not None
-        return cublas.scaled_mm(padded[0], padded[1], w.data.T, w.scale.T)
-
-    want = by_cublas(weights[0])[:rows].float()
-    cublas_s = gpu_time([lambda w=w: by_cublas(w) for w in weights], samples=7).median_s
+    want = cublas.scaled_mm(*padded, weights[0])[:rows].float()
+    cublas_s = gpu_time([lambda w=w: cublas.scaled_mm(*padded, w) for w in weights], samples=7).median_s
     best: tuple[float, Tiling | None] = (cublas_s, None)
     for tiling in dense_candidates(shape, rows):
         try:
