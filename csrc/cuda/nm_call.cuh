@@ -51,8 +51,8 @@ struct Turns {
   uint32_t* taken;
   int share_count, asked;
 
-  EPRT_DEVICE Turns(const Context& c, Verb verb, const Share& share)
-      : taken(c.taken + verb), share_count(share.count), asked(share.index + kKnown * share.count) {
+  EPRT_DEVICE Turns(const Context& c, Verb verb, uint32_t epoch, const Share& share)
+      : taken(taken_at(c, verb, epoch)), share_count(share.count), asked(share.index + kKnown * share.count) {
 #pragma unroll
     for (int i = 0; i < kKnown; ++i) number[i] = share.index + i * share.count;
   }
@@ -88,7 +88,12 @@ EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_plac
   const bool sends = p.phases & kSend;
   if (threadIdx.x == 0) {
     call->epoch = sends ? take_ticket(c, verb) : p.layout.epoch[verb];
-    if (sends && blockIdx.x == 0) p.layout.epoch[verb] = call->epoch;
+    if (sends && blockIdx.x == 0) {
+      p.layout.epoch[verb] = call->epoch;
+      // The next launch's. Its last user was the launch before this one, hence is complete; to set this launch's own
+      // back would take an order between all warps' additions and the last block.
+      *taken_at(c, verb, call->epoch + 1) = 0;
+    }
   }
   open_book(&call->book, keeps_book(p.division, p.phases));
   if (warp < kWarps && lane == 0) open_desk(call->desk + warp, share_of(p.division, p.phases, kSend).takes_part);
@@ -100,7 +105,6 @@ EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_plac
     move(warp);
   __syncthreads();
   close_book(c, &call->book, verb);
-  if (threadIdx.x == 0 && atomicAdd(c.done + verb, 1u) == gridDim.x - 1) c.done[verb] = c.taken[verb] = 0;
 }
 
 }  // namespace eprt::normal

@@ -224,7 +224,7 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
   const int warp = threadIdx.x / kWarp;
   const Owner owners = find_owner(p, shared, lane);
   const Items items(p, owners, lane);
-  const Turns turns(p.context, kCombine, share);
+  const Turns turns(p.context, kCombine, shared->call.epoch, share);
   Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp], lane, {{shared->call.desk + warp}}};
   if constexpr (kGrouped && !kExact)
     sender.send_sums(items, turns);

@@ -130,8 +130,8 @@ EPRT_DEVICE bool last_block(const Context& c) {
   __shared__ bool last;
   __syncthreads();  // puts the block's stores before the ticket (cumulativity)
   if (threadIdx.x == 0) {
-    last = fetch_add_acq_rel(reinterpret_cast<int32_t*>(c.done + kCount), 1) == int(gridDim.x) - 1;
-    if (last) c.done[kCount] = 0;
+    last = fetch_add_acq_rel(c.done, 1) == int(gridDim.x) - 1;
+    if (last) *c.done = 0;
   }
   __syncthreads();
   return last;

@@ -230,7 +230,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   Ring<kSlots> ring(slots, shared->full[warp], p.piece_bytes, lane);
   uint32_t* const cast = reinterpret_cast<uint32_t*>(slots + kSlots * p.piece_bytes);
   const auto bytes_of = [&](int piece) { return min(p.piece_bytes, p.x_bytes - piece * p.piece_bytes); };
-  Turns turns(c, kDispatch, share);
+  Turns turns(c, kDispatch, shared->call.epoch, share);
   static_assert(kSlots < Turns::kKnown, "what is loaded ahead belongs to one of the known tokens");
   int turn_ahead = 0, piece_ahead = 0;
   const auto load_ahead = [&] {

@@ -34,8 +34,8 @@ struct Context {
   Deadline deadline;
   Stats stats;
   uint64_t* ticket;  // [3], by Verb: counts thread blocks of all calls: their epochs, without any host parameter
-  uint32_t* done;    // [3], by Verb: thread blocks of a launch that are done; between launches 0
-  uint32_t* taken;   // [2], by Verb: pieces of sending work that warps of a launch took; between launches 0
+  int32_t* done;     // [1]: thread blocks of a count that are done; between launches 0
+  uint32_t* taken;   // [2][2], by Verb and epoch % 2: pieces of sending work that warps of a launch took
   int32_t rank;
   int32_t num_buffers;  // B
   int32_t width;        // words of a count, at least S + R + 1
@@ -74,6 +74,8 @@ EPRT_DEVICE uint64_t* place_at(const Context& c, uint64_t field, int holder, uin
 EPRT_DEVICE uint32_t* flag_at(const Context& c, uint64_t field, int holder, uint32_t epoch, int item) {
   return reinterpret_cast<uint32_t*>(c.peer[holder] + field) + int64_t(epoch % c.num_buffers) * c.max_items + item;
 }
+
+EPRT_DEVICE uint32_t* taken_at(const Context& c, Verb verb, uint32_t epoch) { return c.taken + verb * 2 + epoch % 2; }
 
 // A block of received rows, for `capacity` of them; fields one after another, each at a multiple of 128.
 struct Fields {

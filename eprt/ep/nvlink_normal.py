@@ -118,7 +118,7 @@ class Normal:
         self.wait_ns, self.tokens, self.slot_rows = longs(2, 2, ranks), longs(2, ranks), longs(most_local)
         self.calls, self.compute_ns, self.blocked_ns = longs(1), longs(1), longs(1)
         self._ticket = longs(3)
-        self._done, self._taken = (torch.zeros(verbs, dtype=torch.int32, device="cuda") for verbs in (3, 2))
+        self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 4))
         self._host_tickets = 0
         sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
         self._shared_bytes = most_shared_bytes(torch.cuda.current_device()) - _STATIC_SHARED_BYTES
@@ -310,6 +310,7 @@ class Normal:
 
     def readmit(self) -> None:
         """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
+        self._taken.zero_()  # by epoch
         readmit_all(self.group, self._ticket, self.mask)
 
     def close(self) -> None:
