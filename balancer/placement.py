@@ -38,8 +38,10 @@ class Placement:
         slots_LP = _as_slot_map(self.physical_to_logical_map)
         check_topology(slots_LP.shape[1], self.num_gpus, self.num_nodes)
         object.__setattr__(self, "physical_to_logical_map", slots_LP)
-        if self.epoch < 0:
-            raise ValueError(f"epoch={self.epoch}: must be at least 0")
+        if not isinstance(self.epoch, int) or self.epoch < 0:
+            raise ValueError(f"epoch={self.epoch!r}: must be an integer of at least 0")
+        if not isinstance(self.metrics, dict):
+            raise ValueError(f"metrics={self.metrics!r}: must be an object")
         missing = np.argwhere(self.replica_count == 0)
         if len(missing):
             layer, expert = missing[0]
@@ -138,6 +140,8 @@ class Placement:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Placement":
+        if not isinstance(data, dict):
+            raise ValueError(f"a {type(data).__name__} at the top level; expected a placement, an object")
         for name in ("physical_to_logical_map", "num_gpus"):
             if name not in data:
                 raise ValueError(f"placement has no {name!r}; it has {', '.join(map(repr, data)) or 'nothing'}")
@@ -234,7 +238,10 @@ def _as_slot_map(slots: np.ndarray) -> np.ndarray:
 
 def _checked_weight(placement: Placement) -> np.ndarray:
     slots_LP = placement.physical_to_logical_map
-    weight_LP = np.array(placement.slot_weight, dtype=np.float64)
+    try:
+        weight_LP = np.array(placement.slot_weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError("slot_weight must be equally long lists of numbers, one list per layer") from None
     if weight_LP.shape != slots_LP.shape:
         raise ValueError(f"slot_weight has shape {weight_LP.shape}; physical_to_logical_map has {slots_LP.shape}")
     bad = np.argwhere(~(weight_LP >= 0) | ((slots_LP == EMPTY) & (weight_LP != 0)))

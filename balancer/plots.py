@@ -79,11 +79,13 @@ def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Pat
     return _save(plt, figure, path)
 
 
-def trade(path: Path, points: dict[str, tuple[float, float]], title: str, label: str) -> Path:
-    """Balance against traffic, a point for each plan: lower left is better."""
+def trade(path: Path, points: dict[str, tuple[float, float | None]], title: str, label: str) -> Path:
+    """Balance against traffic, a point for each plan: lower left is better. None: not drawn, but the style is its."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
     for (name, (skew, crossings)), (color, marker) in zip(points.items(), _cycle(len(points))):
+        if crossings is None:
+            continue
         axes.plot(skew, crossings, color=color, marker=marker, markersize=8, linestyle="", label=name)
     axes.set(title=title, xlabel="max/mean GPU load (1 is even)", ylabel=label)
     axes.margins(0.12)

@@ -43,13 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
     seen, judged = (None, None) if trace is None else halves(trace)
     chosen = options.cluster(arguments, load_LE.shape[1])
     candidates = {"none": options.contiguous(load_LE.shape, chosen), **_plans(arguments, load_LE, chosen, seen)}
+    given = {}
     for path in arguments.placements:
-        candidates[path.stem] = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
+        placement = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
+        given[str(path) if path.stem in candidates | given else path.stem] = placement
+    candidates |= given
     rows = [_row(name, one, load_LE, candidates, judged, arguments.traffic) for name, one in candidates.items()]
     text = table(rows)
     print(json.dumps({"schema": "eprt.compare/1", "plans": rows}, indent=1) if arguments.json else text)
     if arguments.plots:
-        _plots(arguments, load_LE, candidates, rows, text)
+        _plots(arguments, load_LE, candidates, list(given), rows, text)
     return 0
 
 
@@ -91,21 +94,20 @@ def _doubled(placement: Placement) -> int:
     return int(((np.diff(sorted_LGS) == 0) & (sorted_LGS[..., 1:] >= 0)).sum())
 
 
-def _plots(arguments, load_LE, candidates: dict[str, Placement], rows, text: str) -> None:
+def _plots(arguments, load_LE, candidates: dict[str, Placement], given: list[str], rows, text: str) -> None:
     folder = arguments.plots
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in ("none", "eplb", "plan", f"affinity {KNOBS[1]:g}") if name in candidates]
-    names += [path.stem for path in arguments.placements]
-    loads = {name: candidates[name].gpu_load(load_LE) for name in names}
+    loads = {name: candidates[name].gpu_load(load_LE) for name in [*names, *given]}
     pngs = [
         plots.gpu_load(folder / "gpu_load.png", loads, "Load of each GPU"),
         plots.bars(
             folder / "balance.png", {row["plan"]: row["max/mean"] for row in rows}, "Balance", "max/mean GPU load"
         ),
     ]
-    points = {row["plan"]: (row["max/mean"], row["traffic/token"]) for row in rows if "traffic/token" in row}
-    points.pop("none", None)
-    if points:
+    points = {row["plan"]: (row["max/mean"], row.get("traffic/token")) for row in rows}
+    points["none"] = (points["none"][0], None)  # far from all others
+    if any(crossings is not None for _, crossings in points.values()):
         label = f"{arguments.traffic.replace('_', ' ')} per token and layer"
         pngs.append(plots.trade(folder / "trade.png", points, "Balance against traffic, on unseen tokens", label))
     page = plots.page(folder, f"Plans for {arguments.load.name}", text, pngs)

@@ -78,7 +78,8 @@ def cluster(arguments: argparse.Namespace, num_experts: int) -> dict[str, Any]:
     """Keyword arguments of plan()."""
     names = ("num_gpus", "num_nodes", "num_groups", "min_gpus_per_expert", "seed")
     chosen = {name: getattr(arguments, name) for name in names}
-    chosen["num_slots"] = arguments.num_slots or fewest_slots(num_experts, arguments.num_gpus)
+    num_slots = arguments.num_slots
+    chosen["num_slots"] = fewest_slots(num_experts, arguments.num_gpus) if num_slots is None else num_slots
     if arguments.usable_slots is not None:
         chosen["usable_slots"] = arguments.usable_slots
     speed_G = np.ones(arguments.num_gpus) if arguments.gpu_speed is None else np.array(arguments.gpu_speed)
@@ -128,8 +129,15 @@ def contiguous(file_shape: Sequence[int], chosen: dict[str, Any]) -> Placement:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
+    return _listed(text, float, "numbers")
 
 
 def _integers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
+    return _listed(text, int, "integers")
+
+
+def _listed(text: str, kind: type, words: str) -> list:
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of {words} with commas between them") from None

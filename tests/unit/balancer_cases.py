@@ -2,8 +2,15 @@
 
 import numpy as np
 from eprt.balancer import RoutingTrace
-from hypothesis import assume
+from hypothesis import assume, settings
 from hypothesis import strategies as st
+
+THOROUGH = settings.default is not None and settings.default.max_examples > 1000  # --hypothesis-profile=thorough
+
+
+def examples(few):
+    """Decorator: so many examples, or those of the thorough profile."""
+    return settings(max_examples=settings.default.max_examples if THOROUGH else few, deadline=None)
 
 
 @st.composite

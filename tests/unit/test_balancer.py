@@ -133,6 +133,9 @@ def test_contiguous_with_spare_slots_leaves_them_empty():
         ([0, 1], {"num_gpus": 2}, r"shape \(2,\)"),
         ([[0, 1]], {"num_gpus": 0}, "num_gpus=0: must be an integer of at least 1"),
         ([[0, 1]], {"num_gpus": 1, "epoch": -1}, "epoch=-1"),
+        ([[0, 1]], {"num_gpus": 1, "epoch": [1]}, r"epoch=\[1\]: must be an integer"),
+        ([[0, 1]], {"num_gpus": 1, "metrics": 3}, "metrics=3: must be an object"),
+        ([[0, 1]], {"num_gpus": 1, "slot_weight": [[1, {}]]}, "slot_weight must be equally long lists of numbers"),
         ([[-1, -1]], {"num_gpus": 1}, "no expert at all"),
     ],
 )

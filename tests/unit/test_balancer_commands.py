@@ -80,6 +80,7 @@ def test_constraints_reach_the_plan(load, tmp_path):
             ["plan", "--num-gpus", "8", "--num-slots", "41"],
             "num_slots=41 is not a multiple of num_gpus=8; use 40 or 48",
         ),
+        (["plan", "--num-gpus", "8", "--num-slots", "0"], "num_slots=0: must be an integer of at least 1"),
         (["plan", *CLUSTER, "--coactivation", "OTHER"], "none of the fields 'load'"),
         (["plan", *CLUSTER, "--max-moves-per-layer", "3"], "they need current"),
         (["replay", *CLUSTER, "--policies", "magic"], "no policy 'magic'; there are none, eplb"),
@@ -176,6 +177,16 @@ def test_compare_prints_tables_and_plots(load, tmp_path, capsys):
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {
         "balance.png", "gpu_load.png", "trade.png", "report.html",
     }  # fmt: skip
+
+
+def test_compare_loses_no_placement_of_an_equal_name(load, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    paths = [tmp_path / "plan.json", tmp_path / "mine.json", tmp_path / "other" / "mine.json"]
+    for seed, path in enumerate(paths):
+        assert main(["plan", "--load", str(load), *CLUSTER, "--seed", str(seed), "--out", str(path)]) == 0
+    assert main(["compare", "--load", str(load), *CLUSTER, *map(str, paths), "--json"]) == 0
+    names = [row["plan"] for row in json.loads(capsys.readouterr().out)["plans"]]
+    assert {"plan", str(paths[0]), "mine", str(paths[2])} <= set(names) and len(names) == len(set(names))
 
 
 def test_show(load, tmp_path, capsys):

@@ -1,22 +1,26 @@
-"""Drawn plans keep every promise. `pytest tests/unit/test_balancer_property.py --hypothesis-profile=thorough` tries
-20,000 of each kind; without it, enough for every change."""
+"""Drawn plans keep every promise. `make properties` (--hypothesis-profile=thorough) tries 20,000 of each kind; without
+it, enough for every change."""
 
 import numpy as np
 import pytest
 from eprt.balancer import moved_slots, plan, rebalance_experts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.balancer_cases import check_placement, constraints, largest_time, loads, shapes, traces
+from tests.unit.balancer_cases import (
+    THOROUGH,
+    check_placement,
+    constraints,
+    examples,
+    largest_time,
+    loads,
+    shapes,
+    traces,
+)
 from tests.unit.eplb_oracle import eplb_layer
 from tests.unit.eplb_oracle import largest_load as largest_load_of_eplb
 
-THOROUGH = settings.default is not None and settings.default.max_examples > 1000
 pytestmark = pytest.mark.timeout(0 if THOROUGH else 300)
-
-
-def examples(few):
-    return settings(max_examples=settings.default.max_examples if THOROUGH else few, deadline=None)
 
 
 @examples(80)

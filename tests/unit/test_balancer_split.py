@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 from eprt.balancer import Placement, ReplicaTable, assign, plan, split_batch, split_by_weight
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
+
+from tests.unit.balancer_cases import THOROUGH, examples
+
+pytestmark = pytest.mark.timeout(0 if THOROUGH else 300)
 
 SKEWS = ("even", "lognormal", "all to one", "empty ranks", "nothing")
 
@@ -62,7 +66,7 @@ def smallest_largest_load(table: ReplicaTable, count_E: np.ndarray) -> float:
     return solution.fun
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(batches(), st.sampled_from(["water_filling", "lp"]), st.sampled_from([0.0, 0.1]))
 def test_no_token_is_lost_and_loads_are_the_linear_programs(batch, method, slack):
     table, count_SE = batch
@@ -79,7 +83,7 @@ def test_no_token_is_lost_and_loads_are_the_linear_programs(batch, method, slack
         np.testing.assert_array_equal(row, quota_SP[source])
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(batches())
 def test_weights_split_each_rank_alone(batch):
     table, count_SE = batch
@@ -89,7 +93,7 @@ def test_weights_split_each_rank_alone(batch):
     assert (np.abs(quota_SP - exact_SP) < 1 + 1e-9).all(), "a slot is off by less than a token"
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(batches(), st.integers(1, 6), st.integers(0, 2**32))
 def test_assign_uses_up_the_quota_exactly(batch, num_choices, seed):
     table, count_SE = batch
