@@ -315,7 +315,8 @@ class _Outer:
             _log.exception("[%s] %s %s: internal error", request_id, scope["method"], scope["path"])
 
     def _knows_key(self, headers: dict[bytes, bytes]) -> bool:
-        return hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._api_key}".encode())
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), (self._api_key or "").encode())
 
 
 def _error_response(error: ApiError) -> Response:
