@@ -3,10 +3,10 @@
 import time
 
 import torch
-from eprt.diagnostics import WindowRecord, WindowWriter
 
 from eprt.ep.api import EPConfig, make_backend
 from eprt.ep.group import EPGroup
+from eprt.ep.wait_log import WaitLog
 
 CALLS_PER_WINDOW = 25
 
@@ -26,14 +26,12 @@ def write_log(group: EPGroup, directory: str, late_rank: int, late_s: float, whe
     """
     config = EPConfig(hidden_size=64, num_slots=2 * group.size, top_k=2, num_max_tokens_per_rank=16)
     backend = make_backend("cpu", config, group)
-    writer = WindowWriter(directory) if group.rank == 0 else None
     if where == "messages" and group.rank != late_rank:
         backend.delay_link(late_rank, late_s)
     x_TH = torch.randn(16, 64).bfloat16()
-    for window in range(num_windows):
-        start = time.time()
-        for call in range(CALLS_PER_WINDOW):
-            generator = torch.Generator().manual_seed(1000 * window + 10 * call + group.rank)
+    with WaitLog(directory, group, [backend, backend], CALLS_PER_WINDOW) as log:
+        for call in range(num_windows * CALLS_PER_WINDOW):
+            generator = torch.Generator().manual_seed(10 * call + group.rank)
             slots_TK = torch.rand(16, config.num_slots, generator=generator).argsort(1)[:, :2]
             _hold_up(group.rank == late_rank and where == "before", late_s)
             handle = backend.dispatch_send(x_TH, slots_TK, torch.full((16, 2), 0.5))
@@ -42,27 +40,10 @@ def write_log(group: EPGroup, directory: str, late_rank: int, late_s: float, whe
             _hold_up(group.rank == late_rank and where == "experts", late_s)
             backend.combine_send(received.x_RH, handle)
             backend.combine_recv(handle)
-        stats = backend.stats(reset=True)
-        mine = WindowRecord(
-            window=window,
-            t_start=start,
-            t_end=time.time(),
-            rank=group.rank,
-            num_ranks=group.size,
-            node_of_rank=group.node_of_rank,
-            num_calls=stats.num_calls,
-            dispatch_wait_us=stats.dispatch_wait_us_N.tolist(),
-            combine_wait_us=stats.combine_wait_us_N.tolist(),
-            recv_tokens=stats.recv_tokens_N.tolist(),
-            compute_us=stats.compute_us,
-            blocked_us=stats.blocked_us,
-            sent_tokens=stats.sent_tokens_N.tolist(),
-        )
-        for record in group.allgather(mine):
-            if writer is not None:
-                writer.write(record)
+            log.step()
     backend.close()
-    return mine.blocked_us / mine.num_calls
+    assert log.latest is not None and log.latest.blocked_us is not None
+    return log.latest.blocked_us / log.latest.num_calls
 
 
 def _hold_up(held: bool, seconds: float) -> None:

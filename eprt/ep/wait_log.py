@@ -1,0 +1,101 @@
+"""WaitLog: the diagnosis log of a program that uses EPMoE, or bare backends, without eprt's server.
+
+    backends = [backend for layer in layers for backend in layer.ep.values()]  # layers: the program's EPMoE
+    with WaitLog("run/diagnose", group, backends) as log:
+        for batch in batches:
+            model(batch)
+            log.step()
+
+Then `eprt diagnose run/diagnose`, also while it runs. Every rank writes its own file, into a directory that all ranks
+share, and asks nobody: windows end at the same step everywhere, because all ranks call the layers equally often.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eprt.diagnostics import WindowRecord, WindowWriter
+from eprt.ep.group import EPGroup
+from eprt.ep.stats import EPStats
+
+_log = logging.getLogger(__name__)
+_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+
+
+class WaitLog:
+    """backends: those of all layers; one that layers share counts once. Their counts are reset with every window.
+
+    steps_per_window: some ten seconds' worth; equal on all ranks. max_bytes: of a file, before it is rotated.
+    latest: the line written last. Construction is collective; ValueError for a window without steps.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        group: EPGroup,
+        backends: Iterable[Any],
+        steps_per_window: int = 500,
+        max_bytes: int = 32 << 20,
+    ):
+        if steps_per_window < 1:
+            raise ValueError(f"steps_per_window={steps_per_window}: must be at least 1")
+        self._group, self._steps_per_window = group, steps_per_window
+        self._backends = list({id(backend): backend for backend in backends}.values())
+        self._writer = WindowWriter(directory, max_bytes)
+        if group.rank == 0:
+            self._writer.new_run(group.size, group.node_of_rank)
+        group.barrier()
+        self._window = max(group.allgather(self._writer.first_window))
+        self._num_steps = 0
+        self.latest: WindowRecord | None = None
+        for backend in self._backends:
+            backend.stats(reset=True)
+        self._since_s = time.time()
+
+    def step(self) -> None:
+        """After each step of the program. Ends a window now and then; a disk that refuses stops nothing."""
+        self._num_steps += 1
+        if self._num_steps >= self._steps_per_window:
+            self._end_window()
+
+    def close(self) -> None:
+        """Ends the last window, however short. Before the backends are closed."""
+        if self._num_steps:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        record = self._record([backend.stats(reset=True) for backend in self._backends])
+        self._num_steps, self._window, self._since_s = 0, self._window + 1, record.t_end
+        if not record.num_calls:
+            return
+        self.latest = record
+        try:
+            self._writer.write(record)
+        except OSError as error:
+            _log.error("diagnosis: window %d cannot be written: %s", record.window, error)
+
+    def _record(self, counted: list[EPStats]) -> WindowRecord:
+        group, now_s = self._group, time.time()
+        blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
+        return WindowRecord(
+            window=self._window,
+            t_start=min(self._since_s, now_s),
+            t_end=now_s,
+            rank=group.rank,
+            num_ranks=group.size,
+            node_of_rank=group.node_of_rank,
+            num_calls=sum(stats.num_calls for stats in counted),
+            compute_us=sum(stats.compute_us for stats in counted),
+            blocked_us=sum(blocked_us) if len(blocked_us) == len(counted) else None,
+            **{name: np.sum([getattr(stats, f"{name}_N") for stats in counted], axis=0).tolist() for name in _PER_RANK},
+        )
+
+    def __enter__(self) -> "WaitLog":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
