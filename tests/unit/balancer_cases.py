@@ -5,12 +5,13 @@ from eprt.balancer import RoutingTrace
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 
-THOROUGH = settings.default is not None and settings.default.max_examples > 1000  # --hypothesis-profile=thorough
+_MOST = 0 if settings.default is None else settings.default.max_examples
+THOROUGH = _MOST > 1000  # --hypothesis-profile=thorough
 
 
 def examples(few):
     """Decorator: so many examples, or those of the thorough profile."""
-    return settings(max_examples=settings.default.max_examples if THOROUGH else few, deadline=None)
+    return settings(max_examples=_MOST if THOROUGH else few, deadline=None)
 
 
 @st.composite
