@@ -30,7 +30,8 @@ class Preparer:
     def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
         self._check_model(request.model)
         self._check_number(request.num_prompts, request.n or 1)
-        prompts = [self._prompt(f"prompt[{i}]", p, limits) for i, p in enumerate(request.prompts())]
+        given = request.prompts()
+        prompts = [self._prompt(_prompt_name(i, len(given)), prompt, limits) for i, prompt in enumerate(given)]
         longest = max(len(prompt.token_ids) for prompt in prompts)
         echo = bool(request.echo)
         params = request.sampling_params(
@@ -82,7 +83,7 @@ class Preparer:
                     raise invalid(param, str(error)) from None
                 if more["is_chat"]:
                     raise invalid("messages", str(error)) from None
-                where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
+                where = _prompt_name(i, len(prompts))
                 raise invalid(where, f"{where}: {error}") from None
         options = request.stream_options
         return Job(
@@ -133,6 +134,10 @@ class Preparer:
                 400, _too_long(num_tokens, "at least 1", limits), code="context_length_exceeded", param=param
             )
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _prompt_name(i: int, num_prompts: int) -> str:
+    return f"prompt[{i}]" if num_prompts > 1 else "prompt"
 
 
 def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, default: int | None = None) -> int:

@@ -68,11 +68,13 @@ def _refused(prepare, request) -> ApiError:
 def test_what_is_surely_too_long_is_refused_before_it_is_tokenised(preparer, counting):
     text = "word and " * 1000
     error = _refused(preparer.completion, parse_completion(json.dumps({"prompt": text}).encode()))
-    assert (error.code, error.param) == ("context_length_exceeded", "prompt[0]") and "at least" in error.message
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt") and "at least" in error.message
+    error = _refused(preparer.completion, parse_completion(json.dumps({"prompt": ["a", text]}).encode()))
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt[1]")
     chat = {"messages": [{"role": "user", "content": text}]}
     error = _refused(preparer.chat, parse_chat(json.dumps(chat).encode()))
     assert (error.code, error.param) == ("context_length_exceeded", "messages")
-    assert counting.num_encoded == 0
+    assert counting.num_encoded == 1  # the "a"
 
 
 def test_prompts_beyond_what_the_server_holds_are_refused_before_any_is_tokenised(preparer, counting):
