@@ -7,7 +7,6 @@ next window. Writing and analysing go on in a thread. What windows mean is eprt.
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ class Diagnosis:
         self.notices = Notices()
         self.speeds_N = np.ones(num_ranks)
         self.silent: tuple[int, ...] = ()
-        self.num_windows = self.num_log_errors = 0
+        self.num_windows = self.num_log_errors = self._num_reports = 0
 
     async def run(self, pool: Any, window_s: float) -> None:
         """Closes a window of the pool's ranks every window_s seconds. Ends only by cancellation."""
@@ -139,6 +138,7 @@ class Diagnosis:
             _log.exception("diagnosis: a defect in the analysis; the windows are kept")
             return
         self._report, self.speeds_N = report, speeds_N
+        self._num_reports += 1
         for line in self.notices.findings(report.to_json()["findings"], int(report.matrices.window_W[-1])):
             _log.warning("diagnosis: %s", line)
 
@@ -146,9 +146,14 @@ class Diagnosis:
     def matrices(self) -> Any:
         return None if self._report is None else self._report.matrices
 
-    def records(self, since: int) -> list[dict[str, Any]]:
-        """The log lines of the windows after `since` that are remembered, as JSON objects."""
-        return [json.loads(record.to_line()) for record in self._recent.after(since)]
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever there are other records or findings."""
+        return self.num_windows, self._num_reports
+
+    def records(self, since: int) -> list[WindowRecord]:
+        """The lines of the windows after `since` that are remembered."""
+        return self._recent.after(since)
 
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 over the last ten minutes of work, and three fields more: newest_window (null before the

@@ -23,6 +23,7 @@ class DiagnosisPage:
         self._diagnosis, self._load, self._placement, self._is_open = diagnosis, load, placement, is_open
         self._page: Any = None
         self._source: Any = None
+        self._seen: tuple[int, int] | None = None
 
     async def redirect(self, request: Request) -> Response:
         """The page's own addresses are relative to page/."""
@@ -54,15 +55,16 @@ class DiagnosisPage:
             silent_s += EVENT_POLL_S
 
     async def _catch_up(self, request: Request) -> None:
-        """Takes in the windows that were closed since the last look."""
-        from eprt.diagnostics import WindowRecord
-
+        """Takes in what was closed and found since the last look, which is nothing most of the time."""
         if self._page is None:
             self._start(f"{request.url.scheme}://{request.url.netloc}")
+        version, self._seen = self._seen, self._diagnosis.version
+        if version == self._seen:
+            return
         newest = max(self._source.history.windows(), default=-1)
-        lines = self._diagnosis.records(max(-1, newest - _LATE_WINDOWS))
-        if self._source.add([WindowRecord.from_line(json.dumps(line)) for line in lines]):
-            self._source.say(self._diagnosis.findings())
+        records = self._diagnosis.records(max(-1, newest - _LATE_WINDOWS))
+        await asyncio.to_thread(self._source.add, records)  # many ranks have megabytes of them
+        self._source.say(self._diagnosis.findings())
 
     def _start(self, name: str) -> None:
         from eprt.diagnostics.kept import ServedSource

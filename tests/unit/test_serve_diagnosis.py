@@ -1,6 +1,7 @@
 """Windows from the ranks' running totals: what is late or missing, the log, the server's log, the metrics."""
 
 import asyncio
+import json
 import logging
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.diagnosis_metrics import DiagnosisCollector
+from eprt.serve.diagnosis_page import DiagnosisPage
 from eprt.serve.messages import SlotTotals, WaitTotals
 
 N = 6
@@ -291,3 +293,30 @@ def test_what_began_in_the_newest_window_is_not_told_yet():
     assert ["rank 2 waits for rank 5" in line for line in notices.findings([link], 8)] == [True]
     stopped = finding("column", 8, 8, rank=4)
     assert ["rank 4" in line for line in notices.findings([link, stopped], 9)] == [True]
+
+
+def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(monkeypatch):
+    diagnosis = Diagnosis(N)
+    asked: list[int] = []
+    records = diagnosis.records
+    monkeypatch.setattr(diagnosis, "records", lambda since: asked.append(since) or records(since))
+    nothing = cast(Any, None)
+    page = DiagnosisPage(diagnosis, nothing, nothing, lambda: True)
+
+    async def windows_shown() -> int:
+        request: Any = SimpleNamespace(
+            path_params={"path": "api/overview"}, url=SimpleNamespace(scheme="http", netloc="x")
+        )
+        overview = json.loads(bytes((await page.reply(request)).body))
+        assert overview["findings"]["windows"] == len(overview["windows"]["window"])
+        return len(overview["windows"]["window"])
+
+    async def go() -> None:
+        for window in (1, 2):
+            await diagnosis.close_window(totals(window), INFO)
+            await diagnosis.settled()
+            for _ in range(3):
+                assert await windows_shown() == window
+            assert len(asked) == window
+
+    asyncio.run(go())
