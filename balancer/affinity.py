@@ -85,7 +85,7 @@ def traffic_per_token(
 
 
 def check_objective(objective: str) -> None:
-    if objective not in OBJECTIVES:
+    if not isinstance(objective, str) or objective not in OBJECTIVES:
         raise ValueError(f"traffic={objective!r}: must be one of {', '.join(OBJECTIVES)}")
 
 

@@ -116,6 +116,6 @@ def num_threads(threads: int | None) -> int:
     """Default: the cores this process may run on."""
     if threads is None:
         return len(os.sched_getaffinity(0))
-    if threads < 1:
-        raise ValueError(f"threads={threads}: must be at least 1")
+    if not isinstance(threads, int | np.integer) or threads < 1:
+        raise ValueError(f"threads={threads!r}: must be an integer of at least 1")
     return int(threads)

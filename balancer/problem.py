@@ -130,6 +130,11 @@ class Problem:
 def _check_current(
     current: Placement, load_LE: np.ndarray, num_slots: int | None, num_gpus: int, num_nodes: int
 ) -> None:
+    if not isinstance(current, Placement):
+        kind = type(current).__name__
+        raise ValueError(
+            f"current is a {kind}; it must be a Placement, such as Placement(slot_map, num_gpus, num_nodes)"
+        )
     have = (current.num_layers, current.num_experts, current.num_slots, current.num_gpus, current.num_nodes)
     need = (*load_LE.shape, num_slots or current.num_slots, num_gpus, num_nodes)
     for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):

@@ -15,9 +15,9 @@ def examples(few):
 
 
 @st.composite
-def shapes(draw):
+def shapes(draw, nodes=(1, 1, 2, 3, 4)):
     """Keyword arguments of plan(): slots, GPUs, nodes, groups, seed; num_experts beside them."""
-    num_nodes = draw(st.sampled_from([1, 1, 2, 3, 4]))
+    num_nodes = draw(st.sampled_from(nodes))
     num_gpus = num_nodes * draw(st.integers(1, 4))
     num_groups = draw(st.sampled_from([1, num_nodes, 2 * num_nodes]))
     num_experts = num_groups * draw(st.integers(1, 8))

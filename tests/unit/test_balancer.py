@@ -179,6 +179,8 @@ def test_a_bad_load_names_field_layer_and_value(value, shown):
         ({"num_slots": 20, "num_gpus": 2}, "num_slots=20: 10 slots per GPU are more than the 8 experts.*at most 16"),
         ({"num_gpus": 4, "max_moves_per_layer": 2}, "max_moves_per_layer.*need current"),
         ({"num_gpus": 4, "current": Placement.contiguous(1, 4, 4)}, "current has 4 experts.*say 8"),
+        ({"num_gpus": 4, "current": np.arange(8)[None]}, "current is a ndarray; it must be a Placement"),
+        ({"num_gpus": 4, "threads": 0.5}, "threads=0.5: must be an integer of at least 1"),
         ({"num_gpus": 4, "current": Placement.contiguous(2, 8, 4)}, "current has 2 layers.*say 1"),
         ({"num_gpus": 4, "gpu_speed": [1, 1, -1, 1]}, r"gpu_speed\[GPU 2\] = -1.0"),
         ({"num_gpus": 4, "gpu_speed": [1, 1]}, r"gpu_speed has shape \(2,\)"),

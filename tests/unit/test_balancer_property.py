@@ -65,7 +65,7 @@ def test_plans_are_valid_and_never_worse_than_eplb(data):
 @examples(100)
 @given(st.data())
 def test_affinity_stays_inside_its_allowance(data):
-    num_experts, arguments = data.draw(shapes())
+    num_experts, arguments = data.draw(shapes(nodes=(1, 2, 3, 4, 5, 7, 8, 9)))
     load_LE = data.draw(loads(num_experts))
     limits = data.draw(constraints(len(load_LE), num_experts, {**arguments, "num_groups": 1}))
     arguments["num_groups"] = 1 if limits else arguments["num_groups"]
