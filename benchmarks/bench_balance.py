@@ -11,7 +11,6 @@ compared first. Targets and misses are printed at the end.
 
 import argparse
 import functools
-import importlib.util
 import itertools
 import os
 import sys
@@ -39,6 +38,7 @@ from eprt.balancer.synthetic import drifting_load, lognormal_load, topic_trace, 
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from benchmarks import peer_eplb
 from benchmarks.record_demo import TRACE
 from benchmarks.report import Report, measure
 
@@ -90,49 +90,10 @@ def skew(placement: Placement, load_LE: np.ndarray) -> float:
 # ---- the same answers as EPLB --------------------------------------------------------------------------------------
 
 
-def load_eplb(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("deepseek_eplb", path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def check_parity(eplb: ModuleType, report: Report) -> None:
-    """GPU loads against EPLB as it is, maps against EPLB with its sorts made stable."""
-    import torch
-
-    def stable_sort(self, dim: int = -1, descending: bool = False):
-        return sort(self, dim=dim, descending=descending, stable=True)
-
-    sort, plain = torch.Tensor.sort, eplb.rebalance_experts
     for name, make in LOADS.items():
         for cluster in CLUSTERS:
-            options = options_of(cluster)
-            shape = tuple(options[n] for n in ("num_slots", "num_groups", "num_nodes", "num_gpus"))
-            load_LE = make().astype(np.float32)
-            weight = torch.from_numpy(load_LE)
-            ours = rebalance_experts(load_LE, *shape)
-            theirs = [array.numpy() for array in plain(weight, *shape)]
-            torch.Tensor.sort = stable_sort  # type: ignore[assignment]
-            try:
-                stable = [array.numpy() for array in plain(weight, *shape)]
-            finally:
-                torch.Tensor.sort = sort  # type: ignore[assignment]
-            loads = [_sorted_loads(one[0], load_LE, options) for one in (ours, theirs)]
-            report.row(
-                load=name,
-                cluster=cluster,
-                largest_load_difference=float(np.abs(loads[0].max(1) / loads[1].max(1) - 1).max()),
-                slots_equal_to_stable_eplb=float((ours[0] == stable[0]).mean()),
-                slots_equal_to_eplb=float((ours[0] == theirs[0]).mean()),
-                counts_equal=bool((ours[2] == theirs[2]).all()),
-            )
-
-
-def _sorted_loads(slots_LP: np.ndarray, load_LE: np.ndarray, options: dict[str, int]) -> np.ndarray:
-    return np.sort(Placement(slots_LP, options["num_gpus"], options["num_nodes"]).gpu_load(load_LE), axis=1)
+            report.row(load=name, cluster=cluster, **peer_eplb.parity(eplb, make(), options_of(cluster)))
 
 
 # ---- time and balance of single plans ------------------------------------------------------------------------------
@@ -381,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help="default: all of them")
     arguments = parser.parse_args(argv)
     shape = {"layers": LAYERS, "experts": EXPERTS, "cores": len(os.sched_getaffinity(0))}
-    eplb = None if arguments.eplb is None else load_eplb(arguments.eplb)
+    eplb = None if arguments.eplb is None else peer_eplb.load(arguments.eplb)
     recorded = read_load(arguments.trace)
     reports = {part: Report(f"balance_{part}", shape) for part in PARTS}
     if eplb is not None and "parity" in arguments.parts:
