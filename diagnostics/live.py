@@ -16,6 +16,11 @@ _POLL_S = 3.0
 _TIMEOUT_S = 20.0
 _MOST_WINDOWS = 360  # an hour, as far as this process has seen it; the server itself remembers ten minutes
 _LATE_WINDOWS = 2  # lines of late ranks are asked for so long
+_FINDINGS = {"num_ranks": int, "windows": int, "findings": list}
+_FINDING = dict.fromkeys(("kind", "cause", "evidence", "advice"), str) | {
+    **dict.fromkeys(("score", "ratio", "confidence"), (int, float)),
+    **dict.fromkeys(("first_window", "last_window"), int),
+}
 
 
 class ServerError(Exception):
@@ -49,9 +54,7 @@ class Client:
 
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 of the last ten minutes of work."""
-        reply = self.get("/v1/eprt/diagnose")
-        if not isinstance(reply, dict) or reply.get("schema") != "eprt.findings/1":
-            raise ServerError(f"{self.url}/v1/eprt/diagnose is no answer of an eprt server")
+        reply = self._findings_of(self.get("/v1/eprt/diagnose"))
         reply.pop("records", None)
         return reply
 
@@ -67,7 +70,26 @@ class Client:
                 records.append(WindowRecord.from_line(json.dumps(line)))
             except ValueError as error:
                 problems.append(f"{self.url}: {error}")
-        return reply, records, problems
+        return self._findings_of(reply), records, problems
+
+    def _findings_of(self, reply: Any) -> dict[str, Any]:
+        """The reply as it is, or ServerError with what it lacks of eprt.findings/1."""
+        what = f"{self.url}/v1/eprt/diagnose is no answer of an eprt server"
+        if not isinstance(reply, dict) or reply.get("schema") != "eprt.findings/1":
+            raise ServerError(f"{what}: it has no schema eprt.findings/1")
+        for place, fields, types in (("", reply, _FINDINGS), *_placed(reply.get("findings"))):
+            for name, kind in types.items():
+                if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
+                    got = fields.get(name) if isinstance(fields, dict) else fields
+                    raise ServerError(f"{what}: {place}{name} is {json.dumps(got)[:80]}")
+        return reply
+
+
+def _placed(findings: Any) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Each finding with where it stands and the types of its fields."""
+    return (
+        [(f"findings[{i}].", finding, _FINDING) for i, finding in enumerate(findings)] if type(findings) is list else []
+    )
 
 
 class ServerSource(KeptSource):

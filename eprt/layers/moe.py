@@ -126,20 +126,20 @@ class EPMoE(nn.Module):
     # -- forward --
 
     @torch.no_grad()
-    def forward(self, hidden: Tensor, input_ids: Tensor | None = None, *, mode: str | None = None) -> Any:
-        """hidden: [.., H] of any leading shape, also empty; returns the same shape and dtype.
+    def forward(self, hidden_TH: Tensor, input_ids: Tensor | None = None, *, mode: str | None = None) -> Any:
+        """hidden_TH: [.., H] of any leading shape, also empty; returns the same shape and dtype.
 
         input_ids: token ids of the same leading shape. Where one is negative the row is padding: it goes to no expert.
         mode: "normal" or "low_latency" for this call, the same on all ranks.
-        Returns (hidden, router_logits) when the transformers block this layer replaces did so.
+        Returns (hidden_TH, router_logits) when the transformers block this layer replaces did so.
         """
-        self._check_input(hidden)
-        microbatch = Microbatch(None, hidden.reshape(-1, hidden.shape[-1]))  # type: ignore[arg-type]
+        self._check_input(hidden_TH)
+        microbatch = Microbatch(None, hidden_TH.reshape(-1, hidden_TH.shape[-1]))  # type: ignore[arg-type]
         self._choose(microbatch, microbatch.x_TH, input_ids, mode, 0)
         self._rounds(microbatch)
         y_TH, shared_TH = microbatch.y_TH, microbatch.shared_TH
-        y = (y_TH if shared_TH is None else y_TH + shared_TH).view(hidden.shape)
-        return (y, microbatch.logits_TE.to(hidden.dtype)) if self.returns_router_logits else y
+        y = (y_TH if shared_TH is None else y_TH + shared_TH).view(hidden_TH.shape)
+        return (y, microbatch.logits_TE.to(hidden_TH.dtype)) if self.returns_router_logits else y
 
     # -- the stages of overlap.py --
 

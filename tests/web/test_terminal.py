@@ -206,6 +206,25 @@ def test_a_servers_findings(speaker, capsys):
     assert "401" in (error := capsys.readouterr().err) and "--api-key" in error
 
 
+@pytest.mark.parametrize(
+    "broken, named",
+    [
+        ({"num_ranks": None}, "num_ranks is null"),
+        ({"windows": "3"}, 'windows is "3"'),
+        ({"findings": {"rank": 1}}, "findings is"),
+        ({"findings": ["slow"]}, 'findings[0].kind is "slow"'),
+        ({"findings": [{"kind": "column", "rank": 1}]}, "findings[0].cause is null"),
+        ({"schema": "eprt.findings/9"}, "schema"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--text", "--json"])
+def test_an_answer_that_breaks_the_schema_is_named(monkeypatch, capsys, broken, named, form):
+    whole = {**Report.of_records(make_window(0, 8, 4)).to_json(), "records": [], **broken}
+    monkeypatch.setattr(Client, "get", lambda self, path: dict(whole))
+    assert main(["--url", "http://somewhere", form]) == 2
+    assert named in (error := capsys.readouterr().err) and "http://somewhere" in error and "Traceback" not in error
+
+
 def test_a_source_keeps_up_with_its_server(speaker, monkeypatch):
     monkeypatch.setattr("eprt.diagnostics.live._POLL_S", 0.05)
     source = ServerSource(Client(speaker, "secret"))
