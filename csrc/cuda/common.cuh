@@ -154,12 +154,12 @@ enum FailureCode : uint32_t {
 };
 
 EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t seen, uint32_t expected) {
-  if (*reinterpret_cast<volatile uint32_t*>(&failure->code)) return;  // the first failure tells most
-  failure->peer = peer;
-  failure->seen = seen;
-  failure->expected = expected;
+  if (load_relaxed(&failure->code)) return;  // the first failure tells most
+  store_relaxed(&failure->peer, peer);
+  store_relaxed(&failure->seen, seen);
+  store_relaxed(&failure->expected, expected);
   __threadfence_system();
-  *reinterpret_cast<volatile uint32_t*>(&failure->code) = code;
+  store_relaxed(&failure->code, code);
 }
 
 struct Deadline {
@@ -182,7 +182,7 @@ __device__ __noinline__ bool wait_longer(const uint32_t* flag, uint32_t expected
     if (load_relaxed(deadline.mask + peer)) return false;
     if (global_timer_ns() - start > deadline.timeout_ns) {
       report(deadline.failure, code, peer, seen, expected);
-      deadline.mask[peer] = 1;
+      store_relaxed(deadline.mask + peer, 1u);
       return false;
     }
   }

@@ -87,7 +87,7 @@ EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint64_t begin
   if (waits && kStats && book->kept) note_wait_ns(book, lane, waited);
   if (waits && waited > c.deadline.timeout_ns) {
     report(c.deadline.failure, kCombineWeights, lane, load_relaxed(weights_at(c, c.rank, epoch, lane)) >> 32, epoch);
-    c.deadline.mask[lane] = 1;
+    store_relaxed(c.deadline.mask + lane, 1u);
     waits = false;
   }
   __nanosleep(200);

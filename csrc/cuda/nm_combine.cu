@@ -307,6 +307,7 @@ struct Receiver {
     const int number = returned.first + position, item = returned.own_first + position;
     Summands rows{in_place ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride, 1.f,
                   __ballot_sync(kAllLanes, came)};
+    __syncwarp();  // each lane's acquire before what all read
     if (p.out_weight) sum_weights(token, rows.row, item, rows.lanes);
     if constexpr (kExact) {
       rows.lanes = came_by_entry(p, token, rows.lanes, lane);
@@ -318,9 +319,7 @@ struct Receiver {
       rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
       rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
     }
-    // Peers' rows were seen to come by each lane's ordinary loads; lane 0's bulk copies read them.
-    __syncwarp();
-    bulk_fence_global();
+    bulk_fence_global();  // peers' rows were seen to come by ordinary loads; bulk copies read them
     return rows;
   }
 

@@ -1,11 +1,22 @@
-"""python -m tests.emulated: the kernels of the exchange on the CPU, more than the test suite runs (some minutes)."""
+"""python -m tests.emulated: the kernels of the exchange on the CPU, more than the test suite runs (some minutes).
 
+--races: fewer cases, under ThreadSanitizer, which knows what orders memory on a GPU (order.h); needs libtsan.
+"""
+
+import os
+import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest.mock import patch
 
+from eprt.compat.deep_ep import layout
 from tests.emulated.cases import layouts, normal_verbs, token_rows, verbs
 from tests.emulated.device import emulated_ranks
+from tests.emulated.kernels import WATCHED
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
 VERB_SHAPES = [
@@ -25,7 +36,32 @@ def run(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
     print(f"{num_ranks} ranks, {case.__name__} {kwargs}: {time.monotonic() - started:.1f} s", flush=True)
 
 
+def races() -> None:
+    """In a process that was begun with ThreadSanitizer (begin_watched)."""
+    cases_normal.ROWS_NUM_SMS[:] = [None, 1]
+    with patch.object(layout, "_MOST_BLOCKS", 4):  # it takes 8000 threads at most
+        run(2, layouts)
+    run(2, verbs, shape=(256, 2, 3, 7, "fp8", False), num_sms=2)
+    run(2, verbs, shape=(256, 2, 3, 7, "same", True), num_sms=1)
+    run(2, cases_nvlink.missing_signal, timeout_s=5.0, shape=(256, 2, 4, 9, "fp8", False))
+    run(2, normal_verbs, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
+    run(2, token_rows, shape=(1008, 9, 3, 7, "same", False), num_sms=2)
+
+
+def begin_watched() -> NoReturn:
+    """This program again, with ThreadSanitizer from the beginning and, as it wants, memory where it always is. Ends
+    with status 66 when it has found a race."""
+    find = ["gcc", "-print-file-name=libtsan.so"]
+    library = Path(subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()).resolve()
+    options = f"suppressions={Path(__file__).with_name('races.txt')} history_size=2 report_thread_leaks=0 exitcode=66"
+    environment = {**os.environ, "LD_PRELOAD": str(library), "TSAN_OPTIONS": options}
+    command = ["setarch", platform.machine(), "-R", sys.executable, "-m", "tests.emulated", "--races"]
+    os.execvpe(command[0], command, environment)
+
+
 def main() -> None:
+    if "--races" in sys.argv[1:]:
+        return races() if WATCHED else begin_watched()
     cases_deep_ep.SHAPES[:] = FACE_SHAPES
     cases_normal.ROWS_NUM_SMS[:] = [None, 1, 5]
     for num_ranks in (1, 2, 3, 4, 7):

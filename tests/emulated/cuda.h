@@ -2,7 +2,8 @@
 //
 // A thread block is a thread of the operating system; its CUDA threads are fibers that take turns there, and give way
 // wherever they wait. So blocks (of all ranks) run truly side by side, and the threads of a warp never in lockstep:
-// what relies on that hangs or fails. Memory is as strong as the CPU's: a missing release does not show.
+// what relies on that hangs or fails. Memory is as strong as the CPU's: a missing release does not show,
+// but to ThreadSanitizer (order.h).
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -14,6 +15,8 @@
 #include <numeric>
 #include <thread>
 #include <vector>
+
+#include "order.h"
 
 extern "C" inline uint64_t emulated_clock_rate = 1;  // how much faster than the host's the GPU's clock runs
 
@@ -33,7 +36,9 @@ struct Barrier {
 struct Fiber {
   void* stack_pointer;
   std::unique_ptr<char[]> stack;
-  bool done = false;
+  bool done = false, begun = false;
+  bool fenced = false;  // its relaxed stores come after all that it has seen
+  void* watched;        // by ThreadSanitizer, as a thread
 };
 
 struct Dim {
@@ -47,6 +52,7 @@ struct Block {
   Barrier barriers[16];
   std::vector<char> shared;
   void* scheduler;  // its stack pointer while a fiber runs
+  void* watched;    // likewise
   unsigned current;
   void (*body)(void*);
   void* argument;
@@ -70,14 +76,22 @@ emulated_switch:
 extern "C" void emulated_switch(void** save, void* next);
 
 inline void give_way() {
+  Unwatched here;
   Fiber& self = block->fibers[block->current];
+  watch(block->watched, false);
   emulated_switch(&self.stack_pointer, block->scheduler);
 }
 
 inline void fiber_main() {
   block->body(block->argument);
-  block->fibers[block->current].done = true;
-  for (;;) give_way();
+  Fiber* self;
+  {
+    Unwatched here;
+    self = &block->fibers[block->current];
+    self->done = true;
+  }
+  watch(block->watched, true);
+  emulated_switch(&self->stack_pointer, block->scheduler);
 }
 
 inline void prepare(Fiber& fiber) {
@@ -88,6 +102,7 @@ inline void prepare(Fiber& fiber) {
   std::fill(frame, frame + 8, nullptr);
   frame[6] = reinterpret_cast<void*>(&fiber_main);
   fiber.stack_pointer = frame;
+  fiber.watched = watch_another();
 }
 
 inline void run_block(unsigned index, unsigned blocks, int threads, int shared_bytes, void (*body)(void*),
@@ -96,7 +111,9 @@ inline void run_block(unsigned index, unsigned blocks, int threads, int shared_b
   self.index = {index}, self.blocks = {blocks}, self.body = body, self.argument = argument;
   self.fibers.resize(threads), self.warps.resize(threads / 32);
   self.shared.assign(shared_bytes + 128, char(0x5a));
+  Unwatched here;
   block = &self;
+  self.watched = watched_thread();
   for (Fiber& fiber : self.fibers) prepare(fiber);
   // Every round in another order, other ones in every launch: from anywhere, in steps of a number that has no factor in
   // common with `threads`.
@@ -115,11 +132,14 @@ inline void run_block(unsigned index, unsigned blocks, int threads, int shared_b
       Fiber& fiber = self.fibers[self.current];
       if (fiber.done) continue;
       thread_index = {self.current};
+      watch(fiber.watched, !fiber.begun);
+      fiber.begun = true;
       emulated_switch(&self.scheduler, fiber.stack_pointer);
       left += !fiber.done;
     }
     if (!self.moved) std::this_thread::yield();  // all wait for others
   }
+  for (Fiber& fiber : self.fibers) stop_watching(fiber.watched);
 }
 
 // ---- waiting inside a block
@@ -127,6 +147,7 @@ inline void run_block(unsigned index, unsigned blocks, int threads, int shared_b
 inline Warp& warp() { return block->warps[block->current / 32]; }
 
 inline const uint64_t* exchange(uint64_t value) {  // what each lane gave
+  Unwatched here;
   Warp& w = warp();
   const unsigned generation = w.generation;
   uint64_t* slot = w.slot[generation & 1];
@@ -140,13 +161,17 @@ inline const uint64_t* exchange(uint64_t value) {  // what each lane gave
 }
 
 inline void meet(int id, int threads, bool waits) {
+  Unwatched here;
   Barrier& b = block->barriers[id];
   const unsigned generation = b.generation;
+  ordered_before(&b.arrived);
   if (++b.arrived == threads) {
     b.arrived = 0, ++b.generation, block->moved = true;
+    if (waits) ordered_after(&b.arrived);
     return;
   }
   while (waits && b.generation == generation) give_way();
+  if (waits) ordered_after(&b.arrived);
 }
 
 inline unsigned char* shared_memory() {
@@ -186,29 +211,42 @@ using std::min;
 #define gridDim emulated::block->blocks
 
 inline void __syncthreads() { emulated::meet(0, int(emulated::block->fibers.size()), true); }
-inline void __syncwarp() { emulated::exchange(0); }
+inline void __syncwarp() {
+  emulated::ordered_before(&emulated::warp().generation);
+  emulated::exchange(0);
+  emulated::ordered_after(&emulated::warp().generation);
+}
 inline void __nanosleep(unsigned) { emulated::give_way(); }
-inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence_system() {
+  emulated::Unwatched here;
+  emulated::block->fibers[emulated::block->current].fenced = true;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 
 template <class T>
 T __shfl_sync(unsigned, T v, int lane) {
+  emulated::Unwatched here;
   return emulated::value<T>(emulated::exchange(emulated::bits(v))[lane & 31]);
 }
 template <class T>
 T __shfl_up_sync(unsigned, T v, int by) {
+  emulated::Unwatched here;
   const int lane = emulated::block->current % 32;
   return emulated::value<T>(emulated::exchange(emulated::bits(v))[lane < by ? lane : lane - by]);
 }
 template <class T>
 T __shfl_down_sync(unsigned, T v, int by) {
+  emulated::Unwatched here;
   const int lane = emulated::block->current % 32;
   return emulated::value<T>(emulated::exchange(emulated::bits(v))[lane + by > 31 ? lane : lane + by]);
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T v, int with) {
+  emulated::Unwatched here;
   return emulated::value<T>(emulated::exchange(emulated::bits(v))[(emulated::block->current % 32) ^ with]);
 }
 inline unsigned __ballot_sync(unsigned, bool v) {
+  emulated::Unwatched here;
   const uint64_t* all = emulated::exchange(v);
   unsigned set = 0;
   for (int i = 0; i < 32; ++i) set |= unsigned(all[i] != 0) << i;
@@ -218,6 +256,7 @@ inline bool __all_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) ==
 inline bool __any_sync(unsigned mask, bool v) { return __ballot_sync(mask, v) != 0; }
 template <class T, class Combine>
 T reduce(T v, Combine combine) {
+  emulated::Unwatched here;
   const uint64_t* all = emulated::exchange(emulated::bits(v));
   T result = emulated::value<T>(all[0]);
   for (int i = 1; i < 32; ++i) result = combine(result, emulated::value<T>(all[i]));
@@ -234,6 +273,7 @@ inline unsigned __reduce_or_sync(unsigned, unsigned v) {
 }
 
 inline unsigned __match_any_sync(unsigned, int v) {
+  emulated::Unwatched here;
   const uint64_t* all = emulated::exchange(emulated::bits(v));
   unsigned same = 0;
   for (int i = 0; i < 32; ++i) same |= unsigned(all[i] == emulated::bits(v)) << i;
@@ -260,17 +300,17 @@ T __ldcg(const T* p) {
 inline uint64_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 template <class T>
 T atomicAdd(T* p, T v) {
-  return std::atomic_ref<T>(*p).fetch_add(v);
+  return std::atomic_ref<T>(*p).fetch_add(v, std::memory_order_relaxed);
 }
 template <class T>
 T atomicMax(T* p, T v) {
-  T old = std::atomic_ref<T>(*p).load();
-  while (old < v && !std::atomic_ref<T>(*p).compare_exchange_weak(old, v)) {
+  T old = std::atomic_ref<T>(*p).load(std::memory_order_relaxed);
+  while (old < v && !std::atomic_ref<T>(*p).compare_exchange_weak(old, v, std::memory_order_relaxed)) {
   }
   return old;
 }
 template <class T>
 T atomicCAS(T* p, T expected, T v) {
-  std::atomic_ref<T>(*p).compare_exchange_strong(expected, v);
+  std::atomic_ref<T>(*p).compare_exchange_strong(expected, v, std::memory_order_relaxed);
   return expected;
 }

@@ -15,6 +15,8 @@ from eprt.gpu import jit
 
 _compiling = threading.Lock()
 _loaded: list[ctypes.CDLL] = []
+# ThreadSanitizer must have been there from the beginning of the process (python -m tests.emulated --races).
+WATCHED = ("-g", "-fsanitize=thread") if hasattr(ctypes.CDLL(None), "__tsan_acquire") else ()
 HERE = Path(__file__).parent
 _FUNCTION = re.compile(r"^(?:template <[^\n]*>\n)?(?:EPRT_DEVICE|__device__ __noinline__)[^;{}]*\{", re.MULTILINE)
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char smem\[\];")
@@ -69,7 +71,7 @@ def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
     names = {"entry": entry, "params": f"{namespace}::{_PARAMS[name]}"}
     text = f'#include "cuda.h"\n{text}\n{_ENTRY % names}'
     defines = [f"-D{key}={value}" for key, value in source.defines]
-    parts = [text, *defines, *(path.read_text() for path in sorted(HERE.glob("*.h")))]
+    parts = [text, *defines, *WATCHED, *(path.read_text() for path in sorted(HERE.glob("*.h")))]
     path = folder() / f"{source.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if not path.exists():
         folder().mkdir(exist_ok=True)
@@ -80,8 +82,8 @@ def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
             code.write(text.encode())
             code.flush()
             subprocess.run(
-                ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-pthread", f"-I{HERE}",
-                 *defines, code.name, "-o", aside.name],
+                ["g++", "-std=c++20", "-O1", *WATCHED, "-ffp-contract=off", "-w", "-shared", "-fPIC", "-pthread",
+                 f"-I{HERE}", *defines, code.name, "-o", aside.name],
                 check=True,
             )  # fmt: skip
         Path(aside.name).replace(path)

@@ -6,7 +6,11 @@ T load_word(const T* p, std::memory_order order) {
 }
 template <class T>
 void store_word(T* p, T v, std::memory_order order) {
-  emulated::block->moved = true;
+  {
+    emulated::Unwatched here;
+    emulated::block->moved = true;
+    if (emulated::block->fibers[emulated::block->current].fenced) order = std::memory_order_release;
+  }
   std::atomic_ref<T>(*p).store(v, order);
 }
 inline Vec16 load_streaming(const void* p) { return *static_cast<const Vec16*>(p); }
@@ -24,7 +28,9 @@ inline void store_relaxed(uint32_t* p, uint32_t v) { store_word(p, v, std::memor
 inline void store_relaxed(uint64_t* p, uint64_t v) { store_word(p, v, std::memory_order_relaxed); }
 inline void store_relaxed(uint64_t* p, uint64_t v, uint64_t w) { store_relaxed(p, v), store_relaxed(p + 1, w); }
 inline uint64_t fetch_add(uint64_t* p, uint64_t v) { return atomicAdd(p, v); }
-inline int32_t fetch_add_acq_rel(int32_t* p, int32_t v) { return atomicAdd(p, v); }
+inline int32_t fetch_add_acq_rel(int32_t* p, int32_t v) {
+  return std::atomic_ref<int32_t>(*p).fetch_add(v, std::memory_order_acq_rel);
+}
 inline void barrier_sync(int id, int threads) { emulated::meet(id, threads, true); }
 inline void barrier_arrive(int id, int threads) { emulated::meet(id, threads, false); }
 inline uint64_t global_timer_ns() {
@@ -53,11 +59,16 @@ inline void barrier_init(uint64_t* barrier, uint32_t count) {
   *reinterpret_cast<Arrivals*>(barrier) = {0, uint16_t(count), uint16_t(count)};
 }
 inline void barrier_arrive(uint64_t* barrier) {
+  emulated::Unwatched here;
+  emulated::ordered_before(barrier);
   Arrivals& a = *reinterpret_cast<Arrivals*>(barrier);
   if (--a.left == 0) ++a.phase, a.left = a.count;
   emulated::block->moved = true;
 }
 inline bool barrier_ended(uint64_t* barrier, uint32_t parity) {
   emulated::give_way();
-  return (reinterpret_cast<Arrivals*>(barrier)->phase & 1) != parity;
+  emulated::Unwatched here;
+  const bool ended = (reinterpret_cast<Arrivals*>(barrier)->phase & 1) != parity;
+  if (ended) emulated::ordered_after(barrier);
+  return ended;
 }
