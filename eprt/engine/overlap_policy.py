@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eprt.config import EngineConfig
+from eprt.ops.known_rows import LEAST_ROWS
 
-# Halves pay where they hide more than they cost. With 8192 tokens on the busiest rank an expert's rows are still many
-# enough in a half for the fast products; with fewer they are not. Between two GPUs the exchange is a tenth of a layer,
-# and products that run beside it lose about as much.
+# Halves pay where they hide more than they cost: from so many tokens on the busiest rank on, and only if an expert's
+# rows are still many enough in a half for the fast products. Between two GPUs the exchange is a tenth of a layer, and
+# products that run beside it lose about as much.
 AUTO_LEAST_TOKENS = 8192
 AUTO_LEAST_RANKS = 3
 _log = logging.getLogger(__name__)
@@ -44,7 +45,9 @@ class OverlapPolicy:
             return OverlapPolicy("none", "none", 0, f"auto: {why}")
         if num_ranks < AUTO_LEAST_RANKS:
             return OverlapPolicy("none", "sbo", 0, f"auto: between {num_ranks} ranks prompts have too little to hide")
-        return OverlapPolicy("tbo", "sbo", AUTO_LEAST_TOKENS, "auto")
+        moe = model.config.moe
+        for_fast_products = -(-2 * LEAST_ROWS * moe.num_experts // (num_ranks * moe.top_k))
+        return OverlapPolicy("tbo", "sbo", max(AUTO_LEAST_TOKENS, for_fast_products), "auto")
 
     def of_step(self, num_tokens_N: Sequence[int], mode: str) -> str:
         """num_tokens_N: of every rank."""

@@ -19,12 +19,15 @@ def warm_up(
     chunk_size: int,
     overlap_of: Callable[[int], str] = lambda num_tokens: "none",
 ) -> None:
-    """Collective. Prompts of a few lengths up to chunk_size, all in one page that belongs to nobody.
+    """Collective. Prompts of many lengths up to chunk_size, all in one page that belongs to nobody.
 
+    Their tokens differ, so that experts of all ranks get some, about as many as they will. The longest comes once
+    more with one token throughout: all choose the same few experts, whose ranks then need the most memory.
     overlap_of: what a step of so many tokens overlaps; that is tried besides.
     """
-    for length in sorted({min(length, chunk_size) for length in (1, 16, 32, 64, 128, 512, chunk_size)}):
-        batch = _prompt(length, runner.page_size, runner.padding_page, runner.device)
+    lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
+    for length, num_tokens in (*((length, runner.model.config.vocab_size) for length in lengths), (chunk_size, 1)):
+        batch = _prompt(length, num_tokens, runner.page_size, runner.padding_page, runner.device)
         batches = [batch]
         if overlap_of(length) == "tbo":
             batches.append(replace(batch, overlap="tbo", split=Split.of([0, length])))
@@ -55,11 +58,11 @@ def record_decodes(
         drafter.graphs = DecodeGraphs(drafter.guess, sizes, padding, hidden_TH, most_requests, runner.graphs.pool)
 
 
-def _prompt(length: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:
-    """One request of `length` tokens, each of which sees and overwrites the same page."""
+def _prompt(length: int, num_tokens: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:
+    """One request of `length` tokens, 0 to num_tokens - 1 over and over; each sees and overwrites the same page."""
     position = torch.arange(length, device=device)
     return ForwardBatch(
-        token_id_T=torch.zeros(length, dtype=torch.int64, device=device),
+        token_id_T=position % num_tokens,
         position_T=position,
         kv_slot_T=page * page_size + position % page_size,
         page_table_BP=torch.full((1, -(-length // page_size)), page, dtype=torch.int32, device=device),

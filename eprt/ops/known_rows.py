@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Rows per expert from which GPUs take less time for one after another than for one grouped product, the host's launches
+# included (ops/cuda/experts_cublas.py).
+LEAST_ROWS = 768
+
 
 @dataclass(frozen=True)
 class KnownRows:

@@ -12,7 +12,7 @@ from torch import Tensor
 from eprt.ops import cuda, reference
 from eprt.ops.cuda import cublas, experts_cublas
 from eprt.ops.cuda.quantize import quantize_rows
-from eprt.ops.known_rows import KnownRows
+from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import Weight, quantize_fp8
 from tests.gpu.cases_ops import Draw, _at, _on, near
 
@@ -84,7 +84,7 @@ def many_rows(draw: Draw) -> None:
 
 def chosen(draw: Draw) -> None:
     """By the mean of the experts that have rows; never for fp32 or shapes that cuBLAS does not take."""
-    many, few = (KnownRows((0, rows, rows), (0, 1, 2)) for rows in (experts_cublas.LEAST_ROWS, 64))
+    many, few = (KnownRows((0, rows, rows), (0, 1, 2)) for rows in (LEAST_ROWS, 64))
     fp8, odd = (_on(draw.device, quantize_fp8(torch.randn(1, 512, k))) for k in (512, 384))
     plain = Weight(fp8.data.bfloat16())
     on_gpu, bf16 = draw.device == "cuda", torch.bfloat16

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -220,9 +221,9 @@ def test_lanes_are_streams_that_fork_and_meet(monkeypatch):
 
 
 class FakeModel:
-    def __init__(self, launches: bool):
+    def __init__(self, launches: bool, moe: MoEConfig | None = None):
         self.ep = {"normal": self, "low_latency": self}
-        self.launches = launches
+        self.launches, self.config = launches, SimpleNamespace(moe=moe or MoEConfig(64, 64, 32, 8))
 
 
 def policy(overlap: str, model, num_ranks: int = 2) -> OverlapPolicy:
@@ -244,6 +245,8 @@ def test_every_rank_chooses_by_what_all_have_seen():
         "tbo",
         "sbo",
     ]
+    assert policy("auto", FakeModel(True, MoEConfig(64, 64, 160, 6)), 4).least_tokens == 10240, "768 rows in a half"
+    assert policy("auto", FakeModel(True, MoEConfig(64, 64, 256, 8)), 8).least_tokens == AUTO_LEAST_TOKENS
     assert policy("auto", cpu).of_step(many, "normal") == policy("auto", cpu).of_step(few, "low_latency") == "none"
 
 
@@ -347,6 +350,13 @@ def test_halves_are_tried_before_the_first_request(monkeypatch):
     monkeypatch.setattr(model, "forward", lambda b, kv: (seen.append((b.num_tokens, b.overlap)), forward(b, kv)))
     runner = Runner(model, cache, BatchRows(1, 40, 16, model.config.vocab_size), 40)
     warm_up(runner, None, 40, lambda num_tokens: "tbo" if num_tokens >= 32 else "none")
-    tried = [(length, "none") for length in (1, 16, 32, 40)]
-    assert sorted(seen) == sorted([*tried, (32, "tbo"), (40, "tbo")])
+    tried = [(length, "none") for length in (1, 16, 32, 40, 40)]
+    assert sorted(seen) == sorted([*tried, (32, "tbo"), (40, "tbo"), (40, "tbo")])
+    assert model.config.moe is not None
+    for rows_S in model.expert_load():
+        assert sum(rows > 0 for rows in rows_S) > 2 * model.config.moe.top_k, "or few ranks' experts would be tried"
+        assert max(rows_S) >= 2 * 40, "as many as one can get"
+    seen.clear()
+    warm_up(runner, None, 300)
+    assert sorted(seen) == [(length, "none") for length in (1, 16, 32, 64, 128, 256, 300, 300)]
     model.close()

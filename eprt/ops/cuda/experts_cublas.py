@@ -23,11 +23,9 @@ from eprt.ops.cuda import cublas
 from eprt.ops.cuda.quantize import quantize_rows, store_quantized
 from eprt.ops.cuda.silu import silu, silu_mul
 from eprt.ops.cuda.tiles import find_tile
-from eprt.ops.known_rows import KnownRows
+from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import BLOCK, Weight
 
-# Rows per expert from which this takes less time than one grouped product, the host's launches included.
-LEAST_ROWS = 768
 _BATCH = 4  # experts whose SiLU is one kernel
 _TILE_ROWS, _GROUPS = 32, 8
 
