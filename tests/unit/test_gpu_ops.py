@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,6 +71,22 @@ def test_queries_that_lie_together_are_not_copied_for_flashmla():
     q = torch.randn(2, 3, 24)
     together, apart = _joined(q[..., :16], q[..., 16:]), _joined(q[..., :16], q[..., 16:].clone())
     assert together.data_ptr() == q.data_ptr() and torch.equal(together, q) and torch.equal(apart, q)
+
+
+@pytest.mark.parametrize(
+    "cuda, capability, takes",
+    [("13.0", (9, 0), True), ("12.9", (9, 0), True), ("12.8", (9, 0), False), ("12.6", (9, 0), False),
+     (None, (9, 0), False), ("13.0", (10, 0), False)],
+)  # fmt: skip
+def test_cublas_multiplies_blocks_from_cuda_12_9_on(monkeypatch, cuda, capability, takes):
+    """Builds of torch for older ones have the call and refuse it."""
+    pytest.importorskip("triton")
+    from eprt.ops.cuda import cublas
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    weight = Mock(data=Mock(dtype=torch.float8_e4m3fn, is_cuda=True), shape=torch.Size((128, 512)))
+    assert cublas.takes(weight, torch.bfloat16) == takes
 
 
 def test_an_unknown_device_is_named():

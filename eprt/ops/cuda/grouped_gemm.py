@@ -184,7 +184,7 @@ def grouped_gemm(
     x_RK: rows of expert e follow those of e - 1; e4m3 with x_scale_RG, bfloat16 or float32. w: [E, N, K] ([E, 2N, K] if
     gated: gate rows, then up rows; y is then silu(gate) * up); a matrix [N, K] without recv_count_E is applied to all
     rows. storage_E: the matrix of each expert. quantise: y is e4m3. dtype: of y otherwise, default bfloat16 or float32.
-    splits: parts of K computed apart, ungrouped only; y is then fp32 [splits, R, N], to be added up.
+    splits: parts of K computed apart, ungrouped only, but none empty; y is then fp32 [parts, R, N], to be added up.
     expected_rows: about how many rows there will be in all, where R is a bound; it chooses the tiling. signal: see
     TileSignal. num_sms: SMs to compute on, default all.
     """
@@ -196,32 +196,37 @@ def grouped_gemm(
         tiling = _choose(x_RK.device, Shape(num_experts, N, K, _KIND_NAMES[kind], gated), rows)
     if signal is not None:
         tiling = _signalling(tiling, signal, num_experts)
+    parts = _filled_parts(K, tiling.block_k, splits)
     if out_RN is None:
         dtype = torch.float8_e4m3fn if quantise else dtype or (torch.float32 if kind == FP32 else torch.bfloat16)
-        out_RN = x_RK.new_empty(
-            (R, N) if splits == 1 else (splits, R, N), dtype=dtype if splits == 1 else torch.float32
-        )
+        size, dtype = ((R, N), dtype) if splits == 1 else ((parts, R, N), torch.float32)
+        out_RN = x_RK.new_empty(size, dtype=dtype)
     scale_RG = x_RK.new_empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32) if quantise else None
     if R == 0:
         return out_RN, scale_RG
-    scaled_w = w.scale is not None
     most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
     x, matrices, tma = _operands(x_RK, w.data, tiling, kind)
     programs = (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm
-    _grouped_gemm[(min(most_tiles, programs), splits)](
+    _grouped_gemm[(min(most_tiles, programs), parts)](
         out_RN, out_RN if scale_RG is None else scale_RG, x, x_RK if x_scale_RG is None else x_scale_RG,
-        matrices, w.scale if scaled_w else w.data, x_RK if recv_count_E is None else recv_count_E,
+        matrices, w.data if w.scale is None else w.scale, x_RK if recv_count_E is None else recv_count_E,
         x_RK if storage_E is None else storage_E, x_RK if signal is None else signal.counter,
         x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
         triton.cdiv(K, BLOCK), N, K, num_experts, triton.cdiv(stored_rows, BLOCK), R,
         0 if signal is None else signal.slot_tiles,
         KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
-        HAS_STORAGE=storage_E is not None, SIGNALS=signal is not None, SCALED_W=scaled_w, SPLIT_K=splits > 1,
+        HAS_STORAGE=storage_E is not None, SIGNALS=signal is not None, SCALED_W=w.scale is not None, SPLIT_K=splits > 1,
         EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, TMA=tma,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return out_RN, scale_RG
+
+
+def _filled_parts(k: int, block_k: int, splits: int) -> int:
+    """Of so many parts of K, each of whole blocks, those that get any: others would look for scales behind the end."""
+    blocks = triton.cdiv(k, block_k)
+    return triton.cdiv(blocks, triton.cdiv(blocks, splits))
 
 
 def _operands(x_RK: Tensor, w: Tensor, tiling: Tiling, kind: int) -> tuple[Any, Any, bool]:
