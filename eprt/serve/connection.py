@@ -6,8 +6,9 @@ without end, would keep descriptors and memory for as long as it likes.
 
 import asyncio
 import resource
+from collections import deque
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from eprt.serve.errors import ApiError
 
@@ -16,38 +17,58 @@ _MOST_HEAD_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. A head may take HEAD_TIMEOUT_S, also that of the first request, and so many bytes."""
+    """One client's connection. A head may take HEAD_TIMEOUT_S, also that of the first request, and so many bytes. What
+    follows an answer, a body that was refused or nothing that begins a request, may not take longer either."""
 
     _deadline: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
     _in_head = True
 
     def connection_made(self, transport) -> None:
+        self._cycles: deque[RequestResponseCycle] = deque()  # requests in the order of their answers
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        for cycle in self._unanswered():  # uvicorn tells the latest alone
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._num_head_bytes = self._num_head_bytes + len(data) if self._in_head else 0
+        if self._in_head:
+            self._num_head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._num_head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(431, "head_too_large", f"the request's head is larger than {_MOST_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
-        self._in_head = True
         self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._num_head_bytes = False, 0
         self._stop_waiting()
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._unanswered() and not self.transport.is_closing():
+            self._await_head()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "invalid_http", "this is no HTTP request")
+
+    def _unanswered(self) -> deque[RequestResponseCycle]:
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        return self._cycles
 
     def _await_head(self) -> None:
         self._deadline = self._deadline or self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
@@ -58,15 +79,18 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
     def _give_up(self) -> None:
-        if self._num_head_bytes and (self.cycle is None or self.cycle.response_complete):
+        if self._num_head_bytes:
             self._refuse(408, "head_timeout", f"the request's head did not come whole within {HEAD_TIMEOUT_S:g} s")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        body = ApiError(status, message, code=code).json()
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        """Closes the connection; with words where they would not be taken for a part of another request's answer."""
+        others = [cycle for cycle in self._unanswered() if cycle.response_started or not cycle.more_body]
+        if not others:
+            body = ApiError(status, message, code=code).json()
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
 
 

@@ -1,6 +1,7 @@
 """What a client does to the head of a request ends in a refusal or a closed connection, never in one held for good."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,10 +12,27 @@ import uvicorn
 from eprt.serve import connection
 from eprt.serve.connection import Connection
 
+_told: list[str] = []  # what became of answers that take their time
+
 
 async def _app(scope, receive, send) -> None:
+    if scope["path"] == "/stream":
+        return await _stream(receive, send)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def _stream(receive, send) -> None:
+    while (await receive())["more_body"]:
+        pass
+    gone = asyncio.create_task(receive())
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(20):
+        await send({"type": "http.response.body", "body": b"word ", "more_body": True})
+        if (await asyncio.wait((gone,), timeout=0.05))[0]:
+            return _told.append(gone.result()["type"])
+    gone.cancel()
+    await send({"type": "http.response.body", "body": b"end"})
 
 
 class _Server(uvicorn.Server):
@@ -33,8 +51,9 @@ async def _talk(*pieces: bytes, pause_s: float = 0.0, until: bytes = b"ok") -> b
     answer = bytearray()
 
     async def listen() -> None:
-        while not (until and answer.endswith(until)) and (data := await reader.read(65536)):
-            answer.extend(data)
+        with contextlib.suppress(ConnectionResetError):  # what was closed with bytes unread
+            while not (until and answer.endswith(until)) and (data := await reader.read(65536)):
+                answer.extend(data)
 
     listening = asyncio.create_task(listen())
     for piece in pieces:
@@ -84,6 +103,52 @@ def test_requests_one_after_the_other_and_in_pieces_are_served(monkeypatch):
     get = b"GET / HTTP/1.1\r\nHost: x\r\n"
     answer = asyncio.run(_talk(get + b"\r\n" + get + b"\r\n" + get + b"Connection: close\r\n\r\n", until=b""))
     assert answer.count(b"200 OK") == 3
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", b"b", b"b"), (GET, b"\r\n")],
+    ids=["a body's bytes", "empty lines"],
+)
+def test_nothing_that_follows_an_answer_holds_the_connection(monkeypatch, pieces):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    assert asyncio.run(_talk(*pieces, pause_s=0.1, until=b"")).count(b"200 OK") == 1
+
+
+def test_a_second_head_that_never_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    answer = asyncio.run(_talk(GET, GET[:20], pause_s=0.1, until=b""))
+    assert answer.startswith(b"HTTP/1.1 200") and _code(answer.partition(b"ok")[2])[1] == "head_timeout"
+
+
+@pytest.mark.parametrize(
+    "next_", [(b"\x16\x03\r\n",), (GET[:16] + b"x: ", b"a" * 70_000)], ids=["no http", "too large"]
+)
+def test_refusals_never_come_amid_an_answer(next_):
+    answer = asyncio.run(_talk(STREAM, *next_, pause_s=0.1, until=b""))
+    assert answer.count(b"HTTP/1.1") == 1 and answer.endswith(b"word \r\n")
+
+
+def test_a_broken_body_is_refused():
+    chunked = b"POST /stream HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n"
+    assert _code(asyncio.run(_talk(chunked + b"hello\r\n", b"no size\r\n", pause_s=0.05))) == (400, "invalid_http")
+
+
+def test_the_bound_is_on_each_head_alone():
+    requests = (GET[:-2] + b"x: " + b"y" * 900 + b"\r\n\r\n") * 120
+    pieces = [requests[at : at + 50_000] for at in range(0, len(requests), 50_000)]
+    answer = asyncio.run(_talk(*pieces, STREAM, pause_s=0.01, until=b"end\r\n0\r\n\r\n"))
+    assert answer.count(b"200 OK") == 121
+
+
+def test_who_leaves_is_missed_by_each_request_that_was_sent():
+    _told.clear()
+    asyncio.run(_talk(STREAM + GET, pause_s=0.1, until=b"word \r\n"))
+    assert _told == ["http.disconnect"]
 
 
 def test_the_server_takes_as_many_connections_as_the_system_allows():
