@@ -64,6 +64,11 @@ class Checks:
             want = f"({num_rows}, {config.hidden_size}), one row for each received"
             self._fail_shape("combine_send: y_RH", y_RH, config.dtype, want)
 
+    def aligned(self, what: str, tensor: Tensor) -> None:
+        """For kernels that move 16 bytes at a time; anywhere else a GPU stops with an error that nobody can catch."""
+        if tensor.data_ptr() % 16:
+            self.fail(not_aligned(f"{what} begins", tensor))
+
     def fail_slot(self, slot_idx_TK: Tensor, flat: int) -> NoReturn:
         """For the slot at position flat of slot_idx_TK."""
         token, k = divmod(flat, self.config.top_k)
@@ -77,3 +82,8 @@ class Checks:
 
     def fail(self, message: str) -> NoReturn:
         raise ValueError(f"{self.where} {message}")
+
+
+def not_aligned(what: str, tensor: Tensor) -> str:
+    """what: with the verb "begin"."""
+    return f"{what} at address {tensor.data_ptr():#x}, which is no multiple of 16; pass a copy (clone())"

@@ -275,10 +275,12 @@ class NvlinkBackend:
                 f"dispatch_send: num_rounds={num_rounds}: with static shapes no rank learns of another's rounds; raise "
                 f"num_max_tokens_per_rank={self.config.num_max_tokens_per_rank} to the largest batch"
             )
+        x_TH = x_TH.contiguous()
+        self._checks.aligned("dispatch_send: x_TH", x_TH)
         self._raise_failure()
         epoch = self._order.next_epoch()
         self._order.done(DISPATCH_SEND, epoch)
-        state = NvlinkDispatch(self, x_TH.contiguous(), slot_idx_TK.contiguous(), num_rounds)
+        state = NvlinkDispatch(self, x_TH, slot_idx_TK.contiguous(), num_rounds)
         return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), state)
 
     def _sum(self, handle: DispatchHandle) -> Tensor:
@@ -321,6 +323,7 @@ class NvlinkBackend:
         self._check_on_gpu("combine_send: y_RH", y_RH)
         if not y_RH.is_contiguous():
             self._checks.fail("combine_send: y_RH is not contiguous; a copy here would hide a slow path")
+        self._checks.aligned("combine_send: y_RH", y_RH)
         if signal is None:
             return
         rows_per_slot = self.max_rows // self.config.top_k

@@ -143,7 +143,8 @@ class NvlinkNormalBackend(NvlinkBackend):
         rows, rounds, slot_rows = self.max_rows, 1, None
         if self.config.max_recv_rows is None:
             self._counts[i] = counts = self.kernels.wait_counts(flight.host, self._tickets[i], self._slots_per_rank)
-            rows, rounds, slot_rows = counts.rows, counts.rounds, counts.slot_rows
+            rows, rounds = counts.rows, counts.rounds
+            slot_rows = counts.slot_rows if self.config.expert_alignment == 1 else None  # the host's are rounded up
         self._order.done(DISPATCH_RECV, handle.epoch)
         scale_RG = None if flight.scale_RG is None else flight.scale_RG[:rows]
         return Received(flight.x_RH[:rows], flight.slot_rows, scale_RG, rounds, slot_rows)

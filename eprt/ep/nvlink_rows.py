@@ -90,8 +90,8 @@ class RowExchange:
             num_tokens_per_expert_S,
         )  # fmt: skip
         plan = self._plans.of(payload, routing, num_worst_rows, expert_alignment)
+        self._raise_failure()  # of an earlier call, so before _asked is this one's
         self._asked = plan.asked
-        self._raise_failure()
         buffers = plan.layout.new()
         ticket = self.kernels.count(
             routing, buffers, self._host, alignment=expert_alignment, num_sms=num_sms,
@@ -116,7 +116,7 @@ class RowExchange:
         if not num_worst_rows:
             counts = self.kernels.wait_counts(self._host, ticket, num_experts // self.group.size)
             received.rows_of_expert.extend(counts.slot_rows)
-            self._settle(tensors, plan, block, shape, counts.rows)
+            stays &= self._settle(tensors, plan, block, shape, counts.rows)
         return received if stays or self._may_stay() else _copied(received)
 
     def dispatch_again(
@@ -194,25 +194,27 @@ class RowExchange:
             self.kernels.launch_dispatch(block.offset, shape.capacity, tentative=True)
         return block
 
-    def _settle(self, tensors: RowTensors, plan: RowsPlan, block: Block | None, ahead: BlockShape, rows: int) -> None:
-        """So many have come. Keeps that much of the block, or launches again where the guess was too low."""
+    def _settle(self, tensors: RowTensors, plan: RowsPlan, block: Block | None, ahead: BlockShape, rows: int) -> bool:
+        """So many have come. Keeps that much of the block; False where the guess was too low, and it launches again."""
         self._recent_rows = rows
-        if block is not None and rows <= ahead.capacity:
+        fits = block is not None and rows <= ahead.capacity
+        if block is not None:  # nobody writes beyond the rows, or at all where they do not fit
+            self._pool.shrink(block, ahead.offsets()["x"] + rows * plan.row_bytes if fits else 0)
+        if fits:
             tensors.keep(rows)
-            self._pool.shrink(block, ahead.offsets()["x"] + rows * plan.row_bytes)
         else:
             shape = plan.block(rows)
             tensors.place(self._storage(self._dispatch_into(shape)), shape, rows)
         self._raise_failure()  # after the launch, which peers wait for
+        return fits
 
     def _dispatch_into(self, shape: BlockShape) -> Block:
         """Launches the dispatch that has been prepared."""
         try:
             block = self._take(shape.num_bytes, f"{shape.capacity} received rows")
         except ValueError:
-            # Peers wait to hear where their rows go. No room at all: they are told so and go on.
-            nowhere = replace(shape, capacity=0)
-            self.kernels.launch_dispatch(self._take(nowhere.num_bytes, "nothing").offset, 0)
+            # Peers wait to hear where their rows go. No room at all: they are told so, write nothing, and go on.
+            self.kernels.launch_dispatch(self.kernels.data_begin, 0)
             raise
         self.kernels.launch_dispatch(block.offset, shape.capacity)
         return block
@@ -235,9 +237,9 @@ class RowExchange:
         self, y_NH: Tensor, handle: RowsHandle, weights_NK: Tensor | None, biases_TH: Sequence[Tensor]
     ) -> None:
         hidden = y_NH.shape[-1]
-        self._plans.check("combine's rows", y_NH, (handle.num_rows, hidden), torch.bfloat16)
-        if hidden % 8:
-            self._fail(f"combine: hidden size {hidden} is no multiple of 8")
+        self._plans.check_rows("combine's rows begin", y_NH, (handle.num_rows, hidden))
+        if hidden < 1 or hidden % 8:
+            self._fail(f"combine: hidden size {hidden}: must be a multiple of 8 and at least 8")
         if weights_NK is not None:
             if weights_NK.shape[-1] > MAX_TOP_K:
                 self._fail(f"combine: {weights_NK.shape[-1]} weights per row; at most {MAX_TOP_K}")
@@ -247,7 +249,7 @@ class RowExchange:
         if len(biases_TH) > 2:
             self._fail(f"combine: {len(biases_TH)} biases; at most 2")
         for bias_TH in biases_TH:
-            self._plans.check("combine's bias", bias_TH, (handle.num_tokens, hidden), torch.bfloat16)
+            self._plans.check_rows("combine's bias begins", bias_TH, (handle.num_tokens, hidden))
 
     def _raise_failure(self) -> None:
         if error := take_failure(self.kernels.failure.words, self._asked):

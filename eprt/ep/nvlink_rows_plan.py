@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from eprt.ep.checks import not_aligned
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked
 from eprt.ep.nvlink_normal import MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Payload, Routing, returned_stride
@@ -83,6 +84,11 @@ class RowsPlans:
             self._plans[key] = plan
         if x.data_ptr() % 16:
             self._fail_row(x)
+        if not worst_rows and torch._C._cuda_isCurrentStreamCapturing():
+            self._fail(
+                "dispatch: the host cannot wait for counts while a CUDA graph is captured; pass num_worst_rows "
+                "(num_worst_tokens of Buffer.dispatch), the most rows that can come"
+            )
         return plan
 
     def _plan(self, payload: Payload, routing: Routing, worst_rows: int, alignment: int) -> RowsPlan:
@@ -100,7 +106,7 @@ class RowsPlans:
         x, scale = payload.x, payload.scale
         if x.dim() != 2 or not x.is_contiguous() or not x.is_cuda:
             self._fail(f"dispatch: x is {tuple(x.shape)} on {x.device}; it must be contiguous [T, H] on the GPU")
-        if payload.row_bytes % 16 or x.data_ptr() % 16:
+        if not payload.row_bytes or payload.row_bytes % 16 or x.data_ptr() % 16:
             self._fail_row(x)
         if scale is None:
             return
@@ -113,7 +119,7 @@ class RowsPlans:
 
     def _fail_row(self, x: Tensor) -> NoReturn:
         row_bytes = x.shape[1] * x.element_size()
-        self._fail(f"dispatch: a row of x has {row_bytes} B; rows must be multiples of 16 B, at multiples of 16")
+        self._fail(f"dispatch: a row of x has {row_bytes} B; rows must be multiples of 16 B, not 0, at multiples of 16")
 
     def _check_routing(self, routing: Routing, worst_rows: int, alignment: int) -> None:
         T, S, R = routing.num_tokens, routing.num_slots, self._group.size
@@ -123,6 +129,8 @@ class RowsPlans:
             self._fail(f"dispatch: expert_alignment={alignment}: must be at least 1")
         if self._max_items < T * R:
             self._fail(f"dispatch: {T} tokens for {R} ranks are more than {self._size_name} allows for; make it larger")
+        if worst_rows < 0:
+            self._fail(f"dispatch: a static bound of {worst_rows} rows: must be positive, or 0 for none")
         if self._max_items < worst_rows:
             self._fail(f"dispatch: {worst_rows} rows are more than {self._size_name} allows for; make it larger")
         given = (routing.topk_slot is None, routing.topk_weight is None, routing.in_rank is not None)
@@ -139,6 +147,12 @@ class RowsPlans:
             if routing.slot_tokens is None:
                 self._fail("dispatch: is_token_in_rank needs num_tokens_per_expert")
             self.check("num_tokens_per_expert", routing.slot_tokens, (S,), torch.int32)
+
+    def check_rows(self, what: str, tensor: Tensor, shape: tuple[int, int]) -> None:
+        """bf16 rows that the kernels copy 16 bytes at a time. what: with the verb "begin"."""
+        self.check(what.rsplit(" ", 1)[0], tensor, shape, torch.bfloat16)
+        if tensor.data_ptr() % 16:
+            self._fail(not_aligned(what, tensor))
 
     def check(self, what: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
         if tensor.shape != shape or tensor.dtype not in dtypes or not tensor.is_cuda or not tensor.is_contiguous():

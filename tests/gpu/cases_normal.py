@@ -340,9 +340,9 @@ def watch_launches_ahead(exchange: RowExchange) -> list[bool]:
     """For each dispatch that is launched before its counts are there: whether it was in vain."""
     settle, in_vain = exchange._settle, []
 
-    def settled(tensors: Any, plan: Any, block: Any, ahead: Any, rows: int) -> None:
+    def settled(tensors: Any, plan: Any, block: Any, ahead: Any, rows: int) -> bool:
         in_vain.append(block is None or rows > ahead.capacity)
-        settle(tensors, plan, block, ahead, rows)
+        return settle(tensors, plan, block, ahead, rows)
 
     exchange._settle = settled
     return in_vain

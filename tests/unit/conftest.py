@@ -1,8 +1,12 @@
-"""Fixtures that several test files of kernels share."""
+"""Fixtures that several test files share."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from eprt.gpu import shapes
 from eprt.ops import native
+from tests.fake_gpu import FakeGpu
 
 
 @pytest.fixture(params=native.ISA_NAMES)
@@ -14,3 +18,11 @@ def isa(request):
     native.set_isa(request.param)
     yield request.param
     native.set_isa(native.detected_isa())
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Iterator[FakeGpu]:
+    """Where a GPU is, but computes nothing."""
+    shapes.known_shape.cache_clear()
+    yield FakeGpu(monkeypatch)
+    shapes.known_shape.cache_clear()

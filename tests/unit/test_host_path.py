@@ -1,7 +1,7 @@
 """What the host does in a call on GPUs: as many launches and allocations as stated, and no more. Nothing is timed."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,17 +12,9 @@ from eprt.ep.api import EPConfig, EPTimeoutError
 from eprt.ep.nvlink import NvlinkBackend
 from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
 from eprt.ep.nvlink_rows import RowExchange
-from eprt.gpu import shapes
 from tests.fake_gpu import FakeGpu, Group, Ops
 
 T, HIDDEN, K, EXPERTS = 64, 256, 4, 8
-
-
-@pytest.fixture
-def gpu(monkeypatch) -> Iterator[FakeGpu]:
-    shapes.known_shape.cache_clear()
-    yield FakeGpu(monkeypatch)
-    shapes.known_shape.cache_clear()
 
 
 def ops_of(gpu: FakeGpu, call: Callable[[], Any]) -> Ops:

@@ -5,6 +5,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from eprt.ep.checks import not_aligned
 from eprt.ep.nvlink_low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, Signal
 
 MAX_SMS = 64  # of a low-latency call
@@ -54,7 +55,7 @@ class Checks:
         asked = max_tokens, num_experts, formats, async_finish, return_recv_hook
         looks = (
             *asked, x.shape, x.dtype, x.is_cuda, x.is_contiguous(), topk_idx.shape, topk_idx.dtype, topk_idx.is_cuda,
-            topk_idx.is_contiguous(), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats),
+            topk_idx.is_contiguous(), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats), x.data_ptr() % 16,
         )  # fmt: skip
         if looks == self._good_dispatch:
             return True
@@ -74,8 +75,13 @@ class Checks:
         if wait_stats is not None:
             self.tensor(call, "dispatch_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
         self._scale_format(x.shape[1], *formats)
+        self._aligned(call, "x", x)
         self._good_dispatch = looks
         return False
+
+    def _aligned(self, call: str, name: str, value: Tensor) -> None:
+        if value.data_ptr() % 16:
+            self.fail(not_aligned(f"{call}: {name} begins", value))
 
     def _async_or_hook(self, call: str, async_finish: bool, return_recv_hook: bool) -> None:
         if async_finish and return_recv_hook:
@@ -98,7 +104,8 @@ class Checks:
         looks = (
             *asked, x.shape, x.dtype, x.is_cuda, x.is_contiguous(), topk_idx.shape, topk_idx.dtype, topk_idx.is_cuda,
             topk_idx.is_contiguous(), topk_weights.shape, topk_weights.dtype, topk_weights.is_cuda,
-            topk_weights.is_contiguous(), _facts(out), _facts(wait_stats),
+            topk_weights.is_contiguous(), _facts(out), _facts(wait_stats), x.data_ptr() % 16,
+            out is not None and out.data_ptr() % 16,
         )  # fmt: skip
         if looks == self._good_combine:
             return
@@ -113,6 +120,8 @@ class Checks:
             self.tensor(call, "combine_wait_recv_cost_stats", wait_stats, (torch.int64,), self._num_ranks)
         if out is not None:
             self.tensor(call, "out", out, (torch.bfloat16,), num_tokens, block[2])
+            self._aligned(call, "out", out)
+        self._aligned(call, "x", x)
         self._good_combine = looks
 
     def limits(self, *, max_tokens: int, top_k: int, num_experts: int) -> None:

@@ -50,7 +50,7 @@ class IntranodeMode:
             layout = self._layouts[num_experts] = Layout(self._num_ranks, num_experts)
         with self._streams.run(async_finish, previous_event):
             per_rank, per_expert, in_rank = layout(topk_idx)
-            event = self._event(async_finish, [topk_idx], [per_rank, in_rank])
+            event = self._event(async_finish, [topk_idx], [per_rank, per_expert, in_rank])
         return per_rank, None, per_expert, in_rank, event
 
     def dispatch(

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,7 +135,8 @@ class LowLatencyMode:
             num_sms=num_sms, timeout_s=timeout_s, mask=mask,
         )  # fmt: skip
         self._asked = Asked(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
-        self._failure_words = self.kernels.failure.words
+        self._failure_words: Any = self.kernels.failure.words
+        self._closed = False
         self._where = f"[rank {group.rank}/{group.size}] low_latency_combine:"
         self._streams = CommStream(stream)
         self._dispatches, self._combines = Pending("low_latency_dispatch"), Pending("low_latency_combine")
@@ -177,6 +179,7 @@ class LowLatencyMode:
 
         @plain
         def receive(_alive: object = (rows, scale, count)) -> None:
+            self._check_open()
             self._dispatches.end(number)
             with self._streams.resume(stream):
                 self.kernels.dispatch(i, x, topk_idx, topk_weights, RECV)
@@ -233,6 +236,7 @@ class LowLatencyMode:
 
         @plain
         def receive() -> None:
+            self._check_open()
             self._combines.end(number)
             self._combining.pop(handle.number, None)
             with self._streams.resume(stream):
@@ -270,9 +274,15 @@ class LowLatencyMode:
         self.dispatch(x, topk_idx, None, None, None, BF16, async_finish=False, return_recv_hook=False)
 
     def close(self) -> None:
+        self._closed, self._failure_words = True, [1]  # the memory of the kernels' words goes; calls look here first
         self.kernels.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"[rank {self.group.rank}/{self.group.size}] this Buffer is destroyed")
+
     def _raise_failure(self) -> None:
+        self._check_open()
         failure = take_failure(self.kernels.failure.words, self._asked)
         if failure is None:
             return

@@ -1,0 +1,174 @@
+"""What the host refuses before it launches anything, what it tells peers when it cannot go on, and what it does when
+rows do not fit as it had guessed."""
+
+from contextlib import nullcontext
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+
+from eprt.compat.deep_ep import Buffer
+from eprt.ep.api import EPConfig
+from eprt.ep.nvlink import NvlinkBackend
+from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
+from tests.fake_gpu import Group
+from tests.unit.test_host_path import EXPERTS, HIDDEN, K, Rows, T
+
+
+def test_a_guess_that_was_too_low_takes_no_room_from_what_came(gpu):
+    rows = Rows(gpu, num_bytes=400 << 10)
+    rows.coming = 1200  # with the guess they would not fit
+    received = rows.dispatch()
+    assert rows.launches() == [("count", 0, 0), ("dispatch", 2 * T, 1), ("dispatch", 1200, 0)]
+    assert received.x_NH.shape[0] == 1200
+
+
+def test_rows_beyond_the_guess_that_take_more_than_half_of_the_memory_are_copied_out(gpu):
+    rows = Rows(gpu, num_bytes=1 << 20)
+    rows.coming = 2000
+    received = rows.dispatch()
+    assert rows.launches()[1:] == [("dispatch", 2 * T, 1), ("dispatch", 2000, 0)]
+    assert received.x_NH.shape == (2000, HIDDEN) and rows.used == 0
+    assert rows.dispatch().x_NH.shape[0] == 2000, "there is room for as many again"
+
+
+def test_without_any_room_left_peers_are_still_told_so(gpu):
+    rows = Rows(gpu)
+    pool = rows.exchange._pool
+    held = [pool.take(pool.num_bytes)]
+    with pytest.raises(ValueError, match="no room for 100 received rows"):
+        rows.dispatch()
+    assert rows.launches() == [("count", 0, 0), ("dispatch", 0, 0)]
+    held.clear()
+    assert rows.dispatch().x_NH.shape[0] == 100
+
+
+def test_a_failure_is_told_by_the_shape_of_the_call_that_failed(gpu):
+    rows = Rows(gpu)
+    rows.dispatch(num_worst_rows=300)
+    rows.exchange.kernels.failure.words[:] = (5, 0, 77, 6)  # found after the host had gone on
+    rows.idx, rows.weights = rows.idx[:, :2].contiguous(), rows.weights[:, :2].contiguous()
+    with pytest.raises(ValueError, match=r"\[rank 1/2\] dispatch: topk_idx\[1, 2\] = 77 is not in"):
+        rows.dispatch()
+
+
+def test_what_a_capture_cannot_wait_for_and_sizes_that_mean_nothing_are_named_before_any_launch(gpu, monkeypatch):
+    rows = Rows(gpu)
+    with pytest.raises(ValueError, match=r"\[rank 1/2\] dispatch: a static bound of -3 rows"):
+        rows.dispatch(num_worst_rows=-3)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: True)
+    with pytest.raises(ValueError, match=r"\[rank 1/2\] dispatch: .*CUDA graph.*num_worst_tokens"):
+        rows.dispatch()
+    rows.x = rows.x[:, :0]
+    with pytest.raises(ValueError, match=r"a row of x has 0 B"):
+        rows.dispatch(num_worst_rows=300)
+    assert gpu.launched == []
+
+
+def off_by_two_bytes(*shape: int) -> torch.Tensor:
+    return torch.empty(prod(shape) + 1, dtype=torch.bfloat16)[1:].view(shape)
+
+
+def test_rows_that_begin_between_multiples_of_16_bytes_are_named_before_any_launch(gpu):
+    rows = Rows(gpu)
+    handle = rows.dispatch().handle
+    gpu.clear()
+    good, bad = torch.empty(100, HIDDEN).bfloat16(), off_by_two_bytes(100, HIDDEN)
+    with pytest.raises(ValueError, match=r"\[rank 1/2\] combine's rows begin at .*multiple of 16"):
+        rows.exchange.combine(bad, handle)
+    with pytest.raises(ValueError, match=r"\[rank 1/2\] combine's bias begins? at .*multiple of 16"):
+        rows.exchange.combine(good, handle, biases_TH=(off_by_two_bytes(T, HIDDEN),))
+    assert gpu.launched == []
+
+
+class Pairs:
+    """A Buffer of rank 0 of 2, and low-latency calls."""
+
+    def __init__(self):
+        self.buffer = Buffer(Group(0, 2), low_latency_mode=True, explicitly_destroy=True)
+        self.x = torch.empty(4, HIDDEN).bfloat16()
+        self.y = torch.empty(EXPERTS // 2, 2 * 8, HIDDEN, dtype=torch.bfloat16)
+        self.routing = torch.zeros(4, K, dtype=torch.int64), torch.zeros(4, K)
+
+    def dispatch(self, **options: Any) -> tuple[Any, Any]:
+        """The handle, and the hook or None."""
+        _, _, handle, _, hook = self.buffer.low_latency_dispatch(self.x, self.routing[0], 8, EXPERTS, **options)
+        return handle, hook
+
+    def combine(self, handle: Any, **options: Any) -> Any:
+        return self.buffer.low_latency_combine(self.y, *self.routing, handle, **options)[2]
+
+
+def test_nothing_of_a_destroyed_buffer_is_touched_again(gpu):
+    pairs = Pairs()
+    handle, _ = pairs.dispatch()
+    _, receive = pairs.dispatch(return_recv_hook=True)
+    combine_hook = pairs.combine(handle, return_recv_hook=True)
+    pairs.buffer.destroy()
+    gpu.clear()
+    for call in (pairs.dispatch, lambda: pairs.combine(handle), receive, combine_hook):
+        with pytest.raises(RuntimeError, match=r"\[rank 0/2\].* this Buffer is destroyed"):
+            call()
+    assert gpu.launched == []
+
+
+def test_low_latency_rows_that_begin_between_multiples_of_16_bytes_are_named(gpu):
+    pairs = Pairs()
+    handle, _ = pairs.dispatch()
+    gpu.clear()
+    out, aligned = off_by_two_bytes(4, HIDDEN), pairs.y
+    for name, call in (("out", lambda: pairs.combine(handle, out=out)), ("x", lambda: pairs.combine(handle))):
+        pairs.y = aligned if name == "out" else off_by_two_bytes(*aligned.shape)
+        with pytest.raises(ValueError, match=rf"\[rank 0/2\] low_latency_combine: {name} begins at .*multiple of 16"):
+            call()
+    pairs.x = off_by_two_bytes(4, HIDDEN)
+    with pytest.raises(ValueError, match=r"\[rank 0/2\] low_latency_dispatch: x begins at .*multiple of 16"):
+        pairs.dispatch()
+    assert gpu.launched == []
+    pairs.x, pairs.y = torch.empty(4, HIDDEN).bfloat16(), aligned
+    pairs.combine(pairs.dispatch()[0])
+    assert gpu.names == ["dispatch", "combine"]
+
+
+def test_all_that_an_asynchronous_layout_makes_is_kept_for_the_callers_stream(gpu, monkeypatch):
+    used: list[tuple[int, Any]] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: used.append((id(tensor), stream)))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    buffer, idx = Buffer(Group(0, 2), 1 << 22), torch.zeros(T, K, dtype=torch.int64)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, EXPERTS, async_finish=True)
+    streams = buffer._normal()._streams
+    assert (id(idx), streams.stream) in used
+    assert {(id(made), streams.caller) for made in (per_rank, per_expert, in_rank)} <= set(used)
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_verbs_name_rows_that_begin_between_multiples_of_16_bytes(gpu, mode):
+    config = EPConfig(HIDDEN, EXPERTS, K, T, mode=mode, device="cuda", max_recv_rows=64 if mode == "normal" else None)
+    backend = (NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend)(config, Group(0, 2))
+    routing = torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
+    with pytest.raises(ValueError, match=r"\[rank 0/2\] dispatch_send: x_TH begins at .*multiple of 16"):
+        backend.dispatch(off_by_two_bytes(T, HIDDEN), *routing)
+    handle, _ = backend.dispatch(torch.empty(T, HIDDEN).bfloat16(), *routing)
+    gpu.clear()
+    with pytest.raises(ValueError, match=r"\[rank 0/2\] combine_send: y_RH begins at .*multiple of 16"):
+        backend.combine(off_by_two_bytes(backend.max_rows, HIDDEN), handle)
+    assert gpu.launched == []
+
+
+def test_the_host_tells_counts_only_where_they_are_not_rounded_up(gpu):
+    for alignment, told in ((1, [3, 0, 5, 0]), (16, None)):
+        config = EPConfig(HIDDEN, EXPERTS, K, T, mode="normal", device="cuda", expert_alignment=alignment)
+        backend = NvlinkNormalBackend(config, Group(0, 2))
+        hosts = [flight.host for flight in backend._flights]
+
+        def count(name: str, params: Any, hosts: list[Any] = hosts) -> None:
+            if name == "count":
+                host = next(host for host in hosts if host.device_ptr == params.host)
+                host.words[4:8] = [-(-rows // params.alignment) * params.alignment for rows in (3, 0, 5, 0)]
+                host.words[0] = params.host_ticket
+
+        gpu.on_launch = count
+        x, idx = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64)
+        _, received = backend.dispatch(x, idx, torch.zeros(T, K))
+        assert received.counts == told
