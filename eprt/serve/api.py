@@ -34,7 +34,7 @@ _json = msgspec.json.Encoder()
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-# Longer bodies are read, rendered and tokenised in a thread, so that everybody else's streams keep flowing.
+# Longer bodies are read, rendered and tokenised in threads, so that everybody else's streams keep flowing.
 _LONG_BODY = 20_000
 
 # Characters of the field `user` that the log shows.
@@ -105,6 +105,7 @@ class Api:
     ):
         self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
         self._rebalancer = rebalancer
+        self._reading = asyncio.Lock()
         self._created = int(time.time())
 
     def app(self) -> Callable[..., Awaitable[None]]:
@@ -147,11 +148,11 @@ class Api:
             body = await self._body(request)
             self._pool.check_open()
             limits = self._pool.limits
-
-            def prepared() -> Job:
-                return prepare(parse(body), request_id, limits)
-
-            job = prepared() if len(body) < _LONG_BODY else await asyncio.to_thread(prepared)
+            job: Job
+            if len(body) < _LONG_BODY:
+                job = prepare(parse(body), request_id, limits)
+            else:
+                job = await asyncio.to_thread(prepare, await self._read_long(request, body, parse), request_id, limits)
             generation = self._pool.submit(job.sequences)
         except ApiError as error:
             self._pool.metrics.request(endpoint, error.code, started_s)
@@ -164,6 +165,14 @@ class Api:
             return JsonResponse(await _unless_disconnected(answer.collect(), request.receive))
         finally:
             self._tell(answer, started_s)
+
+    async def _read_long(self, request: Request, body: bytes, parse) -> Any:
+        """parse(body) in a thread. One at a time: decoders of JSON keep the interpreter to themselves, so that several
+        would be no faster, but between them leave the server's loop no turn."""
+        async with self._reading:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await asyncio.to_thread(parse, body)
 
     async def _told(self, events: AsyncIterator[bytes], answer: Answer, started_s: float) -> AsyncIterator[bytes]:
         """events, with a log line and metrics at whichever end they come to."""

@@ -1,0 +1,85 @@
+"""Long bodies are read one after the other, beside the server's loop; what follows need not wait."""
+
+import asyncio
+import json
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from eprt.serve.api import Api
+from eprt.serve.errors import ApiError
+
+BODY = json.dumps({"prompt": "x" * 30_000}).encode()
+
+
+class _Pool:
+    """Takes no request: here it ends where it would be submitted."""
+
+    limits = None
+    metrics = SimpleNamespace(request=lambda *given: None)
+
+    def check_open(self) -> None: ...
+
+    def submit(self, sequences) -> None:
+        raise ApiError(429, "enough", code="enough")
+
+
+def _request(gone: bool) -> Request:
+    messages = [{"type": "http.request", "body": BODY, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        if not gone:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "headers": [], "eprt.request_id": "r"}, receive)
+
+
+class _Work:
+    """What is done of each body; reading takes a while, and two are prepared side by side."""
+
+    def __init__(self):
+        self.num_read = self.reading = self.most_reading = 0
+        self.both = threading.Barrier(2)
+
+    def read(self, body: bytes) -> bytes:
+        self.reading += 1
+        self.num_read, self.most_reading = self.num_read + 1, max(self.most_reading, self.reading)
+        time.sleep(0.02)
+        self.reading -= 1
+        return body
+
+    def prepare(self, body: bytes, *given) -> Any:
+        self.both.wait(5)
+        return SimpleNamespace(sequences=[])
+
+
+def _generate(work: _Work, *gone: bool) -> list[Any]:
+    """What becomes of requests that come at once; those marked have been given up by their clients."""
+
+    async def run() -> list[Any]:
+        options = SimpleNamespace(max_body_bytes=1 << 20, body_timeout_s=5)
+        api = Api(options, _Pool(), *[None] * 3)  # type: ignore[arg-type]
+        return await asyncio.gather(
+            *(api._generate(_request(one), "chat", work.read, work.prepare) for one in gone), return_exceptions=True
+        )
+
+    return asyncio.run(run())
+
+
+def test_bodies_are_read_one_after_the_other_and_prepared_side_by_side():
+    work = _Work()
+    assert [getattr(error, "code", error) for error in _generate(work, *[False] * 4)] == ["enough"] * 4
+    assert (work.num_read, work.most_reading) == (4, 1)
+
+
+def test_nobody_reads_the_body_of_a_client_that_has_left():
+    work = _Work()
+    first, gone, last = _generate(work, False, True, False)
+    assert isinstance(gone, ClientDisconnect) and first.code == last.code == "enough"
+    assert work.num_read == 2
