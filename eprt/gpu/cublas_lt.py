@@ -20,6 +20,8 @@ _PER_128, _PER_128_BY_128 = 4, 5
 # cublasLtMatmulPreferenceAttributes_t
 _MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)
 _WORKSPACE_BYTES = 32 << 20
+# cublasStatus_t
+_NOT_SUPPORTED = 15
 _pointer, _int, _size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 
 
@@ -83,11 +85,13 @@ class BlockScaledProduct:
             _call(
                 "cublasLtMatmulPreferenceSetAttribute", preference, attribute, ctypes.byref(value), ctypes.sizeof(value)
             )
-        _call(
-            "cublasLtMatmulAlgoGetHeuristic", self._handle, self._description, self._w_layout, plan.x_layout,
-            plan.out_layout, plan.out_layout, preference, 1, ctypes.byref(plan.heuristic), ctypes.byref(found),
+        status = library().cublasLtMatmulAlgoGetHeuristic(
+            self._handle, self._description, self._w_layout, plan.x_layout, plan.out_layout, plan.out_layout,
+            preference, 1, ctypes.byref(plan.heuristic), ctypes.byref(found),
         )  # fmt: skip
         _call("cublasLtMatmulPreferenceDestroy", preference)
+        if status not in (0, _NOT_SUPPORTED):
+            _check(status, "cublasLtMatmulAlgoGetHeuristic")
         if not found.value:
             raise RuntimeError(f"cuBLAS has no kernel for {rows} block-scaled e4m3 rows times {self.n} x {self.k}")
         self._plans[rows, alignment] = plan
@@ -118,6 +122,7 @@ def library() -> ctypes.CDLL:
         getattr(loaded, name).argtypes = [_pointer, _int, _pointer, _size]
     loaded.cublasLtMatmulAlgoGetHeuristic.argtypes = [*[_pointer] * 7, _int, _pointer, _pointer]
     loaded.cublasLtMatmul.argtypes = [*[_pointer] * 14, _size, _pointer]
+    loaded.cublasLtGetStatusName.argtypes, loaded.cublasLtGetStatusName.restype = [_int], ctypes.c_char_p
     return loaded
 
 
@@ -145,4 +150,4 @@ def _call(function: str, *arguments: Any) -> None:
 
 def _check(status: int, what: str) -> None:
     if status:
-        raise RuntimeError(f"{what}: cuBLAS status {status}")
+        raise RuntimeError(f"{what}: {library().cublasLtGetStatusName(status).decode()}")
