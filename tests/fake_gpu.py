@@ -4,6 +4,7 @@ is asked for meanwhile. Tensors are the CPU's. (tests/emulated runs kernels.)"""
 import ctypes
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,7 +99,8 @@ class FakeGpu:
         for name, value in {
             "is_available": lambda: True, "current_device": lambda: 0, "synchronize": lambda: None,
             "get_device_properties": lambda *args: SimpleNamespace(multi_processor_count=132), "Stream": Stream,
-            "Event": Event, "current_stream": Stream, "is_current_stream_capturing": lambda: False,
+            "Event": Event, "current_stream": Stream, "stream": nullcontext,
+            "is_current_stream_capturing": lambda: False,
         }.items():  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, value)
         for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing"):

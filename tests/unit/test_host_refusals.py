@@ -1,7 +1,8 @@
 """What the host refuses before it launches anything, what it tells peers when it cannot go on, and what it does when
 rows do not fit as it had guessed."""
 
-from contextlib import nullcontext
+import gc
+import weakref
 from math import prod
 from typing import Any
 
@@ -134,7 +135,6 @@ def test_low_latency_rows_that_begin_between_multiples_of_16_bytes_are_named(gpu
 def test_all_that_an_asynchronous_layout_makes_is_kept_for_the_callers_stream(gpu, monkeypatch):
     used: list[tuple[int, Any]] = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: used.append((id(tensor), stream)))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     buffer, idx = Buffer(Group(0, 2), 1 << 22), torch.zeros(T, K, dtype=torch.int64)
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, EXPERTS, async_finish=True)
     streams = buffer._normal()._streams
@@ -172,3 +172,38 @@ def test_the_host_tells_counts_only_where_they_are_not_rounded_up(gpu):
         x, idx = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64)
         _, received = backend.dispatch(x, idx, torch.zeros(T, K))
         assert received.counts == told
+
+
+def test_the_buffer_for_the_next_combine_is_kept_from_a_call_that_fails_and_until_another_stream_has_read_it(
+    gpu, monkeypatch
+):
+    used: list[tuple[int, Any]] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: used.append((id(tensor), stream)))
+    pairs = Pairs()
+    *handles, other = (pairs.dispatch()[0] for _ in range(3))
+    hooks = [pairs.combine(handle, return_recv_hook=True) for handle in handles]
+    filled = pairs.buffer.get_next_low_latency_combine_buffer(other)
+    with pytest.raises(RuntimeError, match="hook of low_latency_combine number 1 has not been called"):
+        pairs.combine(other, zero_copy=True)
+    for hook in hooks:
+        hook()
+    gpu.clear()
+    pairs.combine(other, zero_copy=True, async_finish=True)
+    ((_, params, _),) = gpu.launched
+    assert params.y == filled.data_ptr()
+    assert (id(filled), pairs.buffer.get_comm_stream()) in used, "the caller need not hold it"
+
+
+def test_what_a_hook_will_write_to_lives_as_long_as_the_hook(gpu):
+    pairs = Pairs()
+    stats = torch.zeros(EXPERTS // 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    names = "cumulative_local_expert_recv_stats", "dispatch_wait_recv_cost_stats"
+    _, hook = pairs.dispatch(return_recv_hook=True, **dict(zip(names, stats)))
+    alive = [weakref.ref(tensor) for tensor in stats]
+    del stats
+    gc.collect()
+    assert all(tensor() is not None for tensor in alive)
+    hook()
+    del hook
+    gc.collect()
+    assert all(tensor() is None for tensor in alive)

@@ -178,7 +178,7 @@ class LowLatencyMode:
         stream = torch.cuda.current_stream()
 
         @plain
-        def receive(_alive: object = (rows, scale, count)) -> None:
+        def receive(_alive: object = (rows, scale, count, recv_stats, wait_stats)) -> None:
             self._check_open()
             self._dispatches.end(number)
             with self._streams.resume(stream):
@@ -220,9 +220,11 @@ class LowLatencyMode:
         if out is None:
             shape = self._outs.get(handle.num_tokens)
             out = self._new_out(handle.num_tokens) if shape is None else torch.empty_like(shape)
+        number = self._combines.begin(return_recv_hook)
         if zero_copy and self._next_y is not None:
             y, self._next_y = self._next_y, None
-        number = self._combines.begin(return_recv_hook)
+            if async_finish:  # the caller may have let go of it
+                y.record_stream(self._streams.stream)
         i = handle.number % NUM_HANDLES
         if not (async_finish or return_recv_hook) and self._streams.stays():
             self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
