@@ -1,6 +1,7 @@
 """Rejection sampling of drafts: tokens follow the model's distribution, and drafts hold as often as they can."""
 
 from collections import Counter
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from eprt import LLM, SamplingParams
-from eprt.engine import philox
+from eprt.engine import philox, sampler
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.request import Request
@@ -76,6 +77,51 @@ def test_tokens_follow_the_models_distribution(params, k):
         assert fits(draft_S, p) < SURELY_WRONG, "the drafts alone would pass too: the test proves nothing"
     held, most = (token_S == draft_S).double().mean().item(), torch.minimum(p, q).sum().item()
     assert abs(held - most) < 5 * (most * (1 - most) / ROWS) ** 0.5
+
+
+def chains(num_rows: int, num_tokens: int, p_VV: torch.Tensor, q_VV: torch.Tensor, num_drafts: int) -> np.ndarray:
+    """[rows, num_tokens]: what a model gives whose logits depend on the token before, and drafts on it likewise."""
+    rows, row_S = BatchRows(num_rows, 32, 4, len(p_VV), num_drafts), np.arange(num_rows)
+    for seed in range(num_rows):
+        options = {"sample_idx": 0, "seed": seed, "max_model_len": 32, "eos_token_ids": ()}
+        rows.enter(Request.new(str(seed), [0], SamplingParams(temperature=1.0), **options))
+    token_MK, num = torch.zeros(num_rows, num_drafts, dtype=torch.int64), 0
+    acceptance = Acceptance(rows, token_MK)
+    while rows.length_M.min() <= num_tokens:
+        last_S = torch.from_numpy(rows.tokens_ML[row_S, rows.length_M - 1]).long()
+        before_X = torch.cat([last_S[:, None], token_MK[:, :num]], dim=1).reshape(-1)
+        offset_X, row_X = np.tile(np.arange(num + 1), num_rows), np.repeat(row_S, num + 1)
+        drafts = {"offset_X": offset_X, "drafted_X": offset_X < num, "acceptance": acceptance} if num else {}
+        token_SK = sampler.launch(p_VV[before_X], row_X, rows, **drafts).token_X.reshape(num_rows, num + 1)
+        held_S = (token_SK[:, :num] == token_MK[:, :num]).long().cumprod(dim=1).sum(dim=1)
+        for j in range(num + 1):  # what lies behind a draft that failed is written again
+            rows.tokens_ML[row_S, rows.length_M + j] = token_SK[:, j].numpy()
+        token_S = token_SK.gather(1, held_S[:, None]).squeeze(1)
+        for k in range(num_drafts):
+            token_S = acceptance.propose(q_VV[token_S], torch.zeros_like(token_S), row_S, k, 1 + held_S)
+            token_MK[:, k] = token_S
+        rows.length_M += 1 + held_S.numpy()
+        rows.length_M = rows.length_M.clip(max=1 + num_tokens + num_drafts)  # those ahead wait for the others
+        num = num_drafts
+    return rows.tokens_ML[:, 1 : 1 + num_tokens]
+
+
+def test_whole_chains_of_drafts_follow_the_models_distribution():
+    """Four tokens in a row, of three: what was drafted, failed and is drafted again leaves no trace in any of them."""
+    generator, num_rows, num_tokens = torch.Generator().manual_seed(5), 30_000, 4
+    p_VV, q_VV = (torch.randn(3, 3, generator=generator) * 1.5 for _ in range(2))
+    token_SN = chains(num_rows, num_tokens, p_VV, q_VV, num_drafts=3)
+    prob_VV, expected = p_VV.double().softmax(dim=-1).numpy(), {}
+    for chain in product(range(3), repeat=num_tokens):
+        expected[chain] = num_rows * np.prod([prob_VV[a, b] for a, b in pairwise((0, *chain))])
+    counts = Counter(map(tuple, token_SN.tolist()))
+    common = [chain for chain, count in expected.items() if count >= 5]
+    assert len(common) > 60
+    observed, wanted = (np.array([count[chain] for chain in common], float) for count in (counts, expected))
+    assert (
+        p_value(np.append(observed, num_rows - observed.sum()), np.append(wanted, num_rows - wanted.sum()))
+        > SURELY_WRONG
+    )
 
 
 def sampled(**options) -> tuple[Counter, float]:
