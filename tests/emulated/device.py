@@ -34,6 +34,8 @@ class CudaIsHere(TorchFunctionMode):
             return True
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.Tensor.record_stream:  # there is one stream
+            return None
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs = {**kwargs, "device": "cpu"}
         return func(*args, **kwargs)
