@@ -34,8 +34,6 @@ class CudaIsHere(TorchFunctionMode):
             return True
         if func is torch.Tensor.cuda:
             return args[0]
-        if func is torch.Tensor.record_stream:  # there is one stream
-            return None
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs = {**kwargs, "device": "cpu"}
         return func(*args, **kwargs)
@@ -158,6 +156,7 @@ def _patches() -> ExitStack:
     for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing", "_is_torch_function_mode_enabled"):
         stack.enter_context(patch.object(torch._C, name, lambda *args: 0, create=True))
     stack.enter_context(patch.object(torch, "Generator", CpuGenerator))
+    stack.enter_context(patch.object(torch.Tensor, "record_stream", nothing))
     return stack
 
 
