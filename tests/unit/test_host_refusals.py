@@ -207,3 +207,19 @@ def test_what_a_hook_will_write_to_lives_as_long_as_the_hook(gpu):
     del hook
     gc.collect()
     assert all(tensor() is None for tensor in alive)
+
+
+def test_a_low_latency_call_that_finds_no_memory_leaves_no_hook_to_wait_for(gpu, monkeypatch):
+    pairs = Pairs()
+    pairs.dispatch(return_recv_hook=True)[1]()
+
+    def no_memory(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("none left")
+
+    for _ in range(3):
+        with monkeypatch.context() as full, pytest.raises(torch.OutOfMemoryError):
+            full.setattr(torch, "empty_like", no_memory)
+            pairs.dispatch(return_recv_hook=True)
+        handle, hook = pairs.dispatch(return_recv_hook=True)
+        hook()
+        pairs.combine(handle)

@@ -160,9 +160,9 @@ class LowLatencyMode:
         checked by Buffer. topk_weights: when known already."""
         if self._failure_words[0]:
             self._raise_failure()
+        i = (self._dispatches.count + 1) % NUM_HANDLES
+        rows, scale, count = self._receive_into(i, kind)  # there may be no memory: then the call has not begun
         number = self._dispatches.begin(return_recv_hook)
-        i = number % NUM_HANDLES
-        rows, scale, count = self._receive_into(i, kind)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
         phases = SEND if return_recv_hook else SEND | RECV
         if not async_finish and self._streams.stays():
