@@ -223,3 +223,21 @@ def test_a_low_latency_call_that_finds_no_memory_leaves_no_hook_to_wait_for(gpu,
         handle, hook = pairs.dispatch(return_recv_hook=True)
         hook()
         pairs.combine(handle)
+
+
+def test_a_normal_handle_is_refused_by_another_buffer_whose_memory_may_be_smaller(gpu):
+    rows, buffers = Rows(gpu), [Buffer(Group(0, 2)), Buffer(Group(0, 2))]
+    in_rank, per_rank, per_expert = (torch.zeros(*shape, dtype=torch.int32) for shape in ((T, 2), (2,), (EXPERTS,)))
+
+    def dispatch(buffer: Buffer) -> Any:
+        rows.exchange = buffer._normal()._exchange  # the one whose counts are told
+        x = torch.empty(T, HIDDEN).bfloat16()
+        return buffer.dispatch(x, None, per_rank, None, in_rank.bool(), per_expert, rows.idx, rows.weights)
+
+    (received, *_, handle, _), (*_, own, _) = (dispatch(buffer) for buffer in buffers)
+    gpu.clear()
+    for call in (lambda: buffers[1].combine(received, handle), lambda: buffers[1].dispatch(received, handle=handle)):
+        with pytest.raises(ValueError, match=r"\[rank 0/2\] (combine|dispatch): handle must be .*of this Buffer"):
+            call()
+    assert gpu.launched == []
+    buffers[1].combine(received, own)

@@ -26,9 +26,10 @@ _SIZE_NAME = "num_nvl_bytes (EPRT_DEEP_EP_TOKENS where Config's hint decides)"
 class IntranodeHandle(tuple):
     """DeepEP's handle: (rank_prefix_matrix int32 [R, R], None, None, source token int32 [N], is_token_in_rank bool
     [T, R], place among the tokens for a rank int32 [T, R] or -1). The None stand for DeepEP's queues. rows: eprt's own.
-    stream: the raw one it was made on.
+    mode: whose it is. stream: the raw one it was made on.
     """
 
+    mode: "IntranodeMode"
     rows: RowsHandle
     stream: int
 
@@ -71,7 +72,7 @@ class IntranodeMode:
             scale_NG = None if scale_NG is None else scale_NG.contiguous()  # rows are padded to 16 bytes on the wire
             prefix, token = rows.sent_through_RR, rows.source_token_N
             handle = IntranodeHandle((prefix, None, None, token, is_token_in_rank, rows.position_TR))
-            handle.rows, handle.stream = rows, self._streams.raw()
+            handle.mode, handle.rows, handle.stream = self, rows, self._streams.raw()
             event = self._event(
                 async_finish, [values, scale, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert],
                 [received.x_NH, scale_NG, received.topk_idx_NK, received.topk_weights_NK, token, prefix],
@@ -110,8 +111,11 @@ class IntranodeMode:
             layout.close()
 
     def _own(self, call: str, handle: tuple) -> IntranodeHandle:
-        if not isinstance(handle, IntranodeHandle):
-            self._checks.fail(f"{call}: handle must be the object that dispatch returned, not a copy of its parts")
+        if not isinstance(handle, IntranodeHandle) or handle.mode is not self:
+            self._checks.fail(
+                f"{call}: handle must be the object that a dispatch of this Buffer returned, not a copy of its parts, "
+                "nor another Buffer's: that one may have other ranks and more room"
+            )
         return handle
 
     def _use(self, handle: IntranodeHandle) -> None:
