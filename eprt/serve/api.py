@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from eprt.serve.answer import Answer, Job
+from eprt.serve.bodies import LONG_BODY, Bodies
 from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.diagnosis_page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid, not_found
@@ -33,9 +34,6 @@ _log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-# Longer bodies are read, rendered and tokenised in threads, so that everybody else's streams keep flowing.
-_LONG_BODY = 20_000
 
 # Characters of the field `user` that the log shows.
 _USER_SHOWN = 64
@@ -105,7 +103,7 @@ class Api:
     ):
         self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
         self._rebalancer = rebalancer
-        self._reading = asyncio.Lock()
+        self._bodies, self._reading = Bodies(options.max_body_bytes, options.body_timeout_s), asyncio.Lock()
         self._created = int(time.time())
 
     def app(self) -> Callable[..., Awaitable[None]]:
@@ -145,14 +143,15 @@ class Api:
         started_s = time.monotonic()
         request_id = request.scope["eprt.request_id"]
         try:
-            body = await self._body(request)
-            self._pool.check_open()
-            limits = self._pool.limits
-            job: Job
-            if len(body) < _LONG_BODY:
-                job = prepare(parse(body), request_id, limits)
-            else:
-                job = await asyncio.to_thread(prepare, await self._read_long(request, body, parse), request_id, limits)
+            async with self._bodies.read(request) as body:
+                self._pool.check_open()
+                limits = self._pool.limits
+                job: Job
+                if len(body) < LONG_BODY:
+                    job = prepare(parse(body), request_id, limits)
+                else:
+                    parsed = await self._parse_long(request, body, parse)
+                    job = await asyncio.to_thread(prepare, parsed, request_id, limits)
             generation = self._pool.submit(job.sequences)
         except ApiError as error:
             self._pool.metrics.request(endpoint, error.code, started_s)
@@ -166,9 +165,9 @@ class Api:
         finally:
             self._tell(answer, started_s)
 
-    async def _read_long(self, request: Request, body: bytes, parse) -> Any:
-        """parse(body) in a thread. One at a time: decoders of JSON keep the interpreter to themselves, so that several
-        would be no faster, but between them leave the server's loop no turn."""
+    async def _parse_long(self, request: Request, body: bytes, parse) -> Any:
+        """parse(body) in a thread, so that everybody else's streams keep flowing. One at a time: decoders of JSON keep
+        the interpreter to themselves, so that several would be no faster, but leave the server's loop no turn."""
         async with self._reading:
             if await request.is_disconnected():
                 raise ClientDisconnect
@@ -199,28 +198,6 @@ class Api:
             time.monotonic() - started_s,
             f", user {job.user[:_USER_SHOWN]!r}" if job.user else "",
         )
-
-    async def _body(self, request: Request) -> bytes:
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise ApiError(415, f"content-encoding {encoding!r}: send the body as it is", code="unsupported_encoding")
-        limit = self._options.max_body_bytes
-        too_large = ApiError(
-            413, f"the body is larger than {limit} bytes; --max-body-mb raises the limit", code="body_too_large"
-        )
-        if int(request.headers.get("content-length") or 0) > limit:
-            raise too_large
-        body, timeout_s = bytearray(), self._options.body_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > limit:
-                        raise too_large
-        except TimeoutError:
-            what = f"{len(body)} bytes of the body came within {timeout_s:g} s, but not its end"
-            raise ApiError(408, f"{what}; --body-timeout S waits longer", code="body_timeout") from None
-        return bytes(body)
 
     # -- models and health --
 
@@ -293,7 +270,8 @@ class Api:
     async def rebalance(self, request: Request) -> Response:
         """GET: mode, migration under way or latest, decisions. POST: go to a placement, plan one, or cancel."""
         if request.method == "POST":
-            return JsonResponse(await self._rebalancer.post(await self._body(request)), status_code=202)
+            async with self._bodies.read(request) as body:
+                return JsonResponse(await self._rebalancer.post(body), status_code=202)
         return JsonResponse(self._rebalancer.status())
 
 

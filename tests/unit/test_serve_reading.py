@@ -1,15 +1,19 @@
-"""Long bodies are read one after the other, beside the server's loop; what follows need not wait."""
+"""Long bodies are held within a bound and read one after the other, beside the server's loop; what follows need not
+wait."""
 
 import asyncio
 import json
 import threading
 import time
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from eprt.serve.api import Api
+from eprt.serve.bodies import Bodies
 from eprt.serve.errors import ApiError
 
 BODY = json.dumps({"prompt": "x" * 30_000}).encode()
@@ -27,8 +31,11 @@ class _Pool:
         raise ApiError(429, "enough", code="enough")
 
 
-def _request(gone: bool) -> Request:
-    messages = [{"type": "http.request", "body": BODY, "more_body": False}]
+def _request(gone: bool = False, pieces: tuple[bytes, ...] = (BODY,), length: int | None = None) -> Request:
+    """gone: its client has left by the time it is read. pieces: of its body, which may not be all. length: as told in
+    the head."""
+    messages = [{"type": "http.request", "body": piece, "more_body": i > 0} for i, piece in enumerate(pieces[::-1])]
+    headers = [] if length is None else [(b"content-length", b"%d" % length)]
 
     async def receive() -> dict[str, Any]:
         if messages:
@@ -37,7 +44,7 @@ def _request(gone: bool) -> Request:
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
-    return Request({"type": "http", "headers": [], "eprt.request_id": "r"}, receive)
+    return Request({"type": "http", "headers": headers, "eprt.request_id": "r"}, receive)
 
 
 class _Work:
@@ -83,3 +90,26 @@ def test_nobody_reads_the_body_of_a_client_that_has_left():
     first, gone, last = _generate(work, False, True, False)
     assert isinstance(gone, ClientDisconnect) and first.code == last.code == "enough"
     assert work.num_read == 2
+
+
+@pytest.mark.parametrize("length", [None, 30_000], ids=["chunked", "with its length"])
+def test_what_all_bodies_take_has_a_bound_that_short_ones_need_not_fear(monkeypatch, length):
+    monkeypatch.setattr("eprt.serve.bodies._MOST_LARGEST", 2)
+
+    async def run() -> None:
+        bodies, halves = Bodies(max_bytes=40_000, timeout_s=0.2), (b"x" * 15_000, b"x" * 15_000)
+        for _ in range(2):  # the second time after all were released
+            async with AsyncExitStack() as held:
+                for _ in range(2):
+                    await held.enter_async_context(bodies.read(_request(pieces=halves, length=length)))
+                await held.enter_async_context(bodies.read(_request(pieces=(b"x" * 15_000,))))
+                with pytest.raises(ApiError, match=r"take [0-9]+ of 80000 bytes") as caught:
+                    await held.enter_async_context(bodies.read(_request(pieces=halves, length=length)))
+                assert (caught.value.status, caught.value.code) == (503, "too_many_bodies")
+        for failing in (_request(pieces=(b"x" * 50_000,)), _request(pieces=halves[:1], length=50_000)):
+            with pytest.raises(ApiError, match="larger than 40000 bytes"):
+                async with bodies.read(failing):
+                    pass
+        assert bodies._held == 0
+
+    asyncio.run(run())
