@@ -4,12 +4,16 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from eprt.compat.deep_ep.layout import Layout
+from eprt.ep.api import EPTimeoutError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_rows import RowExchange
+from eprt.ep.nvlink_rows_received import ReceivedRows
 from tests.emulated.kernels import fast_clock
 from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens
@@ -89,3 +93,36 @@ def layouts(group: EPGroup) -> None:
         assert torch.equal(per_rank, in_rank_TR.sum(0, dtype=torch.int32))
         assert torch.equal(per_expert.long(), expert_TK[valid_TK].long().bincount(minlength=num_experts))
     layout.close()
+
+
+def late_second_launch(group: EPGroup) -> None:
+    """Rank 1 gets more rows than it guessed, and its host is late to launch again: both ranks name each other at the
+    deadline, their epochs stay in step, and once nobody is masked all rows come."""
+    exchange, rank = RowExchange(group, 1 << 23, timeout_s=0.6), group.rank
+    num_tokens = (200, 2)[rank]
+    x_TH = torch.full((num_tokens, 64), float(1 + rank), dtype=torch.bfloat16, device="cuda")
+    to_rank_1 = torch.ones(num_tokens, 1, dtype=torch.int64, device="cuda")
+    weights = torch.ones(num_tokens, 1, device="cuda")
+    settle = exchange._settle
+
+    def slow_settle(*args: Any) -> bool:
+        time.sleep(2 * rank)
+        return settle(*args)
+
+    def dispatch() -> ReceivedRows:
+        return exchange.dispatch(x_TH, num_experts=2, topk_idx_TK=to_rank_1, topk_weights_TK=weights)
+
+    with patch.object(exchange, "_settle", slow_settle):
+        try:
+            dispatch()
+            raise AssertionError("no deadline")
+        except EPTimeoutError as error:
+            where = "where its rows go" if rank == 0 else "tokens"
+            assert f"[rank {rank}/2] waited 0.6 s for rank {1 - rank} in dispatch ({where})" in str(error), error
+    assert exchange.query_mask().tolist() == [rank, 1 - rank]
+    group.barrier()
+    exchange.kernels.mask.zero_()
+    group.barrier()
+    x_NH = dispatch().x_NH
+    assert x_NH[:, 0].tolist() == ([1.0] * 200 + [2.0] * 2 if rank else [])
+    exchange.close()

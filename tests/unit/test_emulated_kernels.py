@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.emulated.cases import layouts, long_wait, normal_verbs, token_rows, verbs
+from tests.emulated.cases import late_second_launch, layouts, long_wait, normal_verbs, token_rows, verbs
 from tests.emulated.device import emulated_ranks
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
@@ -53,3 +53,7 @@ def test_normal_mode_with_a_row_per_token(monkeypatch):
 
 def test_normal_mode_with_a_row_per_token_leaves_out_more_than_a_static_bound():
     emulated_ranks(2, cases_static_bound.too_many_items)
+
+
+def test_a_second_launch_that_comes_late_is_named_by_both_ends_and_epochs_stay_in_step():
+    emulated_ranks(2, late_second_launch)
