@@ -26,6 +26,7 @@ class Preparer:
         self._model_name, self.tokenizer, self._template = model_name, tokenizer, template
         self._max_sequences = max_sequences
         self._tool_format = format_of(tokenizer) if tokenizer else None
+        self._longest_token = tokenizer.longest_token if tokenizer else None
 
     def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
         self._check_model(request.model)
@@ -127,7 +128,7 @@ class Preparer:
     def _encode(self, param: str, text: str, limits: RequestLimits, *, add_special_tokens: bool) -> list[int]:
         """Refuses what is surely too long before it is tokenised, which takes seconds and a gigabyte for 8 MB."""
         assert self.tokenizer is not None
-        longest = self.tokenizer.longest_token
+        longest = self._longest_token
         if longest is not None and len(text) > longest * limits.max_model_len:
             num_tokens = f"at least {-(-len(text) // longest)}"
             raise ApiError(

@@ -77,6 +77,11 @@ def test_what_is_surely_too_long_is_refused_before_it_is_tokenised(preparer, cou
     assert counting.num_encoded == 1  # the "a"
 
 
+def test_the_vocabulary_is_looked_through_before_the_first_request(preparer, counting):
+    """A third of a second for 128,000 tokens, in which no stream would move."""
+    assert "longest_token" in vars(counting._tokenizer)
+
+
 def test_prompts_beyond_what_the_server_holds_are_refused_before_any_is_tokenised(preparer, counting):
     error = _refused(preparer.completion, parse_completion(json.dumps({"prompt": ["a"] * 9}).encode()))
     assert error.param == "prompt" and "9 prompts" in error.message and "at most 8" in error.message
