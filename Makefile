@@ -60,7 +60,7 @@ stale:
 
 $(VENV)/.libraries: $(VENV)/.torch pyproject.toml
 	@echo "[2/3] installing libraries"
-	@$(PY) -c "$$REQUIREMENTS" build mpi > $(VENV)/requirements.txt
+	@$(PY) -c "$$REQUIREMENTS" build mpi bench > $(VENV)/requirements.txt
 	@$(PIP) -r $(VENV)/requirements.txt
 	@touch $@
 

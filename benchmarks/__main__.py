@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all that need no GPU")
     parser.add_argument("--list", action="store_true", help="only list them")
-    parser.add_argument("--timeout-s", type=float, default=900, help="deadline of one benchmark")
+    parser.add_argument(
+        "--timeout-s", type=float, default=900, metavar="S", help="deadline of one, default %(default)s"
+    )
     arguments = parser.parse_args(argv)
     known = {benchmark.name: benchmark for benchmark in find()}
     unknown = [name for name in arguments.names if name not in known]

@@ -46,7 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--run", metavar="K", type=int, help="of a DIR that several runs have used: which, from 1; default: the newest"
     )
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="of --text")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="of --text; default: where it is a terminal",
+    )
     page = parser.add_argument_group("the page")
     page.add_argument("--port", type=int, help=f"default {DEFAULT_PORT}, or a free one when that is taken")
     page.add_argument(

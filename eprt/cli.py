@@ -51,7 +51,8 @@ def _load(word: str) -> Callable[[Sequence[str]], int | None]:
         if missing == "benchmarks":
             remedy = "the benchmarks come with the sources; run `make bench` in a checkout"
         else:
-            remedy = f"{missing} is not installed; `eprt env` says how to get what is missing"
+            how = "`eprt env` says how to get it" if missing in ("torch", "mpi4py") else f"`pip install {missing}`"
+            remedy = f"{missing} is not installed; {how}"
         raise SystemExit(f"eprt {word}: {remedy}") from None
 
 

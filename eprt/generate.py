@@ -25,20 +25,25 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
     add("--file", metavar="FILE", help="one prompt per line; - reads standard input (one rank only)")
     add("--chat", action="store_true", help="put each prompt into the checkpoint's chat template")
-    add("--max-tokens", type=int, default=128)
-    add("--temperature", type=float, default=0.0, help="default 0: the likeliest token")
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=0)
-    add("--seed", type=int, help="of the sampling; default: fixed by the engine")
-    add("--stop", action="append", default=[], metavar="TEXT")
-    add("-n", type=int, default=1, metavar="N", help="completions per prompt")
+    add("--max-tokens", type=int, default=128, metavar="N", help="of a completion at most, default %(default)s")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0..2, default 0: the likeliest token")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens that make up P of the "
+        "probability, default 1: all")  # fmt: skip
+    add("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens, default 0: all")
+    add("--seed", type=int, metavar="N", help="of the sampling; default: fixed by the engine")
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends a completion; may be given several times")
+    add("-n", type=int, default=1, metavar="N", help="completions per prompt, default %(default)s")
     add("--json", action="store_true", help="one JSON object per completion instead of text")
-    add("--dtype", default=EngineConfig.dtype, help="auto, float32 or bfloat16")
-    add("--quantization", default=None, help="int8")
-    add("--device", default=EngineConfig.device, help="cpu, cuda (a GPU for each rank) or auto")
-    add("--overlap", default=EngineConfig.overlap, help="none, tbo, sbo or auto (docs/overlap.md)")
-    add("--max-model-len", type=int)
-    add("--bind", default=ParallelConfig.bind, help="core, numa or none")
+    add("--dtype", default=EngineConfig.dtype, help="auto (the checkpoint's, default), float32 or bfloat16")
+    add("--quantization", help="int8: quantise the experts' weights at load; default: as they are")
+    add("--device", default=EngineConfig.device, help="cpu, cuda (a GPU for each rank) or auto; default %(default)s")
+    add("--overlap", default=EngineConfig.overlap, help="none, tbo, sbo or auto (default; docs/overlap.md)")
+    add("--max-model-len", type=int, metavar="N", help="most tokens of prompt and completion; default: the model's")
+    add(
+        "--bind",
+        default=ParallelConfig.bind,
+        help="pin each rank to its share of the machine: core (default), numa or none",
+    )
     return parser
 
 

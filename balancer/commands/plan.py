@@ -33,8 +33,8 @@ def add_parser(commands) -> None:
     current.add_argument(
         "--max-moves-per-layer", type=int, metavar="N", help="slots that may change; default 8 or more (docs)"
     )
-    current.add_argument("--max-bytes", type=float, help="limit of what moves, all layers together")
-    current.add_argument("--bytes-per-expert", type=float, help="weights of one expert")
+    current.add_argument("--max-bytes", type=float, metavar="B", help="most bytes that move, all layers together")
+    current.add_argument("--bytes-per-expert", type=float, metavar="B", help="weights of one expert of one layer")
     parser.set_defaults(run=run)
 
 

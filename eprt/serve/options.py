@@ -89,17 +89,21 @@ def _parser() -> argparse.ArgumentParser:
         "--model", required=True, metavar="DIR", help="Hugging Face directory: config.json, safetensors, tokenizer.json"
     )
     add("--served-model-name", metavar="NAME", help="what clients call it; default: the directory's name")
-    add("--dtype", default=defaults["dtype"], help="auto (the checkpoint's), float32 or bfloat16")
-    add("--load-format", default=defaults["load_format"], help="auto (the files) or dummy (random weights)")
+    add("--dtype", default=defaults["dtype"], help="auto (the checkpoint's, default), float32 or bfloat16")
+    add("--load-format", default=defaults["load_format"], metavar="HOW",
+        help="auto (the files, default) or dummy (random weights)")  # fmt: skip
     add("--num-hidden-layers", type=int, metavar="K", help="fewer layers than the model's, with dummy weights only")
-    add("--quantization", default=defaults["quantization"], help="int8: quantise the experts' weights at load")
+    add("--quantization", default=defaults["quantization"], metavar="HOW",
+        help="int8: quantise the experts' weights at load, on CPUs; default: as they are")  # fmt: skip
     add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
 
     add = parser.add_argument_group("ranks").add_argument
     add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; an mpirun of your own says it itself")
-    add("--device", default=defaults["device"], help="cpu, cuda (a GPU for each rank) or auto")
-    add("--bind", default=ParallelConfig.bind, help="pin each rank to its share of the machine: core, numa or none")
-    add("--ep-payload", default=defaults["ep_payload"], help="what dispatch sends: same (the dtype) or fp8")
+    add("--device", default=defaults["device"], help="cpu, cuda (a GPU for each rank) or auto; default %(default)s")
+    add("--bind", default=ParallelConfig.bind, metavar="HOW",
+        help="pin each rank to its share of the machine: core (default), numa or none")  # fmt: skip
+    add("--ep-payload", default=defaults["ep_payload"], metavar="WHAT",
+        help="what dispatch sends: same (the dtype, default) or fp8")  # fmt: skip
 
     add = parser.add_argument_group("diagnosis").add_argument
     add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
@@ -141,25 +145,36 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
 
 def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
     add = parser.add_argument_group("limits of each rank").add_argument
-    add("--max-model-len", type=int, help="most tokens of prompt and completion together; default: the model's")
     add(
-        "--kv-cache-gb", type=float, default=defaults["kv_cache_gb"], help="memory of the KV cache, default %(default)s"
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="most tokens of prompt and completion together; default: the model's",
     )
-    add("--num-speculative-tokens", type=int, default=defaults["num_speculative_tokens"],
+    add(
+        "--kv-cache-gb",
+        type=float,
+        default=defaults["kv_cache_gb"],
+        metavar="GB",
+        help="memory of the KV cache (2**30 bytes), default %(default)s",
+    )
+    add("--num-speculative-tokens", type=int, default=defaults["num_speculative_tokens"], metavar="K",
         help="tokens the checkpoint's MTP layer guesses per request and step, default %(default)s")  # fmt: skip
     add("--speculative-acceptance", default=defaults["speculative_acceptance"], metavar="HOW",
         help="exact: guesses never change an answer; rejection: with a temperature more of them hold, answers follow "
         "the same distribution; default %(default)s")  # fmt: skip
     add(
         "--kv-cache-dtype", choices=("auto", "bf16", "fp8"), default=defaults["kv_cache_dtype"],
-        help="auto: the model's; fp8 holds 1.75 times the tokens of bf16",
+        help="auto (default): the model's; fp8 holds 1.75 times the tokens of bf16",
     )  # fmt: skip
-    add("--page-size", type=int, help="tokens per KV page, default 16, on GPUs 64")
-    add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], help="running sequences, default %(default)s")
+    add("--page-size", type=int, metavar="N", help="tokens per KV page, default 16, on GPUs 64")
+    add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], metavar="N",
+        help="running sequences, default %(default)s")  # fmt: skip
     add(
         "--max-queue",
         type=int,
         default=defaults["max_queue"],
+        metavar="N",
         help="waiting sequences, more get 429, default %(default)s",
     )
     add("--low-latency-max-tokens", type=int, default=defaults["low_latency_max_tokens"], metavar="N",
@@ -176,21 +191,24 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
     add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
     add("--overlap-schedule", action=argparse.BooleanOptionalAction,
         help="prepare each step while the one before computes; default: on GPUs")  # fmt: skip
-    add("--chunk-size", type=int, default=defaults["chunk_size"], help="tokens of one step, default %(default)s")
+    add("--chunk-size", type=int, default=defaults["chunk_size"], metavar="N",
+        help="most tokens of one step, default %(default)s")  # fmt: skip
     add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
-    add("--seed", type=int, default=defaults["seed"], help="of requests that bring no seed, default %(default)s")
+    add("--seed", type=int, default=defaults["seed"], metavar="N",
+        help="of requests that bring no seed, default %(default)s")  # fmt: skip
 
 
 def _add_http(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("HTTP").add_argument
     add("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
     add("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
-    add("--api-key", help="require `Authorization: Bearer KEY` on /v1 paths")
+    add("--api-key", metavar="KEY", help="require `Authorization: Bearer KEY` on /v1 paths")
     add(
         "--max-body-mb",
         type=float,
         default=ServeOptions.max_body_bytes / 2**20,
-        help="largest request body, default %(default)s",
+        metavar="MB",
+        help="largest request body (2**20 bytes), default %(default)g",
     )
     add("--body-timeout", type=float, default=ServeOptions.body_timeout_s, metavar="S",
         help="seconds a request body may take to arrive, default %(default)s")  # fmt: skip

@@ -52,12 +52,18 @@ def test_flags_and_small_tools_do_not_load_torch():
         assert done.returncode == 0, arguments
 
 
-def test_a_missing_library_is_named_with_a_remedy(monkeypatch):
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [("msgspec", "`pip install msgspec`"), ("httpx", "`pip install httpx`"), ("torch", "`eprt env`")],
+)
+def test_a_missing_library_is_named_with_a_remedy(library, remedy, monkeypatch):
+    """`eprt env` knows which torch and which MPI; the others are installed by their names."""
+
     def missing(module):
-        raise ModuleNotFoundError("No module named 'msgspec'", name="msgspec")
+        raise ModuleNotFoundError(f"No module named {library!r}", name=library)
 
     monkeypatch.setattr(cli, "import_module", missing)
-    with pytest.raises(SystemExit, match="eprt serve: msgspec is not installed; `eprt env`"):
+    with pytest.raises(SystemExit, match=f"eprt serve: {library} is not installed; {remedy}"):
         cli.main(["serve"])
 
 
