@@ -92,9 +92,10 @@ def _drift(load_WLE: np.ndarray) -> np.ndarray | None:
 
 def _placement(placement: Placement, load_LE: np.ndarray | None, all_layers: bool) -> str:
     slots_LP = placement.physical_to_logical_map
+    nodes = "1 node" if placement.num_nodes == 1 else f"{placement.num_nodes} nodes"
     lines = [
         f"placement, epoch {placement.epoch}: {placement.num_layers} layers, {placement.num_experts} experts, "
-        f"{placement.num_slots} slots on {placement.num_gpus} GPUs of {placement.num_nodes} nodes",
+        f"{placement.num_slots} slots on {placement.num_gpus} GPUs of {nodes}",
         *(f"{k}: {v:.4g}" if isinstance(v, float) else f"{k}: {v}" for k, v in placement.metrics.items()),
     ]
     load_LG = None if load_LE is None else placement.gpu_load(load_LE)
