@@ -8,14 +8,15 @@ from typing import Any, cast
 import httpx
 
 from eprt.serve.api import Api
+from eprt.serve.options import ServeOptions
 
 
 def test_a_defect_is_answered_in_openais_shape_and_logged(caplog):
     def findings():
         raise KeyError("a defect")
 
-    options: Any = SimpleNamespace(api_key=None)
     nothing = cast(Any, None)
+    options = ServeOptions(nothing, "demo")
     app = Api(options, nothing, nothing, cast(Any, SimpleNamespace(findings=findings)), nothing).app()
 
     async def get() -> httpx.Response:

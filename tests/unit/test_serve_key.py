@@ -8,13 +8,14 @@ import httpx
 import pytest
 
 from eprt.serve.api import Api
+from eprt.serve.options import ServeOptions
 
 KEY = "a key"
 
 
 def status(path: str, *authorization: str, api_key: str | None = KEY) -> int:
-    options: Any = SimpleNamespace(api_key=api_key)
     nothing = cast(Any, None)
+    options = ServeOptions(nothing, "demo", api_key=api_key)
     diagnosis: Any = SimpleNamespace(findings=lambda: {"findings": []})
     pool: Any = SimpleNamespace(metrics=SimpleNamespace(text=lambda: b""))
     app = Api(options, pool, nothing, diagnosis, nothing).app()
