@@ -111,6 +111,12 @@ class RopeConfig:
     def __post_init__(self):
         _require(self.kind in ("default", "yarn"), f"rope type {self.kind!r}: must be default or yarn")
         _require(self.theta > 0 and self.factor > 0, f"rope theta={self.theta}, factor={self.factor}: must be above 0")
+        if self.kind == "yarn":
+            _require(self.theta > 1, f"rope theta={self.theta}: must be above 1 for yarn")
+            _require(
+                min(self.beta_fast, self.beta_slow) > 0,
+                f"rope beta_fast={self.beta_fast}, beta_slow={self.beta_slow}: must be above 0",
+            )
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,9 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     quant_method: str | None = None
+
+    def __post_init__(self):
+        _require(self.qk_rope_head_dim % 2 == 0, f"qk_rope_head_dim={self.qk_rope_head_dim}: must be even")
 
     @property
     def qk_head_dim(self) -> int:

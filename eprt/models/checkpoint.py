@@ -156,9 +156,12 @@ def _files_of(model_dir: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        return json.loads(index.read_text())["weight_map"]
+        weight_map = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{index}: not a safetensors index with a weight_map: {error!r}") from None
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{index}: its weight_map must give each tensor's name the name of a file")
+    return weight_map
 
 
 def _open(path: Path):

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from eprt.ep.placement import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
@@ -60,7 +62,7 @@ def convert(
     _make_room(partial, num_bytes)
     checkpoint.read_ahead(name for _, names in files for name in names)
     for file_name, names in files:
-        save_file({name: checkpoint.read(name) for name in names}, partial / file_name, metadata={"format": "pt"})
+        _write(partial / file_name, {name: checkpoint.read(name) for name in names})
         if progress is not None:
             progress(checkpoint.num_bytes_read, num_bytes)
     checkpoint.close()
@@ -124,6 +126,13 @@ def _make_room(partial: Path, num_bytes: int) -> None:
             f"{partial.parent} has {free / 1e9:.1f} GB free; the checkpoint needs {num_bytes / 1e9:.1f} GB"
         )
     partial.mkdir()
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk too, and no OSError
+        raise OSError(f"{path}: cannot be written: {error}") from None
 
 
 def _write_index(directory: Path, files: list[tuple[str, list[str]]], num_bytes: int) -> None:

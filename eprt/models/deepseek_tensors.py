@@ -13,6 +13,7 @@ from eprt.ops.weight import BLOCK
 
 Shape = tuple[int, ...]
 _FLOATS = ("F32", "BF16", "F16")
+_SCALES = (*_FLOATS, "F8_E8M0")  # ue8m0: powers of two
 # Saved by old versions of transformers; computed here.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
@@ -134,4 +135,7 @@ def _check_scale(name: str, shape: Shape, checkpoint: Checkpoint) -> list[str]:
         return [f"missing: {name}{SCALE_SUFFIX} {list(want)}, the scales of an fp8 matrix"]
     if info.shape != want:
         return [f"wrong shape: {name}{SCALE_SUFFIX} is {list(info.shape)}, expected {list(want)} ({info.file.name})"]
+    if info.dtype not in _SCALES:
+        wanted = ", ".join(_SCALES)
+        return [f"wrong dtype: {name}{SCALE_SUFFIX} is {info.dtype}, expected one of {wanted} ({info.file.name})"]
     return []

@@ -4,8 +4,9 @@ Where transformers and DeepSeek's own model code read a field differently, DeepS
 """
 
 import json
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,13 +15,14 @@ from eprt.config import EngineConfig, ModelConfig, MoEConfig, RopeConfig
 # float16 checkpoints compute in float32, which holds their values exactly; bfloat16 would round them.
 _COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32}
 _NO_DEFAULT = object()
+_Config = TypeVar("_Config", ModelConfig, MoEConfig, RopeConfig)
 
 
 class ConfigFile:
-    """Fields of one JSON file, checked for type as they are taken. null counts as absent."""
+    """Fields of one JSON file, checked as they are taken. null counts as absent. where: its name in errors."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.where = path, str(path)
         try:
             self.fields: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
@@ -34,20 +36,39 @@ class ConfigFile:
         value = self.fields.get(name)
         if value is None:
             if default is _NO_DEFAULT:
-                raise ValueError(f"{self.path}: field {name!r} is missing")
+                raise ValueError(f"{self.where}: field {name!r} is missing")
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{self.path}: {name}={value!r} has the wrong type ({type(value).__name__})")
+            raise ValueError(f"{self.where}: {name}={value!r} has the wrong type ({type(value).__name__})")
         return value
 
-    def integer(self, name: str, default: Any = _NO_DEFAULT) -> int:
-        return self.take(name, int, default)
+    def section(self, name: str) -> "ConfigFile":
+        """The object that field `name` holds, empty where it is absent."""
+        inner = copy(self)
+        inner.where, inner.fields = f"{self.where}: {name}", self.take(name, dict, {})
+        return inner
+
+    def integer(self, name: str, default: Any = _NO_DEFAULT, least: int = 0) -> int:
+        value = self.take(name, int, default)
+        if isinstance(value, int) and value < least:
+            raise ValueError(f"{self.where}: {name}={value}: must be at least {least}")
+        return value
+
+    def size(self, name: str, default: Any = _NO_DEFAULT) -> int:
+        return self.integer(name, default, least=1)
 
     def number(self, name: str, default: Any = _NO_DEFAULT) -> float:
         return float(self.take(name, (int, float), default))
 
     def flag(self, name: str, default: bool) -> bool:
         return self.take(name, bool, default)
+
+    def build(self, kind: type[_Config], /, **fields: Any) -> _Config:
+        """kind(**fields), whose complaints about values get the name of the file."""
+        try:
+            return kind(**fields)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from None
 
     def only(self, name: str, *allowed: Any) -> None:
         """Refuses any value but these; absent is fine."""
@@ -62,36 +83,41 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
     file.only("hidden_act", "silu")
     file.only("mlp_bias", False)
     file.only("moe_layer_freq", 1)
-    heads = file.integer("num_attention_heads")
+    heads = file.size("num_attention_heads")
     file.only("num_key_value_heads", heads)
     quant_method = _quant_method(file)
     dtype = _dtype(file, engine.dtype)
-    return ModelConfig(
+    return file.build(
+        ModelConfig,
         model_type=file.take("model_type", str),
-        vocab_size=file.integer("vocab_size"),
-        hidden_size=file.integer("hidden_size"),
-        intermediate_size=file.integer("intermediate_size"),
-        num_hidden_layers=engine.num_hidden_layers or file.integer("num_hidden_layers"),
+        vocab_size=file.size("vocab_size"),
+        hidden_size=file.size("hidden_size"),
+        intermediate_size=file.size("intermediate_size"),
+        num_hidden_layers=engine.num_hidden_layers or file.size("num_hidden_layers"),
         num_attention_heads=heads,
-        q_lora_rank=file.integer("q_lora_rank", None),
-        kv_lora_rank=file.integer("kv_lora_rank"),
-        qk_nope_head_dim=file.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=file.integer("qk_rope_head_dim"),
-        v_head_dim=file.integer("v_head_dim"),
-        first_k_dense_replace=file.integer("first_k_dense_replace", 0),
+        q_lora_rank=file.size("q_lora_rank", None),
+        kv_lora_rank=file.size("kv_lora_rank"),
+        qk_nope_head_dim=file.size("qk_nope_head_dim"),
+        qk_rope_head_dim=file.size("qk_rope_head_dim"),
+        v_head_dim=file.size("v_head_dim"),
+        first_k_dense_replace=file.integer("first_k_dense_replace", 3 if _is_v3(file) else 0),
         moe=_moe_config(file, engine, dtype),
         dtype=dtype,
         rope=_rope_config(file),
         rms_norm_eps=file.number("rms_norm_eps", 1e-6),
-        max_position_embeddings=file.integer("max_position_embeddings"),
+        max_position_embeddings=file.size("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings", False),
         attention_bias=file.flag("attention_bias", False),
         rope_interleave=file.flag("rope_interleave", True),
         num_nextn_predict_layers=file.integer("num_nextn_predict_layers", 0),
-        bos_token_id=file.integer("bos_token_id", None),
+        bos_token_id=file.take("bos_token_id", int, None),
         eos_token_ids=_eos_token_ids(file),
         quant_method=quant_method,
     )
+
+
+def _is_v3(file: ConfigFile) -> bool:
+    return file.take("model_type", str) == "deepseek_v3"
 
 
 def _dtype(file: ConfigFile, requested: str) -> torch.dtype:
@@ -128,8 +154,8 @@ def _moe_config(file: ConfigFile, engine: EngineConfig, dtype: torch.dtype) -> M
         return None
     top_k = file.integer("num_experts_per_tok")
     intermediate_size = file.integer("moe_intermediate_size")
-    is_v3 = file.take("model_type", str) == "deepseek_v3"
-    return MoEConfig(
+    return file.build(
+        MoEConfig,
         hidden_size=file.integer("hidden_size"),
         intermediate_size=intermediate_size,
         num_experts=num_experts,
@@ -139,19 +165,20 @@ def _moe_config(file: ConfigFile, engine: EngineConfig, dtype: torch.dtype) -> M
         payload=engine.ep_payload,
         weight_format=engine.quantization or "same",
         dtype=dtype,
-        **(_v3_gate(file) if is_v3 else _v2_gate(file, top_k)),
+        **(_v3_gate(file) if _is_v3(file) else _v2_gate(file, top_k)),
     )
 
 
 def _v3_gate(file: ConfigFile) -> dict[str, Any]:
+    """Absent fields are what DeepSeek's configuration class says; groups of null are none."""
     file.only("scoring_func", "sigmoid")
     file.only("topk_method", "noaux_tc")
     return {
         "scoring": "sigmoid",
-        "n_group": file.integer("n_group", 1),
-        "topk_group": file.integer("topk_group", 1),
+        "n_group": file.integer("n_group", 1 if "n_group" in file.fields else 8),
+        "topk_group": file.integer("topk_group", 1 if "topk_group" in file.fields else 4),
         "norm_topk_prob": file.flag("norm_topk_prob", True),
-        "routed_scaling_factor": file.number("routed_scaling_factor", 1.0),
+        "routed_scaling_factor": file.number("routed_scaling_factor", 2.5),
     }
 
 
@@ -174,22 +201,24 @@ def _v2_gate(file: ConfigFile, top_k: int) -> dict[str, Any]:
 def _rope_config(file: ConfigFile) -> RopeConfig:
     """Both spellings: rope_parameters (with rope_theta inside), or rope_scaling beside rope_theta."""
     spelling = "rope_parameters" if file.fields.get("rope_parameters") is not None else "rope_scaling"
-    fields = file.take(spelling, dict, {})
-    theta = fields.get("rope_theta") or file.number("rope_theta", 10000.0)
-    kind = fields.get("rope_type") or fields.get("type") or "default"
+    rope = file.section(spelling)
+    theta = rope.number("rope_theta", file.number("rope_theta", 10000.0))
+    kind = rope.take("rope_type", str, None) or rope.take("type", str, "default")
     if kind == "default":
-        return RopeConfig(theta=theta)
+        return rope.build(RopeConfig, theta=theta)
     if kind != "yarn":
         raise ValueError(f"{file.path}: {spelling}: type {kind!r} is not supported; supported: 'default', 'yarn'")
-    max_positions = file.integer("max_position_embeddings")
-    original = fields.get("original_max_position_embeddings") or max_positions
-    optional = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
-    return RopeConfig(
+    max_positions = file.size("max_position_embeddings")
+    original = rope.size("original_max_position_embeddings", max_positions)
+    optional = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+    return rope.build(
+        RopeConfig,
         theta=theta,
         kind=kind,
-        factor=fields.get("factor") or max_positions / original,
+        factor=rope.number("factor", max_positions / original),
         original_max_position_embeddings=original,
-        **{name: fields[name] for name in optional if fields.get(name) is not None},
+        truncate=rope.flag("truncate", True),
+        **{name: rope.number(name) for name in optional if rope.fields.get(name) is not None},
     )
 
 
@@ -202,5 +231,8 @@ def _eos_token_ids(file: ConfigFile) -> tuple[int, ...]:
     ids: list[int] = []
     for each in files:
         value = each.take("eos_token_id", (int, list), [])
-        ids += value if isinstance(value, list) else [value]
+        value = value if isinstance(value, list) else [value]
+        if not all(type(token_id) is int for token_id in value):
+            raise ValueError(f"{each.where}: eos_token_id={value!r}: must be token ids, which are integers")
+        ids += value
     return tuple(dict.fromkeys(ids))

@@ -1,6 +1,8 @@
 """eprt convert: the same tensors bit for bit, in files that each rank reads from front to end."""
 
 import json
+import resource
+import signal
 
 import pytest
 import torch
@@ -88,6 +90,21 @@ def test_an_interrupted_conversion_leaves_no_target(source, tmp_path, monkeypatc
     assert "No space left" in capsys.readouterr().err and not target.exists()
     assert main(["convert", str(source), str(target), "--num-ranks", "2"]) == 0
     assert "GB/s" in capsys.readouterr().out and (target / INDEX_NAME).exists()
+
+
+def test_a_disk_that_is_full_is_named(source, tmp_path, capsys):
+    """Full for the library that writes: its error is no OSError."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        assert main(["convert", str(source), str(tmp_path / "target"), "--num-ranks", "2"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    message = capsys.readouterr().err
+    assert "dense-00000.safetensors: cannot be written" in message and "File too large" in message
+    assert not (tmp_path / "target").exists()
 
 
 @pytest.mark.parametrize(
