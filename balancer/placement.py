@@ -38,7 +38,7 @@ class Placement:
         slots_LP = _as_slot_map(self.physical_to_logical_map)
         check_topology(slots_LP.shape[1], self.num_gpus, self.num_nodes)
         object.__setattr__(self, "physical_to_logical_map", slots_LP)
-        if not isinstance(self.epoch, int) or self.epoch < 0:
+        if not isinstance(self.epoch, int) or isinstance(self.epoch, bool) or self.epoch < 0:
             raise ValueError(f"epoch={self.epoch!r}: must be an integer of at least 0")
         if not isinstance(self.metrics, dict):
             raise ValueError(f"metrics={self.metrics!r}: must be an object")
@@ -239,9 +239,12 @@ def _as_slot_map(slots: np.ndarray) -> np.ndarray:
 def _checked_weight(placement: Placement) -> np.ndarray:
     slots_LP = placement.physical_to_logical_map
     try:
-        weight_LP = np.array(placement.slot_weight, dtype=np.float64)
+        weight_LP = np.array(placement.slot_weight)
     except (TypeError, ValueError):
-        raise ValueError("slot_weight must be equally long lists of numbers, one list per layer") from None
+        weight_LP = np.empty(0, dtype=object)
+    if weight_LP.dtype.kind not in "iuf":  # strings and integers without end can be converted too, or nearly
+        raise ValueError("slot_weight must be equally long lists of numbers, one list per layer")
+    weight_LP = weight_LP.astype(np.float64)
     if weight_LP.shape != slots_LP.shape:
         raise ValueError(f"slot_weight has shape {weight_LP.shape}; physical_to_logical_map has {slots_LP.shape}")
     bad = np.argwhere(~(weight_LP >= 0) | ((slots_LP == EMPTY) & (weight_LP != 0)))

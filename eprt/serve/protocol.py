@@ -287,7 +287,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def _parse(body: bytes, kind: type[_Request], defaults: Mapping[str, tuple[Any, ...]]) -> _Request:
     """Raises ApiError 400 naming the field and its value."""
-    raw = _decode(body)
+    raw = decode_body(body)
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, not {_show(raw)}", code="invalid_json")
     _refuse_unknown(raw, {field.name for field in msgspec.structs.fields(kind)}, defaults)
@@ -301,7 +301,7 @@ def _parse(body: bytes, kind: type[_Request], defaults: Mapping[str, tuple[Any, 
     return request
 
 
-def _decode(body: bytes) -> Any:
+def decode_body(body: bytes) -> Any:
     """The body's JSON. ApiError 400, also for an object that has a key twice, of which JSON decoders drop one."""
     try:
         raw = msgspec.json.decode(body)

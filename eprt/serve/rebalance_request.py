@@ -1,17 +1,19 @@
 """The body of POST /v1/eprt/rebalance -> RebalanceRequest. Every mistake is named: field, layer and value."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from eprt.balancer import Placement
 from eprt.serve.errors import invalid, unsupported
+from eprt.serve.protocol import decode_body
 
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
 # What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.
 _DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
 MODES = ("off", "auto", "dry-run")
+_MOST_MOVES = 2**31 - 1
+_FASTEST = sys.float_info.max
 _FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer", "mode", "rank_speeds"}
 
 
@@ -35,13 +37,12 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
 
     ApiError 400 for anything else, and for a placement that does not fit the one that serves.
     """
-    try:
-        data = msgspec.json.decode(body or b"{}")
-    except msgspec.DecodeError as error:
-        raise invalid(None, f"the body is not JSON: {error}", code="invalid_json") from None
+    data = decode_body(body or b"{}")
     if not isinstance(data, dict):
         raise invalid(None, f"the body must be a JSON object, not {type(data).__name__}", code="invalid_json")
     if "physical_to_logical_map" in data:
+        if "placement" in data:
+            raise invalid("placement", "the body has placement and physical_to_logical_map; give one of them")
         data = {
             "placement": {k: v for k, v in data.items() if k not in _FIELDS},
             **{k: v for k, v in data.items() if k in _FIELDS},
@@ -53,8 +54,9 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
         if not isinstance(data.get(name, False), bool):
             raise invalid(name, f"{name}={data[name]!r}: must be true or false", code="invalid_type")
     moves = data.get("max_moves_per_layer")
-    if moves is not None and (not isinstance(moves, int) or isinstance(moves, bool) or moves < 1):
-        raise invalid("max_moves_per_layer", f"max_moves_per_layer={moves!r}: must be an integer of at least 1")
+    if moves is not None and (not isinstance(moves, int) or isinstance(moves, bool) or not 1 <= moves <= _MOST_MOVES):
+        limits = f"must be an integer in 1..{_MOST_MOVES}"
+        raise invalid("max_moves_per_layer", f"max_moves_per_layer={_short(moves)}: {limits}")
     mode = data.get("mode")
     if mode is not None and mode not in MODES:
         raise invalid("mode", f"mode={mode!r}: must be off, auto or dry-run")
@@ -74,9 +76,16 @@ def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple
     if not isinstance(speeds, list) or len(speeds) != num_ranks:
         raise invalid("rank_speeds", f"rank_speeds={speeds!r}: must be a list of {num_ranks} numbers, one per rank")
     for rank, speed in enumerate(speeds):
-        if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed < float("inf"):
-            raise invalid("rank_speeds", f"rank_speeds[rank {rank}] = {speed!r}: must be finite and above 0")
+        if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed <= _FASTEST:
+            where = f"rank_speeds[rank {rank}] = {_short(speed)}"
+            raise invalid("rank_speeds", f"{where}: must be finite and above 0")
     return tuple(float(speed) for speed in speeds)
+
+
+def _short(value: Any) -> str:
+    """JSON has integers of any length."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _placement(data: Any, current: Placement) -> Placement:

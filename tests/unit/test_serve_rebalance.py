@@ -22,6 +22,7 @@ from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 CURRENT = Placement(np.array([[0, 1, 2, 0]]), num_gpus=2)
+ROW = {"physical_to_logical_map": [[1, 2, 0, 2]]}
 
 
 def test_the_flags_say_what_they_are_for():
@@ -86,12 +87,22 @@ def test_a_placement_file_is_a_body_with_or_without_its_options():
         ({"rank_speeds": [1, 0.5]}, "belongs to a placement"),
         ({"placement": {"physical_to_logical_map": [[1, 2, 0, 1]]}, "rank_speeds": [1]}, "a list of 2 numbers"),
         ({"placement": {"physical_to_logical_map": [[1, 2, 0, 1]]}, "rank_speeds": [1, 0]}, "rank_speeds[rank 1] = 0"),
+        ({**ROW, "rank_speeds": [1, 10**400]}, "rank_speeds[rank 1] = 1000"),
+        ({"max_moves_per_layer": 10**4000}, "max_moves_per_layer=1000"),
+        ({**ROW, "slot_weight": [[1, 1, 1, 10**400]]}, "slot_weight must be equally long lists of numbers"),
+        ({**ROW, "slot_weight": [["1", "0.5", "1", "0.5"]]}, "slot_weight must be equally long lists of numbers"),
+        ({**ROW, "slot_weight": [[True, True, True, False]]}, "slot_weight must be equally long lists of numbers"),
+        ({**ROW, "epoch": True}, "epoch=True: must be an integer"),
+        ({**ROW, "placement": ROW}, "placement and physical_to_logical_map"),
         ([], "must be a JSON object, not list"),
+        (b'{"dry_run": true, "dry_run": false}', "twice in one object"),
+        (b'{"mode": "\xff"}', "the body is not JSON"),
+        (b'{"a":' * 100_000, "nested too deeply"),
     ],
 )
 def test_what_cannot_be_asked_is_named(body, words):
     with pytest.raises(ApiError) as caught:
-        parse_rebalance(json.dumps(body).encode(), CURRENT)
+        parse_rebalance(body if isinstance(body, bytes) else json.dumps(body).encode(), CURRENT)
     assert caught.value.status == 400 and words in caught.value.message
 
 
