@@ -123,6 +123,13 @@ class Controller:
     def plan_again(self) -> None:
         """Something is not as it was at the latest decision: the next may be taken at once."""
         self._next_plan_s, self._wait_s = -np.inf, 0.0
+        self._planned_window = -1  # the latest one at that decision
+
+    def plan_later(self, now_s: float) -> None:
+        """A plan was made, or failed: the next waits twice as long as this one did, and for a window besides."""
+        assert self.statistics is not None
+        self._wait_s = min(2 * self._wait_s or self.statistics.current[-1].seconds, _LONGEST_WAIT_S)
+        self._next_plan_s, self._planned_window = now_s + self._wait_s, self.statistics.num_windows
 
     @property
     def costs(self) -> Costs:
@@ -136,8 +143,14 @@ class Controller:
 
     def due(self, now_s: float) -> bool:
         """Whether a plan might now bring another answer than the one before."""
-        enough = self.statistics is not None and len(self.statistics.current) >= _MIN_WINDOWS
-        return enough and now_s >= self._next_plan_s and self.trigger.cooling_s(now_s) == 0
+        statistics = self.statistics
+        if (
+            statistics is None
+            or len(statistics.current) < _MIN_WINDOWS
+            or statistics.num_windows == self._planned_window
+        ):
+            return False
+        return now_s >= self._next_plan_s and self.trigger.cooling_s(now_s) == 0
 
     def set_speed(self, gpu_speed: np.ndarray | None) -> bool:
         """How fast each GPU is, as in plan(); None: all alike. True if it is news."""
@@ -167,8 +180,7 @@ class Controller:
         rate_LE = self.statistics.rate()
         assert rate_LE is not None
         lifetime_s = self.statistics.lifetime_s
-        self._wait_s = min(2 * self._wait_s or self.statistics.current[-1].seconds, _LONGEST_WAIT_S)
-        self._next_plan_s = now_s + self._wait_s
+        self.plan_later(now_s)
         decision = self.trigger.decide(
             now_s,
             rate_LE,

@@ -77,12 +77,15 @@ class Daemon:
         """Never raises for what a server does, but PermissionError when it does not know the key."""
         try:
             status = self._look()
-        except (UnreachableError, RefusedError) as error:
+        except (UnreachableError, RefusedError, ValueError) as error:
             if isinstance(error, RefusedError) and error.status in (401, 403):
                 raise PermissionError(str(error)) from None
             self._retry_s = min(2 * self._retry_s or _FIRST_RETRY_S, _LONGEST_RETRY_S)
             self.pause_s = self._retry_s
-            return Status(self._server.url, "refused" if isinstance(error, RefusedError) else "unreachable", str(error))
+            if isinstance(error, ValueError):  # placement, load and sample do not go together: ask for all of them anew
+                self._placement = None
+            state = "unreachable" if isinstance(error, UnreachableError) else "refused"
+            return Status(self._server.url, state, str(error))
         self._retry_s = 0.0
         return status
 

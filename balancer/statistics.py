@@ -96,19 +96,22 @@ class LoadStatistics:
 
         phase: "prefill", "decode" or, by default, both together. last: of only so many windows. None without a window.
         """
+        # add(), in another thread, may put others in their place: what is worked out here belongs to these windows.
+        rates = self._rates
         windows = self.current if last is None else self.current[-last:]
         if not windows:
             return None
         key = (phase, len(windows))
-        if key not in self._rates:
+        if key not in rates:
             weight_W = self._weights(len(windows))
             tokens_PLE = np.zeros(self.shape)
             for weight, window in zip(weight_W, windows):
                 tokens_PLE += weight * window.tokens_PLE
             tokens_LE = tokens_PLE.sum(0) if phase is None else tokens_PLE[PHASES.index(phase)]
-            self._rates[key] = tokens_LE / float(weight_W @ [w.seconds for w in windows])
-            self._rates[key].setflags(write=False)
-        return self._rates[key]
+            rate_LE = tokens_LE / float(weight_W @ [w.seconds for w in windows])
+            rate_LE.setflags(write=False)
+            rates[key] = rate_LE
+        return rates[key]
 
     @property
     def steps_per_s(self) -> float:

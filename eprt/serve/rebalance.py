@@ -204,7 +204,8 @@ class Rebalancer:
         return self.status()
 
     async def _plan_and_move(self, request: RebalanceRequest) -> None:
-        self._check_room()
+        if not request.dry_run:
+            self._check_room()
         if self._planning or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
         with self._as_planning():
@@ -329,21 +330,29 @@ class Rebalancer:
             _log.info("rebalance: the load has changed; what came before is forgotten")
         if self._options.rebalance_slow_ranks and self.controller.set_speed(self._rank_speeds()):
             _log.info("rebalance: the ranks' speeds are now %s", np.round(self._rank_speeds(), 2).tolist())
-        may_plan = self.mode != "off" and self._pool.infos[0].spare_experts and self._pool.num_ranks > 1
-        if not may_plan or self._planning or self.is_migrating:
-            return
-        if not self.controller.due(time.monotonic()):
+        if not self._may_plan or not self.controller.due(time.monotonic()):
             return
         with self._as_planning():
             request = await self._plan_request(RebalanceRequest())
             if request is None:
                 return
-            answer = await solve_apart(request)
+            try:
+                answer = await solve_apart(request)
+            except ApiError:
+                self.controller.plan_later(time.monotonic())
+                raise
             if self.mode == "off":  # since the plan was asked for
                 return
             decision = await self._decide(answer, self.mode)
         if decision.migrate:
             self._start(answer)
+
+    @property
+    def _may_plan(self) -> bool:
+        """Of its own accord, now."""
+        has_room = self.mode == "dry-run" or self._pool.infos[0].spare_experts > 0
+        wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1
+        return wanted and not self._planning and not self.is_migrating
 
     def _snapshot(self) -> Snapshot | None:
         total_PLE = total_load(self._pool.infos, self._pool.stats)

@@ -174,6 +174,18 @@ def test_after_a_restart_everything_begins_anew(played):
     assert len(played.posted) == 1
 
 
+def test_what_cannot_be_planned_for_is_told_and_tried_again_later(played):
+    """The placement of another model than the load's, as while one server takes another's place."""
+    daemon = make(played)
+    played.serving = Placement(np.array([[0, 1, 2, -1]]), num_gpus=2)
+    assert daemon.look().state == "watching"
+    first = daemon.look()
+    assert first.state == "refused" and "load_LE has shape (1, 5)" in first.news and daemon.pause_s < 5
+    assert looks(daemon, 4) == ["refused"] * 4 and daemon.pause_s == 5 and not played.posted
+    played.serving = FIRST
+    assert looks(daemon, 2) == ["migrating"] * 2 and len(played.posted) == 1
+
+
 def test_slow_ranks_get_less_where_that_is_wanted(played):
     played.speeds = [1.0, 0.5]
     daemon = make(played, slow_ranks=True)

@@ -51,6 +51,26 @@ def test_the_noise_of_a_rate_falls_with_its_windows():
     assert make().noise() == 0
 
 
+def test_a_window_that_ends_while_a_rate_is_worked_out_counts_in_the_next(monkeypatch):
+    """Windows are taken in by another thread than the one that answers a scrape of the metrics."""
+    rng = np.random.default_rng(0)
+    statistics, weights = make(max_windows=2), LoadStatistics._weights
+    for _ in range(2):
+        statistics.add(window(rng, skewed(rng)), 1.0)
+
+    def interrupted(self, num_windows):
+        monkeypatch.setattr(LoadStatistics, "_weights", weights)
+        self.add(window(rng, skewed(rng)), 1.0)
+        return weights(self, num_windows)
+
+    monkeypatch.setattr(LoadStatistics, "_weights", interrupted)
+    before = statistics.rate()
+    newest = statistics.windows()[-2:]
+    mean = (newest[1] + newest[0] * 0.5 ** (1 / 6)) / (1 + 0.5 ** (1 / 6))
+    assert not np.array_equal(before, statistics.rate())
+    np.testing.assert_allclose(statistics.rate(), mean, rtol=1e-5)
+
+
 def test_without_a_window_nothing_is_known():
     statistics = make()
     assert statistics.rate() is None and statistics.lifetime_s == statistics.steps_per_s == 0

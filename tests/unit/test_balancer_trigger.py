@@ -197,6 +197,8 @@ def test_plans_are_made_when_they_may_bring_something_new():
     answer, now_s, waits = solve(controller.request(NOW)), 0.0, []
     for _ in range(6):
         controller.decide(now_s, NOW, answer)
+        assert not controller.due(now_s + 1e6)  # idle ever since: the answer would be the same
+        controller.observe(server.work())
         start_s = now_s
         while not controller.due(now_s):
             now_s += 1

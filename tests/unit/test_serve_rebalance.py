@@ -1,6 +1,7 @@
 """The rebalancer's flags, and the body of POST /v1/eprt/rebalance."""
 
 import asyncio
+import contextlib
 import io
 import json
 from collections.abc import Sequence
@@ -106,10 +107,13 @@ def test_what_cannot_be_asked_is_named(body, words):
     assert caught.value.status == 400 and words in caught.value.message
 
 
-def observe(rebalancer: Rebalancer, step: int) -> None:
+def snapshot(step: int) -> Snapshot:
     """The counters as they are after so many steps, one a second."""
-    total_PLE = np.full((2, 1, 3), 1000 * step)
-    rebalancer.controller.observe(Snapshot("server", float(step), total_PLE, step, 0.0, 0, 0))
+    return Snapshot("server", float(step), np.full((2, 1, 3), 1000 * step), step, 0.0, 0, 0)
+
+
+def observe(rebalancer: Rebalancer, step: int) -> None:
+    rebalancer.controller.observe(snapshot(step))
 
 
 def rebalancer_of(
@@ -180,3 +184,53 @@ def test_nodes_of_unequal_sizes_are_planned_as_one():
     rows = ((0, 1), (2, 0), (1, 2), (0, 1))
     for node_of_rank, num_nodes in (((0, 0, 1, 1), 2), ((0, 0, 0, 1), 1), ((0, 1, 0, 1), 1), ((0, 0, 0, 0), 1)):
         assert rebalancer_of(rows, node_of_rank).placement.num_nodes == num_nodes
+
+
+def test_a_dry_run_needs_no_room_to_move(monkeypatch):
+    rebalancer = rebalancer_of()
+    for info in rebalancer._pool.infos:
+        monkeypatch.setattr(info, "spare_experts", 0)
+    monkeypatch.setattr(rebalancer.controller, "due", lambda now_s: True)
+    for step in (1, 2, 3, 4):
+        observe(rebalancer, step)
+    monkeypatch.setattr(rebalancer, "_snapshot", lambda: snapshot(5))
+
+    async def solve_here(request: PlanRequest):
+        return solve(request)
+
+    monkeypatch.setattr(rebalance, "solve_apart", solve_here)
+
+    async def looks() -> None:
+        for mode in ("dry-run", "auto"):
+            rebalancer._set_mode(mode)
+            await rebalancer._look()
+        await rebalancer.post(b'{"dry_run": true}')
+        with pytest.raises(ApiError, match="--spare-experts 0"):
+            await rebalancer.post(b"{}")
+
+    asyncio.run(looks())
+    assert [decision["asked_by"] for decision in rebalancer.decisions] == ["dry-run", "posted"]
+
+
+def test_after_a_plan_that_failed_the_next_waits_longer(monkeypatch):
+    rebalancer, asked = rebalancer_of(), []
+    for step in (1, 2, 3, 4):
+        observe(rebalancer, step)
+
+    async def fails(request: PlanRequest):
+        asked.append(clock[0])
+        raise ApiError(500, "no plan within 120 s", code="planning_failed")
+
+    clock = [0.0]
+    monkeypatch.setattr(rebalance, "solve_apart", fails)
+    monkeypatch.setattr(rebalance.time, "monotonic", lambda: clock[0])
+    snapshots = iter(range(5, 100))
+    monkeypatch.setattr(rebalancer, "_snapshot", lambda: snapshot(next(snapshots)))
+
+    async def looks() -> None:
+        for clock[0] in range(16):
+            with contextlib.suppress(ApiError):
+                await rebalancer._look()
+
+    asyncio.run(looks())
+    assert asked == [0, 1, 3, 7, 15]
