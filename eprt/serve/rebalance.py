@@ -29,7 +29,7 @@ from eprt.serve.expert_load import expert_load, total_load
 from eprt.serve.messages import Sampled
 from eprt.serve.options import ServeOptions
 from eprt.serve.rank_pool import RankPool
-from eprt.serve.rebalance_migration import Migration, placement_after
+from eprt.serve.rebalance_migration import Migration, placement_after, with_a_commit
 from eprt.serve.rebalance_plan import solve_apart
 from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
 
@@ -255,6 +255,8 @@ class Rebalancer:
         """Tells the ranks. A plan without any change is done at once. rank_speeds: default what is measured here."""
         self._pool.check_open()  # it may have been stopped while the plan was made
         placement = self.placement
+        if rank_speeds and not answer.rounds and self._options.engine.replica_routing.startswith("batch"):
+            answer = with_a_commit(answer, placement)  # batches are split by other speeds from then on
         self._num_jobs += 1
         self.migration = Migration(
             job_id=self._num_jobs,

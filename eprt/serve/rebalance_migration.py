@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from eprt.balancer import Placement
+from eprt.balancer.job import PlanAnswer
+from eprt.balancer.migration import Round
 from eprt.ep.migration_job import Job
 
 
@@ -40,3 +42,11 @@ def placement_after(before: Placement, job: Job, rounds_done: int, target: Place
             weight_LP[layer] = job.weights[layer]
     metrics = target.metrics if rounds_done == len(job.rounds) else before.metrics
     return replace(after, slot_weight=weight_LP, metrics=metrics)
+
+
+def with_a_commit(answer: PlanAnswer, serves: Placement) -> PlanAnswer:
+    """A plan without rounds, and a round that leaves everything where it is: what comes with a commit comes with it."""
+    row, weights = (
+        tuple(of_layer_LP[0].tolist()) for of_layer_LP in (serves.physical_to_logical_map, serves.weight_LP)
+    )
+    return replace(answer, rounds=(Round({0: row}, ()),), weights={0: weights})

@@ -14,11 +14,13 @@ from eprt.balancer import Placement
 from eprt.balancer.controller import Snapshot
 from eprt.balancer.job import PlanRequest, solve
 
+from eprt.ep.migration_job import Job
 from eprt.serve import rebalance
 from eprt.serve.errors import ApiError
 from eprt.serve.messages import Sampled
 from eprt.serve.options import OptionError, parse
 from eprt.serve.rebalance import Rebalancer
+from eprt.serve.rebalance_migration import placement_after
 from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
@@ -234,3 +236,32 @@ def test_after_a_plan_that_failed_the_next_waits_longer(monkeypatch):
 
     asyncio.run(looks())
     assert asked == [0, 1, 3, 7, 15]
+
+
+@pytest.mark.parametrize("routing, num_jobs", [("batch", 1), ("weights", 0)])
+def test_new_speeds_for_the_placement_that_serves_reach_the_ranks_that_split_by_them(monkeypatch, routing, num_jobs):
+    jobs: list[Job] = []
+    rebalancer = rebalancer_of(migrate=jobs.append)
+    rebalancer._options = parse(["--model", str(MODEL), "--replica-routing", routing])
+
+    async def solve_here(request: PlanRequest):
+        return solve(request)
+
+    monkeypatch.setattr(rebalance, "solve_apart", solve_here)
+
+    async def posts() -> None:
+        serves = {"physical_to_logical_map": CURRENT.physical_to_logical_map.tolist()}
+        await rebalancer.post(json.dumps(serves).encode())
+        assert not jobs and rebalancer.status()["migration"]["state"] == "done"
+        await rebalancer.post(json.dumps({**serves, "rank_speeds": [1, 0.5]}).encode())
+        state = rebalancer.status()["migration"]["state"]
+        assert (len(jobs), state) == (num_jobs, "running" if num_jobs else "done")
+        if rebalancer._following is not None:
+            rebalancer._following.cancel()
+
+    asyncio.run(posts())
+    for job in jobs:
+        assert job.rank_speeds == (1.0, 0.5) and job.weights == {0: (0.5, 1.0, 1.0, 0.5)}
+        after = placement_after(CURRENT, job, 1, CURRENT)
+        np.testing.assert_array_equal(after.physical_to_logical_map, CURRENT.physical_to_logical_map)
+        np.testing.assert_array_equal(after.weight_LP, CURRENT.weight_LP)
