@@ -25,13 +25,14 @@ from eprt.ep.placement import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
 from eprt.models.hf_config import ConfigFile
 
+NAMED_TEMPLATES = "additional_chat_templates"  # where serve/chat.py looks for them
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Converted:
-    """not_copied: directories of the source, which a checkpoint does not need."""
+    """not_copied: directories of the source, which a checkpoint does not need; chat templates' is copied."""
 
     num_files: int
     num_bytes: int
@@ -144,7 +145,9 @@ def _write_index(directory: Path, files: list[tuple[str, list[str]]], num_bytes:
 def _copy_the_rest(source: Path, target: Path) -> tuple[str, ...]:
     not_copied = []
     for path in sorted(source.iterdir()):
-        if path.is_dir():
+        if path.name == NAMED_TEMPLATES and path.is_dir():
+            shutil.copytree(path, target / path.name)
+        elif path.is_dir():
             not_copied.append(path.name)
         elif path.suffix != ".safetensors" and path.name != INDEX_NAME:
             shutil.copy2(path, target / path.name)

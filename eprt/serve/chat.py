@@ -1,8 +1,9 @@
 """ChatTemplate: messages and tools to one prompt text, through the checkpoint's Jinja template.
 
-The template is looked for where Hugging Face puts it: chat_template.jinja, chat_template.json, then "chat_template" of
-tokenizer_config.json (one text, or a list of named ones, of which "tool_use" serves requests with tools). It is a file
-from the internet, so it runs in Jinja's immutable sandbox. The text equals that of transformers (a test compares).
+The template is looked for where Hugging Face puts it: chat_template.jinja and additional_chat_templates/NAME.jinja,
+chat_template.json, then "chat_template" of tokenizer_config.json (one text, or a list of named ones). Of named ones
+"tool_use" serves requests with tools. It is a file from the internet, so it runs in Jinja's immutable sandbox. The text
+equals that of transformers (a test compares).
 """
 
 import json
@@ -18,6 +19,8 @@ import msgspec
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import invalid
 from eprt.serve.protocol import Message, Tool
+
+NAMED_TEMPLATES = "additional_chat_templates"
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -68,6 +71,10 @@ class ChatTemplate:
             source = (model_dir / "chat_template.jinja").read_text(encoding="utf-8")
         if isinstance(source, list):
             source = {item["name"]: item["template"] for item in source}
+        named = sorted((model_dir / NAMED_TEMPLATES).glob("*.jinja"))
+        if named:
+            default = {"default": source} if isinstance(source, str) else source or {}
+            source = {**default, **{path.stem: path.read_text(encoding="utf-8") for path in named}}
         return ChatTemplate(source, tokenizer.special_tokens) if source else None
 
     def render(

@@ -25,6 +25,8 @@ def source(tmp_path_factory):
     tiny.quantize_checkpoint(directory)
     (directory / "assets").mkdir()
     (directory / "notes.txt").write_text("kept")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("T")
     return directory
 
 
@@ -48,6 +50,7 @@ def test_tensors_are_the_same_bits(source, converted):
         assert tensor.dtype == after[name].dtype
         assert torch.equal(tensor.view(torch.uint8), after[name].view(torch.uint8)), name
     assert (converted / "notes.txt").read_text() == "kept"
+    assert (converted / "additional_chat_templates" / "tool_use.jinja").read_text() == "T"
 
 
 def test_a_rank_reads_the_dense_files_and_its_own(converted):

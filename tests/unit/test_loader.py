@@ -258,6 +258,30 @@ def test_mtp_layer_is_skipped_only_when_declared(directory):
         load(directory)
 
 
+def test_no_shared_experts(directory):
+    """As DeepSeek's configs say it, null with no tensors, and as transformers saves it, 0 with tensors of no rows."""
+    edit_tensors(directory, lambda t: t.update({k: 0 * v for k, v in t.items() if "shared_experts" in k}))
+    (prompt,) = tiny.prompts(lengths=(9,))
+
+    def logits():
+        runner = PagedRunner(load(directory))
+        return runner.prefill(runner.request(prompt))
+
+    def cut(tensors):
+        shared = {name: tensor for name, tensor in tensors.items() if "shared_experts" in name}
+        tensors.update({k: (v[:, :0] if "down" in k else v[:0]).contiguous() for k, v in shared.items()})
+
+    def remove(tensors):
+        for name in [name for name in tensors if "shared_experts" in name]:
+            del tensors[name]
+
+    want = logits()
+    for number, change in ((0, cut), (None, remove)):
+        edit_config(directory, n_shared_experts=number)
+        edit_tensors(directory, change)
+        assert torch.equal(logits(), want)
+
+
 def test_tied_head_may_be_in_the_files_or_not(tmp_path):
     hf_model = tiny.make_variant("v3_plain")
     tiny.save(hf_model, tmp_path)

@@ -83,6 +83,8 @@ def test_arguments_as_text_where_the_template_joins_them(tmp_path):
 
 
 def test_files_take_precedence_and_named_templates_are_chosen(tmp_path):
+    from transformers import AutoTokenizer
+
     tokenizer = _checkpoint(tmp_path, [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
     template = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
     assert template is not None
@@ -91,6 +93,14 @@ def test_files_take_precedence_and_named_templates_are_chosen(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("J")
     from_file = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
     assert from_file is not None and from_file.render(_messages(MESSAGES)) == "J"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("N")
+    named = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for tools, want in ((None, "J"), (TOOLS, "N")):
+        assert theirs.apply_chat_template(_with_objects(MESSAGES), tools=tools, tokenize=False) == want
+        assert named is not None
+        assert named.render(_messages(MESSAGES), msgspec.convert(tools, list[Tool] | None)) == want
     assert ChatTemplate.of_checkpoint(tmp_path / "elsewhere", _checkpoint(tmp_path, None)) is None
 
 
