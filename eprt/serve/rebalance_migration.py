@@ -35,8 +35,9 @@ def placement_after(before: Placement, job: Job, rounds_done: int, target: Place
     last = {layer: k for k, one in enumerate(job.rounds) for layer in one.rows}
     after = Placement(slots_LP, before.num_gpus, before.num_nodes, epoch=before.epoch + rounds_done)
     weight_LP = after.even_weight_LP.copy()
+    touched = {layer for one in done for layer in one.rows}
     for layer in range(before.num_layers):
-        if last.get(layer, -1) < 0:
+        if layer not in touched:
             weight_LP[layer] = before.weight_LP[layer]
         elif last[layer] < rounds_done and layer in job.weights:
             weight_LP[layer] = job.weights[layer]
