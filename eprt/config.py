@@ -100,7 +100,7 @@ class RopeConfig:
     theta: float = 10000.0
     kind: str = "default"
     factor: float = 1.0
-    original_max_position_embeddings: int = 4096
+    original_max_position_embeddings: float = 4096
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float = 1.0
@@ -113,6 +113,8 @@ class RopeConfig:
         _require(self.theta > 0 and self.factor > 0, f"rope theta={self.theta}, factor={self.factor}: must be above 0")
         if self.kind == "yarn":
             _require(self.theta > 1, f"rope theta={self.theta}: must be above 1 for yarn")
+            length = self.original_max_position_embeddings
+            _require(length >= 1, f"rope original_max_position_embeddings={length}: must be at least 1")
             _require(
                 min(self.beta_fast, self.beta_slow) > 0,
                 f"rope beta_fast={self.beta_fast}, beta_slow={self.beta_slow}: must be above 0",

@@ -9,6 +9,7 @@ in the order of reading. It serves any other number of ranks too, only with more
 
 import argparse
 import json
+import math
 import re
 import shutil
 import sys
@@ -169,8 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 when the arguments or the checkpoint cannot be used."""
     arguments = build_parser().parse_args(argv)
     try:
-        if not arguments.max_file_gb > 0:
-            raise ValueError(f"--max-file-gb {arguments.max_file_gb}: must be above 0")
+        if not 0 < arguments.max_file_gb < math.inf:
+            raise ValueError(f"--max-file-gb {arguments.max_file_gb}: must be a number above 0")
         result = convert(
             arguments.source,
             arguments.target,

@@ -4,6 +4,7 @@ Where transformers and DeepSeek's own model code read a field differently, DeepS
 """
 
 import json
+import math
 from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +59,10 @@ class ConfigFile:
         return self.integer(name, default, least=1)
 
     def number(self, name: str, default: Any = _NO_DEFAULT) -> float:
-        return float(self.take(name, (int, float), default))
+        value = float(self.take(name, (int, float), default))
+        if not math.isfinite(value):  # JSON as Python writes it has NaN and Infinity
+            raise ValueError(f"{self.where}: {name}={value}: must be a finite number")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         return self.take(name, bool, default)
@@ -209,13 +213,13 @@ def _rope_config(file: ConfigFile) -> RopeConfig:
     if kind != "yarn":
         raise ValueError(f"{file.path}: {spelling}: type {kind!r} is not supported; supported: 'default', 'yarn'")
     max_positions = file.size("max_position_embeddings")
-    original = rope.size("original_max_position_embeddings", max_positions)
+    original = rope.number("original_max_position_embeddings", max_positions)
     optional = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
     return rope.build(
         RopeConfig,
         theta=theta,
         kind=kind,
-        factor=rope.number("factor", max_positions / original),
+        factor=rope.number("factor", max_positions / max(original, 1)),
         original_max_position_embeddings=original,
         truncate=rope.flag("truncate", True),
         **{name: rope.number(name) for name in optional if rope.fields.get(name) is not None},

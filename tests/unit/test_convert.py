@@ -116,6 +116,7 @@ def test_a_disk_that_is_full_is_named(source, tmp_path, capsys):
         (["--num-ranks", "0"], "--num-ranks 0: must be in 1..16"),
         (["--num-ranks", "17"], "--num-ranks 17: must be in 1..16"),
         (["--num-ranks", "2", "--max-file-gb", "nan"], "--max-file-gb nan"),
+        (["--num-ranks", "2", "--max-file-gb", "inf"], "--max-file-gb inf"),
     ],
 )
 def test_refusals(source, tmp_path, capsys, options, message):

@@ -76,6 +76,11 @@ def edit_tensors(directory, change: Callable[[dict], None]):
         ({"max_position_embeddings": 0}, "config.json: max_position_embeddings=0: must be at least 1"),
         ({"num_nextn_predict_layers": -1}, "config.json: num_nextn_predict_layers=-1: must be at least 0"),
         ({"qk_rope_head_dim": 7}, "config.json: qk_rope_head_dim=7: must be even"),
+        ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor=nan: must be a finite number"),
+        (
+            {"rope_parameters": {**tiny.YARN, "original_max_position_embeddings": 0}},
+            "config.json: rope_parameters: .*original_max_position_embeddings=0.0: must be at least 1",
+        ),
         ({"eos_token_id": ["a"]}, r"config.json: eos_token_id=\['a'\]: must be token ids"),
         ({"rope_parameters": {**tiny.YARN, "factor": "4"}}, "rope_parameters: factor='4' has the wrong type"),
         ({"rope_parameters": {**tiny.YARN, "rope_theta": "1e4"}}, "rope_parameters: rope_theta='1e4' has the wrong"),
