@@ -64,6 +64,9 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
         if data.get(name) and len(data) > 1:
             raise invalid(name, f"{name} stands alone: give nothing else with it")
     target = None if data.get("placement") is None else _placement(data["placement"], current)
+    if moves is not None and target is not None:
+        message = "max_moves_per_layer belongs to a plan made here; a posted placement is reached in full"
+        raise invalid("max_moves_per_layer", message)
     speeds = _rank_speeds(data.get("rank_speeds"), target, current.num_gpus)
     return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves, mode, speeds)
 

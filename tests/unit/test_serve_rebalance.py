@@ -97,6 +97,7 @@ def test_a_placement_file_is_a_body_with_or_without_its_options():
         ({**ROW, "slot_weight": [["1", "0.5", "1", "0.5"]]}, "slot_weight must be equally long lists of numbers"),
         ({**ROW, "slot_weight": [[True, True, True, False]]}, "slot_weight must be equally long lists of numbers"),
         ({**ROW, "epoch": True}, "epoch=True: must be an integer"),
+        ({**ROW, "max_moves_per_layer": 1}, "a posted placement is reached in full"),
         ({**ROW, "placement": ROW}, "placement and physical_to_logical_map"),
         ([], "must be a JSON object, not list"),
         (b'{"dry_run": true, "dry_run": false}', "twice in one object"),
