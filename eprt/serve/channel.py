@@ -6,6 +6,7 @@ Knows nothing of what the messages mean.
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -27,9 +28,17 @@ def bind_http(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise OptionError(f"cannot listen on {host}:{port}: {_why(error)}") from None
     sock.setblocking(False)
     return sock
+
+
+def _why(error: OSError) -> str:
+    """create_server adds the address to the system's words, and it is told already; a name's errors are not errno's."""
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    remedy = "; --port takes another, 0 any free one" if error.errno == errno.EADDRINUSE else ""
+    return os.strerror(error.errno) + remedy
 
 
 def listen(hosts: set[str]) -> tuple[socket.socket, str]:

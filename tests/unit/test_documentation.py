@@ -1,6 +1,7 @@
 """What the documentation names exists, and what exists is documented: flags, paths, metrics, error codes, fields."""
 
 import argparse
+import dataclasses
 import importlib.util
 import re
 import shlex
@@ -149,3 +150,22 @@ def test_every_field_of_a_request_is_documented_and_the_other_way_round():
     told = set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", honoured)))
     fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
     assert told == fields - {"best_of"}  # which is refused unless it asks for nothing
+
+
+def test_every_field_of_what_the_rebalancer_tells_is_documented():
+    from eprt.balancer.daemon import Status
+    from eprt.balancer.trigger import Decision
+
+    from eprt.serve.rebalance_migration import Migration
+
+    section = PAGES["docs/files.md"].partition("## Rebalancer")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`(\w+)`", section))
+    for kind in (Status, Decision, Migration):
+        fields = {field.name for field in dataclasses.fields(kind)}
+        assert fields <= told, f"docs/files.md does not name {kind.__name__}'s {fields - told}"
+    source = (ROOT / "eprt/serve/rebalance.py").read_text()
+    for name in ("load_document", "_work", "status"):
+        method = re.search(rf"    def {name}\(.*?(?=\n    (?:@|def |async def |# --))", source, re.DOTALL)
+        assert method is not None
+        keys = set(re.findall(r'^\s+"(\w+)": ', method[0], re.MULTILINE))
+        assert keys and keys - {"schema"} <= told, f"docs/files.md does not name {name}'s {keys - told}"

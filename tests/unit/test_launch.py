@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from eprt.serve import launch
+from eprt.serve.channel import bind_http
+from eprt.serve.options import OptionError
 
 # Starts two "ranks" and waits for them; blocks what it could be told to stop with. A rank drains on SIGUSR1, at once on
 # the second, or not at all.
@@ -81,3 +84,14 @@ def test_ranks_that_do_not_leave_in_time_are_killed(tmp_path, monkeypatch, kept_
     monkeypatch.setattr(launch, "_LEAVE_S", 0.4)
     assert run(tmp_path, monkeypatch, signals=99, sent=1, drain_timeout_s=0.1) != 0
     assert "killing the ranks and mpirun" in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken_is_said_once_with_a_remedy():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OptionError) as error:
+            bind_http("127.0.0.1", port)
+    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; --port takes another, 0 any free one"
+    assert str(error.value) == told
+    with pytest.raises(OptionError, match=r"cannot listen on no\.such\.host\.invalid:0: [^;]+$"):
+        bind_http("no.such.host.invalid", 0)
