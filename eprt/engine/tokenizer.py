@@ -29,13 +29,36 @@ class Tokenizer:
         # Left over from training in some checkpoints; transformers does not heed them either.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
         self.config: dict[str, Any] = _read_json(model_dir / "tokenizer_config.json")
         self.special_tokens = _special_tokens(self.config, _read_json(model_dir / "special_tokens_map.json"))
+        self._add_declared_tokens()
+        self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
         self._special_ids = frozenset(t["id"] for t in self._spec.get("added_tokens", []) if t["special"])
         # transformers adds BOS where this says so, even where tokenizer.json does not (DeepSeek V3's).
         bos_id = self._tokenizer.token_to_id(self.special_tokens.get("bos_token", ""))
         self._forced_bos = [bos_id] if self.config.get("add_bos_token") and bos_id is not None else []
+
+    def _add_declared_tokens(self) -> None:
+        """Tokens that the configuration knows and tokenizer.json does not, as transformers adds them: after the others,
+        with the next free ids where they are no words of the vocabulary."""
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        declared = sorted((self.config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+        tokens = [
+            tokenizers.AddedToken(**{name: value for name, value in token.items() if name in _TOKEN_FIELDS})
+            for _, token in declared
+            if token["content"] not in added
+        ]
+        added.update(token.content for token in tokens)
+        more = self.config.get("extra_special_tokens") or self.config.get("additional_special_tokens") or []
+        more = more.values() if isinstance(more, dict) else more
+        special = [*self.special_tokens.values(), *(t["content"] if isinstance(t, dict) else t for t in more)]
+        tokens += [
+            tokenizers.AddedToken(text, special=True, normalized=False)
+            for text in dict.fromkeys(special)
+            if text not in added
+        ]
+        if tokens:
+            self._tokenizer.add_tokens(tokens)
 
     @property
     def size(self) -> int:
@@ -142,6 +165,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 # Pre-tokenizers that cut a text, and drop none of it unless their behavior is "Removed".
 _KEEPING = frozenset(("ByteLevel", "Digits", "Punctuation", "Split"))
+
+_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 # Characters from which on it pays to let other threads run.
 _LONG_TEXT = 10_000

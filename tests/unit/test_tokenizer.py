@@ -113,6 +113,26 @@ def test_ids_equal_transformers(byte_level, tmp_path, add_bos_token):
     assert own.special_tokens == {"bos_token": BOS, "eos_token": EOS}
 
 
+def test_tokens_only_the_configuration_knows(byte_level, tmp_path):
+    """Added with ids after the others, as transformers adds them, and special where they are declared so."""
+    from transformers import AutoTokenizer
+
+    size = byte_level.size
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    new = {
+        str(size): {"content": "<think>", "special": False, **flags},
+        str(size + 1): {"content": "<|call|>", "special": True, **flags},
+    }
+    tokenizer = HfTokenizer.from_str(byte_level._tokenizer.to_str())
+    config = {"added_tokens_decoder": new, "additional_special_tokens": ["<|extra|>"], "pad_token": "ox"}
+    own, theirs = _save(tokenizer, tmp_path, **config), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("The ox<think> <|call|>", "<|extra|>a<|call|><tool_call>", f"<|ext{BOS}|fox"):
+        ids = own.encode(text, add_special_tokens=False)
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+        assert own.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert own.size == len(theirs) == size + 4
+
+
 def test_broken_directories_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         Tokenizer(tmp_path)
