@@ -68,6 +68,23 @@ def test_links_inside_the_documentation_lead_somewhere():
     assert not dead, dead
 
 
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_links_to_a_heading_lead_to_one():
+    links, dead = 0, []
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]*)\)", path.read_text()):
+            page = path.parent / target if target else path
+            links += 1
+            if anchor not in anchors(page.read_text()):
+                dead.append(f"{path.name}: {target}#{anchor}")
+    assert links > 10 and not dead, dead
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text()
     missing = [
