@@ -26,7 +26,7 @@ class LoadRecorder:
 
     def __init__(self, num_layers: int, num_experts: int, top_k: int, sample_size: int = 4096):
         self._tokens_PLE = np.zeros((2, num_layers, num_experts), dtype=np.int64)
-        dtype = np.uint8 if num_experts <= 256 else np.uint16
+        dtype = np.int8 if num_experts <= 128 else np.int16  # -1: masked
         self._sample_LAK = np.zeros((num_layers, sample_size, top_k), dtype=dtype)
         self._step_A = np.zeros(sample_size, dtype=np.int64)
         self._num_steps = self._num_sampled = 0
@@ -76,7 +76,7 @@ class LoadRecorder:
         """A pass of the MTP layer over num_tokens tokens has been launched."""
 
     def sample(self) -> np.ndarray:
-        """[L, A, K] uint8 or uint16, the choices of the tokens sampled last, in no particular order."""
+        """[L, A, K] int8 or int16, the choices of the tokens sampled last, in no particular order; -1: masked."""
         return self._sample_LAK[:, : min(self._num_sampled, self._sample_LAK.shape[1])].copy()
 
     def sample_steps(self) -> np.ndarray:

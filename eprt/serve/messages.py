@@ -137,8 +137,8 @@ class Step(_Message, frozen=True):
 
 
 class Sampled(_Message, frozen=True):
-    """This rank's routing sample: [L, A, K] of unsigned integers of item_bytes, the experts that tokens chose. steps:
-    int64 [A], when."""
+    """This rank's routing sample: [L, A, K] of integers of item_bytes, the experts that tokens chose, -1: masked.
+    steps: int64 [A], when."""
 
     shape: tuple[int, int, int]
     item_bytes: int

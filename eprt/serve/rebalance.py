@@ -381,7 +381,7 @@ class Rebalancer:
 
 def _joined(told: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What all ranks have sampled: choices int16 [L, T, K], and of each token its rank and its step, [L, T]."""
-    samples = [np.frombuffer(s.topk_idx, dtype=f"u{s.item_bytes}").reshape(s.shape) for s in told]
+    samples = [np.frombuffer(s.topk_idx, dtype=f"i{s.item_bytes}").reshape(s.shape) for s in told]
     source = np.concatenate([np.full(sample.shape[1], rank, dtype=np.int32) for rank, sample in enumerate(samples)])
     step_T = np.concatenate([np.frombuffer(s.steps, dtype=np.int64) for s in told])
     trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)

@@ -214,12 +214,13 @@ def test_a_rank_counts_prefill_and_decode_apart_and_no_padding():
     want_PLE[0, 1] = [0, 0, 2, 1, 0, 0]  # prefill: the last three tokens, masked choices left out
     want_PLE[1, 1] = [1, 1, 0, 0, 0, 0]
     np.testing.assert_array_equal(recorder.tokens_PLE, want_PLE)
+    assert recorder.sample()[1].tolist() == [[0, 1], [2, 3], [2, -1], [-1, -1]]  # what is masked is no expert
     recorder.begin(num_tokens=0, num_decode=0)
     recorder.record(1, torch.empty(0, 2, dtype=torch.int64))
     np.testing.assert_array_equal(recorder.tokens_PLE, want_PLE)
 
 
-@pytest.mark.parametrize("num_experts, dtype", [(8, np.uint8), (300, np.uint16)])
+@pytest.mark.parametrize("num_experts, dtype", [(8, np.int8), (128, np.int8), (256, np.int16)])
 def test_a_rank_samples_the_same_tokens_in_every_layer_and_keeps_the_latest(num_experts, dtype):
     """Token t of step s chooses experts that tell (s, t), plus the layer: so rows of layers can be compared."""
     recorder = LoadRecorder(num_layers=2, num_experts=num_experts, top_k=2, sample_size=100)

@@ -143,7 +143,7 @@ def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
 
     async def sample() -> list[Sampled]:
         observe(rebalancer, 4)
-        chosen_LAK, step_A = np.zeros((1, 2, 1), np.uint8), np.array([2, 4])
+        chosen_LAK, step_A = np.array([[[0], [-1]]], np.int8), np.array([2, 4])
         return [Sampled(chosen_LAK.shape, 1, chosen_LAK.tobytes(), step_A.tobytes())] * 2
 
     rebalancer = rebalancer_of(sample=sample)
@@ -151,6 +151,7 @@ def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
         observe(rebalancer, step)
     with np.load(io.BytesIO(asyncio.run(rebalancer.load_file()))) as file:
         assert len(file["load"]) == len(file["load_prefill"]) == len(file["load_decode"]) == 3
+        assert file["topk_idx"].tolist() == [[[0], [-1], [0], [-1]]]
         assert file["topk_window"].tolist() == [[0, 2, 0, 2]] and file["topk_step"].tolist() == [[2, 4, 2, 4]]
 
 
