@@ -46,6 +46,13 @@ def find(folder: Path = Path(__file__).parent) -> list[Benchmark]:
     return found
 
 
+# With flags of their own: word: one line.
+APART = {
+    "serve": "Open-loop load on a server that runs already: latency and goodput (eprt bench serve --help).",
+    "layer": "One MoE layer with and without overlap, and its timeline (eprt bench layer --help).",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when a benchmark failed (the others still run)."""
     argv = sys.argv[1:] if argv is None else argv
@@ -70,12 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = {benchmark.name: benchmark for benchmark in find()}
     unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known) or 'none'}")
+        there_are = f"{', '.join(known)}, and {', '.join(APART)} with flags of their own"
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {there_are}")
     chosen = [known[name] for name in arguments.names] or [b for b in known.values() if not b.needs_gpu]
     if arguments.list:
         for benchmark in known.values():
             ranks = "/".join(map(str, benchmark.num_ranks))
             print(f"{benchmark.name:24} ranks {ranks:8} {'GPU ' if benchmark.needs_gpu else ''}{benchmark.summary}")
+        for word, summary in APART.items():
+            print(f"{word:24} {'':14} {summary}")
         return 0
     failed = [benchmark.name for benchmark in chosen if not _run(benchmark, arguments.timeout_s)]
     print(f"\nresults in {RESULTS.relative_to(ROOT)}/" + (f"; failed: {', '.join(failed)}" if failed else ""))

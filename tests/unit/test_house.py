@@ -180,4 +180,11 @@ def test_a_failing_or_endless_benchmark_fails_the_run_and_the_others_still_run(m
 def test_an_unknown_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
         bench.main(["nonsense"])
-    assert "no benchmark nonsense" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no benchmark nonsense" in told and told.rstrip().endswith("and serve, layer with flags of their own")
+
+
+def test_the_list_has_all_that_eprt_bench_runs(capsys):
+    assert bench.main(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [benchmark.name for benchmark in bench.find()] + ["serve", "layer"]
