@@ -41,14 +41,14 @@ class RemoteServer:
 
     def load(self) -> Snapshot:
         """ValueError when there is no load, or no such server."""
-        return Snapshot.from_json(self._json("/v1/eprt/load"))
+        return Snapshot.from_json(self.json("/v1/eprt/load"))
 
     def placement(self) -> Placement:
-        return Placement.from_json(self._json("/v1/eprt/placement"))
+        return Placement.from_json(self.json("/v1/eprt/placement"))
 
     def rebalancing(self) -> dict[str, Any]:
         """eprt.rebalance/1."""
-        reply = self._json("/v1/eprt/rebalance")
+        reply = self.json("/v1/eprt/rebalance")
         if reply.get("schema") != "eprt.rebalance/1":
             raise RefusedError(200, "it does not answer as an eprt server of this version")
         return reply
@@ -58,30 +58,32 @@ class RemoteServer:
         body: dict[str, Any] = {"placement": placement.to_json()}
         if rank_speeds is not None:
             body["rank_speeds"] = rank_speeds.tolist()
-        return self._json("/v1/eprt/rebalance", body, _PLAN_TIMEOUT_S)
+        return self.json("/v1/eprt/rebalance", body, _PLAN_TIMEOUT_S)
 
     def rank_speeds(self) -> np.ndarray:
         """float64 [G]: what the diagnosis found each rank can carry; 1: as the others."""
-        speeds = self._json("/v1/eprt/diagnose").get("rank_speeds")
+        speeds = self.json("/v1/eprt/diagnose").get("rank_speeds")
         if not speeds:
             raise RefusedError(200, "the server tells no rank_speeds; is it of an older version?")
         return np.array(speeds, dtype=np.float64)
 
     def trace(self) -> RoutingTrace:
         """The routing sample of the latest tokens."""
-        with np.load(io.BytesIO(self._bytes("/v1/eprt/load?format=npz"))) as data:
+        with np.load(io.BytesIO(self.get("/v1/eprt/load?format=npz"))) as data:
             return RoutingTrace(tuple(data["topk_idx"]), tuple(data["source_gpu"]))
 
-    def _json(self, path: str, body: Any = None, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+    def json(self, path: str, body: Any = None, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+        """A path's answer, parsed; RefusedError where it is no JSON object."""
         try:
-            reply = json.loads(self._bytes(path, body, timeout_s))
+            reply = json.loads(self.get(path, body, timeout_s))
         except ValueError:
             reply = None
         if not isinstance(reply, dict):
             raise RefusedError(200, f"{path} does not answer as an eprt server")
         return reply
 
-    def _bytes(self, path: str, body: Any = None, timeout_s: float = _TIMEOUT_S) -> bytes:
+    def get(self, path: str, body: Any = None, timeout_s: float = _TIMEOUT_S) -> bytes:
+        """A path's answer; with a body that of a POST."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         if self._api_key:
@@ -99,7 +101,8 @@ class RemoteServer:
                 raise UnreachableError(message) from None
             raise RefusedError(error.code, message) from None
         except (OSError, ValueError) as error:  # ValueError: bytes that are no HTTP
-            raise UnreachableError(f"no answer: {getattr(error, 'reason', error)}") from None
+            reason = getattr(error, "reason", error)
+            raise UnreachableError(f"no answer: {reason}; is a server running there?") from None
         except Exception as error:  # http.client's own: the server went away in the middle of an answer
             raise UnreachableError(f"it broke off: {error!r}") from None
 

@@ -87,9 +87,8 @@ class Client:
 
 def _placed(findings: Any) -> list[tuple[str, Any, dict[str, Any]]]:
     """Each finding with where it stands and the types of its fields."""
-    return (
-        [(f"findings[{i}].", finding, _FINDING) for i, finding in enumerate(findings)] if type(findings) is list else []
-    )
+    each = enumerate(findings) if isinstance(findings, list) else ()
+    return [(f"findings[{i}].", finding, _FINDING) for i, finding in each]
 
 
 class ServerSource(KeptSource):

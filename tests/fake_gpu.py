@@ -1,7 +1,6 @@
 """A GPU that computes nothing, for what the host does: which kernels it launches, with which parameters, and what torch
 is asked for meanwhile. Tensors are the CPU's. (tests/emulated runs kernels.)"""
 
-import ctypes
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eprt.compat.deep_ep import layout
 from eprt.ep import nvlink_low_latency, nvlink_normal
 from eprt.gpu import symmetric
+from tests.emulated import device
 from tests.emulated.device import Event, HostWords, Stream
 from tests.gather_group import GatherGroup
 
@@ -79,13 +79,7 @@ class FakeGpu:
         self.on_launch: Callable[[str, Any], None] = lambda name, params: None
         fake = self
 
-        class Launch:
-            def __init__(self, kernel: Kernel, params: ctypes.Structure):
-                self.kernel, self.params = kernel, params
-
-            def use(self, kernel: Kernel) -> None:
-                self.kernel = kernel
-
+        class Launch(device.Launch):
             def __call__(self, num_blocks: int, stream: int) -> None:
                 copy = type(self.params).from_buffer_copy(self.params)
                 fake.launched.append((self.kernel.name, copy, num_blocks))

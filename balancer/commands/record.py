@@ -2,18 +2,14 @@
 
 import argparse
 import io
-import json
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ..formats import eprt_npz
+from ..remote import RefusedError, RemoteServer, UnreachableError
 from ..trace import RoutingTrace
 from . import options
 
@@ -39,14 +35,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--windows {arguments.windows} --window-s {arguments.window_s}: both must be above 0")
     if arguments.tokens < 0:
         raise ValueError(f"--tokens {arguments.tokens}: must be at least 0")
+    server = RemoteServer(arguments.url, arguments.api_key)
+    try:
+        return _record(server, arguments)
+    except (UnreachableError, RefusedError) as error:
+        raise ValueError(f"{server.url}: {error}") from None
+
+
+def _record(server: RemoteServer, arguments: argparse.Namespace) -> int:
     windows: list[np.ndarray] = []
     traces: list[RoutingTrace] = []
-    get = partial(_get, arguments.url.rstrip("/"), arguments.api_key)
-    before = _counters(get)
+    before = _counters(server)
     try:
         while len(windows) < arguments.windows:
             time.sleep(arguments.window_s)
-            now = _counters(get)
+            now = _counters(server)
             if now["server_id"] != before["server_id"]:
                 raise ValueError(f"the server was restarted after {len(windows)} windows: its load is another run's")
             load_LE = _load(now) - _load(before)
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not load_LE.any():
                 print(".", end="", file=sys.stderr, flush=True)  # idle: no window
                 continue
-            trace = _trace(get, *steps, window=len(windows))
+            trace = _trace(server, *steps, window=len(windows))
             traces += [] if trace is None else [trace.sample(arguments.tokens, seed=len(windows))]
             windows.append(load_LE)
             options.say(f"window {len(windows)} of {arguments.windows}: {load_LE.sum():.0f} choices")
@@ -70,32 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _NotYetError(ValueError):
-    """The server says that there is nothing to tell yet."""
-
-
-def _get(server: str, api_key: str | None, path: str) -> bytes:
-    """server: its URL, without a slash at the end. ValueError says what went wrong where."""
-    url = server + path
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S) as response:
-            return response.read()
-    except urllib.error.HTTPError as error:
-        body = error.read().decode(errors="replace")
-        try:
-            body = json.loads(body)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            pass
-        kind = _NotYetError if error.code == 409 else ValueError
-        remedy = "; --api-key gives the server's key" if error.code == 401 else ""
-        raise kind(f"{url}: {error.code}: {body}{remedy}") from None
-    except urllib.error.URLError as error:
-        raise ValueError(f"{url}: {error.reason}; is a server running there?") from None
-
-
-def _counters(get: Callable[[str], bytes]) -> dict:
-    document = json.loads(get("/v1/eprt/load"))
+def _counters(server: RemoteServer) -> dict:
+    document = server.json("/v1/eprt/load", timeout_s=_TIMEOUT_S)
     if not document.get("layers"):
         raise ValueError("the server counts no expert load (it is loading, or the model has no MoE layers)")
     return document
@@ -105,11 +84,13 @@ def _load(document: dict) -> np.ndarray:
     return np.array([layer["per_expert"] for layer in document["layers"]], dtype=np.float64)
 
 
-def _trace(get: Callable[[str], bytes], after_step: int, last_step: int, window: int) -> RoutingTrace | None:
+def _trace(server: RemoteServer, after_step: int, last_step: int, window: int) -> RoutingTrace | None:
     """The routing sample, as far as it was computed in these steps; None before the server's own first window."""
     try:
-        file = get("/v1/eprt/load?format=npz")
-    except _NotYetError:
+        file = server.get("/v1/eprt/load?format=npz", timeout_s=_TIMEOUT_S)
+    except RefusedError as error:
+        if error.status != 409:
+            raise
         return None
     with np.load(io.BytesIO(file)) as data:
         step_LT = data["topk_step"]

@@ -120,7 +120,7 @@ class ScaledProducts:
     """e4m3 times e4m3. In padded memory are silu(gate) * up and, expert after expert, the scales [G, room] of both
     products' rows, as cuBLAS reads them."""
 
-    PADDED_TO = 16
+    PADDED_TO = cublas.PADDED_TO
 
     def __init__(
         self, x_RH: Tensor, scale_RG: Tensor | None, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor,
