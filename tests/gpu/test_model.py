@@ -33,6 +33,13 @@ def test_one_gpu(case):
     alone(case)
 
 
+def test_every_attention_kernel_in_a_whole_model():
+    from eprt import EPGroup
+    from tests.gpu.cases_attention import decodes_say_what_prompts_say
+
+    decodes_say_what_prompts_say(EPGroup.single())
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("case", ["same_tokens_as_on_the_cpu", "bfloat16_is_close"])
 def test_ranks(num_ranks, case):
