@@ -64,7 +64,7 @@ def main() -> None:
         return races() if WATCHED else begin_watched()
     cases_deep_ep.SHAPES[:] = FACE_SHAPES
     cases_normal.ROWS_NUM_SMS[:] = [None, 1, 5]
-    for num_ranks in (1, 2, 3, 4, 7):
+    for num_ranks in (1, 2, 3, 4, 7, 8):
         for number, shape in enumerate(VERB_SHAPES):
             run(num_ranks, verbs, shape=shape, num_sms=1 + (number + num_ranks) % 3)
         run(num_ranks, layouts)
