@@ -25,7 +25,7 @@ CASES = ((0.0, "exact"), (1.5, "exact"), (1.5, "rejection"))
 
 
 def measure(temperature: float, acceptance: str, num_drafts: int, device: str, num_questions: int) -> dict[str, float]:
-    options = {"num_speculative_tokens": num_drafts, "speculative_acceptance": acceptance}
+    options = {"num_speculative_tokens": num_drafts, "speculative_acceptance": acceptance if num_drafts else "exact"}
     with LLM(DEMO, device=device, kv_cache_gb=0.1, **options) as llm:
         prompts = [render(question.messages, question.tools) for question in held_out_questions(num_questions)]
         params = [SamplingParams(max_tokens=64, temperature=temperature, seed=i) for i in range(len(prompts))]

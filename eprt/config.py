@@ -6,8 +6,9 @@ load torch: the launcher and the HTTP frontend check flags with EngineConfig in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _graph_sizes(sizes: Any) -> tuple[int, ...]:
+    """Ascending, each once."""
+    listed = list(sizes) if isinstance(sizes, Iterable) else [sizes]
+    _require(
+        isinstance(sizes, Iterable) and all(type(size) is int and size >= 1 for size in listed),
+        f"--graph-sizes {' '.join(map(str, listed))}: must be whole numbers of at least 1",
+    )
+    return tuple(sorted(set(listed)))
 
 
 def _bfloat16() -> torch.dtype:
@@ -193,7 +204,8 @@ class EngineConfig:
     dtype: "auto" (the checkpoint's), "float32", "bfloat16". quantization: None or "int8" (weights, at load).
     device: "cpu", "cuda" (one GPU per rank) or "auto". load_format: "auto" (the files), or "dummy": random weights of
     the shape that config.json says. num_hidden_layers: fewer layers than config.json says, with dummy weights only.
-    graph_sizes: numbers of decodes that a GPU step is recorded for (a step takes the next larger one); empty for none.
+    graph_sizes: numbers of decodes that a GPU step is recorded for (a step takes the next larger one), and besides
+    the most that low_latency_max_tokens and max_num_seqs allow, beyond which sizes are left out; empty for none.
     kv_cache_gb: memory for the paged cache. kv_cache_dtype: "auto" (dtype), "bf16" or "fp8" (see
     ops/kv_format.py). page_size: tokens per KV page; default 16, with device "cuda" 64.
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
@@ -260,12 +272,12 @@ class EngineConfig:
             self.num_hidden_layers is None or (self.load_format == "dummy" and self.num_hidden_layers >= 1),
             f"--num-hidden-layers {self.num_hidden_layers}: at least 1, and with --load-format dummy only",
         )
-        _require(min(self.graph_sizes, default=1) >= 1, f"--graph-sizes {self.graph_sizes}: must be at least 1")
+        object.__setattr__(self, "graph_sizes", _graph_sizes(self.graph_sizes))
         _require(
             self.kv_cache_dtype in ("auto", "bf16", "fp8"),
             f"--kv-cache-dtype {self.kv_cache_dtype}: must be auto, bf16 or fp8",
         )
-        _require(self.kv_cache_gb > 0, f"--kv-cache-gb {self.kv_cache_gb}: must be above 0")
+        _require(0 < self.kv_cache_gb < float("inf"), f"--kv-cache-gb {self.kv_cache_gb}: must be above 0 and finite")
         for name in ("page_size", "chunk_size", "max_num_seqs", "max_queue", "low_latency_max_tokens"):
             _require(getattr(self, name) >= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         _require(
@@ -281,6 +293,10 @@ class EngineConfig:
         _require(
             self.speculative_acceptance in ("exact", "rejection"),
             f"--speculative-acceptance {self.speculative_acceptance}: must be exact or rejection",
+        )
+        _require(
+            self.speculative_acceptance == "exact" or self.num_speculative_tokens > 0,
+            "--speculative-acceptance rejection: says which guesses hold; it needs --num-speculative-tokens above 0",
         )
         for name in ("num_redundant_experts", "spare_experts"):
             _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")

@@ -60,7 +60,7 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
-from eprt.engine.warm_up import record_decodes, warm_up
+from eprt.engine.warm_up import record_decodes, tell_of_graphs, warm_up
 from eprt.ep.api import EPError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
@@ -190,11 +190,13 @@ class Engine:
         config = self.config
         longest = min(config.chunk_size, self.limits.max_model_len)
         warm_up(self.runner, self.drafter, longest, lambda num_tokens: self.overlap.of_step([num_tokens], "normal"))
-        if self._router is None:  # its split is the host's
-            most_decodes = self.scheduler.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
-            most_rows = min(config.low_latency_max_tokens, most_decodes)
-            num_pages = -(-self.limits.max_model_len // config.page_size)
-            record_decodes(self.runner, self.drafter, config.graph_sizes, most_rows, num_pages, self.overlap.decode)
+        most_decodes = self.scheduler.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
+        most_rows = min(config.low_latency_max_tokens, most_decodes)
+        num_pages = -(-self.limits.max_model_len // config.page_size)
+        wanted = config.graph_sizes if self._router is None else ()  # its split is the host's
+        sizes = record_decodes(self.runner, self.drafter, wanted, most_rows, num_pages, self.overlap.decode)
+        if self.group.rank == 0:
+            tell_of_graphs(sizes, most_decodes, most_rows)
         self.model.reset_counters()
         self.group.barrier()
 

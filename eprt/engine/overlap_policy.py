@@ -32,8 +32,10 @@ class OverlapPolicy:
 
     @staticmethod
     def of(config: EngineConfig, model, num_ranks: int) -> "OverlapPolicy":
-        """ValueError where the model has nothing to overlap."""
+        """ValueError where the model has nothing to overlap, or --overlap-sms no GPU to divide."""
         asked, backends = config.overlap, getattr(model, "ep", {})
+        if config.overlap_sms is not None:
+            _check_sms(config, model, backends)
         if not backends:
             if asked in ("tbo", "sbo"):
                 raise ValueError(f"--overlap {asked}: the model has no MoE layer, so there is no communication to hide")
@@ -58,3 +60,11 @@ class OverlapPolicy:
     def log(self) -> None:
         since = f" from {self.least_tokens} tokens per rank on" if self.prefill != "none" else ""
         _log.info("overlap: prefill %s%s, decode %s (%s)", self.prefill, since, self.decode, self.why)
+
+
+def _check_sms(config: EngineConfig, model, backends: dict) -> None:
+    flag = f"--overlap-sms {config.overlap_sms}"
+    if getattr(getattr(model, "device", None), "type", "cpu") == "cpu":
+        raise ValueError(f"{flag}: divides a GPU, of which --device {config.device} found none; leave it out")
+    if not all(backend.takes_signals for mode, backend in backends.items() if mode == "low_latency"):
+        _log.warning("%s does nothing here: nothing is sent tile by tile within one rank or through host memory", flag)

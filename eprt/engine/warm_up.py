@@ -1,6 +1,7 @@
 """Before the first request: every rank computes a few batches of padding, so that kernels are compiled before anybody
 waits for them, and memory is taken before the cache is trusted to fit; then it records its decoding steps."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes, padding_rows
 from eprt.engine.runner import Runner
 from eprt.layers.batch import ForwardBatch, Split
+
+_log = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
@@ -42,20 +45,45 @@ def warm_up(
 @torch.inference_mode()
 def record_decodes(
     runner: Runner, drafter: Drafter | None, sizes: Sequence[int], most_rows: int, num_pages: int, overlap: str
-) -> None:
-    """Collective. Of the model and of the MTP layer, where they can be: from then on they replay.
+) -> list[int]:
+    """Collective. Of the model and of the MTP layer, where they can be: from then on they replay. Where not, steps
+    of several sizes are computed once. Returns the numbers of rows that are recorded.
 
     sizes: numbers of rows wanted. most_rows: of a step. num_pages: most of a request. overlap: of every such step.
     """
-    sizes = graph_sizes(sizes, most_rows)
-    if not sizes or not can_record(runner.model):
-        return
-    padding = padding_rows(sizes[-1], num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
-    runner.graphs = DecodeGraphs(runner.compute, sizes, padding)
+    sizes = graph_sizes(sizes, most_rows) if can_record(runner.model) else []
+
+    def padding(num_rows: int) -> ForwardBatch:
+        return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
+
+    if not sizes:
+        for num_rows in sorted({min(1 << i, most_rows) for i in range(most_rows.bit_length() + 1)}):
+            hidden_TH = runner.compute(padding(num_rows))[1]
+            if drafter is not None:
+                drafter.guess(padding(num_rows), hidden_TH)
+        return []
+    largest = padding(sizes[-1])
+    runner.graphs = DecodeGraphs(runner.compute, sizes, largest)
     if drafter is not None:
         config, most_requests = runner.model.config, len(runner.rows.length_M)
         hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
-        drafter.graphs = DecodeGraphs(drafter.guess, sizes, padding, hidden_TH, most_requests, runner.graphs.pool)
+        drafter.graphs = DecodeGraphs(drafter.guess, sizes, largest, hidden_TH, most_requests, runner.graphs.pool)
+    return sizes
+
+
+def tell_of_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:
+    """sizes: that are recorded. most_decodes: rows of a step, drafts included, that requests may fill. most_rows: of a
+    step in low-latency mode."""
+    if not sizes:
+        _log.info("steps of decodes are launched anew each time: no CUDA graphs")
+    else:
+        _log.info("steps of decodes are replayed: CUDA graphs of %s rows", ", ".join(map(str, sizes)))
+    if most_decodes > most_rows:
+        _log.warning(
+            "steps may have %d rows (--max-num-seqs, and drafts), but those of more than %d on some rank are neither "
+            "recorded nor in low-latency mode: --low-latency-max-tokens %d",
+            most_decodes, most_rows, most_rows,
+        )  # fmt: skip
 
 
 def _prompt(length: int, num_tokens: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:

@@ -97,7 +97,7 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         vocab_size=file.size("vocab_size"),
         hidden_size=file.size("hidden_size"),
         intermediate_size=file.size("intermediate_size"),
-        num_hidden_layers=engine.num_hidden_layers or file.size("num_hidden_layers"),
+        num_hidden_layers=_num_layers(file, engine),
         num_attention_heads=heads,
         q_lora_rank=file.size("q_lora_rank", None),
         kv_lora_rank=file.size("kv_lora_rank"),
@@ -118,6 +118,15 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         eos_token_ids=_eos_token_ids(file),
         quant_method=quant_method,
     )
+
+
+def _num_layers(file: ConfigFile, engine: EngineConfig) -> int:
+    num_layers, wanted = file.size("num_hidden_layers"), engine.num_hidden_layers
+    if wanted is not None and wanted > num_layers:
+        raise ValueError(
+            f"--num-hidden-layers {wanted}: {file.path} has {num_layers} layers; must be in 1..{num_layers}"
+        )
+    return wanted or num_layers
 
 
 def _is_v3(file: ConfigFile) -> bool:

@@ -8,6 +8,7 @@ Shapes and GPUs that were not measured take the defaults of eprt/ops/cuda/groupe
 
 import functools
 import json
+import logging
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 FOLDER = Path(__file__).parent / "tunings"
 Table = dict["Shape", dict[int, "Tiling | None"]]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,21 @@ def tuned(device: torch.device, shape: Shape, rows_per_expert: int, folder: Path
     """None where nothing was measured."""
     if device.type != "cuda":
         return None
-    return lookup(read(_device_name(device.index), folder), shape, rows_per_expert)
+    name = _device_name(device.index)
+    found = lookup(read(name, folder), shape, rows_per_expert)
+    if found is None:
+        _tell(name, shape)
+    return found
+
+
+@functools.cache
+def _tell(device_name: str, shape: Shape) -> None:
+    """Once each."""
+    _log.info(
+        "no tilings were measured for %d experts of %d x %d (%s) on %s: defaults are used "
+        "(python -m benchmarks.tune_grouped_gemm measures them)",
+        shape.experts, shape.n, shape.k, shape.kind, device_name,
+    )  # fmt: skip
 
 
 def tuned_dense(device: torch.device, n: int, k: int, rows: int) -> tuple[bool, Tiling | None]:

@@ -13,6 +13,8 @@ import msgspec
 
 from eprt.config import EngineConfig, ParallelConfig
 
+_INF = float("inf")
+
 
 class OptionError(ValueError):
     """A flag that cannot be served; str() is the one line to print."""
@@ -144,7 +146,8 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
 
 
 def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
-    add = parser.add_argument_group("limits of each rank").add_argument
+    group = parser.add_argument_group("limits of each rank")
+    add = group.add_argument
     add(
         "--max-model-len",
         type=int,
@@ -188,7 +191,12 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
         metavar="N",
         help="sbo: SMs of a GPU that send outputs beside the experts; default: as many as pay",
     )
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--graph-sizes", type=int, nargs="+", default=list(defaults["graph_sizes"]), metavar="N",
+        help="on GPUs: numbers of decodes, drafts included, to record steps for as CUDA graphs, as far as "
+        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256")  # fmt: skip
     add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
+    add = group.add_argument
     add("--overlap-schedule", action=argparse.BooleanOptionalAction,
         help="prepare each step while the one before computes; default: on GPUs")  # fmt: skip
     add("--chunk-size", type=int, default=defaults["chunk_size"], metavar="N",
@@ -227,15 +235,15 @@ def parse(argv: list[str]) -> ServeOptions:
     for flag, ok, want in (
         ("--ranks", args.ranks is None or args.ranks >= 1, "at least 1"),
         ("--port", 0 <= args.port <= 65535, "in 0..65535"),
-        ("--drain-timeout", args.drain_timeout >= 0, "at least 0"),
-        ("--body-timeout", args.body_timeout > 0, "above 0"),
+        ("--drain-timeout", 0 <= args.drain_timeout < _INF, "finite and at least 0"),
+        ("--body-timeout", 0 < args.body_timeout < _INF, "finite and above 0"),
         ("--diagnose-window", 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
-        ("--diagnose-log-mb", args.diagnose_log_mb >= 1, "at least 1"),
+        ("--diagnose-log-mb", 1 <= args.diagnose_log_mb < _INF, "finite and at least 1"),
         ("--rebalance", args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
-        ("--load-window", args.load_window > 0, "above 0"),
-        ("--us-per-crossing", 0 <= args.us_per_crossing < float("inf"), "finite and at least 0"),
-        ("--migration-timeout", args.migration_timeout > 0, "above 0"),
-        ("--max-body-mb", args.max_body_mb > 0, "above 0"),
+        ("--load-window", 0 < args.load_window < _INF, "finite and above 0"),
+        ("--us-per-crossing", 0 <= args.us_per_crossing < _INF, "finite and at least 0"),
+        ("--migration-timeout", 0 < args.migration_timeout < _INF, "finite and above 0"),
+        ("--max-body-mb", 0 < args.max_body_mb < _INF, "finite and above 0"),
         ("--api-key", args.api_key is None or (args.api_key.isascii() and args.api_key.isprintable() and args.api_key),
          "printable ASCII, not empty"),
     ):  # fmt: skip
@@ -294,7 +302,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         num_hidden_layers=args.num_hidden_layers,
         low_latency_max_tokens=args.low_latency_max_tokens,
         overlap_schedule=args.overlap_schedule,
-        graph_sizes=_graph_sizes(args),
+        graph_sizes=() if args.no_graphs else tuple(args.graph_sizes),
         overlap=args.overlap,
         overlap_sms=args.overlap_sms,
         max_model_len=args.max_model_len,
@@ -314,10 +322,6 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         exact_combine=args.exact_combine,
         seed=args.seed,
     )
-
-
-def _graph_sizes(args: argparse.Namespace) -> tuple[int, ...]:
-    return () if args.no_graphs else EngineConfig.graph_sizes
 
 
 def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:

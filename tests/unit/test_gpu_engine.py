@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from eprt import EngineConfig, EPGroup
+from eprt import LLM, EngineConfig, EPGroup
 from eprt.engine.graphs import graph_sizes
+from eprt.engine.warm_up import record_decodes, tell_of_graphs
 from eprt.ep.api import EPConfig, make_backend
 from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
 from eprt.gpu.device import take_device
@@ -118,12 +119,60 @@ def test_graph_sizes_end_at_the_most_rows():
     assert graph_sizes((), 12) == []
 
 
+@pytest.mark.parametrize("num_drafts", [0, 1])
+def test_decodes_that_are_not_recorded_are_tried_before_serving(monkeypatch, num_drafts):
+    """Kernels are compiled, and what cannot attend is told, before a rank waits for another."""
+    with LLM(DEMO, EPGroup.single(), kv_cache_gb=0.01, num_speculative_tokens=num_drafts) as llm:
+        runner, drafter, tried, guessed = llm.engine.runner, llm.engine.drafter, [], []
+        compute = runner.compute
+        monkeypatch.setattr(runner, "compute", lambda batch: (tried.append(batch), compute(batch))[1])
+        if drafter is not None:
+            monkeypatch.setattr(drafter, "guess", lambda batch, hidden_TH: guessed.append((batch, hidden_TH)))
+        assert record_decodes(runner, drafter, (), 6, 2, "sbo") == []
+        assert [batch.num_decode for batch in tried] == [1, 2, 4, 6]
+        assert all((batch.mode, batch.overlap) == ("low_latency", "sbo") for batch in tried)
+        assert len(guessed) == (4 if num_drafts else 0) and runner.graphs is None
+
+
+def test_what_is_recorded_and_what_is_not_is_told(caplog):
+    caplog.set_level("INFO")
+    tell_of_graphs([1, 8, 64], most_decodes=128, most_rows=64)
+    tell_of_graphs([1, 8], most_decodes=8, most_rows=64)
+    tell_of_graphs([], most_decodes=8, most_rows=64)
+    first, more, second, third = (record.message for record in caplog.records)
+    assert "CUDA graphs of 1, 8, 64 rows" in first and "1, 8 rows" in second and "launched anew" in third
+    assert "128 rows" in more and "--low-latency-max-tokens 64" in more
+
+
+def test_products_that_were_not_measured_are_told_once(caplog, monkeypatch, tmp_path):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(tuning, "_device_name", lambda index: "NVIDIA H900")
+    shape = Shape(32, 2048, 7168, "fp8", True)
+    for _ in range(3):
+        assert tuning.tuned(torch.device("cuda", 0), shape, 8, tmp_path) is None
+    (record,) = caplog.records
+    assert "32 experts" in record.message and "2048 x 7168" in record.message and "NVIDIA H900" in record.message
+    assert "tune_grouped_gemm" in record.message
+    tuning.read.cache_clear()
+
+
 @pytest.mark.parametrize(
     "flags, error",
     [
         (["--device", "cuda", "--quantization", "int8"], "--quantization int8: int8 weights run on the CPU only"),
         (["--num-hidden-layers", "3"], "--num-hidden-layers 3: .* with --load-format dummy only"),
         (["--load-format", "gguf"], "--load-format gguf: must be auto or dummy"),
+        (["--graph-sizes", "0", "8"], r"--graph-sizes 0 8: must be whole numbers of at least 1"),
+        (["--graph-sizes", "8", "-1"], r"--graph-sizes 8 -1: must be whole numbers of at least 1"),
+        (["--graph-sizes", "8", "--no-graphs"], "--no-graphs: not allowed with argument --graph-sizes"),
+        (["--speculative-acceptance", "rejection"], "--speculative-acceptance rejection: .* --num-speculative-tokens"),
+        (["--kv-cache-gb", "inf"], "--kv-cache-gb inf: must be above 0 and finite"),
+        (["--drain-timeout", "inf"], "--drain-timeout inf: must be finite and at least 0"),
+        (["--body-timeout", "inf"], "--body-timeout inf: must be finite and above 0"),
+        (["--load-window", "inf"], "--load-window inf: must be finite and above 0"),
+        (["--migration-timeout", "inf"], "--migration-timeout inf: must be finite and above 0"),
+        (["--max-body-mb", "inf"], "--max-body-mb inf: must be finite and above 0"),
+        (["--diagnose-log-mb", "inf"], "--diagnose-log-mb inf: must be finite and at least 1"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(flags, error):
@@ -155,6 +204,23 @@ def test_flags_reach_the_engine():
     assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
     assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128
     assert parse(["--model", DEMO]).engine.graph_sizes == EngineConfig.graph_sizes
+    assert parse(["--model", DEMO, "--graph-sizes", "64", "8", "64", "1"]).engine.graph_sizes == (1, 8, 64)
+
+
+@pytest.mark.parametrize("sizes", [8, (1, 2.5), (True,), "8", None])
+def test_graph_sizes_are_whole_numbers(sizes):
+    with pytest.raises(ValueError, match=r"--graph-sizes .*: must be whole numbers of at least 1"):
+        EngineConfig("somewhere", graph_sizes=sizes)
+
+
+def test_an_option_for_gpus_is_refused_where_auto_finds_none(tmp_path):
+    with pytest.raises(ValueError, match=r"--overlap-sms 4: divides a GPU, of which --device auto found none"):
+        LLM(DEMO, EPGroup.single(), device="auto", overlap_sms=4, kv_cache_gb=0.01)
+
+
+def test_more_layers_than_the_model_has_are_refused():
+    with pytest.raises(ValueError, match=r"--num-hidden-layers 9: .*config\.json has 4 layers; must be in 1\.\.4"):
+        load_model(EngineConfig(DEMO, load_format="dummy", num_hidden_layers=9), EPGroup.single())
 
 
 def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
