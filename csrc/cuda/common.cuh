@@ -168,8 +168,10 @@ struct Deadline {
   Failure* failure;
 };
 
-// Until *flag has reached `expected` (mod 2^32). Past the deadline: reports, masks the peer so that nobody waits for it
-// again, and returns false. Flags are never cleared: epochs only grow.
+// Until *flag is `expected`. Past the deadline: reports, masks the peer so that nobody waits for it again, and returns
+// false. Flags are never cleared, and one that few batches need may be 2^31 calls old (two weeks of decoding): so "has
+// it come" is ==. kOrLater: for a word that every call writes, and that may be ahead.
+template <bool kOrLater>
 __device__ __noinline__ bool wait_longer(const uint32_t* flag, uint32_t expected, const Deadline& deadline,
                                          uint32_t code, uint32_t peer) {
   const uint64_t start = global_timer_ns();
@@ -177,7 +179,7 @@ __device__ __noinline__ bool wait_longer(const uint32_t* flag, uint32_t expected
     uint32_t seen = 0;
     for (int spin = 0; spin < 64; ++spin) {
       seen = load_acquire_sys(flag);
-      if (int32_t(seen - expected) >= 0) return true;
+      if (seen == expected || (kOrLater && int32_t(seen - expected) > 0)) return true;
     }
     if (load_relaxed(deadline.mask + peer)) return false;
     if (global_timer_ns() - start > deadline.timeout_ns) {

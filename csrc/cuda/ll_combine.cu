@@ -348,7 +348,8 @@ EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, const Call& 
   const Context& c = p.context;
   if (blockIdx.x != 0 || threadIdx.x < kThreads - kWarp || lane >= kRanks || (call.masked >> lane) & 1) return;
   const uint32_t* begun = begun_at(c, c.rank, lane);
-  if (int32_t(load_acquire_sys(begun) - call.epoch) < 0) wait_peer(c, book, begun, call.epoch, kCombineRows, lane);
+  if (int32_t(load_acquire_sys(begun) - call.epoch) < 0)
+    wait_peer<true>(c, book, begun, call.epoch, kCombineRows, lane);
 }
 
 // Of the lane's entry of the unit's token.

@@ -91,12 +91,13 @@ EPRT_DEVICE uint32_t masked_ranks(const Deadline& deadline, int lane) {
   return __ballot_sync(kAllLanes, lane < kRanks && load_relaxed(deadline.mask + lane));
 }
 
-// Until a peer has raised a flag in our heap to this epoch; false when it is masked, or was so at the deadline.
-template <class Context>
+// Until a peer has raised a flag in our heap to this epoch (kOrLater: or beyond); false when it is masked, or was so at
+// the deadline.
+template <bool kOrLater = false, class Context>
 EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* flag, uint32_t epoch, uint32_t code,
                            int peer) {
   if (load_acquire_sys(flag) == epoch) return true;
-  const bool arrived = wait_longer(flag, epoch, c.deadline, code, peer);
+  const bool arrived = wait_longer<kOrLater>(flag, epoch, c.deadline, code, peer);
   note_wait(book, peer);
   return arrived;
 }

@@ -4,6 +4,7 @@ Needs no NVSHMEM: CUDA IPC handles travel over the group. Addressed by byte offs
 """
 
 import ctypes
+from collections.abc import Callable
 from math import prod
 from typing import Any, Protocol
 
@@ -36,20 +37,46 @@ class SymmetricMemory:
     """
 
     def __init__(self, group: Group, num_bytes: int):
-        cu = api()
         self.group, self.num_bytes = group, num_bytes
         self._where = f"[rank {group.rank}/{group.size}]"
         device = torch.cuda.current_device()
         self._device = torch.device("cuda", device)
         torch.zeros(1, device="cuda")  # creates the primary context
         self._agree(device)
-        self._own = int(check(cu.cuMemAlloc(num_bytes), f"{self._where} {num_bytes} B of symmetric GPU memory"))
-        check(cu.cuMemsetD8(self._own, 0, num_bytes), "clearing symmetric memory")
+        self._own, self._mapped, self._closed = 0, {}, False
+        self.peer_ptr: list[int] = []
+        handles = self._together(self._allocate)
+        self.peer_ptr = self._together(lambda: self._map(handles))[group.rank]
+
+    def _together(self, attempt: Callable[[], Any]) -> list[Any]:
+        """What it gives on each rank. Where it fails on one, all raise that one's error: nobody waits for a rank that
+        has given up."""
+        result, problem = None, None
+        try:
+            result = attempt()
+        except RuntimeError as error:  # the driver's and torch's
+            problem = str(error)
+        outcomes = self.group.allgather((result, problem))
+        if found := next((problem for _, problem in outcomes if problem), None):
+            self.close()
+            raise CudaError(found)
+        return [result for result, _ in outcomes]
+
+    def _allocate(self) -> bytes:
+        """The handle by which others map it."""
+        cu = api()
+        self._own = int(
+            check(cu.cuMemAlloc(self.num_bytes), f"{self._where} {self.num_bytes} B of symmetric GPU memory")
+        )
+        check(cu.cuMemsetD8(self._own, 0, self.num_bytes), f"{self._where} clearing symmetric memory")
         torch.cuda.synchronize()
-        handle = bytes(check(cu.cuIpcGetMemHandle(self._own), "exporting symmetric memory").reserved)
-        handles = group.allgather(handle)
-        self.peer_ptr = [self._own if r == group.rank else self._open(h, r) for r, h in enumerate(handles)]
-        group.barrier()
+        return bytes(check(cu.cuIpcGetMemHandle(self._own), f"{self._where} exporting symmetric memory").reserved)
+
+    def _map(self, handles: list[bytes]) -> list[int]:
+        for rank, handle in enumerate(handles):
+            if rank != self.group.rank:
+                self._mapped[rank] = self._open(handle, rank)
+        return [self._mapped.get(rank, self._own) for rank in range(self.group.size)]
 
     def _agree(self, device: int) -> None:
         """Before anything is allocated: equal sizes, and every GPU within reach. All ranks raise the same way."""
@@ -105,17 +132,18 @@ class SymmetricMemory:
 
     def close(self) -> None:
         """Collective while all ranks live: nobody frees what another still maps. Does not wait when one has died."""
-        if not self.peer_ptr:
+        if self._closed:
             return
+        self._closed = True
         torch.cuda.synchronize()
         self._meet()
         cu = api()
-        for rank, pointer in enumerate(self.peer_ptr):
-            if rank != self.group.rank:
-                check(cu.cuIpcCloseMemHandle(pointer), f"unmapping rank {rank}'s memory")
+        for rank, pointer in self._mapped.items():
+            check(cu.cuIpcCloseMemHandle(pointer), f"unmapping rank {rank}'s memory")
         self.peer_ptr = []
         self._meet()
-        check(cu.cuMemFree(self._own), "freeing symmetric memory")
+        if self._own:
+            check(cu.cuMemFree(self._own), "freeing symmetric memory")
 
     def _meet(self) -> None:
         if not self.group.lost_ranks():

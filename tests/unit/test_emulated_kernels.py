@@ -5,7 +5,15 @@ import shutil
 
 import pytest
 
-from tests.emulated.cases import late_second_launch, layouts, long_wait, normal_verbs, token_rows, verbs
+from tests.emulated.cases import (
+    after_two_billion_calls,
+    late_second_launch,
+    layouts,
+    long_wait,
+    normal_verbs,
+    token_rows,
+    verbs,
+)
 from tests.emulated.device import emulated_ranks
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
@@ -32,6 +40,11 @@ def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(m
 
 def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
     emulated_ranks(3, long_wait, shape=SHAPE)
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_what_was_never_written_is_not_taken_for_new_after_two_billion_calls(mode):
+    emulated_ranks(3, after_two_billion_calls, shape=SHAPE, mode=mode)
 
 
 def test_the_counts_of_deep_eps_get_dispatch_layout():
