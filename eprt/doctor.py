@@ -82,7 +82,7 @@ def _build_kernels(architectures: Sequence[str]) -> int:
         for arch in architectures:
             for line in build(arch):
                 print(line, flush=True)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         print(f"eprt env: {error}", file=sys.stderr)
         return 1
     return 0

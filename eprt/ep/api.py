@@ -202,7 +202,8 @@ class EPTimeoutError(EPError):
         self.rank, self.peer, self.phase, self.seen, self.expected = rank, peer, phase, seen, expected
         super().__init__(
             f"[rank {rank}/{num_ranks}] waited {waited_s:.1f} s for rank {peer} in {phase}: epoch seen {seen}, "
-            f"expected {expected}; is rank {peer} alive? EPConfig.timeout_s sets the deadline"
+            f"expected {expected}; is rank {peer} alive? The deadline is EPConfig.timeout_s, else "
+            "EPRT_TIMEOUT_S (EPRT_GPU_TIMEOUT_S in GPU kernels)"
         )
 
 

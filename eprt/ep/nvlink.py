@@ -89,7 +89,7 @@ class NvlinkBackend:
             self.group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank,
             "fp8" if fp8 else "bf16", config.exact_combine, config.num_buffers,
         )  # fmt: skip
-        self.num_sms = config.num_sms or min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
+        self.num_sms = config.num_sms or min(MAX_SMS, multiprocessors())
         self.kernels: Any = LowLatency(
             self.group, shape, self.max_rows, num_handles=config.num_buffers, num_sms=self.num_sms,
             timeout_s=config.timeout_s, profile=profile, stats=stats,
@@ -113,13 +113,13 @@ class NvlinkBackend:
     def _limits(self) -> tuple[tuple[str, int, int, str], ...]:
         """(what, value, largest, remedy)"""
         config = self.config
-        entries = config.num_max_tokens_per_rank * config.top_k
+        entries, sms = config.num_max_tokens_per_rank * config.top_k, multiprocessors()
         return (
             ("ranks", self.group.size, MAX_RANKS, "use fewer ranks"),
             ("top_k", config.top_k, MAX_TOP_K, "use fewer experts per token"),
             ("slots per rank", self._slots_per_rank, MAX_LOCAL_SLOTS, "spread them over more ranks"),
             ("num_max_tokens_per_rank * top_k", entries, MAX_ENTRIES, "send fewer tokens in one round"),
-            ("num_sms", config.num_sms or 1, MAX_SMS, "leave the others to compute"),
+            ("num_sms", config.num_sms or 1, min(MAX_SMS, sms), f"this GPU has {sms}, and others must compute"),
         )
 
     def _new_rows(self, fp8: bool) -> Rows:
@@ -327,7 +327,14 @@ class NvlinkBackend:
         if signal is None:
             return
         rows_per_slot = self.max_rows // self.config.top_k
-        counters = signal.counter.numel()
+        counter, counters = signal.counter, signal.counter.numel()
+        if counter.dtype not in (torch.int32, torch.uint32) or not counter.is_contiguous():
+            self._checks.fail(
+                f"combine_send: signal.counter is {counter.dtype}, strides {counter.stride()}; expected contiguous "
+                "torch.int32 or torch.uint32"
+            )
+        if not 1 <= signal.threshold < 2**32:
+            self._checks.fail(f"combine_send: signal.threshold={signal.threshold}: must be in 1..{2**32 - 1}")
         if signal.block_m < 1 or signal.slot_tiles < 1 or counters != self._slots_per_rank * signal.slot_tiles:
             self._checks.fail(
                 f"combine_send: signal has {counters} counters, block_m={signal.block_m}, slot_tiles="
@@ -355,6 +362,11 @@ class NvlinkBackend:
     def _check_open(self, verb: str) -> None:
         if self._closed:
             raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")
+
+
+def multiprocessors() -> int:
+    """Of this GPU. A larger grid could wait for itself: for blocks that have no room to begin."""
+    return torch.cuda.get_device_properties().multi_processor_count
 
 
 def _stats_of(wait_ns, tokens, slot_rows, calls, compute_ns, blocked_ns) -> EPStats:

@@ -18,6 +18,11 @@ def align(value: int, to: int = 128) -> int:
     return -(-value // to) * to
 
 
+def deadline_ns(timeout_s: float) -> int:
+    """As the kernels count: of what 64 bits hold at most, 292 years, so also of infinity."""
+    return int(min(timeout_s * 1e9, 2.0**63))
+
+
 class Fields:
     """Memory in which aligned fields follow one another. field_bytes: of each, in their order."""
 

@@ -20,6 +20,7 @@ from eprt.ep.nvlink_layout import (
     Stats,
     combine_struct,
     context_struct,
+    deadline_ns,
     dispatch_struct,
 )  # fmt: skip
 from eprt.gpu.jit import KernelSource
@@ -117,7 +118,7 @@ class LowLatency:
         return context_type(
             peer=tuple(self.memory.peer_ptr),
             heap=HeapLayout(**self.shape.offsets()),
-            deadline=Deadline(int(timeout_s * 1e9), self.mask.data_ptr(), self.failure.device_ptr),
+            deadline=Deadline(deadline_ns(timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
             stats=Stats(*(total.data_ptr() for total in self.totals())),
             ticket=self._ticket.data_ptr(),
             stamps=self.stamps.data_ptr(),

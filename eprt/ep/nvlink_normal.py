@@ -17,7 +17,7 @@ from torch import Tensor
 from eprt.ep.api import EPError
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import readmit_all
-from eprt.ep.nvlink_layout import Deadline, Stats
+from eprt.ep.nvlink_layout import Deadline, Stats, deadline_ns
 from eprt.ep.nvlink_low_latency import RECV, SEND, this_arch
 from eprt.ep.nvlink_normal_grid import MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.ep.nvlink_normal_layout import (
@@ -91,29 +91,29 @@ class Counts:
 
 class Normal:
     """One rank's end. Collective constructor and close(). The heap's first data_begin bytes are the kernels' own; the
-    data_bytes after them are the caller's."""
+    data_bytes after them are the caller's. mask: as LowLatency's."""
 
     def __init__(
         self, group: EPGroup, shape: HeapShape, data_bytes: int, *, grouped: bool, exact: bool = False,
-        num_sms: int | None, timeout_s: float, stats: bool = True,
+        num_sms: int | None, timeout_s: float, stats: bool = True, mask: Tensor | None = None,
     ):  # fmt: skip
         self.group, self.shape, self.timeout_s = group, shape, timeout_s
         self._grouped, self._exact = grouped, exact
         self.num_sms = num_sms
         self.data_begin = shape.num_bytes
         self.memory = SymmetricMemory(group, shape.num_bytes + data_bytes)
-        self._allocate(stats)
+        self._allocate(stats, mask)
         self._device = torch.cuda.current_device()
         torch.cuda.synchronize()
         group.barrier()
 
-    def _allocate(self, stats: bool) -> None:
+    def _allocate(self, stats: bool, mask: Tensor | None) -> None:
         ranks, most_local = self.shape.num_ranks, self.shape.max_slots // self.shape.num_ranks
 
         def longs(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device="cuda")
 
-        self.mask = torch.zeros(ranks, dtype=torch.int32, device="cuda")
+        self.mask = torch.zeros(ranks, dtype=torch.int32, device="cuda") if mask is None else mask
         self.failure = HostWords(4)
         self.wait_ns, self.tokens, self.slot_rows = longs(2, 2, ranks), longs(2, ranks), longs(most_local)
         self.calls, self.compute_ns, self.blocked_ns = longs(1), longs(1), longs(1)
@@ -139,7 +139,7 @@ class Normal:
         return context_type(
             peer=tuple(self.memory.peer_ptr),
             heap=HeapLayout(**self.shape.offsets()),
-            deadline=Deadline(int(self.timeout_s * 1e9), self.mask.data_ptr(), self.failure.device_ptr),
+            deadline=Deadline(deadline_ns(self.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
             stats=Stats(*(total.data_ptr() for total in self.totals())),
             ticket=self._ticket.data_ptr(),
             done=self._done.data_ptr(),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eprt.ep.api import DispatchHandle, EPConfig, Received
 from eprt.ep.group import EPGroup
-from eprt.ep.nvlink import NvlinkBackend, Signal
+from eprt.ep.nvlink import NvlinkBackend, Signal, multiprocessors
 from eprt.ep.nvlink_low_latency import SEND
 from eprt.ep.nvlink_normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Payload, Routing
 from eprt.ep.nvlink_normal_grid import MAX_SMS
@@ -58,7 +58,7 @@ class NvlinkNormalBackend(NvlinkBackend):
         return config.max_recv_rows or super()._most_rows() + slots_per_rank * (config.expert_alignment - 1)
 
     def _limits(self) -> tuple[tuple[str, int, int, str], ...]:
-        config = self.config
+        config, sms = self.config, multiprocessors()
         scales = -(-config.hidden_size // 128)
         return (
             ("ranks in normal mode", self.group.size, MAX_RANKS, "use fewer ranks"),
@@ -66,6 +66,7 @@ class NvlinkNormalBackend(NvlinkBackend):
             ("num_slots", config.num_slots, MAX_SLOTS, "use fewer"),
             ("scales per token", scales, MAX_SCALES, "use a smaller hidden size"),
             ("rows", self.max_rows, 2**31 - 1, "bound them with max_recv_rows"),
+            ("num_sms", config.num_sms or 1, sms, "this GPU has no more"),
         )
 
     def _allocate(self, profile: bool, stats: bool) -> None:

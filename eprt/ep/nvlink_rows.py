@@ -36,12 +36,13 @@ class RowExchange:
     half of it, and during combine the rows on their way back: T * min(K, R) * (2 H + 4 K) bytes. size_name: what the
     caller calls num_bytes, for errors. num_sms: thread blocks; default: chosen.
     timeout_s: deadline of every wait. Past it a kernel goes on without the late rank; the next call raises
-    EPTimeoutError, as does the host's own wait for counts.
+    EPTimeoutError, as does the host's own wait for counts. mask: int32 [R] on the GPU, 1 for ranks that are not waited
+    for; default: one of its own.
     """
 
     def __init__(
         self, group: EPGroup, num_bytes: int, *, timeout_s: float, num_sms: int | None = None, stats: bool = True,
-        size_name: str = "num_bytes",
+        size_name: str = "num_bytes", mask: Tensor | None = None,
     ):  # fmt: skip
         self.group, self._size_name = group, size_name
         self._where = f"[rank {group.rank}/{group.size}]"
@@ -52,7 +53,9 @@ class RowExchange:
             )
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
         shape = HeapShape(group.size, MAX_EXPERTS // group.size * group.size, max_items, 1)
-        self.kernels = Normal(group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, stats=stats)
+        self.kernels = Normal(
+            group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, stats=stats, mask=mask
+        )
         self._pool = StreamPool(self.kernels.data_begin, num_bytes)
         self._plans = RowsPlans(group, max_items, size_name, timeout_s, self._fail)
         self._recent_rows = 0
@@ -253,6 +256,7 @@ class RowExchange:
 
     def _raise_failure(self) -> None:
         if error := take_failure(self.kernels.failure.words, self._asked):
+            self.kernels.mask[self.group.rank].zero_()  # if it waited for itself, on a GPU that was busy
             raise error
 
     def _fail(self, message: str) -> NoReturn:

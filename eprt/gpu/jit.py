@@ -121,14 +121,28 @@ def cubin(source: KernelSource) -> bytes:
     if path := _built_ahead(source, version):
         return path.read_bytes()
     binary = compile_source(source)
-    folder = cache_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    # Ranks may compile the same kernel at once: write aside, then rename, so that no one reads half a file.
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
-        aside.write(binary)
-    os.chmod(aside.name, 0o644)  # temporary files are their maker's alone; a cache may be filled by another user
-    os.replace(aside.name, folder / cubin_name(source, version))
+    try:
+        _keep(binary, cache_dir(), cubin_name(source, version))
+    except OSError as error:
+        raise OSError(
+            f"compiled CUDA kernels cannot be kept in {cache_dir()}: {error.strerror}; let EPRT_KERNEL_CACHE name a "
+            "folder that can be written"
+        ) from None
     return binary
+
+
+def _keep(binary: bytes, folder: Path, name: str) -> None:
+    """Ranks may compile the same kernel at once: write aside, then rename, so that no one reads half a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
+        try:
+            aside.write(binary)
+            aside.flush()
+        except OSError:  # the disk is full
+            os.unlink(aside.name)
+            raise
+    os.chmod(aside.name, 0o644)  # temporary files are their maker's alone; a cache may be filled by another user
+    os.replace(aside.name, folder / name)
 
 
 def compile_source(source: KernelSource) -> bytes:

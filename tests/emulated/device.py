@@ -135,7 +135,7 @@ def _as_they_were() -> Callable[[], None]:
     return put_back
 
 
-def _patches() -> ExitStack:
+def _patches(multiprocessors: int) -> ExitStack:
     stack, nothing = ExitStack(), lambda *args, **kwargs: None
     for value in (Kernel, Launch, SymmetricMemory, HostWords):
         for module in (nvlink_low_latency, nvlink_normal, layout):
@@ -144,7 +144,7 @@ def _patches() -> ExitStack:
     stack.enter_context(patch.dict(os.environ))
     stack.callback(_as_they_were())
     stack.enter_context(patch.object(nvlink_normal, "most_shared_bytes", lambda device: 99 << 10))
-    properties = SimpleNamespace(multi_processor_count=2)
+    properties = SimpleNamespace(multi_processor_count=multiprocessors)
     for name, value in {
         "is_available": lambda: True, "current_device": lambda: 0, "synchronize": nothing,
         "get_device_capability": lambda *args: (9, 0), "get_device_properties": lambda *args: properties,
@@ -161,7 +161,7 @@ def _patches() -> ExitStack:
 
 
 def emulated_ranks(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
-    """Raises what the first rank to fail raised."""
+    """Raises what the first rank to fail raised. GPUs have three multiprocessors, or as many as the case asks for."""
     shared = SimpleNamespace(values=[None] * num_ranks, barrier=threading.Barrier(num_ranks, timeout=120))
     errors: list[BaseException] = []
 
@@ -173,7 +173,7 @@ def emulated_ranks(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> 
             errors.append(error)
             shared.barrier.abort()
 
-    with _patches():
+    with _patches(max(3, kwargs.get("num_sms", 0))):
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
         for thread in threads:
             thread.start()

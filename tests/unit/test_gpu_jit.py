@@ -4,8 +4,10 @@ import ctypes
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +71,26 @@ def test_what_one_user_compiles_others_can_read(cache, monkeypatch):
     assert jit.cubin(kernel_sources(shape(256, 1, 1))["sum"]) == b"cubin"
     (path,) = cache.iterdir()
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_cache_that_cannot_be_written_is_named_and_left_as_it_was(tmp_path, monkeypatch, capsys, full):
+    """A file where its folder should be; or a disk that is full."""
+    cache = tmp_path / "cubins"
+    monkeypatch.setenv("EPRT_KERNEL_CACHE", str(cache))
+    monkeypatch.setattr(jit, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(jit, "compile_source", lambda source: b"cubin")
+    if full:
+        full_disk = partial(Path("/dev/full").open, "wb", 0)
+        monkeypatch.setattr(jit.tempfile, "NamedTemporaryFile", lambda **kwargs: full_disk())
+        monkeypatch.setattr(jit.os, "unlink", lambda name: capsys.readouterr() and print(f"unlinked {name}"))
+    else:
+        cache.write_text("")
+    assert doctor.main(["--build-kernels"]) == 1
+    printed = capsys.readouterr()
+    why = "No space left on device" if full else "File exists"
+    assert f"cannot be kept in {cache}: {why}; let EPRT_KERNEL_CACHE name a folder" in printed.err
+    assert "unlinked /dev/full" in printed.out if full else cache.is_file()
 
 
 def test_a_kernel_is_compiled_once_and_again_when_anything_changes(nvrtc, cache, monkeypatch):
@@ -273,6 +295,7 @@ def test_normal_mode_names_how_many_ranks_it_can_have(monkeypatch):
     with pytest.raises(ValueError, match=r"\[rank 3/31\] 31 ranks: normal mode has at most 30 .*use fewer ranks"):
         RowExchange(group, 1 << 20, timeout_s=1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=132))
     config = EPConfig(1024, 2 * group.size, 4, 8, mode="normal", device="cuda")
     with pytest.raises(ValueError, match=r"\[rank 3/31\].*ranks in normal mode.*31.*30.*use fewer ranks"):
         NvlinkNormalBackend(config, group)

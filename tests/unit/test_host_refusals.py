@@ -3,15 +3,17 @@ rows do not fit as it had guessed."""
 
 import gc
 import weakref
+from dataclasses import replace
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from eprt.compat.deep_ep import Buffer
-from eprt.ep.api import EPConfig
-from eprt.ep.nvlink import NvlinkBackend
+from eprt.ep.api import EPConfig, EPTimeoutError
+from eprt.ep.nvlink import NvlinkBackend, Signal
 from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
 from tests.fake_gpu import Group
 from tests.unit.test_host_path import EXPERTS, HIDDEN, K, Rows, T
@@ -154,6 +156,77 @@ def test_verbs_name_rows_that_begin_between_multiples_of_16_bytes(gpu, mode):
     with pytest.raises(ValueError, match=r"\[rank 0/2\] combine_send: y_RH begins at .*multiple of 16"):
         backend.combine(off_by_two_bytes(backend.max_rows, HIDDEN), handle)
     assert gpu.launched == []
+
+
+def config_of(mode: str, **fields: Any) -> EPConfig:
+    return EPConfig(HIDDEN, EXPERTS, K, T, mode=mode, device="cuda", **fields)
+
+
+@pytest.mark.parametrize("mode, most", [("low_latency", 64), ("normal", 132)])
+def test_more_thread_blocks_than_the_gpu_can_run_at_once_are_refused(gpu, monkeypatch, mode, most):
+    backend_type = NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend
+    backend_type(config_of(mode, num_sms=most), Group(0, 2))
+    with pytest.raises(ValueError, match=rf"\[rank 0/2\] num_sms = {most + 1}: .* at most {most}; this GPU has"):
+        backend_type(config_of(mode, num_sms=most + 1), Group(0, 2))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=16))
+    with pytest.raises(ValueError, match=r"\[rank 0/2\] num_sms = 17: .* at most 16; this GPU has"):
+        backend_type(config_of(mode, num_sms=17), Group(0, 2))
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_a_deadline_beyond_64_bits_of_ns_is_the_longest_there_is(gpu, mode):
+    for timeout_s in (1e12, float("inf")):
+        backend = (NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend)(
+            config_of(mode, timeout_s=timeout_s, max_recv_rows=64 if mode == "normal" else None), Group(0, 2)
+        )
+        gpu.clear()
+        backend.dispatch(torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K))
+        assert {params.context.deadline.timeout_ns for _, params, _ in gpu.launched} == {2**63}
+
+
+def test_signals_that_the_kernel_would_misread_are_named_before_any_launch(gpu):
+    backend = NvlinkBackend(config_of("low_latency"), Group(0, 2))
+    tiles = -(-2 * T // 16)
+    good = Signal(torch.zeros(EXPERTS // 2 * tiles, dtype=torch.int32), 5, 16, tiles)
+    handle, _ = backend.dispatch(
+        torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
+    )
+    y = backend.combine_buffer(handle)
+    gpu.clear()
+    for changed, words in (
+        ({"counter": good.counter.long()}, "counter is torch.int64"),
+        ({"counter": good.counter.repeat(2)[::2]}, r"counter is torch.int32, strides \(2,\)"),
+        ({"threshold": 0}, "threshold=0: must be in 1"),
+        ({"threshold": 2**32}, "threshold=4294967296: must be in 1"),
+        ({"num_sms": 65}, "num_sms=65"),
+    ):
+        with pytest.raises(ValueError, match=rf"\[rank 0/2\] combine_send: signal.{words}"):
+            backend.combine_send(y, handle, replace(good, **changed))
+    assert gpu.launched == []
+    backend.combine_send(y, handle, good)
+    assert gpu.names == ["combine"]
+
+
+def test_a_rank_that_is_masked_or_taken_back_is_so_in_both_modes_of_deep_ep(gpu):
+    pairs = Pairs()
+    pairs.dispatch()
+    (_, low_latency, _), status = gpu.launched[0], torch.zeros(2, dtype=torch.int32)
+    exchange = pairs.buffer._normal()._exchange
+    assert exchange.kernels._count.params.context.deadline.mask == low_latency.context.deadline.mask
+    exchange.kernels.mask[1] = 1  # as a kernel does at its deadline
+    pairs.buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == [0, 1]
+    pairs.buffer.low_latency_clean_mask_buffer()
+    assert exchange.query_mask().tolist() == [0, 0]
+
+
+def test_a_rank_that_waited_for_itself_is_not_left_out_from_then_on(gpu):
+    rows = Rows(gpu)
+    rows.exchange.kernels.mask[:] = 1
+    rows.exchange.kernels.failure.words[:] = (2, 1, 3, 4)
+    with pytest.raises(EPTimeoutError, match=r"rank 1 in dispatch \(tokens\).*EPRT_GPU_TIMEOUT_S in GPU kernels"):
+        rows.dispatch()
+    assert rows.exchange.query_mask().tolist() == [1, 0]
 
 
 def test_the_host_tells_counts_only_where_they_are_not_rounded_up(gpu):

@@ -307,7 +307,7 @@ class Buffer:
         overlap: single-batch overlap, with the arguments of DeepEP's antgroup-opt branch; needs return_recv_hook. x is
         still being computed: num_sms thread blocks send each tile of block_m rows of an expert once its counter in
         comp_signal, int32 [L * ceil(R * M / block_m)], is at least threshold. A tile that does not come by the deadline
-        is not sent, and the next call names it. packed_recv_count: int32 [L]; default: dispatch's own.
+        is not sent, and the next call names it. packed_recv_count: int32 [L]; the handle's own is what is read.
         """
         call, check = "low_latency_combine", self._checks
         if use_logfmt:
@@ -389,7 +389,7 @@ class Buffer:
         if self._intranode is None:
             self._intranode = IntranodeMode(
                 self._ep_group, self.num_nvl_bytes, stream=self._comm_stream, checks=self._checks,
-                timeout_s=self._timeout_s,
+                timeout_s=self._timeout_s, mask=self._mask,
             )  # fmt: skip
         return self._intranode
 

@@ -35,12 +35,17 @@ class IntranodeHandle(tuple):
 
 
 class IntranodeMode:
-    """Construction and close() are collective. stream: for calls with async_finish."""
+    """Construction and close() are collective. stream: for calls with async_finish. mask: int32 [R] on the GPU."""
 
-    def __init__(self, group: EPGroup, num_bytes: int, *, stream: torch.cuda.Stream, checks: Checks, timeout_s: float):
+    def __init__(
+        self, group: EPGroup, num_bytes: int, *, stream: torch.cuda.Stream, checks: Checks, timeout_s: float,
+        mask: Tensor,
+    ):  # fmt: skip
         self._num_ranks, self._checks = group.size, checks
         self._streams = CommStream(stream)
-        self._exchange = RowExchange(group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s, size_name=_SIZE_NAME)
+        self._exchange = RowExchange(
+            group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s, size_name=_SIZE_NAME, mask=mask
+        )
         self._layouts: dict[int, Layout] = {}  # by num_experts
 
     def layout(
