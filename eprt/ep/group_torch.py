@@ -8,6 +8,8 @@ import queue
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -142,21 +144,43 @@ class TorchGroup(EPGroup):
                 "EPGroup.from_torch: torch.distributed is not initialised; call init_process_group first"
             )
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        set_up_s = timedelta(seconds=env.get("EPRT_TIMEOUT_S"))
-        self._collectives: Any = dist.new_group(ranks, set_up_s, backend="gloo", use_local_synchronization=True)
-        self._messages: Any = dist.new_group(ranks, _FOR_EVER, backend="gloo", use_local_synchronization=True)
+        self._where = f"[rank {dist.get_rank(process_group)}/{len(ranks)}]"
+        self._set_up_s = env.get("EPRT_TIMEOUT_S")
+        self._collectives, self._messages = self._new_groups(ranks)
         self._closed = False
         self._join(dist.get_rank(self._collectives), len(ranks))
         elsewhere = [rank for rank in range(self.size) if self.node_of_rank[rank] != self.node]
         self._links = {rank: _Link(self._messages, rank) for rank in elsewhere}
 
+    def _new_groups(self, ranks: list[int]) -> tuple[Any, Any]:
+        with self._meeting():
+            collectives, messages = (
+                dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=True)
+                for timeout in (timedelta(seconds=self._set_up_s), _FOR_EVER)
+            )
+        return collectives, messages
+
     def allgather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * dist.get_world_size(self._collectives)
-        dist.all_gather_object(values, value, group=self._collectives)
+        with self._meeting():
+            dist.all_gather_object(values, value, group=self._collectives)
         return values
 
     def barrier(self) -> None:
-        dist.barrier(group=self._collectives)
+        with self._meeting():
+            dist.barrier(group=self._collectives)
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """All ranks are to come to a collective call. gloo says only which operation failed."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self._where} the ranks did not all come to set up or close the exchange within EPRT_TIMEOUT_S="
+                f"{self._set_up_s:g} s, or one has ended. What is each of them doing? Where some must be late (they "
+                f"load or compile), raise EPRT_TIMEOUT_S. gloo: {str(error).splitlines()[0]}"
+            ) from error
 
     def shared_window(self, num_bytes: int) -> Window:
         # All ranks of the group take part in the allgather, each with the memory of its own node.
