@@ -38,6 +38,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quantization", help="int8: quantise the experts' weights at load; default: as they are")
     add("--device", default=EngineConfig.device, help="cpu, cuda (a GPU for each rank) or auto; default %(default)s")
     add("--overlap", default=EngineConfig.overlap, help="none, tbo, sbo or auto (default; docs/overlap.md)")
+    add("--num-speculative-tokens", type=int, default=0, metavar="K",
+        help="tokens the checkpoint's MTP layer guesses per completion and step, default 0")  # fmt: skip
+    add("--kv-cache-gb", type=float, default=EngineConfig.kv_cache_gb, metavar="GB",
+        help="memory of the KV cache of each rank (2**30 bytes), default %(default)s")  # fmt: skip
     add("--max-model-len", type=int, metavar="N", help="most tokens of prompt and completion; default: the model's")
     add(
         "--bind",
@@ -51,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 when the arguments or the checkpoint cannot be used."""
     arguments = build_parser().parse_args(argv)
     try:
+        env.check()
         return _generate(arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"eprt generate: {error}", file=sys.stderr)
@@ -70,7 +75,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         stop=tuple(arguments.stop),
         n=arguments.n,
     )
-    named = ("dtype", "device", "quantization", "max_model_len", "overlap")
+    named = ("dtype", "device", "quantization", "max_model_len", "overlap", "num_speculative_tokens", "kv_cache_gb")
     engine_options = {name: getattr(arguments, name) for name in named}
     EngineConfig(arguments.model, **engine_options)  # wrong flags show before torch is loaded
 

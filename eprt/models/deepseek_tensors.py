@@ -6,6 +6,7 @@ names and shapes, from the headers alone, so that all ranks refuse a bad checkpo
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from eprt.config import ModelConfig
 from eprt.models.checkpoint import FP8, SCALE_SUFFIX, Checkpoint, CheckpointError
@@ -82,13 +83,17 @@ def _moe(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]
         yield from _swiglu(f"{prefix}shared_experts.", c.hidden_size, c.moe.shared_intermediate_size)
 
 
+def check_mtp(config: ModelConfig, model_dir: str | Path) -> None:
+    """CheckpointError where there is no layer to draft with."""
+    if not config.num_nextn_predict_layers:
+        raise CheckpointError(
+            f"{model_dir} has no MTP layer to draft with (num_nextn_predict_layers is 0 in its config.json); "
+            "leave --num-speculative-tokens at 0"
+        )
+
+
 def check_tensors(config: ModelConfig, checkpoint: Checkpoint, mtp: bool = False) -> None:
     """CheckpointError listing every missing, extra, mis-shaped and unreadable tensor. mtp: the MTP layer is needed."""
-    if mtp and not config.num_nextn_predict_layers:
-        raise CheckpointError(
-            f"{checkpoint.model_dir} has no MTP layer to draft with (num_nextn_predict_layers is 0 in its "
-            "config.json); leave --num-speculative-tokens at 0"
-        )
     expected = expected_tensors(config, mtp)
     problems = []
     scales = set()

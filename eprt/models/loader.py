@@ -23,7 +23,7 @@ from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
 from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
-from eprt.models.deepseek_tensors import check_tensors, expected_tensors, is_skipped
+from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
 from eprt.models.dummy import DummyCheckpoint
 from eprt.models.hf_config import ConfigFile, read_model_config
 from eprt.models.registry import builder_of
@@ -79,6 +79,8 @@ def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
 
 def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Checkpoint | DummyCheckpoint:
     mtp = engine.num_speculative_tokens > 0
+    if mtp:
+        check_mtp(config, engine.model_dir)
     if engine.load_format == "dummy":
         return DummyCheckpoint(engine.model_dir, config, expected_tensors(config, mtp), device)
     checkpoint = Checkpoint(engine.model_dir, device=device)

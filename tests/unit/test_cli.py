@@ -74,6 +74,8 @@ def test_a_missing_library_is_named_with_a_remedy(library, remedy, monkeypatch):
         (["--model", str(MODEL)], "no prompt"),
         (["--model", str(MODEL), "--prompt", "x", "--temperature", "-1"], "temperature=-1.0"),
         (["--model", str(MODEL), "--prompt", "x", "--dtype", "float8"], "--dtype float8"),
+        (["--model", str(MODEL), "--prompt", "x", "--overlap", "dbo"], "--overlap dbo"),
+        (["--model", str(MODEL), "--prompt", "x", "--num-speculative-tokens", "17"], "--num-speculative-tokens 17"),
         (["--model", str(MODEL), "--file", "missing.txt"], "missing.txt"),
     ],
 )
@@ -83,10 +85,17 @@ def test_generate_refuses_in_one_line(arguments, message, capsys):
     assert err.startswith("eprt generate: ") and message in err and err.count("\n") == 1
 
 
+def test_generate_reads_no_mistyped_variable_over(monkeypatch, capsys):
+    monkeypatch.setenv("EPRT_GPU_ATENTION", "triton")
+    assert cli.main(["generate", "--model", str(MODEL), "--prompt", "x"]) == 2
+    assert "unknown environment variable EPRT_GPU_ATENTION" in capsys.readouterr().err
+
+
 def test_generate_answers_alike_on_one_rank_and_on_two(tmp_path):
     (tmp_path / "prompts.txt").write_text("What is 12 + 30?\nSort: pear, fig, apple\nSpell castle backwards.\n")
     arguments = ("generate", "--model", str(MODEL), "--chat", "--file", str(tmp_path / "prompts.txt"), "--json")
-    one, two = run(*arguments), run(*arguments, launcher=("mpirun", "-n", "2"))
+    drafts = ("--num-speculative-tokens", "2", "--overlap", "tbo", "--kv-cache-gb", "0.02")
+    one, two = run(*arguments), run(*arguments, *drafts, launcher=("mpirun", "-n", "2"))
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr
     answers = [json.loads(line) for line in one.stdout.splitlines()]
     assert answers == [json.loads(line) for line in two.stdout.splitlines()]

@@ -131,5 +131,7 @@ def test_what_cannot_draft_is_refused(tmp_path):
     (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
     with pytest.raises(ValueError, match=r"has no MTP layer to draft with .* leave --num-speculative-tokens at 0"):
         LLM(directory, kv_cache_gb=0.01, num_speculative_tokens=1)
+    with pytest.raises(ValueError, match=r"has no MTP layer to draft with .* leave --num-speculative-tokens at 0"):
+        LLM(directory, kv_cache_gb=0.01, num_speculative_tokens=1, load_format="dummy")
     with pytest.raises(ValueError, match=r"--num-speculative-tokens 9: must be in 0\.\.8"):
         EngineConfig("x", page_size=8, num_speculative_tokens=9)
