@@ -261,20 +261,30 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("-n", "--ranks", type=int, help="ranks to start with mpirun (eprt bench layer); default 2")
-    add("--device", default="auto", help="auto (default), cpu or cuda")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default %(default)s")
     add("--layers", type=int, default=3, help="of which each is timed, default %(default)s, the fewest")
     add("--experts-per-rank", type=int, default=32, help="default %(default)s")
     add("--requests", type=int, nargs="*", default=[16, 32, 64], help="decodes per rank, default 16 32 64; empty: none")
     add("--context", type=int, default=4096, help="tokens behind each decode, default %(default)s")
     add("--prefill", type=int, default=8192, help="prompt tokens per rank, default %(default)s; 0: none")
     add("--prompt", type=int, default=1024, help="tokens of one prompt, default %(default)s")
-    add("--payload", default="fp8", help="what dispatch sends: same or fp8 (default)")
+    add("--payload", default="fp8", choices=("same", "fp8"), help="what dispatch sends, default %(default)s")
     add("--sms", type=int, nargs="*", default=[], help="also try sbo with so many SMs that send")
     add("--moe-only", action="store_true", help="without attention: what overlap saves of gate to combine")
     add("--samples", type=int, default=20, help="of each time, default %(default)s")
     arguments = parser.parse_args(argv)
     if arguments.layers < 3:
         parser.error(f"--layers {arguments.layers}: at least 3, the timeline shows the second between its neighbours")
+    least = {"ranks": 1, "experts_per_rank": 1, "requests": 1, "context": 1, "prefill": 0, "prompt": 1, "sms": 1}
+    for name, bound in (*least.items(), ("samples", 1)):
+        values = getattr(arguments, name)
+        values = values if isinstance(values, list) else [] if values is None else [values]
+        if min(values, default=bound) < bound:
+            parser.error(f"--{name.replace('_', '-')} {' '.join(map(str, values))}: must be at least {bound}")
+    if arguments.device != "cpu" and not torch.cuda.is_available() and (arguments.device == "cuda" or arguments.sms):
+        parser.error(f"--device {arguments.device}: torch {torch.__version__} finds no GPU here; use --device cpu")
+    if arguments.sms and arguments.device == "cpu":
+        parser.error("--sms: divides a GPU; there is nothing to divide with --device cpu")
     return arguments
 
 

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 
+import pytest
 import torch
 
 from benchmarks import bench_layer
@@ -10,6 +11,24 @@ from benchmarks.bench_layer import Bench
 from benchmarks.layer_timeline import Span, draw, exposed_us, stage_us
 from eprt import EPGroup
 from eprt.layers.overlap import EXCHANGE, PAUSE, TWO_BATCH
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--requests 4 0", "--requests 4 0: must be at least 1"),
+        ("--samples 0", "--samples 0: must be at least 1"),
+        ("-n 0", "--ranks 0: must be at least 1"),
+        ("--prefill -1", "--prefill -1: must be at least 0"),
+        ("--device cpu --sms 4", "--sms: divides a GPU"),
+        ("--payload fp4", "argument --payload: invalid choice: 'fp4'"),
+        ("--layers 2", "--layers 2: at least 3"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        bench_layer.parse(flags.split())
+    assert message in capsys.readouterr().err
 
 
 def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
