@@ -207,7 +207,7 @@ class EngineConfig:
     graph_sizes: numbers of decodes that a GPU step is recorded for (a step takes the next larger one), and besides
     the most that low_latency_max_tokens and max_num_seqs allow, beyond which sizes are left out; empty for none.
     kv_cache_gb: memory for the paged cache. kv_cache_dtype: "auto" (dtype), "bf16" or "fp8" (see
-    ops/kv_format.py). page_size: tokens per KV page; default 16, with device "cuda" 64.
+    ops/kv_format.py). page_size: tokens per KV page; default 16, with device "cuda" or "auto" 64.
     chunk_size: most tokens one step computes. max_num_seqs: most requests running at once.
     max_queue: most requests waiting; one more is refused with 429.
     num_speculative_tokens: tokens the checkpoint's MTP layer drafts for each running request and step; 0 for none.
@@ -257,7 +257,7 @@ class EngineConfig:
 
     def __post_init__(self):
         if self.page_size is None:
-            object.__setattr__(self, "page_size", 64 if self.device == "cuda" else 16)
+            object.__setattr__(self, "page_size", 16 if self.device == "cpu" else 64)
         _require(
             self.dtype in ("auto", "float32", "bfloat16"), f"--dtype {self.dtype}: must be auto, float32 or bfloat16"
         )

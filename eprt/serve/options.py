@@ -170,7 +170,7 @@ def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> No
         "--kv-cache-dtype", choices=("auto", "bf16", "fp8"), default=defaults["kv_cache_dtype"],
         help="auto (default): the model's; fp8 holds 1.75 times the tokens of bf16",
     )  # fmt: skip
-    add("--page-size", type=int, metavar="N", help="tokens per KV page, default 16, on GPUs 64")
+    add("--page-size", type=int, metavar="N", help="tokens per KV page, default 16, with --device cuda or auto 64")
     add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], metavar="N",
         help="running sequences, default %(default)s")  # fmt: skip
     add(

@@ -207,6 +207,11 @@ def test_flags_reach_the_engine():
     assert parse(["--model", DEMO, "--graph-sizes", "64", "8", "64", "1"]).engine.graph_sizes == (1, 8, 64)
 
 
+def test_pages_have_the_size_that_the_fastest_attention_takes_wherever_there_may_be_a_gpu():
+    sizes = [EngineConfig("somewhere", device=device).page_size for device in ("cpu", "cuda", "auto")]
+    assert sizes == [16, 64, 64] and EngineConfig("somewhere", device="auto", page_size=8).page_size == 8
+
+
 @pytest.mark.parametrize("sizes", [8, (1, 2.5), (True,), "8", None])
 def test_graph_sizes_are_whole_numbers(sizes):
     with pytest.raises(ValueError, match=r"--graph-sizes .*: must be whole numbers of at least 1"):

@@ -40,7 +40,7 @@ except ImportError as error:
     assert "pip install triton" in run("-c", code)
 
 
-def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(monkeypatch):
+def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(monkeypatch, caplog):
     pytest.importorskip("triton")
     from eprt.ops.cuda import attention, mla_flashmla, mla_triton
 
@@ -61,6 +61,16 @@ def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(mo
     assert chosen("auto", page_size=16) is chosen("auto", dtype=torch.float32) is mla_triton
     with pytest.raises(ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"):
         chosen("flashmla", page_size=16)
+    attention._tell.cache_clear()
+    caplog.set_level("INFO")
+    for _ in range(2):
+        chosen("auto", page_size=16), chosen("auto"), chosen("triton", page_size=16)
+    monkeypatch.setattr(mla_flashmla, "is_installed", lambda: False)
+    chosen("auto")
+    said = [record.message for record in caplog.records]
+    assert len(said) == 4 and said[1:3] == ["decodes are attended by flashmla", "decodes are attended by triton"]
+    assert "by triton; not by flashmla: it takes pages of 64 tokens (--page-size 64), not 16" in said[0]
+    assert "by triton; not by flashmla: it is not installed (pip install git+https" in said[3]
     attention.kernels.cache_clear()
 
 

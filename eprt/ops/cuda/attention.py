@@ -10,6 +10,7 @@ taken out of it. Prompts are expanded (mla_expanded.py). Kernels of the absorbed
 """
 
 import functools
+import logging
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,8 @@ from eprt import env
 from eprt.ops.attention import Rotation
 from eprt.ops.cuda import mla_expanded
 from eprt.ops.cuda.rope import rotate
+
+_log = logging.getLogger(__name__)
 
 # Name -> (module, how to install it); the first that is installed and does not refuse computes.
 _KERNELS = {
@@ -51,10 +54,24 @@ def kernel(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: T
         return import_module(_KERNELS["triton"][0])
     wanted, reason = env.get("EPRT_GPU_ATTENTION"), None
     for module in kernels(wanted):
-        reason = module.refusal(q_latent, q_rope, kv_pages, query_start_B1)
+        before, reason = reason, module.refusal(q_latent, q_rope, kv_pages, query_start_B1)
         if reason is None:
+            _tell(wanted, module, before)
             return module
     raise ValueError(f"EPRT_GPU_ATTENTION={wanted}: {reason}; use auto")
+
+
+@functools.cache
+def _tell(wanted: str, module: ModuleType, refused: str | None) -> None:
+    """Once: which kernel attends decodes, and why not the preferred one. refused: what that one said, where it is
+    installed."""
+    (name,) = (name for name, (path, _) in _KERNELS.items() if path == module.__name__)
+    first, (_, install) = next(iter(_KERNELS.items()))
+    if name != first and wanted == "auto":
+        refused = refused or f"it is not installed ({install})"
+        _log.info("decodes are attended by %s; not by %s: %s", name, first, refused)
+    else:
+        _log.info("decodes are attended by %s", name)
 
 
 def mla_decode(
