@@ -298,6 +298,11 @@ class EngineConfig:
             self.speculative_acceptance == "exact" or self.num_speculative_tokens > 0,
             "--speculative-acceptance rejection: says which guesses hold; it needs --num-speculative-tokens above 0",
         )
+        _require(
+            not (self.overlap_schedule and self.num_speculative_tokens),
+            f"--overlap-schedule: steps wait for their drafts to be counted; leave it out, or --num-speculative-tokens "
+            f"{self.num_speculative_tokens}",
+        )
         for name in ("num_redundant_experts", "spare_experts"):
             _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
         _require(

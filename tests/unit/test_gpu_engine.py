@@ -166,6 +166,7 @@ def test_products_that_were_not_measured_are_told_once(caplog, monkeypatch, tmp_
         (["--graph-sizes", "8", "-1"], r"--graph-sizes 8 -1: must be whole numbers of at least 1"),
         (["--graph-sizes", "8", "--no-graphs"], "--no-graphs: not allowed with argument --graph-sizes"),
         (["--speculative-acceptance", "rejection"], "--speculative-acceptance rejection: .* --num-speculative-tokens"),
+        (["--overlap-schedule", "--num-speculative-tokens", "1"], "--overlap-schedule: steps wait for their drafts"),
         (["--kv-cache-gb", "inf"], "--kv-cache-gb inf: must be above 0 and finite"),
         (["--drain-timeout", "inf"], "--drain-timeout inf: must be finite and at least 0"),
         (["--body-timeout", "inf"], "--body-timeout inf: must be finite and above 0"),
