@@ -27,7 +27,8 @@ from eprt.ep.api import EPConfig
 from eprt.ep.nvlink import NvlinkBackend
 from eprt.ep.nvlink_low_latency import RECV, SEND
 
-NUM_RANKS, NEEDS_GPU = (2, 4), True
+NUM_RANKS = (2, 4, 8)
+NEEDS_GPU = True
 SAMPLES = 50
 TOKENS = (1, 8, 32, 64, 128, 256)
 STAGES = {
@@ -208,7 +209,13 @@ def main() -> None:
     from mpi4py import MPI
 
     group = EPGroup.from_mpi()
-    torch.cuda.set_device(group.rank % torch.cuda.device_count())
+    if torch.cuda.device_count() < group.size:
+        if group.rank == 0:
+            print(
+                f"bench_ep: {group.size} ranks need {group.size} GPUs, there are {torch.cuda.device_count()}: not run"
+            )
+        return group.close()
+    torch.cuda.set_device(group.rank)
     timer = GpuTimer(group)
     reports = low_latency(group, MPI.COMM_WORLD, timer, arguments)
     tokens = [t for t in arguments.tokens or NORMAL_TOKENS if t > max(TOKENS)]

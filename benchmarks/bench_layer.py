@@ -35,7 +35,8 @@ from eprt.layers.batch import ForwardBatch, Split
 from eprt.layers.overlap import run_layers
 from eprt.models.loader import load_model
 
-NUM_RANKS, NEEDS_GPU = 2, True
+NUM_RANKS = 2
+NEEDS_GPU = True
 PAGE_SIZE, VOCAB = 64, 1024
 DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
 

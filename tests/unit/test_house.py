@@ -160,6 +160,16 @@ def test_benchmarks_are_found_by_their_constants(tmp_path):
     ]
 
 
+def test_no_benchmark_is_overlooked():
+    folder = Path(bench.__file__).parent
+    say_so = {
+        path.stem for path in folder.glob("*.py") if re.search(r"^[A-Z_, ]*NUM_RANKS\b.*=", path.read_text(), re.M)
+    }
+    found = {benchmark.name: benchmark for benchmark in bench.find()}
+    assert say_so == set(found)
+    assert found["bench_ep"].needs_gpu and found["bench_ep"].num_ranks == (2, 4, 8)
+
+
 def test_a_failing_or_endless_benchmark_fails_the_run_and_the_others_still_run(monkeypatch, capfd):
     python = [sys.executable, "-c"]
     commands = {
