@@ -29,7 +29,7 @@ from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Shape, Tiling
 
-ROWS = (8, 16, 32, 64, 128, 256)
+ROWS = (8, 16, 24, 32, 48, 64, 128, 512)
 DENSE_ROWS = (16, 32, 64, 128)
 FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16}
 
@@ -38,11 +38,12 @@ def candidates(shape: Shape, rows: int) -> list[Tiling]:
     """block_n stays 128 where the product quantises its result. Tiles much taller than an expert's rows waste work."""
     quantises = shape.gated and shape.kind == "fp8"
     block_k = 128 if shape.kind == "fp8" else 64
-    tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(16, 2 * rows) and 4 * block_m >= min(rows, 128)]
-    shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3))
+    tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 128)]
+    heights = [(block_m, short_m) for block_m in tall for short_m in (0, 16, 32, 64) if short_m < block_m]
+    shapes = itertools.product(heights, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3, 4))
     return [
-        Tiling(block_m, block_n, block_k, warps, stages, programs)
-        for block_m, block_n, warps, stages, programs in shapes
+        Tiling(block_m, block_n, block_k, warps, stages, programs, short_m=short_m)
+        for (block_m, short_m), block_n, warps, stages, programs in shapes
         if (warps == 4 or block_m > 32)
         and block_m * (2 if shape.gated else 1) * block_n <= warps * 4096  # accumulators that registers can hold
     ]

@@ -58,9 +58,9 @@ interpreter._convert_float = _round_float
 
 
 def main() -> None:
-    from tests.gpu import cases_expert_ops, cases_many_rows, cases_ops
+    from tests.gpu import cases_expert_ops, cases_grouped, cases_many_rows, cases_ops
 
-    for case in (*cases_ops.SMALL, *cases_expert_ops.ALL, *cases_many_rows.ALL):
+    for case in (*cases_ops.SMALL, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL):
         case(cases_ops.Draw("cpu"))
     cases_ops.experts(cases_ops.Draw("cpu"), shapes=((3, 128, 128),))
     cases_ops.attention(cases_ops.Draw("cpu"), heads_and_sizes=((4, 32, 8, 16, 16),))
