@@ -39,11 +39,10 @@ def candidates(shape: Shape, rows: int) -> list[Tiling]:
     quantises = shape.gated and shape.kind == "fp8"
     block_k = 128 if shape.kind == "fp8" else 64
     tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 128)]
-    heights = [(block_m, short_m) for block_m in tall for short_m in (0, 16, 32, 64) if short_m < block_m]
-    shapes = itertools.product(heights, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3, 4))
+    shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3, 4))
     return [
-        Tiling(block_m, block_n, block_k, warps, stages, programs, short_m=short_m)
-        for (block_m, short_m), block_n, warps, stages, programs in shapes
+        Tiling(block_m, block_n, block_k, warps, stages, programs)
+        for block_m, block_n, warps, stages, programs in shapes
         if (warps == 4 or block_m > 32)
         and block_m * (2 if shape.gated else 1) * block_n <= warps * 4096  # accumulators that registers can hold
     ]

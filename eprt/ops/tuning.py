@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Tiling:
     """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM;
-    splits: parts of K, in dense products; short_m: height of the tiles for experts with so few rows left, 0: none."""
+    splits: parts of K, in dense products."""
 
     block_m: int
     block_n: int
@@ -32,7 +32,6 @@ class Tiling:
     num_stages: int
     programs_per_sm: int
     splits: int = 1
-    short_m: int = 0
 
 
 @dataclass(frozen=True)

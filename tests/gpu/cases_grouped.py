@@ -16,20 +16,19 @@ def tile_heights(draw: Draw) -> None:
     weight = _on(draw.device, quantize_fp8(draw.normal(6, 256, 200, scale=0.07).cpu()))
     data, scale = quantize_rows(draw.normal(146, 200))
 
-    def product(block_m: int, short_m: int, gated: bool, signal: Counters | None = None) -> Tensor:
-        tiling = Tiling(block_m, 128, 128, 8 if block_m > 64 else 4, 2, 2, short_m=short_m)
+    def product(block_m: int, gated: bool, signal: Counters | None = None) -> Tensor:
+        tiling = Tiling(block_m, 128, 128, 8 if block_m > 64 else 4, 2, 2)
         same = {"x_scale_RG": scale, "recv_count_E": count, "dtype": torch.float32}
         return grouped_gemm(data, weight, gated=gated, tiling=tiling, signal=signal, **same)[0][:141]
 
     for gated in (False, True):
-        want = product(16, 0, gated)
-        for block_m, short_m in ((64, 0), (32, 16), (64, 16), (128, 64)):
-            near(product(block_m, short_m, gated), want, 1e-6, f"tiles of {block_m} and {short_m} rows, {gated=}")
-    for short_m in (16, 64):
-        signal = Counters(torch.zeros(6 * 3, dtype=torch.int32, device=draw.device), 32, 3)
-        near(product(64, short_m, False, signal), product(16, 0, False), 1e-6, f"tiles of 32 that tell, {short_m=}")
-        ready = (count[:, None] > torch.arange(3, device=draw.device) * 32) * 256
-        assert torch.equal(signal.counter.view(6, 3), ready.int()), (short_m, signal.counter)
+        want = product(16, gated)
+        for block_m in (32, 64, 128):
+            near(product(block_m, gated), want, 1e-6, f"tiles of {block_m} rows, {gated=}")
+    signal = Counters(torch.zeros(6 * 3, dtype=torch.int32, device=draw.device), 32, 3)
+    near(product(64, False, signal), product(16, False), 1e-6, "tiles of 32 that tell")
+    ready = (count[:, None] > torch.arange(3, device=draw.device) * 32) * 256
+    assert torch.equal(signal.counter.view(6, 3), ready.int()), signal.counter
 
 
 ALL = (tile_heights,)

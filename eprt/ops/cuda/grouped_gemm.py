@@ -78,52 +78,17 @@ def _product(
     return acc
 
 
-@triton.jit
-def _tile(
-    y, y_scale, x, x_scale, w, w_scale, row, rows, w_row, first_N, out_offset, x_stride, x_groups, w_groups, scale_rows,
-    N, K, begin, end,
-    KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, SCALED_W: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr,
-    THREADS: tl.constexpr,
-):  # fmt: skip
-    """One tile of y: of the rows row.., of which there are so many, the columns first_N.. by one expert's matrix."""
-    zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    y_NM = _product(
-        zero, x, x_scale, w, w_scale, row, rows, w_row, first_N, x_stride, x_groups, w_groups, N, K, begin, end,
-        KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA, THREADS,
-    )  # fmt: skip
-    if GATED:
-        up_scale = w_scale + (scale_rows // 2) * w_groups
-        up_NM = _product(
-            zero, x, x_scale, w, up_scale, row, rows, w_row + N, first_N, x_stride, x_groups, w_groups, N, K, begin,
-            end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA, THREADS,
-        )  # fmt: skip
-        y_NM = silu(y_NM) * up_NM
-    member_M, column_N = tl.arange(0, BLOCK_M), first_N + tl.arange(0, BLOCK_N)
-    inside_M, row_M = member_M < rows, (row + member_M).to(tl.int64)
-    if QUANTISE:  # BLOCK_N is the scale block
-        y_NM = tl.where((column_N < N)[:, None], y_NM, 0.0)
-        scale_M = tl.maximum(tl.max(tl.abs(y_NM), 0) / 448.0, SMALLEST)
-        at_M = row_M * ((N + BLOCK_N - 1) // BLOCK_N) + first_N // BLOCK_N
-        tl.store(y_scale + at_M, scale_M, mask=inside_M)
-        y_NM = y_NM / scale_M[None, :]
-    y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
-    to = y + (out_offset + row_M)[:, None] * N + column_N[None, :]
-    tl.store(to, y_MN, mask=inside_M[:, None] & (column_N < N)[None, :])
-
-
 # What changes from step to step, or only finds scales, is no reason to compile once more.
 @triton.jit(do_not_specialize=["num_experts", "num_rows", "slot_tiles", "scale_rows", "x_groups", "w_groups"])
 def _grouped_gemm(
-    y, y_scale, x, x_short, x_scale, w, w_scale, count_E, storage_E, signal, x_stride, x_groups, w_groups, N, K,
-    num_experts, scale_rows, num_rows, slot_tiles,
+    y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, signal, x_stride, x_groups, w_groups, N, K, num_experts,
+    scale_rows, num_rows, slot_tiles,
     KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
     SIGNALS: tl.constexpr, SCALED_W: tl.constexpr, SPLIT_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    SHORT_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr,
-    THREADS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. Not GROUPED: all rows are one
-    expert's. SHORT_M: see Tiling.
+    expert's.
 
     SPLIT_K: the second axis of the grid splits K; y is then [splits, rows, N], to be added up.
     SIGNALS: every stored tile adds its columns to its rows' counter, so that N means all of them are there.
@@ -134,31 +99,41 @@ def _grouped_gemm(
     else:
         count = tl.where(expert_E == 0, num_rows, 0)
     k_begin, k_end = 0, K
-    out_offset = tl.full([], 0, tl.int64)
     if SPLIT_K:
         share = ((K + BLOCK_K - 1) // BLOCK_K + tl.num_programs(1) - 1) // tl.num_programs(1) * BLOCK_K
         k_begin = tl.program_id(1) * share
         k_end = tl.minimum(K, k_begin + share)
-        out_offset = tl.program_id(1).to(tl.int64) * num_rows
     tiles_N = (N + BLOCK_N - 1) // BLOCK_N
     for tile in range(tl.program_id(0), num_tiles(count, BLOCK_M) * tiles_N, tl.num_programs(0)):
         expert, begin, rows, first = find_tile(tile // tiles_N, count, expert_E, BLOCK_M)
         storage = tl.load(storage_E + expert) if HAS_STORAGE else expert
-        left, first_N = rows - first, (tile % tiles_N) * BLOCK_N
+        row, left, first_N = begin + first, rows - first, (tile % tiles_N) * BLOCK_N
         w_row = storage * (2 if GATED else 1) * N
         matrix_scale = w_scale + storage.to(tl.int64) * scale_rows * w_groups
-        if SHORT_M == BLOCK_M or left > SHORT_M:
-            _tile(
-                y, y_scale, x, x_scale, w, matrix_scale, begin + first, left, w_row, first_N, out_offset,
-                x_stride, x_groups, w_groups, scale_rows, N, K, k_begin, k_end,
-                KIND, GATED, QUANTISE, SCALED_W, BLOCK_M, BLOCK_N, BLOCK_K, SCALE_BLOCK, TMA, THREADS,
+        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        y_NM = _product(
+            zero, x, x_scale, w, matrix_scale, row, left, w_row, first_N, x_stride, x_groups, w_groups, N, K, k_begin,
+            k_end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA, THREADS,
+        )  # fmt: skip
+        if GATED:
+            up_scale = matrix_scale + (scale_rows // 2) * w_groups
+            up_NM = _product(
+                zero, x, x_scale, w, up_scale, row, left, w_row + N, first_N, x_stride, x_groups, w_groups, N, K,
+                k_begin, k_end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA, THREADS,
             )  # fmt: skip
-        else:
-            _tile(
-                y, y_scale, x_short, x_scale, w, matrix_scale, begin + first, left, w_row, first_N, out_offset,
-                x_stride, x_groups, w_groups, scale_rows, N, K, k_begin, k_end,
-                KIND, GATED, QUANTISE, SCALED_W, SHORT_M, BLOCK_N, BLOCK_K, SCALE_BLOCK, TMA, THREADS,
-            )  # fmt: skip
+            y_NM = silu(y_NM) * up_NM
+        member_M, column_N = tl.arange(0, BLOCK_M), first_N + tl.arange(0, BLOCK_N)
+        inside_M, row_M = member_M < left, (row + member_M).to(tl.int64)
+        if QUANTISE:  # BLOCK_N is the scale block
+            y_NM = tl.where((column_N < N)[:, None], y_NM, 0.0)
+            scale_M = tl.maximum(tl.max(tl.abs(y_NM), 0) / 448.0, SMALLEST)
+            tl.store(y_scale + row_M * tiles_N + tile % tiles_N, scale_M, mask=inside_M)
+            y_NM = y_NM / scale_M[None, :]
+        y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
+        if SPLIT_K:
+            row_M += tl.program_id(1).to(tl.int64) * num_rows
+        to = y + row_M[:, None] * N + column_N[None, :]
+        tl.store(to, y_MN, mask=inside_M[:, None] & (column_N < N)[None, :])
         if SIGNALS:
             tl.debug_barrier()  # all threads' stores come before the one thread's release
             columns = tl.minimum(N - first_N, BLOCK_N)
@@ -230,10 +205,10 @@ def grouped_gemm(
     if R == 0:
         return out_RN, scale_RG
     most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
-    x, x_short, matrices, tma = _operands(x_RK, w.data, tiling, kind)
+    x, matrices, tma = _operands(x_RK, w.data, tiling, kind)
     programs = (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm
     _grouped_gemm[(min(most_tiles, programs), parts)](
-        out_RN, out_RN if scale_RG is None else scale_RG, x, x_short, x_RK if x_scale_RG is None else x_scale_RG,
+        out_RN, out_RN if scale_RG is None else scale_RG, x, x_RK if x_scale_RG is None else x_scale_RG,
         matrices, w.data if w.scale is None else w.scale, x_RK if recv_count_E is None else recv_count_E,
         x_RK if storage_E is None else storage_E, x_RK if signal is None else signal.counter,
         x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
@@ -241,8 +216,8 @@ def grouped_gemm(
         0 if signal is None else signal.slot_tiles,
         KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
         HAS_STORAGE=storage_E is not None, SIGNALS=signal is not None, SCALED_W=w.scale is not None, SPLIT_K=splits > 1,
-        EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, SHORT_M=tiling.short_m or tiling.block_m,
-        BLOCK_N=tiling.block_n, BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, TMA=tma, THREADS=32 * tiling.num_warps,
+        EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, TMA=tma, THREADS=32 * tiling.num_warps,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     return out_RN, scale_RG
@@ -254,16 +229,15 @@ def _filled_parts(k: int, block_k: int, splits: int) -> int:
     return triton.cdiv(blocks, triton.cdiv(blocks, splits))
 
 
-def _operands(x_RK: Tensor, w: Tensor, tiling: Tiling, kind: int) -> tuple[Any, Any, Any, bool]:
-    """x, for tall and for short tiles, and w as the kernel takes them, and whether as descriptors: tiles then come by
-    TMA and need no registers."""
+def _operands(x_RK: Tensor, w: Tensor, tiling: Tiling, kind: int) -> tuple[Any, Any, bool]:
+    """x and w as the kernel takes them, and whether as descriptors: tiles then come by TMA and need no registers."""
     aligned = x_RK.stride(0) * x_RK.element_size() % 16 == 0 and w.shape[-1] * w.element_size() % 16 == 0
     if kind == FP32 or not aligned or (x_RK.data_ptr() | w.data_ptr()) % 16 or not _has_tma(x_RK.device):
-        return x_RK, x_RK, w, False
+        return x_RK, w, False
     rows = w.view(-1, w.shape[-1])
-    of = TensorDescriptor.from_tensor
-    x, x_short = (of(x_RK, [height, tiling.block_k]) for height in (tiling.block_m, tiling.short_m or tiling.block_m))
-    return x, x_short, of(rows, [tiling.block_n, tiling.block_k]), True
+    descriptor = TensorDescriptor.from_tensor
+    block = descriptor(x_RK, [tiling.block_m, tiling.block_k]), descriptor(rows, [tiling.block_n, tiling.block_k])
+    return *block, True
 
 
 def _has_tma(device: torch.device) -> bool:
@@ -287,8 +261,7 @@ def _signalling(tiling: Tiling, signal: TileSignal, num_experts: int) -> Tiling:
         )
     if tall == tiling.block_m:
         return tiling
-    warps = 8 if tall > 64 else tiling.num_warps
-    return replace(tiling, block_m=tall, short_m=min(tiling.short_m, tall), num_warps=warps)
+    return replace(tiling, block_m=tall, num_warps=8 if tall > 64 else tiling.num_warps)
 
 
 def count_sms(device: torch.device) -> int:
