@@ -102,7 +102,8 @@ def cache_dir() -> Path:
 
 def _built_ahead(source: KernelSource, version: str) -> Path | None:
     for folder in (cache_dir(), source_dir() / "cubins"):
-        if found := sorted(folder.glob(cubin_name(source, version))):
+        # An empty file is what a host leaves that went down while it wrote.
+        if found := sorted(path for path in folder.glob(cubin_name(source, version)) if path.stat().st_size):
             return found[-1]
     return None
 

@@ -73,6 +73,16 @@ def test_what_one_user_compiles_others_can_read(cache, monkeypatch):
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_an_empty_file_in_the_cache_is_compiled_again(cache, monkeypatch):
+    monkeypatch.setattr(jit, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(jit, "compile_source", lambda source: b"cubin")
+    source = kernel_sources(shape(256, 1, 1))["sum"]
+    jit.cubin(source)
+    (path,) = cache.iterdir()
+    path.write_bytes(b"")
+    assert jit.cubin(source) == path.read_bytes() == b"cubin"
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_a_cache_that_cannot_be_written_is_named_and_left_as_it_was(tmp_path, monkeypatch, capsys, full):
     """A file where its folder should be; or a disk that is full."""

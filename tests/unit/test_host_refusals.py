@@ -173,6 +173,30 @@ def test_more_thread_blocks_than_the_gpu_can_run_at_once_are_refused(gpu, monkey
         backend_type(config_of(mode, num_sms=17), Group(0, 2))
 
 
+def test_the_deadline_is_ten_seconds_unless_told_otherwise(gpu, monkeypatch):
+    def deadlines() -> set[float]:
+        """Of both modes, by the verbs and by DeepEP's interface."""
+        gpu.clear()
+        x, idx = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64)
+        NvlinkBackend(config_of("low_latency"), Group(0, 2)).dispatch(x, idx, torch.zeros(T, K))
+        NvlinkNormalBackend(config_of("normal", max_recv_rows=64), Group(0, 2)).dispatch(x, idx, torch.zeros(T, K))
+        pairs = Pairs()
+        pairs.dispatch()
+        exchange = pairs.buffer._normal()._exchange.kernels
+        made = [params for _, params, _ in gpu.launched] + [exchange._dispatch.params]
+        return {params.context.deadline.timeout_ns / 1e9 for params in made}
+
+    assert deadlines() == {10.0}
+    monkeypatch.setenv("EPRT_GPU_TIMEOUT_S", "2.5")
+    assert deadlines() == {2.5}
+    assert config_of("normal", timeout_s=7.0).timeout_s == 7.0
+    monkeypatch.setenv("EPRT_GPU_TIMEOUT", "60")
+    with pytest.raises(
+        ValueError, match=r"unknown environment variable EPRT_GPU_TIMEOUT; eprt reads .*EPRT_GPU_TIMEOUT_S"
+    ):
+        Pairs()
+
+
 @pytest.mark.parametrize("mode", ["low_latency", "normal"])
 def test_a_deadline_beyond_64_bits_of_ns_is_the_longest_there_is(gpu, mode):
     for timeout_s in (1e12, float("inf")):

@@ -60,6 +60,7 @@ class Buffer:
     ):
         if group is None and comm is None:
             raise ValueError("Buffer: pass group, a torch.distributed process group, or comm, an mpi4py communicator")
+        env.check()  # a misspelt deadline would be the default one
         self._closes_group = not isinstance(group, EPGroup)
         if isinstance(group, EPGroup):
             self._ep_group = group
