@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add, defaults = parser.add_argument, TriggerConfig()
     add("--url", required=True, help="of the server, as it announced it: http://host:port")
-    add("--api-key", help="the server's, if it was started with one")
+    add("--api-key", metavar="KEY", help="the server's, if it was started with one")
     add("--interval", type=float, default=5.0, metavar="S", help="seconds between looks, default %(default)s")
     add("--json", action="store_true", help="one JSON object per look instead of lines")
     add("--dry-run", action="store_true", help="decide and say so; move nothing")
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-moves-per-layer",
         type=int,
         metavar="N",
-        help="slots of a layer that one plan may change, default 8 or more (docs)",
+        help="slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)",
     )
     add("--hysteresis", type=float, default=defaults.hysteresis, metavar="X",
         help="what a plan saves must be X times its cost, default %(default)s")  # fmt: skip

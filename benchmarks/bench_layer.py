@@ -261,18 +261,25 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="eprt bench layer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("-n", "--ranks", type=int, help="ranks to start with mpirun (eprt bench layer); default 2")
+    add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun, default 2")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default %(default)s")
-    add("--layers", type=int, default=3, help="of which each is timed, default %(default)s, the fewest")
-    add("--experts-per-rank", type=int, default=32, help="default %(default)s")
-    add("--requests", type=int, nargs="*", default=[16, 32, 64], help="decodes per rank, default 16 32 64; empty: none")
-    add("--context", type=int, default=4096, help="tokens behind each decode, default %(default)s")
-    add("--prefill", type=int, default=8192, help="prompt tokens per rank, default %(default)s; 0: none")
-    add("--prompt", type=int, default=1024, help="tokens of one prompt, default %(default)s")
+    add("--layers", type=int, default=3, metavar="N", help="of which each is timed, default %(default)s, the fewest")
+    add("--experts-per-rank", type=int, default=32, metavar="N", help="default %(default)s")
+    add(
+        "--requests",
+        type=int,
+        nargs="*",
+        default=[16, 32, 64],
+        metavar="N",
+        help="decodes per rank, default 16 32 64; empty: none",
+    )
+    add("--context", type=int, default=4096, metavar="N", help="tokens behind each decode, default %(default)s")
+    add("--prefill", type=int, default=8192, metavar="N", help="prompt tokens per rank, default %(default)s; 0: none")
+    add("--prompt", type=int, default=1024, metavar="N", help="tokens of one prompt, default %(default)s")
     add("--payload", default="fp8", choices=("same", "fp8"), help="what dispatch sends, default %(default)s")
-    add("--sms", type=int, nargs="*", default=[], help="also try sbo with so many SMs that send")
+    add("--sms", type=int, nargs="*", default=[], metavar="N", help="also try sbo with so many SMs that send")
     add("--moe-only", action="store_true", help="without attention: what overlap saves of gate to combine")
-    add("--samples", type=int, default=20, help="of each time, default %(default)s")
+    add("--samples", type=int, default=20, metavar="N", help="of each time, default %(default)s")
     arguments = parser.parse_args(argv)
     if arguments.layers < 3:
         parser.error(f"--layers {arguments.layers}: at least 3, the timeline shows the second between its neighbours")

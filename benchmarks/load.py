@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="default %(default)s")
     add("--model", help="default: the server's first")
-    add("--api-key", help="the server's, if it was started with one")
+    add("--api-key", metavar="KEY", help="the server's, if it was started with one")
     add(
         "--rate",
         type=float,
@@ -167,11 +167,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--seconds", type=float, default=20.0, metavar="S",
         help="how long requests arrive at each rate, default %(default)s")  # fmt: skip
-    add("--input-tokens", type=int, default=256, help="of a prompt of random token ids, default %(default)s")
-    add("--output-tokens", type=int, default=64, help="of an answer, default %(default)s")
-    add("--spread", type=float, default=0.5, help="lengths vary by this fraction either way, default %(default)s")
-    add("--max-token-id", type=int, default=500, help="largest token id in prompts, default %(default)s")
-    add("--seed", type=int, default=0, help="of arrivals, lengths and prompts, default %(default)s")
+    add(
+        "--input-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="of a prompt of random token ids, default %(default)s",
+    )
+    add("--output-tokens", type=int, default=64, metavar="N", help="of an answer, default %(default)s")
+    add(
+        "--spread",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="lengths vary by this fraction either way, default %(default)s",
+    )
+    add("--max-token-id", type=int, default=500, metavar="N", help="largest token id in prompts, default %(default)s")
+    add("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and prompts, default %(default)s")
     return parser
 
 

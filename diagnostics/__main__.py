@@ -156,7 +156,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         source = LogSource(Path(arguments.directory), arguments.run, arguments.windows)
     try:
         with _listen(Page(source), arguments) as server:
-            print(f"eprt diagnose: {source.name} on {server.url}   (Ctrl-C ends)", flush=True)
+            print(f"eprt diagnose: page of {source.name} at {server.url}   (Ctrl-C ends)", flush=True)
             if arguments.host == "127.0.0.1":
                 port = server.server_port
                 print(f"    from another machine: ssh -L {port}:127.0.0.1:{port} THIS-HOST, then the same address")

@@ -14,7 +14,7 @@ COMMANDS = {
     "convert": ("eprt.models.convert", "a checkpoint laid out for the ranks that will read it"),
     "balance": ("eprt.balancer.__main__", "expert placement from measured load"),
     "balancer": ("eprt.balancer.daemon_main", "rebalancer beside a running server"),
-    "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, from a run's log"),
+    "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, of a running server or from its log"),
     "bench": ("benchmarks.__main__", "benchmarks, from a source checkout"),
     "env": ("eprt.doctor", "what was found on this machine and how to mend it"),
 }

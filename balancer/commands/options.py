@@ -30,19 +30,31 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-gpus", type=int, required=True, help="of all nodes; of a server of eprt: its ranks")
-    parser.add_argument("--num-slots", type=int, help="physical slots of all GPUs; default: no spare ones")
-    parser.add_argument("--num-nodes", type=int, default=1, help="that the GPUs are on, in order; default %(default)s")
     parser.add_argument(
-        "--num-groups", type=int, default=1, help="expert groups of the router (DeepSeek-V3: 8); default %(default)s"
+        "--num-gpus", type=int, required=True, metavar="N", help="of all nodes; of a server of eprt: its ranks"
+    )
+    parser.add_argument("--num-slots", type=int, metavar="N", help="physical slots of all GPUs; default: no spare ones")
+    parser.add_argument(
+        "--num-nodes", type=int, default=1, metavar="N", help="that the GPUs are on, in order; default %(default)s"
+    )
+    parser.add_argument(
+        "--num-groups",
+        type=int,
+        default=1,
+        metavar="N",
+        help="expert groups of the router (DeepSeek-V3: 8); default %(default)s",
     )
     parser.add_argument("--gpu-speed", type=_numbers, metavar="S,S,...", help="relative speed of each GPU; 0: masked")
     parser.add_argument("--masked-gpus", type=_integers, metavar="G,G,...", help="GPUs that may hold nothing")
     parser.add_argument("--usable-slots", type=int, metavar="N", help="slots of each GPU to fill; the rest stay empty")
     parser.add_argument(
-        "--min-gpus-per-expert", type=int, default=1, help="default %(default)s; 2: survives the loss of any one GPU"
+        "--min-gpus-per-expert",
+        type=int,
+        default=1,
+        metavar="N",
+        help="copies on so many GPUs, default %(default)s; 2: survives the loss of any one GPU",
     )
-    parser.add_argument("--seed", type=int, default=0, help="how ties are broken; 0 (default) is by index")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="how ties are broken; 0 (default) is by index")
 
 
 def add_traffic(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,10 @@ def add_parser(commands) -> None:
         "--current", metavar="FILE", type=Path, help="change this placement, the most useful moves first"
     )
     current.add_argument(
-        "--max-moves-per-layer", type=int, metavar="N", help="slots that may change; default 8 or more (docs)"
+        "--max-moves-per-layer",
+        type=int,
+        metavar="N",
+        help="slots that may change; default 8 or more (docs/rebalancing.md)",
     )
     current.add_argument("--max-bytes", type=float, metavar="B", help="most bytes that move, all layers together")
     current.add_argument("--bytes-per-expert", type=float, metavar="B", help="weights of one expert of one layer")

@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ _TIMEOUT_S = 30.0
 def add_parser(commands) -> None:
     parser = commands.add_parser("record", help="record the load of a running server")
     parser.add_argument("--url", required=True, help="of the server, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", help="the server's, if it was started with one")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's, if it was started with one")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
     parser.add_argument("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
     parser.add_argument("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
@@ -46,6 +45,7 @@ def _record(server: RemoteServer, arguments: argparse.Namespace) -> int:
     windows: list[np.ndarray] = []
     traces: list[RoutingTrace] = []
     before = _counters(server)
+    is_idle = False
     try:
         while len(windows) < arguments.windows:
             time.sleep(arguments.window_s)
@@ -56,8 +56,11 @@ def _record(server: RemoteServer, arguments: argparse.Namespace) -> int:
             steps = before["num_steps"], now["num_steps"]
             before = now
             if not load_LE.any():
-                print(".", end="", file=sys.stderr, flush=True)  # idle: no window
+                if not is_idle:
+                    options.say("the server is idle; windows without load do not count")
+                is_idle = True
                 continue
+            is_idle = False
             trace = _trace(server, *steps, window=len(windows))
             traces += [] if trace is None else [trace.sample(arguments.tokens, seed=len(windows))]
             windows.append(load_LE)

@@ -28,12 +28,16 @@ def add_parser(commands) -> None:
     parser.add_argument("--memory", type=int, default=1, metavar="N", help="plan from the last N windows; default 1")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="plan every N windows; default 1")
     parser.add_argument(
-        "--max-moves-per-layer", type=int, metavar="N", help="of incremental plans; default 8 or more (docs)"
+        "--max-moves-per-layer",
+        type=int,
+        metavar="N",
+        help="of incremental plans; default 8 or more (docs/rebalancing.md)",
     )
     parser.add_argument(
         "--bytes-per-expert",
         type=float,
         default=options.DEEPSEEK_V3_EXPERT_BYTES,
+        metavar="B",
         help="weights of one expert of one layer; default: DeepSeek-V3 in fp8, %(default)s",
     )
     options.add_traffic(parser)

@@ -162,7 +162,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="SOURCE", help="Hugging Face checkpoint directory")
     parser.add_argument("target", metavar="TARGET", help="directory to write; must not exist")
     parser.add_argument("--num-ranks", type=int, required=True, metavar="N", help="ranks that will serve it")
-    parser.add_argument("--max-file-gb", type=float, default=2.0, help="split files at this size (default 2)")
+    parser.add_argument(
+        "--max-file-gb", type=float, default=2.0, metavar="GB", help="split files at this size, default %(default)g"
+    )
     return parser
 
 

@@ -72,7 +72,7 @@ def load_deepseek(
 
 def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
     log.info(
-        "[rank %d/%d] loaded %.2f GB in %.1f s: %.2f GB/s",
+        "[rank %d/%d] loaded %.3f GB in %.2f s: %.2f GB/s",
         group.rank, group.size, num_bytes / 1e9, seconds, num_bytes / 1e9 / max(seconds, 1e-9),
     )  # fmt: skip
 

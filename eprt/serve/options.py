@@ -78,10 +78,11 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
     parser = _Parser(
-        prog="python -m eprt.serve",
+        prog="eprt serve",
         description="OpenAI-compatible server of a DeepSeek-style MoE model over MPI ranks.",
-        epilog="Start it as `python -m eprt.serve -n 4 --model DIR` (drains on SIGTERM and Ctrl-C) or under an mpirun "
-        "of your own: `mpirun -n 4 python -m eprt.serve --model DIR`. docs/operations.md has the details.",
+        epilog="Start it as `eprt serve -n 4 --model DIR` (drains on SIGTERM and Ctrl-C) or under an mpirun of your "
+        "own (`mpirun -n 4 eprt serve --model DIR`). `python -m eprt.serve` is the same program; docs/operations.md "
+        "has the details.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -129,7 +130,8 @@ def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) 
     add("--rebalance-slow-ranks", action="store_true",
         help="plans give ranks that the diagnosis finds slow less load")  # fmt: skip
     add("--us-per-crossing", type=float, default=ServeOptions.us_per_crossing, metavar="US",
-        help="what a plan saves by each token that crosses to no other node, default %(default)s")  # fmt: skip
+        help="us that a rank's network takes for one token to another node and back, default %(default)s; 0: plans for "
+        "balance alone")  # fmt: skip
     add("--num-redundant-experts", type=int, default=defaults["num_redundant_experts"], metavar="N",
         help="slots of all ranks for replicas, in each MoE layer, default %(default)s")  # fmt: skip
     add("--spare-experts", type=int, default=defaults["spare_experts"], metavar="N",

@@ -36,12 +36,18 @@ def test_an_unknown_command_is_named(capsys):
     assert "no command 'serv'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", cli.COMMANDS)
-def test_every_command_explains_itself(word, capsys):
+SUBCOMMANDS = [f"balance {word}" for word in ("plan", "replay", "compare", "show", "record")] + ["bench serve"]
+
+
+@pytest.mark.parametrize("words", [*cli.COMMANDS, *SUBCOMMANDS])
+def test_every_command_explains_itself(words, capsys):
+    """Under the name it was called by, and with placeholders that say more than the flag once again."""
     with pytest.raises(SystemExit) as ended:
-        cli.main([word, "--help"])
+        cli.main([*words.split(), "--help"])
     assert ended.value.code == 0
-    assert "usage: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"usage: eprt {words} " in out
+    assert not re.findall(r"--[a-z-]+ [A-Z]+_[A-Z_]+", out)
 
 
 def test_flags_and_small_tools_do_not_load_torch():
