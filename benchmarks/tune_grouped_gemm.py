@@ -5,7 +5,8 @@ Every candidate must give the default's result before it is timed.
     python -m benchmarks.tune_grouped_gemm --dense 2112x7168 24576x1536 7168x16384
 
 Experts get rows as uniform routing gives them: so many on the average, none exactly so many. A tile as tall as the mean
-would leave half of them a second tile of a few rows. Dense products (--dense): K split, against cuBLAS.
+would leave half of them a second tile of a few rows. Dense products (--dense): K split, by either kernel, against
+cuBLAS; all of them with the quantising before.
 """
 
 import argparse
@@ -21,16 +22,22 @@ import torch
 from benchmarks.bench_gpu_layers import bf16_weight, drawn_rows, fp8_weight, gpu_time
 from benchmarks.report import table
 from eprt import EPGroup
+from eprt.gpu import cluster_product
+from eprt.gpu.cluster_product import ClusterTiling, tokens_of
 from eprt.gpu.device import take_device
+from eprt.gpu.jit import cubin
 from eprt.ops import tuning
 from eprt.ops.cuda import cublas
 from eprt.ops.cuda.grouped_gemm import grouped_gemm, tiling_of
 from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Shape, Tiling
+from eprt.ops.weight import Weight
 
 ROWS = (8, 16, 24, 32, 48, 64, 128, 512)
 DENSE_ROWS = (16, 32, 64, 128)
+_CLUSTER_TILES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2))  # warpgroups, blocks
+_SMS, _SHARED_BYTES = 132, 220 << 10
 FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16}
 
 
@@ -60,10 +67,32 @@ def dense_candidates(shape: Shape, rows: int) -> list[Tiling]:
     return found
 
 
-def compile_ahead(shape: Shape, rows: int, tiling: Tiling) -> None:
-    """In a process of its own: leaves the kernel in Triton's cache."""
+def cluster_candidates(shape: Shape, rows: int) -> list[ClusterTiling]:
+    """One or two thread blocks on most SMs, all at once if K is split; loads as far ahead as shared memory allows."""
+    if rows > cluster_product.TOKENS[-1]:
+        return []
+    tokens, steps, found = tokens_of(rows), shape.k // 128, {}
+    for (warpgroups, blocks), splits, per_sm in itertools.product(_CLUSTER_TILES, range(1, 9), (1, 2)):
+        crowded = warpgroups * blocks > (1 if tokens == 128 else 2)  # too many registers for two on an SM
+        thread_blocks = splits * -(-shape.n // (64 * warpgroups * blocks))
+        share = thread_blocks / (_SMS * per_sm)
+        if (per_sm == 2 and (crowded or thread_blocks <= _SMS)) or share < 0.5 or share > (3 if splits == 1 else 1):
+            continue
+        tilings = [ClusterTiling(warpgroups, blocks, splits, n) for n in range(3, max(3, -(-steps // splits)) + 1)]
+        fitting = [t for t in tilings if t.shared_bytes(tokens) <= _SHARED_BYTES // per_sm]
+        if 2 * splits <= steps and fitting:
+            found[fitting[-1]] = None
+    return list(found)
+
+
+def compile_ahead(shape: Shape, rows: int, tiling: Tiling | ClusterTiling) -> None:
+    """In a process of its own: leaves the kernel in its cache."""
     from benchmarks.gpu_kernels import CompiledOnly, tensor, weight
 
+    if isinstance(tiling, ClusterTiling):
+        with contextlib.suppress(Exception):
+            cubin(cluster_product.source(tokens_of(rows), tiling))
+        return
     if shape.kind == "dense":
         w, x = (weight(*size, dtype=FORMATS["fp8"]) for size in ((shape.n, shape.k), (rows, shape.k)))
         with contextlib.suppress(Exception), CompiledOnly():
@@ -87,6 +116,8 @@ def compile_all(cases: list[tuple[Shape, int]], jobs: int) -> None:
             same = replace(tiling, programs_per_sm=1, splits=min(tiling.splits, 2))
             key = (replace(shape, n=0, k=0) if dense else shape, same)
             work.setdefault(key, (shape, rows, same))
+        for tiling in cluster_candidates(shape, rows) if dense else ():
+            work.setdefault((tokens_of(rows), tiling), (shape, rows, tiling))
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_ahead, *zip(*work.values())))
 
@@ -121,25 +152,34 @@ def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
     return best[1], best[0], default_s
 
 
-def tune_dense(shape: Shape, rows: int) -> tuple[Tiling | None, float, float]:
+def tune_dense(shape: Shape, rows: int) -> tuple[Tiling | ClusterTiling | None, float, float]:
     """(fastest, None for cuBLAS; its seconds; cuBLAS's seconds)"""
     weights = [fp8_weight(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
     x = torch.randn(rows, shape.k, device="cuda", dtype=torch.bfloat16)
-    padded, few = quantize_rows(x, padded_to=cublas.PADDED_TO), quantize_rows(x)
-    want = cublas.scaled_mm(*padded, weights[0])[:rows].float()
-    cublas_s = gpu_time([lambda w=w: cublas.scaled_mm(*padded, w) for w in weights], samples=7).median_s
-    best: tuple[float, Tiling | None] = (cublas_s, None)
-    for tiling in dense_candidates(shape, rows):
+    want = dense_product(x, weights[0], None).float()
+    cublas_s = gpu_time([lambda w=w: dense_product(x, w, None) for w in weights], samples=7).median_s
+    best: tuple[float, Tiling | ClusterTiling | None] = (cublas_s, None)
+    for tiling in (*dense_candidates(shape, rows), *cluster_candidates(shape, rows)):
         try:
-            error = (split_gemm(*few, weights[0], x.dtype, tiling).float() - want).norm() / want.norm()
-            calls = [lambda w=w, t=tiling: split_gemm(*few, w, x.dtype, t) for w in weights]
-            seconds = gpu_time(calls, samples=7).median_s
+            error = (dense_product(x, weights[0], tiling).float() - want).norm() / want.norm()
+            seconds = gpu_time([lambda w=w, t=tiling: dense_product(x, w, t) for w in weights], samples=7).median_s
         except Exception as failure:
             print(f"{tiling}: {str(failure).splitlines()[0][:100]}")
             continue
         assert error < 0.01, f"{tiling} computes something else: relative error {error:.3g}"
         best = min(best, (seconds, tiling), key=lambda pair: pair[0])
     return best[1], best[0], cublas_s
+
+
+def dense_product(x: torch.Tensor, w: Weight, tiling: Tiling | ClusterTiling | None) -> torch.Tensor:
+    """None: by cuBLAS."""
+    if isinstance(tiling, Tiling):
+        return split_gemm(*quantize_rows(x), w, x.dtype, tiling)
+    assert w.scale is not None and cublas.PADDED_TO == cluster_product.PADDED_TO
+    padded = quantize_rows(x, padded_to=cublas.PADDED_TO)
+    if tiling is None:
+        return cublas.scaled_mm(*padded, w)[: len(x)]
+    return cluster_product.cluster_product(*padded, w.data, w.scale, len(x), tiling)
 
 
 def plain(y: torch.Tensor, y_scale: torch.Tensor | None) -> torch.Tensor:

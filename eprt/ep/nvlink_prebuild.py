@@ -1,7 +1,7 @@
 """Fills the kernel cache ahead of time: `eprt env --build-kernels`, also on a machine without a GPU.
 
 Normal mode's kernels serve all shapes. Low latency's know theirs; other shapes compile on first use, a second or two
-each.
+each. Dense products' are those that were measured to be the fastest (ops/tunings).
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,9 @@ from itertools import product
 from eprt.ep import nvlink_normal
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import PAYLOAD_DTYPES, kernel_sources
+from eprt.gpu import cluster_product
 from eprt.gpu.jit import KernelSource, cache_dir, cubin
+from eprt.ops.tuning import cluster_tilings
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")  # that are tested to compile; sm_80 without bulk copies
 MODELS = ((7168, 8), (5120, 6), (2048, 6))  # (hidden, top-k): DeepSeek V3 and R1; V2; V2-Lite
@@ -31,6 +33,9 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         for what, shape in shapes.items():
             for name, source in kernel_sources(shape, arch=arch).items():
                 yield f"hidden {hidden} top-k {top_k} ranks {ranks} {what}: {name}", source
+    for shape, rows, tiling in cluster_tilings() if arch == cluster_product.ARCH else ():
+        source = cluster_product.source(cluster_product.tokens_of(rows), tiling)
+        yield f"fp8 product {shape.n} x {shape.k} of {rows} rows", source
 
 
 def build(arch: str = "sm_90a") -> Iterator[str]:

@@ -23,6 +23,16 @@ class _Config(ctypes.Structure):
     )
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a number for its value."""
+
+    _fields_ = (("id", ctypes.c_uint32), ("_", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16))
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_STARTS_EARLY = _Attribute(6, 0, (ctypes.c_uint32 * 16)(1))
+
+
 @functools.cache
 def _launch_kernel():
     """cuLaunchKernelEx itself: called on every step, so without the wrapper's argument handling. Its four arguments
@@ -84,14 +94,18 @@ def _symbol(library: Any, entry: str) -> bytes:
 
 class Launch:
     """kernel: may be changed between calls (use), as long as its parameters are the same struct.
-    params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it."""
+    params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it.
+    starts_early: its blocks may begin while the last of the kernel before still run; it must await that kernel's end
+    itself (griddepcontrol.wait) before it uses what that kernel wrote."""
 
     __slots__ = ("_arguments", "_at", "_config", "_launch", "kernel", "params")
 
-    def __init__(self, kernel: Kernel, params: ctypes.Structure):
+    def __init__(self, kernel: Kernel, params: ctypes.Structure, starts_early: bool = False):
         self.params = params
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._config = _Config(blocks_y=1, blocks_z=1, threads_y=1, threads_z=1)
+        if starts_early:
+            self._config.attributes, self._config.num_attributes = ctypes.addressof(_STARTS_EARLY), 1
         self._at = ctypes.addressof(self._config), ctypes.addressof(self._arguments)
         self._launch = _launch_kernel()
         self.use(kernel)

@@ -2,7 +2,8 @@
 
 A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: Tiling's fields}}. A product
 takes the tiling of the next larger number of rows measured for its shape, with as many experts or the nearest number.
-Dense layers' products are of kind "dense"; null is where cuBLAS was faster, as it is with more rows than any measured.
+Dense layers' products are of kind "dense"; their tilings may be a ClusterTiling's fields, another kernel; null is where
+cuBLAS was faster, as it is with more rows than any measured.
 Shapes and GPUs that were not measured take the defaults of eprt/ops/cuda/grouped_gemm.py and linear.py.
 """
 
@@ -10,13 +11,16 @@ import functools
 import json
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from eprt.gpu.cluster_product import ClusterTiling
+
 FOLDER = Path(__file__).parent / "tunings"
-Table = dict["Shape", dict[int, "Tiling | None"]]
+Table = dict["Shape", dict[int, "Tiling | ClusterTiling | None"]]
 _log = logging.getLogger(__name__)
 
 
@@ -66,12 +70,12 @@ def _tell(device_name: str, shape: Shape) -> None:
     )  # fmt: skip
 
 
-def tuned_dense(device: torch.device, n: int, k: int, rows: int) -> tuple[bool, Tiling | None]:
+def tuned_dense(device: torch.device, n: int, k: int, rows: int) -> tuple[bool, Tiling | ClusterTiling | None]:
     """(whether [n, k] was measured, the tiling for so many rows; None where cuBLAS is faster)"""
     return lookup_dense(read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}, n, k, rows)
 
 
-def lookup_dense(table: Table, n: int, k: int, rows: int) -> tuple[bool, Tiling | None]:
+def lookup_dense(table: Table, n: int, k: int, rows: int) -> tuple[bool, Tiling | ClusterTiling | None]:
     measured = table.get(Shape(1, n, k, "dense", gated=False), {})
     larger = [most for most in measured if most >= rows]
     return bool(measured), measured[min(larger)] if larger else None
@@ -83,7 +87,18 @@ def lookup(table: Table, shape: Shape, rows_per_expert: int) -> Tiling | None:
     if nearest is None:
         return None
     measured = table[nearest]
-    return measured[min((rows for rows in measured if rows >= rows_per_expert), default=max(measured))]
+    found = measured[min((rows for rows in measured if rows >= rows_per_expert), default=max(measured))]
+    assert not isinstance(found, ClusterTiling), "a dense product's"
+    return found
+
+
+def cluster_tilings() -> Iterator[tuple[Shape, int, ClusterTiling]]:
+    """(product, rows, tiling) of every GPU's dense products that take one."""
+    for path in sorted(FOLDER.glob("*.json")):
+        for shape, tilings in read(path.stem).items():
+            for rows, tiling in tilings.items():
+                if isinstance(tiling, ClusterTiling):
+                    yield shape, rows, tiling
 
 
 @functools.cache
@@ -98,9 +113,13 @@ def read(device_name: str, folder: Path = FOLDER) -> Table:
         raise ValueError(f"{path}: not a file of tilings ({error!r}); make it anew with tune_grouped_gemm") from None
 
 
-def _entry(entry: dict) -> tuple[Shape, dict[int, Tiling | None]]:
+def _entry(entry: dict) -> tuple[Shape, dict[int, Tiling | ClusterTiling | None]]:
     shape = Shape(**{name: value for name, value in entry.items() if name != "tilings"})
-    return shape, {int(rows): fields and Tiling(**fields) for rows, fields in entry["tilings"].items()}
+    return shape, {int(rows): fields and _tiling(fields) for rows, fields in entry["tilings"].items()}
+
+
+def _tiling(fields: dict) -> Tiling | ClusterTiling:
+    return ClusterTiling(**fields) if "warpgroups" in fields else Tiling(**fields)
 
 
 def write(device_name: str, table: Table, folder: Path = FOLDER) -> Path:

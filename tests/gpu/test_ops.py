@@ -8,10 +8,10 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 if torch.cuda.is_available():
-    from tests.gpu import cases_expert_ops, cases_grouped, cases_many_rows
+    from tests.gpu import cases_cluster_product, cases_expert_ops, cases_grouped, cases_many_rows
     from tests.gpu.cases_ops import ALL, Draw
 
-    ALL = (*ALL, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL)
+    ALL = (*ALL, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL, *cases_cluster_product.ALL)
 else:
     ALL, Draw = (), None
 

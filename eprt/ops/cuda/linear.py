@@ -1,4 +1,4 @@
-"""Dense products: cuBLAS, but for fp8 weights and few rows, where the grouped product's kernel splits K."""
+"""Dense products: cuBLAS, but for fp8 weights and few rows, where a kernel that splits K is faster."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.gpu import cluster_product
+from eprt.gpu.cluster_product import ClusterTiling
 from eprt.ops.cuda import cublas
 from eprt.ops.cuda.grouped_gemm import FP8, count_sms, grouped_gemm, tiling_of
 from eprt.ops.cuda.norm import rms_norm, rms_norm_quantize
@@ -60,21 +62,33 @@ def _fp8_linear(
     x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype, quantise: Callable[..., tuple[Tensor, Tensor]] = quantize_rows
 ) -> Tensor:
     rows = x_MK.shape[0]
-    tiling = _tiling(x_MK.device, rows, *w_NK.shape)
+    tiling = _tiling(w_NK, rows, out_dtype)
+    if isinstance(tiling, ClusterTiling):
+        assert w_NK.scale is not None
+        quantised = quantise(x_MK, padded_to=cluster_product.PADDED_TO)
+        return cluster_product.cluster_product(*quantised, w_NK.data, w_NK.scale, rows, tiling)
     if tiling is not None or not cublas.takes(w_NK, out_dtype):
         tiling = tiling or _splitting(x_MK.device, rows, *w_NK.shape)
         return split_gemm(*quantise(x_MK), w_NK, out_dtype, tiling)
     return cublas.scaled_mm(*quantise(x_MK, padded_to=cublas.PADDED_TO), w_NK)[:rows]
 
 
-def _tiling(device: torch.device, rows: int, n: int, k: int) -> Tiling | None:
+def _tiling(w_NK: Weight, rows: int, out_dtype: torch.dtype) -> Tiling | ClusterTiling | None:
     """Of the product that splits K; None where cuBLAS is faster. By a measurement of this shape (ops/tunings), else as
     shapes alike were on an H200: few rows, or a long K and too few tiles for all SMs."""
+    (n, k), device = w_NK.shape, w_NK.data.device
     known, tiling = tuned_dense(device, n, k, rows)
-    if known:
+    if known and (not isinstance(tiling, ClusterTiling) or _takes(w_NK, rows, out_dtype, tiling)):
         return tiling
     few = rows <= 32 or (k >= 4096 and rows <= (128 if n <= 4096 else 64))
     return _splitting(device, rows, n, k) if few else None
+
+
+def _takes(w_NK: Weight, rows: int, out_dtype: torch.dtype, tiling: ClusterTiling) -> bool:
+    """Whether the clusters' kernel is there, and computes this."""
+    if out_dtype != torch.bfloat16 or w_NK.data.dtype != torch.float8_e4m3fn:
+        return False
+    return cluster_product.is_built(w_NK.data.device.index, cluster_product.tokens_of(rows), tiling)
 
 
 def _splitting(device: torch.device, rows: int, n: int, k: int) -> Tiling:
