@@ -192,8 +192,8 @@ def test_the_protocol_explains_every_field_and_barrier():
     missing = names - explained - {"kWorkers", "kPlacers", "kGroup"}  # these only join threads of one kind
     assert not missing
     ours = {field[0] for kind in ("HeapLayout", "Layout") for field in getattr(nvlink_normal_layout, kind)._fields_}
-    context = dict(nvlink_normal_layout.context_struct(4)._fields_)
-    ours |= {"host", "totals", "slot_begin", *(name for name in context if name in ("ticket", "done", "taken"))}
+    context = {field[0] for field in nvlink_normal_layout.context_struct(4)._fields_}
+    ours |= {"host", "totals", "slot_begin"} | (context & {"ticket", "done", "taken"})
     assert not ours - set(re.findall(r"\w+", normal))
 
 
