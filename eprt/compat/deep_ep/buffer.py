@@ -32,7 +32,7 @@ class Buffer:
         and is a small part of what DeepEP asks for. That first call is collective on the host: make it before
         capturing a graph.
     enable_shrink: a rank that is late for longer than the deadline (EPRT_GPU_TIMEOUT_S) is masked and the others go
-        on. Without, the next call raises EPTimeoutError, too.
+        on. Without, and in normal mode, the next call raises EPTimeoutError, too.
     exact_combine: eprt's own. low_latency_combine sends every expert's output by itself, as DeepEP does, and rounds
         only the sum. Default: so only with return_recv_hook; else each rank sums its experts' outputs in fp32 first and
         sends one row, rounded to bf16.
