@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.report import Report, quantile
 
+_LOADING_S = 600.0  # a large model from a slow disk
 # Service levels: seconds to the first token, seconds between tokens.
 TIERS = ((2.0, 0.070), (1.5, 0.050), (1.0, 0.030))
 _FIRST_ID = 3  # below lie the special tokens of most tokenizers
@@ -149,6 +150,15 @@ def find_model(url: str, api_key: str | None) -> str:
         raise ValueError(f"--url {url}: no OpenAI-compatible server answers there ({error})") from None
 
 
+def wait_until_loaded(url: str, timeout_s: float = _LOADING_S) -> None:
+    """Of a server whose /health says that its model is loading; any other is taken as it is."""
+    deadline_s = time.monotonic() + timeout_s
+    while (answer := httpx.get(f"{url}/health", timeout=10)).status_code == 503 and '"loading"' in answer.text:
+        if time.monotonic() > deadline_s:
+            raise ValueError(f"--url {url}: the model was still loading after {timeout_s:g} s")
+        time.sleep(0.2)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eprt bench serve", description="Open-loop load on a running server: latency and goodput at each rate."
@@ -208,7 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         loads = _loads(arguments)
         model = arguments.model or find_model(url, arguments.api_key)
-    except ValueError as error:
+        wait_until_loaded(url)
+    except (ValueError, httpx.HTTPError) as error:
         print(f"eprt bench serve: {error}", file=sys.stderr)
         return 2
     config = {"model": model, "input_tokens": arguments.input_tokens, "output_tokens": arguments.output_tokens}

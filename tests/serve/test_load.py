@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
-from benchmarks.load import Load, drive, main, summary
+from benchmarks.load import Load, drive, main, summary, wait_until_loaded
 from benchmarks.soak import soak
 
 _LOCUSTFILE = """
@@ -65,3 +66,14 @@ def test_open_loop_load_refuses_in_one_line(capsys):
     assert main(["--rate", "0"]) == 2
     err = capsys.readouterr().err
     assert "no OpenAI-compatible server answers there" in err and "--rate [0.0]: must be above 0" in err
+
+
+def test_open_loop_load_waits_for_a_server_that_loads(monkeypatch):
+    answers = [httpx.Response(503, json={"status": "loading"})] * 2 + [httpx.Response(200, json={"status": "ok"})]
+    monkeypatch.setattr("benchmarks.load.httpx.get", lambda url, timeout: answers.pop(0))
+    monkeypatch.setattr("benchmarks.load.time.sleep", lambda seconds: None)
+    wait_until_loaded("http://127.0.0.1:8000")
+    assert not answers
+    answers += [httpx.Response(503, json={"status": "loading"})] * 2
+    with pytest.raises(ValueError, match="still loading after"):
+        wait_until_loaded("http://127.0.0.1:8000", timeout_s=-1e-9)
