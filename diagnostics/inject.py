@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = ("slow-rank", "slow-link", "late-compute", "skewed-tokens", "bursty", "stop")
@@ -41,7 +41,7 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 class Injection:
     """One fault. rank: who is hit. peer: slow-link only, whose data come late. factor or seconds: the size.
 
-    start_s, end_s: when it is on, after the start.
+    start_s, end_s: when it is on, after the start. text: as it was written.
     """
 
     kind: str
@@ -51,6 +51,10 @@ class Injection:
     seconds: float | None = None
     start_s: float = 0.0
     end_s: float = float("inf")
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.text
 
     @staticmethod
     def parse(text: str) -> "Injection":
@@ -68,7 +72,7 @@ class Injection:
         seconds = None if factor is not None else float(size[1]) * _UNITS_S[size[2]]
         start_s, end_s = _seconds_of(text, when) if at else (_STOP_AFTER_S if kind == "stop" else 0.0, float("inf"))
         peer = int(words[1]) if kind == "slow-link" else None
-        injection = Injection(kind, int(words[0]), peer, factor, seconds, start_s, end_s)
+        injection = Injection(kind, int(words[0]), peer, factor, seconds, start_s, end_s, text)
         injection._check(text)
         return injection
 

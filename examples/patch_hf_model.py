@@ -3,6 +3,8 @@
     mpirun -n 4 python examples/patch_hf_model.py                    # a tiny random model of each supported kind
     mpirun -n 4 python examples/patch_hf_model.py --model DIR        # a checkpoint: DeepSeek V2/V3, Qwen3-MoE, Mixtral
 
+It needs transformers (pip install transformers).
+
 Every rank holds the whole model except for the experts, of which it keeps its share, and works on a prompt of its own.
 The logits of the patched model are compared with those of the untouched one. Works on one rank without mpirun, too.
 """

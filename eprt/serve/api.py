@@ -326,7 +326,9 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         response = _error_response(ApiError(405, message, code="method_not_allowed"))
         response.headers["allow"] = allowed
         return response
-    return _error_response(ApiError(error.status_code, f"nothing at {method} {path}", code="not_found"))
+    there_are = ", ".join(route.path for route in request.app.routes if "{" not in route.path)
+    message = f"nothing at {method} {path}; there are {there_are}"
+    return _error_response(ApiError(error.status_code, message, code="not_found"))
 
 
 async def _client_gone(request: Request, error: ClientDisconnect) -> Response:

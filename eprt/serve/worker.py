@@ -165,7 +165,7 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
 
 
 class _ProgressBar:
-    """A bar on standard error from the first bytes on, so that what goes wrong before them stands on its own line."""
+    """A bar on standard error, once loading has taken a second: what goes wrong before stands on its own line."""
 
     def __init__(self):
         self._bar = None
@@ -173,7 +173,9 @@ class _ProgressBar:
     def show(self, num_bytes: int, num_total: int) -> None:
         from tqdm import tqdm
 
-        self._bar = self._bar or tqdm(total=num_total, unit="B", unit_scale=True, desc="loading", mininterval=0.3)
+        self._bar = self._bar or tqdm(
+            total=num_total, desc="loading", unit="B", unit_scale=True, mininterval=0.3, delay=1
+        )
         self._bar.update(num_bytes - self._bar.n)
 
     def __enter__(self) -> "_ProgressBar":

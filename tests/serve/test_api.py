@@ -273,7 +273,9 @@ def test_refusals(http):
     refuse(http, "/v1/completions", b"{]", 400, "invalid_json")
     refuse(http, "/v1/completions", b'{"prompt": "' + b"x" * (9 << 20) + b'"}', 413, "body_too_large")
     refuse(http, "/v1/completions", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model")
-    refuse(http, "/v1/nothing", {}, 404, "not_found")
+    nothing = refuse(http, "/v1/nothing", {}, 404, "not_found")
+    assert "nothing at POST /v1/nothing; there are /health, " in nothing["message"]
+    assert "/v1/eprt/diagnose/page" in nothing["message"]
     refuse(http, "/v1/eprt/rebalance", {"dry_rum": True}, 400, "unsupported_parameter", "dry_rum")
     zipped = http.post("/v1/completions", content=b"{}", headers={"content-encoding": "gzip"})
     assert zipped.status_code == 415 and zipped.json()["error"]["code"] == "unsupported_encoding"

@@ -65,6 +65,7 @@ def slots(seed: int = 0, num_tokens: int = 400) -> torch.Tensor:
 )
 def test_how_a_fault_is_written(text, wanted):
     assert Injection.parse(text) == wanted and wanted.kind in KINDS
+    assert str(Injection.parse(text)) == text
 
 
 @pytest.mark.parametrize(
