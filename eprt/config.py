@@ -284,6 +284,17 @@ class EngineConfig:
             self.max_model_len is None or self.max_model_len >= 2,
             f"--max-model-len {self.max_model_len}: must be at least 2",
         )
+        for name in ("num_redundant_experts", "spare_experts"):
+            _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
+        _require(
+            self.replica_routing in ("weights", "local", "batch", "batch-lp"),
+            f"--replica-routing {self.replica_routing}: must be weights, local, batch or batch-lp",
+        )
+        _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")
+        self._check_drafts()
+        self._check_overlap()
+
+    def _check_drafts(self):
         most = min(self.page_size, self.chunk_size - 1)  # one new page at most per step; one whole request per step
         _require(
             0 <= self.num_speculative_tokens <= most,
@@ -303,12 +314,8 @@ class EngineConfig:
             f"--overlap-schedule: steps wait for their drafts to be counted; leave it out, or --num-speculative-tokens "
             f"{self.num_speculative_tokens}",
         )
-        for name in ("num_redundant_experts", "spare_experts"):
-            _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
-        _require(
-            self.replica_routing in ("weights", "local", "batch", "batch-lp"),
-            f"--replica-routing {self.replica_routing}: must be weights, local, batch or batch-lp",
-        )
+
+    def _check_overlap(self):
         _require(
             self.overlap in ("none", "tbo", "sbo", "auto"), f"--overlap {self.overlap}: must be none, tbo, sbo or auto"
         )
@@ -319,4 +326,3 @@ class EngineConfig:
                 f"--overlap-sms {self.overlap_sms}: divides a GPU for single-batch overlap; it needs --overlap sbo or "
                 "auto, and --device cuda",
             )
-        _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")

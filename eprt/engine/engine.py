@@ -149,7 +149,8 @@ class Engine:
                 config.kv_cache_gb,
             )
         limits = RequestLimits(model.vocab_size, min(max_model_len, kv_tokens), kv_tokens)
-        pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache)
+        # The MTP layer's entries are made of each token and the next.
+        pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache, int(config.num_speculative_tokens > 0))
         # One page more, which the pool does not know: padding is written there.
         shape = (num_layers, num_pages + 1, config.page_size)
         cache = allocate_kv_cache(*shape, entry, getattr(self.model, "device", "cpu"))

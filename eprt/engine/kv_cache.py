@@ -9,7 +9,8 @@ A page holds the cache entries of page_size consecutive tokens, for all layers. 
 Prefix reuse. A full page is known by the pair (node of the page before it, its token ids); the dictionary over these
 pairs hashes the chain and compares the token ids themselves. A node is a number given to one prefix and never to
 another, so equal pairs mean equal prefixes: no hash collision can serve a wrong page. When two requests compute the
-same page at once, the first one's is known and the other's stays private; both go on under the same node.
+same page at once, the first one's is known and the other's stays private; both go on under the same node. Where
+entries also depend on the token that follows theirs (an MTP layer's do) the token behind the page is one of its own.
 
 Requests give their pages back last page first, so that the ends of chains are evicted before their beginnings. A page
 whose beginning has gone first after all (it hung on another request's copy) is found by nobody and evicted in its turn.
@@ -28,13 +29,16 @@ ROOT_NODE = 0
 
 
 class PagePool:
-    """Accounts for num_pages pages of page_size tokens. Holds no tensor."""
+    """Accounts for num_pages pages of page_size tokens. Holds no tensor.
 
-    def __init__(self, num_pages: int, page_size: int, enable_prefix_cache: bool = True):
+    num_next: how many tokens behind a page its entries depend on, which are then part of what it is known by.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, enable_prefix_cache: bool = True, num_next: int = 0):
         if num_pages < 1:
             raise ValueError(f"the KV cache has {num_pages} pages; it needs at least 1 (raise --kv-cache-gb)")
         self.num_pages, self.page_size = num_pages, page_size
-        self.enable_prefix_cache = enable_prefix_cache
+        self.enable_prefix_cache, self.num_next = enable_prefix_cache, num_next
         self.num_releases = 0  # grows whenever pages may have become available
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -54,13 +58,14 @@ class PagePool:
 
     def match(self, tokens_L: np.ndarray, max_tokens: int) -> tuple[list[int], int]:
         """The longest known chain of full pages covering at most max_tokens of tokens_L (int32), and its last node.
+        num_next more tokens must follow.
 
         Takes no ownership: acquire() does.
         """
         pages: list[int] = []
         node, size = ROOT_NODE, self.page_size
         for end in range(size, max_tokens + 1, size):
-            entry = self._entry_of.get((node, tokens_L[end - size : end].tobytes()))
+            entry = self._entry_of.get((node, tokens_L[end - size : end + self.num_next].tobytes()))
             if entry is None:
                 break
             page, node = entry
@@ -89,7 +94,8 @@ class PagePool:
         return page
 
     def register(self, page: int, parent_node: int, tokens: np.ndarray) -> int:
-        """Makes a full page known as `tokens` (int32) after prefix parent_node; returns the longer prefix's node."""
+        """Makes a full page known as `tokens` (int32), and num_next that follow, after prefix parent_node; returns the
+        longer prefix's node."""
         if not self.enable_prefix_cache:
             return ROOT_NODE
         key = (parent_node, tokens.tobytes())

@@ -223,10 +223,12 @@ class Scheduler:
         return int(self.rows.length_M[request.row]) - 1 if request.decoding else request.num_prefilled
 
     def _register_full_pages(self, request: Request, num_tokens: int) -> None:
-        """Makes the pages that the request's first num_tokens tokens fill known to the prefix cache."""
-        page_size = self.pool.page_size
+        """Makes the pages that the request's first num_tokens tokens fill known to the prefix cache, as far as the
+        tokens behind them are known."""
+        page_size, num_next = self.pool.page_size, self.pool.num_next
+        num_tokens = min(num_tokens, int(self.rows.length_M[request.row]) - num_next)
         for i in range(request.num_registered, num_tokens // page_size):
-            tokens = self.rows.tokens_ML[request.row, i * page_size : (i + 1) * page_size]
+            tokens = self.rows.tokens_ML[request.row, i * page_size : (i + 1) * page_size + num_next]
             request.prefix_node = self.pool.register(request.pages[i], request.prefix_node, tokens)
             request.num_registered += 1
 

@@ -50,6 +50,11 @@ def load_deepseek(
     engine: EngineConfig, group: EPGroup, progress: Progress | None = None, device: torch.device = CPU
 ) -> DeepseekModel:
     with _all_or_none(group):
+        if engine.quantization == "int8" and device.type == "cuda":
+            raise ValueError(
+                f"--quantization int8: int8 weights run on the CPU only, and --device {engine.device} found GPUs; "
+                "use --device cpu"
+            )
         config = read_model_config(engine)
         checkpoint = _checkpoint(engine, config, device)
     ep, slot_map = {}, None

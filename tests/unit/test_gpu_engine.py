@@ -14,7 +14,7 @@ from eprt.engine.warm_up import record_decodes, tell_of_graphs
 from eprt.ep.api import EPConfig, make_backend
 from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
 from eprt.gpu.device import take_device
-from eprt.models.loader import load_model
+from eprt.models.loader import load_deepseek, load_model
 from eprt.ops import tuning
 from eprt.ops.tuning import Shape, Tiling
 from eprt.serve import worker
@@ -222,6 +222,12 @@ def test_graph_sizes_are_whole_numbers(sizes):
 def test_an_option_for_gpus_is_refused_where_auto_finds_none(tmp_path):
     with pytest.raises(ValueError, match=r"--overlap-sms 4: divides a GPU, of which --device auto found none"):
         LLM(DEMO, EPGroup.single(), device="auto", overlap_sms=4, kv_cache_gb=0.01)
+
+
+def test_int8_is_refused_where_auto_finds_gpus():
+    engine = EngineConfig(DEMO, device="auto", quantization="int8")
+    with pytest.raises(ValueError, match=r"--quantization int8: .* --device auto found GPUs; use --device cpu"):
+        load_deepseek(engine, EPGroup.single(), device=torch.device("cuda"))
 
 
 def test_more_layers_than_the_model_has_are_refused():

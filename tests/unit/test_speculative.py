@@ -99,6 +99,25 @@ def test_requests_may_leave_while_their_drafts_are_computed(one_by_one):
         assert ids == (want[: len(ids)] if i in (0, 3) else want), i
 
 
+def test_drafts_do_not_depend_on_what_else_was_asked_before():
+    """The MTP layer's entry of a page's last token knows the token behind it, which prompts with that page may not
+    share: with rejection sampling a guess made from another's would show in the answers."""
+    params = SamplingParams(max_tokens=20, temperature=1.3, seed=3, ignore_eos=True)
+    options = {"kv_cache_gb": 0.02, "page_size": 4, "num_speculative_tokens": 2, "speculative_acceptance": "rejection"}
+    with LLM(MODEL, **options) as llm, LLM(MODEL, enable_prefix_cache=False, **options) as forgetful:
+        assert llm.tokenizer is not None
+        ids = llm.tokenizer.encode(" ".join(TEXTS))
+        for num in range(4, 44, 4):
+            (alone,) = forgetful.generate([ids[:num] + ids[50:55]], params)
+            llm.generate([[*ids[:num], other, *ids[50:53]] for other in ids[60:62]], params)
+            (after,) = llm.generate([ids[:num] + ids[50:55]], params)
+            assert after.outputs[0].token_ids == alone.outputs[0].token_ids, num
+            (again,) = llm.generate([ids[:num] + ids[50:55]], params)
+            assert again.num_cached_tokens == num + 4 and alone.num_cached_tokens == 0
+            assert again.outputs == after.outputs
+        llm.engine.check_integrity()
+
+
 def test_drafts_save_steps_and_most_first_guesses_hold(one_by_one):
     _, without = one_by_one
     _, stats = generate(1)
