@@ -19,6 +19,11 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _any_of(choices: tuple[str | None, ...]) -> str:
+    *words, last = [choice for choice in choices if choice is not None]
+    return f"{', '.join(words)} or {last}" if words else last
+
+
 def _graph_sizes(sizes: Any) -> tuple[int, ...]:
     """Ascending, each once."""
     listed = list(sizes) if isinstance(sizes, Iterable) else [sizes]
@@ -197,6 +202,29 @@ class ParallelConfig:
         _require(0 <= self.rank < self.num_ranks, f"rank {self.rank} is not in 0..{self.num_ranks - 1}")
 
 
+# What EngineConfig's fields may be, and the least of its numbers.
+_CHOICES = {
+    "dtype": ("auto", "float32", "bfloat16"),
+    "device": ("auto", "cpu", "cuda"),
+    "quantization": (None, "int8"),
+    "load_format": ("auto", "dummy"),
+    "kv_cache_dtype": ("auto", "bf16", "fp8"),
+    "ep_payload": ("same", "fp8"),
+    "speculative_acceptance": ("exact", "rejection"),
+    "replica_routing": ("weights", "local", "batch", "batch-lp"),
+    "overlap": ("none", "tbo", "sbo", "auto"),
+}
+_LEAST = {
+    "page_size": 1,
+    "chunk_size": 1,
+    "max_num_seqs": 1,
+    "max_queue": 1,
+    "low_latency_max_tokens": 1,
+    "num_redundant_experts": 0,
+    "spare_experts": 0,
+}
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Limits of one rank's engine. All sizes are per rank.
@@ -258,52 +286,39 @@ class EngineConfig:
     def __post_init__(self):
         if self.page_size is None:
             object.__setattr__(self, "page_size", 16 if self.device == "cpu" else 64)
-        _require(
-            self.dtype in ("auto", "float32", "bfloat16"), f"--dtype {self.dtype}: must be auto, float32 or bfloat16"
-        )
-        _require(self.device in ("cpu", "cuda", "auto"), f"--device {self.device}: must be auto, cpu or cuda")
-        _require(self.quantization in (None, "int8"), f"--quantization {self.quantization}: must be int8")
+        object.__setattr__(self, "graph_sizes", _graph_sizes(self.graph_sizes))
+        for name, choices in _CHOICES.items():
+            _require(getattr(self, name) in choices, f"{self._given(name)}: must be {_any_of(choices)}")
+        for name, least in _LEAST.items():
+            _require(getattr(self, name) >= least, f"{self._given(name)}: must be at least {least}")
+        self._check_model()
+        self._check_drafts()
+        self._check_overlap()
+
+    def _given(self, name: str) -> str:
+        """The field as it is written on the command line."""
+        return f"--{name.replace('_', '-')} {getattr(self, name)}"
+
+    def _check_model(self) -> None:
         _require(
             self.quantization is None or self.device != "cuda",
             "--quantization int8: int8 weights run on the CPU only; on GPUs serve an fp8 checkpoint, or --device cpu",
         )
-        _require(self.load_format in ("auto", "dummy"), f"--load-format {self.load_format}: must be auto or dummy")
         _require(
             self.num_hidden_layers is None or (self.load_format == "dummy" and self.num_hidden_layers >= 1),
-            f"--num-hidden-layers {self.num_hidden_layers}: at least 1, and with --load-format dummy only",
+            f"{self._given('num_hidden_layers')}: at least 1, and with --load-format dummy only",
         )
-        object.__setattr__(self, "graph_sizes", _graph_sizes(self.graph_sizes))
         _require(
-            self.kv_cache_dtype in ("auto", "bf16", "fp8"),
-            f"--kv-cache-dtype {self.kv_cache_dtype}: must be auto, bf16 or fp8",
+            self.max_model_len is None or self.max_model_len >= 2, f"{self._given('max_model_len')}: must be at least 2"
         )
-        _require(0 < self.kv_cache_gb < float("inf"), f"--kv-cache-gb {self.kv_cache_gb}: must be above 0 and finite")
-        for name in ("page_size", "chunk_size", "max_num_seqs", "max_queue", "low_latency_max_tokens"):
-            _require(getattr(self, name) >= 1, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
-        _require(
-            self.max_model_len is None or self.max_model_len >= 2,
-            f"--max-model-len {self.max_model_len}: must be at least 2",
-        )
-        for name in ("num_redundant_experts", "spare_experts"):
-            _require(getattr(self, name) >= 0, f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
-        _require(
-            self.replica_routing in ("weights", "local", "batch", "batch-lp"),
-            f"--replica-routing {self.replica_routing}: must be weights, local, batch or batch-lp",
-        )
-        _require(self.ep_payload in ("same", "fp8"), f"--ep-payload {self.ep_payload}: must be same or fp8")
-        self._check_drafts()
-        self._check_overlap()
+        _require(0 < self.kv_cache_gb < float("inf"), f"{self._given('kv_cache_gb')}: must be above 0 and finite")
 
-    def _check_drafts(self):
+    def _check_drafts(self) -> None:
         most = min(self.page_size, self.chunk_size - 1)  # one new page at most per step; one whole request per step
         _require(
             0 <= self.num_speculative_tokens <= most,
-            f"--num-speculative-tokens {self.num_speculative_tokens}: must be in 0..{most} "
-            f"(--page-size {self.page_size}, --chunk-size {self.chunk_size})",
-        )
-        _require(
-            self.speculative_acceptance in ("exact", "rejection"),
-            f"--speculative-acceptance {self.speculative_acceptance}: must be exact or rejection",
+            f"{self._given('num_speculative_tokens')}: must be in 0..{most} "
+            f"({self._given('page_size')}, {self._given('chunk_size')})",
         )
         _require(
             self.speculative_acceptance == "exact" or self.num_speculative_tokens > 0,
@@ -311,18 +326,16 @@ class EngineConfig:
         )
         _require(
             not (self.overlap_schedule and self.num_speculative_tokens),
-            f"--overlap-schedule: steps wait for their drafts to be counted; leave it out, or --num-speculative-tokens "
-            f"{self.num_speculative_tokens}",
+            "--overlap-schedule: steps wait for their drafts to be counted; leave it out, or "
+            + self._given("num_speculative_tokens"),
         )
 
-    def _check_overlap(self):
+    def _check_overlap(self) -> None:
+        if self.overlap_sms is None:
+            return
+        _require(1 <= self.overlap_sms <= 64, f"{self._given('overlap_sms')}: must be in 1..64")
         _require(
-            self.overlap in ("none", "tbo", "sbo", "auto"), f"--overlap {self.overlap}: must be none, tbo, sbo or auto"
+            self.overlap in ("sbo", "auto") and self.device != "cpu",
+            f"{self._given('overlap_sms')}: divides a GPU for single-batch overlap; it needs --overlap sbo or auto, "
+            "and --device cuda",
         )
-        if self.overlap_sms is not None:
-            _require(1 <= self.overlap_sms <= 64, f"--overlap-sms {self.overlap_sms}: must be in 1..64")
-            _require(
-                self.overlap in ("sbo", "auto") and self.device != "cpu",
-                f"--overlap-sms {self.overlap_sms}: divides a GPU for single-batch overlap; it needs --overlap sbo or "
-                "auto, and --device cuda",
-            )
