@@ -59,7 +59,7 @@ class Kernel:
         self._library, function = library, check(cu.cuKernelGetFunction(kernel), f"preparing {entry}")
         if shared_bytes > 48 * 1024:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            what = f"{entry} needs {shared_bytes} B of shared memory; use fewer tokens per call"
+            what = f"{entry} asks for {shared_bytes} B of shared memory per block; use fewer tokens or experts per call"
             check(cu.cuFuncSetAttribute(function, attribute, shared_bytes), what)
         self.handle = int(function)
 

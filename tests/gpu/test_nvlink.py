@@ -7,7 +7,7 @@ from tests.gpu.gpus import NUM_GPUS, run_case
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access")]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_low_latency(num_ranks):
     """Bit for bit over random shapes; handles in flight; 10,000 epochs of changing shapes; graphs; signals; masks; a
     rank that returns; statistics against the truth and a late rank; bad input; power-of-two scales."""
@@ -18,7 +18,7 @@ def test_random_shapes_of_one_rank_match_the_oracle_bit_for_bit():
     run_case(1, "cases_nvlink:random_shapes", seed=1, cases_per_shape=4)
 
 
-@pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0)])
+@pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0), (8, 5)])
 def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim):
     printed = run_case(num_ranks, "cases_nvlink:killed_rank", victim=victim, killed=(victim,))
     assert f"rank {victim}" in printed

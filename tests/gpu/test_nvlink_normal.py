@@ -13,17 +13,17 @@ def run(num_ranks: int, case: str, **kwargs) -> str:
     return run_case(num_ranks, f"{CASES}:{case}", **kwargs)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_corner_shapes_match_the_oracle_bit_for_bit(num_ranks):
     run(num_ranks, "corner_shapes", seed=num_ranks, cases_per_shape=7)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_random_shapes_match_the_oracle_bit_for_bit(num_ranks):
     run(num_ranks, "random_shapes", seed=num_ranks, num_shapes=20)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_rows_per_token_match_the_oracle_bit_for_bit(num_ranks):
     run(num_ranks, "token_rows", seed=num_ranks, cases_per_shape=7)
 
@@ -48,7 +48,7 @@ def test_graph_replay(num_ranks):
     run(num_ranks, "graph_replay")
 
 
-@pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0)])
+@pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0), (8, 5)])
 def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim):
     assert f"rank {victim}" in run(num_ranks, "killed_rank", victim=victim, killed=(victim,))
 
