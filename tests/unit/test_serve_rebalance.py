@@ -42,8 +42,8 @@ def test_the_flags_say_what_they_are_for():
         (["--rebalance", "auto", "--spare-experts", "0"], "--rebalance auto needs --spare-experts of at least 1"),
         (["--replica-routing", "random"], "--replica-routing random: must be weights, local, batch or batch-lp"),
         (["--us-per-crossing", "-1"], "--us-per-crossing -1.0: must be finite and at least 0"),
-        (["--load-window", "0"], "--load-window 0.0: must be above 0"),
-        (["--migration-timeout", "-1"], "--migration-timeout -1.0: must be above 0"),
+        (["--load-window", "0"], "--load-window 0.0: must be finite and above 0"),
+        (["--migration-timeout", "-1"], "--migration-timeout -1.0: must be finite and above 0"),
     ],
 )
 def test_a_flag_that_cannot_be_met_is_named(flags, words):
