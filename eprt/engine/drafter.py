@@ -147,7 +147,7 @@ class Drafter:
     def _last_rows(self, schedule: Schedule) -> np.ndarray:
         """int64 [S]: where in the batch each request's last token is; behind it come its guesses."""
         last_S = schedule.first_S.copy()
-        ends = np.cumsum([schedule.num_decode_tokens, *(chunk.end - chunk.start for chunk in schedule.chunks)])
+        ends = np.cumsum([schedule.num_decode_tokens, *(chunk.num_tokens for chunk in schedule.chunks)])
         last_S[len(schedule.decodes) :] = [end - 1 for end, chunk in zip(ends[1:], schedule.chunks) if chunk.is_last]
         return last_S
 

@@ -308,10 +308,15 @@ class Engine:
             logits_XV, hidden_TH = self.runner.forward_with_hidden(packed)
         if schedule.num_tokens:
             prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
-            extra = {"offset_X": schedule.offset_X, "last_token_M": self.runner.last_token_M}
-            if self._acceptance is not None:
-                extra |= {"drafted_X": schedule.drafted_X, "acceptance": self._acceptance}
-            sample = sampler.launch(logits_XV[: len(schedule.row_X)], schedule.row_X, self._rows, **extra)
+            sample = sampler.launch(
+                logits_XV[: len(schedule.row_X)],
+                schedule.row_X,
+                self._rows,
+                offset_X=schedule.offset_X,
+                last_token_M=self.runner.last_token_M,
+                drafted_X=schedule.drafted_X,
+                acceptance=self._acceptance,
+            )
             self.runner.remember(packed, sample.token_X)
         if self.recorder is not None:
             self.recorder.end()

@@ -145,7 +145,7 @@ class Runner:
         return at_D, schedule.row_X[at_D], schedule.offset_X[at_D] - 1
 
     def _pack_chunk(self, chunk: Chunk, at: int) -> int:
-        end = at + chunk.end - chunk.start
+        end = at + chunk.num_tokens
         self.token_id_T[at:end] = self.rows.tokens_ML[chunk.request.row, chunk.start : chunk.end]
         self.position_T[at:end] = np.arange(chunk.start, chunk.end)
         self._pack_slots(chunk.request.row, at, end)
@@ -162,7 +162,7 @@ class Runner:
         sampled, scored = [self.logits_idx_T[:num_decode]], []
         start = num_decode
         for chunk in schedule.chunks:
-            end = start + chunk.end - chunk.start
+            end = start + chunk.num_tokens
             if chunk.is_last:
                 sampled.append(self.logits_idx_T[end - 1 : end])
             scored.append(self.logits_idx_T[start : start + _num_prompt_logprobs(chunk)])

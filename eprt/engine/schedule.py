@@ -19,6 +19,10 @@ class Chunk:
     end: int
     is_last: bool
 
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
 
 @dataclass(frozen=True)
 class Schedule:

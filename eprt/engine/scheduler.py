@@ -99,23 +99,26 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Chooses the next step's tokens. The caller runs them, then calls advance() and commit()."""
         self._make_room_for_decodes()
-        decodes, row_B, draft_B = self._decodes, self._decode_row_B, self._choose_drafts()
-        num_tokens = len(decodes) + (0 if draft_B is None else int(draft_B.sum()))
+        sampled, request_ids, row_S = self._decodes, self._decode_ids, self._decode_row_B
+        draft_S = self._choose_drafts()
+        num_tokens = len(sampled) + (0 if draft_S is None else int(draft_S.sum()))
         chunks = self._schedule_prefills(self.chunk_size - num_tokens)
-        if not chunks:
-            return Schedule(
-                decodes, chunks, decodes, self._decode_ids, row_B, *self._places(row_B), num_tokens, draft_B
-            )
         last = [chunk.request for chunk in chunks if chunk.is_last]
-        request_ids = self._decode_ids + [request.request_id for request in last]
-        row_S = np.concatenate((row_B, np.array([request.row for request in last], dtype=np.int64)))
-        draft_S = None if draft_B is None else np.concatenate((draft_B, np.zeros(len(last), dtype=np.int64)))
-        num_tokens += sum(chunk.end - chunk.start for chunk in chunks)
-        places = self._places(row_S)
-        return Schedule(decodes, chunks, decodes + last, request_ids, row_S, *places, num_tokens, draft_S)
-
-    def _places(self, row_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.rows.length_M[row_S], self.rows.holder_M[row_S]
+        if last:
+            sampled, request_ids = sampled + last, request_ids + [request.request_id for request in last]
+            row_S = np.append(row_S, [request.row for request in last])
+            draft_S = None if draft_S is None else np.append(draft_S, [0] * len(last))
+        return Schedule(
+            decodes=self._decodes,
+            chunks=chunks,
+            sampled=sampled,
+            request_ids=request_ids,
+            row_S=row_S,
+            at_S=self.rows.length_M[row_S],
+            holder_S=self.rows.holder_M[row_S],
+            num_tokens=num_tokens + sum(chunk.num_tokens for chunk in chunks),
+            draft_S=draft_S,
+        )
 
     def must_preempt(self) -> bool:
         """Whether schedule() would preempt a request now."""
@@ -178,10 +181,10 @@ class Scheduler:
         for request in self.running if len(self.running) > len(self._decodes) else ():
             if not request.decoding and budget:
                 chunks.append(self._cut_chunk(request, budget))
-                budget -= chunks[-1].end - chunks[-1].start
+                budget -= chunks[-1].num_tokens
         while budget and self.waiting and len(self.running) < self.max_running and self._admit(self.waiting[0]):
             chunks.append(self._cut_chunk(self.running[-1], budget))
-            budget -= chunks[-1].end - chunks[-1].start
+            budget -= chunks[-1].num_tokens
         return chunks
 
     def _cut_chunk(self, request: Request, budget: int) -> Chunk:
