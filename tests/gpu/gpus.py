@@ -18,5 +18,5 @@ def run_case(num_ranks: int, target: str, **kwargs) -> str:
     need_gpus(num_ranks)
     from tests.gpu.launch import run_gpu_ranks
 
-    options = {"timeout_s": 120 if num_ranks <= 4 else 300} | kwargs  # each rank knows the tokens of all
-    return run_gpu_ranks(num_ranks, f"tests.gpu.{target}", **options)
+    kwargs.setdefault("timeout_s", 120 if num_ranks <= 4 else 300)  # each rank knows the tokens of all
+    return run_gpu_ranks(num_ranks, f"tests.gpu.{target}", **kwargs)
