@@ -13,6 +13,7 @@ from eprt import env
 from eprt.compat import deep_ep
 from eprt.compat.deep_ep.checks import Checks
 from eprt.compat.deep_ep.low_latency import Pending
+from eprt.ep.group import EPGroup
 
 CALLS = {
     "low_latency_dispatch": "x topk_idx num_max_dispatch_tokens_per_rank num_experts "
@@ -199,6 +200,12 @@ def test_the_size_hint_follows_the_tokens_that_the_environment_names(monkeypatch
 
 def test_low_latency_memory_is_a_third_of_deep_eps_at_most():
     assert 0 < deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) < 2147e6 / 3
+
+
+def test_a_buffer_without_a_gpu_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU and a CUDA build of torch"):
+        deep_ep.Buffer(EPGroup.single())
 
 
 def test_an_event_that_is_none_is_not_waited_for_silently():

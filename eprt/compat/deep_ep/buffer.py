@@ -60,6 +60,10 @@ class Buffer:
     ):
         if group is None and comm is None:
             raise ValueError("Buffer: pass group, a torch.distributed process group, or comm, an mpi4py communicator")
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"Buffer: needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} finds none"
+            )
         env.check()  # a misspelt deadline would be the default one
         self._closes_group = not isinstance(group, EPGroup)
         if isinstance(group, EPGroup):
