@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eprt import env
-from eprt.compat.deep_ep.checks import INDEX_DTYPES, Checks
+from eprt.compat.deep_ep.checks import INDEX_DTYPES, Checks, check_machine
 from eprt.compat.deep_ep.config import DEFAULT_SMS, Config
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
@@ -60,11 +60,7 @@ class Buffer:
     ):
         if group is None and comm is None:
             raise ValueError("Buffer: pass group, a torch.distributed process group, or comm, an mpi4py communicator")
-        if not torch.cuda.is_available():
-            raise ValueError(
-                f"Buffer: needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} finds none"
-            )
-        env.check()  # a misspelt deadline would be the default one
+        check_machine()
         self._closes_group = not isinstance(group, EPGroup)
         if isinstance(group, EPGroup):
             self._ep_group = group

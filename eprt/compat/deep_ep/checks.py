@@ -5,6 +5,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from eprt import env
 from eprt.ep.checks import not_aligned
 from eprt.ep.nvlink_low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, Signal
 
@@ -15,6 +16,13 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 def _facts(value: Tensor | None) -> tuple | None:
     """All that the checks ask of a tensor. Written out below where one is always given, as a call costs as much."""
     return None if value is None else (value.shape, value.dtype, value.is_cuda, value.is_contiguous())
+
+
+def check_machine() -> None:
+    """Before a Buffer is made."""
+    if not torch.cuda.is_available():
+        raise ValueError(f"Buffer: needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} finds none")
+    env.check()  # a misspelt deadline would be the default one
 
 
 class Checks:
