@@ -248,7 +248,7 @@ def main() -> None:
     torch.manual_seed(0)
     hbm = bandwidth()
     name = torch.cuda.get_device_name()
-    report = Report("gpu_layers", {"device": name, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__})
+    report = Report("gpu_layers", {"device": name, "gpus": 1, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__})
     sections = {"experts": bench_experts, "attention": bench_attention, "prompt": bench_prompt, "linear": bench_linear}
     for section in arguments.only:
         if section in sections:

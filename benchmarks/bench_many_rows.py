@@ -57,7 +57,7 @@ def counts_of(experts: int, rows: int, spread: bool) -> list[int]:
 def main() -> None:
     take_device("cuda", EPGroup.single())
     torch.manual_seed(0)
-    report = Report("many_rows", {"device": torch.cuda.get_device_name(), "torch": torch.__version__})
+    report = Report("many_rows", {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__})
     w13, w2 = fp8_weight(32, 2 * WIDTH, HIDDEN), fp8_weight(32, HIDDEN, WIDTH)
     for experts, rows, spread in CASES:
         counts = counts_of(experts, rows, spread)

@@ -7,7 +7,8 @@ load torch: the launcher and the HTTP frontend check flags with EngineConfig in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ _LEAST = {
     "low_latency_max_tokens": 1,
     "num_redundant_experts": 0,
     "spare_experts": 0,
+    "seed": 0,
 }
 
 
@@ -286,6 +288,7 @@ class EngineConfig:
     def __post_init__(self):
         if self.page_size is None:
             object.__setattr__(self, "page_size", 16 if self.device == "cpu" else 64)
+        self._check_types()
         object.__setattr__(self, "graph_sizes", _graph_sizes(self.graph_sizes))
         for name, choices in _CHOICES.items():
             _require(getattr(self, name) in choices, f"{self._given(name)}: must be {_any_of(choices)}")
@@ -298,6 +301,17 @@ class EngineConfig:
     def _given(self, name: str) -> str:
         """The field as it is written on the command line."""
         return f"--{name.replace('_', '-')} {getattr(self, name)}"
+
+    def _check_types(self) -> None:
+        """Of numbers and switches: of another type some would be taken for something else, others fail much later."""
+        kinds = {"int": (Integral, "a whole number"), "float": (Real, "a number"), "bool": (bool, "True or False")}
+        for each in fields(self):
+            name, _, or_none = str(each.type).partition(" | ")
+            value = getattr(self, each.name)
+            if name in kinds and not (value is None and or_none):
+                kind, want = kinds[name]
+                right = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+                _require(right, f"--{each.name.replace('_', '-')} {value!r}: must be {want}")
 
     def _check_model(self) -> None:
         _require(
