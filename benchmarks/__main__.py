@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when a benchmark failed (the others still run)."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["serve"]:
-        from benchmarks import load
+        from benchmarks import open_loop
 
-        return load.main(argv[1:])
+        return open_loop.main(argv[1:])
     if argv[:1] == ["layer"]:
         return _bench_layer(argv[1:])
     parser = argparse.ArgumentParser(

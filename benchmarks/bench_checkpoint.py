@@ -1,6 +1,6 @@
 """Reading a checkpoint: one rank's tensors, from disk or the page cache to where it computes, in GB/s.
 
-    python -m benchmarks.bench_load --gb 8 --device cuda
+    python -m benchmarks.bench_checkpoint --gb 8 --device cuda
 
 safetensors   safe_open and get_tensor straight to the device, tensor by tensor: what most loaders do
 eprt          Checkpoint.read_ahead and read (models/parallel_reader.py): threads ahead, pinned memory, a copy stream

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.load import Load, drive, main, summary, wait_until_loaded
+from benchmarks.open_loop import Load, drive, main, summary, wait_until_loaded
 from benchmarks.soak import soak
 
 _LOCUSTFILE = """
@@ -70,8 +70,8 @@ def test_open_loop_load_refuses_in_one_line(capsys):
 
 def test_open_loop_load_waits_for_a_server_that_loads(monkeypatch):
     answers = [httpx.Response(503, json={"status": "loading"})] * 2 + [httpx.Response(200, json={"status": "ok"})]
-    monkeypatch.setattr("benchmarks.load.httpx.get", lambda url, timeout: answers.pop(0))
-    monkeypatch.setattr("benchmarks.load.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("benchmarks.open_loop.httpx.get", lambda url, timeout: answers.pop(0))
+    monkeypatch.setattr("benchmarks.open_loop.time.sleep", lambda seconds: None)
     wait_until_loaded("http://127.0.0.1:8000")
     assert not answers
     answers += [httpx.Response(503, json={"status": "loading"})] * 2
