@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from .analysis import METHODS
-from .live import Client, ServerError, ServerSource
+from .logsource import LogSource
 from .page import Page
-from .recorded import LogSource
 from .recording import Recording
 from .report import analyse
 from .server import DEFAULT_PORT, PageServer
+from .serversource import Client, ServerError, ServerSource
 from .text import to_text, wants_colour
 from .window import Totals, Window
 

@@ -1,5 +1,5 @@
-"""Recording: what the page is served from, whether a directory (recorded.py), the memory of a running server (kept.py)
-or such a server over HTTP (live.py). Holds a History and the findings; says when something changed."""
+"""Recording: what the page is served from: a directory (logsource.py), the memory of a running server (keptsource.py)
+or such a server over HTTP (serversource.py). Holds a History and the findings; says when something changed."""
 
 import threading
 from collections.abc import Sequence

@@ -67,7 +67,7 @@ class DiagnosisPage:
         self._source.say(self._diagnosis.findings())
 
     def _start(self, name: str) -> None:
-        from eprt.diagnostics.kept import ServedSource
+        from eprt.diagnostics.keptsource import ServedSource
         from eprt.diagnostics.page import Page
 
         findings = self._diagnosis.findings()

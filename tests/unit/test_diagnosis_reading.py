@@ -9,7 +9,7 @@ from eprt.diagnostics.__main__ import main
 from eprt.diagnostics.history import History
 from eprt.diagnostics.logindex import LogIndex
 from eprt.diagnostics.logreader import open_log
-from eprt.diagnostics.recorded import LogSource
+from eprt.diagnostics.logsource import LogSource
 from eprt.diagnostics.synthetic import Fault, Job, generate, records_of
 from eprt.diagnostics.windowsums import WindowSums, most_kept
 
@@ -254,7 +254,7 @@ def test_history_joins_windows_and_keeps_their_averages():
 
 
 def test_windows_of_a_joined_row_are_added_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("eprt.diagnostics.recorded.most_rows", lambda num_ranks: 4)
+    monkeypatch.setattr("eprt.diagnostics.logsource.most_rows", lambda num_ranks: 4)
     write(tmp_path, records(4, 16))
     source = LogSource(tmp_path)
     try:

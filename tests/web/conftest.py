@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from eprt.diagnostics.logsource import LogSource
 from eprt.diagnostics.page import Page
-from eprt.diagnostics.recorded import LogSource
 from eprt.diagnostics.recording import Recording
 from eprt.diagnostics.server import PageServer
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from eprt.diagnostics import WindowWriter, analyse
 from eprt.diagnostics.history import SERIES
+from eprt.diagnostics.logsource import LogSource
 from eprt.diagnostics.page import Page
-from eprt.diagnostics.recorded import LogSource
 from eprt.diagnostics.server import PageServer
 
 from tests.web.conftest import open_log, served, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import expertview
 from .events import WindowRecord
-from .kept import KeptSource
+from .keptsource import KeptSource
 
 _log = logging.getLogger(__name__)
 _POLL_S = 3.0
