@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add, defaults = parser.add_argument, TriggerConfig()
     add("--url", required=True, help="of the server, as it announced it: http://host:port")
     add("--api-key", metavar="KEY", help="the server's, if it was started with one")
-    add("--interval", type=float, default=5.0, metavar="S", help="seconds between looks, default %(default)s")
+    add("--interval", type=float, default=5.0, metavar="S", help="seconds between looks, default %(default)g")
     add("--json", action="store_true", help="one JSON object per look instead of lines")
     add("--dry-run", action="store_true", help="decide and say so; move nothing")
     add("--once", action="store_true", help="end after the first decision and what follows from it")
@@ -96,15 +96,15 @@ def _parser() -> argparse.ArgumentParser:
         help="slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)",
     )
     add("--hysteresis", type=float, default=defaults.hysteresis, metavar="X",
-        help="what a plan saves must be X times its cost, default %(default)s")  # fmt: skip
+        help="what a plan saves must be X times its cost, default %(default)g")  # fmt: skip
     add("--min-gain", type=float, default=defaults.min_gain, metavar="X",
         help="and the busiest rank must lose this part of the mean load, or the network of what crosses between nodes, "
-        "default %(default)s")  # fmt: skip
+        "default %(default)g")  # fmt: skip
     add("--us-per-crossing", type=float, default=defaults.us_per_crossing, metavar="US",
-        help="what a rank's network takes for one token to another node and back, default %(default)s; "
+        help="what a rank's network takes for one token to another node and back, default %(default)g; "
         "0: balance alone counts")  # fmt: skip
     add("--cooldown", type=float, default=defaults.cooldown_s, metavar="S",
-        help="seconds to wait after a migration, default %(default)s")  # fmt: skip
+        help="seconds to wait after a migration, default %(default)g")  # fmt: skip
     return parser
 
 

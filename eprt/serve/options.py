@@ -75,6 +75,10 @@ class _Parser(argparse.ArgumentParser):
         raise OptionError(f"{message}; --help lists the flags")
 
 
+# One option a line or two: as a table reads.
+# fmt: off
+
+
 def _parser() -> argparse.ArgumentParser:
     defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
     parser = _Parser(
@@ -85,40 +89,37 @@ def _parser() -> argparse.ArgumentParser:
         "has the details.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    group = parser.add_argument_group("model")
-    add = group.add_argument
-    add(
-        "--model", required=True, metavar="DIR", help="Hugging Face directory: config.json, safetensors, tokenizer.json"
-    )
+    add = parser.add_argument_group("model").add_argument
+    add("--model", required=True, metavar="DIR",
+        help="Hugging Face directory: config.json, safetensors, tokenizer.json")
     add("--served-model-name", metavar="NAME", help="what clients call it; default: the directory's name")
     add("--dtype", default=defaults["dtype"], help="auto (the checkpoint's, default), float32 or bfloat16")
     add("--load-format", default=defaults["load_format"], metavar="HOW",
-        help="auto (the files, default) or dummy (random weights)")  # fmt: skip
+        help="auto (the files, default) or dummy (random weights)")
     add("--num-hidden-layers", type=int, metavar="K", help="fewer layers than the model's, with dummy weights only")
     add("--quantization", default=defaults["quantization"], metavar="HOW",
-        help="int8: quantise the experts' weights at load, on CPUs; default: as they are")  # fmt: skip
+        help="int8: quantise the experts' weights at load, on CPUs; default: as they are")
     add("--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed")
 
     add = parser.add_argument_group("ranks").add_argument
     add("-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; an mpirun of your own says it itself")
     add("--device", default=defaults["device"], help="cpu, cuda (a GPU for each rank) or auto; default %(default)s")
     add("--bind", default=ParallelConfig.bind, metavar="HOW",
-        help="pin each rank to its share of the machine: core (default), numa or none")  # fmt: skip
+        help="pin each rank to its share of the machine: core (default), numa or none")
     add("--ep-payload", default=defaults["ep_payload"], metavar="WHAT",
-        help="what dispatch sends: same (the dtype, default) or fp8")  # fmt: skip
+        help="what dispatch sends: same (the dtype, default) or fp8")
 
     add = parser.add_argument_group("diagnosis").add_argument
     add("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     add("--diagnose-window", type=float, default=ServeOptions.diagnose_window_s, metavar="S",
-        help="seconds of one window of the diagnosis, default %(default)s")  # fmt: skip
+        help="seconds of one window of the diagnosis, default %(default)g")
     add("--diagnose-log-mb", type=float, default=ServeOptions.diagnose_log_bytes / 2**20, metavar="MB",
-        help="most the diagnosis log takes on disk, oldest windows go first, default %(default)g")  # fmt: skip
+        help="most the diagnosis log takes on disk, oldest windows go first, default %(default)g")
     add("--inject", action="append", default=[], metavar="FAULT",
-        help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated "
-        "(docs/diagnosis.md)")  # fmt: skip
+        help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated (docs/diagnosis.md)")
     _add_expert_load(parser, defaults)
     _add_limits(parser, defaults)
+    _add_steps(parser, defaults)
     _add_http(parser)
     return parser
 
@@ -126,86 +127,70 @@ def _parser() -> argparse.ArgumentParser:
 def _add_expert_load(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
     add = parser.add_argument_group("expert load").add_argument
     add("--rebalance", default=ServeOptions.rebalance, metavar="MODE",
-        help="auto: move experts as their load asks; dry-run: only say so; off: as posted (default)")  # fmt: skip
-    add("--rebalance-slow-ranks", action="store_true",
-        help="plans give ranks that the diagnosis finds slow less load")  # fmt: skip
+        help="auto: move experts as their load asks; dry-run: only say so; off: as posted (default)")
+    add("--rebalance-slow-ranks", action="store_true", help="plans give ranks that the diagnosis finds slow less load")
     add("--us-per-crossing", type=float, default=ServeOptions.us_per_crossing, metavar="US",
-        help="us that a rank's network takes for one token to another node and back, default %(default)s; 0: plans for "
-        "balance alone")  # fmt: skip
+        help="us that a rank's network takes for one token to another node and back, default %(default)g; 0: plans "
+        "for balance alone")
     add("--num-redundant-experts", type=int, default=defaults["num_redundant_experts"], metavar="N",
-        help="slots of all ranks for replicas, in each MoE layer, default %(default)s")  # fmt: skip
+        help="slots of all ranks for replicas, in each MoE layer, default %(default)s")
     add("--spare-experts", type=int, default=defaults["spare_experts"], metavar="N",
-        help="experts a rank has memory for while they move, default %(default)s; 0: they cannot")  # fmt: skip
+        help="experts a rank has memory for while they move, default %(default)s; 0: they cannot")
     add("--replica-routing", default=defaults["replica_routing"], metavar="HOW",
         help="which replica a token takes: weights (the plan's, default), local (nearest first, in the same "
-        "proportion), batch or batch-lp (split anew in each step, evenly and then locally)")  # fmt: skip
+        "proportion), batch or batch-lp (split anew in each step, evenly and then locally)")
     add("--exact-combine", action="store_true",
-        help="GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs")  # fmt: skip
+        help="GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs")
     add("--load-window", type=float, default=ServeOptions.load_window_s, metavar="S",
-        help="seconds of one window of expert load, default %(default)s")  # fmt: skip
+        help="seconds of one window of expert load, default %(default)g")
     add("--migration-timeout", type=float, default=ServeOptions.migration_timeout_s, metavar="S",
-        help="seconds until a round of a migration is rolled back, default %(default)s")  # fmt: skip
+        help="seconds until a round of a migration is rolled back, default %(default)g")
 
 
 def _add_limits(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
-    group = parser.add_argument_group("limits of each rank")
-    add = group.add_argument
-    add(
-        "--max-model-len",
-        type=int,
-        metavar="N",
-        help="most tokens of prompt and completion together; default: the model's",
-    )
-    add(
-        "--kv-cache-gb",
-        type=float,
-        default=defaults["kv_cache_gb"],
-        metavar="GB",
-        help="memory of the KV cache (2**30 bytes), default %(default)s",
-    )
-    add("--num-speculative-tokens", type=int, default=defaults["num_speculative_tokens"], metavar="K",
-        help="tokens the checkpoint's MTP layer guesses per request and step, default %(default)s")  # fmt: skip
-    add("--speculative-acceptance", default=defaults["speculative_acceptance"], metavar="HOW",
-        help="exact: guesses never change an answer; rejection: with a temperature more of them hold, answers follow "
-        "the same distribution; default %(default)s")  # fmt: skip
-    add(
-        "--kv-cache-dtype", choices=("auto", "bf16", "fp8"), default=defaults["kv_cache_dtype"],
-        help="auto (default): the model's; fp8 holds 1.75 times the tokens of bf16",
-    )  # fmt: skip
+    add = parser.add_argument_group("limits of each rank").add_argument
+    add("--max-model-len", type=int, metavar="N",
+        help="most tokens of prompt and completion together; default: the model's")
+    add("--kv-cache-gb", type=float, default=defaults["kv_cache_gb"], metavar="GB",
+        help="memory of the KV cache (2**30 bytes), default %(default)g")
+    add("--kv-cache-dtype", choices=("auto", "bf16", "fp8"), default=defaults["kv_cache_dtype"],
+        help="auto (default): the model's; fp8 holds 1.75 times the tokens of bf16")
     add("--page-size", type=int, metavar="N", help="tokens per KV page, default 16, with --device cuda or auto 64")
     add("--max-num-seqs", type=int, default=defaults["max_num_seqs"], metavar="N",
-        help="running sequences, default %(default)s")  # fmt: skip
-    add(
-        "--max-queue",
-        type=int,
-        default=defaults["max_queue"],
-        metavar="N",
-        help="waiting sequences, more get 429, default %(default)s",
-    )
+        help="running sequences, default %(default)s")
+    add("--max-queue", type=int, default=defaults["max_queue"], metavar="N",
+        help="waiting sequences, more get 429, default %(default)s")
+    add("--chunk-size", type=int, default=defaults["chunk_size"], metavar="N",
+        help="most tokens of one step, default %(default)s")
+    add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
+    add("--seed", type=int, default=defaults["seed"], metavar="N",
+        help="of requests that bring no seed, default %(default)s")
+
+
+def _add_steps(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
+    add = parser.add_argument_group("drafts").add_argument
+    add("--num-speculative-tokens", type=int, default=defaults["num_speculative_tokens"], metavar="K",
+        help="tokens the checkpoint's MTP layer guesses per request and step, default %(default)s")
+    add("--speculative-acceptance", default=defaults["speculative_acceptance"], metavar="HOW",
+        help="exact: guesses never change an answer; rejection: with a temperature more of them hold, answers follow "
+        "the same distribution; default %(default)s")
+
+    group = parser.add_argument_group("steps")
+    add = group.add_argument
     add("--low-latency-max-tokens", type=int, default=defaults["low_latency_max_tokens"], metavar="N",
-        help="steps of no more tokens on any rank use the low-latency exchange, default %(default)s")  # fmt: skip
+        help="steps of no more tokens on any rank use the low-latency exchange, default %(default)s")
     add("--overlap", default=defaults["overlap"], metavar="HOW",
         help="what is computed while tokens travel: none, tbo (two half batches in turn), sbo (decodes: the shared "
-        "expert and the experts' second product), auto (default; docs/overlap.md)")  # fmt: skip
-    add(
-        "--overlap-sms",
-        type=int,
-        metavar="N",
-        help="sbo: SMs of a GPU that send outputs beside the experts; default: as many as pay",
-    )
+        "expert and the experts' second product), auto (default; docs/overlap.md)")
+    add("--overlap-sms", type=int, metavar="N",
+        help="sbo: SMs of a GPU that send outputs beside the experts; default: as many as pay")
+    add("--overlap-schedule", action=argparse.BooleanOptionalAction,
+        help="prepare each step while the one before computes; default: on GPUs, without drafts")
     add = group.add_mutually_exclusive_group().add_argument
     add("--graph-sizes", type=int, nargs="+", default=list(defaults["graph_sizes"]), metavar="N",
         help="on GPUs: numbers of decodes, drafts included, to record steps for as CUDA graphs, as far as "
-        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256")  # fmt: skip
+        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256")
     add("--no-graphs", action="store_true", help="on GPUs: launch every kernel of a decoding step anew")
-    add = group.add_argument
-    add("--overlap-schedule", action=argparse.BooleanOptionalAction,
-        help="prepare each step while the one before computes; default: on GPUs")  # fmt: skip
-    add("--chunk-size", type=int, default=defaults["chunk_size"], metavar="N",
-        help="most tokens of one step, default %(default)s")  # fmt: skip
-    add("--no-prefix-cache", action="store_true", help="never reuse the KV pages of an equal prompt beginning")
-    add("--seed", type=int, default=defaults["seed"], metavar="N",
-        help="of requests that bring no seed, default %(default)s")  # fmt: skip
 
 
 def _add_http(parser: argparse.ArgumentParser) -> None:
@@ -213,17 +198,15 @@ def _add_http(parser: argparse.ArgumentParser) -> None:
     add("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
     add("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
     add("--api-key", metavar="KEY", help="require `Authorization: Bearer KEY` on /v1 paths")
-    add(
-        "--max-body-mb",
-        type=float,
-        default=ServeOptions.max_body_bytes / 2**20,
-        metavar="MB",
-        help="largest request body (2**20 bytes), default %(default)g",
-    )
+    add("--max-body-mb", type=float, default=ServeOptions.max_body_bytes / 2**20, metavar="MB",
+        help="largest request body (2**20 bytes), default %(default)g")
     add("--body-timeout", type=float, default=ServeOptions.body_timeout_s, metavar="S",
-        help="seconds a request body may take to arrive, default %(default)s")  # fmt: skip
+        help="seconds a request body may take to arrive, default %(default)g")
     add("--drain-timeout", type=float, default=ServeOptions.drain_timeout_s, metavar="S",
-        help="seconds a stopping server lets running requests finish, default %(default)s")  # fmt: skip
+        help="seconds a stopping server lets running requests finish, default %(default)g")
+
+
+# fmt: on
 
 
 def parse(argv: list[str]) -> ServeOptions:
