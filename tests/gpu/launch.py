@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -46,11 +47,22 @@ class StoreGroup(GatherGroup):
 
 
 def run_gpu_ranks(
-    num_ranks: int, target: str, *, timeout_s: float = 120, killed: tuple[int, ...] = (), **kwargs: Any
-) -> str:
-    """Calls target ("module:function") on every rank; returns what was printed. killed: ranks that die on purpose."""
+    num_ranks: int, target: str, *, timeout_s: float = 120, killed: tuple[int, ...] = (), under: Sequence[str] = (),
+    **kwargs: Any,
+) -> str:  # fmt: skip
+    """Calls target ("module:function") on every rank; returns what was printed. killed: ranks that die on purpose.
+    under: a program, with its options, that starts each rank."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, "-m", "tests.gpu.launch", str(num_ranks), str(store.port), target, json.dumps(kwargs)]
+    command = [
+        *under,
+        sys.executable,
+        "-m",
+        "tests.gpu.launch",
+        str(num_ranks),
+        str(store.port),
+        target,
+        json.dumps(kwargs),
+    ]
     ranks = [
         subprocess.Popen(
             [*command, str(rank)], cwd=ROOT, env=env.without_mpi(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
