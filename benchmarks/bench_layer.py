@@ -155,7 +155,7 @@ def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
     """A directory with the config.json of the layers."""
     config = json.loads(((DEEPSEEK_V3 if on_gpu else DEMO) / "config.json").read_text())
     config |= {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "vocab_size": VOCAB}
-    config["n_routed_experts"] = arguments.experts_per_rank * num_ranks
+    config |= {"n_routed_experts": arguments.experts_per_rank * num_ranks, "num_hidden_layers": arguments.layers}
     if not on_gpu:
         config |= {"max_position_embeddings": 1 << 16}
     folder = Path(tempfile.mkdtemp(prefix="eprt-layer-"))

@@ -34,7 +34,7 @@ def test_what_cannot_be_measured_is_refused(flags, message, capsys):
 def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_layer, "RESULTS", tmp_path)
     small = "--device cpu --experts-per-rank 8 --requests 2 3 --context 64 --prefill 24 --prompt 10 --samples 3"
-    arguments = bench_layer.parse([*small.split(), "--payload", "same", "--layers", "3"])
+    arguments = bench_layer.parse([*small.split(), "--payload", "same", "--layers", "5"])
     alone = bench_layer.parse([*small.split(), "--payload", "same", "--moe-only", "--prefill", "0", "--requests", "2"])
     with torch.inference_mode():
         bench = Bench(EPGroup.single(), alone)
