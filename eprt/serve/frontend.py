@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 # How long ranks that were told to leave may take: the step under way, then freeing their windows.
 _LEAVE_TIMEOUT_S = 30
 _LAST_WORDS_S = 0.3
+# Whoever pressed Ctrl-C has sent no SIGUSR1 and would wonder: it is how the launcher passes the wish on (launch.py).
+_ASKED = {"SIGUSR1": "asked to stop (SIGUSR1)"}
 
 
 class _Server(uvicorn.Server):
@@ -122,6 +124,7 @@ class Frontend:
         rank: who was signalled, None for this process. mpirun signals every rank, which is one signal.
         """
         pool = self._pool
+        reason = _ASKED.get(reason, reason)
         again = rank in self._signalled
         self._signalled.add(rank)
         if pool.state == "loading":
@@ -143,7 +146,7 @@ class Frontend:
     async def _drain(self, reason: str) -> None:
         pool, timeout_s = self._pool, self._options.drain_timeout_s
         if pool.num_sequences:
-            _log.info("%s: %d sequences run, up to %g s for them", reason, pool.num_sequences, timeout_s)
+            _log.info("%s: up to %g s for what runs, sequences: %d", reason, timeout_s, pool.num_sequences)
         else:
             _log.info("%s: stopping", reason)
         quiet, hurry = asyncio.ensure_future(pool.quiet.wait()), asyncio.ensure_future(self._hurry.wait())
