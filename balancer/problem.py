@@ -86,21 +86,20 @@ class Problem:
         check_slots(num_slots, num_experts, num_gpus, num_nodes)
         if not _is_int(num_groups) or num_groups < 1 or num_experts % num_groups:
             raise ValueError(f"num_groups={num_groups} does not divide the {num_experts} experts")
-        hierarchical = num_nodes > 1 and num_groups > 1 and num_groups % num_nodes == 0
         speed_G = _speeds(gpu_speed, num_gpus)
         usable_LG = _usable(usable_slots, speed_G, load_LE.shape[0], num_slots // num_gpus)
         problem = Problem(
-            load_LE,
-            int(num_slots),
-            int(num_gpus),
-            int(num_nodes),
-            int(num_groups),
-            hierarchical,
-            speed_G,
-            usable_LG,
-            _tie_ranks(num_experts, seed),
-            min_gpus_per_expert,
-            num_threads(threads),
+            load_LE=load_LE,
+            num_slots=int(num_slots),
+            num_gpus=int(num_gpus),
+            num_nodes=int(num_nodes),
+            num_groups=int(num_groups),
+            hierarchical=num_nodes > 1 and num_groups > 1 and num_groups % num_nodes == 0,
+            speed_G=speed_G,
+            usable_LG=usable_LG,
+            tie_rank_E=_tie_ranks(num_experts, seed),
+            min_copies=min_gpus_per_expert,
+            threads=num_threads(threads),
         )
         problem._check_copies()
         return problem

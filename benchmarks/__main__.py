@@ -82,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [known[name] for name in arguments.names] or [b for b in known.values() if not b.needs_gpu]
     if arguments.list:
         for benchmark in known.values():
-            ranks = "/".join(map(str, benchmark.num_ranks))
-            print(f"{benchmark.name:24} ranks {ranks:8} {'GPU ' if benchmark.needs_gpu else ''}{benchmark.summary}")
+            ranks = f"{'/'.join(map(str, benchmark.num_ranks))} ranks" if any(benchmark.num_ranks) else "1 process"
+            print(f"{benchmark.name:21} {'GPU' if benchmark.needs_gpu else 'CPU'}  {ranks:11}  {benchmark.summary}")
         for word, summary in APART.items():
-            print(f"{word:24} {'':14} {summary}")
+            print(f"{word:21} {'':17} {summary}")
         return 0
     failed = [benchmark.name for benchmark in chosen if not _run(benchmark, arguments.timeout_s)]
     print(f"\nresults in {RESULTS.relative_to(ROOT)}/" + (f"; failed: {', '.join(failed)}" if failed else ""))

@@ -1,4 +1,4 @@
-"""What choosing replicas costs each layer and step, and how even it leaves the ranks. 4 ranks.
+"""What choosing replicas costs each layer and step, and how even it leaves the ranks.
 
 256 experts, top-8, 288 slots, tokens drawn from a skewed load that differs from rank to rank and batch to batch; the
 placement is planned for the average. Times are of one layer on the slowest rank, from the gate's choices to slots:

@@ -1,5 +1,4 @@
-"""Real faults on GPUs, found from the waits that the kernels measure: a GPU that somebody else computes on, a link that
-somebody else copies over.
+"""Real faults on GPUs, found from waits: a GPU that somebody else computes on, a link that somebody else copies over.
 
     python -m benchmarks.live_faults_gpu --ranks 4
 
