@@ -133,35 +133,31 @@ class Trigger:
         be worth something. gpu_speed: as in plan(). optimism: how much higher than promised max/mean came out before.
         What crosses between nodes is what planned.metrics say, where the plan was made with a routing trace.
         """
-        config = self.config
         speed_G = np.ones(current.num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
-        now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
-        before, after = (max_over_mean(p, rate_LE, speed_G) for p in (current, planned))
-        tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
-        promised, after = before - after, min(after + optimism, max(before, after))
-        saving_us_per_step = tokens_per_step * costs.us_per_token
-        if promised > 0:
-            saving_us_per_step *= max(before - after, 0.0) / promised
+        balance = _balance(current, planned, rate_LE, speed_G, costs, optimism)
         traffic = _traffic(planned, rate_LE, costs.steps_per_s)
-        traffic_us_per_step = traffic.saved_per_step * config.us_per_crossing
-        saving_us_per_step += traffic_us_per_step
-        lifetime_steps = min(lifetime_s, config.max_lifetime_s) * costs.steps_per_s
+        traffic_us_per_step = traffic.saved_per_step * self.config.us_per_crossing
+        saving_us_per_step = balance.saved_us_per_step + traffic_us_per_step
+        lifetime_steps = min(lifetime_s, self.config.max_lifetime_s) * costs.steps_per_s
+        saving_us = saving_us_per_step * lifetime_steps
         moved, busiest = _copies(rounds, current.num_gpus)
-        figures = {
-            "before": before,
-            "after": after,
-            "saving_us_per_step": saving_us_per_step,
-            "lifetime_steps": lifetime_steps,
-            "saving_us": saving_us_per_step * lifetime_steps,
-            "cost_us": busiest * costs.expert_bytes / costs.bytes_per_us,
-            "moved_experts": moved,
-            "moved_bytes": moved * costs.expert_bytes,
-            "crossings_before": traffic.before,
-            "crossings_after": traffic.after,
-            "traffic_us_per_step": traffic_us_per_step,
-        }
-        verdict, reason = self._verdict(now_s, before - after, traffic, figures["saving_us"], figures["cost_us"])
-        decision = Decision(verdict, reason, **figures)
+        cost_us = busiest * costs.expert_bytes / costs.bytes_per_us
+        verdict, reason = self._verdict(now_s, balance.before - balance.after, traffic, saving_us, cost_us)
+        decision = Decision(
+            verdict=verdict,
+            reason=reason,
+            before=balance.before,
+            after=balance.after,
+            saving_us_per_step=saving_us_per_step,
+            lifetime_steps=lifetime_steps,
+            saving_us=saving_us,
+            cost_us=cost_us,
+            moved_experts=moved,
+            moved_bytes=moved * costs.expert_bytes,
+            crossings_before=traffic.before,
+            crossings_after=traffic.after,
+            traffic_us_per_step=traffic_us_per_step,
+        )
         _log.info("rebalance %s", decision)
         return decision
 
@@ -181,6 +177,28 @@ class Trigger:
         if config.dry_run:
             return "dry_run", "worth it; dry run"
         return "migrate", "worth it"
+
+
+@dataclass(frozen=True)
+class _Balance:
+    """before, after: max over mean, as in Decision. saved_us_per_step: of the busiest rank, in all layers."""
+
+    before: float
+    after: float
+    saved_us_per_step: float
+
+
+def _balance(
+    current: Placement, planned: Placement, rate_LE: np.ndarray, speed_G: np.ndarray, costs: Costs, optimism: float
+) -> _Balance:
+    now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
+    before, promised = (max_over_mean(p, rate_LE, speed_G) for p in (current, planned))
+    after = min(promised + optimism, max(before, promised))
+    tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
+    saved_us_per_step = tokens_per_step * costs.us_per_token
+    if before > promised:
+        saved_us_per_step *= max(before - after, 0.0) / (before - promised)
+    return _Balance(before, after, saved_us_per_step)
 
 
 @dataclass(frozen=True)
