@@ -38,7 +38,9 @@ def to_text(findings: dict[str, Any], window: Window | None, node_of_rank: Seque
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     for finding in findings["findings"]:
         lines += ["", *_finding(finding, width, colour)]
-    if not findings["findings"]:
+    if not num_windows:
+        lines.append("no window yet: one closes every few seconds while requests run")
+    elif not findings["findings"]:
         lines.append("no rank and no link stands out")
     if window is not None and num_ranks > 1:
         lines += ["", *_matrix(window, np.asarray(node_of_rank), colour)]

@@ -259,3 +259,8 @@ def test_the_windows_of_a_finding_are_counted(last, words):
     more = {"first_window": 4, "last_window": last, "confidence": 1.0, "evidence": "e", "advice": "a"}
     text = to_text({"num_ranks": 8, "windows": 9, "findings": [{**finding, **more}]}, None, (), colour=False)
     assert words in text
+
+
+def test_without_a_window_nothing_is_called_healthy():
+    text = to_text({"num_ranks": 4, "windows": 0, "findings": []}, None, (), colour=False)
+    assert "stands out" not in text and "one closes every few seconds while requests run" in text
