@@ -45,7 +45,7 @@ def draw(path: Path) -> Path:
         loc="left", fontsize=10,
     )  # fmt: skip
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="upper right")
+    axis.legend(fontsize=8, loc="lower left")
     picture = path.with_suffix(".png")
     figure.savefig(picture, dpi=130)
     pyplot.close(figure)
