@@ -26,7 +26,7 @@ from eprt.engine.sampling_params import SamplingParams
 NUM_RANKS = 0
 
 NUM_RUNNING, PROMPT, VOCAB, STEPS, WARMUP = 128, 256, 4096, 500, 50
-PAGE_SIZE, KV_DIM = 16, 4
+PAGE_SIZE, LATENT, ROPE = 16, 3, 1
 
 
 class Stopwatch:
@@ -50,8 +50,9 @@ class FixedLogits:
 
     def __init__(self, sweep_bytes: int):
         self.config = SimpleNamespace(
-            vocab_size=VOCAB, num_hidden_layers=1, kv_dim=KV_DIM, max_position_embeddings=8192, eos_token_ids=()
-        )
+            vocab_size=VOCAB, num_hidden_layers=1, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE,
+            max_position_embeddings=8192, eos_token_ids=(),
+        )  # fmt: skip
         self.kv_dtype = torch.float32
         self.logits_XV = torch.randn(NUM_RUNNING, VOCAB, generator=torch.Generator().manual_seed(0)) * 4
         self.swept = np.zeros(sweep_bytes, dtype=np.uint8)
@@ -65,7 +66,7 @@ class FixedLogits:
 
 
 def build(sweep_bytes: int) -> Engine:
-    page_gb = PAGE_SIZE * KV_DIM * 4 / 2**30
+    page_gb = PAGE_SIZE * (LATENT + ROPE) * 4 / 2**30
     config = EngineConfig(
         "none", kv_cache_gb=40_000 * page_gb, page_size=PAGE_SIZE, max_num_seqs=NUM_RUNNING, chunk_size=512
     )
@@ -76,7 +77,9 @@ def prompt(rng: np.random.Generator) -> list[int]:
     return rng.integers(0, VOCAB, PROMPT).tolist()
 
 
-def measure(params: SamplingParams, sweep_bytes: int, churn: bool) -> tuple[list[float], list[float]]:
+def measure(
+    params: SamplingParams, sweep_bytes: int, churn: bool, num_steps: int = STEPS
+) -> tuple[list[float], list[float]]:
     """Seconds of bookkeeping and of sampling, per step."""
     rng = np.random.default_rng(0)
     engine, forward, sampling = build(sweep_bytes), Stopwatch(), Stopwatch()
@@ -87,7 +90,7 @@ def measure(params: SamplingParams, sweep_bytes: int, churn: bool) -> tuple[list
     while sum(request.decoding for request in engine.scheduler.running) < NUM_RUNNING:
         engine.step()
     own_s, sample_s = [], []
-    for step in range(WARMUP + STEPS):
+    for step in range(WARMUP + num_steps):
         if churn and step % 2 == 0:
             engine.abort(engine.scheduler.running[step % NUM_RUNNING].request_id)
             engine.add_request(f"churn-{step}", prompt(rng), params)
