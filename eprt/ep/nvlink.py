@@ -29,6 +29,7 @@ from eprt.ep.nvlink_low_latency import (
 )  # fmt: skip
 from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VERBS, VerbOrder
 from eprt.ep.stats import EPStats
+from eprt.gpu.device import multiprocessors
 from eprt.gpu.readback import Readback
 
 MAX_SMS = 64
@@ -362,11 +363,6 @@ class NvlinkBackend:
     def _check_open(self, verb: str) -> None:
         if self._closed:
             raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")
-
-
-def multiprocessors() -> int:
-    """Of this GPU. A larger grid could wait for itself: for blocks that have no room to begin."""
-    return torch.cuda.get_device_properties().multi_processor_count
 
 
 def _stats_of(wait_ns, tokens, slot_rows, calls, compute_ns, blocked_ns) -> EPStats:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from eprt.ep.api import DispatchHandle, EPConfig, Received
 from eprt.ep.group import EPGroup
-from eprt.ep.nvlink import NvlinkBackend, Signal, multiprocessors
+from eprt.ep.nvlink import NvlinkBackend, Signal
 from eprt.ep.nvlink_low_latency import SEND
 from eprt.ep.nvlink_normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Payload, Routing
 from eprt.ep.nvlink_normal_grid import MAX_SMS
 from eprt.ep.nvlink_normal_layout import BlockShape, Chunks, HeapShape, LayoutBuffers, LayoutShape, align
 from eprt.ep.order import DISPATCH_RECV
+from eprt.gpu.device import multiprocessors
 from eprt.gpu.symmetric import HostWords
 
 

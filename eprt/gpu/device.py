@@ -39,6 +39,11 @@ def take_device(kind: str, group: Group) -> torch.device:
     return device
 
 
+def multiprocessors() -> int:
+    """Of the current GPU. A grid of more thread blocks could wait for itself: for those that have no room to begin."""
+    return torch.cuda.get_device_properties().multi_processor_count
+
+
 def _be_exact() -> None:
     """fp32 products in fp32, and no bf16 in the middle of a sum: both are torch's to round otherwise."""
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -17,9 +17,8 @@ hardware gives tiles to whoever is free.
 
 import functools
 
-import torch
-
 from eprt.config import MoEConfig
+from eprt.gpu.device import multiprocessors
 
 LINK_GB_S = 340.0  # leave an H200 over NVLink
 SEND_GB_S_PER_SM = 38.0  # loaded and stored, by thread blocks that sum rows
@@ -58,4 +57,4 @@ def send_sms(
 @functools.cache
 def device_sms() -> int:
     """Of the current GPU; a process has one."""
-    return torch.cuda.get_device_properties().multi_processor_count
+    return multiprocessors()

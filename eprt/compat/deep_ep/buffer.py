@@ -18,6 +18,7 @@ from eprt.compat.deep_ep.low_latency import BF16, FP8, Kind, LowLatencyHandle, L
 from eprt.compat.deep_ep.plain import plain
 from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
+from eprt.gpu.device import multiprocessors
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"
 
@@ -73,7 +74,7 @@ class Buffer:
         self.explicitly_destroy, self._exact = explicitly_destroy, exact_combine
         self._checks = Checks(self.rank, self.group_size)
         self._timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
-        self._most_sms = torch.cuda.get_device_properties().multi_processor_count
+        self._most_sms = multiprocessors()
         self._comm_stream = torch.cuda.Stream()
         self._mask: Tensor = torch.zeros(self.group_size, dtype=torch.int32, device="cuda")
         self._low_latency: dict[Shape, LowLatencyMode] = {}

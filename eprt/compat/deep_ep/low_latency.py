@@ -26,6 +26,7 @@ from eprt.ep.group import EPGroup
 from eprt.ep.nvlink_failure import Asked, take_failure
 from eprt.ep.nvlink_layout import HeapShape
 from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
+from eprt.gpu.device import multiprocessors
 from eprt.gpu.shapes import shape_only
 
 # Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
@@ -129,7 +130,7 @@ class LowLatencyMode:
         self.group, self.shape, self._shrink = group, shape, shrink
         self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
         self.block = self.num_local, self.rows_per_expert, shape.hidden  # of rows, by expert
-        num_sms = min(MAX_SMS, torch.cuda.get_device_properties().multi_processor_count)
+        num_sms = min(MAX_SMS, multiprocessors())
         self.kernels = LowLatency(
             group, shape.heap(group.size), self.num_local * self.rows_per_expert, num_handles=NUM_HANDLES,
             num_sms=num_sms, timeout_s=timeout_s, mask=mask,
