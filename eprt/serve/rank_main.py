@@ -21,7 +21,7 @@ from eprt.serve import worker
 from eprt.serve.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.errors import say
 from eprt.serve.messages import Drain, Hello
-from eprt.serve.options import FrontendConfig, OptionError, ServeOptions
+from eprt.serve.options import FrontendConfig, ServeOptions
 
 
 def run(options: ServeOptions) -> int:
@@ -32,7 +32,7 @@ def run(options: ServeOptions) -> int:
     http = bind_http(options.host, options.port) if not launched_rank else None
     group = EPGroup.single() if launched_rank is None else EPGroup.from_mpi()
     if options.num_ranks not in (None, group.size):
-        raise OptionError(f"-n {options.num_ranks}: this is an MPI job of {group.size} ranks already; leave out -n")
+        return _tell_of_two_sizes(options, group)
     sock, frontend, token = _connect(options, group, http)
     hello = Hello(token, group.rank, os.getpid(), socket.gethostname())
     channel = Channel(sock, hello)
@@ -45,6 +45,15 @@ def run(options: ServeOptions) -> int:
         return _tell_of_lost_frontend(group, frontend)
     group.close()
     return frontend.wait(timeout=30) if frontend else 0
+
+
+def _tell_of_two_sizes(options: ServeOptions, group: EPGroup) -> int:
+    """What the launcher started is not what -n says. All ranks know: MPI lets none end before rank 0 has spoken."""
+    if group.rank == 0:
+        say(
+            f"eprt serve: error: -n {options.num_ranks}: this is an MPI job of {group.size} ranks already; leave out -n"
+        )
+    return 2
 
 
 def _connect(

@@ -16,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from eprt import env
+from eprt.serve.launch import find_mpirun
 from eprt.serve.running import RunningServer
 from tests.serve.conftest import MODEL
 
@@ -230,6 +232,32 @@ def test_a_mistake_under_mpirun_is_told_once(used_port):
     with pytest.raises(RuntimeError) as caught, RunningServer(Path("/nowhere"), 3, under="mpirun"):
         pass
     assert str(caught.value).count("eprt serve: error: --model /nowhere: no such directory") == 1
+
+
+def test_a_mistake_is_told_even_when_rank_0_starts_last():
+    serve = f"exec {sys.executable} -m eprt.serve --model /nowhere"
+    done = _mpirun("-n", "1", "sh", "-c", f"sleep 2; {serve}", ":", "-n", "2", "sh", "-c", serve)
+    assert done.returncode == 2, done
+    assert done.stderr.count("--model /nowhere: no such directory") == 1, done.stderr
+
+
+def test_a_mistake_that_rank_0_does_not_share_is_told_with_the_rank():
+    serve = f"exec {sys.executable} -m eprt.serve --port 0 --model"
+    done = _mpirun("-n", "1", "sh", "-c", f"{serve} {MODEL}", ":", "-n", "1", "sh", "-c", f"{serve} /nowhere")
+    assert done.returncode == 2, done
+    told = f"eprt serve: error: rank 1 on {socket.gethostname()}: --model /nowhere: no such directory"
+    assert done.stderr.count(told) == 1, done.stderr
+
+
+def test_two_numbers_of_ranks_are_told_once():
+    done = _mpirun("-n", "3", sys.executable, "-m", "eprt.serve", "--model", str(MODEL), "--port", "0", "-n", "2")
+    assert done.returncode == 2, done
+    assert done.stderr.count("eprt serve: error: -n 2: this is an MPI job of 3 ranks already; leave out -n") == 1, done
+
+
+def _mpirun(*arguments: str) -> subprocess.CompletedProcess:
+    command = [find_mpirun(), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env.mpi_environment())
 
 
 def test_a_broken_checkpoint_is_told_once(tmp_path):
