@@ -162,6 +162,15 @@ EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t
   store_relaxed(&failure->code, code);
 }
 
+// The epoch of a call after so many others of its kind: 1, 2, ... and, where 32 bits end, 1 again. Never 0, which is
+// what lies where nothing was ever written. The fields that exist `sets` times stay in turn: the period is a multiple.
+EPRT_DEVICE uint32_t epoch_after(uint64_t calls, uint32_t sets) {
+  if (calls < (1ull << 32) - (1u << 16)) return uint32_t(calls) + 1;  // for weeks: no division
+  const uint32_t period = 0xffffffffu / sets * sets;
+  while (calls >= period) calls -= period;  // once in weeks more; a 64-bit division would be 2 KB of code
+  return uint32_t(calls) + 1;
+}
+
 struct Deadline {
   uint64_t timeout_ns;
   uint32_t* mask;  // [R]: 1 for a rank that is not waited for

@@ -136,7 +136,7 @@ constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a laun
 // do: block 0 adds what the others leave of 1024. verb: 0 dispatch, 1 combine.
 EPRT_DEVICE uint32_t next_epoch(const Context& c, const Handle& handle, int verb) {
   const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
-  const uint32_t epoch = uint32_t(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall) + 1;
+  const uint32_t epoch = epoch_after(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall, 2 * c.num_buffers);
   if (blockIdx.x == 0) handle.epoch[verb] = epoch;
   return epoch;
 }

@@ -76,7 +76,7 @@ EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
 // One thread of each block: the number of this call, from 1.
 EPRT_DEVICE uint32_t take_ticket(const Context& c, Verb verb) {
   const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
-  return uint32_t(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall) + 1;
+  return epoch_after(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall, 2 * c.num_buffers);
 }
 
 // The whole of a launch. tell_places(): tells everyone where what they send belongs; before all else, as others wait

@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(512, 1) count(const __grid_constant__ CountPar
   const SharedCount s = carve(p, smem);
   for (int chunk = blockIdx.x; chunk < p.num_chunks; chunk += gridDim.x) count_chunk(p, s, chunk);
   if (!last_block(c)) return;
-  if (threadIdx.x == 0) epoch = uint32_t(c.ticket[kCount] += 1);
+  if (threadIdx.x == 0) epoch = epoch_after(c.ticket[kCount]++, 2 * c.num_buffers);
   sum_chunks(p, s);
   send_counts(p, s, epoch);
   open_book(&book, true);

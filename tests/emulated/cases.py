@@ -74,18 +74,18 @@ def token_rows(group: EPGroup, shape: Sequence, num_sms: int) -> None:
     exchange.close()
 
 
-def after_two_billion_calls(group: EPGroup, shape: Sequence, mode: str) -> None:
-    """A server that has run for weeks, and a place in memory that no batch has needed before: what lies there, epoch 0,
-    is 2^31 calls old. Rank 0 is late, so that the others wait."""
+def after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> None:
+    """A server that has run for weeks (num_calls), and a place in memory that no batch has needed before: what lies
+    there is epoch 0. Rank 0 is late, so that the others wait."""
     cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
     backend = cases.make(group, cases.make_config(group, shape))
     tickets = torch.tensor([1024, 1024, 1][: len(backend.kernels._ticket)])
-    backend.kernels._ticket.copy_(tickets * (2**31 + 5))
-    for calls in ("fused", "verbs"):
+    backend.kernels._ticket.copy_(tickets * num_calls)
+    for calls in ("fused", "verbs") * 3:
         everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
         cases.poison(backend)
         group.barrier()
-        time.sleep(0.1 * (group.rank == 0))
+        time.sleep(0.03 * (group.rank == 0))
         cases.check_once(backend, everyone, calls, *[(0,) * group.size][: mode == "low_latency"])
     backend.close()
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.emulated.cases import (
-    after_two_billion_calls,
+    after_weeks,
     late_second_launch,
     layouts,
     long_wait,
@@ -42,9 +42,10 @@ def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
     emulated_ranks(3, long_wait, shape=SHAPE)
 
 
+@pytest.mark.parametrize("num_calls", [2**31 + 5, 2**32 - 6, 2**32 - 2])
 @pytest.mark.parametrize("mode", ["low_latency", "normal"])
-def test_what_was_never_written_is_not_taken_for_new_after_two_billion_calls(mode):
-    emulated_ranks(3, after_two_billion_calls, shape=SHAPE, mode=mode)
+def test_what_was_never_written_is_not_taken_for_new_after_weeks(mode, num_calls):
+    emulated_ranks(3, after_weeks, shape=SHAPE, mode=mode, num_calls=num_calls)
 
 
 def test_the_counts_of_deep_eps_get_dispatch_layout():
