@@ -7,11 +7,9 @@ reader on the compute lane is launched. A tensor of the compute lane that anothe
 until they have met.
 """
 
-from collections.abc import Callable
-
 import torch
 
-from eprt.layers.overlap import COMM, COMPUTE, SIDE, Lanes, Microbatch, Stage
+from eprt.layers.overlap import COMM, COMPUTE, SIDE, Lanes, Microbatch, Stage, Work
 
 
 class StreamLanes(Lanes):
@@ -20,7 +18,7 @@ class StreamLanes(Lanes):
     def __init__(self):
         self._streams = {COMM: torch.cuda.Stream(priority=-1), SIDE: torch.cuda.Stream()}
 
-    def run(self, stage: Stage, microbatch: Microbatch, work: Callable[[Microbatch], None]) -> None:
+    def run(self, stage: Stage, microbatch: Microbatch, work: Work) -> None:
         compute = torch.cuda.current_stream()
         stream = compute if stage.lane == COMPUTE else self._streams[stage.lane]
         if stream is not compute and not stage.needs:

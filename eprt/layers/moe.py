@@ -19,7 +19,16 @@ from eprt.layers.batch import ForwardBatch
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
 from eprt.layers.mlp import MLP
-from eprt.layers.overlap import EXCHANGE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH, Microbatch, Stage
+from eprt.layers.overlap import (
+    EXCHANGE,
+    PLAIN,
+    SINGLE_BATCH,
+    SINGLE_BATCH_TILES,
+    TWO_BATCH,
+    Microbatch,
+    Stage,
+    stages_of,
+)
 from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms, send_sms, tile_rows
 from eprt.ops.weight import Weight
 
@@ -80,22 +89,21 @@ class EPMoE(nn.Module):
         self._router: BatchRouter | None = None
         self._row = 0
         self.overlap_sms: int | None = None  # for combine send beside the experts; None: sm_split.py says
-        self.stages = {
-            "gate": self._gate,
-            "rounds": self._rounds,
-            "dispatch": self._dispatch,
-            "dispatch_send": self._dispatch_send,
-            "dispatch_start": self._dispatch_start,
-            "receive": self._receive,
-            "experts": self._experts,
-            "shared": self._shared,
-            "signals": self._signals,
-            "combine": self._combine,
-            "combine_send": self._combine_send,
-            "combine_send_tiles": self._combine_send,
-            "combine_start": self._combine_start,
-            "combine_recv": self._combine_recv,
-        }
+        self.stages = stages_of(
+            self._gate,
+            self._rounds,
+            self._dispatch,
+            self._dispatch_send,
+            self._dispatch_start,
+            self._receive,
+            self._experts,
+            self._shared,
+            self._signals,
+            self._combine,
+            self._combine_send,
+            self._combine_start,
+            self._combine_recv,
+        )
 
     @staticmethod
     def from_hf(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> "EPMoE":

@@ -33,6 +33,7 @@ from eprt.ep.api import DispatchHandle, EPBackend, Received
 from eprt.layers.batch import ForwardBatch
 
 COMPUTE, COMM, SIDE = "compute", "comm", "side"
+Work = Callable[["Microbatch"], None]  # of one stage
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ SINGLE_BATCH_TILES = (
     Stage("experts"),
     # Waits on the GPU for what the experts write, so it must be launched behind them: to load a kernel or to take
     # memory the host may have to wait until the GPU is idle. It begins beside them, on SMs that they leave free.
-    Stage("combine_send_tiles", COMM, needs=("signals",)),
-    Stage("combine_recv", needs=("combine_send_tiles",)),
+    Stage("combine_send", COMM, needs=("signals",)),
+    Stage("combine_recv", needs=("combine_send",)),
     Stage("add", needs=("shared",)),
 )
 
@@ -108,7 +109,7 @@ class Lanes:
 
     trace: Callable[[Stage, int], Any] | None = None
 
-    def run(self, stage: Stage, microbatch: "Microbatch", work: Callable[["Microbatch"], None]) -> None:
+    def run(self, stage: Stage, microbatch: "Microbatch", work: Work) -> None:
         if self.trace is None:
             work(microbatch)
         else:
@@ -160,9 +161,14 @@ class Microbatch:
 class Layer(Protocol):
     """A layer of the model, as the executor sees it. stages: by name; each reads and writes the microbatch."""
 
-    stages: dict[str, Callable[[Microbatch], None]]
+    stages: dict[str, Work]
 
     def schedule(self, batch: ForwardBatch) -> tuple[Stage, ...]: ...
+
+
+def stages_of(*works: Work) -> dict[str, Work]:
+    """Methods of a layer as its stages: _experts does the work of the stage "experts"."""
+    return {work.__name__.removeprefix("_"): work for work in works}
 
 
 def run_layers(

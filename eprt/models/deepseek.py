@@ -18,7 +18,7 @@ from eprt.layers.mla import MLA
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
-from eprt.layers.overlap import DENSE, Lanes, Microbatch, Stage, run_layers
+from eprt.layers.overlap import DENSE, Lanes, Microbatch, Stage, run_layers, stages_of
 
 
 class DecoderLayer:
@@ -28,7 +28,7 @@ class DecoderLayer:
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-        self.stages = {"attention": self._attention, "mlp": self._mlp, "add": self._add}
+        self.stages = stages_of(self._attention, self._mlp, self._add)
         if isinstance(mlp, EPMoE):
             self.stages = {**mlp.stages, **self.stages}
 
