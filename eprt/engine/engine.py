@@ -312,9 +312,8 @@ class Engine:
                 logits_XV[: len(schedule.row_X)],
                 schedule.row_X,
                 self._rows,
-                offset_X=schedule.offset_X,
                 last_token_M=self.runner.last_token_M,
-                drafted_X=schedule.drafted_X,
+                drafts=schedule.drafts,
                 acceptance=self._acceptance,
             )
             self.runner.remember(packed, sample.token_X)

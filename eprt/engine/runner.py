@@ -13,7 +13,7 @@ from torch import Tensor
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.sampler import top_logprobs
-from eprt.engine.schedule import Chunk, Schedule
+from eprt.engine.schedule import Chunk, Drafts, Schedule
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch, Split
 
@@ -80,7 +80,7 @@ class Runner:
         """The step's tokens as tensors."""
         num_tokens = schedule.num_decode_tokens  # each a request of its own to the attention
         row_B = schedule.row_X[:num_tokens]
-        self._pack_decodes(row_B, None if schedule.offset_X is None else schedule.offset_X[:num_tokens])
+        self._pack_decodes(row_B, schedule.drafts)
         seq_len_B = (self.position_T[:num_tokens] + 1).astype(np.int32)
         query_start_B1 = self.query_start_B1[: num_tokens + 1]
         if schedule.chunks:
@@ -128,21 +128,22 @@ class Runner:
             start += count
         return result
 
-    def _pack_decodes(self, row_B: np.ndarray, offset_B: np.ndarray | None) -> None:
+    def _pack_decodes(self, row_B: np.ndarray, drafts: Drafts | None) -> None:
         num = len(row_B)
         last_B = self.rows.length_M[row_B] - 1
         self.position_T[:num] = last_B
         self.token_id_T[:num] = self.rows.tokens_ML[row_B, last_B]
-        if offset_B is not None:
-            self.position_T[:num] += offset_B
+        if drafts is not None:
+            self.position_T[:num] += drafts.offset_X[:num]
         self._pack_slots(row_B, 0, num)
 
     def _drafts(self, schedule: Schedule) -> tuple[np.ndarray, ...]:
         """int64: where drafts lie in the batch, in which rows, and which of their drafts they are."""
-        if schedule.offset_X is None:
+        if schedule.drafts is None:
             return (np.empty(0, dtype=np.int64),) * 3
-        at_D = np.flatnonzero(schedule.offset_X)
-        return at_D, schedule.row_X[at_D], schedule.offset_X[at_D] - 1
+        offset_X = schedule.drafts.offset_X
+        at_D = np.flatnonzero(offset_X)
+        return at_D, schedule.row_X[at_D], offset_X[at_D] - 1
 
     def _pack_chunk(self, chunk: Chunk, at: int) -> int:
         end = at + chunk.num_tokens

@@ -27,7 +27,7 @@ from torch import Tensor
 from eprt.engine import philox
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
-from eprt.engine.schedule import SampledTokens
+from eprt.engine.schedule import Drafts, SampledTokens
 from eprt.gpu.readback import Snapshot
 from eprt.gpu.upload import upload
 from eprt.ops.draw import draw
@@ -49,27 +49,20 @@ class Sample:
         return SampledTokens(token_X, *self.logprobs.report(*logprobs))
 
 
-def sample(logits_XV: Tensor, row_X: np.ndarray, rows: BatchRows, offset_X: np.ndarray | None = None) -> SampledTokens:
-    """One token per row of the batch, at once; see launch()."""
-    return launch(logits_XV, row_X, rows, offset_X=offset_X).fetch()
-
-
 def launch(
     logits_XV: Tensor,
     row_X: np.ndarray,
     rows: BatchRows,
     *,
-    offset_X: np.ndarray | None = None,
     last_token_M: Tensor | None = None,
-    drafted_X: np.ndarray | None = None,
+    drafts: Drafts | None = None,
     acceptance: Acceptance | None = None,
 ) -> Sample:
     """Samples one token per row of the batch. Does not wait for the logits.
 
-    logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`. offset_X: int64, how many drafted tokens
-    lie between the request's last token and the one to sample; default none. last_token_M: int64, on the logits'
-    device, the last tokens of the rows where rows.unknown_M. drafted_X: bool, whether a draft follows each row;
-    acceptance chooses whether it holds where tokens are drawn; without, tokens are those that there are without drafts.
+    logits_XV: fp32, changed in place. row_X: int64, each one's row in `rows`. last_token_M: int64, on the logits'
+    device, the last tokens of the rows where rows.unknown_M. drafts: where drafted tokens lie among the rows; default
+    nowhere. acceptance: chooses whether they hold where tokens are drawn; without, tokens are those without drafts.
 
     A row whose largest logit is NaN or infinite gives -1.
     """
@@ -80,20 +73,20 @@ def launch(
     value_X, token_X = logits_XV.max(dim=-1)
     token_X = torch.where(value_X.isfinite(), token_X, -1)
     position_X = rows.length_M[row_X] - rows.num_prompt_M[row_X]
-    if offset_X is not None:
-        position_X += offset_X
+    if drafts is not None:
+        position_X += drafts.offset_X
     drawn = np.flatnonzero(params_X["temperature"])
     if len(drawn):
         (drawn_Y,) = upload([drawn], logits_XV.device)
         position_Y = position_X[drawn].astype(np.uint64)
         u_Y = philox.uniform(params_X["seed"][drawn], params_X["sample_idx"][drawn], position_Y)
         chosen_Y = _draw(logits_XV, drawn, params_X[drawn], u_Y)
-        if acceptance is not None and drafted_X is not None and offset_X is not None:
-            checked = np.flatnonzero(drafted_X[drawn])
+        if drafts is not None and acceptance is not None:
+            checked = np.flatnonzero(drafts.followed_X[drawn])
             at = drawn[checked]
             checked_Z, at_Z = upload([checked, at], logits_XV.device)
-            drafts = (row_X[at], offset_X[at], position_Y[checked], u_Y[checked])
-            chosen_Y[checked_Z] = acceptance.decide(logits_XV[at_Z], *drafts)
+            places = (row_X[at], drafts.offset_X[at], position_Y[checked])
+            chosen_Y[checked_Z] = acceptance.decide(logits_XV[at_Z], *places, u_Y[checked])
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
     wanted = [] if logprobs is None else logprobs.of_tokens(token_X)
     return Sample(token_X, Snapshot([token_X, *wanted]), logprobs)

@@ -24,6 +24,18 @@ class Chunk:
         return self.end - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Where drafted tokens lie among the X rows that are sampled from.
+
+    offset_X: int64, how many lie between the request's last token and the one to sample. followed_X: bool, whether one
+    lies behind: the token to sample tells whether it holds.
+    """
+
+    offset_X: np.ndarray
+    followed_X: np.ndarray
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One step of one rank: S requests get a token or more, first the decodes, then the last chunks in order.
@@ -56,18 +68,13 @@ class Schedule:
         return self.row_S if self.draft_S is None else np.repeat(self.row_S, self.draft_S + 1)
 
     @cached_property
-    def offset_X(self) -> np.ndarray | None:
-        """Drafted tokens between the request's last token and the one to sample; None: none anywhere."""
+    def drafts(self) -> Drafts | None:
+        """None: no draft is computed."""
         if self.draft_S is None:
             return None
-        return np.arange(len(self.row_X)) - np.repeat(self.first_S, self.draft_S + 1)
-
-    @cached_property
-    def drafted_X(self) -> np.ndarray | None:
-        """bool: whether a draft follows each row that is sampled from; None: nowhere."""
-        if self.draft_S is None or self.offset_X is None:
-            return None
-        return self.offset_X < np.repeat(self.draft_S, self.draft_S + 1)
+        num_rows_S = self.draft_S + 1
+        offset_X = np.arange(len(self.row_X)) - np.repeat(self.first_S, num_rows_S)
+        return Drafts(offset_X, offset_X < np.repeat(self.draft_S, num_rows_S))
 
     @property
     def num_decode_tokens(self) -> int:

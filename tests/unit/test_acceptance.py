@@ -13,6 +13,7 @@ from eprt.engine import philox, sampler
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.request import Request
+from eprt.engine.schedule import Drafts
 from eprt.ops import reference
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
@@ -91,8 +92,9 @@ def chains(num_rows: int, num_tokens: int, p_VV: torch.Tensor, q_VV: torch.Tenso
         last_S = torch.from_numpy(rows.tokens_ML[row_S, rows.length_M - 1]).long()
         before_X = torch.cat([last_S[:, None], token_MK[:, :num]], dim=1).reshape(-1)
         offset_X, row_X = np.tile(np.arange(num + 1), num_rows), np.repeat(row_S, num + 1)
-        drafts = {"offset_X": offset_X, "drafted_X": offset_X < num, "acceptance": acceptance} if num else {}
-        token_SK = sampler.launch(p_VV[before_X], row_X, rows, **drafts).token_X.reshape(num_rows, num + 1)
+        drafts = Drafts(offset_X, offset_X < num) if num else None
+        sample = sampler.launch(p_VV[before_X], row_X, rows, drafts=drafts, acceptance=acceptance)
+        token_SK = sample.token_X.reshape(num_rows, num + 1)
         held_S = (token_SK[:, :num] == token_MK[:, :num]).long().cumprod(dim=1).sum(dim=1)
         for j in range(num + 1):  # what lies behind a draft that failed is written again
             rows.tokens_ML[row_S, rows.length_M + j] = token_SK[:, j].numpy()

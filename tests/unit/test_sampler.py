@@ -40,7 +40,7 @@ def sample(logits_XV: torch.Tensor, cases: list[tuple[SamplingParams, list[int],
         enter(rows, make_request(params, prompt, sample_idx=sample_idx, seed=seed), generated)
         for params, prompt, generated, seed, sample_idx in cases
     ]
-    return sampler.sample(logits_XV.clone(), np.array(row_X), rows)
+    return sampler.launch(logits_XV.clone(), np.array(row_X), rows).fetch()
 
 
 def test_philox_known_answers():
@@ -165,7 +165,7 @@ def test_draws_follow_the_distribution(params, vary):
             rows.num_prompt_M[row_X] = 2 - key_X
         else:
             rows.sampling_M[vary][row_X] = key_X
-        drawn += sampler.sample(logits_V.repeat(batch_size, 1), row_X, rows).token_X.tolist()
+        drawn += sampler.launch(logits_V.repeat(batch_size, 1), row_X, rows).token_X.tolist()
     probs = oracle.distribution(logits_V.tolist(), params, [3, 4], generated)
     counts = Counter(drawn)
     assert all(probs[token] > 0 for token in counts)
