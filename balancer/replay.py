@@ -1,6 +1,6 @@
 """Replays recorded load window by window: each policy plans from what it has seen, and is judged on the window after.
 
-replays = [replay(file, make(...)) for make in policies]
+replays = [replay(name, policy, load_WLE, start) for name, policy in policies(...).items()]
 """
 
 from collections.abc import Callable
@@ -16,8 +16,19 @@ from .placement import Placement
 from .plan import plan
 from .trace import RoutingTrace
 
-# (load to plan for [L, E], placement in force, whether it is the first plan, tokens to look at) -> placement
-Policy = Callable[[np.ndarray, Placement, bool, RoutingTrace | None], Placement]
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a policy plans from. load_LE: float64 [L, E], of the latest windows. placement: in force. is_first: nothing
+    has been planned before. trace: tokens to look at, None without any."""
+
+    load_LE: np.ndarray
+    placement: Placement
+    is_first: bool
+    trace: RoutingTrace | None
+
+
+Policy = Callable[[Seen], Placement]
 
 
 class Tokens:
@@ -81,7 +92,8 @@ def replay(
     tokens: Tokens | None = None,
     objective: str = "node_copies",
 ) -> Replay:
-    """memory: windows that a plan is made from, the latest. every: windows from plan to plan."""
+    """load_WLE: [W, L, E]. start: the placement in force before. memory: windows that a plan is made from, the latest.
+    every: windows from plan to plan. objective: what traffic_V counts, see affinity.py. ValueError with one window."""
     if len(load_WLE) < 2:
         raise ValueError(
             f"{len(load_WLE)} window: a replay needs two or more, one to plan from and one to be judged on"
@@ -91,7 +103,8 @@ def replay(
         before = placement
         if (window - 1) % every == 0:
             seen_LE = load_WLE[max(0, window - memory) : window].sum(0)
-            placement = policy(seen_LE, before, window == 1, None if tokens is None else tokens.seen(window))
+            trace = None if tokens is None else tokens.seen(window)
+            placement = policy(Seen(seen_LE, before, window == 1, trace))
         moves.append(int(moved_slots(before, placement).sum()))
         loads.append(placement.gpu_load(load_WLE[window]))
         if tokens is not None:
@@ -109,32 +122,17 @@ def policies(
     chosen: dict[str, Any], goal: dict[str, Any] | None, max_moves_per_layer: int | None, names: list[str]
 ) -> dict[str, Policy]:
     """The named ones. chosen: plan()'s keyword arguments for the cluster; goal: for traffic, coactivation left out."""
-    budget: dict[str, Any] = {"max_moves_per_layer": max_moves_per_layer}
 
-    def from_scratch(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
-        return plan(load_LE, **chosen)
-
-    def aligned_scratch(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
-        return aligned(plan(load_LE, **chosen), current)
-
-    def eplb(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
-        return eplb_placement(load_LE, chosen)
-
-    def incremental(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
-        return plan(load_LE, **chosen) if first else plan(load_LE, current=current, **chosen, **budget)
-
-    def affinity(load_LE: np.ndarray, current: Placement, first: bool, seen: RoutingTrace | None) -> Placement:
-        assert goal is not None
-        wanted = {**chosen, **goal, "coactivation": seen}
-        return plan(load_LE, **wanted) if first else plan(load_LE, current=current, **wanted, **budget)
+    def budget(seen: Seen) -> dict[str, Any]:
+        return {} if seen.is_first else {"current": seen.placement, "max_moves_per_layer": max_moves_per_layer}
 
     known: dict[str, Policy] = {
-        "none": lambda load_LE, current, first, seen: current,
-        "eplb": eplb,
-        "scratch": from_scratch,
-        "aligned": aligned_scratch,
-        "incremental": incremental,
-        "affinity": affinity,
+        "none": lambda seen: seen.placement,
+        "eplb": lambda seen: eplb_placement(seen.load_LE, chosen),
+        "scratch": lambda seen: plan(seen.load_LE, **chosen),
+        "aligned": lambda seen: aligned(plan(seen.load_LE, **chosen), seen.placement),
+        "incremental": lambda seen: plan(seen.load_LE, **chosen, **budget(seen)),
+        "affinity": lambda seen: plan(seen.load_LE, **chosen, **(goal or {}), **budget(seen), coactivation=seen.trace),
     }
     for name in names:
         if name not in known:

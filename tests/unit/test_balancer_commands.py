@@ -13,7 +13,7 @@ from eprt.balancer import Placement, RoutingTrace, plan, read_load, traffic_per_
 from eprt.balancer.__main__ import main
 from eprt.balancer.formats import eprt_npz
 from eprt.balancer.loads import LoadFile
-from eprt.balancer.replay import Tokens, policies, replay
+from eprt.balancer.replay import Seen, Tokens, policies, replay
 from eprt.balancer.synthetic import drifting_load, topic_trace
 
 CLUSTER = ["--num-gpus", "8", "--num-nodes", "4", "--num-slots", "40"]
@@ -133,9 +133,9 @@ def test_a_replay_looks_at_no_token_before_its_window(load):
     trace = RoutingTrace(file.trace.topk_idx, None, tuple(window_LT))
     start, looked = Placement.contiguous(2, 32, 8, 40, 4), []
 
-    def affinity(load_LE, current, first, seen):
-        looked.append(seen)
-        return plan(load_LE, coactivation=seen, **OPTIONS)
+    def affinity(seen: Seen) -> Placement:
+        looked.append(seen.trace)
+        return plan(seen.load_LE, coactivation=seen.trace, **OPTIONS)
 
     made = replay("affinity", affinity, file.load_WLE, start, tokens=Tokens(trace))
     for window, seen in enumerate(looked, start=1):
