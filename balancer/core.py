@@ -7,7 +7,6 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -105,11 +104,6 @@ def _as_c(argument: Any) -> Any:
     if isinstance(argument, int):
         return ctypes.c_int64(argument)
     return ctypes.byref(argument)
-
-
-def pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
-    """An array of pointers to the arrays, which the caller keeps alive."""
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
 def num_threads(threads: int | None) -> int:

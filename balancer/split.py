@@ -72,9 +72,6 @@ class ReplicaTable:
     def num_slots(self) -> int:
         return len(self.expert_of_slot_P)
 
-    def slots_of(self, expert: int) -> np.ndarray:
-        return self.slot_by_expert[self.first_E1[expert] : self.first_E1[expert + 1]]
-
     @cached_property
     def as_c(self) -> CReplicas:
         return CReplicas(

@@ -54,12 +54,6 @@ class Weight:
         full = self.scale.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
         return data * full[..., :n, :k]
 
-    def narrow(self, start: int, length: int) -> "Weight":
-        """Matrices start..start+length of a stack; a view."""
-        return Weight(
-            self.data[start : start + length], None if self.scale is None else self.scale[start : start + length]
-        )
-
 
 def quantize_int8(w: Tensor) -> Weight:
     """Symmetric int8 per output row: scale = max|row| / 127. w: [.., N, K] float."""

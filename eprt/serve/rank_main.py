@@ -42,7 +42,7 @@ def run(options: ServeOptions) -> int:
             channel.watch_starters()
         worker.serve(options, group, channel)
     except FrontendLostError:
-        return _tell_of_lost_frontend(group, frontend)
+        return _tell_of_lost_frontend(frontend)
     group.close()
     return frontend.wait(timeout=30) if frontend else 0
 
@@ -99,7 +99,7 @@ def _leave_on_signals(channel: Channel) -> None:
         signal.signal(number, leave)
 
 
-def _tell_of_lost_frontend(group: EPGroup, frontend: subprocess.Popen | None) -> int:
+def _tell_of_lost_frontend(frontend: subprocess.Popen | None) -> int:
     if frontend is None:
         time.sleep(1)  # rank 0 knows more and speaks first; mpirun ends everyone at the first non-zero status
     else:

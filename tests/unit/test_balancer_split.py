@@ -43,7 +43,7 @@ def batches(draw):
 
 def received(table: ReplicaTable, quota_SP: np.ndarray) -> np.ndarray:
     """[S, E]: tokens of each source, expert by expert."""
-    return np.stack([quota_SP[:, table.slots_of(e)].sum(1) for e in range(table.num_experts)], axis=1)
+    return np.stack([quota_SP[:, table.expert_of_slot_P == e].sum(1) for e in range(table.num_experts)], axis=1)
 
 
 def gpu_loads(table: ReplicaTable, quota_SP: np.ndarray) -> np.ndarray:
