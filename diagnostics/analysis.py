@@ -4,8 +4,9 @@ import math
 from dataclasses import asdict, dataclass
 
 from .detector import METHODS, MIN_RANKS_FOR_MEDIANS, Outliers, Place, Sighting, detect
-from .evidence import Evidence, Yardstick, advice
+from .evidence import Evidence, advice
 from .matrices import WindowMatrices
+from .yardstick import Yardstick
 
 # A rank that gets a link's data late is late itself by as much, so that the others wait for it in turn.
 ECHO_RATIOS = (0.2, 1.6)

@@ -79,7 +79,7 @@ def detect(matrices: WindowMatrices, method: str) -> tuple[Outliers, list[Sighti
         raise ValueError(f"method={method!r}: must be {' or '.join(METHODS)}")
     if method == "zscore":
         outliers = _plain(matrices)
-        return outliers, list(_sightings(outliers, matrices, method))
+        return outliers, list(_sightings(outliers, method))
     effects = Effects.of(matrices.wait_us_WNN, matrices.node_of_rank_N)
     outliers = Outliers(
         effects.column_WN / effects.rank_error_W1,
@@ -91,10 +91,10 @@ def detect(matrices: WindowMatrices, method: str) -> tuple[Outliers, list[Sighti
     )
     if matrices.num_ranks < MIN_RANKS_FOR_MEDIANS:
         return outliers, list(_awaited_by_all(matrices.wait_us_WNN))
-    return outliers, list(_sightings(outliers, matrices, method))
+    return outliers, list(_sightings(outliers, method))
 
 
-def _sightings(outliers: Outliers, matrices: WindowMatrices, method: str) -> Iterator[Sighting]:
+def _sightings(outliers: Outliers, method: str) -> Iterator[Sighting]:
     num_ranks = outliers.column_z_WN.shape[1]
     pairs = np.argwhere(~np.eye(num_ranks, dtype=bool))
     i, j = pairs.T

@@ -16,7 +16,7 @@ from .logreader import LogProblem, no_line, open_log
 from .matrices import WindowMatrices
 from .windowsums import WindowSums, most_kept
 
-# RankState values of Report.state_WN.
+# Values of Report.state_WN.
 OK, SLOW, WAITS, IDLE, SILENT = range(5)
 STATE_NAMES = ("ok", "slow", "waits", "idle", "silent")
 _MOST_PROBLEMS_IN_JSON = 50
@@ -44,8 +44,7 @@ class Report:
 
     findings: most certain first. problems: what of the log could not be used, the first of each file one by one.
     num_skipped: lines that could not be used. num_windows: windows read; more than len(matrices.window_W) when a long
-    log was thinned. state_WN: OK, SLOW (a column finding in this window), WAITS (of
-    a row finding), IDLE (no tokens of its own) or SILENT (no line, or no call), see STATE_NAMES.
+    log was thinned.
     """
 
     matrices: WindowMatrices
@@ -89,6 +88,8 @@ class Report:
 
     @property
     def state_WN(self) -> np.ndarray:
+        """int8 [W, N]: OK, SLOW (a column finding in this window), WAITS (a row finding), IDLE (no tokens of its own),
+        SILENT (no line, or no call); STATE_NAMES has their names."""
         matrices = self.matrices
         out_WN = np.full(matrices.calls_WN.shape, OK, dtype=np.int8)
         sent_WN = np.nansum(matrices.sent_tokens_WNN, axis=2)
