@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         env.check()
         return _generate(arguments)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
         print(f"eprt generate: {error}", file=sys.stderr)
         if env.started_by_mpirun():
             _abort_job()

@@ -82,7 +82,7 @@ class Engine:
 
     group: default the group of one. model: a loaded model (models/registry.py); default: config.model_dir is loaded.
     progress: passed to the loader. limits: what add_request() accepts. overlap_schedule: whether steps overlap; may be
-    switched off, on all ranks, while there is no work.
+    switched off, on all ranks, while there is no work. ended_by: why step() can no longer be called, "" while it can.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Engine:
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
-        self._num_steps, self._last_step_s, self._broken_by = 0, 0.0, ""
+        self._num_steps, self._last_step_s, self.ended_by = 0, 0.0, ""
         self._prepare_gpu()
 
     def _make_cache(self) -> tuple[RequestLimits, PagePool, Tensor]:
@@ -247,12 +247,13 @@ class Engine:
         Raises EPTimeoutError or RankLostError when a rank does not take part. After any error, also an interrupt from
         the keyboard, the engine does not go on: its prefix cache knows pages that may never have been filled.
         """
-        if self._broken_by:
-            raise RuntimeError(f"a step of this engine was broken off by {self._broken_by}: make a new one")
+        if self.ended_by:
+            raise RuntimeError(f"{self.ended_by}: make a new one")
         try:
             return self._step(seen_seq)
         except BaseException as error:
-            self._broken_by = f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
+            what = f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
+            self.ended_by = f"a step of this engine was broken off by {what}"
             if self.migrator is not None and isinstance(error, EPError):
                 self.migrator.abort(str(error))
             raise
@@ -379,6 +380,7 @@ class Engine:
 
     def close(self) -> None:
         """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""
+        self.ended_by = self.ended_by or "this engine is closed"
         if self._owns_model:
             self.model.close()
         if self.migrator is not None:

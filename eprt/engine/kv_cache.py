@@ -170,5 +170,16 @@ def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVF
 def allocate_kv_cache(
     num_layers: int, num_pages: int, page_size: int, entry: KVFormat, device: torch.device | str
 ) -> Tensor:
-    """kv_cache_LPSD: [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers."""
-    return torch.zeros(num_layers, num_pages, page_size, entry.width, dtype=entry.dtype, device=device)
+    """kv_cache_LPSD: [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
+
+    MemoryError where the device has no room for it.
+    """
+    shape = (num_layers, num_pages, page_size, entry.width)
+    try:
+        return torch.zeros(shape, dtype=entry.dtype, device=device)
+    except RuntimeError as error:  # torch's own words for it fill a page and name no option
+        num_bytes = torch.Size(shape).numel() * entry.dtype.itemsize
+        raise MemoryError(
+            f"the KV cache takes {num_bytes / 2**30:.1f} GB (2**30 bytes), which {device} has not left: lower "
+            f"--kv-cache-gb ({str(error).splitlines()[0]})"
+        ) from None

@@ -13,6 +13,7 @@ import logging
 import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class LLM:
     model_dir: a Hugging Face checkpoint directory. Its tokenizer.json is used where there is one; without it prompts
     must be token ids. group: default all ranks of the MPI job, each then bound to its share of the cores; this process
     alone where it was not started by mpirun.
-    engine_options: fields of EngineConfig. progress: progress(bytes_read, bytes_to_read) while loading.
+    engine_options: fields of EngineConfig but max_queue. progress: progress(bytes_read, bytes_to_read) while loading.
 
     Requests without a seed get one from engine_options' seed: two runs of the same program give the same tokens.
     """
@@ -121,7 +122,9 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         **engine_options: Any,
     ):
-        config = EngineConfig(str(model_dir), **{"max_queue": _NO_LIMIT, **engine_options})
+        if "max_queue" in engine_options:
+            raise ValueError(f"max_queue={engine_options['max_queue']}: all prompts are queued here; leave it out")
+        config = EngineConfig(str(model_dir), max_queue=_NO_LIMIT, **engine_options)
         self._owns_group = group is None
         if group is None:
             group = _default_group()
@@ -206,10 +209,10 @@ class LLM:
     def _read(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
         if isinstance(prompts, bytes | Mapping) or not hasattr(prompts, "__len__"):
             raise ValueError(f"prompts is {str(prompts)[:80]}; give one or many, each a text or a list of token ids")
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
             prompts = [prompts]
         if not isinstance(sampling_params, Sequence):
-            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+            sampling_params = [SamplingParams() if sampling_params is None else sampling_params] * len(prompts)
         if len(sampling_params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(sampling_params)} sampling_params: give one or as many")
         completions: list[_Completion] = []
@@ -222,6 +225,8 @@ class LLM:
 
     def _expand(self, prompt_idx: int, prompt: Prompt, params: SamplingParams) -> list[_Completion]:
         """The params.n completions of one prompt, which share one seed."""
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params is {params!r:.80}; give a SamplingParams")
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need the checkpoint's tokenizer.json; use stop_token_ids")
         token_ids = self._encode(prompt)
@@ -260,12 +265,10 @@ class LLM:
         """Runs this rank's share; yields what each step adds to it."""
         router = Router(self.group.size, _NO_LIMIT, self.engine.config.page_size)
         mine = {c.request_id: c for c in completions if router.assign(c.request_id, c.token_ids) == self.group.rank}
-        for completion in mine.values():
-            self.engine.add_request(
-                completion.request_id, completion.token_ids, completion.params, completion.sample_idx
-            )
         all_idle = False
         try:
+            for c in mine.values():
+                self.engine.add_request(c.request_id, c.token_ids, c.params, c.sample_idx)
             while not all_idle:
                 result = self.engine.step(self._num_requests)
                 all_idle = result.all_idle
@@ -277,11 +280,12 @@ class LLM:
                     if completion.finish_reason is not None:
                         self.engine.abort(completion.request_id)  # ended by a stop string; else it has ended already
                     yield piece
-        except GeneratorExit:
+        except BaseException as error:
+            if not self.engine.ended_by:  # else it takes no more calls
+                for request_id in mine:
+                    self.engine.abort(request_id)
             # Left early: the other ranks still need this one's experts until they have finished too.
-            for request_id in mine:
-                self.engine.abort(request_id)
-            while not all_idle:
+            while isinstance(error, GeneratorExit) and not all_idle:
                 all_idle = self.engine.step(self._num_requests).all_idle
             raise
 

@@ -61,11 +61,22 @@ class SamplingParams:
             (Integral | None, "an integer or None", ("seed", "logprobs")),
             (Real, "a number", ("temperature", "top_p", "min_p")),
             (Real, "a number", ("frequency_penalty", "presence_penalty", "repetition_penalty")),
+            (bool, "True or False", ("ignore_eos", "prompt_logprobs")),
             (tuple | list, "a tuple of strings", ("stop",)),
             (tuple | list, "a tuple of token ids", ("stop_token_ids",)),
             (dict, "a dict of token id to bias", ("logit_bias",)),
         )
         for kind, want, names in kinds:
             for name in names:
-                if not isinstance(getattr(self, name), kind):
-                    raise ValueError(f"{name}={getattr(self, name)!r}: must be {want}")
+                value = getattr(self, name)
+                if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+                    raise ValueError(f"{name}={value!r}: must be {want}")
+        members = (
+            (str, "a tuple of strings", "stop", self.stop),
+            (Integral, "a tuple of token ids", "stop_token_ids", self.stop_token_ids),
+            (Integral, "a dict of token id to bias", "logit_bias", self.logit_bias),
+            (Real, "a dict of token id to bias", "logit_bias", self.logit_bias.values()),
+        )
+        for kind, want, name, values in members:
+            if not all(isinstance(value, kind) for value in values):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be {want}")

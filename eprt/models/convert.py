@@ -49,7 +49,8 @@ def convert(
     max_file_bytes: int = 2 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
-    """Writes target, which must not exist yet; it appears when it is complete. Memory: max_file_bytes, or one tensor.
+    """Writes target, which must not exist yet; it appears when it is complete, and nothing of it stays when it cannot
+    be. Memory: max_file_bytes, or one tensor.
 
     ValueError for a source that is no checkpoint, a target that exists, too many ranks or too little room on the disk.
     """
@@ -62,15 +63,20 @@ def convert(
     files = list(_files(checkpoint, _rank_of_expert(source, num_ranks), max_file_bytes))
     partial = target.with_name(target.name + ".partial")
     _make_room(partial, num_bytes)
-    checkpoint.read_ahead(name for _, names in files for name in names)
-    for file_name, names in files:
-        _write(partial / file_name, {name: checkpoint.read(name) for name in names})
-        if progress is not None:
-            progress(checkpoint.num_bytes_read, num_bytes)
-    checkpoint.close()
-    _write_index(partial, files, num_bytes)
-    not_copied = _copy_the_rest(source, partial)
-    partial.rename(target)
+    try:
+        checkpoint.read_ahead(name for _, names in files for name in names)
+        for file_name, names in files:
+            _write(partial / file_name, {name: checkpoint.read(name) for name in names})
+            if progress is not None:
+                progress(checkpoint.num_bytes_read, num_bytes)
+        _write_index(partial, files, num_bytes)
+        not_copied = _copy_the_rest(source, partial)
+        partial.rename(target)
+    except BaseException:  # Ctrl-C too
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        checkpoint.close()
     return Converted(len(files), num_bytes, time.monotonic() - started_s, not_copied)
 
 
@@ -119,7 +125,7 @@ def _reading_order(name: str) -> tuple[int, int, str]:
 
 
 def _make_room(partial: Path, num_bytes: int) -> None:
-    if partial.exists():  # of a conversion that was interrupted
+    if partial.exists():  # of a conversion that was killed
         shutil.rmtree(partial)
     partial.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(partial.parent).free

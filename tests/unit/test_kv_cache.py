@@ -135,6 +135,8 @@ def test_the_cache_is_sized_by_memory_and_by_use():
         num_kv_pages(600 / 2**30, 2, 16, ENTRY, 100)
     cache = allocate_kv_cache(2, 3, 16, ENTRY, "cpu")
     assert cache.shape == (2, 3, 16, 10) and not cache.any()
+    with pytest.raises(MemoryError, match=r"takes \d+\.\d GB .* lower --kv-cache-gb"):
+        allocate_kv_cache(61, 1 << 40, 16, ENTRY, "cpu")
 
 
 def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf16():

@@ -3,6 +3,7 @@
 import random
 import re
 
+import numpy as np
 import pytest
 
 from eprt import LLM, SamplingParams
@@ -218,6 +219,11 @@ def test_bad_calls_name_what_is_wrong(llm, tmp_path):
             llm.generate(no_prompts)
     with pytest.raises(ValueError, match="2 prompts but 1 sampling_params"):
         llm.generate([[1], [2]], [SamplingParams()])
+    for no_params in ({"max_tokens": 3}, [SamplingParams(), None], 7):
+        with pytest.raises(ValueError, match=r"prompt [01]: sampling_params is .*; give a SamplingParams"):
+            llm.generate([[1], [2]], no_params)
+    few = SamplingParams(max_tokens=2, temperature=0)
+    assert token_ids(llm.generate(np.array([5, 6]), few)) == token_ids(llm.generate([[5, 6]], few))
     assert llm.generate([]) == [] and not llm.engine.has_work
     with LLM(tiny.save(tiny.make_model("v3"), tmp_path), kv_cache_gb=0.01) as bare:
         with pytest.raises(ValueError, match=r"prompt 0: a text prompt needs the checkpoint's tokenizer\.json"):
@@ -227,6 +233,33 @@ def test_bad_calls_name_what_is_wrong(llm, tmp_path):
         assert bare.generate([1, 2], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].text is None
     with pytest.raises(TypeError, match="no_such_option"):
         LLM(tmp_path, no_such_option=1)
+    with pytest.raises(ValueError, match=r"max_queue=2: .* leave it out"):
+        LLM(tmp_path, max_queue=2)
+
+
+def test_an_interrupted_call_does_not_disturb_the_next(llm, monkeypatch):
+    """Ctrl-C between two steps, as in a notebook: the engine is whole, and what it still had to do is dropped."""
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    (whole,) = llm.generate(TEXTS[1], params)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("eprt.engine.llm.Piece", raise_interrupt)
+        llm.generate(TEXTS, params)
+    assert not llm.engine.scheduler.has_requests
+    assert llm.generate(TEXTS[1], params)[0].outputs == whole.outputs
+    llm.engine.check_integrity()
+
+
+def raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_closed_llm_says_so(checkpoint):
+    with LLM(checkpoint, kv_cache_gb=0.01) as closed:
+        pass
+    closed.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="this engine is closed: make a new one"):
+            closed.generate([3, 4])
 
 
 def test_more_prompts_than_any_queue(llm):
@@ -238,7 +271,24 @@ def test_more_prompts_than_any_queue(llm):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_tokens": "5"}, {"n": 1.5}, {"top_p": None}, {"seed": "x"}, {"stop": "ab"}, {"logit_bias": [1]}]
+    "wrong",
+    [
+        {"max_tokens": "5"},
+        {"max_tokens": True},
+        {"n": 1.5},
+        {"top_p": None},
+        {"seed": "x"},
+        {"stop": "ab"},
+        {"stop": (b"ab",)},
+        {"stop_token_ids": (1.5,)},
+        {"stop_token_ids": ("7",)},
+        {"ignore_eos": "no"},
+        {"prompt_logprobs": 5},
+        {"logit_bias": [1]},
+        {"logit_bias": {"7": 1.0}},
+        {"logit_bias": {7.5: 1.0}},
+        {"logit_bias": {7: "1"}},
+    ],
 )
 def test_sampling_params_of_a_wrong_type_are_named(wrong):
     ((name, value),) = wrong.items()
