@@ -18,7 +18,7 @@ from .job import PlanAnswer, PlanRequest
 from .placement import Placement
 from .statistics import LoadStatistics
 from .trace import RoutingTrace
-from .trigger import Costs, Decision, Trigger, TriggerConfig, max_over_mean
+from .trigger import Costs, Decision, Outlook, Trigger, TriggerConfig, skew
 
 _MIN_WINDOWS = 3  # a plan for fewer fits their noise
 # An answer under the same load will hardly be another one soon: the waits between plans double up to this.
@@ -139,7 +139,7 @@ class Controller:
     def balance(self, placement: Placement) -> float | None:
         """The busiest GPU's time over the mean under the recent load, averaged over layers; None: no load yet."""
         rate_LE = None if self.statistics is None else self.statistics.rate()
-        return None if rate_LE is None else max_over_mean(placement, rate_LE, self.gpu_speed)
+        return None if rate_LE is None else skew(placement, rate_LE, self.gpu_speed)
 
     def due(self, now_s: float) -> bool:
         """Whether a plan might now bring another answer than the one before."""
@@ -179,22 +179,13 @@ class Controller:
         assert self.statistics is not None
         rate_LE = self.statistics.rate()
         assert rate_LE is not None
-        lifetime_s = self.statistics.lifetime_s
+        noise = self.statistics.noise()
+        optimism = (self._optimism or 0.0) * noise
+        outlook = Outlook(rate_LE, self.costs, self.statistics.lifetime_s, self.gpu_speed, optimism)
         self.plan_later(now_s)
-        decision = self.trigger.decide(
-            now_s,
-            rate_LE,
-            placement,
-            answer.target,
-            answer.rounds,
-            self.costs,
-            lifetime_s,
-            self.gpu_speed,
-            (self._optimism or 0.0) * self.statistics.noise(),
-        )
+        decision = self.trigger.decide(now_s, placement, answer.target, answer.rounds, outlook)
         if decision.migrate:
-            promised = max_over_mean(answer.target, rate_LE, self.gpu_speed)
-            self._promise = _Promise(answer.target, promised, self.statistics.noise())
+            self._promise = _Promise(answer.target, skew(answer.target, rate_LE, self.gpu_speed), noise)
         return decision
 
     def _hold_to_promise(self, placement: Placement) -> None:
@@ -213,7 +204,7 @@ class Controller:
         serves = np.array_equal(placement.physical_to_logical_map, promise.placement.physical_to_logical_map)
         if statistics.num_changes > promise.num_changes or rate_LE is None or not serves:
             return  # another load, or another placement: no fault of the plan's
-        too_much = max(0.0, max_over_mean(placement, rate_LE, self.gpu_speed) - promise.after)
+        too_much = max(0.0, skew(placement, rate_LE, self.gpu_speed) - promise.after)
         too_much /= promise.noise + statistics.noise(since)  # those windows have noise of their own
         self._optimism = too_much if self._optimism is None else (self._optimism + too_much) / 2
 

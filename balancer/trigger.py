@@ -60,6 +60,19 @@ class Costs:
     bytes_per_us: float = 1000.0
 
 
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a plan is judged by. rate_LE: float64 [L, E], tokens per second. lifetime_s: how long a plan is expected to
+    be worth something. gpu_speed: [G] as in plan(); None: all alike. optimism: how much higher than promised max/mean
+    came out before."""
+
+    rate_LE: np.ndarray
+    costs: Costs
+    lifetime_s: float
+    gpu_speed: np.ndarray | None = None
+    optimism: float = 0.0
+
+
 @dataclass(frozen=True)
 class Decision:
     """verdict: one of VERDICTS; "dry_run": it would migrate. before, after: busiest rank's load over the mean,
@@ -118,27 +131,16 @@ class Trigger:
         self._quiet_until_s = now_s + wait_s
 
     def decide(
-        self,
-        now_s: float,
-        rate_LE: np.ndarray,
-        current: Placement,
-        planned: Placement,
-        rounds: Sequence[Round],
-        costs: Costs,
-        lifetime_s: float,
-        gpu_speed: np.ndarray | None = None,
-        optimism: float = 0.0,
+        self, now_s: float, current: Placement, planned: Placement, rounds: Sequence[Round], outlook: Outlook
     ) -> Decision:
-        """rate_LE: float [L, E], tokens per second. rounds: the migration. lifetime_s: how long the plan is expected to
-        be worth something. gpu_speed: as in plan(). optimism: how much higher than promised max/mean came out before.
-        What crosses between nodes is what planned.metrics say, where the plan was made with a routing trace.
-        """
-        speed_G = np.ones(current.num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
-        balance = _balance(current, planned, rate_LE, speed_G, costs, optimism)
-        traffic = _traffic(planned, rate_LE, costs.steps_per_s)
+        """rounds: the migration from current to planned. What crosses between nodes is what planned.metrics say, where
+        the plan was made with a routing trace."""
+        costs = outlook.costs
+        balance = _balance(current, planned, outlook)
+        traffic = _traffic(planned, outlook)
         traffic_us_per_step = traffic.saved_per_step * self.config.us_per_crossing
         saving_us_per_step = balance.saved_us_per_step + traffic_us_per_step
-        lifetime_steps = min(lifetime_s, self.config.max_lifetime_s) * costs.steps_per_s
+        lifetime_steps = min(outlook.lifetime_s, self.config.max_lifetime_s) * costs.steps_per_s
         saving_us = saving_us_per_step * lifetime_steps
         moved, busiest = _copies(rounds, current.num_gpus)
         cost_us = busiest * costs.expert_bytes / costs.bytes_per_us
@@ -188,12 +190,11 @@ class _Balance:
     saved_us_per_step: float
 
 
-def _balance(
-    current: Placement, planned: Placement, rate_LE: np.ndarray, speed_G: np.ndarray, costs: Costs, optimism: float
-) -> _Balance:
-    now_LG, then_LG = (_times(p.gpu_load(rate_LE), speed_G) for p in (current, planned))
-    before, promised = (max_over_mean(p, rate_LE, speed_G) for p in (current, planned))
-    after = min(promised + optimism, max(before, promised))
+def _balance(current: Placement, planned: Placement, outlook: Outlook) -> _Balance:
+    costs, speed_G = outlook.costs, _speeds(outlook.gpu_speed, current.num_gpus)
+    now_LG, then_LG = (_times(p.gpu_load(outlook.rate_LE), speed_G) for p in (current, planned))
+    before, promised = (skew(p, outlook.rate_LE, speed_G) for p in (current, planned))
+    after = min(promised + outlook.optimism, max(before, promised))
     tokens_per_step = float((now_LG.max(1) - then_LG.max(1)).sum()) / max(costs.steps_per_s, 1e-9)
     saved_us_per_step = tokens_per_step * costs.us_per_token
     if before > promised:
@@ -215,20 +216,25 @@ class _Traffic:
         return 1 - self.after / self.before if self.before and self.after is not None else 0.0
 
 
-def _traffic(planned: Placement, rate_LE: np.ndarray, steps_per_s: float) -> _Traffic:
+def _traffic(planned: Placement, outlook: Outlook) -> _Traffic:
     metrics = planned.metrics
     if "traffic_per_token_before" not in metrics:
         return _Traffic()
     before, after = float(metrics["traffic_per_token_before"]), float(metrics["traffic_per_token"])
-    tokens_per_step = float(rate_LE.sum()) / metrics["choices_per_token"] / max(steps_per_s, 1e-9)  # of all layers
+    tokens_per_s = float(outlook.rate_LE.sum()) / metrics["choices_per_token"]  # of all layers
+    tokens_per_step = tokens_per_s / max(outlook.costs.steps_per_s, 1e-9)
     return _Traffic(before, after, (before - after) * tokens_per_step / planned.num_gpus)
 
 
-def max_over_mean(placement: Placement, rate_LE: np.ndarray, gpu_speed: np.ndarray | None = None) -> float:
+def skew(placement: Placement, rate_LE: np.ndarray, gpu_speed: np.ndarray | None = None) -> float:
     """The busiest GPU's time over the mean, averaged over layers; 1.0 is even."""
-    speed_G = np.ones(placement.num_gpus) if gpu_speed is None else gpu_speed
+    speed_G = _speeds(gpu_speed, placement.num_gpus)
     mean_L = np.maximum(rate_LE.sum(1) / speed_G.sum(), 1e-12)
     return float((_times(placement.gpu_load(rate_LE), speed_G).max(1) / mean_L).mean())
+
+
+def _speeds(gpu_speed: np.ndarray | None, num_gpus: int) -> np.ndarray:
+    return np.ones(num_gpus) if gpu_speed is None else np.asarray(gpu_speed, dtype=np.float64)
 
 
 def _times(load_LG: np.ndarray, speed_G: np.ndarray) -> np.ndarray:

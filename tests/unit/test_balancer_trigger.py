@@ -8,7 +8,7 @@ import pytest
 from eprt.balancer import Placement, RoutingTrace
 from eprt.balancer.controller import Controller, Snapshot
 from eprt.balancer.job import PlanRequest, solve
-from eprt.balancer.trigger import Costs, Trigger, TriggerConfig
+from eprt.balancer.trigger import Costs, Outlook, Trigger, TriggerConfig
 
 # Two GPUs of three slots; experts 0 and 1 are hot and lie together, slot 5 is empty.
 NOW = Placement(np.array([[0, 1, 2, 3, 4, -1]]), num_gpus=2)
@@ -18,7 +18,8 @@ COSTS = Costs(steps_per_s=10.0, us_per_token=20.0, expert_bytes=1e6, bytes_per_u
 
 
 def decide(trigger: Trigger, now_s: float = 0.0, answer=BETTER, lifetime_s: float = 1000.0, costs=COSTS, **options):
-    return trigger.decide(now_s, RATE_LE, NOW, answer.target, answer.rounds, costs, lifetime_s, **options)
+    outlook = Outlook(RATE_LE, costs, lifetime_s, **options)
+    return trigger.decide(now_s, NOW, answer.target, answer.rounds, outlook)
 
 
 def test_the_figures_of_a_decision_are_exact():
@@ -73,9 +74,8 @@ def test_a_plan_tells_the_trigger_what_it_saves_between_nodes():
     trace = RoutingTrace((np.concatenate((rng.integers(0, 2, (200, 2)) * 2, rng.integers(0, 2, (200, 2)) * 2 + 1)),))
     current = Placement(np.array([[0, 1, 2, 3]]), num_gpus=2, num_nodes=2)  # what goes together lies apart
     answer = solve(PlanRequest(current, load_LE=np.ones((1, 4)), trace=trace))
-    decision = Trigger().decide(
-        0.0, np.full((1, 4), 100.0), current, answer.target, answer.rounds, COSTS, lifetime_s=1e9
-    )
+    outlook = Outlook(np.full((1, 4), 100.0), COSTS, lifetime_s=1e9)
+    decision = Trigger().decide(0.0, current, answer.target, answer.rounds, outlook)
     assert decision.crossings_after < decision.crossings_before and decision.traffic_us_per_step > 0
     per_token = decision.crossings_before - decision.crossings_after
     assert decision.traffic_us_per_step == pytest.approx(per_token * 400 / 2 / 10 / 2 * 0.4)
