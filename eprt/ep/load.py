@@ -4,6 +4,8 @@ Counts are of logical experts at the rank that routes, so they mean the same und
 and masked choices (-1) are not counted.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +13,6 @@ from torch import Tensor
 from eprt import ops
 from eprt.gpu.readback import Readback, Snapshot
 
-PHASES = ("prefill", "decode")
 _SAMPLE_EVERY = 8  # steps
 _SAMPLE_TOKENS = 64  # of such a step
 
@@ -84,6 +85,14 @@ class LoadRecorder:
         return self._step_A[: min(self._num_sampled, len(self._step_A))].copy()
 
 
+class _Sampled(NamedTuple):
+    """Choices on their way to the host. layers: rows of the sample. places: int64, of its tokens."""
+
+    layers: slice
+    places: np.ndarray
+    snapshot: Snapshot
+
+
 class DeviceLoadRecorder(LoadRecorder):
     """The same where choices are on a GPU: counted there, by the step itself, also by one replayed from a CUDA graph
     (which holds decodes alone, and padding that is masked).
@@ -107,7 +116,7 @@ class DeviceLoadRecorder(LoadRecorder):
         self._counted_PLE = torch.zeros(2, num_layers, num_experts, dtype=torch.int64, device=device)
         self._kept_LTK = torch.full((num_layers, max_tokens, top_k), -1, dtype=torch.int32, device=device)
         self._readback = Readback([self._counted_PLE])
-        self._sampled: list[tuple[slice, np.ndarray, Snapshot]] = []  # on their way to the host
+        self._sampled: list[_Sampled] = []
 
     @property
     def tokens_PLE(self) -> np.ndarray:
@@ -145,9 +154,9 @@ class DeviceLoadRecorder(LoadRecorder):
         if len(self._rows):
             step = int(self._rows[1]) if len(self._rows) > 1 else 1
             kept_LAK = self._kept_LTK[layers, : len(self._rows) * step : step]
-            self._sampled.append((layers, self._places, Snapshot([kept_LAK])))
+            self._sampled.append(_Sampled(layers, self._places, Snapshot([kept_LAK])))
 
     def _take_in(self, *, wait: bool) -> None:
-        while self._sampled and (wait or self._sampled[0][2].has_come):
+        while self._sampled and (wait or self._sampled[0].snapshot.has_come):
             layers, places, snapshot = self._sampled.pop(0)
             self._sample_LAK[layers, places] = snapshot.values()[0]

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from eprt.ep.group import EPGroup
 from eprt.ep.migration_job import CANCELLED, DAMAGED, DISCONNECTED, FAILURES, LATE, SLOW, Job, MigrationStatus
-from eprt.ep.migration_round import MigrationRound, MovableLayer, check_round
+from eprt.ep.migration_round import MigrationRound, MovableLayer, Placed, check_round
 from eprt.ep.pace import Pace
-from eprt.ep.placement import SlotMap
 from eprt.ep.routing import BatchRouter
 from eprt.ep.transport import DamagedChunkError, Transport
 
@@ -66,7 +65,7 @@ class Migrator:
         self._given_up = (0, "")  # the latest job that never began, and why
         self._epoch = 0
         self._tick = self._progress = 0
-        self._undo: list[tuple[int, SlotMap, list[int]]] = []  # the latest commit, until all are known to have made it
+        self._undo: dict[int, Placed] = {}  # by layer, what the latest commit replaced, until all have made it
         self._outcome = ("idle", "")
         self._rounds_done = self._num_rounds = 0
         self._sent = self._received = self._used = self._chunk_bytes = 0
@@ -173,11 +172,10 @@ class Migrator:
 
     def abort(self, reason: str) -> None:
         """The ranks can no longer agree (one was lost): back to the placement that all are known to have had."""
-        for row, slot_map, storages in self._undo:
+        for row, old in self._undo.items():
             layer = self._layers[row]
-            for storage in set(layer.storages()) - set(storages) - {-1}:
-                layer.pool.give_back(storage)
-            layer.place(slot_map, storages)
+            _give_back(layer, layer.storages(), kept=old.storages)
+            layer.place(*old)
         if self._undo and self._router is not None:
             self._router.set_rank_speeds(self._old_speeds)
         self._epoch -= bool(self._undo)
@@ -277,13 +275,8 @@ class Migrator:
                     self._pace.worked(time.thread_time() - start_s)
                 if self._cancelled_id == job.job_id:
                     return CANCELLED
-                late_s = now_s - one.started_s - job.timeout_s
-                is_done = self._transport.is_done()
-                # Those that wait for the late one speak up a little later than it does itself.
-                if late_s > (0.1 * job.timeout_s if is_done else 0):
-                    if not is_done:
-                        self._warn(f"not done at the deadline: {one.under_way()}")
-                    return SLOW if is_done else LATE
+                if failure := self._overdue(one, now_s - one.started_s, job.timeout_s):
+                    return failure
                 if not self._prepare(one, now_s) or self._pace.rests:
                     return self._progress
             if not self._transport.is_done():
@@ -296,6 +289,15 @@ class Migrator:
         except ConnectionError as error:
             self._warn(str(error))
             return DISCONNECTED
+
+    def _overdue(self, one: MigrationRound, spent_s: float, timeout_s: float) -> int:
+        """SLOW or LATE, past the deadline; else 0. Those that wait for the late one speak up a little after itself."""
+        is_done = self._transport.is_done()
+        if spent_s <= (1.1 * timeout_s if is_done else timeout_s):
+            return 0
+        if not is_done:
+            self._warn(f"not done at the deadline: {one.under_way()}")
+        return SLOW if is_done else LATE
 
     def _warn(self, what: str) -> None:
         job = self._job or self._offer
@@ -349,10 +351,9 @@ class Migrator:
 
     def _forget_old(self) -> None:
         """All ranks have committed: the storages that no slot uses any more are free."""
-        for row, _, storages in self._undo:
+        for row, old in self._undo.items():
             layer = self._layers[row]
-            for storage in set(storages) - set(layer.storages()) - {-1}:
-                layer.pool.give_back(storage)
+            _give_back(layer, old.storages, kept=layer.storages())
         self._undo.clear()
 
     def _end(self, state: str, reason: str) -> None:
@@ -375,6 +376,12 @@ class Migrator:
             f": {reason}" if reason else "",
         )
         self._job = self._round = None
+
+
+def _give_back(layer: MovableLayer, storages: Sequence[int], *, kept: Sequence[int]) -> None:
+    """Those of the storages that are not kept."""
+    for storage in set(storages) - set(kept) - {-1}:
+        layer.pool.give_back(storage)
 
 
 def _tag(job_id: int, tick: int) -> int:

@@ -37,8 +37,15 @@ class _Due(NamedTuple):
     size: int
 
 
+class Placed(NamedTuple):
+    """What a layer's slots hold, and where in its pool each local slot's expert lies, -1 for none."""
+
+    slot_map: SlotMap
+    storages: list[int]
+
+
 class MigrationRound:
-    """started_s: when this rank began. committed: its placement serves. tick: of the latest chunks sent."""
+    """started_s: when this rank began. committed: its placement serves. worked_tick: of the latest chunks sent."""
 
     def __init__(self, plan: Round, layers: Sequence[MovableLayer], group: EPGroup):
         self.plan, self._layers, self._group = plan, layers, group
@@ -55,7 +62,7 @@ class MigrationRound:
         self._arrival_of = {(s.layer, s.expert): layers[s.layer].pool.take() for s in streams if s.source != rank}
         sent = {(s.layer, s.expert): held(layers[s.layer], group)[s.expert] for s in streams if s.source == rank}
         self._storage_of = self._arrival_of | sent
-        self._placed: dict[int, tuple[SlotMap, list[int]]] = {}
+        self._placed: dict[int, Placed] = {}  # layer -> what serves from the commit on
 
     @property
     def arriving_bytes(self) -> int:
@@ -136,7 +143,7 @@ class MigrationRound:
         expert_of_slot_S: Sequence[int],
         weight_S: Sequence[float] | None,
         node_of_rank: Sequence[int] | None,
-    ) -> tuple[SlotMap, list[int]]:
+    ) -> Placed:
         layer, group = self._layers[row], self._group
         slot_map = SlotMap.of_row(
             np.array(expert_of_slot_S),
@@ -148,15 +155,15 @@ class MigrationRound:
         arrived = {expert: storage for (of, expert), storage in self._arrival_of.items() if of == row}
         storage_of = held(layer, group) | arrived
         experts = slot_map.experts_of_rank(group.rank, group.size)
-        return slot_map, [storage_of[expert] if expert >= 0 else -1 for expert in experts]
+        return Placed(slot_map, [storage_of[expert] if expert >= 0 else -1 for expert in experts])
 
-    def commit(self) -> list[tuple[int, SlotMap, list[int]]]:
-        """The prepared placement serves from now on. Returns what it replaces: (layer, slot map, storages)."""
-        replaced = []
-        for row, (slot_map, storages) in self._placed.items():
+    def commit(self) -> dict[int, Placed]:
+        """The prepared placement serves from now on. Returns what it replaces, by layer."""
+        replaced = {}
+        for row, placed in self._placed.items():
             layer = self._layers[row]
-            replaced.append((row, layer.slot_map, layer.storages()))
-            layer.place(slot_map, storages)
+            replaced[row] = Placed(layer.slot_map, layer.storages())
+            layer.place(*placed)
         self.committed = True
         return replaced
 
