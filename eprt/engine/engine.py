@@ -61,6 +61,7 @@ from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
 from eprt.engine.warm_up import record_decodes, tell_of_graphs, warm_up
+from eprt.ep.agreement import require_same_options
 from eprt.ep.api import EPError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
@@ -95,6 +96,7 @@ class Engine:
     ):
         self.config = config
         self.group = group if group is not None else EPGroup.single()
+        require_same_options(self.group, config)
         self._owns_model = model is None
         self.model = model if model is not None else _load(config, self.group, progress)
         self.limits, self._pool, kv_cache_LPSD = self._make_cache()

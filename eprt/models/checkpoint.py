@@ -3,6 +3,7 @@
 Knows safetensors files, their index and fp8 block scales; knows nothing of models. Opening reads only the headers.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ INDEX_NAME = "model.safetensors.index.json"
 # DeepSeek's name for the fp32 scales of an fp8 matrix, one per 128x128 block; despite "inv", values are multiplied.
 SCALE_SUFFIX = "_scale_inv"
 FP8 = "F8_E4M3"
+_SAMPLE_BYTES = 64
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -102,6 +104,18 @@ class Checkpoint:
         if data.dtype != torch.float8_e4m3fn:
             return Weight(data)
         return Weight(data, self.read(name + SCALE_SUFFIX).float())
+
+    def fingerprint(self, names: Iterable[str]) -> str:
+        """Of these tensors' shapes, formats and a few of their values: another one for another checkpoint."""
+        digest = hashlib.sha256()
+        ranges = {name: place for path in self._files for name, place in byte_ranges(path).items()}
+        for name in names:
+            info, place = self.tensors[name], ranges[name]
+            digest.update(f"{name} {info.shape} {info.dtype} ".encode())
+            with place.path.open("rb") as file:
+                file.seek((place.start + place.end) // 2)  # a table may begin with rows that nobody trains
+                digest.update(file.read(min(_SAMPLE_BYTES, place.end - file.tell())))
+        return digest.hexdigest()
 
     def is_fp8(self, name: str) -> bool:
         return name in self.tensors and self.tensors[name].dtype == FP8

@@ -57,6 +57,10 @@ class DummyCheckpoint:
             return value.mul_(0.1).add_(1.0).bfloat16()
         return value.mul_(info.shape[-1] ** -0.5 if len(info.shape) == 2 else 0.01).bfloat16()
 
+    def fingerprint(self, names: Iterable[str]) -> str:
+        """As Checkpoint's; names and shapes decide the values."""
+        return repr([(name, self.tensors[name].shape) for name in names])
+
     def read_weight(self, name: str) -> Weight:
         return Weight(self.read(name), self.read(name + SCALE_SUFFIX) if self.is_fp8(name) else None)
 

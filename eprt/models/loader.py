@@ -4,13 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eprt.config import EngineConfig, ModelConfig
+from eprt.ep.agreement import first_difference
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
 from eprt.gpu.device import take_device
@@ -57,6 +58,8 @@ def load_deepseek(
             )
         config = read_model_config(engine)
         checkpoint = _checkpoint(engine, config, device)
+        fingerprint = checkpoint.fingerprint(n for n in expected_tensors(config, False) if ".mlp.experts." not in n)
+    _check_same_model(group, engine.model_dir, config, fingerprint)
     ep, slot_map = {}, None
     if config.moe is not None:
         slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
@@ -106,7 +109,24 @@ def _all_or_none(group: EPGroup) -> Iterator[None]:
         raise error
     for rank, message in enumerate(messages):
         if message is not None:
-            raise RuntimeError(f"[rank {group.rank}/{group.size}] rank {rank} could not load the model: {message}")
+            raise ValueError(f"[rank {group.rank}/{group.size}] rank {rank} could not load the model: {message}")
+
+
+def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, fingerprint: str) -> None:
+    """Every rank may read a directory of its own host. ValueError, on all ranks, if they hold different models."""
+    where = f"[rank {group.rank}/{group.size}] "
+    fields = {name: value for name, value in asdict(config).items() if not isinstance(value, dict)}
+    for part in ("moe", "rope"):
+        fields |= {f"{part}.{name}": value for name, value in (asdict(config)[part] or {}).items()}
+    differs = first_difference(group, {**fields, "weights": fingerprint})
+    if differs is None:
+        return
+    dirs = group.allgather(model_dir)
+    what = "other weights" if differs.name == "weights" else f"{differs.name}={differs.value} ({differs.of_rank0})"
+    raise ValueError(
+        f"{where}rank {differs.rank} has another model in {dirs[differs.rank]} than rank 0 in {dirs[0]}: {what}; give "
+        "all ranks the same checkpoint"
+    )
 
 
 class _Builder:

@@ -58,6 +58,27 @@ class ServeOptions:
     migration_timeout_s: float = 120.0
 
 
+# Of these each rank's host has its own.
+_OWN = ("model_dir", "model_name", "bind")
+_FLAG_OF = {
+    "num_ranks": "-n",
+    "enable_prefix_cache": "--no-prefix-cache",
+    "diagnose_log_bytes": "--diagnose-log-mb",
+    "max_body_bytes": "--max-body-mb",
+}
+
+
+def of_all_ranks(options: ServeOptions) -> dict[str, Any]:
+    """By flag, what must be the same on all ranks."""
+    given = dataclasses.asdict(options)
+    given |= given.pop("engine")
+    given["enable_prefix_cache"] ^= True
+    given["diagnose_log_bytes"] /= 2**20
+    given["max_body_bytes"] /= 2**20
+    flag_of = {name: "--" + name.removesuffix("_s").replace("_", "-") for name in given} | _FLAG_OF
+    return {flag_of[name]: value for name, value in given.items() if name not in _OWN}
+
+
 class FrontendConfig(msgspec.Struct, frozen=True):
     """What rank 0 writes to the frontend's standard input. The fds are inherited: the listening HTTP socket, the
     listener for ranks, and rank 0's own connection, whose end tells that rank 0 is gone."""

@@ -12,16 +12,18 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import msgspec
 
 from eprt import env
+from eprt.ep.agreement import first_difference
 from eprt.ep.group import EPGroup
 from eprt.serve import worker
 from eprt.serve.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.errors import say
 from eprt.serve.messages import Drain, Hello
-from eprt.serve.options import FrontendConfig, ServeOptions
+from eprt.serve.options import FrontendConfig, ServeOptions, of_all_ranks
 
 
 def run(options: ServeOptions) -> int:
@@ -30,9 +32,14 @@ def run(options: ServeOptions) -> int:
     logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
     launched_rank = env.launched_rank()
     http = bind_http(options.host, options.port) if not launched_rank else None
-    group = EPGroup.single() if launched_rank is None else EPGroup.from_mpi()
-    if options.num_ranks not in (None, group.size):
-        return _tell_of_two_sizes(options, group)
+    try:
+        group = EPGroup.single() if launched_rank is None else EPGroup.from_mpi()
+        _check_job(options, group)
+    except ValueError as error:
+        # All ranks know: MPI lets none end before rank 0 has spoken.
+        if not launched_rank:
+            say(f"eprt serve: error: {error}")
+        return 2
     sock, frontend, token = _connect(options, group, http)
     hello = Hello(token, group.rank, os.getpid(), socket.gethostname())
     channel = Channel(sock, hello)
@@ -47,13 +54,22 @@ def run(options: ServeOptions) -> int:
     return frontend.wait(timeout=30) if frontend else 0
 
 
-def _tell_of_two_sizes(options: ServeOptions, group: EPGroup) -> int:
-    """What the launcher started is not what -n says. All ranks know: MPI lets none end before rank 0 has spoken."""
-    if group.rank == 0:
-        say(
-            f"eprt serve: error: -n {options.num_ranks}: this is an MPI job of {group.size} ranks already; leave out -n"
-        )
-    return 2
+def _check_job(options: ServeOptions, group: EPGroup) -> None:
+    """ValueError, on all ranks, where they were not started as one server. Collective."""
+    if differs := first_difference(group, of_all_ranks(options)):
+        if differs.name == "--api-key":
+            what = "has another --api-key than rank 0"
+        else:
+            what = f"has {differs.name} {_shown(differs.value)}, rank 0 has {_shown(differs.of_rank0)}"
+        raise ValueError(f"rank {differs.rank} {what}; give all ranks the same flags")
+    if options.num_ranks not in (None, group.size):
+        raise ValueError(f"-n {options.num_ranks}: this is an MPI job of {group.size} ranks already; leave out -n")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else "the default" if value is None else str(value)
 
 
 def _connect(

@@ -1,8 +1,13 @@
 """What every rank does in test_model_ranks.py. Requests are dealt out to the ranks; ranks that run out of them idle."""
 
+import json
+import shutil
+import tempfile
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eprt import EngineConfig, EPGroup
 from eprt.models import parallel_reader
@@ -26,6 +31,7 @@ def all_cases(group: EPGroup, root: str, variants: list[str], out: str, exact: b
     reads_only_its_experts(group, f"{root}/v3")
     if group.size > 1:
         one_rank_cannot_load(group, f"{root}/v3")
+        one_rank_has_another_model(group, f"{root}/v3")
 
 
 def goldens(group: EPGroup, directory: Path, dtype: str) -> dict:
@@ -109,3 +115,27 @@ def one_rank_cannot_load(group: EPGroup, directory: str):
         assert group.rank == last or f"rank {last} could not load the model" in str(error), error
     else:
         raise AssertionError("loading succeeded")
+
+
+def one_rank_has_another_model(group: EPGroup, directory: str):
+    """The last rank's host has a model of the same shape, trained a little further, or of another shape."""
+    last = group.size - 1
+    for field, change in (("weights", _trained_further), ("routed_scaling_factor", _scaled_otherwise)):
+        with tempfile.TemporaryDirectory() as copy:
+            model_dir = directory
+            if group.rank == last:
+                model_dir = shutil.copytree(directory, copy, dirs_exist_ok=True)
+                change(Path(copy))
+            with pytest.raises(ValueError, match=f"rank {last} has another model in .* than rank 0 .*{field}"):
+                load_model(EngineConfig(model_dir), group)
+
+
+def _trained_further(directory: Path):
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"] += 0.5
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _scaled_otherwise(directory: Path):
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "routed_scaling_factor": 1.75}))

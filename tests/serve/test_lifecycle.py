@@ -255,6 +255,14 @@ def test_two_numbers_of_ranks_are_told_once():
     assert done.stderr.count("eprt serve: error: -n 2: this is an MPI job of 3 ranks already; leave out -n") == 1, done
 
 
+def test_ranks_with_different_flags_are_told_once():
+    serve = [sys.executable, "-m", "eprt.serve", "--model", str(MODEL), "--port", "0"]
+    done = _mpirun("-n", "2", *serve, ":", "-n", "1", *serve, "--overlap", "tbo")
+    assert done.returncode == 2, done
+    told = "eprt serve: error: rank 2 has --overlap tbo, rank 0 has auto; give all ranks the same flags"
+    assert done.stderr.count(told) == 1 and "Traceback" not in done.stderr, done.stderr
+
+
 def _mpirun(*arguments: str) -> subprocess.CompletedProcess:
     command = [find_mpirun(), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env.mpi_environment())
