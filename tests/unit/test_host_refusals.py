@@ -322,6 +322,19 @@ def test_a_low_latency_call_that_finds_no_memory_leaves_no_hook_to_wait_for(gpu,
         pairs.combine(handle)
 
 
+def test_no_dispatch_takes_the_place_of_one_whose_combine_is_under_way(gpu):
+    pairs = Pairs()
+    hook = pairs.combine(pairs.dispatch()[0], return_recv_hook=True)
+    for _ in range(7):
+        pairs.dispatch()
+    gpu.clear()
+    with pytest.raises(RuntimeError, match=r"\[rank 0/2\] low_latency_dispatch: .* number 9, in the place of number 1"):
+        pairs.dispatch()
+    assert gpu.launched == []
+    hook()
+    pairs.combine(pairs.dispatch()[0])
+
+
 def test_a_normal_handle_is_refused_by_another_buffer_whose_memory_may_be_smaller(gpu):
     rows, buffers = Rows(gpu), [Buffer(Group(0, 2)), Buffer(Group(0, 2))]
     in_rank, per_rank, per_expert = (torch.zeros(*shape, dtype=torch.int32) for shape in ((T, 2), (2,), (EXPERTS,)))

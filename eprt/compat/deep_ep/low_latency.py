@@ -161,7 +161,14 @@ class LowLatencyMode:
         checked by Buffer. topk_weights: when known already."""
         if self._failure_words[0]:
             self._raise_failure()
-        i = (self._dispatches.count + 1) % NUM_HANDLES
+        next_number = self._dispatches.count + 1
+        if next_number - NUM_HANDLES in self._combining:  # its hook would receive another combine's outputs
+            raise RuntimeError(
+                f"[rank {self.group.rank}/{self.group.size}] low_latency_dispatch: this would be number {next_number}, "
+                f"in the place of number {next_number - NUM_HANDLES}, of which a combine is under way; call its hook "
+                "first"
+            )
+        i = next_number % NUM_HANDLES
         rows, scale, count = self._receive_into(i, kind)  # there may be no memory: then the call has not begun
         number = self._dispatches.begin(return_recv_hook)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
