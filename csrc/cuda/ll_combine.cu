@@ -265,12 +265,20 @@ EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m, bool& patient, 
   }
 }
 
+// Whether the row is this item's. Not so where a rank was lost in the middle of a dispatch: for rows that never came
+// `row_item` is of an earlier one. An item that is there knows its rows, and no others.
+EPRT_DEVICE bool owns_row(const CombineParams& p, int item_index, int owner, int row, int lane) {
+  const bool there = item_index % p.context.max_tokens < p.handle.source_items[owner];
+  return __any_sync(kAllLanes, there && lane < kTopk && p.handle.item_row[int64_t(item_index) * kTopk + lane] == row);
+}
+
 // EXACT: the row itself. Else: the row's token, by whoever finds that this was its last row.
 EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int lane) {
   const Context& c = p.context;
   const uint32_t epoch = call.epoch;
   const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
   if (__any_sync(kAllLanes, load_relaxed(c.deadline.mask + owner))) return;
+  if (call.masked && !owns_row(p, item_index, owner, row, lane)) return;
   if (!kExact) {
     int left = 0;
     if (lane == 0) left = fetch_add_acq_rel(p.handle.item_left + item_index, -1);

@@ -236,11 +236,14 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
 // ---- receive
 // ---------------------------------------------------------------------------------------------------------
 
-// Lane k: whether the row of entry k came, given which ranks' items came.
+// Lane k: whether the row of entry k came, given which ranks' items came. Where there was no room for it, it did not.
 EPRT_DEVICE uint32_t came_by_entry(const CombineParams& p, int64_t token, uint32_t ranks, int lane) {
-  int slot = -1;
-  if (lane < p.top_k) slot = read_index(p.topk_slot, p.slot_bytes, token * p.top_k + lane, p.num_slots);
-  return __ballot_sync(kAllLanes, slot >= 0 && (ranks >> (slot / (p.num_slots / kRanks))) & 1);
+  int slot = -1, index = -1;
+  if (lane < p.top_k) {
+    slot = read_index(p.topk_slot, p.slot_bytes, token * p.top_k + lane, p.num_slots);
+    index = p.layout.slot_index[token * p.top_k + lane];
+  }
+  return __ballot_sync(kAllLanes, slot >= 0 && index >= 0 && (ranks >> (slot / (p.num_slots / kRanks))) & 1);
 }
 
 struct Returned {  // lane r: what rank r gives back

@@ -169,7 +169,8 @@ EPRT_DEVICE void send_counts(const CountParams& p, const SharedCount& s, uint32_
     if (!load_relaxed(c.deadline.mask + peer))
       store_relaxed(count_at(c, peer, epoch, c.rank) + j, word(epoch, s.total[j]));
   }
-  if (kStats && threadIdx.x < kRanks) c.stats.tokens[threadIdx.x] += s.total[p.num_slots + threadIdx.x];
+  if (kStats && threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
+    c.stats.tokens[threadIdx.x] += s.total[p.num_slots + threadIdx.x];
   __syncthreads();
 }
 

@@ -149,6 +149,7 @@ EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, cons
   if (route.slot_row >= capacity) {
     if (capacity > 0) report(p.context.deadline.failure, kOverflow, holder, route.slot_row + 1, capacity);
     route.slot_row = -1;
+    if (kExact) p.layout.slot_index[int64_t(token) * p.top_k + lane] = -1;  // its output will not come, either
   }
   // A rank's row that crosses is that of the token's first expert there.
   route.row = -1;
@@ -284,13 +285,11 @@ struct Items {  // lane r: those of source r
   int first, count;
 };
 
+// Those of a rank that has been masked since the count, too: some may have come, the others are marked as missing.
 EPRT_DEVICE Items find_items(const DispatchParams& p, int lane) {
-  const Context& c = p.context;
-  const bool counts = lane < kRanks;
-  const int sent = counts ? p.layout.sent[lane * kRanks + c.rank] : 0;
+  const int sent = lane < kRanks ? p.layout.sent[lane * kRanks + p.context.rank] : 0;
   const int first = sum_below(sent, lane);
-  const bool there = counts && !load_relaxed(c.deadline.mask + lane);
-  return {first, there ? min(sent, max(0, p.capacity - first)) : 0};
+  return {first, min(sent, max(0, p.capacity - first))};
 }
 
 // Rows of the item's other experts, from the one that crossed. row: lane k's, or -1.

@@ -50,7 +50,7 @@ struct Layout {
   int32_t* base;          // [S + R]: first row of each slot, and first item of each rank, for our tokens there
   int32_t* chunk_first;   // [chunks][S + R]: of those, how many belong to earlier chunks
   int32_t* rank_index;    // [T][R]: the token's place among those of its chunk for a rank, or -1
-  int32_t* slot_index;    // [T][K]: the entry's place among those of its chunk for its slot
+  int32_t* slot_index;    // [T][K]: the entry's place among those of its chunk for its slot; EXACT: -1 if left out
   int32_t* position;      // [T][R]: the token's place among all of ours for a rank, or -1
   int32_t* slot_rows;     // [L]: rows received for each local slot
   uint64_t* received_ns;  // [1]: when the dispatch was complete

@@ -223,10 +223,14 @@ class NvlinkBackend:
         """Goes on with all ranks again, those included that were masked and have missed calls.
 
         Collective: every rank of the group calls it, between two steps, with no handle in flight. Waits for the GPU and
-        for the other ranks. A rank whose process has died cannot come back: make a new group.
+        for the other ranks. A rank whose process has died cannot come back: make a new group. RuntimeError, on all
+        ranks, when one has a handle in flight.
         """
         self._check_open("readmit")
-        self._order.restart(max(self.group.allgather(self._order.num_completed)))
+        everyone = self.group.allgather((self._order.num_completed, self._order.in_flight))
+        if problem := next((problem for _, problem in everyone if problem), None):
+            raise RuntimeError(problem)
+        self._order.restart(max(completed for completed, _ in everyone))
         self.kernels.readmit()
         take_failure(self._failure.words, self._asked)
 

@@ -50,14 +50,17 @@ class VerbOrder:
             self._num_completed = epoch
 
     def restart(self, num_completed: int) -> None:
-        """As after so many completed handles. Raises RuntimeError when one is in flight."""
-        if self._num_begun != self._num_completed:
-            oldest = self._num_completed + 1
-            raise RuntimeError(
-                f"{self._where} the handle of epoch {oldest} is in flight and waits for {self._waiting_for(oldest)}; "
-                "complete it first"
-            )
+        """As after so many completed handles, while none is in flight."""
         self._num_begun = self._num_completed = num_completed
+
+    @property
+    def in_flight(self) -> str | None:
+        """Which handle is, for an error; None when none is."""
+        if self._num_begun == self._num_completed:
+            return None
+        oldest = self._num_completed + 1
+        waits_for = self._waiting_for(oldest)
+        return f"{self._where} the handle of epoch {oldest} is in flight and waits for {waits_for}; complete it first"
 
     @property
     def num_completed(self) -> int:

@@ -78,7 +78,7 @@ def after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> N
     """A server that has run for weeks (num_calls), and a place in memory that no batch has needed before: what lies
     there is epoch 0. Rank 0 is late, so that the others wait."""
     cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
-    backend = cases.make(group, cases.make_config(group, shape))
+    backend = cases.make(group, cases.make_config(group, shape, num_sms=3))
     tickets = torch.tensor([1024, 1024, 1][: len(backend.kernels._ticket)])
     backend.kernels._ticket.copy_(tickets * num_calls)
     for calls in ("fused", "verbs") * 3:

@@ -88,11 +88,10 @@ def poison_new_tensors() -> None:
 def poison(backend: NvlinkNormalBackend) -> None:
     """What a kernel leaves out must not look right."""
     poison_new_tensors()
+    kernels = backend.kernels
+    blocks_and_returned = kernels.memory.num_bytes - kernels.data_begin
+    kernels.memory.view(kernels.data_begin, (blocks_and_returned,), torch.uint8).fill_(0xFF)  # NaN, rows far outside
     for flight in backend._flights:
-        used = backend.kernels.memory.view(
-            flight.block, (backend._block_shape.num_bytes,), torch.uint8
-        )  # entries and rows: NaN, and rows far outside
-        used.fill_(0xFF)
         flight.slot_rows.fill_(-7)
 
 

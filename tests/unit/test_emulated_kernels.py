@@ -14,6 +14,7 @@ from tests.emulated.cases import (
     token_rows,
     verbs,
 )
+from tests.emulated.cases_lost import back_after_weeks, lost_after_counts, lost_before_signals, masked_statistics
 from tests.emulated.device import emulated_ranks
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
@@ -56,8 +57,9 @@ def test_normal_mode_by_expert():
     emulated_ranks(2, normal_verbs, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
 
 
-def test_normal_mode_by_expert_leaves_out_more_rows_than_a_static_bound():
-    emulated_ranks(2, cases_static_bound.too_many_rows)
+@pytest.mark.parametrize("exact", [False, True])
+def test_normal_mode_by_expert_leaves_out_more_rows_than_a_static_bound(exact):
+    emulated_ranks(2, cases_static_bound.too_many_rows, exact=exact)
 
 
 def test_normal_mode_with_a_row_per_token(monkeypatch):
@@ -71,3 +73,21 @@ def test_normal_mode_with_a_row_per_token_leaves_out_more_than_a_static_bound():
 
 def test_a_second_launch_that_comes_late_is_named_by_both_ends_and_epochs_stay_in_step():
     emulated_ranks(2, late_second_launch)
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_nothing_counts_as_sent_to_a_masked_rank(mode):
+    emulated_ranks(3, masked_statistics, shape=SHAPE, mode=mode)
+
+
+def test_experts_of_tokens_that_never_came_are_minus_one():
+    emulated_ranks(2, lost_after_counts)
+
+
+def test_a_rank_lost_in_dispatch_changes_no_others_outputs_that_are_sent_tile_by_tile():
+    emulated_ranks(3, lost_before_signals, shape=SHAPE)
+
+
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_a_rank_that_missed_calls_comes_back_though_the_others_epochs_began_anew(mode):
+    emulated_ranks(3, back_after_weeks, shape=SHAPE, mode=mode, num_calls=2**32 - 4)

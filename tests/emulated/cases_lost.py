@@ -1,0 +1,165 @@
+"""What every rank does under emulation when one of them is lost, or left out, in the middle of a call."""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from eprt.ep.api import EPTimeoutError
+from eprt.ep.group import EPGroup
+from eprt.ep.nvlink import NvlinkBackend, Signal
+from eprt.ep.nvlink_rows import RowExchange
+from tests.gpu import cases_normal, cases_nvlink
+from tests.ranks.cases_ep import make_tokens
+
+
+def masked_statistics(group: EPGroup, shape: Sequence, mode: str) -> None:
+    """What is not sent to a masked rank does not count as sent, nor what does not come from it as received."""
+    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    backend, rank, last = cases.make(group, cases.make_config(group, shape, num_sms=3)), group.rank, group.size - 1
+    with_me = [last] if rank == last else list(range(last))
+    for other in set(range(group.size)) - set(with_me):
+        backend.mask_rank(other)
+    num_tokens = [5 + r for r in range(group.size)]
+    T, top_k, local = num_tokens[rank], backend.config.top_k, backend.config.num_slots // group.size
+    x = torch.ones(T, backend.config.hidden_size, dtype=torch.bfloat16, device="cuda")
+    one_of_each_rank = torch.tensor([[r * local for r in range(group.size)] + [-1] * (top_k - group.size)] * T)
+    handle, received = backend.dispatch(x, one_of_each_rank, torch.ones(T, top_k, device="cuda"))
+    backend.combine(torch.zeros(received.x_RH.shape, dtype=torch.bfloat16, device="cuda"), handle)
+    stats = backend.stats()
+    assert stats.sent_tokens_N.tolist() == [T * (r in with_me) for r in range(group.size)]
+    assert stats.recv_tokens_N.tolist() == [num_tokens[r] * (r in with_me) for r in range(group.size)]
+    assert stats.slot_rows_E.tolist() == [sum(num_tokens[r] for r in with_me)] + [0] * (local - 1)
+    group.barrier()
+    backend.close()
+
+
+def back_after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> None:
+    """The last rank has missed calls, the others' epochs have begun anew; readmit brings all together, but not while
+    one has a handle in flight, which all are told."""
+    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    backend, rank, last = cases.make(group, cases.make_config(group, shape, num_sms=3)), group.rank, group.size - 1
+    tickets = torch.tensor([1024, 1024, 1][: len(backend.kernels._ticket)])
+    backend.kernels._ticket.copy_(tickets * num_calls)
+    everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
+    mine = everyone[rank]
+    for other in set(range(group.size)) - {rank}:
+        backend.mask_rank(other)
+    for step in range(0 if rank == last else 3 + rank):
+        handle, received = backend.dispatch(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK)
+        y = torch.zeros(received.x_RH.shape, dtype=torch.bfloat16, device="cuda")
+        if rank == 0 and step == 2:
+            expect_in_flight(backend)
+        backend.combine(y, handle)
+    if rank != 0:
+        expect_in_flight(backend)
+    backend.readmit()
+    for calls in ("fused", "verbs") * 2:
+        cases.poison(backend)
+        cases.check_once(backend, everyone, calls, *[(0,) * group.size][: mode == "low_latency"])
+    backend.close()
+
+
+def expect_in_flight(backend: NvlinkBackend) -> None:
+    try:
+        backend.readmit()
+        raise AssertionError("nothing was raised")
+    except RuntimeError as error:
+        assert f"[rank 0/{backend.group.size}] the handle of epoch 3 is in flight" in str(error), error
+
+
+def lost_after_counts(group: EPGroup) -> None:
+    """Rank 0 is lost between its counts and its tokens: of those its experts' numbers are -1, whatever lies there."""
+    exchange, rank, T = RowExchange(group, 1 << 23, timeout_s=0.6), group.rank, 40
+    x_TH = torch.full((T, 64), float(1 + rank), dtype=torch.bfloat16, device="cuda")
+    one_of_each_rank = torch.arange(group.size, device="cuda").repeat(T, 1) * 2
+    weights = torch.ones(T, group.size, device="cuda")
+    bound = group.size * T + 3
+    exchange.kernels.memory.view(exchange.kernels.data_begin, (1 << 23,), torch.uint8).fill_(0x55)
+    group.barrier()
+
+    def dispatch() -> torch.Tensor | None:
+        return exchange.dispatch(
+            x_TH, num_experts=2 * group.size, topk_idx_TK=one_of_each_rank, topk_weights_TK=weights,
+            num_worst_rows=bound,
+        ).topk_idx_NK  # fmt: skip
+
+    if rank == 0:
+        with patch.object(exchange.kernels, "launch_dispatch"):
+            dispatch()
+    else:
+        idx_NK = dispatch()
+        assert idx_NK is not None
+        expert_N = idx_NK.max(1).values  # every token has one here
+        assert expert_N.tolist() == [-1] * T + [0] * (T * (group.size - 1)) + [-1] * 3, expert_N
+        assert exchange.query_mask().tolist() == [1] + [0] * (group.size - 1)
+    group.barrier()
+    exchange.close()
+
+
+def forget_tokens_of(backend: NvlinkBackend, source: int) -> None:
+    """As if those that have come to this rank never had."""
+    shape = backend.kernels.shape
+    lengths = 2 * shape.num_buffers, shape.num_ranks, shape.max_tokens, shape.message_bytes
+    messages = backend.kernels.memory.view(shape.offsets()["message"], lengths, torch.uint8)
+    messages[:, source, :, :4] = 0
+
+
+def lost_before_signals(group: EPGroup, shape: Sequence) -> None:
+    """A rank's counts come, its tokens do not; the others' outputs, sent tile by tile as the experts finish them, are
+    whole all the same. The rows before, of other tokens, are where its tokens would have been."""
+    config = cases_nvlink.make_config(group, shape, timeout_s=0.6, num_sms=2, num_buffers=1)
+    backend, rank, lost = cases_nvlink.make(group, config), group.rank, 1
+    T, local = config.num_max_tokens_per_rank, config.num_slots // group.size
+    x = torch.ones(T, config.hidden_size, dtype=torch.bfloat16, device="cuda")
+    weights, generator = torch.ones(T, config.top_k, device="cuda"), torch.Generator().manual_seed(rank)
+    for turn in range(3):
+        slots = torch.stack([torch.randperm(config.num_slots, generator=generator)[: config.top_k] for _ in range(T)])
+        handle = backend.dispatch_send(x, slots, weights)
+        group.barrier()
+        if turn == 2 and rank != lost:
+            forget_tokens_of(backend, lost)
+        group.barrier()
+        if turn == 2 and rank == lost:
+            break
+        count = backend.dispatch_recv(handle).recv_count_E.tolist()
+        if turn == 2:
+            expect_lost(backend, lost)
+        y = torch.full((backend.max_rows, config.hidden_size), float("nan"), dtype=torch.bfloat16, device="cuda")
+        send_as_computed(backend, handle, y, count)
+        y_TH = backend.combine_recv(handle)
+        outputs = config.top_k - (slots // local == lost).sum(1) * (turn == 2)
+        assert torch.equal(y_TH.float(), outputs[:, None].float().expand(y_TH.shape)), (turn, y_TH[:, 0], outputs)
+    group.barrier()
+    backend.close()
+
+
+def expect_lost(backend: NvlinkBackend, lost: int) -> None:
+    try:
+        backend.check()
+        raise AssertionError("no deadline")
+    except EPTimeoutError as error:
+        assert error.peer == lost and error.phase == "dispatch (tokens)", error
+
+
+def send_as_computed(backend: NvlinkBackend, handle: Any, y: torch.Tensor, count: list[int]) -> None:
+    """Rows of ones appear one by one, in the order of slots, while combine_send waits for each."""
+    slot_tiles = backend.group.size * backend.config.num_max_tokens_per_rank
+    counter = torch.zeros(len(count) * slot_tiles, dtype=torch.int32, device="cuda")
+
+    def compute() -> None:
+        row = 0
+        for slot, rows in enumerate(count):
+            for m in range(rows):
+                y[row], row = 1.0, row + 1
+                counter[slot * slot_tiles + m] = 1
+                time.sleep(0.001)
+
+    experts = threading.Thread(target=compute)
+    experts.start()
+    backend.combine_send(y, handle, Signal(counter, 1, 1, slot_tiles, num_sms=2))
+    experts.join()
