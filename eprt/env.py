@@ -116,8 +116,12 @@ def mpi_parameter_is_set(file: str, name: str) -> bool:
 
 
 def mpi_environment() -> dict[str, str]:
-    """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun."""
-    return {**MPI_ENVIRONMENT, **os.environ, **ROOT_ENVIRONMENT}
+    """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun.
+
+    HOME is one of them: Open MPI does not start without, and services have none (systemd's, of the system).
+    """
+    home = os.path.expanduser("~")
+    return {**MPI_ENVIRONMENT, "HOME": home if os.path.isabs(home) else "/", **os.environ, **ROOT_ENVIRONMENT}
 
 
 def without_mpi() -> dict[str, str]:

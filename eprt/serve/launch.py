@@ -29,23 +29,30 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     # Rank 0 binds for good; trying it here tells of a port in use without mpirun's words about a failed rank.
     bind_http(options.host, options.port).close()
     environment = {**env.mpi_environment(), "EPRT_LAUNCHER_PID": str(os.getpid())}
-    # Its own session: Ctrl-C in a terminal reaches this process only.
-    mpirun = subprocess.Popen(command, env=environment, start_new_session=True)
+    started: list[subprocess.Popen] = []
     taken_s: list[float] = []
+    told = False  # whether ranks of this host were
 
     def pass_on(number: int, frame) -> None:
+        nonlocal told
         taken_s.append(time.monotonic())
-        _end(mpirun, hard=len(taken_s) > 2)
+        told = _end(started[0], hard=len(taken_s) > 2) if started else False
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, pass_on)
+    # Its own session: Ctrl-C in a terminal reaches this process only.
+    mpirun = subprocess.Popen(command, env=environment, start_new_session=True)
+    started.append(mpirun)
     allowed_s = options.drain_timeout_s + _LEAVE_S
     while (status := _wait(mpirun, 1.0)) is None:
+        if taken_s and not told and _children(mpirun.pid):  # there were none yet, and nobody would tell them
+            told = _end(mpirun, hard=False)
         if taken_s and time.monotonic() > taken_s[0] + allowed_s:
             say(f"eprt: not ended {allowed_s:g} s after it was told to stop: killing the ranks and mpirun")
             taken_s[0] += _LEAVE_S
             _end(mpirun, hard=True)
-    if taken_s and status == 128 + signal.SIGUSR1:  # told to stop while it loaded: there was nothing to drain
+    # Told to stop while it loaded: there was nothing to drain. So young an mpirun may die of the signal itself.
+    if taken_s and status in (128 + signal.SIGUSR1, -signal.SIGUSR1):
         return 0
     return status if status >= 0 else 128 - status
 
@@ -57,8 +64,11 @@ def _wait(process: subprocess.Popen, timeout_s: float) -> int | None:
         return None
 
 
-def _end(mpirun: subprocess.Popen, *, hard: bool) -> None:
-    """Tells the ranks of this host to drain, once more to hurry; or ends everything. Every rank: that is one signal."""
+def _end(mpirun: subprocess.Popen, *, hard: bool) -> bool:
+    """Tells the ranks of this host to drain, once more to hurry; or ends everything. Every rank: that is one signal.
+
+    Returns whether this host has ranks.
+    """
     ranks = _children(mpirun.pid)
     for pid in ranks:
         try:
@@ -67,8 +77,9 @@ def _end(mpirun: subprocess.Popen, *, hard: bool) -> None:
             continue
     if hard:
         mpirun.kill()
-    elif not ranks:  # all on other hosts
+    elif not ranks:  # all on other hosts, or not there yet
         mpirun.send_signal(signal.SIGUSR1)
+    return bool(ranks)
 
 
 def _children(parent: int) -> list[int]:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from eprt.serve.running import RunningServer
+from tests.serve.processes import PATIENT
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 
@@ -28,7 +29,7 @@ def token_ids(http: httpx.Client) -> list[int]:
 @pytest.fixture(scope="session")
 def server():
     with RunningServer(
-        MODEL, 4, "--served-model-name", "demo", "--max-num-seqs", "16", "--max-queue", "8", *WAITS
+        MODEL, 4, "--served-model-name", "demo", "--max-num-seqs", "16", "--max-queue", "8", *WAITS, variables=PATIENT
     ) as running:
         yield running
     status = running.process.returncode

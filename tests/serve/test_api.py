@@ -1,14 +1,16 @@
 """The HTTP contract on a running server of four ranks: shapes, fields, errors, and the oracle of offline generation."""
 
+import contextlib
 import json
 import math
 import socket
-import time
-from collections.abc import Callable
+import threading
 
 import httpx
 import openai
 import pytest
+
+from tests.serve.processes import PATIENCE_S, held, num_sequences, ranks_of, wait_until
 
 GREEDY = {"temperature": 0}
 SUM = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], **GREEDY}
@@ -21,13 +23,13 @@ WEATHER = [{"type": "function", "function": {
 
 @pytest.fixture(scope="module")
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def client(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def complete(http, **fields) -> dict:
@@ -296,35 +298,30 @@ def test_request_ids(http):
 
 def test_request_ids_and_users_are_in_the_log(http, server):
     http.post("/v1/completions", json={**ENDLESS, "max_tokens": 1, "user": "ada"}, headers={"x-request-id": "log-7"})
-    deadline_s = time.monotonic() + 10  # it comes through mpirun
-    while not (lines := [line for line in server.output().splitlines() if "[log-7]" in line]):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    (line,) = lines
+    # It comes through mpirun.
+    (line,) = wait_until(lambda: [line for line in server.output().splitlines() if "[log-7]" in line], "the line")
     assert "completions length: prompt 4" in line and "user 'ada'" in line
 
 
 def test_queue_limit(http, server):
-    # 4 ranks of 16 running and 8 waiting.
-    with httpx.Client(base_url=server.url, timeout=60) as other:
-        body = {**ENDLESS, "max_tokens": 100, "n": 90, "stream": True}
-        with other.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()  # dropping it would close the stream
-            assert next(lines)
-            full = http.post("/v1/completions", json={**ENDLESS, "n": 7})
-            assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
-            assert full.json()["error"]["code"] == "queue_full" and full.json()["error"]["type"] == "rate_limit_error"
-            assert len(complete(http, max_tokens=1, n=6, **ENDLESS)["choices"]) == 6
+    # 4 ranks of 16 running and 8 waiting. While a rank stands still, none of them ends.
+    with held(ranks_of(server.url)[3]):
+        body = {**ENDLESS, "max_tokens": 8, "n": 90}
+        whole: list[httpx.Response] = []
+        many = threading.Thread(target=lambda: whole.append(http.post("/v1/completions", json=body)))
+        many.start()
+        wait_until(lambda: num_sequences(server.url) == 90, "the sequences")
+        full = http.post("/v1/completions", json={**ENDLESS, "n": 7})
+        few: list[dict] = []
+        last = threading.Thread(target=lambda: few.append(complete(http, max_tokens=1, n=6, **ENDLESS)))
+        last.start()
+        wait_until(lambda: num_sequences(server.url) == 96, "six more")
+    assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
+    assert full.json()["error"]["code"] == "queue_full" and full.json()["error"]["type"] == "rate_limit_error"
+    for thread in (many, last):
+        thread.join(PATIENCE_S)
+    assert len(few[0]["choices"]) == 6 and len(whole[0].json()["choices"]) == 90
     wait_idle(http)
-
-
-def eventually(read: Callable, holds: Callable, timeout_s: float = 20):
-    """What read() returns once it holds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not holds(value := read()):
-        assert time.monotonic() < deadline_s, value
-        time.sleep(0.1)
-    return value
 
 
 def is_idle(load: dict) -> bool:
@@ -334,9 +331,13 @@ def is_idle(load: dict) -> bool:
     return arrived and not any(r["num_running_now"] + r["num_waiting_now"] for r in load["ranks"])
 
 
+def load_of(http) -> dict:
+    return http.get("/v1/eprt/load").json()
+
+
 def wait_idle(http) -> dict:
     """/v1/eprt/load once nothing runs; asserts that every KV page is free."""
-    load = eventually(lambda: http.get("/v1/eprt/load").json(), is_idle)
+    load = wait_until(lambda: load if is_idle(load := load_of(http)) else None, "idle ranks")
     assert [r["kv_pages_used_now"] for r in load["ranks"]] == [0] * len(load["ranks"])
     return load
 
@@ -344,16 +345,17 @@ def wait_idle(http) -> dict:
 @pytest.mark.parametrize("stream", [True, False])
 def test_disconnect_frees_the_pages(http, server, stream):
     wait_idle(http)
+    pid = ranks_of(server.url)[3]
     body = json.dumps({**ENDLESS, "max_tokens": 1500, "stream": stream}).encode()
-    generated = sum(r["num_generated_tokens"] for r in http.get("/v1/eprt/load").json()["ranks"])
+    generated = sum(r["num_generated_tokens"] for r in load_of(http)["ranks"])
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as sock:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        sock.sendall(head.encode() + body)
-        deadline_s = time.monotonic() + 20
-        while not any(r["num_running_now"] for r in http.get("/v1/eprt/load").json()["ranks"]):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+    with contextlib.ExitStack() as standing:
+        with socket.create_connection((host, int(port))) as sock:
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            sock.sendall(head.encode() + body)
+            wait_until(lambda: any(r["num_running_now"] for r in load_of(http)["ranks"]), "the request")
+            standing.enter_context(held(pid))
+        wait_until(lambda: num_sequences(server.url) == 0, "the frontend to notice")
     ranks = wait_idle(http)["ranks"]
     assert sum(r["num_generated_tokens"] for r in ranks) - generated < 1500
     assert "Traceback" not in server.output()
@@ -364,7 +366,12 @@ def test_disconnect_frees_the_pages(http, server, stream):
 
 def test_load_placement_and_diagnosis(http, server):
     complete(http, max_tokens=8, **ENDLESS)
-    load = eventually(lambda: wait_idle(http), lambda load: sum(r["num_generated_tokens"] for r in load["ranks"]) >= 8)
+
+    def settled() -> dict | None:
+        load = wait_idle(http)
+        return load if sum(r["num_generated_tokens"] for r in load["ranks"]) >= 8 else None
+
+    load = wait_until(settled, "eight tokens")
     assert load["schema"] == "eprt.load/1" and load["num_ranks"] == 4 and len(load["ranks"]) == 4
     assert [layer["layer"] for layer in load["layers"]] == [1, 2, 3]
     for layer in load["layers"]:
@@ -401,7 +408,7 @@ def test_metrics(http):
     complete(http, max_tokens=4, **ENDLESS)
     http.post("/v1/completions", content=b"{")
     # Ranks tell their statistics each by itself, a moment after the answer.
-    values = eventually(lambda: read_metrics(http), are_settled)
+    values = wait_until(lambda: values if are_settled(values := read_metrics(http)) else None, "their statistics")
     assert values["eprt_up"] == 1 and values["eprt_sequences"] == 0
     assert values['eprt_requests_total{endpoint="completions",outcome="length"}'] >= 1
     assert values['eprt_requests_total{endpoint="completions",outcome="invalid_json"}'] >= 1
@@ -425,7 +432,7 @@ def test_garbage_on_the_socket_does_no_harm(http, server):
                     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
                     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n{}",
                     b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n"):  # fmt: skip
-        with socket.create_connection((host, int(port)), timeout=10) as sock:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(65536):
@@ -435,7 +442,7 @@ def test_garbage_on_the_socket_does_no_harm(http, server):
 
 def test_a_body_that_never_ends_is_given_up(http, server):
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as sock:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         answer = sock.recv(65536)
         while b"body_timeout" not in answer and (more := sock.recv(65536)):

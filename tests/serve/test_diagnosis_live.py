@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -93,7 +94,7 @@ def paused_half_of_the_time(pid: int) -> Iterator[None]:
         pausing.join()
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 40.0):
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 100.0) -> Any:
     return wait_until(lambda: condition() or time.sleep(0.2), what, timeout_s)
 
 

@@ -77,6 +77,15 @@ def test_mpi_environment_says_the_same_as_the_parameter_files():
     assert len(env.MPI_ENVIRONMENT) == 5
 
 
+def test_open_mpi_always_has_a_home(monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    assert os.path.isabs(env.mpi_environment()["HOME"])
+    monkeypatch.setattr(env.os.path, "expanduser", lambda path: path)  # a user without a name
+    assert env.mpi_environment()["HOME"] == "/"
+    monkeypatch.setenv("HOME", "/their/own")
+    assert env.mpi_environment()["HOME"] == "/their/own"
+
+
 def test_child_processes_can_be_told_that_they_are_no_ranks(monkeypatch):
     monkeypatch.setenv("PMIX_RANK", "3")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from eprt.diagnostics.logsource import LogSource
@@ -19,7 +21,7 @@ from tests.web.logs import write_log
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0):
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 100.0) -> Any:
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
@@ -86,10 +88,13 @@ def browser():
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
     arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with playwright.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=path, args=arguments)
-        yield chromium
-        chromium.close()
+    with pytest.MonkeyPatch.context() as patch:
+        if len(tempfile.gettempdir()) > 40:  # Chromium puts a socket there, whose path may have 107 bytes
+            patch.setenv("TMPDIR", "/tmp")
+        with playwright.sync_playwright() as play:
+            chromium = play.chromium.launch(executable_path=path, args=arguments)
+            yield chromium
+            chromium.close()
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def open_page(browser):
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(100_000)
         page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)
