@@ -249,8 +249,7 @@ class Engine:
         Raises EPTimeoutError or RankLostError when a rank does not take part. After any error, also an interrupt from
         the keyboard, the engine does not go on: its prefix cache knows pages that may never have been filled.
         """
-        if self.ended_by:
-            raise RuntimeError(f"{self.ended_by}: make a new one")
+        self.check_alive()
         try:
             return self._step(seen_seq)
         except BaseException as error:
@@ -259,6 +258,11 @@ class Engine:
             if self.migrator is not None and isinstance(error, EPError):
                 self.migrator.abort(str(error))
             raise
+
+    def check_alive(self) -> None:
+        """RuntimeError saying why there can be no more steps."""
+        if self.ended_by:
+            raise RuntimeError(f"{self.ended_by}: make a new one")
 
     def _step(self, seen_seq: int) -> StepResult:
         start = time.perf_counter()

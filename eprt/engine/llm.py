@@ -146,7 +146,7 @@ class LLM:
         Raises ValueError, on all ranks and before anything runs, for a prompt that can never run, and for arguments
         that are not the same on all ranks.
         """
-        self._leave_stream()
+        self._begin()
         completions, texts = self._prepare(prompts, sampling_params)
         for _ in self._run(completions):
             pass
@@ -162,12 +162,14 @@ class LLM:
         Collective like generate(): every rank must iterate. Leaving the loop early drops this rank's completions, and
         so does the next call of generate() or stream().
         """
-        self._leave_stream()
+        self._begin()
         self._stream = run = self._run(self._prepare(prompts, sampling_params)[0])
         yield from run
 
-    def _leave_stream(self) -> None:
-        """An iterator that was left may live on, in a traceback for instance, and its requests with it."""
+    def _begin(self) -> None:
+        """RuntimeError where nothing can be generated any more, before a rank waits for the others."""
+        self.engine.check_alive()
+        # An iterator that was left may live on, in a traceback for instance, and its requests with it.
         if self._stream is not None and inspect.getgeneratorstate(self._stream) == inspect.GEN_SUSPENDED:
             _log.warning("a stream was not read to its end: what it still had to generate is dropped")
             self._stream.close()
@@ -285,7 +287,7 @@ class LLM:
                 for request_id in mine:
                     self.engine.abort(request_id)
             # Left early: the other ranks still need this one's experts until they have finished too.
-            while isinstance(error, GeneratorExit) and not all_idle:
+            while isinstance(error, GeneratorExit) and not all_idle and not self.engine.ended_by:
                 all_idle = self.engine.step(self._num_requests).all_idle
             raise
 

@@ -17,6 +17,7 @@ _FLOATS = ("F32", "BF16", "F16")
 _SCALES = (*_FLOATS, "F8_E8M0")  # ue8m0: powers of two
 # Saved by old versions of transformers; computed here.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
+_SHARED_WITH_MTP = (".embed_tokens.weight", ".shared_head.head.weight")
 
 
 def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, tuple[Shape, bool]]:
@@ -113,7 +114,7 @@ def check_tensors(config: ModelConfig, checkpoint: Checkpoint, mtp: bool = False
             )
     for name, info in checkpoint.tensors.items():
         # Without shared experts transformers saves theirs with no rows.
-        if name not in expected and name not in scales and not is_skipped(config, name) and 0 not in info.shape:
+        if name not in expected and name not in scales and not is_skipped(config, name, mtp) and 0 not in info.shape:
             problems.append(f"extra: {name} {list(info.shape)} ({info.file.name})")
     if problems:
         raise CheckpointError(
@@ -122,12 +123,14 @@ def check_tensors(config: ModelConfig, checkpoint: Checkpoint, mtp: bool = False
         )
 
 
-def is_skipped(config: ModelConfig, name: str) -> bool:
-    """Tensors that are known and not needed: MTP layers, computed buffers, the head of a model that ties it."""
+def is_skipped(config: ModelConfig, name: str, mtp: bool = False) -> bool:
+    """Tensors that are known and not needed: MTP layers, but of the first, if it is needed, only its copies of what is
+    the model's own; computed buffers; the head of a model that ties it."""
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if layer is not None:
         beyond = int(layer[1]) - config.num_hidden_layers
-        if 0 <= beyond < config.num_nextn_predict_layers:
+        is_needed = mtp and beyond == 0 and not name.endswith(_SHARED_WITH_MTP)
+        if 0 <= beyond < config.num_nextn_predict_layers and not is_needed:
             return True
     return bool(_COMPUTED.search(name)) or (config.tie_word_embeddings and name == "lm_head.weight")
 

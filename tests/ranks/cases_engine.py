@@ -108,6 +108,12 @@ def streams_and_errors(group: EPGroup, directory: str) -> None:
         unseeded = llm.generate([[5, 6]], SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids
         assert group.allgather(unseeded) == [unseeded] * group.size
         assert len(llm.generate([7, 8], params)[0].outputs[0].token_ids) == 12
+    try:
+        llm.generate([7, 8], params)
+    except RuntimeError as error:
+        assert "this engine is closed" in str(error)
+    else:
+        raise AssertionError("a closed LLM generated")
 
 
 class Mailbox:

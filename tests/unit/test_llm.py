@@ -255,8 +255,10 @@ def raise_interrupt(*_):
 
 def test_a_closed_llm_says_so(checkpoint):
     with LLM(checkpoint, kv_cache_gb=0.01) as closed:
-        pass
+        left = closed.stream([3, 4])
+        next(left)
     closed.close()
+    left.close()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="this engine is closed: make a new one"):
             closed.generate([3, 4])

@@ -5,9 +5,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from eprt import LLM, SamplingParams
 from eprt.config import EngineConfig
+from eprt.models.checkpoint import Checkpoint
+from eprt.models.deepseek_tensors import check_tensors
+from eprt.models.hf_config import read_model_config
 from tests import tiny
 from tests.recorded import steps_recorded
 
@@ -140,6 +145,29 @@ def test_no_draft_lies_beyond_the_models_last_position(tmp_path):
         tokens.append(output.outputs[0].token_ids)
         assert len(output.prompt_token_ids) + len(tokens[-1]) == 37 and 37 % llm.engine.config.page_size
     assert tokens[0] == tokens[1]
+
+
+def test_every_wrong_tensor_of_the_mtp_layer_is_listed(tmp_path):
+    """What it shares with the model, of which checkpoints hold copies, is none of them; without drafts nothing is."""
+    config = read_model_config(EngineConfig(str(MODEL)))
+    tensors = load_file(MODEL / "model.safetensors")
+    tensors["model.layers.4.embed_tokens.weight"] = torch.zeros(640, 256)
+    tensors["model.layers.4.shared_head.head.weight"] = torch.zeros(640, 256)
+    save_file(tensors, tmp_path / "model.safetensors")
+    check_tensors(config, Checkpoint(tmp_path), mtp=True)
+    del tensors["model.layers.4.hnorm.weight"]
+    tensors["model.layers.4.eh_proj.weight"] = torch.zeros(256, 256)
+    tensors["model.layers.4.self_attn.o_proj.bias"] = torch.zeros(256)
+    save_file(tensors, tmp_path / "model.safetensors")
+    check_tensors(config, Checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="3 tensors are wrong") as error:
+        check_tensors(config, Checkpoint(tmp_path), mtp=True)
+    for want in (
+        "missing: model.layers.4.hnorm.weight [256]",
+        "wrong shape: model.layers.4.eh_proj.weight is [256, 256], expected [256, 512] (model.safetensors)",
+        "extra: model.layers.4.self_attn.o_proj.bias [256] (model.safetensors)",
+    ):
+        assert want in str(error.value)
 
 
 def test_what_cannot_draft_is_refused(tmp_path):
