@@ -4,6 +4,7 @@ Knows nothing of how a placement is chosen (plan.py) or how weights move.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -164,6 +165,14 @@ class Placement:
             return Placement.from_json(json.loads(Path(path).read_text()))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+
+
+def even_nodes(node_of_gpu: Sequence[int]) -> int:
+    """num_nodes of a placement for these GPUs: a placement knows only nodes of equally many neighbours, in order; any
+    others count as one."""
+    nodes = list(node_of_gpu)
+    is_even = len(set(map(nodes.count, nodes))) == 1 and nodes == sorted(nodes)
+    return max(nodes) + 1 if is_even else 1
 
 
 def fewest_slots(num_experts: int, num_gpus: int) -> int:

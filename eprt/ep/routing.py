@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eprt.balancer import Placement, ReplicaTable, assign, split_batch
+from eprt.balancer.placement import even_nodes
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
 from eprt.ep.placement import SlotMap
@@ -24,9 +25,7 @@ class BatchRouter:
 
     def __init__(self, group: EPGroup, num_experts: int, method: str = "water_filling", timeout_s: float | None = None):
         self._group, self._num_experts, self._method = group, num_experts, method
-        nodes = group.node_of_rank
-        even = len(set(map(nodes.count, nodes))) == 1 and list(nodes) == sorted(nodes)
-        self._num_nodes = group.num_nodes if even else 1
+        self._num_nodes = even_nodes(group.node_of_rank)
         self._board = StepBoard(group, num_experts, timeout_s)
         self._speed_N: tuple[float, ...] = ()
         self._tables: dict[int, tuple[SlotMap, ReplicaTable]] = {}

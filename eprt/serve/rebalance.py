@@ -11,27 +11,28 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from eprt.balancer import Placement, RoutingTrace
+from eprt.balancer import Placement
 from eprt.balancer.controller import Controller, Snapshot
 from eprt.balancer.job import PlanAnswer, PlanRequest
+from eprt.balancer.placement import even_nodes
 from eprt.balancer.statistics import PHASES
 from eprt.balancer.trigger import VERDICTS, Decision, TriggerConfig
 from eprt.ep.migration_job import Job, MigrationStatus
 from eprt.serve.errors import ApiError
 from eprt.serve.expert_load import expert_load, total_load
-from eprt.serve.messages import Sampled
 from eprt.serve.options import ServeOptions
 from eprt.serve.rank_pool import RankPool
 from eprt.serve.rebalance_migration import Migration, placement_after, with_a_commit
 from eprt.serve.rebalance_plan import solve_apart
 from eprt.serve.rebalance_request import RebalanceRequest, parse_rebalance
+from eprt.serve.routing_sample import RoutingSample
 
 _log = logging.getLogger(__name__)
 
@@ -82,10 +83,8 @@ class Rebalancer:
         if not infos or not infos[0].moe_layers:
             raise ApiError(409, "this model has no MoE layers", code="no_experts")
         if self._placement is None:
-            nodes = infos[0].node_of_rank
-            even = len(set(map(nodes.count, nodes))) == 1 and list(nodes) == sorted(nodes)
             rows = [[e for info in infos for e in info.expert_of_slot[row]] for row in range(len(infos[0].moe_layers))]
-            self._placement = Placement(np.array(rows), len(infos), max(nodes) + 1 if even else 1)
+            self._placement = Placement(np.array(rows), len(infos), even_nodes(infos[0].node_of_rank))
         return self._placement
 
     def statuses(self) -> list[MigrationStatus]:
@@ -139,23 +138,22 @@ class Rebalancer:
         num_layers, statistics = self.placement.num_layers, self.controller.statistics
         if statistics is None or not len(statistics):
             raise ApiError(409, "no window of load is complete yet; try again in a few seconds", code="no_load")
-        topk_idx, source_gpu, topk_step = await self._trace()
+        sample = await self._sample()
         async with self._using_statistics:  # no window may be added between one look and the next
             windows = await asyncio.to_thread(lambda: [statistics.windows(phase) for phase in (None, *PHASES)])
-            window_T = statistics.window_of_steps(topk_step[0])
-        parts = dict(zip(("load", "load_prefill", "load_decode"), windows))
-        parts |= {"topk_idx": topk_idx, "source_gpu": source_gpu, "topk_step": topk_step}
+            window_T = statistics.window_of_steps(sample.topk_step[0])
+        parts = dict(zip(("load", "load_prefill", "load_decode"), windows)) | vars(sample)
         parts["topk_window"] = np.tile(window_T, (num_layers, 1))
         return await asyncio.to_thread(_as_npz, parts)
 
-    async def _trace(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """topk_idx, source_gpu and topk_step of load_file()."""
+    async def _sample(self) -> RoutingSample:
+        """ApiError 503 where a rank takes too long to tell."""
         try:
             told = await self._pool.sample()
         except TimeoutError:
             message = "a rank has not told its routing sample within 10 s: its steps take long; try again"
             raise ApiError(503, message, code="no_sample", retry_after_s=10) from None
-        return await asyncio.to_thread(_joined, told)
+        return await asyncio.to_thread(RoutingSample.of, told)
 
     def status(self) -> dict[str, Any]:
         """eprt.rebalance/1."""
@@ -230,10 +228,8 @@ class Rebalancer:
         else:
             trace = None
             if self.placement.num_nodes > 1:
-                topk_LTK, source_LT, _ = await self._trace()
-                trace = await asyncio.to_thread(
-                    lambda: RoutingTrace(tuple(topk_LTK), tuple(source_LT)).sample(_TRACE_TOKENS)
-                )
+                sample = await self._sample()
+                trace = await asyncio.to_thread(sample.trace, _TRACE_TOKENS)
             async with self._using_statistics:
                 plan_request = self.controller.request(self.placement, trace)
         if plan_request is None:
@@ -377,15 +373,6 @@ class Rebalancer:
         if self._following is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._following, 2.0)
-
-
-def _joined(told: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What all ranks have sampled: choices int16 [L, T, K], and of each token its rank and its step, [L, T]."""
-    samples = [np.frombuffer(s.topk_idx, dtype=f"i{s.item_bytes}").reshape(s.shape) for s in told]
-    source = np.concatenate([np.full(sample.shape[1], rank, dtype=np.int32) for rank, sample in enumerate(samples)])
-    step_T = np.concatenate([np.frombuffer(s.steps, dtype=np.int64) for s in told])
-    trace_LTK = np.concatenate(samples, axis=1).astype(np.int16)
-    return trace_LTK, np.tile(source, (len(trace_LTK), 1)), np.tile(step_T, (len(trace_LTK), 1))
 
 
 def _as_npz(parts: dict[str, np.ndarray]) -> bytes:
