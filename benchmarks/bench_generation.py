@@ -43,7 +43,7 @@ from benchmarks.bench_gpu_layers import bandwidth, matrix_rate
 from benchmarks.report import Report, Timing, quantile
 from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig, EPGroup, SamplingParams
-from eprt.engine import engine as engine_module
+from eprt.engine import kv_cache
 from eprt.engine.engine import Engine
 from eprt.models.loader import load_model
 
@@ -94,14 +94,14 @@ def of_depth(model, num_layers: int):
 @contextmanager
 def cache_of_one_layer() -> Iterator[None]:
     """Engines made meanwhile keep the cache of every layer in the memory of one."""
-    allocate = engine_module.allocate_kv_cache
+    allocate = kv_cache.allocate_kv_cache
 
     def allocate_one(num_layers, *shape_and_kind):
         return allocate(1, *shape_and_kind).expand(num_layers, -1, -1, -1)
 
-    engine_module.allocate_kv_cache = allocate_one
+    kv_cache.allocate_kv_cache = allocate_one
     yield
-    engine_module.allocate_kv_cache = allocate
+    kv_cache.allocate_kv_cache = allocate
 
 
 class Bench:

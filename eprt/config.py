@@ -298,6 +298,11 @@ class EngineConfig:
         self._check_drafts()
         self._check_overlap()
 
+    @property
+    def max_running(self) -> int:
+        """Most requests that run at once: each has a token in every step, and one more for each draft."""
+        return min(self.max_num_seqs, self.chunk_size // (1 + self.num_speculative_tokens))
+
     def _given(self, name: str) -> str:
         """The field as it is written on the command line."""
         return f"--{name.replace('_', '-')} {getattr(self, name)}"

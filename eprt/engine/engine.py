@@ -42,7 +42,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from eprt.config import EngineConfig
 from eprt.engine import sampler, step_waits
@@ -51,7 +50,7 @@ from eprt.engine.batch_rows import BatchRows
 from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
 from eprt.engine.in_flight import InFlight
-from eprt.engine.kv_cache import PagePool, allocate_kv_cache, cache_format, num_kv_pages
+from eprt.engine.kv_cache import KVCache
 from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.request import QueueFullError, Request, RequestLimits
@@ -74,8 +73,6 @@ from eprt.ep.transport import make_transport
 _log = logging.getLogger(__name__)
 
 _HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, times; offered, progress, room
-# Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
-_USEFUL_CACHE = 4
 
 
 class Engine:
@@ -99,13 +96,14 @@ class Engine:
         require_same_options(self.group, config)
         self._owns_model = model is None
         self.model = model if model is not None else _load(config, self.group, progress)
-        self.limits, self._pool, kv_cache_LPSD = self._make_cache()
+        cache = KVCache.of(config, self.model)
+        self._pool, kv_cache_LPSD = cache.pool, cache.pages_LPSD
+        self.limits = RequestLimits(self.model.config.vocab_size, cache.max_model_len, cache.num_tokens)
         num_drafts = config.num_speculative_tokens
-        max_running = min(config.max_num_seqs, config.chunk_size // (1 + num_drafts))
         self._rows = rows = BatchRows(
-            max_running, self.limits.max_model_len, config.page_size, self.limits.vocab_size, num_drafts
+            config.max_running, cache.max_model_len, config.page_size, self.limits.vocab_size, num_drafts
         )
-        self.scheduler = Scheduler(self._pool, rows, config.chunk_size, max_running)
+        self.scheduler = Scheduler(self._pool, rows, config.chunk_size, config.max_running)
         num_layers = self.model.config.num_hidden_layers
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
@@ -130,33 +128,6 @@ class Engine:
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
         self._num_steps, self._last_step_s, self.ended_by = 0, 0.0, ""
         self._prepare_gpu()
-
-    def _make_cache(self) -> tuple[RequestLimits, PagePool, Tensor]:
-        config, model = self.config, self.model.config
-        max_model_len = config.max_model_len or model.max_position_embeddings
-        if max_model_len > model.max_position_embeddings:
-            raise ValueError(
-                f"--max-model-len {max_model_len}: the model knows positions up to {model.max_position_embeddings}"
-            )
-        num_layers = model.num_hidden_layers + (config.num_speculative_tokens > 0)
-        entry = cache_format(config.kv_cache_dtype, self.model)
-        useful = _USEFUL_CACHE * config.max_num_seqs * max_model_len
-        num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, entry, useful)
-        kv_tokens = num_pages * config.page_size
-        if kv_tokens < max_model_len:
-            _log.warning(
-                "the KV cache holds %d tokens per rank: requests are limited to that instead of %d (--kv-cache-gb %s)",
-                kv_tokens,
-                max_model_len,
-                config.kv_cache_gb,
-            )
-        limits = RequestLimits(model.vocab_size, min(max_model_len, kv_tokens), kv_tokens)
-        # The MTP layer's entries are made of each token and the next.
-        pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache, int(config.num_speculative_tokens > 0))
-        # One page more, which the pool does not know: padding is written there.
-        shape = (num_layers, num_pages + 1, config.page_size)
-        cache = allocate_kv_cache(*shape, entry, getattr(self.model, "device", "cpu"))
-        return limits, pool, cache
 
     def _watch_experts(self) -> tuple[LoadRecorder | None, Migrator | None]:
         """Counts their load, and moves them where there is memory for it; None without MoE layers."""
@@ -193,7 +164,7 @@ class Engine:
         config = self.config
         longest = min(config.chunk_size, self.limits.max_model_len)
         warm_up(self.runner, self.drafter, longest, lambda num_tokens: self.overlap.of_step([num_tokens], "normal"))
-        most_decodes = self.scheduler.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
+        most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
         most_rows = min(config.low_latency_max_tokens, most_decodes)
         num_pages = -(-self.limits.max_model_len // config.page_size)
         wanted = config.graph_sizes if self._router is None else ()  # its split is the host's

@@ -16,16 +16,23 @@ Requests give their pages back last page first, so that the ends of chains are e
 whose beginning has gone first after all (it hung on another request's copy) is found by nobody and evicted in its turn.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from eprt.config import EngineConfig
 from eprt.ops.kv_format import KVFormat
 
+_log = logging.getLogger(__name__)
+
 ROOT_NODE = 0
+# Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
+_USEFUL_CACHE = 4
 
 
 class PagePool:
@@ -151,6 +158,45 @@ class PagePool:
                 raise RuntimeError(f"KV page {page} is cached but no prefix leads to it")
         if len(self._entry_of) != sum(key is not None for key in self._key_of):
             raise RuntimeError(f"{len(self._entry_of)} prefixes are known, but fewer pages hold them")
+
+
+@dataclass(frozen=True, eq=False)
+class KVCache:
+    """One rank's. pages_LPSD: see allocate_kv_cache; an MTP layer is one of the layers, the last, and the last page is
+    padding's, which the pool does not know. max_model_len: most tokens of a request."""
+
+    pool: PagePool
+    pages_LPSD: Tensor
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """That the pages have room for."""
+        return self.pool.num_pages * self.pool.page_size
+
+    @staticmethod
+    def of(config: EngineConfig, model) -> "KVCache":
+        """model: loaded. ValueError naming the option that does not fit, MemoryError where there is no room."""
+        most, drafts = model.config.max_position_embeddings, config.num_speculative_tokens > 0
+        max_model_len = config.max_model_len or most
+        if max_model_len > most:
+            raise ValueError(f"--max-model-len {max_model_len}: the model knows positions up to {most}")
+        entry, num_layers = cache_format(config.kv_cache_dtype, model), model.config.num_hidden_layers + drafts
+        useful = _USEFUL_CACHE * config.max_num_seqs * max_model_len
+        num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, entry, useful)
+        num_tokens = num_pages * config.page_size
+        if num_tokens < max_model_len:
+            _log.warning(
+                "the KV cache holds %d tokens per rank: requests are limited to that instead of %d (--kv-cache-gb %s)",
+                num_tokens,
+                max_model_len,
+                config.kv_cache_gb,
+            )
+        # The MTP layer's entries are made of each token and the next.
+        pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache, num_next=int(drafts))
+        shape = (num_layers, num_pages + 1, config.page_size)
+        pages_LPSD = allocate_kv_cache(*shape, entry, getattr(model, "device", "cpu"))
+        return KVCache(pool, pages_LPSD, min(max_model_len, num_tokens))
 
 
 def cache_format(name: str, model) -> KVFormat:

@@ -39,10 +39,9 @@ from eprt.engine.schedule import Chunk, SampledTokens, Schedule
 
 
 class Scheduler:
-    def __init__(self, pool: PagePool, rows: BatchRows, chunk_size: int, max_num_seqs: int):
+    def __init__(self, pool: PagePool, rows: BatchRows, chunk_size: int, max_running: int):
         self.pool, self.rows = pool, rows
-        self.chunk_size = chunk_size
-        self.max_running = min(max_num_seqs, chunk_size)
+        self.chunk_size, self.max_running = chunk_size, max_running
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0

@@ -86,8 +86,7 @@ class RankPool:
         self.ended = asyncio.Event()
         self.quiet = asyncio.Event()  # no sequence runs
         self.quiet.set()
-        max_running = min(engine.max_num_seqs, engine.chunk_size)
-        self.router = Router(config.num_ranks, max_running + engine.max_queue, engine.page_size)
+        self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size)
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self._token, self._on_drain = config.token, on_drain
         self._sequences: dict[str, RunningSequence] = {}
