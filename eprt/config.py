@@ -225,6 +225,8 @@ _LEAST = {
     "spare_experts": 0,
     "seed": 0,
 }
+_MOST = (1 << 31) - 1  # of what memory is taken for: 32-bit integers hold its indices
+_WITHOUT_MOST = ("max_queue", "seed")
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,9 @@ class EngineConfig:
         for name, choices in _CHOICES.items():
             _require(getattr(self, name) in choices, f"{self._given(name)}: must be {_any_of(choices)}")
         for name, least in _LEAST.items():
-            _require(getattr(self, name) >= least, f"{self._given(name)}: must be at least {least}")
+            value = getattr(self, name)
+            _require(value >= least, f"{self._given(name)}: must be at least {least}")
+            _require(value <= _MOST or name in _WITHOUT_MOST, f"{self._given(name)}: must be at most {_MOST}")
         self._check_model()
         self._check_drafts()
         self._check_overlap()
@@ -330,7 +334,7 @@ class EngineConfig:
         _require(
             self.max_model_len is None or self.max_model_len >= 2, f"{self._given('max_model_len')}: must be at least 2"
         )
-        _require(0 < self.kv_cache_gb < float("inf"), f"{self._given('kv_cache_gb')}: must be above 0 and finite")
+        _require(0 < self.kv_cache_gb <= _MOST, f"{self._given('kv_cache_gb')}: must be above 0 and at most {_MOST}")
 
     def _check_drafts(self) -> None:
         most = min(self.page_size, self.chunk_size - 1)  # one new page at most per step; one whole request per step

@@ -7,6 +7,7 @@ without end, would keep descriptors and memory for as long as it likes.
 import asyncio
 import resource
 from collections import deque
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -52,6 +53,8 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+        if self.scope["http_version"] in ("0.9", "1.0"):
+            self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         self._in_head = True
@@ -92,6 +95,22 @@ class Connection(HttpToolsProtocol):
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
+
+
+class _Unchunked:
+    """ASGI's send for HTTP/1.0, which has no chunks: uvicorn sends them all the same. What has no length ends with the
+    connection."""
+
+    def __init__(self, cycle: RequestResponseCycle):
+        self._cycle, self._send, self._has_length = cycle, cycle.send, True
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            self._cycle.chunked_encoding = None if self._has_length else False
+        elif not self._has_length:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 def raise_descriptor_limit() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from eprt import env
 from eprt.serve.channel import bind_http
 from eprt.serve.errors import say
-from eprt.serve.options import OptionError, ServeOptions
+from eprt.serve.options import OptionError, ServeOptions, make_diagnose_dir
 
 # Beyond the drain: for the ranks to leave together, and for mpirun to notice.
 _LEAVE_S = 60.0
@@ -26,8 +26,9 @@ _LEAVE_S = 60.0
 def launch(options: ServeOptions, argv: list[str]) -> int:
     """Runs `python -m eprt.serve argv` on options.num_ranks ranks under mpirun; returns its exit status."""
     command = [find_mpirun(), "-n", str(options.num_ranks), sys.executable, "-m", "eprt.serve", *argv]
-    # Rank 0 binds for good; trying it here tells of a port in use without mpirun's words about a failed rank.
+    # Rank 0 does both for good; trying it here tells of a port in use without mpirun's words about a failed rank.
     bind_http(options.host, options.port).close()
+    make_diagnose_dir(options)
     environment = {**env.mpi_environment(), "EPRT_LAUNCHER_PID": str(os.getpid())}
     started: list[subprocess.Popen] = []
     taken_s: list[float] = []

@@ -5,6 +5,7 @@ FrontendConfig carries them on to the frontend's process.
 
 import argparse
 import dataclasses
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,9 @@ def parse(argv: list[str]) -> ServeOptions:
         engine = _engine_config(args)
     except ValueError as error:
         raise OptionError(str(error)) from None
+    for flag in ("--model", "--served-model-name", "--diagnose-dir", "--host"):  # a shell's variable that is not set
+        if getattr(args, flag[2:].replace("-", "_")) == "":
+            raise OptionError(f"{flag} is empty: give it a value or leave it out")
     for flag, ok, want in (
         ("--ranks", args.ranks is None or args.ranks >= 1, "at least 1"),
         ("--port", 0 <= args.port <= 65535, "in 0..65535"),
@@ -246,7 +250,7 @@ def parse(argv: list[str]) -> ServeOptions:
         ("--diagnose-window", 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
         ("--diagnose-log-mb", 1 <= args.diagnose_log_mb < _INF, "finite and at least 1"),
         ("--rebalance", args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
-        ("--load-window", 0 < args.load_window < _INF, "finite and above 0"),
+        ("--load-window", 0.1 <= args.load_window <= 86400, "in 0.1..86400"),
         ("--us-per-crossing", 0 <= args.us_per_crossing < _INF, "finite and at least 0"),
         ("--migration-timeout", 0 < args.migration_timeout < _INF, "finite and above 0"),
         ("--max-body-mb", 0 < args.max_body_mb < _INF, "finite and above 0"),
@@ -282,6 +286,19 @@ def parse(argv: list[str]) -> ServeOptions:
         max_body_bytes=int(args.max_body_mb * 2**20),
         body_timeout_s=args.body_timeout,
     )
+
+
+def make_diagnose_dir(options: ServeOptions) -> None:
+    """Where rank 0 runs. OptionError where no log can be written: it would be found out after the first window."""
+    if options.diagnose_dir is None:
+        return
+    path = Path(options.diagnose_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise OptionError(f"--diagnose-dir {path}: the log cannot be written there: {why}") from None
 
 
 def _check_faults(faults: list[str], num_ranks: int | None) -> None:

@@ -23,7 +23,7 @@ from eprt.serve import worker
 from eprt.serve.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.errors import say
 from eprt.serve.messages import Drain, Hello
-from eprt.serve.options import FrontendConfig, ServeOptions, of_all_ranks
+from eprt.serve.options import FrontendConfig, ServeOptions, make_diagnose_dir, of_all_ranks
 
 
 def run(options: ServeOptions) -> int:
@@ -31,7 +31,10 @@ def run(options: ServeOptions) -> int:
     level = env.get("EPRT_LOG_LEVEL").upper()
     logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
     launched_rank = env.launched_rank()
-    http = bind_http(options.host, options.port) if not launched_rank else None
+    http = None
+    if not launched_rank:
+        http = bind_http(options.host, options.port)
+        make_diagnose_dir(options)
     try:
         group = EPGroup.single() if launched_rank is None else EPGroup.from_mpi()
         _check_job(options, group)

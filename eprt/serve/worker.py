@@ -46,6 +46,11 @@ _log = logging.getLogger(__name__)
 # SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
+_LESS_MEMORY = (
+    "take more ranks, or lower --chunk-size, --max-num-seqs, --low-latency-max-tokens, --spare-experts, "
+    "--num-redundant-experts or --kv-cache-gb"
+)
+
 # Counters go to the frontend so often, and at least four times in a window of the diagnosis.
 _STATS_PERIOD_S = 0.5
 _QUIET_BEFORE_CHECK_S = 1.0
@@ -279,8 +284,14 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
 
 def _describe(error: Exception) -> str:
     """One line for what a user can mend; the traceback for what only a developer can."""
+    import torch
+
     from eprt.ep.api import EPError
 
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):  # torch's words on GPUs and CPUs
+        return f"{str(error).splitlines()[0]}; {_LESS_MEMORY}"
+    if isinstance(error, MemoryError) and not str(error).count("--"):
+        return f"{error or 'no memory'}; {_LESS_MEMORY}"
     if isinstance(error, (EPError, ValueError, OSError, MemoryError)):
         return str(error) or repr(error)
     return "".join(traceback.format_exception(error)).rstrip()

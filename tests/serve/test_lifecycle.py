@@ -255,6 +255,10 @@ def test_what_is_wrong_at_the_start_is_one_line(used_port, tmp_path):
         (["--model", str(tmp_path)], "has no tokenizer.json"),
         (["--model", str(MODEL), "--port", str(used_port)], f"cannot listen on 127.0.0.1:{used_port}"),
         (["--model", str(MODEL), "--port", "-1"], "--port -1: must be in 0..65535"),
+        (
+            ["--model", str(MODEL), "--port", "0", "--diagnose-dir", "/dev/null/x"],
+            "--diagnose-dir /dev/null/x: the log ca",
+        ),
         (["--model", str(MODEL), "--dtype", "int3"], "--dtype int3"),
         (["--model", str(MODEL), "--kv-cache-gb", "x"], "--kv-cache-gb"),
         (["--model", str(MODEL), "--max-num-seq", "3"], "--max-num-seq"),

@@ -109,6 +109,15 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 STREAM = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+@pytest.mark.parametrize("method, body", [(b"GET", b"word " * 20 + b"end"), (b"HEAD", b"")])
+def test_http_1_0_gets_no_chunks(method, body):
+    head, _, rest = asyncio.run(_talk(method + b" /stream HTTP/1.0\r\n\r\n", until=b"")).partition(b"\r\n\r\n")
+    assert b"200 OK" in head and b"chunked" not in head and b"connection: close" in head and rest == body
+    assert asyncio.run(_talk(b"GET / HTTP/1.0\r\n\r\n", until=b"")).endswith(
+        b"content-length: 2\r\nconnection: close\r\n\r\nok"
+    )
+
+
 @pytest.mark.parametrize(
     "pieces",
     [(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", b"b", b"b"), (GET, b"\r\n")],

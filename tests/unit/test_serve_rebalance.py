@@ -42,7 +42,8 @@ def test_the_flags_say_what_they_are_for():
         (["--rebalance", "auto", "--spare-experts", "0"], "--rebalance auto needs --spare-experts of at least 1"),
         (["--replica-routing", "random"], "--replica-routing random: must be weights, local, batch or batch-lp"),
         (["--us-per-crossing", "-1"], "--us-per-crossing -1.0: must be finite and at least 0"),
-        (["--load-window", "0"], "--load-window 0.0: must be finite and above 0"),
+        (["--load-window", "0"], "--load-window 0.0: must be in 0.1..86400"),
+        (["--load-window", "1e-9"], "--load-window 1e-09: must be in 0.1..86400"),
         (["--migration-timeout", "-1"], "--migration-timeout -1.0: must be finite and above 0"),
     ],
 )

@@ -2,8 +2,12 @@
 
 import sys
 
+import numpy as np
+import pytest
+import torch
+
 from eprt.serve.messages import Drain
-from eprt.serve.worker import Worker
+from eprt.serve.worker import Worker, _describe
 
 
 class _Channel:
@@ -51,3 +55,14 @@ def test_no_signal_is_lost_whenever_it_comes():
         assert told == ["SIGTERM", "SIGINT"], f"SIGINT at instruction {instruction}"
         instruction += 1
     assert instruction > 10, "nothing was traced: the test proves nothing"
+
+
+@pytest.mark.parametrize("take", [lambda: torch.empty(1 << 55), lambda: np.empty(1 << 55)], ids=["torch", "numpy"])
+def test_memory_that_is_not_there_is_one_line_with_the_flags(take):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        take()
+    told = _describe(caught.value)
+    assert "\n" not in told and "llocate" in told and "lower --chunk-size, " in told, told
+    assert _describe(MemoryError("lower --kv-cache-gb")) == "lower --kv-cache-gb"
+    assert _describe(torch.OutOfMemoryError("CUDA out of memory. Tried")).startswith("CUDA out of memory. Tried; take")
+    assert "RuntimeError: a defect" in _describe(RuntimeError("a defect"))
