@@ -25,8 +25,8 @@ from eprt.serve.diagnosis import Diagnosis
 from eprt.serve.diagnosis_page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid, not_found
 from eprt.serve.options import ServeOptions
+from eprt.serve.parsing import parse_chat, parse_completion
 from eprt.serve.prepare import Preparer
-from eprt.serve.protocol import parse_chat, parse_completion
 from eprt.serve.rank_pool import RankPool
 from eprt.serve.rebalance import Rebalancer
 

@@ -6,6 +6,7 @@ docs/errors.md lists every code. Knows nothing of HTTP frameworks.
 """
 
 import sys
+from typing import Any
 
 import msgspec
 
@@ -63,3 +64,13 @@ def queue_full(message: str, retry_after_s: int) -> ApiError:
 
 def unavailable(message: str, *, code: str, retry_after_s: int | None = None) -> ApiError:
     return ApiError(503, message, code=code, kind="service_unavailable_error", retry_after_s=retry_after_s)
+
+
+def shortened(text: str, length: int = 64) -> str:
+    """Cut to a length that fits in a message."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def quoted(value: Any) -> str:
+    """The value as JSON, for a message."""
+    return shortened(msgspec.json.encode(value).decode(errors="replace"))

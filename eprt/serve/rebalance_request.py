@@ -6,7 +6,7 @@ from typing import Any
 
 from eprt.balancer import Placement
 from eprt.serve.errors import invalid, unsupported
-from eprt.serve.protocol import decode_body
+from eprt.serve.parsing import decode_body
 
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
 # What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.

@@ -12,8 +12,8 @@ from eprt.engine.request import RequestLimits
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.chat import ChatTemplate
 from eprt.serve.errors import ApiError
+from eprt.serve.parsing import parse_chat, parse_completion
 from eprt.serve.prepare import Preparer
-from eprt.serve.protocol import parse_chat, parse_completion
 
 LIMITS = RequestLimits(vocab_size=400, max_model_len=64, kv_tokens=10_000)
 

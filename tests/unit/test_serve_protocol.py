@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.serve.errors import ApiError
-from eprt.serve.protocol import parse_chat, parse_completion
+from eprt.serve.parsing import parse_chat, parse_completion
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"prompt": "hi"}
