@@ -15,7 +15,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,25 +37,31 @@ MOST_LINE_BYTES = 16 << 20  # longer ones are no lines of this log
 UNKNOWN = -1  # instead of a window number: a line that does not tell one
 
 
-@dataclass(eq=False)
+class _Head(NamedTuple):
+    """What a line tells at its beginning. start_s: Unix time."""
+
+    window: int
+    start_s: float
+    num_ranks: int
+
+
 class _Part:
-    """Consecutive lines of one rank that belong to one run."""
+    """Consecutive lines of one rank that belong to one run. index: among the rank's parts. num_ranks: how many lines
+    tell of so many ranks."""
 
-    first_s: float
-    last_s: float
-    first_window: int
-    last_window: int
-    num_lines: int = 0
-    num_ranks: Counter = field(default_factory=Counter)
+    def __init__(self, rank: int, index: int, first: _Head):
+        self.rank, self.index = rank, index
+        self.first_s = self.last_s = first.start_s
+        self.first_window = self.last_window = first.window
+        self.num_ranks: Counter[int] = Counter()
 
-    def is_followed_by_another_run(self, window: int, start_s: float) -> bool:
-        return window <= self.last_window and start_s > self.last_s
+    def is_followed_by_another_run(self, head: _Head) -> bool:
+        return head.window <= self.last_window and head.start_s > self.last_s
 
-    def add(self, window: int, start_s: float, num_ranks: int) -> None:
-        self.first_window, self.last_window = min(self.first_window, window), max(self.last_window, window)
-        self.last_s = max(self.last_s, start_s)
-        self.num_lines += 1
-        self.num_ranks[num_ranks] += 1
+    def add(self, head: _Head) -> None:
+        self.first_window, self.last_window = min(self.first_window, head.window), max(self.last_window, head.window)
+        self.last_s = max(self.last_s, head.start_s)
+        self.num_ranks[head.num_ranks] += 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,12 +201,11 @@ class LogIndex:
         parts = self._parts.setdefault(file.rank, [])
         head = _head_of(line)
         if head is not None:
-            window, start_s, num_ranks = head
-            if not parts or parts[-1].is_followed_by_another_run(window, start_s):
-                parts.append(_Part(start_s, start_s, window, window))
-            parts[-1].add(window, start_s, num_ranks)
+            if not parts or parts[-1].is_followed_by_another_run(head):
+                parts.append(_Part(file.rank, len(parts), head))
+            parts[-1].add(head)
         file.offsets.append(file.end)
-        file.windows.append(head[0] if head else UNKNOWN)
+        file.windows.append(UNKNOWN if head is None else head.window)
         file.parts.append(max(0, len(parts) - 1))
         file.end += length
 
@@ -212,42 +219,39 @@ def _begins_with(path: Path, head: bytes) -> bool:
     return _first_bytes(path).startswith(head)
 
 
-def _head_of(line: bytes) -> tuple[int, float, int] | None:
-    """Window number, start and number of ranks; None where the line does not tell, or nothing that may be."""
+def _head_of(line: bytes) -> _Head | None:
+    """None where the line does not tell, or nothing that may be."""
     match = _HEAD.match(line)
     fields = match.groups() if match else [found[1] for pattern in _FIELDS if (found := pattern.search(line))]
     try:
-        window, start_s, num_ranks = int(fields[0]), float(fields[1]), int(fields[2])
+        head = _Head(int(fields[0]), float(fields[1]), int(fields[2]))
     except (ValueError, IndexError):
         return None
-    possible = window <= MOST and start_s <= MOST_SECONDS and num_ranks <= MOST_RANKS
-    return (window, start_s, num_ranks) if possible else None
+    possible = head.window <= MOST and head.start_s <= MOST_SECONDS and head.num_ranks <= MOST_RANKS
+    return head if possible else None
 
 
 def _runs(parts_of_rank: dict[int, list[_Part]]) -> list[Run]:
     """Parts that overlap in time are of one run, but never two of the same rank."""
-    parts = sorted(
-        ((part.first_s, rank, k, part) for rank, parts in parts_of_rank.items() for k, part in enumerate(parts)),
-        key=lambda entry: entry[:3],
-    )
-    runs: list[list[tuple[int, int, _Part]]] = []
+    parts = sorted(chain(*parts_of_rank.values()), key=lambda part: (part.first_s, part.rank, part.index))
+    runs: list[list[_Part]] = []
     end_s = -np.inf
-    for first_s, rank, k, part in parts:
-        if not runs or first_s > end_s or any(rank == other for other, _, _ in runs[-1]):
+    for part in parts:
+        if not runs or part.first_s > end_s or any(part.rank == other.rank for other in runs[-1]):
             runs.append([])
             end_s = -np.inf
-        runs[-1].append((rank, k, part))
+        runs[-1].append(part)
         end_s = max(end_s, part.last_s)
     return [_run(number, members) for number, members in enumerate(runs, start=1)]
 
 
-def _run(number: int, members: list[tuple[int, int, _Part]]) -> Run:
-    num_ranks: Counter = sum((part.num_ranks for _, _, part in members), Counter())
+def _run(number: int, members: list[_Part]) -> Run:
+    num_ranks = sum((part.num_ranks for part in members), Counter())
     return Run(
         number=number,
-        first_s=min(part.first_s for _, _, part in members),
-        first_window=min(part.first_window for _, _, part in members),
-        last_window=max(part.last_window for _, _, part in members),
+        first_s=min(part.first_s for part in members),
+        first_window=min(part.first_window for part in members),
+        last_window=max(part.last_window for part in members),
         num_ranks=num_ranks.most_common(1)[0][0],
-        parts=frozenset((rank, k) for rank, k, _ in members),
+        parts=frozenset((part.rank, part.index) for part in members),
     )
