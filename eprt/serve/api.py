@@ -1,8 +1,7 @@
-"""The HTTP face: routes, request ids, sizes, disconnects, error bodies. What a request means is prepare.py's and
-answer.py's business."""
+"""The HTTP face: routes, request ids, the key, error bodies. What a request means is prepare.py's and answer.py's
+business."""
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import re
@@ -29,65 +28,14 @@ from eprt.serve.parsing import parse_chat, parse_completion
 from eprt.serve.prepare import Preparer
 from eprt.serve.rank_pool import RankPool
 from eprt.serve.rebalance import Rebalancer
+from eprt.serve.responses import EventStream, JsonResponse, unless_disconnected
 
 _log = logging.getLogger(__name__)
-_json = msgspec.json.Encoder()
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 # Characters of the field `user` that the log shows.
 _USER_SHOWN = 64
-
-
-class JsonResponse(Response):
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return _json.encode(content)
-
-
-class EventStream(Response):
-    """Sends an async iterator of bytes as server-sent events; closes the iterator as soon as the client is gone."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes]):
-        self._events = events
-        self.status_code, self.background = 200, None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-
-    async def __call__(self, scope, receive, send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-
-        async def pump() -> None:
-            async with aclosing(self._events) as events:  # type: ignore[type-var]
-                async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-        # Starlette has no way to handle an exception after the head is sent, and a client may leave when it likes.
-        with contextlib.suppress(ClientDisconnect):
-            await _unless_disconnected(pump(), receive)
-
-
-async def _unless_disconnected(work, receive) -> Any:
-    """The result of a coroutine; when the client goes away first, cancels it and raises ClientDisconnect."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class Api:
@@ -161,7 +109,7 @@ class Api:
         if job.stream:
             return EventStream(self._told(answer.events(), answer, started_s))
         try:
-            return JsonResponse(await _unless_disconnected(answer.collect(), request.receive))
+            return JsonResponse(await unless_disconnected(answer.collect(), request.receive))
         finally:
             self._tell(answer, started_s)
 
