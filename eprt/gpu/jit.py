@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+import struct
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,12 +101,21 @@ def cache_dir() -> Path:
     return Path(env.get("EPRT_KERNEL_CACHE")).expanduser()
 
 
-def _built_ahead(source: KernelSource, version: str) -> Path | None:
+def _built_ahead(source: KernelSource, version: str) -> bytes | None:
     for folder in (cache_dir(), source_dir() / "cubins"):
-        # An empty file is what a host leaves that went down while it wrote.
-        if found := sorted(path for path in folder.glob(cubin_name(source, version)) if path.stat().st_size):
-            return found[-1]
+        for path in sorted(folder.glob(cubin_name(source, version)), reverse=True):
+            if _is_whole(binary := path.read_bytes()):
+                return binary
     return None
+
+
+def _is_whole(binary: bytes) -> bool:
+    """Not so is what a host leaves that went down while it wrote, or a copy that was broken off: empty, zeros, or
+    without its end, where NVRTC puts the program headers (ELF64)."""
+    if len(binary) < 64 or not binary.startswith(b"\x7fELF"):
+        return False
+    (begin,), (size, count) = struct.unpack_from("<Q", binary, 32), struct.unpack_from("<HH", binary, 54)
+    return begin + size * count <= len(binary)
 
 
 def cubin(source: KernelSource) -> bytes:
@@ -113,14 +123,15 @@ def cubin(source: KernelSource) -> bytes:
     try:
         version = nvrtc_version()
     except ImportError as error:
-        if path := _built_ahead(source, "*"):
-            return path.read_bytes()
+        if binary := _built_ahead(source, "*"):
+            return binary
         raise ImportError(
-            f"{cubin_name(source, '*')} is neither in {cache_dir()} nor in {source_dir() / 'cubins'}; {error}; or fill "
+            f"{cubin_name(source, '*')} is neither in {cache_dir()} nor in {source_dir() / 'cubins'}, or is broken "
+            f"there; {error}; or fill "
             "EPRT_KERNEL_CACHE on a machine that has NVRTC (eprt env --build-kernels)"
         ) from None
-    if path := _built_ahead(source, version):
-        return path.read_bytes()
+    if binary := _built_ahead(source, version):
+        return binary
     binary = compile_source(source)
     try:
         _keep(binary, cache_dir(), cubin_name(source, version))

@@ -73,14 +73,16 @@ def test_what_one_user_compiles_others_can_read(cache, monkeypatch):
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_an_empty_file_in_the_cache_is_compiled_again(cache, monkeypatch):
-    monkeypatch.setattr(jit, "nvrtc_version", lambda: "13.0")
-    monkeypatch.setattr(jit, "compile_source", lambda source: b"cubin")
-    source = kernel_sources(shape(256, 1, 1))["sum"]
-    jit.cubin(source)
+@pytest.mark.parametrize("harm", [lambda cubin: b"", lambda cubin: bytes(len(cubin)), lambda cubin: cubin[:-1]])
+def test_what_a_host_left_in_the_cache_that_went_down_is_compiled_again(nvrtc, cache, monkeypatch, harm):
+    source = layout.source(2)
+    cubin = jit.cubin(source)
     (path,) = cache.iterdir()
-    path.write_bytes(b"")
-    assert jit.cubin(source) == path.read_bytes() == b"cubin"
+    path.write_bytes(harm(cubin))
+    with monkeypatch.context() as without, pytest.raises(ImportError, match="or is broken there"):
+        without.setattr(jit, "nvrtc_version", no_nvrtc)
+        jit.cubin(source)
+    assert jit.cubin(source) == path.read_bytes() == cubin
 
 
 @pytest.mark.parametrize("full", [False, True])
