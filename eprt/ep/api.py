@@ -7,7 +7,7 @@ Shape suffixes, used throughout the package:
 
 The four verbs, in order: dispatch_send, dispatch_recv, combine_send, combine_recv. Every rank calls all four for every
 layer, also with zero tokens. Between the first two the caller may compute what needs no remote token (the shared
-expert); two handles may be in flight at once (two-batch overlap), completed in the order they were sent.
+expert); two handles may be in flight at once (two-batch overlap), each verb taking them in the order they were sent.
 
 Slots: slot s lives on rank s // (S / N). slot_idx -1 masks an entry: it is sent nowhere and adds nothing.
 """

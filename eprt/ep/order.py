@@ -7,8 +7,9 @@ DISPATCH_SEND, DISPATCH_RECV, COMBINE_SEND, COMBINE_RECV = range(4)
 class VerbOrder:
     """Epochs count dispatches from 1. num_buffers: handles that may be in flight. where: "[rank r/n]", for errors.
 
-    Handles may overlap in any way as long as each goes through its verbs in order and they are completed in the order
-    they were sent. All ranks must make the same calls in the same order; that no rank can check alone.
+    Handles may overlap as long as each goes through its verbs in order, and each verb takes handles in the order in
+    which they were sent: a flag says "up to this epoch". All ranks must make the same calls in the same order; that no
+    rank can check alone.
     """
 
     def __init__(self, num_buffers: int, where: str):
@@ -34,11 +35,11 @@ class VerbOrder:
             raise RuntimeError(
                 f"{self._where} {VERBS[verb]}: the handle of epoch {epoch} waits for {self._waiting_for(epoch)}"
             )
-        if verb == COMBINE_RECV and epoch != self._num_completed + 1:
-            earlier = self._num_completed + 1
+        earlier = epoch - 1
+        if earlier > self._num_completed and self._next_verb[earlier % self._num_buffers] <= verb:
             raise RuntimeError(
-                f"{self._where} combine_recv: the handle of epoch {epoch} is out of order; complete that of epoch "
-                f"{earlier} first, which waits for {self._waiting_for(earlier)}"
+                f"{self._where} {VERBS[verb]}: the handle of epoch {epoch} is out of order; that of epoch {earlier} "
+                f"comes first, and waits for {self._waiting_for(earlier)}"
             )
 
     def done(self, verb: int, epoch: int) -> None:

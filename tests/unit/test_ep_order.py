@@ -2,7 +2,7 @@
 
 import pytest
 
-from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VerbOrder
+from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VERBS, VerbOrder
 
 
 def begin(order: VerbOrder) -> int:
@@ -62,13 +62,18 @@ def test_too_many_in_flight():
         order.next_epoch()
 
 
-def test_out_of_order_completion():
-    order = VerbOrder(2, "[rank 0/1]")
-    begin(order)
-    b = begin(order)
-    go(order, b, DISPATCH_RECV, COMBINE_SEND)
-    with pytest.raises(RuntimeError, match="epoch 2 is out of order; complete that of epoch 1 first"):
-        order.check(COMBINE_RECV, b)
+@pytest.mark.parametrize("verb", [DISPATCH_RECV, COMBINE_SEND, COMBINE_RECV])
+def test_each_verb_takes_handles_in_the_order_in_which_they_were_sent(verb):
+    order = VerbOrder(3, "[rank 0/1]")
+    a, b, c = (begin(order) for _ in range(3))
+    for earlier in range(DISPATCH_RECV, verb):
+        for epoch in (a, b, c):
+            go(order, epoch, earlier)
+    go(order, a, verb)
+    with pytest.raises(RuntimeError, match=rf"{VERBS[verb]}: .*epoch 3 is out of order; that of epoch 2 comes first"):
+        order.check(verb, c)
+    go(order, b, verb)
+    go(order, c, verb)
 
 
 def test_a_completed_handle():
