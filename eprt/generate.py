@@ -105,7 +105,10 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
             )
         prompts += sys.stdin.read().splitlines()
     elif arguments.file:
-        prompts += Path(arguments.file).read_text().splitlines()
+        try:
+            prompts += Path(arguments.file).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--file {arguments.file}: not text in UTF-8: {error}") from None
     if not prompts:
         raise ValueError("no prompt: give --prompt TEXT or --file FILE")
     return prompts

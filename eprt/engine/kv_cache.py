@@ -182,7 +182,7 @@ class KVCache:
         if max_model_len > most:
             raise ValueError(f"--max-model-len {max_model_len}: the model knows positions up to {most}")
         entry, num_layers = cache_format(config.kv_cache_dtype, model), model.config.num_hidden_layers + drafts
-        useful = _USEFUL_CACHE * config.max_num_seqs * max_model_len
+        useful = _USEFUL_CACHE * config.max_num_seqs * -(-max_model_len // config.page_size)
         num_pages = num_kv_pages(config.kv_cache_gb, num_layers, config.page_size, entry, useful)
         num_tokens = num_pages * config.page_size
         if num_tokens < max_model_len:
@@ -204,13 +204,13 @@ def cache_format(name: str, model) -> KVFormat:
     return KVFormat.named(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
 
 
-def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVFormat, num_useful_tokens: int) -> int:
-    """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than hold num_useful_tokens. Raises if none fits."""
+def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVFormat, num_useful: int) -> int:
+    """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than num_useful. Raises if none fits."""
     page_bytes = num_layers * page_size * entry.width * entry.dtype.itemsize
     fit = int(kv_cache_gb * 2**30) // page_bytes
     if fit < 1:
         raise ValueError(f"--kv-cache-gb {kv_cache_gb}: one page of {page_size} tokens takes {page_bytes} bytes")
-    return min(fit, -(-num_useful_tokens // page_size))
+    return min(fit, num_useful)
 
 
 def allocate_kv_cache(

@@ -48,6 +48,16 @@ def test_a_cache_smaller_than_the_model_length_bounds_requests(caplog):
     assert run(engine)["b"][-1].finish_reason == "length"
 
 
+def test_pages_longer_than_requests_bound_nobody():
+    """The cache is made no larger than requests can use, and each uses a page at least."""
+    config = EngineConfig("recall", max_model_len=8, page_size=64, max_num_seqs=32, kv_cache_gb=0.01)
+    engine = Engine(config, model=RecallModel(eos_token_ids=(EOS,)))
+    for i in range(32):
+        engine.add_request(str(i), [1, 2], GREEDY)
+    engine.step()
+    assert engine.stats().num_running_now == 32
+
+
 def test_max_model_len_beyond_the_model_is_refused():
     config = EngineConfig("recall", max_model_len=5000, kv_cache_gb=0.001)
     with pytest.raises(ValueError, match=r"--max-model-len 5000: .*up to 4096"):

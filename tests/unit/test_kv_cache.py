@@ -130,7 +130,7 @@ def test_integrity_names_the_page_that_leaks():
 def test_the_cache_is_sized_by_memory_and_by_use():
     # 2 layers x 16 tokens x 10 values x 2 bytes = 640 bytes a page.
     assert num_kv_pages(6400 / 2**30, 2, 16, ENTRY, 10**6) == 10
-    assert num_kv_pages(1.0, 2, 16, ENTRY, 33) == 3
+    assert num_kv_pages(1.0, 2, 16, ENTRY, 3) == 3
     with pytest.raises(ValueError, match=r"--kv-cache-gb .*one page of 16 tokens takes 640 bytes"):
         num_kv_pages(600 / 2**30, 2, 16, ENTRY, 100)
     cache = allocate_kv_cache(2, 3, 16, ENTRY, "cpu")
