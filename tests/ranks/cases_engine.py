@@ -117,9 +117,13 @@ def streams_and_errors(group: EPGroup, directory: str) -> None:
 
 
 class Mailbox:
-    """Datagram sockets between a front end (a thread of rank 0, which knows no MPI) and all ranks."""
+    """Datagram sockets between a front end (a thread of rank 0, which knows no MPI) and all ranks.
+
+    asleep: rank -> whether it sleeps, as the front end has heard so far.
+    """
 
     def __init__(self, group: EPGroup):
+        self.asleep = dict.fromkeys(range(group.size), True)
         key = group.allgather(random.SystemRandom().getrandbits(64))[0]
         self.addresses = [f"\0eprt-test-{key}-{rank}" for rank in (*range(group.size), "front")]
         self.socket = self._open(group.rank)
@@ -129,8 +133,29 @@ class Mailbox:
     def _open(self, index: int) -> socket.socket:
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         opened.bind(self.addresses[index])
-        opened.settimeout(60)
+        opened.settimeout(100)
         return opened
+
+    def tell(self, rank: int, asleep: bool) -> None:
+        self.send(-1, {"rank": rank, "asleep": asleep})
+
+    def token(self) -> dict:
+        """For the front end: the next token."""
+        while "rank" in (message := self._next()):
+            pass
+        return message
+
+    def until_asleep(self) -> None:
+        """For the front end, when it has had all tokens: a rank that made one has told before that it woke."""
+        while not all(self.asleep.values()):
+            assert "rank" in self._next(), "a token that nobody asked for"
+
+    def _next(self) -> dict:
+        assert self.front is not None
+        message = json.loads(self.front.recv(1 << 16))
+        if "rank" in message:
+            self.asleep[message["rank"]] = message["asleep"]
+        return message
 
     def send(self, index: int, message: dict) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -140,18 +165,24 @@ class Mailbox:
     def receive(self, *, wait: bool) -> list[dict]:
         """All messages that are there; with wait, at least one."""
         messages = []
-        while select.select([self.socket], [], [], 60 if wait and not messages else 0)[0]:
+        while select.select([self.socket], [], [], 100 if wait and not messages else 0)[0]:
             messages.append(json.loads(self.socket.recv(1 << 16)))
-        assert messages or not wait, "nobody woke this rank for 60 s"
+        assert messages or not wait, "nobody woke this rank for 100 s"
         return messages
 
 
 def rank_loop(engine: Engine, mailbox: Mailbox) -> tuple[int, int]:
-    """The loop that engine.py's protocol asks of every rank. Returns how often it stepped and how often it slept."""
+    """The loop that engine.py's protocol asks of every rank. Returns how often it stepped and how often it slept.
+
+    The request that is aborted amid its tokens gets three: its rank waits for the abort then.
+    """
     seen_seq, asleep, stopping = 0, False, False
-    num_steps = num_sleeps = 0
+    num_steps = num_sleeps = num_long = 0
+    mailbox.tell(engine.group.rank, False)
     while True:
-        for message in mailbox.receive(wait=asleep):
+        was_asleep, awaits_abort = asleep, num_long == 3
+        num_long += awaits_abort
+        for message in mailbox.receive(wait=asleep or awaits_abort):
             if message["kind"] == "abort":
                 engine.abort(message["request_id"])
                 engine.check_integrity()
@@ -163,15 +194,19 @@ def rank_loop(engine: Engine, mailbox: Mailbox) -> tuple[int, int]:
                 engine.add_request(message["request_id"], message["prompt"], params)
         if asleep:
             continue
+        if was_asleep:
+            mailbox.tell(engine.group.rank, False)
         result = engine.step(seen_seq)
         num_steps += 1
         for output in result.outputs:
             mailbox.send(-1, {"request_id": output.request_id, "token": output.token_id, "end": output.finish_reason})
+            num_long += output.request_id == "long"
         if result.all_idle:
             if stopping:
                 return num_steps, num_sleeps
             asleep = True
             num_sleeps += 1
+            mailbox.tell(engine.group.rank, True)
 
 
 def front_end(mailbox: Mailbox, num_ranks: int, results: dict, errors: list) -> None:
@@ -191,8 +226,11 @@ def front_end(mailbox: Mailbox, num_ranks: int, results: dict, errors: list) -> 
                     mailbox.send(rank, {"kind": "add" if rank == target else "wake", "seq": seq, **request})
             _collect(mailbox, ids, results)
             # Everybody is about to sleep, or sleeps: an abort, late by nature, must not disturb that.
+            if seq % 2:
+                mailbox.until_asleep()
             mailbox.send(rng.randrange(num_ranks), {"kind": "abort", "request_id": ids[0]})
-            time.sleep(rng.choice([0, 0.2]))
+            if seq > 3:
+                mailbox.until_asleep()
         seq = _late_request(mailbox, num_ranks, seq, results)
         long = {"request_id": "long", "prompt": [9] * 30, "max_tokens": 200}
         for rank in range(num_ranks):
@@ -224,10 +262,9 @@ def _late_request(mailbox: Mailbox, num_ranks: int, seq: int, results: dict) -> 
 
 def _collect(mailbox: Mailbox, ids: list[str], results: dict, until: int | None = None) -> None:
     """Waits until these requests have ended, or have `until` tokens."""
-    assert mailbox.front is not None
     left = set(ids)
     while left:
-        message = json.loads(mailbox.front.recv(1 << 16))
+        message = mailbox.token()
         tokens = results.setdefault(message["request_id"], [])
         tokens.append(message["token"])
         if message["end"] or len(tokens) == until:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -166,9 +167,10 @@ def scaled(x: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
     return (x.float() * (1 + slot.unsqueeze(-1) / 4)).to(x.dtype)
 
 
-def forward(backend: Any, sent: Tokens) -> torch.Tensor:
-    """The whole way with the experts of scaled()."""
+def forward(backend: Any, sent: Tokens, then: Callable[[], None] = lambda: None) -> torch.Tensor:
+    """The whole way with the experts of scaled(). then: called once the tokens are sent."""
     handle = backend.dispatch_send(sent.x_TH, sent.slot_idx_TK, sent.topk_weights_TK, sent.num_rounds)
+    then()
     got = valid(backend.config, backend.dispatch_recv(handle))
     first_slot = backend.group.rank * len(got.recv_count_E)
     slot_R = torch.repeat_interleave(torch.arange(len(got.recv_count_E)) + first_slot, got.recv_count_E.long())

@@ -3,13 +3,16 @@
 import math
 import threading
 import time
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from eprt.ep import wait
 from eprt.ep.api import EPTimeoutError
 from eprt.ep.board import StepBoard
 from eprt.ep.group import EPGroup
+from tests.ranks.moments import PATIENCE_S, Clock, Moments
 
 
 def expected_rows(group: EPGroup, step: int, num_values: int) -> np.ndarray:
@@ -37,10 +40,16 @@ def two_boards(group: EPGroup) -> None:
 
 
 def deadline_names_the_late_rank(group: EPGroup, late: int) -> None:
+    """The deadline passes when the ranks that are not late are there."""
     board = StepBoard(group, 1, timeout_s=0.2)
-    board.exchange([0])
+    board.exchange([0], timeout_s=PATIENCE_S)
     if group.rank != late:
-        with pytest.raises(EPTimeoutError, match=f"for rank {late} in step exchange") as caught:
+        flags = [flag for rank, flag in zip(group.local_ranks, board._row_flags.tolist()) if rank != late]
+        clock = Clock(lambda: all(board._ops.ep_flag_epoch(flag) == 2 for flag in flags))
+        with (
+            patch.object(wait, "time", clock),
+            pytest.raises(EPTimeoutError, match=f"for rank {late} in step exchange") as caught,
+        ):
             board.exchange([1])
         assert (caught.value.rank, caught.value.peer) == (group.rank, late)
         assert (caught.value.seen, caught.value.expected) == (1, 2)
@@ -48,21 +57,26 @@ def deadline_names_the_late_rank(group: EPGroup, late: int) -> None:
 
 
 def idle_wait_has_no_deadline_and_lets_threads_run(group: EPGroup) -> None:
-    board = StepBoard(group, 1, timeout_s=0.2)
-    ticks, stop = [], threading.Event()
+    """Rank 0 comes when a thread of every other rank has run a while beside its waiting."""
+    board, moments, stop = StepBoard(group, 1, timeout_s=0.2), Moments(group), threading.Event()
 
     def tick():
+        num_ticks = 0
         while not stop.wait(0.01):
-            ticks.append(time.monotonic())
+            num_ticks += 1
+            if num_ticks == 30:  # beyond the board's own deadline
+                moments.tell("ticks")
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    if group.rank == 0:
-        time.sleep(0.6)
-    board.exchange([group.rank], timeout_s=math.inf)
+    with moments.told_in_a_wait("waiting"):
+        thread = threading.Thread(target=tick)
+        thread.start()
+        if group.rank == 0:
+            moments.wait("waiting", range(1, group.size))
+            moments.wait("ticks", range(1, group.size))
+        board.exchange([group.rank], timeout_s=math.inf)
     stop.set()
     thread.join()
-    assert len(ticks) > 10, f"rank {group.rank}: another thread ran only {len(ticks)} times while this one waited"
+    moments.close()
     with pytest.raises(ValueError, match="exchange of 2 values on a board of 1"):
         board.exchange([1, 2])
     board.close()

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.ranks.cases_ep import (
     same_bits_whoever_computes,
 )
 from tests.ranks.cases_ep_board import board_cases
+from tests.ranks.moments import Moments
 
 
 class LateError(Exception):
@@ -38,6 +40,8 @@ def deadline_names_the_late_rank(group: EPGroup) -> None:
     x_TH, slot_TK, weights_TK = torch.ones(1, 16, dtype=torch.bfloat16), torch.tensor([[0]]), torch.ones(1, 1)
     if group.rank != late:
         handle = backend.dispatch_send(x_TH, slot_TK, weights_TK)
+    group.barrier()  # nobody else is late
+    if group.rank != late:
         with pytest.raises(EPTimeoutError, match=r"is rank \d+ alive") as caught:
             backend.dispatch_recv(handle)
         error = caught.value
@@ -55,20 +59,22 @@ def waits_leave_threads_and_signals_alone(group: EPGroup) -> None:
     mine = Tokens(torch.ones(1, 16, dtype=torch.bfloat16), torch.tensor([[0]]), torch.ones(1, 1))
     if group.rank == 0:
         handle = backend.dispatch_send(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK)
-        ticks: list[float] = []
-        thread = threading.Thread(target=lambda: [ticks.append(time.sleep(0.01) or 0.0) for _ in range(20)])
-        thread.start()
 
         def ring(*_: Any) -> None:
             raise LateError
 
+        def tick_and_ring() -> None:
+            for _ in range(20):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGALRM)
+
         previous = signal.signal(signal.SIGALRM, ring)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        thread = threading.Thread(target=tick_and_ring)
         with pytest.raises(LateError):
+            thread.start()
             backend.dispatch_recv(handle)
-        signal.signal(signal.SIGALRM, previous)
-        assert len(ticks) >= 5, f"another thread ran only {len(ticks)} times during a wait of 0.3 s"
         thread.join()
+        signal.signal(signal.SIGALRM, previous)
     group.allgather(None)  # only now do the others send
     if group.rank != 0:
         handle = backend.dispatch_send(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK)
@@ -82,19 +88,23 @@ def stats_count_and_blame(group: EPGroup) -> None:
     """Counts agree with the routes; the time waited for a late rank is written to its name."""
     config = EPConfig(16, group.size * 3, top_k=4, num_max_tokens_per_rank=6)
     backend = make_backend("cpu", config, group)
-    rng = random.Random(3)
+    rng, moments = random.Random(3), Moments(group)
     late, num_calls = group.size // 2, 3
+    others = [rank for rank in range(group.size) if rank != late]
     recv_N, sent_N, slot_E = (torch.zeros(n, dtype=torch.int64) for n in (group.size, group.size, 3))
-    for _ in range(num_calls):
+    for call in range(num_calls):
         tokens = make_tokens(rng, config, group.size, "masked")
         for slot, *_ in reference.routes_to(group.rank, config, tokens):
             slot_E[slot] += 1
         for rank in range(group.size):
             recv_N[rank] += ((tokens[rank].slot_idx_TK // 3) == group.rank).any(1).sum()
             sent_N[rank] += ((tokens[group.rank].slot_idx_TK // 3) == rank).any(1).sum()
-        if group.rank == late:
-            time.sleep(0.2)
-        forward(backend, tokens[group.rank])
+        with ExitStack() as stack:
+            if group.rank == late:
+                _come_last(moments, f"dispatch-{call}", others)
+                forward(backend, tokens[group.rank])
+            else:
+                forward(backend, tokens[group.rank], lambda at=f"dispatch-{call}": _wait_at(moments, at, stack))
     stats = backend.stats(reset=True)
     assert stats.num_calls == num_calls and stats.compute_us > 0
     assert stats.recv_tokens_N.tolist() == recv_N.tolist() and stats.sent_tokens_N.tolist() == sent_N.tolist()
@@ -103,17 +113,31 @@ def stats_count_and_blame(group: EPGroup) -> None:
         assert stats.dispatch_wait_us_N.argmax() == late, stats.dispatch_wait_us_N
     assert stats.dispatch_wait_us_N[group.rank] == stats.combine_wait_us_N[group.rank] == 0
     assert backend.stats().num_calls == 0 and backend.stats().recv_tokens_N.sum() == 0
-    group.barrier()
-    if group.rank == late:  # experts of the late rank are slow this time
-        handle = backend.dispatch_send(*_some_tokens())
-        y_RH = backend.dispatch_recv(handle).x_RH.clone()
-        time.sleep(0.2)
+    # Experts of the late rank are slow this time.
+    handle = backend.dispatch_send(*_some_tokens())
+    y_RH = backend.dispatch_recv(handle).x_RH.clone()
+    with ExitStack() as stack:
+        if group.rank == late:
+            _come_last(moments, "combine", others)
         backend.combine_send(y_RH, handle)
+        if group.rank != late:
+            _wait_at(moments, "combine", stack)
         backend.combine_recv(handle)
-    else:
-        forward(backend, Tokens(*_some_tokens()))
-        assert backend.stats().combine_wait_us_N.argmax() == late, backend.stats()
+    assert group.rank == late or backend.stats().combine_wait_us_N.argmax() == late, backend.stats()
+    moments.close()
     backend.close()
+
+
+def _come_last(moments: Moments, name: str, others: list[int]) -> None:
+    """When the others have sent, and wait."""
+    moments.group.barrier()
+    moments.wait(name, others)
+    time.sleep(0.1 * (moments.group.num_nodes > 1))  # what others' leaders pass on takes its time too
+
+
+def _wait_at(moments: Moments, name: str, stack: ExitStack) -> None:
+    moments.group.barrier()
+    stack.enter_context(moments.told_in_a_wait(name))
 
 
 def _some_tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,14 +10,29 @@ from tests.ranks.launch import run_ranks
 
 
 def test_a_late_rank_is_named_first(tmp_path: Path, capsys):
-    run_ranks(4, "tests.ranks.cases_diagnose:write_logs", directory=str(tmp_path), late_rank=2, late_s=0.005)
-    for where, cause in (("before", "comp"), ("experts", "comp"), ("messages", "comm")):
-        assert main([str(tmp_path / where), "--json"]) == 1
-        report = json.loads(capsys.readouterr().out)
-        assert (report["num_ranks"], report["windows"]) == (4, 3)
-        # Other findings may follow: on a crowded machine other ranks are late too, for a window.
-        first = report["findings"][0]
-        assert (first["kind"], first["rank"], first["cause"]) == ("column", 2, cause) and first["ratio"] >= 1.5, report
-        for record in read_log(tmp_path / where).records:
-            phases = record.dispatch_wait_us, record.combine_wait_us
-            assert sum(map(max, phases)) <= record.blocked_us + 1e-3 <= sum(map(sum, phases)) + 1, record
+    """However crowded the machine, so that other ranks are late too: at some lateness this one stands out."""
+    for late_s in (0.005, 0.03, 0.15):
+        directory = tmp_path / str(late_s)
+        run_ranks(
+            4, "tests.ranks.cases_diagnose:write_logs", directory=str(directory), late_rank=2, late_s=late_s,
+            timeout_s=240,
+        )  # fmt: skip
+        found = {where: findings_of(directory / where, capsys) for where in ("before", "experts", "messages")}
+        if all((first["kind"], first["rank"]) == ("column", 2) and first["ratio"] >= 1.5 for first in found.values()):
+            break
+    assert {(first["kind"], first["rank"]) for first in found.values()} == {("column", 2)}, found
+    assert {where: first["cause"] for where, first in found.items()} == {
+        "before": "comp", "experts": "comp", "messages": "comm"
+    }, found  # fmt: skip
+    assert min(first["ratio"] for first in found.values()) >= 1.5, found
+
+
+def findings_of(directory: Path, capsys) -> dict:
+    """The first finding: others may follow, where other ranks are late for a window."""
+    assert main([str(directory), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_ranks"], report["windows"]) == (4, 3)
+    for record in read_log(directory).records:
+        phases = record.dispatch_wait_us, record.combine_wait_us
+        assert sum(map(max, phases)) <= record.blocked_us + 1e-3 <= sum(map(sum, phases)) + 1, record
+    return report["findings"][0]
