@@ -92,13 +92,14 @@ class DispatchHandle:
 
     num_tokens: T of this rank. epoch: counts this backend's dispatches, equal on all ranks.
     topk_weights_TK: fp32 gate weights, kept so that a backend may apply them on either side of the wire.
-    state: the backend's own frozen dataclass.
+    backend: whose it is. state: what the backend keeps of this dispatch, a frozen dataclass of its own.
     """
 
     num_tokens: int
     epoch: int
     topk_weights_TK: Tensor
-    state: Any
+    backend: Any
+    state: Any = None
 
 
 @dataclass(frozen=True)

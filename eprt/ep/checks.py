@@ -7,8 +7,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from eprt.ep.api import EPConfig
+from eprt.ep.api import DispatchHandle, EPConfig
 from eprt.ep.group import EPGroup
+from eprt.ep.order import VERBS
 
 
 class Checks:
@@ -63,6 +64,11 @@ class Checks:
         if y_RH.dtype != config.dtype or not fits:
             want = f"({num_rows}, {config.hidden_size}), one row for each received"
             self._fail_shape("combine_send: y_RH", y_RH, config.dtype, want)
+
+    def own(self, verb: int, handle: DispatchHandle, backend: object) -> None:
+        """The handle is this backend's."""
+        if handle.backend is not backend:
+            self.fail(f"{VERBS[verb]}: this handle comes from another backend; each handle goes back to its own")
 
     def aligned(self, what: str, tensor: Tensor) -> None:
         """For kernels that move 16 bytes at a time; anywhere else a GPU stops with an error that nobody can catch."""

@@ -6,7 +6,6 @@ docs/protocol.md explains flags, epochs and buffers.
 Inside one node results are bit-identical for any number of ranks and whatever else is in the batch.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,6 @@ from eprt.ops import native
 
 _SCALE_GROUP = 128
 _FLAG_BYTES = 64
-
-
-@dataclass(frozen=True)
-class CpuDispatch:
-    """DispatchHandle.state: the backend the handle belongs to."""
-
-    backend: "CpuBackend"
 
 
 class CpuBackend:
@@ -62,7 +54,6 @@ class CpuBackend:
         self._combine_send, self._combine_recv = ops.ep_combine_send.default, ops.ep_combine_recv.default
         self._map_memory()
         self._make_buffers()
-        self._state = CpuDispatch(self)
         self._closed = False
         group.barrier()
 
@@ -143,7 +134,7 @@ class CpuBackend:
             self._checks.fail_slot(slot_idx_TK, bad)
         self._links.send_blocks(epoch)
         self._order.done(DISPATCH_SEND, epoch)
-        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self._state)
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
         epoch, i = self._enter(DISPATCH_RECV, handle)
@@ -258,10 +249,7 @@ class CpuBackend:
     def _enter(self, verb: int, handle: DispatchHandle) -> tuple[int, int]:
         """Checks that it is this handle's turn for this verb; returns its epoch and buffer set."""
         self._check_open(VERBS[verb])
-        if not isinstance(handle.state, CpuDispatch) or handle.state.backend is not self:
-            self._checks.fail(
-                f"{VERBS[verb]}: this handle comes from another backend; each handle goes back to its own"
-            )
+        self._checks.own(verb, handle, self)
         self._order.check(verb, handle.epoch)
         return handle.epoch, handle.epoch % self.config.num_buffers
 

@@ -56,10 +56,10 @@ class LocalBackend:
         row_A = torch.empty_like(entry_R)
         row_A[entry_R] = torch.arange(len(entry_R), device=entry_R.device)
         state = LocalDispatch(x_TH, slot_idx_TK, entry_R, row_A.view(slot_idx_TK.shape), num_rounds, [])
-        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, state)
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self, state)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
-        self._order.check(DISPATCH_RECV, handle.epoch)
+        self._enter(DISPATCH_RECV, handle)
         self._order.done(DISPATCH_RECV, handle.epoch)
         state: LocalDispatch = handle.state
         slot_A = state.slot_idx_TK.reshape(-1).long()
@@ -73,7 +73,7 @@ class LocalBackend:
         return state.x_TH.new_empty(state.entry_R.shape[0], self.config.hidden_size)
 
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: object = None) -> None:
-        self._order.check(COMBINE_SEND, handle.epoch)
+        self._enter(COMBINE_SEND, handle)
         if signal is not None:
             self._checks.fail("combine_send: signal: the local backend has nothing to send tile by tile")
         self._checks.outputs(y_RH, handle.state.entry_R.shape[0])
@@ -81,12 +81,17 @@ class LocalBackend:
         self._order.done(COMBINE_SEND, handle.epoch)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
-        self._order.check(COMBINE_RECV, handle.epoch)
+        self._enter(COMBINE_RECV, handle)
         self._order.done(COMBINE_RECV, handle.epoch)
         state: LocalDispatch = handle.state
         (y_RH,) = state.y_RH
         row_TK = torch.where(state.slot_idx_TK < 0, -1, state.row_TK)
         return ops.sum_rows(y_RH, row_TK, handle.topk_weights_TK)
+
+    def _enter(self, verb: int, handle: DispatchHandle) -> None:
+        """Checks that it is this handle's turn for this verb."""
+        self._checks.own(verb, handle, self)
+        self._order.check(verb, handle.epoch)
 
     def check(self) -> None:
         """Verbs raise what they find themselves."""

@@ -40,7 +40,6 @@ _SCALE_GROUP = 128
 class NvlinkDispatch:
     """DispatchHandle.state. The tensors are this rank's own routing, kept until combine has read it."""
 
-    backend: "NvlinkBackend"
     x_TH: Tensor
     slot_idx_TK: Tensor
     num_rounds: int
@@ -170,7 +169,7 @@ class NvlinkBackend:
         self._summed[handle.epoch] = self._sum(handle)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
-        if getattr(handle.state, "backend", None) is self and handle.epoch in self._summed:
+        if handle.backend is self and handle.epoch in self._summed:
             self._raise_failure()
             return self._summed.pop(handle.epoch)
         return self._sum(handle)
@@ -285,8 +284,8 @@ class NvlinkBackend:
         self._raise_failure()
         epoch = self._order.next_epoch()
         self._order.done(DISPATCH_SEND, epoch)
-        state = NvlinkDispatch(self, x_TH, slot_idx_TK.contiguous(), num_rounds)
-        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), state)
+        state = NvlinkDispatch(x_TH, slot_idx_TK.contiguous(), num_rounds)
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK.contiguous(), self, state)
 
     def _sum(self, handle: DispatchHandle) -> Tensor:
         i = self._enter(COMBINE_RECV, handle)
@@ -317,8 +316,7 @@ class NvlinkBackend:
     def _enter(self, verb: int, handle: DispatchHandle) -> int:
         """Checks that it is this handle's turn for this verb; returns its buffer."""
         self._check_open(VERBS[verb])
-        if not isinstance(handle.state, NvlinkDispatch) or handle.state.backend is not self:
-            self._checks.fail(f"{VERBS[verb]}: this handle comes from another backend; each goes back to its own")
+        self._checks.own(verb, handle, self)
         self._raise_failure()
         self._order.check(verb, handle.epoch)
         return handle.epoch % self.config.num_buffers

@@ -102,13 +102,6 @@ def combined(
     return y.to(config.dtype)
 
 
-@dataclass(frozen=True)
-class ReferenceDispatch:
-    """DispatchHandle.state: which backend and buffer set the handle belongs to."""
-
-    backend: "ReferenceBackend"
-
-
 @dataclass
 class _Flight:
     own: Tokens
@@ -141,7 +134,7 @@ class ReferenceBackend:
         epoch = self._order.next_epoch()
         self._flights[epoch] = _Flight(Tokens(x_TH.clone(), slot_idx_TK.clone(), topk_weights_TK.clone(), num_rounds))
         self._order.done(DISPATCH_SEND, epoch)
-        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, ReferenceDispatch(self))
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
         flight = self._enter(DISPATCH_RECV, handle)
@@ -169,8 +162,7 @@ class ReferenceBackend:
         return y_TH
 
     def _enter(self, verb: int, handle: DispatchHandle) -> _Flight:
-        if not isinstance(handle.state, ReferenceDispatch) or handle.state.backend is not self:
-            self._checks.fail("this handle comes from another backend; each handle goes back to its own")
+        self._checks.own(verb, handle, self)
         self._order.check(verb, handle.epoch)
         return self._flights[handle.epoch]
 

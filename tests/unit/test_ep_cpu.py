@@ -189,14 +189,20 @@ def test_wrong_input_is_named(group, position, wrong, message):
         backend.dispatch_send(*arguments)
 
 
+@pytest.mark.parametrize("name", ["cpu", "local", "reference"])
+def test_a_handle_goes_back_to_its_own_backend(group, name):
+    one, other = (make_backend(name, EPConfig(16, 4, 3, 4), group) for _ in range(2))
+    handle = one.dispatch_send(*GOOD)
+    with pytest.raises(ValueError, match=r"\[rank 0/1\] dispatch_recv: this handle comes from another backend"):
+        other.dispatch_recv(handle)
+    assert one.dispatch_recv(handle).recv_count_E.sum() == 6
+
+
 def test_wrong_outputs_and_handles(group):
-    config = EPConfig(16, 4, 3, 4)
-    backend, other = make_backend("cpu", config, group), make_backend("cpu", config, group)
+    backend = make_backend("cpu", EPConfig(16, 4, 3, 4), group)
     handle = backend.dispatch_send(*GOOD)
     with pytest.raises(RuntimeError, match="combine_send: the handle of epoch 1 waits for dispatch_recv"):
         backend.combine_send(torch.zeros(6, 16).bfloat16(), handle)
-    with pytest.raises(ValueError, match="comes from another backend"):
-        other.dispatch_recv(handle)
     backend.dispatch_recv(handle)
     for y_RH in (torch.zeros(5, 16).bfloat16(), torch.zeros(6, 16), torch.zeros(6, 8).bfloat16()):
         with pytest.raises(ValueError, match=r"y_RH is .*expected torch.bfloat16 \(6, 16\), one row for each received"):
