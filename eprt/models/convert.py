@@ -24,7 +24,7 @@ from torch import Tensor
 
 from eprt.ep.placement import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
-from eprt.models.hf_config import ConfigFile
+from eprt.models.config_file import ConfigFile
 
 NAMED_TEMPLATES = "additional_chat_templates"  # where serve/chat.py looks for them
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")

@@ -3,82 +3,16 @@
 Where transformers and DeepSeek's own model code read a field differently, DeepSeek's code is followed.
 """
 
-import json
-import math
-from copy import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from eprt.config import EngineConfig, ModelConfig, MoEConfig, RopeConfig
+from eprt.models.config_file import ConfigFile
 
 # float16 checkpoints compute in float32, which holds their values exactly; bfloat16 would round them.
 _COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32}
-_NO_DEFAULT = object()
-_Config = TypeVar("_Config", ModelConfig, MoEConfig, RopeConfig)
-
-
-class ConfigFile:
-    """Fields of one JSON file, checked as they are taken. null counts as absent. where: its name in errors."""
-
-    def __init__(self, path: Path):
-        self.path, self.where = path, str(path)
-        try:
-            self.fields: dict[str, Any] = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise ValueError(f"{path}: no such file; a model directory needs a config.json") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: not valid JSON: {error}") from None
-        if not isinstance(self.fields, dict):
-            raise ValueError(f"{path}: expected a JSON object, found {type(self.fields).__name__}")
-
-    def take(self, name: str, kind: type | tuple[type, ...], default: Any = _NO_DEFAULT) -> Any:
-        value = self.fields.get(name)
-        if value is None:
-            if default is _NO_DEFAULT:
-                raise ValueError(f"{self.where}: field {name!r} is missing")
-            return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{self.where}: {name}={value!r} has the wrong type ({type(value).__name__})")
-        return value
-
-    def section(self, name: str) -> "ConfigFile":
-        """The object that field `name` holds, empty where it is absent."""
-        inner = copy(self)
-        inner.where, inner.fields = f"{self.where}: {name}", self.take(name, dict, {})
-        return inner
-
-    def integer(self, name: str, default: Any = _NO_DEFAULT, least: int = 0) -> int:
-        value = self.take(name, int, default)
-        if isinstance(value, int) and value < least:
-            raise ValueError(f"{self.where}: {name}={value}: must be at least {least}")
-        return value
-
-    def size(self, name: str, default: Any = _NO_DEFAULT) -> int:
-        return self.integer(name, default, least=1)
-
-    def number(self, name: str, default: Any = _NO_DEFAULT) -> float:
-        value = float(self.take(name, (int, float), default))
-        if not math.isfinite(value):  # JSON as Python writes it has NaN and Infinity
-            raise ValueError(f"{self.where}: {name}={value}: must be a finite number")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        return self.take(name, bool, default)
-
-    def build(self, kind: type[_Config], /, **fields: Any) -> _Config:
-        """kind(**fields), whose complaints about values get the name of the file."""
-        try:
-            return kind(**fields)
-        except ValueError as error:
-            raise ValueError(f"{self.where}: {error}") from None
-
-    def only(self, name: str, *allowed: Any) -> None:
-        """Refuses any value but these; absent is fine."""
-        value = self.fields.get(name)
-        if value is not None and value not in allowed:
-            raise ValueError(f"{self.path}: {name}={value!r} is not supported, only {', '.join(map(repr, allowed))}")
 
 
 def read_model_config(engine: EngineConfig) -> ModelConfig:

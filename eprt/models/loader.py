@@ -23,10 +23,11 @@ from eprt.layers.moe import EPMoE, make_ep, make_pool
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
 from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
+from eprt.models.config_file import ConfigFile
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
 from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
 from eprt.models.dummy import DummyCheckpoint
-from eprt.models.hf_config import ConfigFile, read_model_config
+from eprt.models.hf_config import read_model_config
 from eprt.models.registry import builder_of
 from eprt.ops.weight import Weight
 
