@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eprt.topology import Cpu, Topology, format_cpus, read_topology
+from eprt.cpu_topology import Cpu, CpuTopology, format_cpus, read_topology
 
 POLICIES = ("numa", "core", "none")
 
@@ -45,7 +45,7 @@ class BindError(RuntimeError):
     """A rank cannot be bound as asked."""
 
 
-def plan_binding(topology: Topology, local_rank: int, local_size: int, policy: str) -> Binding:
+def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy: str) -> Binding:
     """The share of rank local_rank among local_size ranks on this host. topology: what the job may use."""
     if policy not in POLICIES:
         raise ValueError(f"--bind {policy}: must be {', '.join(POLICIES)}")
@@ -69,7 +69,7 @@ def plan_binding(topology: Topology, local_rank: int, local_size: int, policy: s
     return Binding(cpus, memory, num_threads, len(cpus) < len(everything), "--bind numa")
 
 
-def _own_cores(topology: Topology, local_rank: int, local_size: int) -> list[list[Cpu]]:
+def _own_cores(topology: CpuTopology, local_rank: int, local_size: int) -> list[list[Cpu]]:
     """The cores of one rank, each a list of its hardware threads.
 
     Ranks are dealt to NUMA nodes evenly when the poorest rank fares no worse than under one plain cut through all

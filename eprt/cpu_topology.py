@@ -16,7 +16,7 @@ class Cpu:
 
 
 @dataclass(frozen=True)
-class Topology:
+class CpuTopology:
     """The hardware threads that may be used, sorted. quota: CPU time the container may use, in CPUs; None if unlimited.
 
     A machine that tells nothing about NUMA is one node; one that tells nothing about cores has a core per thread.
@@ -37,17 +37,17 @@ class Topology:
     def num_cores(self) -> int:
         return len({cpu.core for cpu in self.cpus})
 
-    def restricted_to(self, cpu_ids: Iterable[int]) -> "Topology":
+    def restricted_to(self, cpu_ids: Iterable[int]) -> "CpuTopology":
         """Only the CPUs in cpu_ids. ValueError when none of them is online."""
         wanted = set(cpu_ids)
         kept = tuple(cpu for cpu in self.cpus if cpu.id in wanted)
         if not kept:
             have = format_cpus(cpu.id for cpu in self.cpus)
             raise ValueError(f"none of the CPUs {format_cpus(wanted) or '(none)'} is online; online are {have}")
-        return Topology(kept, self.quota)
+        return CpuTopology(kept, self.quota)
 
 
-def read_topology(sys_root: str | Path = "/sys", proc_root: str | Path = "/proc") -> Topology:
+def read_topology(sys_root: str | Path = "/sys", proc_root: str | Path = "/proc") -> CpuTopology:
     """All online CPUs of this machine."""
     system = Path(sys_root) / "devices/system"
     online = parse_cpus(_text(system / "cpu/online") or "") or sorted(os.sched_getaffinity(0))
@@ -61,7 +61,7 @@ def read_topology(sys_root: str | Path = "/sys", proc_root: str | Path = "/proc"
         topology = system / f"cpu/cpu{cpu}/topology"
         siblings = _text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list") or str(cpu)
         cpus.append(Cpu(node_of_cpu.get(cpu, 0), min(parse_cpus(siblings)), cpu))
-    return Topology(tuple(sorted(cpus)), cgroup_quota(sys_root, proc_root))
+    return CpuTopology(tuple(sorted(cpus)), cgroup_quota(sys_root, proc_root))
 
 
 def cgroup_quota(sys_root: str | Path = "/sys", proc_root: str | Path = "/proc") -> float | None:

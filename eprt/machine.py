@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from eprt.topology import read_topology
+from eprt.cpu_topology import read_topology
 
 # What each level of the CPU kernels needs, as /proc/cpuinfo spells it (csrc/cpu/isa.cpp asks the CPU itself).
 ISA_FLAGS = {

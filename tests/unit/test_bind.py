@@ -9,10 +9,10 @@ import pytest
 
 from eprt import bind as bind_module
 from eprt.bind import plan_binding
-from eprt.topology import Cpu, Topology, cgroup_quota, format_cpus, parse_cpus, read_topology
+from eprt.cpu_topology import Cpu, CpuTopology, cgroup_quota, format_cpus, parse_cpus, read_topology
 
 
-def machine(num_nodes: int, cores_per_node: int, threads_per_core: int = 1, quota: float | None = None) -> Topology:
+def machine(num_nodes: int, cores_per_node: int, threads_per_core: int = 1, quota: float | None = None) -> CpuTopology:
     """Numbered as Linux does: first one thread of every core, then their siblings."""
     num_cores = num_nodes * cores_per_node
     cpus = [
@@ -20,10 +20,10 @@ def machine(num_nodes: int, cores_per_node: int, threads_per_core: int = 1, quot
         for core in range(num_cores)
         for thread in range(threads_per_core)
     ]
-    return Topology(tuple(sorted(cpus)), quota)
+    return CpuTopology(tuple(sorted(cpus)), quota)
 
 
-def shares(topology: Topology, local_size: int, policy: str):
+def shares(topology: CpuTopology, local_size: int, policy: str):
     return [plan_binding(topology, rank, local_size, policy) for rank in range(local_size)]
 
 

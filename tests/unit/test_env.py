@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eprt import doctor, env, machine, probe
-from eprt.topology import parse_cpus
+from eprt.cpu_topology import parse_cpus
 
 ROOT = Path(__file__).resolve().parents[2]
 
