@@ -73,10 +73,13 @@ class NodeLinks:
 
     def free_set(self, epoch: int) -> None:
         """Waits until the sends of epoch - num_sets have left their buffers, as they mostly have (docs/protocol.md)."""
-        sends = self._sends[epoch % self._num_sets]
+        self._finish(self._sends[epoch % self._num_sets], epoch, "completion of an old send")
+
+    def _finish(self, sends: list[tuple[int, Pending]], epoch: int, phase: str, timeout_s: float | None = None) -> None:
+        """Waits for these sends, and forgets each as it has ended."""
         while sends:
             peer, message = sends[-1]
-            self._waiter.for_messages({peer: message}, epoch, "completion of an old send")
+            self._waiter.for_messages({peer: message}, epoch, phase, timeout_s=timeout_s)
             sends.pop()
 
     def send_blocks(self, epoch: int) -> None:
@@ -137,10 +140,7 @@ class NodeLinks:
         """
         try:
             for sends in self._sends:
-                while sends:
-                    peer, message = sends[-1]
-                    self._waiter.for_messages({peer: message}, 0, "close", timeout_s=_CLOSE_TIMEOUT_S)
-                    sends.pop()
+                self._finish(sends, 0, "close", _CLOSE_TIMEOUT_S)
         except EPError:
             _abandoned.append((self._sends, self._blocks_out, self._sums_out))
         for receives in (*self._block_receives, *self._sums_receives):
