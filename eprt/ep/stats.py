@@ -1,5 +1,6 @@
 """EPStats: what a backend counted since the last reset. The diagnosis log and the load of experts are fed from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,25 @@ class EPStats:
     slot_rows_E: np.ndarray
     compute_us: float
     blocked_us: float | None = None
+
+    @staticmethod
+    def total(counted: Sequence["EPStats"]) -> "EPStats":
+        """Of several backends of this rank, at least one; slot_rows_E: one backend's after the other's."""
+        blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
+
+        def summed(name: str) -> np.ndarray:
+            return np.sum([getattr(stats, name) for stats in counted], axis=0)
+
+        return EPStats(
+            num_calls=sum(stats.num_calls for stats in counted),
+            dispatch_wait_us_N=summed("dispatch_wait_us_N"),
+            combine_wait_us_N=summed("combine_wait_us_N"),
+            recv_tokens_N=summed("recv_tokens_N"),
+            sent_tokens_N=summed("sent_tokens_N"),
+            slot_rows_E=np.concatenate([stats.slot_rows_E for stats in counted]),
+            compute_us=sum(stats.compute_us for stats in counted),
+            blocked_us=sum(blocked_us) if len(blocked_us) == len(counted) else None,
+        )
 
     @staticmethod
     def unpack(totals: np.ndarray, num_ranks: int) -> "EPStats":

@@ -16,14 +16,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eprt.diagnostics import WindowRecord, WindowWriter
 from eprt.ep.group import EPGroup
 from eprt.ep.stats import EPStats
 
 _log = logging.getLogger(__name__)
-_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 
 
 class WaitLog:
@@ -68,7 +65,7 @@ class WaitLog:
             self._end_window()
 
     def _end_window(self) -> None:
-        record = self._record([backend.stats(reset=True) for backend in self._backends])
+        record = self._record(EPStats.total([backend.stats(reset=True) for backend in self._backends]))
         self._num_steps, self._window, self._since_s = 0, self._window + 1, record.t_end
         if not record.num_calls:
             return
@@ -78,9 +75,8 @@ class WaitLog:
         except OSError as error:
             _log.error("diagnosis: window %d cannot be written: %s", record.window, error)
 
-    def _record(self, counted: list[EPStats]) -> WindowRecord:
+    def _record(self, counted: EPStats) -> WindowRecord:
         group, now_s = self._group, time.time()
-        blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
         return WindowRecord(
             window=self._window,
             t_start=min(self._since_s, now_s),
@@ -88,10 +84,13 @@ class WaitLog:
             rank=group.rank,
             num_ranks=group.size,
             node_of_rank=group.node_of_rank,
-            num_calls=sum(stats.num_calls for stats in counted),
-            compute_us=sum(stats.compute_us for stats in counted),
-            blocked_us=sum(blocked_us) if len(blocked_us) == len(counted) else None,
-            **{name: np.sum([getattr(stats, f"{name}_N") for stats in counted], axis=0).tolist() for name in _PER_RANK},
+            num_calls=counted.num_calls,
+            dispatch_wait_us=counted.dispatch_wait_us_N.tolist(),
+            combine_wait_us=counted.combine_wait_us_N.tolist(),
+            recv_tokens=counted.recv_tokens_N.tolist(),
+            sent_tokens=counted.sent_tokens_N.tolist(),
+            compute_us=counted.compute_us,
+            blocked_us=counted.blocked_us,
         )
 
     def __enter__(self) -> "WaitLog":

@@ -13,8 +13,6 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from eprt.config import EngineConfig
 from eprt.engine.outputs import TokenOutput
 from eprt.ep.stats import EPStats
@@ -194,28 +192,23 @@ class _ProgressBar:
 def wait_totals(engine) -> WaitTotals | None:
     """None where nobody is waited for: one rank, or a model without experts."""
     model, migrator = engine.model, engine.migrator
-    counted = [_stats(backend) for backend in model.ep.values() if hasattr(backend, "stats")]
-    if not counted:
+    of_modes = [_stats(backend) for backend in model.ep.values() if hasattr(backend, "stats")]
+    if not of_modes:
         return None
-
-    def total(name: str) -> list:
-        return np.sum([getattr(stats, name) for stats in counted], axis=0).tolist()
-
-    steps = engine.step_waits  # who is late to a step is late to its first dispatch
-    blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
+    counted, steps = EPStats.total(of_modes), engine.step_waits  # late to a step is late to its first dispatch
     return WaitTotals(
-        num_calls=sum(stats.num_calls for stats in counted),
-        dispatch_wait_us=(steps.wait_us_N + total("dispatch_wait_us_N")).tolist(),
-        combine_wait_us=total("combine_wait_us_N"),
-        recv_tokens=total("recv_tokens_N"),
-        sent_tokens=total("sent_tokens_N"),
-        compute_us=sum(stats.compute_us for stats in counted),
+        num_calls=counted.num_calls,
+        dispatch_wait_us=(steps.wait_us_N + counted.dispatch_wait_us_N).tolist(),
+        combine_wait_us=counted.combine_wait_us_N.tolist(),
+        recv_tokens=counted.recv_tokens_N.tolist(),
+        sent_tokens=counted.sent_tokens_N.tolist(),
+        compute_us=counted.compute_us,
         slots=SlotTotals(
             epoch=migrator.epoch if migrator is not None else 0,
             expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
             rows=model.expert_load(),
         ),
-        blocked_us=steps.blocked_us + sum(blocked_us) if len(blocked_us) == len(counted) else None,
+        blocked_us=None if counted.blocked_us is None else steps.blocked_us + counted.blocked_us,
     )
 
 
