@@ -5,11 +5,14 @@ Knows the format, not its meaning (analysis.py). writer.py writes it; logindex.p
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 SCHEMA = "eprt.diagnose/1"
+# Of a rank's file: its rank, and a number where it was rotated away.
+FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 _OPTIONAL = ("experts", "blocked_us")
 # Numbers beyond these come from no clock and no counter, and would not fit into what they are added up in.

@@ -1,9 +1,8 @@
 """History: what each rank did in each window, small enough to keep for every window of a long run.
 
 Everything is kept as sums, so that the line of a late rank may come at any time, and in a very long run 2, 4, 8 ...
-windows with consecutive numbers become one. Two views of the waits: `awaited`, how
-long the others waited for a rank (its column), and `waits`, how long it waited for the others (its row); both are
-averages over the other ranks, per call.
+windows with consecutive numbers become one. Two views of the waits: `awaited`, how long the others waited for a rank
+(its column), and `waits`, how long it waited for the others (its row), both averaged over the other ranks, per call.
 """
 
 from collections.abc import Sequence

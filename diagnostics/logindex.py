@@ -21,9 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .events import MOST, MOST_RANKS, MOST_SECONDS
+from .events import FILE_NAME, MOST, MOST_RANKS, MOST_SECONDS
 
-FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
 _HEAD = re.compile(
     rb'\{"schema":"[^"]*","window":(\d{1,15}),"t_start":([0-9.eE+-]{1,30}),"t_end":[0-9.eE+-]{1,30},"rank":\d{1,9},'
     rb'"num_ranks":(\d{1,9})'

@@ -1,14 +1,12 @@
 """WindowWriter: appends windows to a diagnosis log and keeps the files bounded. The format is in events.py."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from .events import WindowRecord
+from .events import FILE_NAME, WindowRecord
 
 MAX_BYTES = 32 << 20
-_FILE_NAME = re.compile(r"diagnose_rank\d+\.log(\.\d+)?")
 _TAIL_BYTES = 4 << 20  # of a file, within which its last whole line lies
 
 
@@ -72,7 +70,7 @@ class WindowWriter:
 
 
 def _log_files(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name)]
+    return [path for path in directory.iterdir() if FILE_NAME.match(path.name)]
 
 
 def _last_records(directory: Path) -> list[WindowRecord]:
