@@ -100,6 +100,8 @@ class FakeGpu:
         for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing"):
             monkeypatch.setattr(torch._C, name, lambda *args: 0, raising=False)
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+        self.other_gpus: set[int] = set()  # the addresses of tensors that are not this GPU's
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: int(tensor.data_ptr() in self.other_gpus))
         for name in ("empty", "zeros"):
             monkeypatch.setattr(torch, name, _on_cpu(getattr(torch, name)))
 

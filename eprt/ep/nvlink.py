@@ -75,6 +75,7 @@ class NvlinkBackend:
         self._summed: dict[int, Tensor] = {}  # epoch -> what combine_start has launched the sums into
         self._asked = Asked(group, config.timeout_s, config.top_k, config.num_slots)
         self._check_limits()
+        self._device = torch.cuda.current_device()
         self._allocate(profile, stats)
         self._failure = self.kernels.failure
         self._readback: Readback | None = None
@@ -271,7 +272,7 @@ class NvlinkBackend:
     def _begin(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int) -> DispatchHandle:
         self._check_open("dispatch_send")
         self._checks.tokens(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
-        if not (x_TH.is_cuda and slot_idx_TK.is_cuda and topk_weights_TK.is_cuda):
+        if not x_TH.get_device() == slot_idx_TK.get_device() == topk_weights_TK.get_device() == self._device:
             for name, tensor in (("x_TH", x_TH), ("slot_idx_TK", slot_idx_TK), ("topk_weights_TK", topk_weights_TK)):
                 self._check_on_gpu(f"dispatch_send: {name}", tensor)
         if num_rounds != 1 and not self._learns_rounds:
@@ -353,7 +354,7 @@ class NvlinkBackend:
         self._check_on_gpu("combine_send: signal.counter", signal.counter)
 
     def _check_on_gpu(self, what: str, tensor: Tensor) -> None:
-        if not tensor.is_cuda:
+        if tensor.get_device() != self._device:
             self._checks.fail(f"{what} is on {tensor.device}; the nvlink backend takes tensors of this rank's GPU")
 
     def _raise_failure(self) -> None:

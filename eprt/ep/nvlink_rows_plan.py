@@ -24,7 +24,7 @@ _GUESS_STEP = 512  # rows
 
 def facts(tensor: Tensor | None) -> tuple | None:
     """All that the checks ask of a tensor, but its address."""
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.is_cuda, tensor.is_contiguous())
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device(), tensor.is_contiguous())
 
 
 @lru_cache(maxsize=256)
@@ -66,15 +66,16 @@ class RowsPlans:
     ):
         self._group, self._max_items, self._size_name = group, max_items, size_name
         self._timeout_s, self._fail = timeout_s, fail
+        self._device = torch.cuda.current_device()
         self._plans: dict[tuple, RowsPlan] = {}
 
     def of(self, payload: Payload, routing: Routing, worst_rows: int, alignment: int) -> RowsPlan:
         """Raises ValueError for arguments that do not go together."""
         x, scale = payload.x, payload.scale
         key = (
-            facts(x), None if scale is None else (scale.shape, scale.dtype, scale.is_cuda), facts(routing.topk_slot),
-            facts(routing.topk_weight), facts(routing.in_rank), facts(routing.slot_tokens), routing.num_slots,
-            worst_rows, alignment, routing.chunks,
+            facts(x), None if scale is None else (scale.shape, scale.dtype, scale.get_device()),
+            facts(routing.topk_slot), facts(routing.topk_weight), facts(routing.in_rank), facts(routing.slot_tokens),
+            routing.num_slots, worst_rows, alignment, routing.chunks,
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
@@ -104,17 +105,19 @@ class RowsPlans:
 
     def check_payload(self, payload: Payload) -> None:
         x, scale = payload.x, payload.scale
-        if x.dim() != 2 or not x.is_contiguous() or not x.is_cuda:
-            self._fail(f"dispatch: x is {tuple(x.shape)} on {x.device}; it must be contiguous [T, H] on the GPU")
+        if x.dim() != 2 or not x.is_contiguous() or x.get_device() != self._device:
+            self._fail(
+                f"dispatch: x is {tuple(x.shape)} on {x.device}; it must be contiguous [T, H] on this rank's GPU"
+            )
         if not payload.row_bytes or payload.row_bytes % 16 or x.data_ptr() % 16:
             self._fail_row(x)
         if scale is None:
             return
         fits = scale.dim() == 2 and scale.shape[0] == x.shape[0] and scale.element_size() == 4
-        if not fits or not scale.is_cuda or scale.shape[1] > MAX_SCALES:
+        if not fits or scale.get_device() != self._device or scale.shape[1] > MAX_SCALES:
             self._fail(
                 f"dispatch: scales are {scale.dtype} {tuple(scale.shape)} on {scale.device}; expected 4-byte elements "
-                f"[{x.shape[0]}, up to {MAX_SCALES}] on the GPU"
+                f"[{x.shape[0]}, up to {MAX_SCALES}] on this rank's GPU"
             )
 
     def _fail_row(self, x: Tensor) -> NoReturn:
@@ -155,9 +158,14 @@ class RowsPlans:
             self._fail(not_aligned(what, tensor))
 
     def check(self, what: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
-        if tensor.shape != shape or tensor.dtype not in dtypes or not tensor.is_cuda or not tensor.is_contiguous():
+        if (
+            tensor.shape != shape
+            or tensor.dtype not in dtypes
+            or tensor.get_device() != self._device
+            or not tensor.is_contiguous()
+        ):
             names = " or ".join(str(dtype) for dtype in dtypes)
             self._fail(
                 f"{what}: {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected contiguous {names} "
-                f"{shape} on the GPU"
+                f"{shape} on this rank's GPU"
             )

@@ -124,7 +124,7 @@ def test_calls_of_sglang_and_vllm_fit(call, unnamed, names):
 class OnGpu:
     """As much of a tensor as the checks look at, on a GPU that this machine need not have."""
 
-    is_cuda, device = True, "cuda:0"
+    device = "cuda:0"
 
     def __init__(self, dtype: torch.dtype, *shape: int, contiguous: bool = True):
         self.dtype, self.shape, self._contiguous = dtype, torch.Size(shape), contiguous
@@ -135,13 +135,16 @@ class OnGpu:
     def data_ptr(self) -> int:
         return 0
 
+    def get_device(self) -> int:
+        return 0
+
 
 def on_gpu(*args: Any, **kwargs: Any) -> Any:
     return OnGpu(*args, **kwargs)
 
 
 def test_a_call_that_looks_like_the_last_good_one_is_not_checked_again_and_any_other_is(monkeypatch):
-    checks, looked = Checks(1, 2), []
+    checks, looked = Checks(1, 2, 0), []
     monkeypatch.setattr(checks, "tensor", lambda *args: (looked.append(args[1]), Checks.tensor(checks, *args)))
 
     def dispatch(dtype=torch.bfloat16, tokens=3, contiguous=True, idx_tokens=3, **changed) -> None:

@@ -162,6 +162,35 @@ def config_of(mode: str, **fields: Any) -> EPConfig:
     return EPConfig(HIDDEN, EXPERTS, K, T, mode=mode, device="cuda", **fields)
 
 
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+def test_verbs_name_a_tensor_of_another_gpu_before_any_launch(gpu, mode):
+    backend = (NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend)(config_of(mode), Group(0, 2))
+    x, idx, weights = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
+    for name, tensor in (("x_TH", x), ("slot_idx_TK", idx), ("topk_weights_TK", weights)):
+        gpu.other_gpus = {tensor.data_ptr()}
+        with pytest.raises(
+            ValueError, match=rf"\[rank 0/2\] dispatch_send: {name} is on .* tensors of this rank's GPU"
+        ):
+            backend.dispatch_send(x, idx, weights)
+    assert gpu.launched == []
+
+
+def test_deep_eps_interface_names_a_tensor_of_another_gpu_before_any_launch(gpu):
+    pairs, rows = Pairs(), Rows(gpu)
+    handle, _ = pairs.dispatch()  # looks the same the next time
+    pairs.combine(handle)
+    gpu.clear()
+    gpu.other_gpus = {pairs.routing[0].data_ptr()}
+    for call, what in ((pairs.dispatch, "dispatch"), (lambda: pairs.combine(handle), "combine")):
+        with pytest.raises(ValueError, match=rf"low_latency_{what}: topk_idx is on .* tensor of this rank's GPU"):
+            call()
+    for tensor, name in ((rows.x, "x is"), (rows.scale, "scales are"), (rows.idx, "topk_idx:")):
+        gpu.other_gpus = {tensor.data_ptr()}
+        with pytest.raises(ValueError, match=rf"{name} .* on this rank's GPU"):
+            rows.dispatch()
+    assert gpu.launched == []
+
+
 @pytest.mark.parametrize("mode, most", [("low_latency", 64), ("normal", 132)])
 def test_more_thread_blocks_than_the_gpu_can_run_at_once_are_refused(gpu, monkeypatch, mode, most):
     backend_type = NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend

@@ -72,7 +72,7 @@ class Buffer:
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy, self._exact = explicitly_destroy, exact_combine
-        self._checks = Checks(self.rank, self.group_size)
+        self._checks = Checks(self.rank, self.group_size, torch.cuda.current_device())
         self._timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
         self._most_sms = multiprocessors()
         self._comm_stream = torch.cuda.Stream()

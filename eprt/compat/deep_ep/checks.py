@@ -15,7 +15,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 def _facts(value: Tensor | None) -> tuple | None:
     """All that the checks ask of a tensor. Written out below where one is always given, as a call costs as much."""
-    return None if value is None else (value.shape, value.dtype, value.is_cuda, value.is_contiguous())
+    return None if value is None else (value.shape, value.dtype, value.get_device(), value.is_contiguous())
 
 
 def check_machine() -> None:
@@ -26,11 +26,11 @@ def check_machine() -> None:
 
 
 class Checks:
-    """Of one rank's Buffer. Low-latency calls whose arguments look as the last good ones did are not checked again:
-    each check takes about as long as the GPU needs for a whole step of one token."""
+    """Of one rank's Buffer, on the GPU of this number. Low-latency calls whose arguments look as the last good ones did
+    are not checked again: each check takes about as long as the GPU needs for a whole step of one token."""
 
-    def __init__(self, rank: int, num_ranks: int):
-        self._where, self._num_ranks = f"[rank {rank}/{num_ranks}]", num_ranks
+    def __init__(self, rank: int, num_ranks: int, device: int):
+        self._where, self._num_ranks, self._device = f"[rank {rank}/{num_ranks}]", num_ranks, device
         self._good_dispatch: tuple | None = None
         self._good_combine: tuple | None = None
 
@@ -45,7 +45,7 @@ class Checks:
             want = ", ".join("any" if length is None else str(length) for length in shape)
             names = " or ".join(map(str, dtypes))
             self.fail(f"{call}: {name} is {value.dtype} {tuple(value.shape)}, expected {names} ({want})")
-        if not value.is_cuda:
+        if value.get_device() != self._device:
             self.fail(f"{call}: {name} is on {value.device}; pass a tensor of this rank's GPU")
         if not value.is_contiguous():
             self.fail(f"{call}: {name} is not contiguous")
@@ -62,8 +62,9 @@ class Checks:
         """Whether everything looks as in the last call. formats: use_fp8, round_scale, use_ue8m0."""
         asked = max_tokens, num_experts, formats, async_finish, return_recv_hook
         looks = (
-            *asked, x.shape, x.dtype, x.is_cuda, x.is_contiguous(), topk_idx.shape, topk_idx.dtype, topk_idx.is_cuda,
-            topk_idx.is_contiguous(), _facts(topk_weights), _facts(recv_stats), _facts(wait_stats), x.data_ptr() % 16,
+            *asked, x.shape, x.dtype, x.get_device(), x.is_contiguous(), topk_idx.shape, topk_idx.dtype,
+            topk_idx.get_device(), topk_idx.is_contiguous(), _facts(topk_weights), _facts(recv_stats),
+            _facts(wait_stats), x.data_ptr() % 16,
         )  # fmt: skip
         if looks == self._good_dispatch:
             return True
@@ -110,9 +111,9 @@ class Checks:
         """num_tokens: of the dispatch. block: (L, R * M, H)."""
         asked = num_tokens, block, top_k, async_finish, return_recv_hook
         looks = (
-            *asked, x.shape, x.dtype, x.is_cuda, x.is_contiguous(), topk_idx.shape, topk_idx.dtype, topk_idx.is_cuda,
-            topk_idx.is_contiguous(), topk_weights.shape, topk_weights.dtype, topk_weights.is_cuda,
-            topk_weights.is_contiguous(), _facts(out), _facts(wait_stats), x.data_ptr() % 16,
+            *asked, x.shape, x.dtype, x.get_device(), x.is_contiguous(), topk_idx.shape, topk_idx.dtype,
+            topk_idx.get_device(), topk_idx.is_contiguous(), topk_weights.shape, topk_weights.dtype,
+            topk_weights.get_device(), topk_weights.is_contiguous(), _facts(out), _facts(wait_stats), x.data_ptr() % 16,
             out is not None and out.data_ptr() % 16,
         )  # fmt: skip
         if looks == self._good_combine:
