@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if (arguments.directory is None) == (arguments.url is None):
         parser.error("give either DIR or --url URL")
+    if "" in (arguments.directory, arguments.url):
+        parser.error("DIR or URL is empty")
     if arguments.url and (arguments.run is not None or arguments.windows is not None):
         parser.error("--run and --windows are for DIR")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:

@@ -13,6 +13,7 @@ from pathlib import Path
 from eprt import env
 from eprt.config import EngineConfig, ParallelConfig
 from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.errors import tell_mistake
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         env.check()
         return _generate(arguments)
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(f"eprt generate: {error}", file=sys.stderr)
-        if env.started_by_mpirun():
+        tell_mistake("eprt generate", error, env.launched_rank())
+        if "mpi4py.MPI" in sys.modules:
             _abort_job()
         return 2
 

@@ -5,6 +5,7 @@ transformers.AutoTokenizer (a test compares them).
 """
 
 import json
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. add_special_tokens: with BOS where the checkpoint wants one (not for rendered chat templates,
-        which write it themselves)."""
+        which write it themselves). ValueError for a text that has half of a surrogate pair, as bytes become that are no
+        UTF-8 on a command line."""
+        if _HALF_PAIR.search(text):
+            raise ValueError(f"{text[:80]!r} has half of a surrogate pair, which is no character; is it UTF-8?")
         if len(text) < _LONG_TEXT:
             encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:  # the library lets other threads run only here
@@ -170,5 +174,6 @@ _TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "sp
 
 # Characters from which on it pays to let other threads run.
 _LONG_TEXT = 10_000
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 _BYTE_OF_CHARACTER = _byte_alphabet()

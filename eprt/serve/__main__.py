@@ -7,15 +7,11 @@
 Exit status: 0 drained and stopped, 1 something was lost, 2 a flag, file or address is wrong.
 """
 
-import socket
 import sys
-import time
 
 from eprt import env
+from eprt.serve.errors import tell_mistake
 from eprt.serve.options import OptionError, parse
-
-# The first rank that ends with another status than 0 ends mpirun's whole job, heard or not.
-RANK_0_SPEAKS_FIRST_S = 10.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,20 +31,8 @@ def main(argv: list[str] | None = None) -> int:
 
         return rank_main.run(options)
     except OptionError as error:
-        return _tell(error, rank)
-
-
-def _tell(error: OptionError, rank: int | None) -> int:
-    """One line on standard error; returns the exit status.
-
-    Most mistakes all ranks find: rank 0 tells of them and mpirun ends the rest, which wait for that. A folder that only
-    another host lacks, rank 0 does not miss: a rank that still lives after the wait tells of it with its name.
-    """
-    if rank:
-        time.sleep(RANK_0_SPEAKS_FIRST_S)
-    teller = f"rank {rank} on {socket.gethostname()}: " if rank else ""
-    print(f"eprt serve: error: {teller}{error}", file=sys.stderr, flush=True)
-    return 2
+        tell_mistake("eprt serve: error", error, rank)
+        return 2
 
 
 if __name__ == "__main__":

@@ -5,10 +5,15 @@
 docs/errors.md lists every code. Knows nothing of HTTP frameworks.
 """
 
+import socket
 import sys
+import time
 from typing import Any
 
 import msgspec
+
+# The first rank that ends with another status than 0 ends mpirun's whole job, heard or not.
+RANK_0_SPEAKS_FIRST_S = 10.0
 
 
 def say(line: str) -> None:
@@ -17,6 +22,18 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except OSError:
         pass  # mpirun, who would have passed it on, is gone
+
+
+def tell_mistake(program: str, error: Exception, rank: int | None) -> None:
+    """One line on standard error; the caller then ends with a status. rank: as env.launched_rank() says.
+
+    Most mistakes all ranks find: rank 0 tells of them and mpirun ends the rest, which wait for that. A folder that only
+    another host lacks, rank 0 does not miss: a rank that still lives after the wait tells of it with its name.
+    """
+    if rank:
+        time.sleep(RANK_0_SPEAKS_FIRST_S)
+    teller = f"rank {rank} on {socket.gethostname()}: " if rank else ""
+    say(f"{program}: {teller}{error}")
 
 
 class ApiError(Exception):

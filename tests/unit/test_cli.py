@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import eprt
 from eprt import cli, env
+from eprt.serve import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "demo_model" / "checkpoint"
@@ -107,3 +109,24 @@ def test_generate_answers_alike_on_one_rank_and_on_two(tmp_path):
     assert answers == [json.loads(line) for line in two.stdout.splitlines()]
     assert len(answers) == 3 and answers[0]["prompt"] == "What is 12 + 30?"
     assert answers[0]["text"].endswith("42") and answers[0]["finish_reason"] == "stop"
+
+
+def test_bytes_that_are_no_text_are_told(capfd):
+    assert cli.main(["generate", "--model", str(MODEL), "--prompt", "caf\udce9", "--max-tokens", "1"]) == 2
+    assert capfd.readouterr().err == (
+        "eprt generate: prompt 0: 'caf\\udce9' has half of a surrogate pair, which is no character; is it UTF-8?\n"
+    )
+
+
+def test_one_rank_tells_what_all_find(capfd, monkeypatch):
+    monkeypatch.setattr(errors, "RANK_0_SPEAKS_FIRST_S", 0.0)
+    for rank, told in ((None, "eprt x: no"), (0, "eprt x: no"), (2, f"eprt x: rank 2 on {socket.gethostname()}: no")):
+        errors.tell_mistake("eprt x", ValueError("no"), rank)
+        assert capfd.readouterr().err == told + "\n"
+
+
+@pytest.mark.parametrize("arguments", [["--url", "", "--text"], ["", "--json"]])
+def test_an_address_that_is_empty_is_told(arguments, capfd):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["diagnose", *arguments])
+    assert caught.value.code == 2 and "error: DIR or URL is empty" in capfd.readouterr().err
