@@ -364,6 +364,17 @@ def test_no_dispatch_takes_the_place_of_one_whose_combine_is_under_way(gpu):
     pairs.combine(pairs.dispatch()[0])
 
 
+def test_a_low_latency_handle_is_refused_by_another_buffer_and_so_are_its_parts(gpu):
+    one, other = Pairs(), Pairs()
+    handle, _ = one.dispatch()
+    gpu.clear()
+    for buffer, bad in ((other, handle), (one, tuple(handle))):
+        with pytest.raises(ValueError, match="handle must be the object that low_latency_dispatch of this Buffer"):
+            buffer.combine(bad)
+    assert gpu.launched == []
+    one.combine(handle)
+
+
 def test_a_normal_handle_is_refused_by_another_buffer_whose_memory_may_be_smaller(gpu):
     rows, buffers = Rows(gpu), [Buffer(Group(0, 2)), Buffer(Group(0, 2))]
     in_rank, per_rank, per_expert = (torch.zeros(*shape, dtype=torch.int32) for shape in ((T, 2), (2,), (EXPERTS,)))

@@ -314,8 +314,8 @@ class Buffer:
         call, check = "low_latency_combine", self._checks
         if use_logfmt:
             raise NotImplementedError(f"{call}: use_logfmt=True (10-bit outputs) is not supported; they cross as bf16")
-        if not isinstance(handle, LowLatencyHandle):
-            check.fail(f"{call}: handle must be the object that low_latency_dispatch returned, not a copy of its parts")
+        if not isinstance(handle, LowLatencyHandle) or handle.mode.kernels.mask is not self._mask:
+            check.fail(f"{call}: handle must be the object that low_latency_dispatch of this Buffer returned")
         mode, wait_stats = handle.mode, combine_wait_recv_cost_stats
         check.low_latency_combine(
             x, topk_idx, topk_weights, out, wait_stats, handle.num_tokens, mode.block, mode.shape.top_k, async_finish,
