@@ -89,6 +89,7 @@ class RankPool:
         self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size)
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self._token, self._on_drain = config.token, on_drain
+        self._killed_soon = False  # plain mpirun told to stop warns its ranks, and kills them all 0.25 s later
         self._sequences: dict[str, RunningSequence] = {}
         self._listening: asyncio.Server | None = None
         self._seq = 0
@@ -247,8 +248,7 @@ class RankPool:
             return
         if isinstance(who, Rank):
             who.lost = True
-        # Plain mpirun told to stop warns its ranks, and kills them all a quarter of a second later.
-        killed = self.state == "draining"
+        killed = self.state == "draining" and self._killed_soon
         if killed:
             who, what, details = "the ranks", "were ended before running requests were done (use -n to drain)", ""
         generations = {id(s.generation): s.generation for s in self._sequences.values()}
@@ -281,6 +281,7 @@ class RankPool:
                 if rank.sampled is not None and not rank.sampled.done():
                     rank.sampled.set_result(message)
             case Drain(reason):
+                self._killed_soon |= reason in ("SIGTERM", "SIGINT")
                 self._on_drain(reason, rank.rank)
             case Fault(text):
                 self.metrics.faults.inc()
