@@ -53,8 +53,8 @@ class NvlinkBackend:
     has done the call.
 
     A wait past config.timeout_s masks the rank it waited for and lets the kernel go on without that rank's tokens and
-    outputs; the next verb raises EPTimeoutError, once. A caller that catches it may repeat that verb and go on: other
-    ranks' results stay right.
+    outputs; the next verb raises EPTimeoutError, once, which names the first of those that were late at a time:
+    query_mask tells all. A caller that catches it may repeat that verb and go on: other ranks' results stay right.
 
     This class is the low-latency mode; the normal mode (nvlink_normal_backend.py) changes where rows go.
 
