@@ -62,7 +62,7 @@ def run(
     mpirun.write_text(MPIRUN.format(python=sys.executable, signals=signals, folder=folder, late=late, deaf=deaf))
     mpirun.chmod(0o755)
     monkeypatch.setattr(launch, "find_mpirun", lambda: str(mpirun))
-    options = SimpleNamespace(num_ranks=2, host="127.0.0.1", port=0, drain_timeout_s=drain_timeout_s)
+    options = SimpleNamespace(num_ranks=2, host="127.0.0.1", port=0, drain_timeout_s=drain_timeout_s, diagnose_dir=None)
 
     def until(condition) -> None:
         while not condition() and launching.is_set():
@@ -80,10 +80,11 @@ def run(
     sender, launching = threading.Thread(target=send), threading.Event()
     launching.set()
     sender.start()
-    status = launch.launch(options, [])  # type: ignore[arg-type]
-    launching.clear()
-    sender.join()
-    return status
+    try:
+        return launch.launch(options, [])  # type: ignore[arg-type]
+    finally:
+        launching.clear()
+        sender.join()
 
 
 def test_ranks_are_told_though_mpirun_is_deaf(tmp_path, monkeypatch, kept_signals):
