@@ -84,7 +84,12 @@ def _generate(arguments: argparse.Namespace) -> int:
     from eprt.engine.llm import LLM
     from eprt.ep.group import EPGroup
 
-    group = EPGroup.from_mpi() if env.started_by_mpirun() else EPGroup.single()
+    group = EPGroup.single()
+    if env.started_by_mpirun():
+        from eprt.ep.group_mpi import end_job_on_errors
+
+        group = EPGroup.from_mpi()
+        end_job_on_errors()  # those that main() does not expect
     bind(arguments.bind, group.allgather)
     with LLM(arguments.model, group, **engine_options) as llm:
         prompts = [_in_chat_template(llm, text) for text in texts] if arguments.chat else texts

@@ -107,8 +107,8 @@ class LLM:
     """A model ready to generate. Construction is collective over the group's ranks.
 
     model_dir: a Hugging Face checkpoint directory. Its tokenizer.json is used where there is one; without it prompts
-    must be token ids. group: default all ranks of the MPI job, each then bound to its share of the cores; this process
-    alone where it was not started by mpirun.
+    must be token ids. group: default this process alone or, where mpirun started it, all ranks of the job, each then
+    bound to its share of the cores; an error that one of them does not catch then ends them all.
     engine_options: fields of EngineConfig but max_queue. progress: progress(bytes_read, bytes_to_read) while loading.
 
     Requests without a seed get one from engine_options' seed: two runs of the same program give the same tokens.
@@ -313,6 +313,10 @@ def _default_group() -> EPGroup:
     """All ranks of the MPI job, each bound to its share of the cores, or this process as it is."""
     if not env.started_by_mpirun():
         return EPGroup.single()
+    from eprt.ep.group_mpi import end_job_on_errors
+
     group = EPGroup.from_mpi()
+    if group.size > 1:
+        end_job_on_errors()
     bind("core", group.allgather)
     return group

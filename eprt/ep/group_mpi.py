@@ -4,7 +4,9 @@ A window larger than the free space of /dev/shm is made of memfds instead.
 """
 
 import os
+import sys
 import time
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,21 @@ class MpiGroup(EPGroup):
         except MPI.Exception:
             return False
         return True
+
+
+def end_job_on_errors() -> None:
+    """From now on an error that nobody catches ends all ranks, once it is printed. The process would else wait for the
+    others at its exit, inside MPI, and they for it in their next collective call."""
+    tell = sys.excepthook
+
+    def tell_and_end(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        tell(kind, error, where)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = tell_and_end
 
 
 def _free_shm_bytes() -> int:

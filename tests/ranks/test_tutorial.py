@@ -29,6 +29,25 @@ def test_offline_generation(tmp_path: Path):
     assert answer.strip()
 
 
+FAILS_ON_ONE_RANK = """
+from eprt import LLM
+
+with LLM("examples/demo_model/checkpoint", kv_cache_gb=0.01) as llm:
+    llm.generate("1")
+    if llm.group.rank == 1:
+        raise KeyError("only here")
+    llm.generate("2")
+"""
+
+
+def test_an_error_of_one_rank_that_nobody_catches_ends_them_all(tmp_path: Path):
+    """Instead of one waiting for the others to exit, and those for it in the next call."""
+    (tmp_path / "fails.py").write_text(FAILS_ON_ONE_RANK)
+    command = mpirun(2, str(tmp_path / "fails.py"))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode != 0 and "KeyError: 'only here'" in done.stderr
+
+
 @pytest.mark.slow
 def test_epmoe_in_a_transformers_model_gives_each_rank_its_logits(tmp_path: Path):
     """Two ranks with different tokens get what transformers computes for them alone."""
