@@ -62,7 +62,7 @@ class _Work:
         return body
 
     def prepare(self, body: bytes, *given) -> Any:
-        self.both.wait(5)
+        self.both.wait(100)
         return SimpleNamespace(sequences=[])
 
 
@@ -70,7 +70,7 @@ def _generate(work: _Work, *gone: bool) -> list[Any]:
     """What becomes of requests that come at once; those marked have been given up by their clients."""
 
     async def run() -> list[Any]:
-        options = SimpleNamespace(max_body_bytes=1 << 20, body_timeout_s=5)
+        options = SimpleNamespace(max_body_bytes=1 << 20, body_timeout_s=100)
         api = Api(options, _Pool(), *[None] * 3)  # type: ignore[arg-type]
         return await asyncio.gather(
             *(api._generate(_request(one), "chat", work.read, work.prepare) for one in gone), return_exceptions=True
@@ -97,7 +97,7 @@ def test_what_all_bodies_take_has_a_bound_that_short_ones_need_not_fear(monkeypa
     monkeypatch.setattr("eprt.serve.bodies._MOST_LARGEST", 2)
 
     async def run() -> None:
-        bodies, halves = Bodies(max_bytes=40_000, timeout_s=0.2), (b"x" * 15_000, b"x" * 15_000)
+        bodies, halves = Bodies(max_bytes=40_000, timeout_s=100), (b"x" * 15_000, b"x" * 15_000)
         for _ in range(2):  # the second time after all were released
             async with AsyncExitStack() as held:
                 for _ in range(2):

@@ -80,7 +80,7 @@ def machine(monkeypatch):
 
 def on_both(machine: Any, node_of_rank: tuple[int, int] = (0, 0)) -> list[Any]:
     """What each rank gets: its memory, or what it raised. Whoever waits for ever is found by the barrier's timeout."""
-    shared = SimpleNamespace(values=[None] * 2, barrier=threading.Barrier(2, timeout=5))
+    shared = SimpleNamespace(values=[None] * 2, barrier=threading.Barrier(2, timeout=100))
     got: list[Any] = [None, None]
 
     def run(rank: int) -> None:
