@@ -137,25 +137,32 @@ def test_experts_that_move_are_in_the_log_and_on_the_page(watched, open_page):  
         assert page.locator(canvas).evaluate(colours) > 4, f"{canvas} shows different loads"
 
 
-def test_a_paused_rank_is_named_within_half_a_minute_and_its_recovery_said(watched):
+def test_a_paused_rank_is_named_and_its_recovery_said(watched):
     pid = next(rank["pid"] for rank in watched.get("/health")["ranks"] if rank["rank"] == SLOW_RANK)
-    assert ("column", SLOW_RANK) not in watched.findings()
+    until(lambda: ("column", SLOW_RANK) not in watched.findings(), "nothing of it before")
+    num_said = len(said_of(watched))
     with paused_half_of_the_time(pid):
-        until(lambda: ("column", SLOW_RANK) in watched.findings(), f"rank {SLOW_RANK} named", 30)
+        until(lambda: ("column", SLOW_RANK) in watched.findings(), f"rank {SLOW_RANK} named")
         until(lambda: watched.metric(f'eprt_rank_slow{{rank="{SLOW_RANK}"}}') == 1, "the metric")
         loads_N = loads_once_balanced(watched)
         assert loads_N[SLOW_RANK] < 0.85 * np.delete(loads_N, SLOW_RANK).min(), loads_N
     until(lambda: watched.metric(f'eprt_rank_slow{{rank="{SLOW_RANK}"}}') == 0, "its recovery")
-    said = [line for line in watched.said() if f"the others wait for rank {SLOW_RANK}" in line]
-    assert len(said) == 2 and "no longer" in said[1] and "no longer" not in said[0], said
+    said = said_of(watched)[num_said:]  # on a crowded machine it may recover more than once
+    assert said and ["no longer" in line for line in said] == [False, True] * (len(said) // 2), said
+
+
+def said_of(watched: Watched) -> list[str]:
+    return [line for line in watched.said() if f"the others wait for rank {SLOW_RANK}" in line]
 
 
 def loads_once_balanced(watched: Watched) -> np.ndarray:
     """[N]: each rank's part of the load so far under a placement planned now, with --rebalance-slow-ranks."""
-    state = until(
-        lambda: (s := watched.get("/v1/eprt/rebalance"))["rank_speeds"] and s, "the rank's speed in the plans"
-    )
-    assert state["rank_speeds"][SLOW_RANK] == min(state["rank_speeds"]) < 0.9, state
+
+    def known() -> bool:
+        speeds = watched.get("/v1/eprt/rebalance")["rank_speeds"]
+        return bool(speeds) and speeds[SLOW_RANK] == min(speeds) < 0.75
+
+    until(known, "the rank's speed in the plans")
     watched.http.post("/v1/eprt/rebalance", json={}).raise_for_status()
     until(lambda: watched.get("/v1/eprt/rebalance")["migration"]["state"] == "done", "the migration")
     layers = watched.get("/v1/eprt/load")["layers"]
@@ -164,11 +171,15 @@ def loads_once_balanced(watched: Watched) -> np.ndarray:
 
 
 def test_losing_rank_0_loses_no_window(watched):
-    seen = {(r["window"], r["rank"]): r for r in watched.get("/v1/eprt/diagnose?since=-1")["records"]}
+    def ten_windows() -> list[dict]:
+        records = watched.get("/v1/eprt/diagnose?since=-1")["records"]
+        return records if len(records) >= 40 else []
+
+    seen = {(r["window"], r["rank"]): r for r in until(ten_windows, "ten windows")}
     pid = next(rank["pid"] for rank in watched.get("/health")["ranks"] if rank["rank"] == 0)
     os.kill(pid, signal.SIGKILL)
-    assert watched.server.wait_exit(60) != 0
+    assert watched.server.wait_exit() != 0
     log = read_log(watched.log_dir)
     logged = {(r.window, r.rank): r.num_calls for r in log.records}
-    assert len(seen) >= 40 and not log.problems
+    assert not log.problems
     assert all(logged[place] == record["num_calls"] for place, record in seen.items())

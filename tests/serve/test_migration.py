@@ -5,7 +5,6 @@ import copy
 import os
 import signal
 import threading
-import time
 
 import httpx
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 from eprt.serve.running import RunningServer
 from tests.serve.conftest import COUNTING, MODEL, token_ids
+from tests.serve.processes import PATIENCE_S, PATIENT, held, num_sequences, ranks_of, wait_until
 
 ROWS, SLOTS = 4, 36  # three MoE layers and the MTP layer's
 
@@ -21,14 +21,14 @@ ROWS, SLOTS = 4, 36  # three MoE layers and the MTP layer's
 def server():
     options = ("--served-model-name", "demo", "--num-redundant-experts", "4", "--num-speculative-tokens", "2")
     with contextlib.ExitStack() as stack:
-        running = RunningServer(MODEL, 4, *options)
+        running = RunningServer(MODEL, 4, *options, variables=PATIENT)
         stack.callback(running.kill)  # the last test leaves it lost
         yield running.wait_ready()
 
 
 @pytest.fixture
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -36,13 +36,9 @@ def state_of(http) -> dict:
     return http.get("/v1/eprt/rebalance").json()
 
 
-def settle(http, timeout_s: float = 60.0) -> dict:
+def settle(http) -> dict:
     """The state once nothing is under way."""
-    deadline = time.monotonic() + timeout_s
-    while (state := state_of(http))["state"] != "idle":
-        assert time.monotonic() < deadline, state
-        time.sleep(0.05)
-    return state
+    return wait_until(lambda: state if (state := state_of(http))["state"] == "idle" else None, "an end")
 
 
 def shuffled(http, seed: int) -> dict:
@@ -66,22 +62,23 @@ def metrics(http, *names: str) -> list[list[float]]:
 
 
 def test_without_requests_a_migration_proceeds_to_its_end_within_its_memory(http):
-    wanted = shuffled(http, 0)
+    wanted, before = shuffled(http, 0), state_of(http)["epoch"]
+    (steps_before,) = metrics(http, "eprt_steps_total")
     assert post(http, wanted).status_code == 202
     state = settle(http)
     migration = state["migration"]
     assert migration["state"] == "done" and migration["rounds_done"] == migration["num_rounds"] > 10
-    assert state["epoch"] == migration["num_rounds"]
+    assert state["epoch"] == before + migration["num_rounds"]
     placement = http.get("/v1/eprt/placement").json()
     assert placement["physical_to_logical_map"] == wanted["placement"]["physical_to_logical_map"]
     assert np.shape(placement["physical_to_logical_map"]) == (ROWS, SLOTS) and placement["layers"] == [1, 2, 3, 4]
     expert_bytes = http.get("/v1/eprt/load").json()["expert_bytes"]
     assert 0 < state["used_bytes"] <= state["cap_bytes"] == 2 * expert_bytes < state["buffer_bytes"]
     cap, used, steps = metrics(http, "eprt_migration_cap_bytes", "eprt_migration_used_bytes", "eprt_steps_total")
-    assert cap == [2 * expert_bytes] * 4 and max(used) == state["used_bytes"] and sum(steps) == 0
+    assert cap == [2 * expert_bytes] * 4 and max(used) == state["used_bytes"] and steps == steps_before
 
 
-def test_a_second_one_is_refused_and_a_running_one_can_be_cancelled(http):
+def test_a_second_one_is_refused_and_a_running_one_can_be_cancelled(http, server):
     """Whatever was reached by then serves on, and the tokens are those from before."""
     before, rows = token_ids(http), http.get("/v1/eprt/placement").json()["physical_to_logical_map"]
     first, second = shuffled(http, 1), shuffled(http, 2)
@@ -89,8 +86,9 @@ def test_a_second_one_is_refused_and_a_running_one_can_be_cancelled(http):
     threads = [threading.Thread(target=lambda: answers.append(token_ids(http))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert post(http, first).status_code == 202
-    busy = post(http, second)
+    with held(ranks_of(server.url)[1]):  # the first goes on when the second has been answered
+        assert post(http, first).status_code == 202
+        busy = post(http, second)
     assert busy.status_code == 409 and busy.json()["error"]["code"] == "busy", busy.text
     assert "under way" in busy.json()["error"]["message"]
     assert post(http, {"cancel": True}).status_code in (202, 409)  # 409: it was done already
@@ -141,12 +139,8 @@ def test_a_placement_of_another_model_is_refused_by_field_layer_and_value(http):
 
 def test_drafts_are_counted_and_the_mtp_layer_has_a_load(http):
     token_ids(http)
-    deadline = time.monotonic() + 10
-    drafted = accepted = [0.0]
-    while not sum(drafted):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-        drafted, accepted = metrics(http, "eprt_drafted_tokens_total", "eprt_accepted_tokens_total")
+    names = "eprt_drafted_tokens_total", "eprt_accepted_tokens_total"
+    drafted, accepted = wait_until(lambda: found if sum((found := metrics(http, *names))[0]) else None, "drafts")
     assert len(drafted) == len(accepted) == 4 and 0 < sum(accepted) <= sum(drafted)
     layers = {layer["layer"]: sum(layer["per_expert"]) for layer in http.get("/v1/eprt/load").json()["layers"]}
     assert list(layers) == [1, 2, 3, 4] and layers[1] == layers[2] == layers[3] > 0
@@ -158,21 +152,23 @@ def test_a_rank_dies_while_experts_move_and_the_old_placement_stands_to_the_end(
     results = []
 
     def generate() -> None:
-        results.append(http.post("/v1/completions", json={**COUNTING, "max_tokens": 1500}))
+        results.append(http.post("/v1/completions", json={**COUNTING, "max_tokens": 1500, "n": 40}))
 
     request = threading.Thread(target=generate)
     request.start()
-    victim = http.get("/health").json()["ranks"][2]["pid"]
-    epoch = state_of(http)["epoch"]
-    assert post(http, shuffled(http, 3)).status_code == 202
-    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: num_sequences(server.url), "the request")
+    victim, epoch = ranks_of(server.url)[2], state_of(http)["epoch"]
+    with held(victim):
+        assert post(http, shuffled(http, 3)).status_code == 202
+        os.kill(victim, signal.SIGKILL)
+    # At once: the server is there for a few seconds more.
+    migration = wait_until(
+        lambda: one if (one := state_of(http)["migration"])["state"] != "running" else None, "a loss"
+    )
+    health = http.get("/health").json()
     request.join()
     assert results[0].status_code == 500 and results[0].json()["error"]["code"] == "rank_lost", results[0].text
-    deadline = time.monotonic() + 2
-    while (migration := state_of(http)["migration"])["state"] == "running":
-        assert time.monotonic() < deadline, migration
-        time.sleep(0.02)
     assert migration["state"] == "lost" and "rank 2" in migration["reason"], migration
     assert migration["epoch"] == epoch + migration["rounds_done"]
-    assert http.get("/health").json()["status"] == "lost"
-    assert server.wait_exit(30) != 0
+    assert health["status"] == "lost"
+    assert server.wait_exit() != 0

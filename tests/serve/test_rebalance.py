@@ -3,41 +3,46 @@
 import contextlib
 import copy
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 
 import httpx
 import pytest
 
 from eprt.serve.running import RunningServer
 from tests.serve.conftest import MODEL, token_ids
+from tests.serve.processes import PATIENCE_S, wait_until
+
+# An address of this process alone: nobody takes the port between one server and the next.
+HOST = f"127.88.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}"
 
 
 @pytest.fixture(scope="module")
 def server():
     options = ("--served-model-name", "demo", "--num-redundant-experts", "4", "--load-window", "0.5")
-    with RunningServer(MODEL, 4, *options) as running:
+    with RunningServer(MODEL, 4, *options, "--host", HOST) as running:
         yield running
 
 
 @pytest.fixture
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
 
 
 def settle(http) -> dict:
     """The rebalancer's state once nothing is under way."""
-    deadline = time.monotonic() + 60
-    while (state := http.get("/v1/eprt/rebalance").json())["migration"]["state"] in ("planning", "running"):
-        assert time.monotonic() < deadline, state
-        time.sleep(0.1)
-    return state
+
+    def settled() -> dict | None:
+        state = http.get("/v1/eprt/rebalance").json()
+        return None if state["migration"]["state"] in ("planning", "running") else state
+
+    return wait_until(settled, "an end")
 
 
 @contextlib.contextmanager
@@ -46,7 +51,7 @@ def skewed_load(url: str, problems: list):
     stop = threading.Event()
 
     def ask(client: int) -> None:
-        with httpx.Client(base_url=url, timeout=60) as http:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             k = 0
             while not stop.is_set():
                 k, a, b = k + 1, 10 + (7 * client + k) % 80, 11 + (3 * k) % 70
@@ -67,14 +72,6 @@ def skewed_load(url: str, problems: list):
             client.join()
 
 
-def until(what, timeout_s: float = 60.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return value
-
-
 def decisions(http, verdict: str) -> list[dict]:
     state = http.get("/v1/eprt/rebalance").json()
     return [d for d in state["decisions"] if d["asked_by"] in ("dry-run", "auto") and d["verdict"] == verdict]
@@ -85,11 +82,11 @@ def test_a_skewed_load_is_balanced_by_itself_and_no_answer_changes(server, http)
     before, placement, problems = token_ids(http), http.get("/v1/eprt/placement").json(), []
     with skewed_load(server.url, problems):
         assert http.post("/v1/eprt/rebalance", json={"mode": "dry-run"}).json()["mode"] == "dry-run"
-        would = until(lambda: decisions(http, "dry_run"))[-1]
+        would = wait_until(lambda: decisions(http, "dry_run"), "a dry run")[-1]
         assert would["after"] < would["before"] - 0.02 and would["moved_experts"] > 0
         assert http.get("/v1/eprt/placement").json() == placement
         http.post("/v1/eprt/rebalance", json={"mode": "auto"})
-        did = until(lambda: decisions(http, "migrate"))[-1]
+        did = wait_until(lambda: decisions(http, "migrate"), "a migration")[-1]
         state = settle(http)
         assert token_ids(http) == before
     assert not problems, problems
@@ -170,15 +167,15 @@ def test_the_daemon_balances_and_survives_the_death_and_return_of_the_server(ser
 
         try:
             with skewed_load(server.url, problems):
-                done = until(lambda: [s for s in states() if " done: " in s["news"]])[-1]
+                done = wait_until(lambda: [s for s in states() if " done: " in s["news"]], "a migration")[-1]
             assert not problems and done["migration"]["state"] == "done" and done["epoch"] > 0
             server.kill()
-            until(lambda: states()[-1]["state"] == "unreachable")
-            with RunningServer(MODEL, 2, "--port", port) as again:
+            wait_until(lambda: states()[-1]["state"] == "unreachable", "the loss")
+            with RunningServer(MODEL, 2, "--host", HOST, "--port", port) as again:
                 assert again.url == server.url
-                back = until(lambda: [s for s in states() if "the server was restarted" in s["news"]])[-1]
+                back = wait_until(lambda: [s for s in states() if "the server was restarted" in s["news"]], "it")[-1]
                 assert back["server_id"] != done["server_id"] and back["epoch"] == back["windows"] == 0
         finally:
             daemon.send_signal(signal.SIGTERM)
-            _, err = daemon.communicate(timeout=20)
+            _, err = daemon.communicate(timeout=PATIENCE_S)
         assert daemon.returncode == 0 and "eprt balancer: stopped" in err, err
