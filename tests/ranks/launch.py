@@ -18,6 +18,10 @@ from eprt import env
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# One thread for each of many ranks, and a deadline of their waits that no crowded machine reaches.
+PATIENCE = {"OMP_NUM_THREADS": "1", "EPRT_TIMEOUT_S": "200"}
+
+
 def mpirun(num_ranks: int, *arguments: str, extra_env: dict[str, str] | None = None) -> list[str]:
     """The command line that starts `python arguments` on num_ranks ranks."""
     exports = [part for name in (extra_env or {}) for part in ("-x", name)]
@@ -25,11 +29,11 @@ def mpirun(num_ranks: int, *arguments: str, extra_env: dict[str, str] | None = N
 
 
 def run_ranks(
-    num_ranks: int, target: str, *, timeout_s: float = 120, extra_env: dict[str, str] | None = None, **kwargs
+    num_ranks: int, target: str, *, timeout_s: float = 600, extra_env: dict[str, str] | None = None, **kwargs
 ) -> str:
     """Calls target ("module:function") on every rank with (group, **kwargs); returns what was printed."""
     command = mpirun(num_ranks, "-m", "tests.ranks.launch", target, json.dumps(kwargs), extra_env=extra_env)
-    environment = {**env.mpi_environment(), "OMP_NUM_THREADS": "1", **(extra_env or {})}
+    environment = {**env.mpi_environment(), **PATIENCE, **(extra_env or {})}
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from eprt import env
-from tests.ranks.launch import ROOT
+from tests.ranks.launch import PATIENCE, ROOT
 
 
 def start_torch_ranks(
@@ -17,7 +17,7 @@ def start_torch_ranks(
 ) -> list[subprocess.Popen]:
     """One process per rank, each calling target ("module:function") with (group, **kwargs)."""
     meeting = Path(tempfile.mkdtemp(prefix="eprt-test-")) / "store"
-    environment = {**env.without_mpi(), "OMP_NUM_THREADS": "1", **(extra_env or {})}
+    environment = {**env.without_mpi(), **PATIENCE, **(extra_env or {})}
     command = [
         sys.executable,
         "-m",
@@ -55,7 +55,7 @@ def finish(processes: list[subprocess.Popen], timeout_s: float) -> list[tuple[in
     return results
 
 
-def run_torch_ranks(num_ranks: int, target: str, *, timeout_s: float = 120, **options) -> None:
+def run_torch_ranks(num_ranks: int, target: str, *, timeout_s: float = 600, **options) -> None:
     for rank, (status, output) in enumerate(finish(start_torch_ranks(num_ranks, target, **options), timeout_s)):
         assert status == 0, f"rank {rank} of {target} ended with {status}:\n{output}"
 

@@ -15,7 +15,6 @@ def test_a_late_rank_is_named_first(tmp_path: Path, capsys):
         directory = tmp_path / str(late_s)
         run_ranks(
             4, "tests.ranks.cases_diagnose:write_logs", directory=str(directory), late_rank=2, late_s=late_s,
-            timeout_s=240,
         )  # fmt: skip
         found = {where: findings_of(directory / where, capsys) for where in ("before", "experts", "messages")}
         if all((first["kind"], first["rank"]) == ("column", 2) and first["ratio"] >= 1.5 for first in found.values()):

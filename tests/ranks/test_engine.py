@@ -18,7 +18,7 @@ def tokens(checkpoint):
     """Number of ranks -> what rank 0 printed as tokens; each number is launched once, and runs all the other cases."""
 
     def run(num_ranks: int):
-        printed = run_ranks(num_ranks, "tests.ranks.cases_engine:run_all", directory=str(checkpoint), timeout_s=240)
+        printed = run_ranks(num_ranks, "tests.ranks.cases_engine:run_all", directory=str(checkpoint))
         (line,) = [line for line in printed.splitlines() if line.startswith("TOKENS ")]
         return json.loads(line.removeprefix("TOKENS "))
 

@@ -83,7 +83,7 @@ def test_example_patches_whole_models(num_ranks):
         env={**env.mpi_environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -25,9 +25,12 @@ class Chatter(HttpUser):
 
 
 def test_soak(server):
-    outcome = asyncio.run(soak(server.url, num_clients=12, seconds=4))
-    assert not outcome.problems, outcome.problems
-    assert all(outcome.counts[kind] for kind in ("streamed", "cancelled", "answered", "refused")), outcome.counts
+    for seconds in (4, 20, 100):  # the longer ones where the machine is crowded
+        outcome = asyncio.run(soak(server.url, num_clients=12, seconds=seconds))
+        assert not outcome.problems, outcome.problems
+        if has_all := all(outcome.counts[kind] for kind in ("streamed", "cancelled", "answered", "refused")):
+            break
+    assert has_all, outcome.counts
 
 
 def test_locust(server, tmp_path: Path):
@@ -35,7 +38,7 @@ def test_locust(server, tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "locust", "--headless", "-f", str(tmp_path / "locustfile.py"), "--host", server.url,
          "--users", "6", "--spawn-rate", "6", "--run-time", "4s", "--only-summary"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr  # locust exits 1 when a request failed
     assert "Aggregated" in done.stderr + done.stdout
