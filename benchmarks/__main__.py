@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.report import RESULTS, ROOT
 from eprt import env
+from eprt.mpirun import mpirun_command
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _bench_layer(argv: Sequence[str]) -> int:
     from benchmarks.bench_layer import parse
 
     ranks = parse(list(argv)).ranks or 2
-    command = ["mpirun", "-n", str(ranks), sys.executable, "-m", "benchmarks.bench_layer", *argv]
+    command = mpirun_command("-n", str(ranks), sys.executable, "-m", "benchmarks.bench_layer", *argv)
     environment = {"OMP_NUM_THREADS": "1", **env.mpi_environment()}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
@@ -107,7 +108,9 @@ def _run(benchmark: Benchmark, timeout_s: float) -> bool:
         print(f"\n== {benchmark.name}: {' '.join(command)}", flush=True)
         start = time.monotonic()
         try:
-            environment = {"OMP_NUM_THREADS": "1", **env.mpi_environment()} if command[0] == "mpirun" else None
+            environment = None
+            if command[0] == "mpirun":
+                command, environment = mpirun_command(*command[1:]), {"OMP_NUM_THREADS": "1", **env.mpi_environment()}
             done = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired:
             print(f"== {benchmark.name}: not done after {timeout_s:.0f} s, stopped", file=sys.stderr)

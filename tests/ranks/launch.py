@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from eprt import env
+from eprt.mpirun import mpirun_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +26,7 @@ PATIENCE = {"OMP_NUM_THREADS": "1", "EPRT_TIMEOUT_S": "200"}
 def mpirun(num_ranks: int, *arguments: str, extra_env: dict[str, str] | None = None) -> list[str]:
     """The command line that starts `python arguments` on num_ranks ranks."""
     exports = [part for name in (extra_env or {}) for part in ("-x", name)]
-    return ["mpirun", "-n", str(num_ranks), *exports, sys.executable, *arguments]
+    return mpirun_command("-n", str(num_ranks), *exports, sys.executable, *arguments)
 
 
 def run_ranks(

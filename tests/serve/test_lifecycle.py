@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from eprt import env
-from eprt.serve.launch import find_mpirun
+from eprt.mpirun import mpirun_command
 from eprt.serve.running import RunningServer
 from tests.serve.conftest import MODEL
 from tests.serve.processes import (
@@ -309,7 +309,7 @@ def test_ranks_with_different_flags_are_told_once():
 
 
 def _mpirun(*arguments: str) -> subprocess.CompletedProcess:
-    command, environment = [find_mpirun(), *arguments], env.mpi_environment()
+    command, environment = mpirun_command(*arguments), env.mpi_environment()
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
 
 

@@ -5,19 +5,21 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import eprt
 from eprt import cli, env
+from eprt.mpirun import mpirun_command
 from eprt.serve import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "demo_model" / "checkpoint"
 
 
-def run(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+def run(*arguments: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess:
     command = [*launcher, sys.executable, "-m", "eprt.cli", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=env.mpi_environment(), capture_output=True, text=True, timeout=120, check=False
@@ -103,7 +105,7 @@ def test_generate_answers_alike_on_one_rank_and_on_two(tmp_path):
     (tmp_path / "prompts.txt").write_text("What is 12 + 30?\nSort: pear, fig, apple\nSpell castle backwards.\n")
     arguments = ("generate", "--model", str(MODEL), "--chat", "--file", str(tmp_path / "prompts.txt"), "--json")
     drafts = ("--num-speculative-tokens", "2", "--overlap", "tbo", "--kv-cache-gb", "0.02")
-    one, two = run(*arguments), run(*arguments, *drafts, launcher=("mpirun", "-n", "2"))
+    one, two = run(*arguments), run(*arguments, *drafts, launcher=mpirun_command("-n", "2"))
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr
     answers = [json.loads(line) for line in one.stdout.splitlines()]
     assert answers == [json.loads(line) for line in two.stdout.splitlines()]

