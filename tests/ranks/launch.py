@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -23,10 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = {"OMP_NUM_THREADS": "1", "EPRT_TIMEOUT_S": "200"}
 
 
-def mpirun(num_ranks: int, *arguments: str, extra_env: dict[str, str] | None = None) -> list[str]:
-    """The command line that starts `python arguments` on num_ranks ranks."""
+def mpirun(
+    num_ranks: int, *arguments: str, extra_env: dict[str, str] | None = None, options: Sequence[str] = ()
+) -> list[str]:
+    """The command line that starts `python arguments` on num_ranks ranks. options: mpirun's own."""
     exports = [part for name in (extra_env or {}) for part in ("-x", name)]
-    return mpirun_command("-n", str(num_ranks), *exports, sys.executable, *arguments)
+    return mpirun_command(*options, "-n", str(num_ranks), *exports, sys.executable, *arguments)
 
 
 def run_ranks(

@@ -51,8 +51,7 @@ def test_killed_rank_mpi():
     """With ULFM mpirun leaves the survivors alone, so what they say can be seen. Whether MPI_Finalize, which comes
     next, then returns is Open MPI's affair: now and then it does not."""
     arguments = ["-m", "tests.ranks.launch", f"{CASES}:lose_a_rank", '{"victim": 1, "phase": "combine"}']
-    command = mpirun(3, *arguments)
-    command[1:1] = ["--with-ft", "ulfm"]
+    command = mpirun(3, *arguments, options=("--with-ft", "ulfm"))
     environment = {**env.mpi_environment(), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
