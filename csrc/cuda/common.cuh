@@ -171,6 +171,16 @@ EPRT_DEVICE uint32_t epoch_after(uint64_t calls, uint32_t sets) {
   return uint32_t(calls) + 1;
 }
 
+constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
+
+// The epoch of this call. One thread of every block of a sending launch: a captured kernel has no host argument that
+// could count, so the blocks do; block 0 adds what the others leave of 1024. verb: its place among c.ticket.
+template <class Context>
+EPRT_DEVICE uint32_t take_ticket(const Context& c, int verb) {
+  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
+  return epoch_after(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall, 2 * c.num_buffers);
+}
+
 struct Deadline {
   uint64_t timeout_ns;
   uint32_t* mask;  // [R]: 1 for a rank that is not waited for

@@ -130,13 +130,9 @@ EPRT_DEVICE uint32_t* begun_at(const Context& c, int holder, int source) {
 // ---- epochs
 // ------------------------------------------------------------------------------------------------------------
 
-constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
-
-// One thread of every block of a sending launch. A captured kernel has no host argument that could count, so the blocks
-// do: block 0 adds what the others leave of 1024. verb: 0 dispatch, 1 combine.
+// One thread of every block of a sending launch. verb: 0 dispatch, 1 combine.
 EPRT_DEVICE uint32_t next_epoch(const Context& c, const Handle& handle, int verb) {
-  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
-  const uint32_t epoch = epoch_after(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall, 2 * c.num_buffers);
+  const uint32_t epoch = take_ticket(c, verb);
   if (blockIdx.x == 0) handle.epoch[verb] = epoch;
   return epoch;
 }

@@ -7,7 +7,6 @@ namespace eprt::normal {
 
 constexpr int kWarps = 15;                      // that move data, at most;
 constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
-constexpr uint64_t kTicketsPerCall = 1024;      // more than thread blocks in a launch, whatever their number
 
 // How a launch shares its thread blocks and warps between sending and receiving; eprt/ep/nvlink_normal_grid.py chooses.
 struct Division {
@@ -71,12 +70,6 @@ struct Turns {
 // One thread block keeps the wait book: the first that receives, where that is a phase of its own.
 EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
   return int(blockIdx.x) == (phases == (kSend | kRecv) ? division.send_blocks : 0);
-}
-
-// One thread of each block: the number of this call, from 1.
-EPRT_DEVICE uint32_t take_ticket(const Context& c, Verb verb) {
-  const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
-  return epoch_after(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall, 2 * c.num_buffers);
 }
 
 // The whole of a launch. tell_places(): tells everyone where what they send belongs; before all else, as others wait
