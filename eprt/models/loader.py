@@ -116,9 +116,9 @@ def _all_or_none(group: EPGroup) -> Iterator[None]:
 def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, fingerprint: str) -> None:
     """Every rank may read a directory of its own host. ValueError, on all ranks, if they hold different models."""
     where = f"[rank {group.rank}/{group.size}] "
-    fields = {name: value for name, value in asdict(config).items() if not isinstance(value, dict)}
+    fields = asdict(config)
     for part in ("moe", "rope"):
-        fields |= {f"{part}.{name}": value for name, value in (asdict(config)[part] or {}).items()}
+        fields |= {f"{part}.{name}": value for name, value in (fields.pop(part) or {}).items()}
     differs = first_difference(group, {**fields, "weights": fingerprint})
     if differs is None:
         return
