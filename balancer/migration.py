@@ -2,7 +2,7 @@
 
 A round moves at most `spare` experts onto each GPU and ends in a valid placement, so that it can take effect at once on
 all GPUs; until then the old one serves. Inside a round, waves follow one another; in a wave each GPU sends at most one
-expert and receives at most one. Knows nothing of how bytes travel (eprt/ep/migration.py does).
+expert and receives at most one. Knows nothing of how bytes travel (eprt/ep/migration/migrator.py does).
 
 P slots, G GPUs; a placement row is int64 [P], -1 for an empty slot, slot s on GPU s // (P / G).
 """

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from benchmarks.report import Report, Timing
 from benchmarks.shapes import DEEPSEEK_V3
 from eprt import EngineConfig
-from eprt.ep.placement import SlotMap
+from eprt.ep.placement.slot_map import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
 from eprt.models.convert import convert
 from eprt.models.deepseek_tensors import expected_tensors

@@ -34,9 +34,9 @@ from eprt.engine.engine import Engine
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.step_waits import StepWaits
 from eprt.ep.api import EPConfig, make_backend
-from eprt.serve.diagnosis import Diagnosis
-from eprt.serve.messages import SlotTotals, Step, WaitTotals, pack
-from eprt.serve.worker import wait_totals
+from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.ranks.messages import SlotTotals, Step, WaitTotals, pack
+from eprt.serve.ranks.worker import wait_totals
 
 NUM_RANKS = 4
 _HIDDEN, _TOP_K, _SLOTS_PER_RANK = 2048, 8, 16

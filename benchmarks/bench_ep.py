@@ -24,8 +24,8 @@ from benchmarks.peer_deep_ep import LowLatencyPeer, deep_ep
 from benchmarks.report import Report
 from eprt import EPGroup
 from eprt.ep.api import EPConfig
-from eprt.ep.nvlink import NvlinkBackend
-from eprt.ep.nvlink_low_latency import RECV, SEND
+from eprt.ep.nvlink.backend import NvlinkBackend
+from eprt.ep.nvlink.low_latency import RECV, SEND
 
 NUM_RANKS = (2, 4, 8)
 NEEDS_GPU = True

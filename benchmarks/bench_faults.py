@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from eprt.diagnostics.analysis import Finding, find
-from eprt.diagnostics.synthetic import FAULT_KINDS, NOISES, Fault, Job, generate
+from eprt.diagnostics.detect.analysis import Finding, find
+from eprt.diagnostics.synthetic.job import FAULT_KINDS, NOISES, Fault, Job, generate
 
 from benchmarks import ratio_to_mean
 from benchmarks.fault_noises import TUNING

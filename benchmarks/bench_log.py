@@ -17,8 +17,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from eprt.diagnostics.events import SCHEMA
-from eprt.diagnostics.synthetic import Fault, Job, generate, records_of
+from eprt.diagnostics.log.events import SCHEMA
+from eprt.diagnostics.synthetic.job import Fault, Job, generate, records_of
 
 from benchmarks.report import Report
 

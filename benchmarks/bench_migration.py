@@ -35,7 +35,7 @@ from eprt import EPGroup, SamplingParams
 from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
-from eprt.ep.migration_job import Job
+from eprt.ep.migration.job import Job
 from tests import tiny
 
 NUM_RANKS = (2, 4)

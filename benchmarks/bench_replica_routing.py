@@ -21,8 +21,8 @@ from eprt.balancer import Placement, ReplicaTable, assign, plan, split_batch
 
 from benchmarks.report import Report, Timing
 from eprt import EPGroup
-from eprt.ep.placement import SlotMap
-from eprt.ep.routing import METHODS, BatchRouter
+from eprt.ep.placement.batch_router import METHODS, BatchRouter
+from eprt.ep.placement.slot_map import SlotMap
 
 NUM_RANKS = 4
 NUM_EXPERTS, TOP_K, NUM_SLOTS, NUM_BATCHES, WARMUP = 256, 8, 288, 60, 5

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.report import Timing
 from eprt import EPGroup
-from eprt.ep.nvlink import NvlinkBackend
+from eprt.ep.nvlink.backend import NvlinkBackend
 from eprt.ep.reference import dequantize
 
 LINK_GB_S = 450.0  # one GPU's NVLink, one way

@@ -21,10 +21,10 @@ from benchmarks.gpu_timer import GpuTimer
 from benchmarks.peer_deep_ep import NormalPeer, deep_ep
 from benchmarks.report import Report
 from eprt import EPGroup
+from eprt.compat.deep_ep.rows import RowExchange
 from eprt.ep.api import EPConfig
-from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
-from eprt.ep.nvlink_normal_grid import MAX_SMS, combine_work, dispatch_work
-from eprt.ep.nvlink_rows import RowExchange
+from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
+from eprt.ep.nvlink.normal_grid import MAX_SMS, combine_work, dispatch_work
 from eprt.ep.reference import quantize
 
 TOKENS = (512, 4096, 8192)

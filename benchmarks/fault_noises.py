@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from eprt.diagnostics.synthetic import NOISES
+from eprt.diagnostics.synthetic.job import NOISES
 
 
 def _scale(cv: float) -> float:

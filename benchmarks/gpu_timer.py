@@ -9,7 +9,7 @@ import torch
 from benchmarks.report import Timing, quantile
 from eprt import EPGroup
 from eprt.ep.api import EPConfig
-from eprt.ep.nvlink import NvlinkBackend
+from eprt.ep.nvlink.backend import NvlinkBackend
 
 Call = Callable[[], object]
 

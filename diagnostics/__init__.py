@@ -8,13 +8,13 @@ M[i][j] is the time rank i waited for rank j, per call. A high column j: rank j 
 rank i waits for everyone. A high point (i, j): that link.
 """
 
-from .analysis import Finding, Outliers
-from .events import ExpertRows, WindowRecord
-from .logreader import LogProblem, WindowLog, read_log
-from .matrices import WindowMatrices
-from .report import STATE_NAMES, ExpertLoad, Report, analyse
-from .speeds import rank_speeds
-from .writer import WindowWriter
+from .detect.analysis import Finding, Outliers
+from .detect.report import STATE_NAMES, ExpertLoad, Report, analyse
+from .detect.speeds import rank_speeds
+from .log.events import ExpertRows, WindowRecord
+from .log.reader import LogProblem, WindowLog, read_log
+from .log.writer import WindowWriter
+from .windows.matrices import WindowMatrices
 
 __all__ = [
     "STATE_NAMES",

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .analysis import METHODS
-from .logsource import LogSource
-from .page import Page
-from .recording import Recording
-from .report import analyse
-from .server import DEFAULT_PORT, PageServer
-from .serversource import Client, ServerError, ServerSource
+from .detect.analysis import METHODS
+from .detect.report import analyse
+from .page.log_source import LogSource
+from .page.page import Page
+from .page.recording import Recording
+from .page.server import DEFAULT_PORT, PageServer
+from .page.server_source import Client, ServerError, ServerSource
 from .text import to_text, wants_colour
-from .window import Totals, Window
+from .windows.window import Totals, Window
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from .window import Window
+from .windows.window import Window
 
 _MOST_NUMBERED = 20  # ranks whose cells carry figures
 _CELL = 7

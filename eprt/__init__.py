@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from eprt.config import EngineConfig, ModelConfig, MoEConfig, ParallelConfig
     from eprt.engine.llm import LLM
     from eprt.engine.sampling_params import SamplingParams
-    from eprt.ep.group import EPGroup
+    from eprt.ep.group.group import EPGroup
     from eprt.layers.moe import EPMoE
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "EPGroup": "eprt.ep.group",
+    "EPGroup": "eprt.ep.group.group",
     "EPMoE": "eprt.layers.moe",
     "EngineConfig": "eprt.config",
     "LLM": "eprt.engine.llm",

@@ -73,7 +73,7 @@ def _configure_mpi() -> int:
 
 
 def _build_kernels(architectures: Sequence[str]) -> int:
-    from eprt.ep.nvlink_prebuild import ARCHITECTURES, build
+    from eprt.ep.nvlink.prebuild import ARCHITECTURES, build
 
     if unknown := [arch for arch in architectures if arch not in ARCHITECTURES]:
         print(f"eprt env: --build-kernels {' '.join(unknown)}: know {', '.join(ARCHITECTURES)}", file=sys.stderr)

@@ -82,11 +82,11 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     from eprt.bind import bind
     from eprt.engine.llm import LLM
-    from eprt.ep.group import EPGroup
+    from eprt.ep.group.group import EPGroup
 
     group = EPGroup.single()
     if env.started_by_mpirun():
-        from eprt.ep.group_mpi import end_job_on_errors
+        from eprt.ep.group.mpi_group import end_job_on_errors
 
         group = EPGroup.from_mpi()
         end_job_on_errors()  # those that main() does not expect
@@ -122,8 +122,8 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 def _in_chat_template(llm, prompt: str) -> list[int]:
     """Token ids of the prompt as a user's message. The template writes BOS itself, so the tokenizer must not."""
-    from eprt.serve.chat import ChatTemplate
-    from eprt.serve.protocol import Message
+    from eprt.serve.openai.chat import ChatTemplate
+    from eprt.serve.openai.protocol import Message
 
     if llm.tokenizer is None:
         raise ValueError(f"--chat: {llm.engine.config.model_dir} has no tokenizer.json, so no text can be encoded")

@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eprt.compat.deep_ep import layout
-from eprt.ep import nvlink_low_latency, nvlink_normal
+from eprt.ep.nvlink import low_latency as nvlink_low_latency
+from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.gpu import symmetric
 from tests.emulated import device
 from tests.emulated.device import Event, HostWords, Stream

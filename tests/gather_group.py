@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eprt.ep.group import EPGroup, Pending, Window
+from eprt.ep.group.group import EPGroup, Pending, Window
 
 
 class GatherGroup(EPGroup):

@@ -1,5 +1,5 @@
 // Exchange: one rank's side of dispatch and combine over the node's shared window. docs/protocol.md gives the argument
-// for every flag; eprt/ep/cpu.py checks the arguments, orders the calls and moves the messages between nodes.
+// for every flag; eprt/ep/cpu/backend.py checks the arguments, orders the calls and moves the messages between nodes.
 //
 // No call here blocks except the two waits, and those only for one slice.
 #pragma once

@@ -132,7 +132,7 @@ EPRT_DEVICE uint64_t global_timer_ns() {
 // ---- waiting
 // ---------------------------------------------------------------------------------------------------------
 
-// What the first wait to run out of time leaves behind, in host memory; eprt/ep/nvlink.py reads it.
+// What the first wait to run out of time leaves behind, in host memory; eprt/ep/nvlink/backend.py reads it.
 struct Failure {
   uint32_t code;  // 0: none; else a FailureCode. Written last.
   uint32_t peer;  // kSignal: tile; kBadSlot: upper half of the value; kSlotFull: local slot

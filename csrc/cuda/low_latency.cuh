@@ -1,5 +1,5 @@
-// Low-latency mode: parameters and buffer fields shared by ll_dispatch.cu and ll_combine.cu. docs/protocol.md explains
-// every field and why no wait is for ever; eprt/ep/nvlink_layout.py mirrors the structs and computes the offsets.
+// Low-latency mode: parameters and buffer fields shared by low_latency_dispatch.cu and low_latency_combine.cu. docs/protocol.md explains
+// every field and why no wait is for ever; eprt/ep/nvlink/low_latency_layout.py mirrors the structs and computes the offsets.
 //
 // Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (that a token gets
 // back at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
@@ -13,7 +13,7 @@ constexpr int kTopk = TOPK;
 constexpr bool kFp8 = FP8;
 static_assert(kHidden % 16 == 0 && kTopk <= 32, "limits of the low-latency kernels");
 
-constexpr int kThreads = 512;  // that move data; ll_dispatch has a few more
+constexpr int kThreads = 512;  // that move data; low_latency_dispatch has a few more
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kPartVectors = 128;  // a warp's unit of work: 128 16-byte vectors, 4 per lane
 constexpr int kPartLane = kPartVectors / kWarp;

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from eprt.config import MoEConfig
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 

@@ -24,7 +24,7 @@ from eprt.engine.batch_rows import BatchRows
 from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.runner import Packed
 from eprt.engine.schedule import Schedule
-from eprt.ep.load import LoadRecorder
+from eprt.ep.placement.load import LoadRecorder
 from eprt.gpu.readback import Snapshot
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch

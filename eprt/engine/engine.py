@@ -60,15 +60,15 @@ from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
 from eprt.engine.warm_up import record_decodes, tell_of_graphs, warm_up
-from eprt.ep.agreement import require_same_options
 from eprt.ep.api import EPError
-from eprt.ep.board import StepBoard
-from eprt.ep.group import EPGroup
-from eprt.ep.load import DeviceLoadRecorder, LoadRecorder
-from eprt.ep.migration import Migrator, Shown
-from eprt.ep.routing import METHODS as ROUTING_METHODS
-from eprt.ep.routing import BatchRouter
-from eprt.ep.transport import make_transport
+from eprt.ep.group.agreement import require_same_options
+from eprt.ep.group.board import StepBoard
+from eprt.ep.group.group import EPGroup
+from eprt.ep.migration.migrator import Migrator, Shown
+from eprt.ep.migration.transport import make_transport
+from eprt.ep.placement.batch_router import METHODS as ROUTING_METHODS
+from eprt.ep.placement.batch_router import BatchRouter
+from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 
 _NO_LIMIT = 1 << 31
 _log = logging.getLogger(__name__)
@@ -313,7 +313,7 @@ def _default_group() -> EPGroup:
     """All ranks of the MPI job, each bound to its share of the cores, or this process as it is."""
     if not env.started_by_mpirun():
         return EPGroup.single()
-    from eprt.ep.group_mpi import end_job_on_errors
+    from eprt.ep.group.mpi_group import end_job_on_errors
 
     group = EPGroup.from_mpi()
     if group.size > 1:

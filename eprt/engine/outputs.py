@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from eprt.ep.migration_job import MigrationStatus
+from eprt.ep.migration.job import MigrationStatus
 
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +56,7 @@ class EngineStats:
     num_two_batch_steps, num_single_batch_steps: of num_steps, those with that overlap (overlap_policy.py).
     num_drafted_tokens, num_accepted_tokens: drafts of the MTP layer that were computed, and those that held.
     expert_tokens: int64 [2, L, E] as bytes, choices of each logical expert by this rank's tokens, prefill and decode
-    (eprt/ep/load.py); empty without MoE layers. slot_tokens: rows the rank's experts were given, per MoE layer.
+    (eprt/ep/placement/load.py); empty without MoE layers. slot_tokens: rows this rank's experts got, per MoE layer.
     migration: the latest of this rank, None where experts cannot move.
     """
 

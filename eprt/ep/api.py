@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eprt import env
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 
 MAX_TOP_K = 64  # kMaxTopK of csrc/cpu/ep_exchange.cpp
 
@@ -219,8 +219,8 @@ class RankLostError(EPError):
 # Name -> "module:callable". Imported on first use, so that a CPU-only machine never imports GPU code.
 _BACKENDS = {
     "reference": "eprt.ep.reference:ReferenceBackend",
-    "cpu": "eprt.ep.cpu:CpuBackend",
-    "nvlink": "eprt.ep.nvlink:make_nvlink",
+    "cpu": "eprt.ep.cpu.backend:CpuBackend",
+    "nvlink": "eprt.ep.nvlink.backend:make_nvlink",
     "local": "eprt.ep.local:LocalBackend",
     "staged": "eprt.ep.staged:StagedBackend",
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eprt.ep.api import DispatchHandle, EPConfig
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.ep.order import VERBS
 
 

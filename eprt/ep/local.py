@@ -12,7 +12,7 @@ from torch import Tensor
 from eprt import ops
 from eprt.ep.api import DispatchHandle, EPConfig, Received
 from eprt.ep.checks import Checks
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VerbOrder
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from eprt.ep.api import DispatchHandle, EPConfig, Received
-from eprt.ep.cpu import CpuBackend
-from eprt.ep.group import EPGroup
+from eprt.ep.cpu.backend import CpuBackend
+from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
 
 

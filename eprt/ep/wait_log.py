@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eprt.diagnostics import WindowRecord, WindowWriter
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
 
 _log = logging.getLogger(__name__)

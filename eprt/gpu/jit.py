@@ -29,7 +29,7 @@ class KernelCompileError(RuntimeError):
 class KernelSource:
     """One translation unit: a file under csrc/cuda, the architecture, and preprocessor constants.
 
-    name: file stem, e.g. "ll_dispatch". arch: e.g. "sm_90a". defines: constants fixed at compile time.
+    name: file stem, e.g. "low_latency_dispatch". arch: e.g. "sm_90a". defines: constants fixed at compile time.
     """
 
     name: str

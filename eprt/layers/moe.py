@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from eprt.config import MoEConfig
 from eprt.ep.api import EPBackend, EPConfig, make_backend
-from eprt.ep.group import EPGroup
-from eprt.ep.load import LoadRecorder
-from eprt.ep.placement import SlotMap, SlotTable
-from eprt.ep.routing import BatchRouter
+from eprt.ep.group.group import EPGroup
+from eprt.ep.placement.batch_router import BatchRouter
+from eprt.ep.placement.load import LoadRecorder
+from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate

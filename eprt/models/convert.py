@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eprt.ep.placement import SlotMap
+from eprt.ep.placement.slot_map import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
 from eprt.models.config_file import ConfigFile
 

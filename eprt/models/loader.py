@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from eprt.config import EngineConfig, ModelConfig
-from eprt.ep.agreement import first_difference
-from eprt.ep.group import EPGroup
-from eprt.ep.placement import SlotMap
+from eprt.ep.group.agreement import first_difference
+from eprt.ep.group.group import EPGroup
+from eprt.ep.placement.slot_map import SlotMap
 from eprt.gpu.device import take_device
 from eprt.layers.experts import ExpertPool
 from eprt.layers.linear import JoinedLinear, Linear, as_format

@@ -24,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
             raise OptionError(str(error)) from None
         options = parse(argv)
         if rank is None and (options.num_ranks or 1) > 1:
-            from eprt.serve import launch
+            from eprt.serve.ranks import launch
 
             return launch.launch(options, argv)
-        from eprt.serve import rank_main
+        from eprt.serve.ranks import main as rank_main
 
         return rank_main.run(options)
     except OptionError as error:

@@ -18,18 +18,18 @@ import uvloop
 
 from eprt import env
 from eprt.engine.tokenizer import Tokenizer
-from eprt.serve.api import Api
-from eprt.serve.chat import ChatTemplate
-from eprt.serve.connection import Connection, raise_descriptor_limit
-from eprt.serve.diagnosis import Diagnosis
-from eprt.serve.diagnosis_metrics import DiagnosisCollector
+from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.diagnosis.metrics import DiagnosisCollector
 from eprt.serve.errors import say
-from eprt.serve.metrics import Metrics
+from eprt.serve.http.api import Api
+from eprt.serve.http.connection import Connection, raise_descriptor_limit
+from eprt.serve.openai.chat import ChatTemplate
+from eprt.serve.openai.prepare import Preparer
 from eprt.serve.options import FrontendConfig, ServeOptions
-from eprt.serve.prepare import Preparer
-from eprt.serve.rank_pool import RankPool
-from eprt.serve.rebalance import Rebalancer
-from eprt.serve.rebalance_metrics import RebalanceCollector
+from eprt.serve.ranks.metrics import Metrics
+from eprt.serve.ranks.pool import RankPool
+from eprt.serve.rebalance.metrics import RebalanceCollector
+from eprt.serve.rebalance.rebalancer import Rebalancer
 
 _log = logging.getLogger(__name__)
 

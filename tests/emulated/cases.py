@@ -10,10 +10,10 @@ from unittest.mock import patch
 import torch
 
 from eprt.compat.deep_ep.layout import Layout
+from eprt.compat.deep_ep.rows import RowExchange
+from eprt.compat.deep_ep.rows_received import ReceivedRows
 from eprt.ep.api import EPTimeoutError
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_rows import RowExchange
-from eprt.ep.nvlink_rows_received import ReceivedRows
+from eprt.ep.group.group import EPGroup
 from tests.emulated.kernels import fast_clock
 from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import torch
 
+from eprt.compat.deep_ep.rows import RowExchange
 from eprt.ep.api import EPTimeoutError
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink import NvlinkBackend, Signal
-from eprt.ep.nvlink_rows import RowExchange
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.backend import NvlinkBackend, Signal
 from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import make_tokens
 

@@ -18,7 +18,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from eprt.compat.deep_ep import layout
-from eprt.ep import nvlink_low_latency, nvlink_normal
+from eprt.ep.nvlink import low_latency as nvlink_low_latency
+from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.gpu import symmetric
 from eprt.gpu.jit import KernelSource
 from tests.emulated.kernels import library

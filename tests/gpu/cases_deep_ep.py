@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eprt.compat.deep_ep import Buffer
 from eprt.ep.api import EPConfig, EPError, EPTimeoutError
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import Tokens
 from tests.gpu import fast_oracle
 from tests.gpu.cases_normal import poison_new_tensors, random_tokens

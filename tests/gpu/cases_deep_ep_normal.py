@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eprt.compat.deep_ep import Buffer, Config
 from eprt.ep.api import EPError
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import Tokens
 from tests.gpu import fast_oracle
 from tests.gpu.cases_normal import Expected, expected_rows, make_config, poison_new_tensors, random_tokens

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from eprt.ep.placement import SlotMap
+from eprt.ep.placement.slot_map import SlotMap
 from eprt.ops import cuda
 from eprt.ops.checksum import add_checksum
 from eprt.ops.choices import count_choices

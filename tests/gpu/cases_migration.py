@@ -11,9 +11,9 @@ import triton
 from triton.language.extra.cuda import globaltimer
 
 from eprt import EPGroup
-from eprt.ep.peer_copies import PeerCopies
-from eprt.ep.transport_gpu import StagedTransport
-from eprt.ep.transport_peer import Fetch, PeerTransport
+from eprt.ep.migration.peer import Fetch, PeerTransport
+from eprt.ep.migration.peer_copies import PeerCopies
+from eprt.ep.migration.staged import StagedTransport
 from eprt.gpu.driver import api, check
 from eprt.gpu.peers import PeerTensors
 from tests import tiny

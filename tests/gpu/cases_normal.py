@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt.compat.deep_ep.rows import RowExchange
+from eprt.compat.deep_ep.rows_received import ReceivedRows
 from eprt.ep.api import EPConfig, EPTimeoutError, make_backend
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_normal_backend import NvlinkNormalBackend
-from eprt.ep.nvlink_rows import RowExchange
-from eprt.ep.nvlink_rows_received import ReceivedRows
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
 from eprt.ep.reference import Tokens
 from tests.gpu import fast_oracle
 from tests.gpu.cases_nvlink import assert_near, expected_identity, identity_step, run_epochs

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from eprt.ep import reference
 from eprt.ep.api import EPConfig, EPError, EPTimeoutError, Received, make_backend
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink import NvlinkBackend, Signal
-from eprt.ep.nvlink_low_latency import POWER_OF_TWO, RECV, SEND
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.backend import NvlinkBackend, Signal
+from eprt.ep.nvlink.low_latency import POWER_OF_TWO, RECV, SEND
 from eprt.ep.reference import Tokens
 from tests.ranks.cases_ep import SKEWS, assert_same_bits, expert_output, make_tokens
 

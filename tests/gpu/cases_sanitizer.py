@@ -1,6 +1,6 @@
 """What every rank does under compute-sanitizer: a little of everything that the exchange's kernels do."""
 
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from tests.gpu import cases_normal, cases_nvlink
 
 

@@ -1,6 +1,6 @@
 """The oracle of normal mode for thousands of tokens: tensor operations in place of eprt.ep.reference's loops.
 
-tests/unit/test_fast_oracle.py holds it against those, bit for bit. Takes the tokens of all ranks; works on any device.
+tests/unit/ep/test_fast_oracle.py compares the two bit for bit. Takes the tokens of all ranks; works on any device.
 An entry is a (source rank, token, k) with a slot; entries are numbered in that order.
 """
 

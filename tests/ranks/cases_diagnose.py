@@ -5,7 +5,7 @@ import time
 import torch
 
 from eprt.ep.api import EPConfig, make_backend
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 from eprt.ep.wait_log import WaitLog
 
 CALLS_PER_WINDOW = 25

@@ -10,8 +10,8 @@ import torch
 
 from eprt.ep import reference
 from eprt.ep.api import EPConfig, make_backend
-from eprt.ep.cpu import CpuBackend
-from eprt.ep.group import EPGroup
+from eprt.ep.cpu.backend import CpuBackend
+from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import Tokens
 
 SKEWS = ("uniform", "masked", "all_masked", "one_rank", "one_slot", "repeated_slot", "empty_ranks", "no_tokens")

@@ -8,10 +8,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from eprt.ep import wait
 from eprt.ep.api import EPTimeoutError
-from eprt.ep.board import StepBoard
-from eprt.ep.group import EPGroup
+from eprt.ep.group import wait
+from eprt.ep.group.board import StepBoard
+from eprt.ep.group.group import EPGroup
 from tests.ranks.moments import PATIENCE_S, Clock, Moments
 
 

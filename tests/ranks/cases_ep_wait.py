@@ -14,8 +14,8 @@ import torch
 
 from eprt.ep import reference
 from eprt.ep.api import EPConfig, EPTimeoutError, RankLostError, make_backend
-from eprt.ep.board import StepBoard
-from eprt.ep.group import EPGroup
+from eprt.ep.group.board import StepBoard
+from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import Tokens
 from tests.ranks.cases_ep import (
     forward,
@@ -154,7 +154,7 @@ def windows_share_memory(group: EPGroup) -> None:
     for free_bytes in (1 << 40, 0):
         with pytest.MonkeyPatch.context() as patch:
             if type(group).__name__ == "MpiGroup":
-                patch.setattr("eprt.ep.group_mpi._free_shm_bytes", lambda free_bytes=free_bytes: free_bytes)
+                patch.setattr("eprt.ep.group.mpi_group._free_shm_bytes", lambda free_bytes=free_bytes: free_bytes)
             window = group.shared_window(5000 + group.rank)
         own = window.segments[group.local_ranks.index(group.rank)]
         assert not own.any()

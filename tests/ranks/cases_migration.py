@@ -14,10 +14,10 @@ from eprt import EPGroup, SamplingParams
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from eprt.engine.tokenizer import Tokenizer
-from eprt.ep import migration
 from eprt.ep.api import EPError
-from eprt.ep.migration_job import Job
-from eprt.ep.pace import Pace
+from eprt.ep.migration import migrator as migration
+from eprt.ep.migration.job import Job
+from eprt.ep.migration.pace import Pace
 from tests.ranks import cases_routing
 from tests.ranks.shared_copies import share_experts
 

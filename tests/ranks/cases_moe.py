@@ -12,7 +12,7 @@ from eprt.balancer import Placement
 
 from eprt import EPGroup
 from eprt.compat.hf import MoEBlock, build_moe, describe_moe
-from eprt.ep.placement import SlotMap
+from eprt.ep.placement.slot_map import SlotMap
 from tests import tiny
 
 FAMILIES = ("v2", "v2_groups", "v3", "qwen3", "mixtral")

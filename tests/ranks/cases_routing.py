@@ -8,8 +8,8 @@ from eprt.balancer import Placement, plan
 from eprt.balancer.split import ReplicaTable, split_batch
 
 from eprt import EPGroup
-from eprt.ep.placement import SlotMap
-from eprt.ep.routing import METHODS, BatchRouter
+from eprt.ep.placement.batch_router import METHODS, BatchRouter
+from eprt.ep.placement.slot_map import SlotMap
 
 NUM_EXPERTS, TOP_K = 12, 3
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from eprt.ep.group import EPGroup
+from eprt.ep.group.group import EPGroup
 
 PATIENCE_S = 100.0
 
@@ -33,7 +33,7 @@ class Moments:
 
     @contextmanager
     def told_in_a_wait(self, name: str) -> Iterator[None]:
-        """This rank tells of it when a wait for others has taken longer than a slice (eprt/ep/wait.py)."""
+        """This rank tells of it when a wait for others has taken longer than a slice (eprt/ep/group/wait.py)."""
         lost_ranks = self.group.lost_ranks
 
         def tell_and_look() -> tuple[int, ...]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from eprt.engine.engine import Engine
-from eprt.ep.group import EPGroup
-from eprt.ep.pace import Pace
-from eprt.ep.transport_peer import Fetch, PeerTransport
+from eprt.ep.group.group import EPGroup
+from eprt.ep.migration.pace import Pace
+from eprt.ep.migration.peer import Fetch, PeerTransport
 from eprt.layers.experts import ExpertPool
 from eprt.ops.checksum import add_checksum
 from eprt.ops.weight import Weight

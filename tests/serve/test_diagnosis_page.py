@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from eprt.diagnostics.__main__ import main
-from eprt.diagnostics.serversource import Client, ServerSource
+from eprt.diagnostics.page.server_source import Client, ServerSource
 
 PAGE = "/v1/eprt/diagnose/page/"
 

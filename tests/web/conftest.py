@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eprt.diagnostics.logsource import LogSource
-from eprt.diagnostics.page import Page
-from eprt.diagnostics.recording import Recording
-from eprt.diagnostics.server import PageServer
+from eprt.diagnostics.page.log_source import LogSource
+from eprt.diagnostics.page.page import Page
+from eprt.diagnostics.page.recording import Recording
+from eprt.diagnostics.page.server import PageServer
 
 from tests.web.logs import write_log
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from eprt.diagnostics import WindowWriter, analyse
-from eprt.diagnostics.logsource import LogSource
+from eprt.diagnostics.page.log_source import LogSource
 
 from tests.web.conftest import open_log, served, wait_until
 from tests.web.logs import CALLS, LATE_RANK, make_window, write_log
@@ -393,7 +393,7 @@ def test_a_lost_server_is_said(browser, log_8):
 
 def test_runs_and_joined_windows_are_named(open_page, tmp_path, monkeypatch):
     """A job started again in its directory, and so many windows that they share places on the bar."""
-    monkeypatch.setattr("eprt.diagnostics.logsource.most_rows", lambda num_ranks: 4)
+    monkeypatch.setattr("eprt.diagnostics.page.log_source.most_rows", lambda num_ranks: 4)
     later_s = 1e4
     write_log(tmp_path, 8, 3, 4)
     for window in range(8):

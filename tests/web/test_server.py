@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eprt.diagnostics import WindowWriter, analyse
-from eprt.diagnostics.history import SERIES
-from eprt.diagnostics.logsource import LogSource
-from eprt.diagnostics.page import Page
-from eprt.diagnostics.server import PageServer
+from eprt.diagnostics.page.log_source import LogSource
+from eprt.diagnostics.page.page import Page
+from eprt.diagnostics.page.server import PageServer
+from eprt.diagnostics.windows.history import SERIES
 
 from tests.web.conftest import open_log, served, wait_until
 from tests.web.logs import CALLS, LATE_RANK, MIGRATED_WINDOW, SLOTS, make_window, write_log
@@ -120,7 +120,7 @@ def test_every_answer_carries_the_protecting_headers(server_8):
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere(server_8):
     html = ask(server_8, "/").data.decode()
     assert ask(server_8, "/index.html").data.decode() == html
-    web = Path(__file__).parents[2] / "diagnostics" / "web"
+    web = Path(__file__).parents[2] / "diagnostics" / "page" / "web"
     for path in sorted(p for p in web.rglob("*") if p.is_file()):
         reply = ask(server_8, f"/{path.relative_to(web)}")
         assert reply.status == 200 and reply.data == path.read_bytes(), path

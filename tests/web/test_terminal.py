@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from eprt.diagnostics import Report
 from eprt.diagnostics.__main__ import main
-from eprt.diagnostics.serversource import Client, ServerSource
+from eprt.diagnostics.page.server_source import Client, ServerSource
 from eprt.diagnostics.text import to_text, wants_colour
 
 from tests.web.conftest import wait_until
@@ -226,7 +226,7 @@ def test_an_answer_that_breaks_the_schema_is_named(monkeypatch, capsys, broken, 
 
 
 def test_a_source_keeps_up_with_its_server(speaker, monkeypatch):
-    monkeypatch.setattr("eprt.diagnostics.serversource._POLL_S", 0.05)
+    monkeypatch.setattr("eprt.diagnostics.page.server_source._POLL_S", 0.05)
     source = ServerSource(Client(speaker, "secret"))
     try:
         assert source.overview()["windows"]["window"] == [0, 1, 2] and source.overview()["live"]
@@ -241,7 +241,7 @@ def test_a_source_keeps_up_with_its_server(speaker, monkeypatch):
 
 
 def test_a_server_that_goes_away_is_told_and_waited_for(speaker, monkeypatch):
-    monkeypatch.setattr("eprt.diagnostics.serversource._POLL_S", 0.05)
+    monkeypatch.setattr("eprt.diagnostics.page.server_source._POLL_S", 0.05)
     source = ServerSource(Client(speaker, "secret"))
     try:
         monkeypatch.setattr(source._client, "_api_key", "wrong")

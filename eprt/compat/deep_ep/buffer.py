@@ -16,8 +16,8 @@ from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
 from eprt.compat.deep_ep.low_latency import BF16, FP8, Kind, LowLatencyHandle, LowLatencyMode, Shape
 from eprt.compat.deep_ep.plain import plain
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
 from eprt.gpu.device import multiprocessors
 
 _ONE_DOMAIN = "eprt.compat.deep_ep connects the GPUs of one NVLink domain"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from eprt import env
 from eprt.ep.checks import not_aligned
-from eprt.ep.nvlink_low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, Signal
+from eprt.ep.nvlink.low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, Signal
 
 MAX_SMS = 64  # of a low-latency call
 INDEX_DTYPES = (torch.int64, torch.int32)

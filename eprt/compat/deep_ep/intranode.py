@@ -11,10 +11,10 @@ from torch import Tensor
 from eprt.compat.deep_ep.checks import Checks
 from eprt.compat.deep_ep.event import EventOverlap
 from eprt.compat.deep_ep.layout import Layout
+from eprt.compat.deep_ep.rows import RowExchange
+from eprt.compat.deep_ep.rows_received import RowsHandle
 from eprt.compat.deep_ep.streams import CommStream
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_rows import RowExchange
-from eprt.ep.nvlink_rows_received import RowsHandle
+from eprt.ep.group.group import EPGroup
 
 Payload: TypeAlias = Tensor | tuple[Tensor, Tensor]
 Bias: TypeAlias = Tensor | tuple[Tensor | None, ...] | None

@@ -22,10 +22,10 @@ from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.plain import plain
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.api import EPTimeoutError
-from eprt.ep.group import EPGroup
-from eprt.ep.nvlink_failure import Asked, take_failure
-from eprt.ep.nvlink_layout import HeapShape
-from eprt.ep.nvlink_low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.failure import Asked, take_failure
+from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
+from eprt.ep.nvlink.low_latency_layout import HeapShape
 from eprt.gpu.device import multiprocessors
 from eprt.gpu.shapes import shape_only
 

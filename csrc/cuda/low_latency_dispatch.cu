@@ -1,0 +1,53 @@
+// Low-latency dispatch. Send: each token once to each rank that holds one of its slots. Receive: expand it there.
+#include "low_latency_dispatch_recv.cuh"
+#include "low_latency_dispatch_send.cuh"
+
+namespace eprt::low_latency {
+
+// The threads that place: they begin the launch for all, and while the others send they tell how much, and see to it
+// that every row's place is known when it comes.
+EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook* book, Begun* begun,
+                       const Placement& placement) {
+  const Context& c = p.context;
+  const int thread = threadIdx.x - kFirstPlaceThread, lane = thread % kWarp;
+  if (thread == 0) begun->epoch = p.phases & kSend ? next_epoch(c, p.handle, 0) : p.handle.epoch[0];
+  if (thread / kWarp == 1) {
+    const uint32_t masked = masked_ranks(c.deadline, lane);
+    if (lane == 0) begun->masked = masked;
+  }
+  sync_begun();
+  if (p.phases & kSend) send_counts(p, routing, *begun, thread);
+  stamp(c, 2, kFirstPlaceThread);
+  if (!(p.phases & kRecv)) return;
+  place_rows(p, book, *begun, placement, thread);
+  // For publish_counts, and for racecheck, which sees no order in arriving: only in barriers that a thread waits at.
+  sync_placers();
+  for (int group = 0; group < kGroups; ++group) barrier_arrive(kPlaced + group, kGroupThreads + kPlaceThreads);
+  if (blockIdx.x == 0) publish_counts(p, placement, thread);
+}
+
+__global__ void __launch_bounds__(kAllThreads, 1) dispatch(const __grid_constant__ DispatchParams p) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  __shared__ Begun begun;
+  __shared__ WaitBook book;
+  __shared__ Destinations destinations[kGroups];
+  __shared__ int32_t taken;  // units, see receive
+  const Routing routing(p, smem);
+  const Placement placement(routing.end(), p.context.num_slots);
+  stamp(p.context, 0);
+  open_book(&book, blockIdx.x == 0, false);
+  if (threadIdx.x == 0) taken = 0;
+  if (threadIdx.x >= kFirstPlaceThread) {
+    place(p, routing, &book, &begun, placement);
+  } else if (threadIdx.x >= kThreads) {
+    if (p.phases & kSend) raise_flags(p, begun, destinations, (threadIdx.x - kThreads) / kWarp, threadIdx.x % kWarp);
+  } else {
+    if (p.phases & kSend)
+      send(p, routing, begun, destinations);
+    else
+      sync_begun();
+    if (p.phases & kRecv) receive(p, &book, placement, begun.epoch, &taken);
+  }
+}
+
+}  // namespace eprt::low_latency

@@ -1,0 +1,385 @@
+// Normal-mode combine. Send: the rank that ran the experts gives each item back to its owner, one bf16 row, the
+// weighted fp32 sum of the item's rows (EXACT: each row by itself). Receive: the owner sums the rows of a token as they
+// come. Rows come to the multiprocessor by bulk copies and are summed in registers. What crosses leaves by bulk copies,
+// which tell when they are written: a fence would wait for the plain stores of all warps.
+#include "normal_call.cuh"
+#include "sums.cuh"
+
+namespace eprt::normal {
+
+constexpr int kWarpBytes = 14336;  // of shared memory, for each warp; eprt/ep/nvlink/normal_grid.py knows
+constexpr int kRowSlots = 2;       // pieces of a warp that sends rows as they are: one comes while another leaves
+constexpr int kSumSlots = kWarpBytes / kSumBytes;  // of one that sums: what comes,
+constexpr int kOutSlots = 1;                       // some of them, when they cross: sums on their way out
+constexpr int kFeedSlots = kSumSlots - kOutSlots;
+
+constexpr int kBiases = 2;
+static_assert(kRanks + kBiases <= kWarp, "a lane stands for a rank, or a bias");
+
+struct CombineParams {
+  Context context;
+  Layout layout;
+  const uint8_t* y;              // bf16 [rows, H]
+  const float* y_weight;         // [items, K], sent along; or null
+  const int32_t* item_row;       // [items, K] rows or -1; null: an item is a row, and is not weighted
+  const float* item_weight;      // [items, K]
+  const int32_t* item_token;     // [items], with `exact`
+  const void* topk_slot;         // the owner's own [T, K], with `exact`
+  const float* topk_weight;      // the same
+  const uint8_t* bias[kBiases];  // bf16 [T, H], or null
+  uint8_t* out;                  // bf16 [T, H]
+  float* out_weight;             // [T, K], with y_weight
+  uint64_t block;                // own block of returned rows: offset in the heap, a multiple of 128
+  int32_t capacity;              // items there was room for; others were left out of dispatch, and are here
+  int32_t num_tokens;            // T
+  int32_t top_k;                 // K
+  int32_t num_slots;             // S
+  int32_t slot_bytes;            // of one topk_slot
+  int32_t row_bytes;             // 2 H
+  int32_t stride;                // of returned rows: row_bytes, and the weights when they are sent
+  int32_t phases;
+  int32_t piece_bytes;  // of a row that is sent as it is, at most, through shared memory at once; a multiple of 512
+  Division division;
+};
+
+struct SharedCombine {
+  Call call;
+  uint64_t full[kWarps][kSumSlots];
+};
+static_assert(kRowSlots <= kSumSlots && kOutSlots < kSumSlots);
+
+// ---- send
+// ------------------------------------------------------------------------------------------------------------
+
+struct Owner {  // lane r: rank r
+  int first_item, num_items;
+  Place place;  // number: the first of our items among its returned rows
+};
+
+EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int lane) {
+  const Context& c = p.context;
+  const int count = lane < kRanks ? p.layout.sent[lane * kRanks + c.rank] : 0;
+  const int first = sum_below(count, lane);
+  Owner owner{first, min(count, max(0, p.capacity - first)), {}};
+  owner.place = wait_place(c, &shared->call.book, c.heap.combine_place, shared->call.epoch, kCombinePlace, lane,
+                           owner.num_items > 0);
+  if (!owner.place.known) owner.num_items = 0;
+  return owner;
+}
+
+struct Item {
+  int owner = -1;    // -1: there is none
+  int64_t number;    // among ours
+  int returned;      // among its owner's
+  int row = -1;      // lane k: of entry k, or -1; a row that is an item: lane 0
+  float weight = 0;  // lane k
+};
+
+// The items that this rank gives back, in the order in which warps take them. Owners take turns, beginning after this
+// rank, so that not every rank sends to rank 0 first. Rows that are items and our own stay where they are: the
+// receiving warps read them there.
+struct Items {
+  const CombineParams& p;
+  const Owner& owners;
+  int lane, turns, end;  // numbers are below end; some of them are no items
+
+  EPRT_DEVICE Items(const CombineParams& p, const Owner& owners, int lane)
+      : p(p), owners(owners), lane(lane), turns(kGrouped ? kRanks : kRanks - 1) {
+    end = turns * __reduce_max_sync(kAllLanes, kGrouped || lane != p.context.rank ? owners.num_items : 0);
+  }
+
+  EPRT_DEVICE Item operator[](int number) const {
+    if (number >= end) return {};
+    const int owner = (p.context.rank + 1 + number % turns) % kRanks, position = number / turns;
+    if (position >= __shfl_sync(kAllLanes, owners.num_items, owner)) return {};
+    Item item{owner};
+    item.number = __shfl_sync(kAllLanes, owners.first_item, owner) + position;
+    item.returned = int(__shfl_sync(kAllLanes, owners.place.number, owner)) + position;
+    if (!kGrouped && lane == 0) item.row = item.number;
+    if (kGrouped && lane < p.top_k) {
+      item.row = p.item_row[item.number * p.top_k + lane];
+      item.weight = p.item_weight[item.number * p.top_k + lane];
+    }
+    return item;
+  }
+};
+
+// One warp's end.
+struct Sender {
+  const CombineParams& p;
+  const Owner& owners;
+  uint32_t epoch;
+  uint8_t* slots;  // [kWarpBytes]
+  uint64_t* full;
+  int lane;
+  LateFlags late;
+
+  EPRT_DEVICE uint8_t* block_of(const Item& item) const {  // where this rank's rows lie at the owner
+    return p.context.peer[item.owner] + uint64_t(__shfl_sync(kAllLanes, owners.place.start, item.owner)) * 128;
+  }
+
+  EPRT_DEVICE uint8_t* returned_row(const Item& item, int k) const {
+    const int64_t row = kExact ? int64_t(p.item_token[item.number]) * p.top_k + k : item.returned;
+    return block_of(item) + row * p.stride;
+  }
+
+  // groups: of bulk copies, that took it there.
+  EPRT_DEVICE void sent(const Item& item, int groups) {
+    const Context& c = p.context;
+    uint32_t* flag =
+        lane == 0 && item.owner >= 0 ? flag_at(c, c.heap.returned, item.owner, epoch, item.returned) : nullptr;
+    late.add(flag, groups, lane);
+  }
+
+  EPRT_DEVICE int bytes_of(int piece) const { return min(p.piece_bytes, p.row_bytes - piece * p.piece_bytes); }
+
+  // Items' rows as they are: with rows that are items one of each, exact all.
+  EPRT_DEVICE void send_rows(const Items& items, Turns turns) {
+    const int pieces = ceil_div(p.row_bytes, p.piece_bytes);
+    Ring<kRowSlots> ring(slots, full, p.piece_bytes, lane);
+    Item ahead = items[turns.number[0]];
+    uint32_t rows_ahead = __ballot_sync(kAllLanes, ahead.row >= 0);
+    int turn_ahead = 0, piece_ahead = 0, held = 0;
+    const auto load_ahead = [&] {
+      while (held < kRowSlots) {
+        if (!rows_ahead) {
+          if (turn_ahead == Turns::kKnown - 1) return;
+          ahead = items[turns.after(++turn_ahead)];
+          rows_ahead = __ballot_sync(kAllLanes, ahead.row >= 0);
+          continue;
+        }
+        const int64_t row = __shfl_sync(kAllLanes, ahead.row, __ffs(rows_ahead) - 1);
+        ring.load(p.y + row * p.row_bytes + piece_ahead * p.piece_bytes, bytes_of(piece_ahead), lane);
+        ++held;
+        if (++piece_ahead == pieces) piece_ahead = 0, rows_ahead &= rows_ahead - 1;
+      }
+    };
+    load_ahead();
+    for (; turns.number[0] < items.end; turns.step(lane), --turn_ahead, load_ahead()) {
+      const Item item = items[turns.number[0]];
+      int groups = 0;
+      for (uint32_t rows = __ballot_sync(kAllLanes, item.row >= 0); rows; rows &= rows - 1) {
+        uint8_t* to = returned_row(item, __ffs(rows) - 1);
+        for (int piece = 0; piece < pieces; ++piece, ++groups) {
+          store_piece(lane == 0 ? to + piece * p.piece_bytes : nullptr, ring.take(), bytes_of(piece), lane);
+          bulk_wait_read<0>();  // the slot may be written again
+          __syncwarp();
+          --held;
+          load_ahead();
+        }
+        if (p.y_weight && lane < p.top_k)
+          reinterpret_cast<float*>(to + p.row_bytes)[lane] = p.y_weight[item.number * p.top_k + lane];
+      }
+      sent(item, groups);
+    }
+  }
+
+  EPRT_DEVICE Summands summands_of(const Item& item) const {
+    return {p.y + int64_t(item.row) * p.row_bytes, item.weight, __ballot_sync(kAllLanes, item.row >= 0)};
+  }
+
+  // An item's sum of rows by expert, weighted.
+  template <class Refill>
+  EPRT_DEVICE void send_sum(const Item& item, const Summands& rows, Feed<kFeedSlots>& feed, Refill refill) {
+    uint8_t* to = returned_row(item, 0);
+    for (int at = 0, i = 0; at < p.row_bytes; at += kSumBytes, ++i) {
+      float sum[kSumSteps][8] = {};
+      sum_piece<true>(sum, feed, rows, lane, refill);
+      const int bytes = min(kSumBytes, p.row_bytes - at);
+      uint8_t* slot = slots + i % kOutSlots * kSumBytes;
+      bulk_wait_read<kOutSlots - 1>();  // what was in the slot has left
+      __syncwarp();
+      put_piece(slot, sum, bytes, lane);
+      bulk_fence_shared();
+      __syncwarp();
+      store_piece(lane == 0 ? to + at : nullptr, slot, bytes, lane);
+    }
+  }
+
+  // While an item's rows are summed, those of the next come.
+  EPRT_DEVICE void send_sums(const Items& items, Turns turns) {
+    Feed<kFeedSlots> feed(slots + kOutSlots * kSumBytes, full, p.row_bytes, lane);
+    Item item = items[turns.number[0]];
+    Summands rows = summands_of(item);
+    feed.begin(rows);
+    for (; turns.number[0] < items.end; turns.step(lane)) {
+      const Item next = items[turns.number[1]];
+      bool begun = false;  // with the next one's rows
+      const auto refill = [&] {
+        if (feed.done() && !begun) feed.begin(summands_of(next)), begun = true;
+        feed.load(lane);
+      };
+      refill();
+      if (item.owner >= 0) send_sum(item, rows, feed, refill);
+      sent(item, item.owner >= 0 ? ceil_div(p.row_bytes, kSumBytes) : 0);
+      item = next;
+      rows = summands_of(item);
+    }
+  }
+};
+
+EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* slots, int lane) {
+  const Share share = share_of(p.division, p.phases, kSend);
+  if (!share.takes_part) return;
+  const int warp = threadIdx.x / kWarp;
+  const Owner owners = find_owner(p, shared, lane);
+  const Items items(p, owners, lane);
+  const Turns turns(p.context, kCombine, shared->call.epoch, share);
+  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp], lane, {{shared->call.desk + warp}}};
+  if constexpr (kGrouped && !kExact)
+    sender.send_sums(items, turns);
+  else
+    sender.send_rows(items, turns);
+  sender.late.close(lane);
+}
+
+// ---- receive
+// ---------------------------------------------------------------------------------------------------------
+
+// Lane k: whether the row of entry k came, given which ranks' items came. Where there was no room for it, it did not.
+EPRT_DEVICE uint32_t came_by_entry(const CombineParams& p, int64_t token, uint32_t ranks, int lane) {
+  int slot = -1, index = -1;
+  if (lane < p.top_k) {
+    slot = read_index(p.topk_slot, p.slot_bytes, token * p.top_k + lane, p.num_slots);
+    index = p.layout.slot_index[token * p.top_k + lane];
+  }
+  return __ballot_sync(kAllLanes, slot >= 0 && index >= 0 && (ranks >> (slot / (p.num_slots / kRanks))) & 1);
+}
+
+struct Returned {  // lane r: what rank r gives back
+  int first;       // of its rows among those that come back: items in order of rank
+  int own_first;   // of this rank's items among those it received
+};
+
+EPRT_DEVICE Returned find_returned(const CombineParams& p, int lane) {
+  const int rank = p.context.rank;
+  const int sent = lane < kRanks ? p.layout.sent[rank * kRanks + lane] : 0;
+  const int received = lane < kRanks ? p.layout.sent[lane * kRanks + rank] : 0;
+  return {sum_below(sent, lane), __shfl_sync(kAllLanes, sum_below(received, lane), rank)};
+}
+
+// One warp's end. A token's position: lane r's, among those for rank r, or -1.
+struct Receiver {
+  const CombineParams& p;
+  SharedCombine* shared;
+  Returned returned;
+  int lane;
+  bool in_place;  // lane r: what rank r gives back lies in y; see Items
+
+  EPRT_DEVICE int position_of(int token) const {
+    return token < p.num_tokens && lane < kRanks ? p.layout.position[int64_t(token) * kRanks + lane] : -1;
+  }
+
+  EPRT_DEVICE const uint32_t* flag_of(int position) const {
+    const Context& c = p.context;
+    return flag_at(c, c.heap.returned, c.rank, shared->call.epoch, returned.first + max(position, 0));
+  }
+
+  EPRT_DEVICE bool masked() const { return lane < kRanks && load_relaxed(p.context.deadline.mask + lane); }
+
+  // Lane r: whether there is a row of rank r and it has come. Waits for it.
+  EPRT_DEVICE bool wait(int position) const {
+    return position >= 0 && !masked() &&
+           (in_place ||
+            wait_peer(p.context, &shared->call.book, flag_of(position), shared->call.epoch, kCombineRows, lane));
+  }
+
+  // Whether all of a token's rows have come by now.
+  EPRT_DEVICE bool all_here(int position) const {
+    const bool wanted = position >= 0 && !masked();
+    const bool here = in_place || load_acquire_sys(flag_of(position)) == shared->call.epoch;
+    return __all_sync(kAllLanes, position < 0 || (wanted && here));
+  }
+
+  // The weights that came with a token's rows, added up.
+  EPRT_DEVICE void sum_weights(int64_t token, const uint8_t* row, int item, uint32_t came) const {
+    const uint8_t* from =
+        in_place ? reinterpret_cast<const uint8_t*>(p.y_weight + int64_t(item) * p.top_k) : row + p.row_bytes;
+    float weight = 0.f;
+    for (uint32_t left = came; left; left &= left - 1) {
+      const uint8_t* weights = pointer_of(from, __ffs(left) - 1);
+      if (lane < p.top_k) weight += __uint_as_float(load_relaxed(reinterpret_cast<const uint32_t*>(weights) + lane));
+    }
+    if (lane < p.top_k) p.out_weight[token * p.top_k + lane] = weight;
+  }
+
+  // came: lane r: rank r's row.
+  EPRT_DEVICE Summands summands_of(int64_t token, int position, bool came) const {
+    const Context& c = p.context;
+    const uint8_t* block = c.peer[c.rank] + p.block;
+    const int number = returned.first + position, item = returned.own_first + position;
+    Summands rows{in_place ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride, 1.f,
+                  __ballot_sync(kAllLanes, came)};
+    __syncwarp();  // each lane's acquire before what all read
+    if (p.out_weight) sum_weights(token, rows.row, item, rows.lanes);
+    if constexpr (kExact) {
+      rows.lanes = came_by_entry(p, token, rows.lanes, lane);
+      rows.row = block + (token * p.top_k + lane) * p.stride;
+      if (lane < p.top_k) rows.weight = p.topk_weight[token * p.top_k + lane];
+    }
+    if (p.bias[0]) {  // biases come first
+      const uint64_t earlier = __shfl_up_sync(kAllLanes, uint64_t(rows.row), kBiases);
+      rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
+      rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
+    }
+    bulk_fence_global();  // peers' rows were seen to come by ordinary loads; bulk copies read them
+    return rows;
+  }
+
+  // While a token's rows are summed, those of the next come, if they are here by then.
+  EPRT_DEVICE void sum_tokens(const Share& share, uint8_t* slots, uint64_t* full) {
+    Feed<kSumSlots> feed(slots, full, p.row_bytes, lane);
+    Summands rows, next_rows;
+    bool begun = false;  // with the token's rows; with the next one's
+    int position = position_of(share.index);
+    for (int token = share.index; token < p.num_tokens; token += share.count) {
+      const int next = token + share.count, next_position = position_of(next);
+      if (!begun) feed.begin(rows = summands_of(token, position, wait(position)));
+      begun = false;
+      const auto refill = [&] {
+        if (feed.done() && !begun && next < p.num_tokens && all_here(next_position)) {
+          feed.begin(next_rows = summands_of(next, next_position, next_position >= 0));
+          begun = true;
+        }
+        feed.load(lane);
+      };
+      refill();
+      for (int at = 0; at < p.row_bytes; at += kSumBytes) {
+        float sum[kSumSteps][8] = {};
+        sum_piece<kExact>(sum, feed, rows, lane, refill);
+        put_piece(p.out + int64_t(token) * p.row_bytes + at, sum, min(kSumBytes, p.row_bytes - at), lane);
+      }
+      rows = next_rows, position = next_position;
+    }
+  }
+};
+
+EPRT_DEVICE void receive(const CombineParams& p, SharedCombine* shared, uint8_t* slots, int lane) {
+  const Share share = share_of(p.division, p.phases, kRecv);
+  if (!share.takes_part) return;
+  Receiver receiver{p, shared, find_returned(p, lane), lane, !kGrouped && lane == p.context.rank};
+  receiver.sum_tokens(share, slots, shared->full[threadIdx.x / kWarp]);
+}
+
+__global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {
+  extern __shared__ __align__(128) unsigned char smem[];
+  __shared__ SharedCombine shared;
+  const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp;
+  if (kStats && blockIdx.x == 0 && threadIdx.x == 0 && (p.phases & kSend))
+    *c.stats.compute_ns += global_timer_ns() - *p.layout.received_ns;
+  const auto tell_places = [&] {
+    if (threadIdx.x >= kWarp) return;
+    const int first = find_returned(p, lane).first;
+    if (lane < kRanks && !load_relaxed(c.deadline.mask + lane))
+      tell_place(c, c.heap.combine_place, lane, shared.call.epoch, p.block, first);
+  };
+  const auto move = [&](int warp) {
+    uint8_t* slots = smem + warp * kWarpBytes;
+    send(p, &shared, slots, lane);
+    receive(p, &shared, slots, lane);
+  };
+  run_call(p, kCombine, &shared.call, tell_places, move);
+}
+
+}  // namespace eprt::normal

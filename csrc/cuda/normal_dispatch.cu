@@ -1,0 +1,394 @@
+// Normal-mode dispatch. Send: a token goes once to each rank it has experts on, by bulk copies straight to its row
+// there. Receive: the rank waits for its items; grouped, it copies a row to those of the item's other experts.
+#include "bulk.cuh"
+#include "cast.cuh"
+#include "normal_call.cuh"
+#include "rows.cuh"
+
+namespace eprt::normal {
+
+constexpr int kSlots = 2;  // pieces of a warp in shared memory: one comes while another leaves
+
+struct DispatchParams {
+  Context context;
+  Layout layout;
+  const uint8_t* x;          // [T] rows of x_bytes
+  const uint32_t* scale;     // word (token, g) at token * scale_row_stride + g * scale_group_stride, or null
+  const void* topk_slot;     // [T, K] or null
+  const float* topk_weight;  // [T, K]
+  int64_t scale_row_stride;
+  int64_t scale_group_stride;
+  uint64_t block;        // own block of received rows: offset in the heap, a multiple of 128
+  int32_t capacity;      // rows it holds
+  int32_t num_tokens;    // T
+  int32_t top_k;         // K; 0 without topk_slot
+  int32_t num_slots;     // S
+  int32_t slot_bytes;    // of one topk_slot: 4 or 8
+  int32_t chunk_tokens;  // as in the count
+  int32_t x_bytes;       // of a token's values here
+  int32_t row_bytes;     // of a row there; half of it when cast
+  int32_t num_scales;    // words; 0: none
+  int32_t cast;          // bf16 to fp8 with a scale for each 128 values
+  int32_t again;         // another batch of the same layout: `position` is there; entries, weights, tokens are not sent
+  int32_t fill_tail;     // entries beyond the received items become -1
+  int32_t tentative;     // launched before the host knew how much comes: nothing happens where the block is too small
+  int32_t phases;
+  int32_t piece_bytes;  // of x, at most, through shared memory at once: whole rows where they fit; a multiple of 512
+  Division division;
+};
+
+struct SharedDispatch {
+  Call call;
+  uint64_t full[kWarps][kSlots];
+};
+
+EPRT_DEVICE int scale_bytes(const DispatchParams& p) { return ceil_div(p.num_scales * 4, 16) * 16; }
+
+EPRT_DEVICE Fields block_fields(const DispatchParams& p, uint64_t capacity) {
+  return fields_of(capacity, p.top_k, kGrouped ? 4 : 8, scale_bytes(p));
+}
+
+// Shared memory of a warp that sends; eprt/ep/nvlink/normal_grid.py computes the same.
+EPRT_DEVICE int warp_bytes(const DispatchParams& p) {
+  return kSlots * p.piece_bytes + (p.cast ? ceil_div(scale_bytes(p), 128) * 128 : 0);
+}
+
+// ---- send
+// ------------------------------------------------------------------------------------------------------------
+
+struct Destination {  // lane r: rank r
+  uint8_t* block = nullptr;
+  Fields fields;
+  int capacity = 0;
+};
+
+EPRT_DEVICE Destination find_destination(const DispatchParams& p, SharedDispatch* shared, int lane) {
+  const Context& c = p.context;
+  Destination d;
+  const bool wanted = lane < kRanks && p.layout.sent[c.rank * kRanks + lane] > 0;
+  const Place place =
+      wait_place(c, &shared->call.book, c.heap.dispatch_place, shared->call.epoch, kDispatchPlace, lane, wanted);
+  if (!place.known) return d;
+  d.block = c.peer[lane] + uint64_t(place.start) * 128;
+  d.capacity = place.number;
+  d.fields = block_fields(p, place.number);
+  return d;
+}
+
+// What is known of a token without waiting for other loads. As loaded: looking closer would be waiting.
+struct Entry {
+  int index;    // lane r: the token's place among those of its chunk for rank r (again: of all chunks), or -1
+  int before;   // lane r: tokens of earlier chunks for rank r
+  int slot[2];  // lane k: entry as it stands, 4 or 8 bytes
+  int in_slot;  // lane k: the entry's place among those of its chunk for its slot
+  int first_row = 0, earlier = 0;  // lane k, later: our first row in its slot, and rows of earlier chunks
+  float weight;                    // lane k
+};
+
+EPRT_DEVICE Entry read_entry(const DispatchParams& p, int token, int lane) {
+  const Layout& l = p.layout;
+  Entry entry{-1, 0, {-1, -1}};
+  if (token >= p.num_tokens) return entry;
+  if (lane < kRanks) {
+    const int64_t i = int64_t(token) * kRanks + lane;
+    entry.index = p.again ? l.position[i] : l.rank_index[i];
+    if (!p.again)
+      entry.before = l.chunk_first[int64_t(token / p.chunk_tokens) * (p.num_slots + kRanks) + p.num_slots + lane];
+  }
+  if (lane < p.top_k) {
+    const int64_t i = int64_t(token) * p.top_k + lane;
+    const int* slot = static_cast<const int*>(p.topk_slot) + i * (p.slot_bytes / 4);
+    entry.slot[0] = slot[0];
+    if (p.slot_bytes == 8) entry.slot[1] = slot[1];
+    entry.weight = p.topk_weight[i];
+    if (kGrouped) entry.in_slot = l.slot_index[i];
+  }
+  return entry;
+}
+
+EPRT_DEVICE int slot_of(const DispatchParams& p, const Entry& entry) {
+  const bool valid = entry.slot[0] < p.num_slots && (p.slot_bytes == 4 || entry.slot[1] == 0);
+  return valid ? max(entry.slot[0], -1) : -1;
+}
+
+// What it takes to have read_entry's loads for: rows of its slots.
+EPRT_DEVICE void read_rows(const DispatchParams& p, Entry* entry, int token, int lane) {
+  const int slot = slot_of(p, *entry);
+  if (!kGrouped || token >= p.num_tokens || lane >= p.top_k || slot < 0) return;
+  entry->first_row = p.layout.base[slot];
+  entry->earlier = p.layout.chunk_first[int64_t(token / p.chunk_tokens) * (p.num_slots + kRanks) + slot];
+}
+
+struct Route {   // of one token
+  int item;      // lane r: its number at rank r, or -1: not sent there
+  int row;       // lane r: the row that crosses
+  int slot;      // lane k: entry, or -1
+  int slot_row;  // lane k: the entry's row, or -1 where it does not fit
+  float weight;  // lane k
+};
+
+// first_item: lane r: of our items at rank r.
+EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, const Entry& entry, int token,
+                             int first_item, int lane) {
+  const int slots_per_rank = p.num_slots / kRanks;
+  Route route{-1, -1, slot_of(p, entry), -1, entry.weight};
+  if (lane < kRanks) {
+    int position = entry.index < 0 ? -1 : entry.index + entry.before;
+    if (position >= 0 && d.block) route.item = first_item + position;
+    if (route.item >= d.capacity) {  // left out, of combine as well
+      report(p.context.deadline.failure, kOverflow, lane, route.item + 1, d.capacity);
+      route.item = position = -1;
+    }
+    if (!p.again) p.layout.position[int64_t(token) * kRanks + lane] = position;
+    route.row = route.item;
+  }
+  if (!kGrouped) return route;
+  if (route.slot >= 0) route.slot_row = entry.first_row + entry.earlier + entry.in_slot;
+  const int holder = route.slot < 0 ? -1 : route.slot / slots_per_rank;
+  const int capacity = __shfl_sync(kAllLanes, d.capacity, max(holder, 0));
+  if (route.slot_row >= capacity) {
+    if (capacity > 0) report(p.context.deadline.failure, kOverflow, holder, route.slot_row + 1, capacity);
+    route.slot_row = -1;
+    if (kExact) p.layout.slot_index[int64_t(token) * p.top_k + lane] = -1;  // its output will not come, either
+  }
+  // A rank's row that crosses is that of the token's first expert there.
+  route.row = -1;
+#pragma unroll
+  for (int r = 0; r < kRanks; ++r) {
+    const uint32_t here = __ballot_sync(kAllLanes, holder == r && route.slot_row >= 0);
+    const int row = __shfl_sync(kAllLanes, route.slot_row, here ? __ffs(here) - 1 : 0);
+    if (lane == r && route.item >= 0 && here) route.row = row;
+  }
+  return route;
+}
+
+// What goes with the row: experts, weights, the token's index.
+EPRT_DEVICE void send_entries(const DispatchParams& p, const Destination& d, const Route& route, int token, int lane) {
+  const int slots_per_rank = p.num_slots / kRanks;
+  for (uint32_t left = __ballot_sync(kAllLanes, route.item >= 0); left; left &= left - 1) {
+    const int r = __ffs(left) - 1;
+    uint8_t* block = reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, uint64_t(d.block), r));
+    const int64_t item = __shfl_sync(kAllLanes, route.item, r);
+    const uint64_t weight = __shfl_sync(kAllLanes, d.fields.weight, r);
+    const uint64_t tokens = __shfl_sync(kAllLanes, d.fields.token, r);
+    if (lane == 0) reinterpret_cast<int32_t*>(block + tokens)[item] = token;
+    if (lane >= p.top_k) continue;
+    const bool here = route.slot >= 0 && route.slot / slots_per_rank == r;
+    const int64_t i = item * p.top_k + lane;
+    if (kGrouped)
+      reinterpret_cast<int32_t*>(block)[i] = here ? route.slot_row : -1;
+    else
+      reinterpret_cast<int64_t*>(block)[i] = here ? route.slot - r * slots_per_rank : -1;
+    reinterpret_cast<float*>(block + weight)[i] = here ? route.weight : 0.f;
+  }
+}
+
+// A piece from bf16 to fp8 in place: what a step writes lies below what the next steps read.
+EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane) {
+  for (int at = lane * 32; at - lane * 32 < bytes; at += kWarp * 32) {
+    Unit unit = {};
+    if (at < bytes)
+      unit = {*reinterpret_cast<const Vec16*>(slot + at), *reinterpret_cast<const Vec16*>(slot + at + 16)};
+    float s;
+    const Vec16 values = quantize(unit, false, &s);
+    __syncwarp();
+    if (at < bytes) *reinterpret_cast<Vec16*>(slot + at / 2) = values;
+    if (at < bytes && lane % 8 == 0) scale[at / 256] = __float_as_uint(s);
+    __syncwarp();
+  }
+}
+
+// A token's scales to the ranks it goes to: the caller's, or those that a cast left in `cast`.
+EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, const Route& route, const uint32_t* cast,
+                             int token, int lane) {
+  constexpr int kBatch = 4;
+  const int32_t words = scale_bytes(p) / 4;
+  for (int first = lane; first - lane < p.num_scales; first += kBatch * kWarp) {
+    uint32_t word[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int g = first + i * kWarp;
+      if (g < p.num_scales) word[i] = p.cast ? cast[g] : p.scale[token * p.scale_row_stride + g * p.scale_group_stride];
+    }
+    for (uint32_t left = __ballot_sync(kAllLanes, route.row >= 0); left; left &= left - 1) {
+      const int r = __ffs(left) - 1;
+      const uint64_t field = __shfl_sync(kAllLanes, d.fields.scale, r);
+      const int64_t row = __shfl_sync(kAllLanes, route.row, r);
+      uint32_t* to = reinterpret_cast<uint32_t*>(pointer_of(d.block, r) + field) + row * words;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (first + i * kWarp < p.num_scales) to[first + i * kWarp] = word[i];
+    }
+  }
+}
+
+// slots: of this warp, kSlots pieces and, for a cast, a token's scales.
+EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* slots, int lane) {
+  const Context& c = p.context;
+  const Share share = share_of(p.division, p.phases, kSend);
+  if (!share.takes_part) return;
+  const int warp = threadIdx.x / kWarp, pieces = ceil_div(p.x_bytes, p.piece_bytes);
+  Ring<kSlots> ring(slots, shared->full[warp], p.piece_bytes, lane);
+  uint32_t* const cast = reinterpret_cast<uint32_t*>(slots + kSlots * p.piece_bytes);
+  const auto bytes_of = [&](int piece) { return min(p.piece_bytes, p.x_bytes - piece * p.piece_bytes); };
+  Turns turns(c, kDispatch, shared->call.epoch, share);
+  static_assert(kSlots < Turns::kKnown, "what is loaded ahead belongs to one of the known tokens");
+  int turn_ahead = 0, piece_ahead = 0;
+  const auto load_ahead = [&] {
+    const int token = turn_ahead == 0 ? turns.number[0] : turns.after(turn_ahead);
+    if (token >= p.num_tokens) return;
+    const uint8_t* from = p.x + int64_t(token) * p.x_bytes + piece_ahead * p.piece_bytes;
+    ring.load(from, bytes_of(piece_ahead), lane);
+    if (++piece_ahead == pieces) piece_ahead = 0, ++turn_ahead;
+  };
+  for (int i = 0; i < kSlots; ++i) load_ahead();
+  Entry next = read_entry(p, turns.number[0], lane);
+  Entry after = read_entry(p, turns.number[1], lane);
+  read_rows(p, &next, turns.number[0], lane);
+  const Destination d = find_destination(p, shared, lane);
+  const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
+  LateFlags late{{shared->call.desk + warp}};
+  for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
+    const int token = turns.number[0];
+    const Route route = find_route(p, d, next, token, first_item, lane);
+    next = after;  // what is read now is used one and two tokens later
+    read_rows(p, &next, turns.number[1], lane);
+    after = read_entry(p, turns.number[2], lane);
+    uint8_t* to = route.row >= 0 ? d.block + d.fields.x + int64_t(route.row) * p.row_bytes : nullptr;
+    for (int piece = 0; piece < pieces; ++piece) {
+      uint8_t* slot = ring.take();
+      int at = piece * p.piece_bytes, bytes = bytes_of(piece);
+      if (p.cast) {
+        cast_piece(slot, bytes, cast + at / 256, lane);
+        at /= 2, bytes /= 2;
+        bulk_fence_shared();
+        __syncwarp();
+      }
+      store_piece(to ? to + at : nullptr, slot, bytes, lane);
+      if (piece == 0 && !p.again) send_entries(p, d, route, token, lane);
+      if (piece == 0 && !p.cast) send_scales(p, d, route, cast, token, lane);
+      bulk_wait_read<0>();  // the slot may be written again
+      __syncwarp();
+      load_ahead();
+    }
+    if (p.cast) send_scales(p, d, route, cast, token, lane);
+    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->call.epoch, route.item) : nullptr, pieces,
+             lane);
+  }
+  late.close(lane);
+}
+
+// ---- receive
+// ---------------------------------------------------------------------------------------------------------
+
+struct Items {  // lane r: those of source r
+  int first, count;
+};
+
+// Those of a rank that has been masked since the count, too: some may have come, the others are marked as missing.
+EPRT_DEVICE Items find_items(const DispatchParams& p, int lane) {
+  const int sent = lane < kRanks ? p.layout.sent[lane * kRanks + p.context.rank] : 0;
+  const int first = sum_below(sent, lane);
+  return {first, min(sent, max(0, p.capacity - first))};
+}
+
+// Rows of the item's other experts, from the one that crossed. row: lane k's, or -1.
+EPRT_DEVICE void fan_out(const DispatchParams& p, const Fields& fields, int row, int lane) {
+  uint8_t* block = p.context.peer[p.context.rank] + p.block;
+  const uint32_t wanted = __ballot_sync(kAllLanes, row >= 0), others = wanted & (wanted - 1);
+  if (!others) return;
+  const int64_t from = __shfl_sync(kAllLanes, row, __ffs(wanted) - 1);
+  uint8_t* x = block + fields.x;
+  copy_row(x + from * p.row_bytes, p.row_bytes, x + int64_t(row) * p.row_bytes, others, lane);
+  if (!p.num_scales) return;
+  uint8_t* scales = block + fields.scale;
+  copy_row(scales + from * scale_bytes(p), scale_bytes(p), scales + int64_t(row) * scale_bytes(p), others, lane);
+}
+
+// Sources in turn, batch by batch: about the order in which items come.
+EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
+  constexpr int kBatch = 4;  // items a warp waits for at once, so that the loads of their entries overlap
+  const Context& c = p.context;
+  const Items items = find_items(p, lane);
+  const Fields fields = block_fields(p, p.capacity);
+  const uint32_t* entries = reinterpret_cast<const uint32_t*>(c.peer[c.rank] + p.block + fields.entry);
+  const int most = __reduce_max_sync(kAllLanes, items.count);
+  for (int unit = share.index; unit < ceil_div(most, kBatch) * kRanks; unit += share.count) {
+    const int source = unit % kRanks, position = unit / kRanks * kBatch;
+    const int count = min(kBatch, __shfl_sync(kAllLanes, items.count, source) - position);
+    const int item = __shfl_sync(kAllLanes, items.first, source) + position;
+    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->call.epoch, item + min(lane, max(count - 1, 0)));
+    const bool arrived =
+        lane < count && wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source);
+    const uint32_t all = __ballot_sync(kAllLanes, arrived);
+    __syncwarp();  // each lane's acquire before the loads of all
+    int row[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      row[i] = lane < p.top_k && (all >> i) & 1 ? int(load_relaxed(entries + int64_t(item + i) * p.top_k + lane)) : -1;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) fan_out(p, fields, row[i], lane);
+  }
+}
+
+EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
+  const Context& c = p.context;
+  const Items items = find_items(p, lane);
+  const int total = __shfl_sync(kAllLanes, items.first + items.count, kRanks - 1);
+  int64_t* entries = reinterpret_cast<int64_t*>(c.peer[c.rank] + p.block);
+  for (int first = share.index * kWarp; first < total; first += share.count * kWarp) {
+    const int item = first + lane;
+    int source = 0;
+#pragma unroll
+    for (int r = 1; r < kRanks; ++r)
+      if (__shfl_sync(kAllLanes, items.first, r) <= item) source = r;
+    const int position = item - __shfl_sync(kAllLanes, items.first, source);
+    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->call.epoch, min(item, c.max_items - 1));
+    if (position < __shfl_sync(kAllLanes, items.count, source) &&
+        !wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source))
+      for (int k = 0; k < p.top_k; ++k) entries[int64_t(item) * p.top_k + k] = -1;
+    __syncwarp();
+  }
+  if (!p.fill_tail) return;
+  const int64_t end = int64_t(p.capacity) * p.top_k, step = int64_t(share.count) * kWarp;
+  for (int64_t i = int64_t(total) * p.top_k + share.index * kWarp + lane; i < end; i += step) entries[i] = -1;
+}
+
+EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, int lane) {
+  if (kGrouped) {
+    const Share share = share_of(p.division, p.phases, kRecv);
+    if (share.takes_part) receive_rows(p, shared, share, lane);
+    return;
+  }
+  // There is little to do, and nothing before others have sent: so warps that send do, when they have sent.
+  const int32_t phase = p.phases & kSend ? kSend : kRecv;
+  const Share share = share_of(p.division, phase, phase);
+  if (share.takes_part && p.phases & kRecv) receive_items(p, shared, share, lane);
+}
+
+// The same answer in all warps of a rank's launch, and from what the count tells its host.
+EPRT_DEVICE bool holds_all(const DispatchParams& p, int lane) {
+  const int items = lane < kRanks ? p.layout.sent[lane * kRanks + p.context.rank] : 0;
+  return __reduce_add_sync(kAllLanes, items) <= p.capacity;
+}
+
+__global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ DispatchParams p) {
+  extern __shared__ __align__(128) unsigned char smem[];
+  __shared__ SharedDispatch shared;
+  const Context& c = p.context;
+  const int lane = threadIdx.x % kWarp;
+  if (p.tentative && !holds_all(p, lane)) return;
+  const auto tell_places = [&] {
+    if (threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
+      tell_place(c, c.heap.dispatch_place, threadIdx.x, shared.call.epoch, p.block, p.capacity);
+  };
+  const auto move = [&](int warp) {
+    send(p, &shared, smem + warp * warp_bytes(p), lane);
+    receive(p, &shared, lane);
+  };
+  run_call(p, kDispatch, &shared.call, tell_places, move);
+  if (kStats && blockIdx.x == p.division.send_blocks && threadIdx.x == 0 && (p.phases & kRecv))
+    *p.layout.received_ns = global_timer_ns();
+}
+
+}  // namespace eprt::normal

@@ -1,0 +1,1 @@
+"""Which rank or link is slow: effects, scores, evidence and the report."""

@@ -1,0 +1,122 @@
+"""What speaks for a finding, what caused it, and what to do: the words and numbers around an outlier.
+
+A rank that computes too long arrives late, so others wait for it while it waits for nobody: its column is high, its row
+low. A rank whose messages come late gets its answers late too: its row is not low. A wait that grows with the tokens is
+load, not wire.
+"""
+
+import math
+from dataclasses import dataclass
+
+from ..windows.matrices import WindowMatrices
+from .detector import Sighting
+from .yardstick import Yardstick
+
+HIGH_COMPUTE, LOW_COMPUTE = 1.25, 0.8
+LOW_ROW, LOW_ROW_Z = 0.93, -2.5
+SPARED, SHARES_IT = 0.5, 0.2  # of what the others wait longer, a late rank is spared, and a late sender is not
+COMPUTE_EXPLAINS = 0.5  # of what the others wait longer
+HIGH_TOKENS, TOKENS_EXPLAIN = 1.3, 0.5  # of the wait's logarithm
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Ratios are to the median rank (for tokens of a point: to the median pair). wait_us: per call.
+
+    row_ratio, row_z: of a column's own row. compute_share: what of the longer wait longer computing makes up.
+    blocked_ratio, spared: of a column, see Yardstick.blocked; NaN where the log does not tell. seen: when, in words.
+    """
+
+    sighting: Sighting
+    wait_us: float
+    row_ratio: float
+    row_z: float
+    compute_ratio: float
+    compute_share: float
+    token_ratio: float
+    blocked_ratio: float
+    spared: float
+    seen: str
+
+    @staticmethod
+    def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
+        row_ratio, row_z = yardstick.row(sighting)
+        blocked_ratio, spared = yardstick.blocked(sighting) if sighting.place.kind == "column" else (math.nan, math.nan)
+        return Evidence(
+            sighting=sighting,
+            wait_us=yardstick.wait_us(sighting),
+            row_ratio=row_ratio,
+            row_z=row_z,
+            compute_ratio=yardstick.compute(sighting),
+            compute_share=yardstick.compute_share(sighting),
+            token_ratio=yardstick.tokens(sighting),
+            blocked_ratio=blocked_ratio,
+            spared=spared,
+            seen=_when(yardstick.matrices, sighting),
+        )
+
+    def cause(self) -> str:
+        explained = math.log(max(self.token_ratio, 1e-9)) >= TOKENS_EXPLAIN * math.log(max(self.sighting.ratio, 1.01))
+        if self.token_ratio >= HIGH_TOKENS and explained:
+            return "mixed"
+        if self.sighting.place.kind == "column":
+            late = self.row_ratio <= LOW_ROW and self.row_z <= LOW_ROW_Z
+            computes_longer = self.compute_ratio >= HIGH_COMPUTE
+            if self.spared >= SPARED:
+                late = True
+            elif self.spared <= SHARES_IT:  # it is not late; a little more in the experts is not what all wait for
+                late, computes_longer = False, computes_longer and self.compute_share >= COMPUTE_EXPLAINS
+            return "comp" if late or computes_longer else "comm"
+        if self.sighting.place.kind == "row":
+            return "comp" if self.compute_ratio <= LOW_COMPUTE else "comm"
+        return "comm"
+
+    def text(self) -> str:
+        kind, rank, src, dst = self.sighting.place
+        ratio = self.sighting.ratio
+        what = {
+            "column": f"the others wait {ratio:.2g}x as long for rank {rank} as for its peers",
+            "row": f"rank {rank} waits {ratio:.2g}x as long as its peers, for everyone",
+            "point": f"rank {src} waits {ratio:.2g}x as long for rank {dst} as both ends explain",
+        }[kind]
+        rest = f"rank {dst if kind == 'point' else rank} computes {self.compute_ratio:.2g}x"
+        if kind == "column":
+            known = not math.isnan(self.blocked_ratio)
+            rest += f", itself waits {self.blocked_ratio if known else self.row_ratio:.2g}x"
+        rest += f", {'the link carries' if kind == 'point' else 'has'} {self.token_ratio:.2g}x the tokens"
+        return f"{what} ({self.wait_us:.0f} us per call) {self.seen}; of the usual, {rest}"
+
+
+def _when(matrices: WindowMatrices, sighting: Sighting) -> str:
+    num = int(matrices.num_windows_W[sighting.first : sighting.last + 1].sum())
+    total = int(matrices.num_windows_W.sum())
+    if num == total:
+        return "in all windows" if total > 1 else "in the only window"
+    since = matrices.start_s_W[sighting.first] - matrices.start_s_W[0]
+    until = matrices.end_s_W[sighting.last] - matrices.start_s_W[0]
+    end = "to the end" if sighting.last == len(matrices.window_W) - 1 else f"to {until:.0f} s, then recovered"
+    return f"in {num} of {total} windows, from {since:.0f} s {end}"
+
+
+_ADVICE = {
+    ("column", "comp"): "the rank arrives late: look for a throttled, shared or paused processor (its clock, other "
+    "processes, its host)",
+    ("column", "comm"): "the rank computes in time but its messages come late: check its network card, its links and "
+    "what else uses them",
+    ("column", "mixed"): "the rank has more tokens than its peers and takes longer for them: even out the experts "
+    "(eprt balance) or the requests",
+    ("row", "comp"): "the rank has less to compute than its peers, so it waits for them: even out the experts "
+    "(eprt balance)",
+    ("row", "comm"): "the rank receives slowly from everyone: check its network card and what else runs on its cores",
+    ("row", "mixed"): "the rank receives more tokens than its peers, all at once (incast): even out the experts "
+    "(eprt balance)",
+    (
+        "point",
+        "comm",
+    ): "one direction of one link is slow: check the cable, the port or the route between the two ranks",
+    ("point", "mixed"): "more tokens than usual cross this link: look at the routing before the wire",
+}
+
+
+def advice(kind: str, cause: str) -> str:
+    return _ADVICE[kind, cause]

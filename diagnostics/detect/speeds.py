@@ -1,0 +1,87 @@
+"""rank_speeds: findings as weights for the balancer. A slow rank gets less load, so that it is done with the others.
+
+    speeds_N = rank_speeds(report)                   # 1.0: as the others; 0.5: twice as long for the same tokens
+    speeds_N = rank_speeds(later_report, speeds_N)   # and so on, window by window
+
+Give a rank load in proportion to its speed. A rank that got less load is no longer waited for, so its finding ends with
+the trouble it made; what it was given last is therefore kept for as long as it still takes longer per token.
+"""
+
+import numpy as np
+
+from ..windows.matrices import WindowMatrices
+from .analysis import Finding
+from .effects import median
+from .report import Report
+
+MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carried
+RECOVERED = 0.9  # from this speed on a rank counts as well again
+LATEST = 6  # windows that tell how fast a rank is now
+# Windows after it was last seen for which a finding counts. Slow messages show in nothing else, so less load may be
+# what hides them; of late compute the time per token tells whether it is over.
+_REMEMBERED = {"comm": 30, "comp": 2}
+
+
+def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarray:
+    """float64 [N] in MIN_SPEED..1. before_N: what was returned for the windows before, if anything.
+
+    Only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that were slow
+    before. comp: by time in the experts per token, or by time it is not blocked, where the log tells, over the latest
+    windows of the finding. comm: by how much later its outputs come. Uneven load (mixed) is no rank's fault.
+    """
+    matrices, num_ranks = report.matrices, report.num_ranks
+    if before_N is not None and np.shape(before_N) != (num_ranks,):
+        raise ValueError(f"before_N has shape {np.shape(before_N)}, expected ({num_ranks},)")
+    speeds_N, pace_N = np.ones(num_ranks), _slowness(matrices, np.ones(len(matrices.window_W), dtype=bool))
+    held = [] if before_N is None else np.flatnonzero(np.asarray(before_N) < 1.0).tolist()
+    for finding in report.findings:
+        rank = finding.rank
+        if finding.kind != "column" or rank is None or finding.cause == "mixed" or not _is_current(finding, matrices):
+            continue
+        within_W = (matrices.window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
+        slowness = _slowness(matrices, within_W)[rank]
+        if finding.cause == "comm":
+            slowness = max(slowness, _lateness(matrices, within_W, rank))
+        speeds_N[rank] = min(speeds_N[rank], 1 / slowness)
+    for rank in held:
+        speeds_N[rank] = min(speeds_N[rank], 1 / pace_N[rank])
+    return np.where(speeds_N > RECOVERED, 1.0, np.maximum(speeds_N, MIN_SPEED))
+
+
+def _is_current(finding: Finding, matrices: WindowMatrices) -> bool:
+    return finding.last_window >= matrices.window_W[-_REMEMBERED[finding.cause] :][0]
+
+
+def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:
+    """[N], at least 1, over the latest of these windows."""
+    latest_W = np.flatnonzero(within_W)[-LATEST:]
+    return np.maximum(_pace(matrices, latest_W), _busy(matrices, latest_W))
+
+
+def _pace(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
+    """[N], at least 1: a rank's time in the experts per token it was sent, over the median rank's."""
+    tokens_WN = np.nansum(matrices.recv_tokens_WNN[latest], axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_token_N = median(matrices.compute_us_WN[latest] / np.where(tokens_WN > 0, tokens_WN, np.nan), 0)
+        pace_N = per_token_N / median(per_token_N, 0)
+    return np.maximum(1.0, np.nan_to_num(pace_N, nan=1.0, posinf=1.0))
+
+
+def _busy(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
+    """[N], at least 1: a rank's time per call in which it waits for nobody, over the median rank's. A pause that hits
+    anything but the experts shows here. Idle time is everybody's, and makes the ranks look more alike."""
+    span_us_W1 = ((matrices.end_s_W - matrices.start_s_W)[latest] * 1e6)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        busy_us_N = median(span_us_W1 / matrices.calls_WN[latest] - matrices.blocked_us_WN[latest], 0)
+        busy_N = busy_us_N / median(busy_us_N, 0) if np.nanmin(busy_us_N, initial=np.inf) > 0 else busy_us_N * np.nan
+    return np.maximum(1.0, np.nan_to_num(busy_N, nan=1.0, posinf=1.0))
+
+
+def _lateness(matrices: WindowMatrices, within_W: np.ndarray, rank: int) -> float:
+    """At least 1: the usual time in the experts and what the rank's outputs are late beyond it, over the usual."""
+    waits_us_NN = median(matrices.combine_us_WNN[within_W], 0)
+    awaited_us_N = median(np.where(np.eye(matrices.num_ranks, dtype=bool), np.nan, waits_us_NN), 0)
+    others_N = np.arange(matrices.num_ranks) != rank
+    late_us = float(awaited_us_N[rank] - median(awaited_us_N[others_N], 0))
+    usual_us = float(median(median(matrices.compute_us_WN[within_W], 0)[others_N], 0))
+    return 1 + max(0.0, late_us) / usual_us if late_us > 0 and usual_us > 0 else 1.0

@@ -1,0 +1,1 @@
+"""The diagnosis log: its records, writing, indexing and reading."""

@@ -1,0 +1,164 @@
+"""The diagnosis log: one JSON line per rank and window, in one file per rank. The format of a line, eprt.diagnose/1.
+
+Knows the format, not its meaning (detect/analysis.py). writer.py writes it; index.py and reader.py read it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+SCHEMA = "eprt.diagnose/1"
+# Of a rank's file: its rank, and a number where it was rotated away.
+FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
+_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+_OPTIONAL = ("experts", "blocked_us")
+# Numbers beyond these come from no clock and no counter, and would not fit into what they are added up in.
+MOST, MOST_SECONDS, MOST_EXPERTS, MOST_RANKS = 10**18, 10**11, 10**6, 4096
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Load of one rank's expert slots in one window. L layers, E slots of this rank.
+
+    epoch: of the placement, at the end of the window. layers: [L] model layer numbers. expert_of_slot: [L][E] logical
+    expert, -1 for an empty slot. rows: [L][E] tokens routed to the slot.
+    """
+
+    epoch: int
+    layers: tuple[int, ...]
+    expert_of_slot: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "layers", tuple(self.layers))
+        for name in ("expert_of_slot", "rows"):
+            object.__setattr__(self, name, tuple(tuple(row) for row in getattr(self, name)))
+        shape = [len(row) for row in self.expert_of_slot]
+        if len(shape) != len(self.layers) or [len(row) for row in self.rows] != shape:
+            raise ValueError(f"experts: {len(self.layers)} layers, but expert_of_slot and rows have other shapes")
+        if not all(_are_integers(row, 0, MOST) for row in ((self.epoch, *self.layers), *self.rows)):
+            raise ValueError(f"experts: epoch, layers and rows must be integers from 0 to {MOST:.0e}")
+        if not all(_are_integers(row, -1, MOST_EXPERTS) for row in self.expert_of_slot):
+            raise ValueError(f"experts: expert_of_slot must hold integers from -1 to {MOST_EXPERTS}")
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """What one rank saw in one window. Lists have one entry per rank.
+
+    window: counts up from 0, equal on all ranks. t_start, t_end: Unix time, seconds. num_calls: dispatch + combine
+    pairs in the window. node_of_rank: node index of each rank.
+    dispatch_wait_us, combine_wait_us: total time this rank waited for rank j. compute_us: total time in its experts.
+    recv_tokens, sent_tokens: tokens received from, sent to rank j. blocked_us: optional, how long it waited at all,
+    until the last rank's data were there, call by call. experts: optional, what each expert slot got.
+    """
+
+    window: int
+    t_start: float
+    t_end: float
+    rank: int
+    num_ranks: int
+    node_of_rank: tuple[int, ...]
+    num_calls: int
+    dispatch_wait_us: tuple[float, ...]
+    combine_wait_us: tuple[float, ...]
+    recv_tokens: tuple[int, ...]
+    compute_us: float
+    sent_tokens: tuple[int, ...]
+    experts: ExpertRows | None = None
+    blocked_us: float | None = None
+
+    def __post_init__(self):
+        for name in ("node_of_rank", *_PER_RANK):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        problem = self._problem()
+        if problem:
+            raise ValueError(problem)
+
+    def _problem(self) -> str | None:
+        for name in ("window", "rank", "num_ranks", "num_calls"):
+            value = getattr(self, name)
+            if not _are_integers((value,), 0, MOST):
+                return f"{name}={_shown(value)}: must be an integer from 0 to {MOST:.0e}"
+        if self.num_ranks > MOST_RANKS:
+            return f"num_ranks={_shown(self.num_ranks)}: must be at most {MOST_RANKS}"
+        if self.rank >= self.num_ranks:
+            return f"rank {self.rank} is not in 0..{self.num_ranks - 1}"
+        blocked_us = 0.0 if self.blocked_us is None else self.blocked_us
+        for name, value in (("compute_us", self.compute_us), ("blocked_us", blocked_us)):
+            if not _is_amount(value):
+                return f"{name}={_shown(value)}: must be a finite number from 0 to {MOST:.0e}"
+        for name in ("t_start", "t_end"):
+            if not _is_amount(getattr(self, name), MOST_SECONDS):
+                return f"{name}={_shown(getattr(self, name))}: must be Unix time, from 0 to {MOST_SECONDS:.0e} seconds"
+        if self.t_end < self.t_start:
+            return f"t_end={self.t_end} is before t_start={self.t_start}"
+        for name in ("node_of_rank", *_PER_RANK):
+            values = getattr(self, name)
+            if len(values) != self.num_ranks:
+                return f"{name} has {len(values)} entries for {self.num_ranks} ranks"
+            for j, value in enumerate(values if not _are_amounts(values) else ()):
+                if not _is_amount(value):
+                    return f"{name}[{j}]={_shown(value)}: must be a finite number from 0 to {MOST:.0e}"
+        return None
+
+    def to_line(self) -> str:
+        """One line of the log, newline included."""
+        data = {"schema": SCHEMA, **asdict(self)}
+        for name in _OPTIONAL:
+            if data[name] is None:
+                del data[name]
+        return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+
+    @staticmethod
+    def from_line(line: str) -> "WindowRecord":
+        """ValueError saying what is wrong with the line. Fields of later versions are ignored."""
+        try:
+            data = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"schema is {data.get('schema')!r}, not {SCHEMA!r}")
+        missing = [name for name in _NAMES if name not in data]
+        if missing:
+            raise ValueError(f"fields are missing: {', '.join(missing)}")
+        for name in ("node_of_rank", *_PER_RANK):
+            if not isinstance(data[name], list):
+                raise ValueError(f"{name} is no list")
+        experts = data.get("experts")
+        if experts is not None:
+            try:
+                experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
+            except (TypeError, KeyError) as error:
+                raise ValueError(f"experts is no such table: {error}") from None
+        return WindowRecord(**{name: data[name] for name in _NAMES}, experts=experts, blocked_us=data.get("blocked_us"))
+
+
+_NAMES = [field.name for field in fields(WindowRecord) if field.name not in _OPTIONAL]
+
+
+def _is_amount(value: Any, most: int = MOST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _are_amounts(values: Sequence[Any]) -> bool:
+    """The same of all values, fast: a log of a gigabyte has a hundred million. Three passes in C; sums tell of NaN."""
+    if not set(map(type, values)) <= {int, float} or not min(values, default=0) >= 0:
+        return False
+    return max(values, default=0) <= MOST and math.isfinite(sum(values))
+
+
+def _are_integers(values: Sequence[Any], least: int, most: int) -> bool:
+    return set(map(type, values)) <= {int} and min(values, default=least) >= least and max(values, default=0) <= most
+
+
+def _shown(value: Any) -> str:
+    text = (
+        repr(value) if not isinstance(value, int) or abs(value) < 1e30 else f"an integer of {value.bit_length()} bits"
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."

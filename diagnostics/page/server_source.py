@@ -1,0 +1,139 @@
+"""A running server, over HTTP: its findings, and a source that keeps up with its windows."""
+
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from typing import Any
+
+from ..log.events import WindowRecord
+from . import expert_view
+from .kept_source import KeptSource
+
+_log = logging.getLogger(__name__)
+_POLL_S = 3.0
+_TIMEOUT_S = 20.0
+_MOST_WINDOWS = 360  # an hour, as far as this process has seen it; the server itself remembers ten minutes
+_LATE_WINDOWS = 2  # lines of late ranks are asked for so long
+_FINDINGS = {"num_ranks": int, "windows": int, "findings": list}
+_FINDING = dict.fromkeys(("kind", "cause", "evidence", "advice"), str) | {
+    **dict.fromkeys(("score", "ratio", "confidence"), (int, float)),
+    **dict.fromkeys(("first_window", "last_window"), int),
+}
+
+
+class ServerError(Exception):
+    """The server could not be asked. Says which and why, and what to do."""
+
+
+class Client:
+    """url: as the server announced it, http://host:port. api_key: what it was started with, if any."""
+
+    def __init__(self, url: str, api_key: str | None = None):
+        if not url.startswith(("http://", "https://")):
+            raise ServerError(f"--url {url}: must begin with http:// or https://")
+        self.url, self._api_key = url.rstrip("/").removesuffix("/v1"), api_key
+
+    def get(self, path: str) -> Any:
+        """Parsed JSON. ServerError when there is none."""
+        request = urllib.request.Request(self.url + path, headers={"accept": "application/json"})
+        if self._api_key:
+            request.add_header("authorization", f"Bearer {self._api_key}")
+        try:
+            # A proxy of the environment is for the world outside, never for the server that somebody debugs.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(request, timeout=_TIMEOUT_S) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            remedy = "; --api-key gives the server's key" if error.code == 401 else ""
+            raise ServerError(f"{self.url}{path} answers {error.code} {error.reason}{remedy}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise ServerError(f"{self.url}{path} cannot be read: {reason}") from None
+
+    def findings(self) -> dict[str, Any]:
+        """eprt.findings/1 of the last ten minutes of work."""
+        reply = self._findings_of(self.get("/v1/eprt/diagnose"))
+        reply.pop("records", None)
+        return reply
+
+    def windows(self, since: int) -> tuple[dict[str, Any], list[WindowRecord], list[str]]:
+        """Findings, the lines of the windows after `since` (-1: all that the server remembers), and what was wrong."""
+        reply = self.get(f"/v1/eprt/diagnose?since={since}")
+        lines = reply.pop("records", None) if isinstance(reply, dict) else None
+        if not isinstance(lines, list):
+            raise ServerError(f"{self.url} does not tell its windows; is it of an older version?")
+        records, problems = [], []
+        for line in lines:
+            try:
+                records.append(WindowRecord.from_line(json.dumps(line)))
+            except ValueError as error:
+                problems.append(f"{self.url}: {error}")
+        return self._findings_of(reply), records, problems
+
+    def _findings_of(self, reply: Any) -> dict[str, Any]:
+        """The reply as it is, or ServerError with what it lacks of eprt.findings/1."""
+        what = f"{self.url}/v1/eprt/diagnose is no answer of an eprt server"
+        if not isinstance(reply, dict) or reply.get("schema") != "eprt.findings/1":
+            raise ServerError(f"{what}: it has no schema eprt.findings/1")
+        for place, fields, types in (("", reply, _FINDINGS), *_placed(reply.get("findings"))):
+            for name, kind in types.items():
+                if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
+                    got = fields.get(name) if isinstance(fields, dict) else fields
+                    raise ServerError(f"{what}: {place}{name} is {json.dumps(got)[:80]}")
+        return reply
+
+
+def _placed(findings: Any) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Each finding with where it stands and the types of its fields."""
+    each = enumerate(findings) if isinstance(findings, list) else ()
+    return [(f"findings[{i}].", finding, _FINDING) for i, finding in each]
+
+
+class ServerSource(KeptSource):
+    """ServerError when the server cannot be asked at the start; later troubles are shown, and asking goes on."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        findings, records, problems = client.windows(-1)
+        super().__init__(client.url, int(findings["num_ranks"]), _MOST_WINDOWS)
+        self.add(records)
+        self.say(findings, problems)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="eprt-server-reader", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_POLL_S):
+            try:
+                self._catch_up()
+            except ServerError as error:
+                self.say(self.overview()["findings"], trouble=str(error))
+            except Exception as error:
+                _log.warning("%s: %s", self.name, error)
+
+    def _catch_up(self) -> None:
+        newest = max(self.history.windows(), default=-1)
+        findings, records, problems = self._client.windows(max(-1, newest - _LATE_WINDOWS))
+        if records and records[0].num_ranks != self.num_ranks:
+            raise ServerError(f"{self.name} now has {records[0].num_ranks} ranks; start `eprt diagnose` anew")
+        before = self.overview()
+        self.add(records)
+        if findings != before["findings"] or before["trouble"] or problems:
+            self.say(findings, problems)
+
+    def outside_experts(self) -> tuple[dict[str, Any] | None, list[str]]:
+        replies, notes = {}, []
+        for name in ("load", "placement"):
+            try:
+                replies[name] = self._client.get(f"/v1/eprt/{name}")
+            except ServerError as error:
+                notes.append(str(error))
+        try:
+            return expert_view.from_replies(replies.get("load"), replies.get("placement"), "since the start"), notes
+        except ValueError as error:
+            return None, [*notes, str(error)]

@@ -1,0 +1,1 @@
+"""Made-up logs with known faults, for tests and benchmarks."""

@@ -1,0 +1,132 @@
+"""The world "arrivals" of synthetic.py: dispatch and combine played call by call, waits measured as a runtime does.
+
+Per call every rank gets ready, its tokens reach every other rank, it computes when it has all, and its outputs reach
+every rank. A wait is the time from being ready to wait until the peer's data are there, 0 if they were before. All
+windows are played side by side, each a chain of calls of its own.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ..windows.matrices import WindowMatrices
+
+READY_US, COMPUTE_US, LATENCY_US = 60.0, 200.0, 15.0
+JITTER = 0.5  # coefficient of variation of a rank's own times, per call
+
+
+@dataclass(eq=False)
+class _World:
+    """What determines the waits. ready_N: usual time to get ready; the rest per window."""
+
+    ready_N: np.ndarray
+    latency_WNN: np.ndarray
+    late_WN: np.ndarray
+
+    @staticmethod
+    def of(node_of_rank_N: np.ndarray, num_windows: int) -> "_World":
+        from .job import NODE_FACTOR
+
+        num_ranks = len(node_of_rank_N)
+        same_node_NN = node_of_rank_N[:, None] == node_of_rank_N[None, :]
+        latency_NN = LATENCY_US * np.where(same_node_NN, 1.0, NODE_FACTOR)
+        latency_WNN = np.repeat(latency_NN[None], num_windows, axis=0)
+        return _World(np.full(num_ranks, READY_US), latency_WNN, np.zeros((num_windows, num_ranks)))
+
+    def delay(self, fault, at: slice, by_us: float) -> None:
+        if fault.kind == "point":
+            self.latency_WNN[at, fault.src, fault.dst] += by_us
+        elif fault.kind == "row" or fault.cause == "comm":  # a slow network card: here both directions look alike
+            self.latency_WNN[at, fault.rank, :] += by_us
+        else:
+            self.late_WN[at, fault.rank] += by_us
+
+
+class _Played(NamedTuple):
+    """Averages over the calls, microseconds."""
+
+    dispatch_WNN: np.ndarray
+    combine_WNN: np.ndarray
+    compute_WN: np.ndarray
+    blocked_WN: np.ndarray
+
+
+def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
+    """job: synthetic.Job. A fault's delay is such that the waits at its place become `factor` times as long."""
+    from .job import USUAL_TOKENS, matrices_of
+
+    world = _World.of(job.node_of_rank_N, job.num_windows)
+    tokens_WNN = np.full(world.latency_WNN.shape, USUAL_TOKENS)
+    for fault in job.faults:
+        first, last = fault.windows or (0, job.num_windows - 1)
+        at, node_N = slice(first, last + 1), job.node_of_rank_N
+        across = fault.kind == "point" and node_N[fault.src] != node_N[fault.dst]
+        world.delay(fault, at, _delay_us(tuple(node_N.tolist()), fault.kind, fault.cause, bool(across), fault.factor))
+        if fault.cause == "mixed":
+            where = (at, fault.src, fault.dst) if fault.kind == "point" else (at, fault.rank)
+            tokens_WNN[where] *= fault.factor
+    if job.batch_skew:
+        batch_N = rng.lognormal(0, job.batch_skew, job.num_ranks)
+        world.ready_N *= batch_N
+        tokens_WNN *= batch_N
+    world.ready_N[list(job.idle)] *= 0.3
+    tokens_WNN[:, :, list(job.idle)] = 0.0
+    played = _play(world, rng, num_calls)
+    waits = played.dispatch_WNN, played.combine_WNN
+    return matrices_of(job, *waits, tokens_WNN, played.compute_WN, played.blocked_WN)
+
+
+def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
+    W, N = world.late_WN.shape
+    k = 1 / JITTER**2
+
+    def jitter() -> np.ndarray:
+        return rng.gamma(k, 1 / k, (W, N))
+
+    wire_WNN = np.where(np.eye(N, dtype=bool), 0.0, world.latency_WNN)
+    time_WN, compute_WN, blocked_WN = np.zeros((W, N)), np.zeros((W, N)), np.zeros((W, N))
+    dispatch_WNN, combine_WNN = np.zeros((W, N, N)), np.zeros((W, N, N))
+    for _ in range(num_calls):
+        ready_WN = time_WN + world.ready_N * jitter()
+        there_WNN = ready_WN[:, None, :] + wire_WNN
+        dispatch_WNN += np.maximum(0.0, there_WNN - ready_WN[:, :, None])
+        computing_WN = COMPUTE_US * jitter() + world.late_WN
+        compute_WN += computing_WN
+        all_there_WN = there_WNN.max(axis=2)
+        done_WN = all_there_WN + computing_WN
+        back_WNN = done_WN[:, None, :] + wire_WNN
+        combine_WNN += np.maximum(0.0, back_WNN - done_WN[:, :, None])
+        time_WN = back_WNN.max(axis=2)
+        blocked_WN += all_there_WN - ready_WN + time_WN - done_WN
+        time_WN -= time_WN.min(axis=1, keepdims=True)
+    return _Played(*(total / num_calls for total in (dispatch_WNN, combine_WNN, compute_WN, blocked_WN)))
+
+
+@lru_cache(maxsize=256)
+def _delay_us(node_of_rank: tuple[int, ...], kind: str, cause: str, across: bool, factor: float) -> float:
+    """The delay that makes the waits for the rank (of the row, the link) `factor` times as long, found by playing."""
+    from .job import Fault
+
+    node_N = np.array(node_of_rank)
+    src = int(np.flatnonzero((node_N != node_N[0]) == across)[-1])
+    fault = Fault(kind, src=src, dst=0, cause=cause) if kind == "point" else Fault(kind, rank=0, cause=cause)
+    others = slice(1, None)
+    place = {"point": (src, 0), "row": (0, others), "column": (others, 0)}[kind]
+
+    def waits(delay_us: float) -> np.ndarray:
+        world = _World.of(node_N, num_windows=8)
+        world.delay(fault, slice(None), delay_us)
+        played = _play(world, np.random.default_rng(0), num_calls=60)
+        return (played.dispatch_WNN + played.combine_WNN).mean(axis=0)[place]
+
+    usual = waits(0.0)
+    low_us, high_us = 0.0, 40 * factor * COMPUTE_US
+    for _ in range(14):
+        middle_us = (low_us + high_us) / 2
+        if np.mean(waits(middle_us) / usual) < factor:
+            low_us = middle_us
+        else:
+            high_us = middle_us
+    return (low_us + high_us) / 2

@@ -1,0 +1,1 @@
+"""Windows of the log as arrays: matrices, sums over windows, and history."""

@@ -1,0 +1,1 @@
+"""The cpu backend: dispatch and combine through shared memory inside a node and by messages between nodes."""

@@ -1,0 +1,258 @@
+"""CpuBackend: dispatch and combine among CPU ranks, through shared memory inside a node and messages between nodes.
+
+This file orders the calls and waits. The bytes are moved by csrc/cpu/ep_exchange.cpp and, between nodes, by links.py.
+docs/protocol.md explains flags, epochs and buffers.
+
+Inside one node results are bit-identical for any number of ranks and whatever else is in the batch.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.ep.api import DispatchHandle, EPConfig, Received
+from eprt.ep.checks import Checks
+from eprt.ep.cpu.links import NodeLinks
+from eprt.ep.cpu.topology import Topology
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.wait import SLICE_NS, Waiter
+from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VERBS, VerbOrder
+from eprt.ep.stats import EPStats
+from eprt.ops import native
+
+_SCALE_GROUP = 128
+_FLAG_BYTES = 64
+
+
+class CpuBackend:
+    """Construction and close() are collective. Calls must come from one thread at a time.
+
+    Received tensors are buffers of the backend, valid until combine_recv of their handle. In low_latency mode x_RH has
+    max_rows rows at a fixed address per buffer set, of which the first sum(recv_count_E) are filled.
+
+    max_rows: the most rows one dispatch can bring, num_ranks * num_max_tokens_per_rank * top_k.
+    """
+
+    can_be_recorded = False
+    launches = takes_signals = False
+
+    def __init__(self, config: EPConfig, group: EPGroup):
+        self.config, self.group = config, group
+        self.max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
+        self._static = config.mode == "low_latency"
+        self._checks = Checks(config, group, self.max_rows if self._static else None)
+        self._order = VerbOrder(config.num_buffers, self._checks.where)
+        self._waiter = Waiter(group, config.timeout_s)
+        self._topology = Topology(group.rank, group.node_of_rank)
+        self._local_ranks = self._topology.ranks_of(self._topology.node)
+        self._slots_per_rank = config.num_slots // group.size
+        self._num_scales = -(-config.hidden_size // _SCALE_GROUP) if config.payload == "fp8" else 0
+        self._ops = ops = native.load()
+        self._dispatch_send, self._dispatch_recv = ops.ep_dispatch_send.default, ops.ep_dispatch_recv.default
+        self._combine_send, self._combine_recv = ops.ep_combine_send.default, ops.ep_combine_recv.default
+        self._map_memory()
+        self._make_buffers()
+        self._closed = False
+        group.barrier()
+
+    # -- set-up --
+
+    def _map_memory(self) -> None:
+        """The shared window, the buffers between nodes, and the native side that knows their addresses."""
+        ops, group, topology, spec = self._ops, self.group, self._topology, self._spec()
+        num_blocks = [1 + len(topology.proxied_by(rank)) for rank in self._local_ranks]
+        own = topology.local_index(group.rank)
+        self._window = group.shared_window(ops.ep_segment_bytes(spec, len(num_blocks), num_blocks[own]))
+        self._own_segment = self._window.segments[own]
+        self._own_segment[: _FLAG_BYTES * (1 + num_blocks[own])] = 0  # the flags lead the segment
+
+        node_sizes = [len(topology.ranks_of(node)) for node in range(topology.num_nodes)]
+        self._links = NodeLinks(
+            group,
+            topology,
+            self._waiter,
+            self.config.num_buffers,
+            block_bytes=[ops.ep_block_bytes(spec, size) for size in node_sizes],
+            sums_bytes=[ops.ep_returned_bytes(spec, size) for size in node_sizes],
+        )
+        self._exchange = ops.ep_open(
+            spec,
+            group.rank,
+            torch.tensor(topology.node_of_rank),
+            torch.tensor([topology.home(source) for source in range(group.size)]),
+            torch.tensor([segment.ctypes.data for segment in self._window.segments]),
+            torch.tensor(num_blocks),
+            self._links.block_addresses(),
+            self._links.sums_addresses(),
+        )
+        self._links.connect(ops, self._exchange, self._own_segment)
+
+    def _spec(self) -> Tensor:
+        """The fields of struct Shape (csrc/cpu/ep_layout.h), in order."""
+        config = self.config
+        return torch.tensor(
+            [
+                self.group.size,
+                self._slots_per_rank,
+                config.hidden_size,
+                config.top_k,
+                config.num_max_tokens_per_rank,
+                config.num_buffers,
+                (torch.float32, torch.bfloat16).index(config.dtype),
+                config.payload == "fp8",
+            ]
+        )
+
+    def _make_buffers(self) -> None:
+        sets = range(self.config.num_buffers)
+        self._x = [self._new_rows(self.max_rows if self._static else 0) for _ in sets]
+        self._recv_count = [torch.zeros(self._slots_per_rank, dtype=torch.int32) for _ in sets]
+        self._y: list[Any] = [None for _ in sets]
+        self._num_rows = [0 for _ in sets]
+        self._info = torch.zeros(2, dtype=torch.int64)  # rows received, largest number of rounds
+        self._info_view = self._info.numpy()
+
+    def _new_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """x_RH and scale_RG. Memory is taken only as rows are written."""
+        dtype = torch.float8_e4m3fn if self._num_scales else self.config.dtype
+        return torch.empty(num_rows, self.config.hidden_size, dtype=dtype), torch.empty(num_rows, self._num_scales)
+
+    # -- the four verbs --
+
+    def dispatch_send(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> DispatchHandle:
+        self._check_open("dispatch_send")
+        self._checks.tokens(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
+        epoch = self._order.next_epoch()
+        self._links.free_set(epoch)
+        slot_idx_TK, topk_weights_TK = slot_idx_TK.contiguous(), topk_weights_TK.contiguous()
+        bad = self._dispatch_send(self._exchange, epoch, x_TH.contiguous(), slot_idx_TK, topk_weights_TK, num_rounds)
+        if bad >= 0:
+            self._checks.fail_slot(slot_idx_TK, bad)
+        self._links.send_blocks(epoch)
+        self._order.done(DISPATCH_SEND, epoch)
+        return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self)
+
+    def dispatch_recv(self, handle: DispatchHandle) -> Received:
+        epoch, i = self._enter(DISPATCH_RECV, handle)
+        self._links.forward_blocks(epoch)
+        x, scale = self._x[i]
+        arguments = (self._exchange, epoch, x, scale, self._recv_count[i], self._info, self._waiter.owns_core, SLICE_NS)
+        self._waiter.for_call(self._dispatch_recv, arguments, self._seen_block, epoch, "dispatch")
+        num_rows, num_rounds = self._info_view.tolist()
+        if num_rows > x.shape[0]:
+            # Geometric growth, so that a serving engine soon stops allocating.
+            x, scale = self._x[i] = self._new_rows(min(max(num_rows, 2 * x.shape[0]), self.max_rows))
+            self._ops.ep_gather(self._exchange, epoch, x, scale)
+        self._num_rows[i] = num_rows
+        self._order.done(DISPATCH_RECV, epoch)
+        if not self._static:
+            x, scale = x[:num_rows], scale[:num_rows]
+        return Received(x, self._recv_count[i], scale if self._num_scales else None, num_rounds)
+
+    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
+        """A view of the shared window; see EPBackend."""
+        _, i = self._enter(COMBINE_SEND, handle)
+        y_RH = self._output_rows(handle.epoch)
+        return y_RH if self._static else y_RH[: self._num_rows[i]]
+
+    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
+        epoch, i = self._enter(COMBINE_SEND, handle)
+        if signal is not None:
+            self._checks.fail("combine_send: the cpu backend takes no signal; pass y_RH once all of it is computed")
+        self._checks.outputs(y_RH, self._num_rows[i])
+        self._combine_send(self._exchange, epoch, y_RH.contiguous())
+        self._order.done(COMBINE_SEND, epoch)
+
+    def combine_recv(self, handle: DispatchHandle) -> Tensor:
+        epoch, _ = self._enter(COMBINE_RECV, handle)
+        y_TH = torch.empty(handle.num_tokens, self.config.hidden_size, dtype=self.config.dtype)
+        timing = (self._waiter.owns_core, SLICE_NS)
+        if self._topology.num_nodes == 1:
+            arguments = (self._exchange, epoch, y_TH, *timing)
+            self._waiter.for_call(self._combine_recv, arguments, self._seen_outputs, epoch, "combine")
+        else:
+            arguments = (self._exchange, epoch, *timing)
+            self._waiter.for_call(self._ops.ep_combine_wait, arguments, self._seen_outputs, epoch, "combine")
+            self._links.exchange_sums(epoch)
+            self._ops.ep_sum_own(self._exchange, epoch, y_TH)
+        self._order.done(COMBINE_RECV, epoch)
+        return y_TH
+
+    # -- beside the verbs --
+
+    def stats(self, reset: bool = False) -> EPStats:
+        """What was counted since the last reset. From the thread that makes the calls."""
+        self._check_open("stats")
+        totals = torch.empty(4 * self.group.size + self._slots_per_rank + 3, dtype=torch.int64)
+        self._ops.ep_stats(self._exchange, totals, reset)
+        return EPStats.unpack(totals.numpy(), self.group.size)
+
+    def set_counting(self, on: bool) -> None:
+        """Whether stats() counts, as it does from the start. Off only to measure what it costs. One node only, and
+        between calls; all ranks alike."""
+        if self._topology.num_nodes > 1:
+            self._checks.fail(
+                f"set_counting({on}): of {self._topology.num_nodes} nodes; counting stays on between nodes"
+            )
+        self._ops.ep_set_counting(self._exchange, on)
+
+    def delay_link(self, source: int, delay_s: float) -> None:
+        """Fault injection: what rank `source` sends reaches this rank delay_s later from now on; 0 mends the link.
+
+        Of ranks of other nodes the tokens are held back, not the outputs: those come in one message for a whole node.
+        """
+        if not 0 <= source < self.group.size or source == self.group.rank or not 0 <= delay_s <= self.config.timeout_s:
+            self._checks.fail(
+                f"delay_link({source}, {delay_s}): name another rank of 0..{self.group.size - 1} and a delay of 0 to "
+                f"{self.config.timeout_s:g} s"
+            )
+        self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
+
+    def check(self) -> None:
+        """Verbs raise what they find themselves."""
+
+    def close(self) -> None:
+        """Frees all memory. Collective while all ranks live; never hangs when some do not."""
+        if self._closed:
+            return
+        self._closed = True
+        self._links.close()
+        self._ops.ep_close(self._exchange)
+        self._own_segment = np.empty(0, dtype=np.uint8)
+        self._y.clear()
+        self._window.close()
+
+    # -- inside --
+
+    def _seen_block(self, source: int) -> tuple[int, int]:
+        """The rank and the epoch of its last block seen, for an error message."""
+        holder, block = self._topology.home(source)
+        flags = self._window.segments[holder].ctypes.data
+        return source, self._ops.ep_flag_epoch(flags + _FLAG_BYTES * (1 + block))
+
+    def _seen_outputs(self, local: int) -> tuple[int, int]:
+        return self._local_ranks[local], self._ops.ep_flag_epoch(self._window.segments[local].ctypes.data)
+
+    def _output_rows(self, epoch: int) -> Tensor:
+        """All of the window's rows for y_RH, [max_rows, H]; one tensor per buffer set, made once."""
+        i, hidden, dtype = epoch % self.config.num_buffers, self.config.hidden_size, self.config.dtype
+        if self._y[i] is None:
+            at = self._ops.ep_output_address(self._exchange, epoch) - self._own_segment.ctypes.data
+            memory = self._own_segment[at : at + self.max_rows * hidden * dtype.itemsize]
+            self._y[i] = torch.from_numpy(memory).view(dtype).view(self.max_rows, hidden)
+        return self._y[i]
+
+    def _enter(self, verb: int, handle: DispatchHandle) -> tuple[int, int]:
+        """Checks that it is this handle's turn for this verb; returns its epoch and buffer set."""
+        self._check_open(VERBS[verb])
+        self._checks.own(verb, handle, self)
+        self._order.check(verb, handle.epoch)
+        return handle.epoch, handle.epoch % self.config.num_buffers
+
+    def _check_open(self, verb: str) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")

@@ -1,0 +1,1 @@
+"""Groups of ranks: membership, set-up collectives, shared windows, messages, and waits with deadlines."""

@@ -1,0 +1,127 @@
+"""StepBoard: every rank shows a few integers to all others, once per step (tokens, mode, idle, sequence number).
+
+Inside a node through flags in a shared window; between nodes the first rank of each node (the leader) exchanges the
+node's rows by messages. Knows nothing of what the integers mean.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from eprt import env
+from eprt.ep.group.group import EPGroup, Pending
+from eprt.ep.group.wait import SLICE_NS, Waiter
+from eprt.ops import native
+
+_LINE = 64
+_NUM_SETS = 2  # see exchange()
+
+
+class StepBoard:
+    """Construction is collective. num_values: W, how many int64 each rank shows; equal on all ranks."""
+
+    def __init__(self, group: EPGroup, num_values: int = 8, timeout_s: float | None = None):
+        self.group, self.num_values = group, num_values
+        self._waiter = Waiter(group, env.get("EPRT_TIMEOUT_S") if timeout_s is None else timeout_s)
+        self._ops = native.load()
+        self._exchange_rows = self._ops.ep_exchange_rows.default
+        self._local_ranks = group.local_ranks
+        self._out_NW = torch.empty(group.size, num_values, dtype=torch.int64)
+        self._epoch = 0
+        self._closed = False
+        self._map_segments()
+        self._locate_rows()
+        self._tag = group.new_channel()
+        self._sends: dict[int, Pending] = {}
+        group.barrier()
+
+    # One segment: flag of the own row | flag of all rows (leaders) | own row x sets | all rows x sets (leaders).
+    def _map_segments(self) -> None:
+        row_bytes = 8 * self.num_values
+        self._row_at = 2 * _LINE
+        self._table_at = self._row_at + _NUM_SETS * row_bytes
+        self._row_bytes, self._table_bytes = row_bytes, self.group.size * row_bytes
+        self._window = self.group.shared_window(self._table_at + _NUM_SETS * self._table_bytes)
+        self._segments = self._window.segments
+        local_ranks = self._local_ranks
+        self._is_leader = self.group.rank == local_ranks[0]
+        own = self._segments[local_ranks.index(self.group.rank)]
+        own[: self._row_at] = 0
+        self._own_row = self._view(own, self._row_at, self._row_bytes)
+        self._table = self._view(own, self._table_at, self._table_bytes).reshape(_NUM_SETS, self.group.size, -1)
+        self._row_flag, self._table_flag = own.ctypes.data, own.ctypes.data + _LINE
+
+    def _view(self, segment: np.ndarray, at: int, num_bytes: int) -> np.ndarray:
+        return segment[at : at + _NUM_SETS * num_bytes].view(np.int64).reshape(_NUM_SETS, -1)
+
+    def _locate_rows(self) -> None:
+        """Addresses of the flags to await and of every rank's row, per set."""
+        group, base = self.group, [segment.ctypes.data for segment in self._segments]
+        local = {rank: base[i] for i, rank in enumerate(group.local_ranks)}
+        self._row_flags = torch.tensor([local[rank] for rank in group.local_ranks])
+        self._leader_flag = torch.tensor([base[0] + _LINE])
+        self._rows = []
+        for i in range(_NUM_SETS):
+            table = base[0] + self._table_at + i * self._table_bytes
+            in_table = {rank: table + rank * self._row_bytes for rank in range(group.size)}
+            in_segment = {rank: at + self._row_at + i * self._row_bytes for rank, at in local.items()}
+            self._rows.append(torch.tensor([{**in_table, **in_segment}[rank] for rank in range(group.size)]))
+        ranks_of_others = [group.ranks_of_node(node) for node in range(group.num_nodes) if node != group.node]
+        self._inbox = {ranks[0]: np.empty(len(ranks) * self._row_bytes, dtype=np.uint8) for ranks in ranks_of_others}
+
+    def exchange(self, values: Sequence[int], timeout_s: float | None = None) -> np.ndarray:
+        """Shows values [W] and returns everyone's, int64 [N, W], once all ranks have called it as often as this one.
+
+        timeout_s: deadline of this call instead of the board's; math.inf to sleep until the others come (idle ranks).
+        Raises EPTimeoutError or RankLostError.
+
+        Two sets are enough: whoever writes set e % 2 for epoch e has seen all rows of epoch e - 1, and their owners
+        wrote those after they had read everything of epoch e - 2.
+        """
+        if self._closed:
+            raise RuntimeError(f"[rank {self.group.rank}/{self.group.size}] this StepBoard is closed")
+        if len(values) != self.num_values:
+            raise ValueError(
+                f"[rank {self.group.rank}/{self.group.size}] exchange of {len(values)} values on a board of "
+                f"{self.num_values}; pass exactly num_values integers"
+            )
+        self._epoch += 1
+        self._own_row[self._epoch % _NUM_SETS] = values
+        rows = self._rows[self._epoch % _NUM_SETS]
+        owns_core = self._waiter.owns_core
+        arguments = (self._row_flag, self._row_flags, rows, self._out_NW, self._epoch, owns_core, SLICE_NS)
+        self._waiter.for_call(self._exchange_rows, arguments, self._seen_row, self._epoch, "step exchange", timeout_s)
+        if self._inbox:
+            self._exchange_nodes(timeout_s)
+            self._ops.ep_gather_rows(rows, self._out_NW)
+        return self._out_NW.numpy().copy()
+
+    def _seen_row(self, local: int) -> tuple[int, int]:
+        """The rank and the epoch of its last row seen, for an error message."""
+        return self._local_ranks[local], self._ops.ep_flag_epoch(self._row_flags[local].item())
+
+    def _exchange_nodes(self, timeout_s: float | None) -> None:
+        """Brings the other nodes' rows into the leader's table."""
+        phase = "step exchange between nodes"
+        i, group = self._epoch % _NUM_SETS, self.group
+        if not self._is_leader:
+            self._waiter.for_flags(self._leader_flag, self._epoch, self._local_ranks[:1], phase, timeout_s)
+            return
+        self._waiter.for_messages(self._sends, self._epoch, phase, timeout_s=timeout_s)
+        mine = np.stack([self._view(s, self._row_at, self._row_bytes)[i] for s in self._segments])
+        self._outbox = mine.reshape(-1).view(np.uint8)  # lives until the sends are done
+        self._sends = {peer: group.isend(self._outbox, peer, self._tag) for peer in self._inbox}
+        receives = {peer: group.irecv(buffer, peer, self._tag) for peer, buffer in self._inbox.items()}
+        self._waiter.for_messages(receives, self._epoch, phase, timeout_s=timeout_s)
+        for peer, buffer in self._inbox.items():
+            ranks = list(group.ranks_of_node(group.node_of_rank[peer]))
+            self._table[i, ranks] = buffer.view(np.int64).reshape(len(ranks), -1)
+        self._ops.ep_publish(self._table_flag, self._epoch)
+
+    def close(self) -> None:
+        """Frees the board. Collective while all ranks live; never hangs when some do not."""
+        if not self._closed:
+            self._closed = True
+            self._segments = []
+            self._window.close()

@@ -1,0 +1,201 @@
+"""EPGroup: who takes part, which rank lives on which node, and the few collectives that set-up needs.
+
+Knows nothing of tokens or experts. The hot path uses only windows and point-to-point messages made here.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from eprt import env
+from eprt.ep.group.liveness import PeerWatch, process_domain
+
+PAGE = 4096
+MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def test(self) -> bool:
+        """Whether it is done; never blocks. Raises ConnectionError when it can no longer finish."""
+        ...
+
+    def cancel(self) -> None:
+        """Gives up a receive: its buffer will not be written any more."""
+        ...
+
+
+class Window:
+    """Symmetric memory inside a node.
+
+    segments: one uint8 view per local rank, in local_ranks order, 4096-byte aligned. Pages take memory only once they
+    are touched; fresh ones read as zero. No view may be used after close(), nor after the group's.
+    """
+
+    def __init__(self, segments: list[np.ndarray], free: Callable[[], None] | None = None):
+        self.segments = segments
+        self._free = free
+
+    def close(self) -> None:
+        """Gives the memory back. Collective inside the node while its ranks live; never hangs when some do not."""
+        free, self._free, self.segments = self._free, None, []
+        if free is not None:
+            free()
+
+
+def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
+    """Node of each rank, numbered from 0 in order of first appearance.
+
+    One node per host, or, with ranks_per_node, nodes of so many neighbouring ranks of a host (the last may be smaller).
+    """
+    num_seen: dict[Any, int] = {}
+    node_of: dict[Any, int] = {}
+    nodes = []
+    for host in host_of_rank:
+        index = num_seen.get(host, 0)
+        num_seen[host] = index + 1
+        key = (host, index // ranks_per_node if ranks_per_node else 0)
+        nodes.append(node_of.setdefault(key, len(node_of)))
+    return tuple(nodes)
+
+
+def page_aligned(raw: np.ndarray, num_bytes: int) -> np.ndarray:
+    """num_bytes of a uint8 array that is a page longer, starting at a page."""
+    start = -raw.ctypes.data % PAGE
+    return raw[start : start + num_bytes]
+
+
+def private_window(num_bytes: int) -> Window:
+    """The window of a node with one rank."""
+    return Window([page_aligned(np.zeros(num_bytes + PAGE, dtype=np.uint8), num_bytes)])
+
+
+class EPGroup(ABC):
+    """A fixed set of ranks. Build it with from_mpi, from_torch or single.
+
+    rank, size: this process and how many there are. node_of_rank: node index of each rank, numbered from 0 in order of
+    first appearance; EPRT_RANKS_PER_NODE splits hosts into virtual nodes. num_ranks_on_host: processes of the group on
+    this host, all virtual nodes together.
+    """
+
+    rank: int
+    size: int
+    node_of_rank: tuple[int, ...]
+    num_ranks_on_host: int
+
+    def _join(self, rank: int, size: int) -> None:
+        """Finds the hosts and nodes of all ranks. Collective; subclasses call it once allgather works."""
+        self.rank, self.size = rank, size
+        self._num_channels = 0
+        ranks_per_node = env.get("EPRT_RANKS_PER_NODE")
+        peers = self.allgather((process_domain(), os.getpid(), ranks_per_node))
+        if len({peer[2] for peer in peers}) > 1:
+            raise ValueError(
+                f"[rank {rank}/{size}] EPRT_RANKS_PER_NODE differs between ranks: {[peer[2] for peer in peers]}; "
+                "export it to all of them (mpirun -x EPRT_RANKS_PER_NODE)"
+            )
+        domains = [peer[0] for peer in peers]
+        self.node_of_rank = nodes_of_hosts(domains, ranks_per_node)
+        same_host = [r for r in range(size) if domains[r] == domains[rank]]
+        self.num_ranks_on_host = len(same_host)
+        self._watch = PeerWatch({r: peers[r][1] for r in same_host if r != rank})
+
+    @property
+    def node(self) -> int:
+        return self.node_of_rank[self.rank]
+
+    @property
+    def num_nodes(self) -> int:
+        return max(self.node_of_rank) + 1
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Global ranks on this node, in order."""
+        return self.ranks_of_node(self.node)
+
+    def ranks_of_node(self, node: int) -> tuple[int, ...]:
+        return tuple(r for r in range(self.size) if self.node_of_rank[r] == node)
+
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Ranks of this host whose process has ended. Ranks of other hosts are known only by their silence."""
+        return self._watch.lost()
+
+    def new_channel(self) -> int:
+        """A message tag nobody else in the group uses. All ranks ask in the same order."""
+        self._num_channels += 1
+        return self._num_channels
+
+    @staticmethod
+    def from_mpi(comm: Any = None) -> "EPGroup":
+        """Ranks of an mpi4py communicator (default: COMM_WORLD)."""
+        from eprt.ep.group.mpi_group import MpiGroup
+
+        return MpiGroup(comm)
+
+    @staticmethod
+    def from_torch(process_group: Any = None) -> "EPGroup":
+        """Ranks of a torch.distributed process group (default: the world); no MPI needed."""
+        from eprt.ep.group.torch_group import TorchGroup
+
+        return TorchGroup(process_group)
+
+    @staticmethod
+    def single() -> "EPGroup":
+        """One rank, this process."""
+        return SingleGroup()
+
+    # -- set-up collectives (all ranks call them in the same order) --
+
+    @abstractmethod
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's picklable value, in rank order."""
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @abstractmethod
+    def shared_window(self, num_bytes: int) -> Window:
+        """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice."""
+
+    # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
+
+    @abstractmethod
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        """Starts sending. The buffer must stay untouched until test() returns True."""
+
+    @abstractmethod
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        """Starts receiving into buffer, which may be longer than the message."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees windows and connections. Collective while all ranks live; never hangs when some do not."""
+
+
+class SingleGroup(EPGroup):
+    """The group of one."""
+
+    def __init__(self):
+        self._join(0, 1)
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
+
+    def shared_window(self, num_bytes: int) -> Window:
+        return private_window(num_bytes)
+
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        raise ValueError(f"[rank 0/1] a group of one has no peer {peer} to send to")
+
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+        raise ValueError(f"[rank 0/1] a group of one has no peer {peer} to receive from")
+
+    def close(self) -> None:
+        self._watch.close()

@@ -1,0 +1,339 @@
+"""Normal: count, dispatch and combine kernels of the normal mode between the GPUs of one NVLink domain. Prefill: any
+number of tokens, counts first, then bulk copies straight to the receiver's rows.
+
+Shapes are arguments of a call, not of the kernels; whoever calls says where received and returned rows go (offsets in
+the symmetric heap). Knows nothing of verbs, checks or errors (normal_backend.py, compat/deep_ep/rows.py); launches on
+the current stream.
+"""
+
+import ctypes
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eprt.ep.api import EPError
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.failure import readmit_all
+from eprt.ep.nvlink.low_latency import RECV, SEND, this_arch
+from eprt.ep.nvlink.low_latency_layout import Deadline, Stats, deadline_ns
+from eprt.ep.nvlink.normal_grid import MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
+from eprt.ep.nvlink.normal_layout import (
+    MAX_CHUNK_TOKENS,
+    BlockShape,
+    Chunks,
+    HeapLayout,
+    HeapShape,
+    LayoutBuffers,
+    combine_struct,
+    context_struct,
+    count_struct,
+    dispatch_struct,
+)
+from eprt.gpu.jit import KernelSource
+from eprt.gpu.launch import Kernel, Launch, most_shared_bytes
+from eprt.gpu.symmetric import HostWords, SymmetricMemory
+
+MAX_RANKS, MAX_TOP_K, MAX_SLOTS, MAX_SCALES = 30, 32, 32767, 256
+_COUNT_THREADS = 512
+_AWAKE_S = 0.02  # how long the host looks for counts without sleeping
+_STATIC_SHARED_BYTES = 6 << 10  # of a thread block, at most, beside what is asked for at launch
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where tokens go. topk_slot: int32 or int64 [T, K] with topk_weight fp32 [T, K]; or in_rank, bool [T, R], with
+    slot_tokens, int32 [S]. num_slots: S. chunks: how its tokens are counted. All contiguous."""
+
+    num_tokens: int
+    num_slots: int
+    chunks: Chunks
+    topk_slot: Tensor | None = None
+    topk_weight: Tensor | None = None
+    in_rank: Tensor | None = None
+    slot_tokens: Tensor | None = None
+
+    @property
+    def top_k(self) -> int:
+        return 0 if self.topk_slot is None else self.topk_slot.shape[1]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """x: [T, H], contiguous. scale: 4-byte words [T, G], any strides, or None. cast: bf16 to fp8 with scales."""
+
+    x: Tensor
+    scale: Tensor | None = None
+    cast: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        return self.x.shape[1] * (1 if self.cast else self.x.element_size())
+
+    @property
+    def num_scales(self) -> int:
+        if self.cast:
+            return -(-self.x.shape[1] // 128)
+        return 0 if self.scale is None else self.scale.shape[1]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the host learns: items and rows received, most rounds of any rank, rows by slot; aligned ends included."""
+
+    items: int
+    rows: int
+    rounds: int
+    slot_rows: list[int]
+
+
+class Normal:
+    """One rank's end. Collective constructor and close(). The heap's first data_begin bytes are the kernels' own; the
+    data_bytes after them are the caller's. mask: as LowLatency's."""
+
+    def __init__(
+        self, group: EPGroup, shape: HeapShape, data_bytes: int, *, grouped: bool, exact: bool = False,
+        num_sms: int | None, timeout_s: float, stats: bool = True, mask: Tensor | None = None,
+    ):  # fmt: skip
+        self.group, self.shape, self.timeout_s = group, shape, timeout_s
+        self._grouped, self._exact = grouped, exact
+        self.num_sms = num_sms
+        self.data_begin = shape.num_bytes
+        self.memory = SymmetricMemory(group, shape.num_bytes + data_bytes)
+        self._allocate(stats, mask)
+        self._device = torch.cuda.current_device()
+        torch.cuda.synchronize()
+        group.barrier()
+
+    def _allocate(self, stats: bool, mask: Tensor | None) -> None:
+        ranks, most_local = self.shape.num_ranks, self.shape.max_slots // self.shape.num_ranks
+
+        def longs(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int64, device="cuda")
+
+        self.mask = torch.zeros(ranks, dtype=torch.int32, device="cuda") if mask is None else mask
+        self.failure = HostWords(4)
+        self.wait_ns, self.tokens, self.slot_rows = longs(2, 2, ranks), longs(2, ranks), longs(most_local)
+        self.calls, self.compute_ns, self.blocked_ns = longs(1), longs(1), longs(1)
+        self._ticket = longs(3)
+        self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 4))
+        self._host_tickets = 0
+        sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
+        self._shared_bytes = most_shared_bytes(torch.cuda.current_device()) - _STATIC_SHARED_BYTES
+        chunk_bytes = MAX_CHUNK_TOKENS * (4 + 2 * MAX_TOP_K)
+        shared = (2 * (self.shape.max_slots + ranks) + 1) * 4 + chunk_bytes
+        mover = (WARPS + 1) * 32, self._shared_bytes
+        threads = ((_COUNT_THREADS, shared), mover, mover)
+        names = ("eprt::normal::count", "eprt::normal::dispatch", "eprt::normal::combine")
+        self._kernels = [Kernel(source, name, *sizes) for source, name, sizes in zip(sources, names, threads)]
+        context_type = context_struct(ranks)
+        context = self._context(context_type)
+        structs = (count_struct(context_type), dispatch_struct(context_type), combine_struct(context_type))
+        self._count, self._dispatch, self._combine = (
+            Launch(kernel, kind(context=context)) for kernel, kind in zip(self._kernels, structs)
+        )
+
+    def _context(self, context_type: type) -> ctypes.Structure:
+        return context_type(
+            peer=tuple(self.memory.peer_ptr),
+            heap=HeapLayout(**self.shape.offsets()),
+            deadline=Deadline(deadline_ns(self.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
+            stats=Stats(*(total.data_ptr() for total in self.totals())),
+            ticket=self._ticket.data_ptr(),
+            done=self._done.data_ptr(),
+            taken=self._taken.data_ptr(),
+            rank=self.group.rank,
+            num_buffers=self.shape.num_buffers,
+            width=self.shape.width,
+            max_items=self.shape.max_items,
+        )
+
+    def totals(self) -> tuple[Tensor, ...]:
+        """What the kernels count, as in LowLatency.totals()."""
+        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns, self.blocked_ns
+
+    def host_words(self, num_local_slots: int) -> HostWords:
+        """Where a count tells the host."""
+        return HostWords(4 + num_local_slots)
+
+    def _stream(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self._device)
+
+    # -- the three kernels --
+
+    def count(
+        self, routing: Routing, buffers: LayoutBuffers, host: HostWords, *, alignment: int = 1,
+        num_rounds: int = 1, num_sms: int | None = None, room: int = 2**31 - 1,
+    ) -> int:  # fmt: skip
+        """Numbers the tokens, exchanges counts, places rows. Returns the ticket to wait_counts for.
+
+        room: for so many rows here; more is a failure.
+        """
+        self._host_tickets = self._host_tickets % 0xFFFFFFFF + 1
+        p = self._count.params
+        p.layout = buffers.pointers
+        p.topk_slot, p.in_rank = _pointer(routing.topk_slot), _pointer(routing.in_rank)
+        p.slot_tokens, p.slot_begin = _pointer(routing.slot_tokens), buffers.slot_begin
+        p.host, p.host_ticket = host.device_ptr, self._host_tickets
+        p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, routing.top_k, routing.num_slots
+        p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
+        p.alignment, p.grouped, p.num_rounds, p.room = alignment, self._grouped, num_rounds, room
+        p.chunk_tokens, p.num_chunks = routing.chunks.tokens, routing.chunks.count
+        self._count(max(1, min(num_sms or self.num_sms or MAX_SMS, routing.chunks.count)), self._stream())
+        return self._host_tickets
+
+    def wait_counts(self, host: HostWords, ticket: int, num_local_slots: int) -> Counts:
+        """The host waits for a count. The kernel has a deadline of its own; this one is for a GPU that is stuck."""
+        words = host.words
+        start = time.monotonic()
+        while words[0] != ticket:
+            waited = time.monotonic() - start
+            if waited > 2 * self.timeout_s + 5:
+                raise EPError(
+                    f"[rank {self.group.rank}/{self.group.size}] dispatch (counts): the GPU has not come to them in "
+                    f"{waited:.1f} s; what was launched before them on this stream?"
+                )
+            # The GPU stands still from the counts on until it is told where rows go: a sleep, 70 us with the kernel's
+            # timer slack, only where it has long been busy with other things. sched_yield lets other threads run;
+            # sleep(0) took 40 us.
+            os.sched_yield() if waited < _AWAKE_S else time.sleep(2e-5)
+        return Counts(words[1], words[2], words[3], words[4 : 4 + num_local_slots])
+
+    def prepare_dispatch(
+        self, routing: Routing, payload: Payload, buffers: LayoutBuffers, top_k: int, phases: int, *,
+        again: bool = False, fill_tail: bool = False, num_sms: int | None = None,
+    ) -> None:  # fmt: skip
+        """All that launch_dispatch needs but what only the counts tell. top_k: entries that go with a row; again:
+        another batch of the same layout."""
+        p, x, scale = self._dispatch.params, payload.x, payload.scale
+        p.layout = buffers.pointers
+        p.x, p.scale = x.data_ptr(), _pointer(scale)
+        p.scale_row_stride, p.scale_group_stride = (0, 0) if scale is None else scale.stride()
+        p.topk_slot, p.topk_weight = _pointer(routing.topk_slot), _pointer(routing.topk_weight)
+        p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
+        p.num_tokens, p.top_k, p.num_slots = routing.num_tokens, top_k, routing.num_slots
+        p.chunk_tokens = routing.chunks.tokens
+        p.x_bytes, p.row_bytes, p.num_scales = x.shape[1] * x.element_size(), payload.row_bytes, payload.num_scales
+        p.cast, p.again, p.fill_tail, p.phases = payload.cast, again, fill_tail, phases
+        self._dispatch_grid = dispatch_grid(
+            self.group.size, top_k, grouped=self._grouped, phases=phases, x_bytes=p.x_bytes,
+            cast_scales=payload.num_scales if payload.cast else 0, shared_bytes=self._shared_bytes,
+            num_sms=num_sms or self.num_sms,
+        )  # fmt: skip
+
+    def launch_dispatch(self, block: int, capacity: int, tentative: bool = False) -> None:
+        """Sends tokens as prepared, and receives others into the block at this offset, which holds so many rows.
+
+        tentative: does nothing where more than that come (Counts.rows); then launch again. Of rows that are items.
+        """
+        p = self._dispatch.params
+        p.block, p.capacity, p.tentative = block, capacity, tentative
+        self._launch(self._dispatch, self._dispatch_grid)
+
+    def combine_send(
+        self, y: Tensor, buffers: LayoutBuffers, returned: int, *, block: int | None = None,
+        shape: BlockShape | None = None,
+    ) -> None:  # fmt: skip
+        """Experts' outputs y bf16 [rows, H] go back, those of grouped rows summed with the weights in `block`.
+
+        returned: offset of the room for what comes back to this rank.
+        """
+        p = self._combine.params
+        self._set_send(y, block, shape)
+        p.layout, p.block, p.phases = buffers.pointers, returned, SEND
+        p.row_bytes = p.stride = y.shape[1] * 2
+        p.y_weight = p.out_weight = None
+        self._launch_combine(p.top_k, None)
+
+    def combine_recv(
+        self, routing: Routing, out: Tensor, buffers: LayoutBuffers, returned: int, *,
+        y: Tensor | None = None, block: int | None = None, shape: BlockShape | None = None,
+    ) -> None:  # fmt: skip
+        """out bf16 [T, H]. With y: combine_send too, in the same launch."""
+        p = self._combine.params
+        if y is not None:
+            self._set_send(y, block, shape)
+        p.layout, p.block, p.phases = buffers.pointers, returned, RECV if y is None else SEND | RECV
+        p.row_bytes = p.stride = out.shape[1] * 2
+        p.y_weight = p.out_weight = None
+        p.bias[0] = p.bias[1] = None
+        self._set_routing(routing, out)
+        self._launch_combine(p.top_k, None)
+
+    def combine_items(
+        self, y: Tensor, out: Tensor, buffers: LayoutBuffers, routing: Routing, returned: int, *,
+        weights: Tensor | None, out_weights: Tensor | None, biases: tuple[Tensor, ...], num_sms: int | None,
+    ) -> None:  # fmt: skip
+        """Both phases for rows that are items: sums over ranks, unweighted; weights [items, K] go along."""
+        p = self._combine.params
+        p.y, p.y_weight, p.out_weight = y.data_ptr(), _pointer(weights), _pointer(out_weights)
+        p.item_row = p.item_weight = p.item_token = None
+        p.layout, p.block, p.phases = buffers.pointers, returned, SEND | RECV
+        p.row_bytes, p.capacity = y.shape[1] * 2, y.shape[0]
+        p.stride = returned_stride(y.shape[1], 0 if weights is None else weights.shape[1])
+        for i in range(2):
+            p.bias[i] = biases[i].data_ptr() if i < len(biases) else None
+        self._set_routing(routing, out)
+        p.top_k = 0 if weights is None else weights.shape[1]
+        self._launch_combine(routing.top_k, num_sms)
+
+    def _launch_combine(self, top_k: int, num_sms: int | None) -> None:
+        p = self._combine.params
+        grid = combine_grid(
+            self.group.size, top_k, grouped=self._grouped, phases=p.phases, row_bytes=p.row_bytes,
+            shared_bytes=self._shared_bytes, num_sms=num_sms or self.num_sms,
+        )  # fmt: skip
+        self._launch(self._combine, grid)
+
+    def _launch(self, launch: Launch, grid: Grid) -> None:
+        division = launch.params.division
+        division.send_blocks, division.send_warps, division.recv_warps = (
+            grid.send_blocks, grid.send_warps, grid.recv_warps
+        )  # fmt: skip
+        launch.params.piece_bytes = grid.piece_bytes
+        launch(grid.blocks, self._stream())
+
+    def _set_send(self, y: Tensor, block: int | None, shape: BlockShape | None) -> None:
+        p = self._combine.params
+        assert block is not None and shape is not None
+        base, fields = self.memory.peer_ptr[self.group.rank] + block, shape.offsets()
+        p.y, p.top_k, p.capacity = y.data_ptr(), shape.top_k, shape.capacity
+        p.item_row, p.item_weight, p.item_token = (base + fields[name] for name in ("entry", "weight", "token"))
+
+    def _set_routing(self, routing: Routing, out: Tensor) -> None:
+        p = self._combine.params
+        p.topk_slot, p.topk_weight = _pointer(routing.topk_slot), _pointer(routing.topk_weight)
+        p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
+        p.num_tokens, p.top_k, p.num_slots, p.out = out.shape[0], routing.top_k, routing.num_slots, out.data_ptr()
+
+    def readmit(self) -> None:
+        """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
+        self._taken.zero_()  # by epoch
+        readmit_all(self.group, self._ticket, self.mask)
+
+    def close(self) -> None:
+        """Collective while all ranks live; with lost ranks it does not wait for them."""
+        self.memory.close()
+        for kernel in self._kernels:
+            kernel.close()
+        self.failure.close()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def returned_stride(hidden: int, num_weights: int) -> int:
+    """Bytes from one returned row to the next: values, then weights."""
+    return hidden * 2 + -(-num_weights * 4 // 16) * 16
+
+
+def kernel_sources(
+    num_ranks: int, *, grouped: bool, exact: bool = False, stats: bool = True, arch: str = "sm_90a"
+) -> tuple[KernelSource, ...]:
+    """The count, dispatch and combine kernels; the same for all shapes. grouped: rows by expert, else one per item.
+    exact: as EPConfig.exact_combine. stats: counters (totals())."""
+    defines = (("NUM_RANKS", num_ranks), ("GROUPED", int(grouped)), ("EXACT", int(exact)), ("STATS", int(stats)))
+    return tuple(KernelSource(name, arch, defines) for name in ("normal_count", "normal_dispatch", "normal_combine"))

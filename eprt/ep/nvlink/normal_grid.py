@@ -1,0 +1,135 @@
+"""How a launch of the normal mode is laid out: how many thread blocks, which of them send, what they keep in shared
+memory.
+
+The model, fitted to measurements on H200 (docs/dev-log.md): while all GPUs send to all others, LINK_GB_S leave each of
+them, whoever stores; a thread block loads and stores SM_GB_S together, by what it does. With the rows a token makes a
+rank load and store, and the rows of it that cross, the link is kept busy by
+
+    blocks = (rows loaded and stored / SM_GB_S) / (rows crossing / LINK_GB_S) * margin
+
+and never more than MAX_SMS; of them those that send are in proportion. Routing is taken as uniform. num_sms overrides
+the number.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+from eprt.ep.nvlink.low_latency import RECV, SEND
+
+LINK_GB_S = 340.0
+SM_GB_S = {
+    "dispatch rows": 60.0,  # whole rows through shared memory
+    "dispatch by expert": 38.0,  # and with every token the rows of all its experts
+    "fan out": 78.0,  # a row to those of the token's other experts
+    "return rows": 70.0,
+    "return sums": 78.0,  # weighted sums of an expert's rows
+    "sum": 88.0,  # of what came back
+}
+MARGIN = 1.25  # for uneven routing, beginnings and ends;
+CHAIN_MARGIN = 1.5  # where what has crossed is worked on as well: that can neither begin nor end with the link
+MAX_SMS = 24
+WARPS = 15  # of a thread block, that move rows; one more raises flags
+_SLOTS = 2  # pieces of a warp in shared memory
+COMBINE_WARP_BYTES = 14336  # kWarpBytes of normal_combine.cu
+_MOST_PIECE_BYTES = 16384
+_MOST_CAST_BYTES = 8192  # smaller pieces, more warps, where they also compute
+_USUAL_TOP_K = 8  # where tokens come with ranks, not with experts
+
+
+@dataclass(frozen=True)
+class Grid:
+    """blocks: thread blocks. send_blocks: the first ones only send, the others only receive; 0: no such division.
+    send_warps, recv_warps: of a block that sends, or receives; as in normal_call.cuh. piece_bytes: of a row, through
+    shared memory at once."""
+
+    blocks: int
+    send_blocks: int
+    send_warps: int
+    recv_warps: int
+    piece_bytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of a token, in the time that a row takes at 1 GB/s: what all thread blocks of a rank do to send and to receive,
+    and what the link does."""
+
+    send: float
+    receive: float
+    link: float
+
+    def blocks(self) -> int:
+        if self.link == 0:
+            return MAX_SMS
+        margin = CHAIN_MARGIN if self.receive else MARGIN
+        return min(MAX_SMS, math.ceil((self.send + self.receive) / self.link * margin))
+
+
+def dispatch_work(num_ranks: int, top_k: int, grouped: bool) -> Work:
+    ranks, shared = _ranks_of_a_token(num_ranks, top_k)
+    # By expert, a row that crossed is read once and stored for the token's other experts.
+    fan_out = shared + top_k - ranks if grouped else 0.0
+    send = (1 + ranks) / SM_GB_S["dispatch by expert" if grouped else "dispatch rows"]
+    return Work(send, fan_out / SM_GB_S["fan out"], ranks * (num_ranks - 1) / num_ranks / LINK_GB_S)
+
+
+def combine_work(num_ranks: int, top_k: int, grouped: bool) -> Work:
+    ranks, _ = _ranks_of_a_token(num_ranks, top_k)
+    crossing = ranks * (num_ranks - 1) / num_ranks
+    send = (top_k + ranks) / SM_GB_S["return sums"] if grouped else 2 * crossing / SM_GB_S["return rows"]
+    return Work(send, (ranks + 1) / SM_GB_S["sum"], crossing / LINK_GB_S)
+
+
+def _ranks_of_a_token(num_ranks: int, top_k: int) -> tuple[float, float]:
+    """Expected ranks a token goes to, and those of them where it has more than one expert."""
+    none = (1 - 1 / num_ranks) ** top_k
+    one = top_k / num_ranks * (1 - 1 / num_ranks) ** (top_k - 1)
+    return num_ranks * (1 - none), num_ranks * (1 - none - one)
+
+
+@functools.cache
+def dispatch_grid(
+    num_ranks: int, top_k: int, *, grouped: bool, phases: int, x_bytes: int, cast_scales: int, shared_bytes: int,
+    num_sms: int | None,
+) -> Grid:  # fmt: skip
+    """x_bytes: of a token's row here. cast_scales: scales of a token that is cast on the way, else 0. shared_bytes: of
+    a thread block."""
+    both = grouped and phases == SEND | RECV  # of rows that are items, receiving is no work
+    piece_bytes = _piece_bytes(x_bytes, _MOST_CAST_BYTES if cast_scales else _MOST_PIECE_BYTES)
+    senders = shared_bytes // (_SLOTS * piece_bytes + _align(cast_scales * 4, 128))
+    work = dispatch_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
+    return _grid(work, num_sms or work.blocks(), both, WARPS, senders, piece_bytes)
+
+
+@functools.cache
+def combine_grid(
+    num_ranks: int, top_k: int, *, grouped: bool, phases: int, row_bytes: int, shared_bytes: int, num_sms: int | None
+) -> Grid:
+    warps = min(shared_bytes // COMBINE_WARP_BYTES, WARPS)
+    work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
+    piece_bytes = _piece_bytes(row_bytes, COMBINE_WARP_BYTES // _SLOTS)
+    return _grid(work, num_sms or work.blocks(), phases == SEND | RECV, warps, warps, piece_bytes)
+
+
+def _grid(work: Work, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:
+    """warps: of a block; senders: those that shared memory suffices for."""
+    send_blocks = _send_blocks(work, blocks) if both else 0
+    in_turn = both and not send_blocks  # every block sends and receives
+    return Grid(blocks, send_blocks, min(warps // 2 if in_turn else warps, senders), warps, piece_bytes)
+
+
+def _send_blocks(work: Work, blocks: int) -> int:
+    """Of a launch that sends and receives: in proportion to the work. 0 where there are too few to divide."""
+    if blocks < 4:
+        return 0
+    return min(max(round(blocks * work.send / (work.send + work.receive)), 1), blocks - 1)
+
+
+def _piece_bytes(row_bytes: int, most: int) -> int:
+    """Equal pieces of a row, none larger than `most`."""
+    return _align(-(-row_bytes // -(-row_bytes // most)), 512)
+
+
+def _align(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -1,0 +1,1 @@
+"""Where experts live: from logical experts to slots, which replica a token takes, and the load that is counted."""

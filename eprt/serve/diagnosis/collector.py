@@ -1,0 +1,91 @@
+"""Collector: the ranks' running totals, cut into windows. Says which ranks had nothing to tell.
+
+Ranks report totals since their start, so nothing is lost when a report is late: the window in which it comes has all.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from eprt.diagnostics import ExpertRows, WindowRecord
+from eprt.serve.ranks.messages import SlotTotals, WaitTotals
+
+# A window goes on until some rank has made so many: an average over a few calls is mostly chance, and on a machine that
+# hardly moves chance can look like a slow rank.
+MIN_CALLS = 16
+_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One window. records: of the ranks that made calls, in rank order; none when nobody did. silent: ranks that had
+    made no call, or not reported any, while others did: they are late, stopped or gone."""
+
+    records: tuple[WindowRecord, ...]
+    silent: tuple[int, ...]
+
+
+class Collector:
+    """first_window: number of the first one. layers: model layer of each row of the ranks' slots. since_s: Unix time at
+    which the first window began; None: now."""
+
+    def __init__(
+        self, node_of_rank: Sequence[int], layers: Sequence[int], first_window: int = 0, since_s: float | None = None
+    ):
+        self._node_of_rank, self._layers = tuple(node_of_rank), tuple(layers)
+        self._window = first_window
+        self._before: dict[int, WaitTotals] = {}
+        self._since_s = dict.fromkeys(range(len(self._node_of_rank)), time.time() if since_s is None else since_s)
+
+    def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
+        """Ends a window with the latest totals of the ranks that have reported any. is_last: however few calls it has.
+
+        None when it goes on for want of calls.
+        """
+        now_s = time.time()
+        most_calls = max((now.num_calls - self._calls(rank) for rank, now in totals.items()), default=0)
+        if 0 < most_calls < MIN_CALLS and not is_last:
+            return None
+        records = tuple(
+            self._record(rank, now, now_s) for rank, now in sorted(totals.items()) if now.num_calls > self._calls(rank)
+        )
+        if not records:
+            self._since_s = dict.fromkeys(self._since_s, now_s)
+            return Collected((), ())
+        for record in records:
+            self._before[record.rank], self._since_s[record.rank] = totals[record.rank], now_s
+        self._window += 1
+        return Collected(records, tuple(sorted(set(self._since_s) - {record.rank for record in records})))
+
+    def _calls(self, rank: int) -> int:
+        return self._before[rank].num_calls if rank in self._before else 0
+
+    def _record(self, rank: int, now: WaitTotals, now_s: float) -> WindowRecord:
+        before = self._before.get(rank)
+        zeros = [0] * len(self._node_of_rank)
+        return WindowRecord(
+            window=self._window,
+            t_start=min(self._since_s[rank], now_s),  # clocks are set back now and then
+            t_end=now_s,
+            rank=rank,
+            num_ranks=len(self._node_of_rank),
+            node_of_rank=self._node_of_rank,
+            num_calls=now.num_calls - self._calls(rank),
+            compute_us=now.compute_us - (before.compute_us if before else 0.0),
+            blocked_us=None
+            if now.blocked_us is None
+            else now.blocked_us - (before.blocked_us or 0.0 if before else 0.0),
+            experts=self._experts(now.slots, before.slots if before else None),
+            **{
+                name: tuple(a - b for a, b in zip(getattr(now, name), getattr(before, name) if before else zeros))
+                for name in _PER_RANK
+            },
+        )
+
+    def _experts(self, now: SlotTotals | None, before: SlotTotals | None) -> ExpertRows | None:
+        if now is None or len(now.rows) != len(self._layers):
+            return None
+        rows = now.rows
+        if before is not None:
+            rows = [[a - b for a, b in zip(new, old)] for new, old in zip(now.rows, before.rows)]
+        return ExpertRows(now.epoch, self._layers, tuple(map(tuple, now.expert_of_slot)), tuple(map(tuple, rows)))

@@ -1,0 +1,173 @@
+"""Diagnosis: the ranks' counters as windows, their log, and what they show: at /v1/eprt/diagnose, in the server's log,
+in the metrics and to the balancer.
+
+Nothing here can hold up a step: ranks send their counters without waiting for anybody, and what comes late is in the
+next window. Writing and analysing go on in a thread. What windows mean is eprt.diagnostics' business.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eprt.diagnostics import Report, WindowRecord, WindowWriter, rank_speeds
+from eprt.diagnostics.log.recent import RecentWindows
+from eprt.serve.diagnosis.collector import Collector
+from eprt.serve.diagnosis.notices import Notices
+from eprt.serve.ranks.messages import EngineInfo, WaitTotals
+
+_log = logging.getLogger(__name__)
+
+_MAX_WINDOWS = 60  # ten minutes of work
+_MAX_LOG_FILE = 32 << 20
+
+
+class Diagnosis:
+    """log_dir: where to write diagnose_rank*.log, None for nowhere. max_log_bytes: of all its files together.
+
+    speeds_N: eprt.diagnostics.rank_speeds of the latest windows, for whoever gives out load. silent: ranks that told
+    nothing in the latest window. notices.current: findings that last. matrices: of the windows analysed last.
+    """
+
+    def __init__(self, num_ranks: int, log_dir: str | None = None, max_log_bytes: int = 1 << 30):
+        self._num_ranks, self._log_dir = num_ranks, log_dir
+        self._file_bytes = max(1, min(_MAX_LOG_FILE, max_log_bytes // (2 * num_ranks)))
+        self._collector: Collector | None = None
+        self._unheard_s = time.time()  # until when no rank had told anything
+        self._writer: WindowWriter | None = None
+        self._recent = RecentWindows(_MAX_WINDOWS)
+        self._analysing: asyncio.Task | None = None
+        self._report: Report | None = None
+        self.notices = Notices()
+        self.speeds_N = np.ones(num_ranks)
+        self.silent: tuple[int, ...] = ()
+        self.num_windows = self.num_log_errors = self._num_reports = 0
+
+    async def run(self, pool: Any, window_s: float) -> None:
+        """Closes a window of the pool's ranks every window_s seconds. Ends only by cancellation."""
+        loop = asyncio.get_running_loop()
+        next_s = loop.time() + window_s
+        while True:
+            await asyncio.sleep(next_s - loop.time())
+            next_s = max(next_s + window_s, loop.time())
+            await self.take(pool)
+
+    async def take(self, pool: Any, is_last: bool = False) -> None:
+        """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
+        totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
+        try:
+            if pool.infos and totals:
+                await self.close_window(totals, pool.infos[0], is_last)
+            else:
+                self._unheard_s = time.time()
+        except Exception:
+            _log.exception("diagnosis: a defect; the server goes on")
+
+    async def close_window(self, totals: Mapping[int, WaitTotals], info: EngineInfo, is_last: bool = False) -> None:
+        """totals: of the ranks that have reported any. Returns when the window is written; analysing goes on."""
+        if self._collector is None:
+            first_window = await asyncio.to_thread(self._open_log, info)
+            self._collector = Collector(info.node_of_rank, info.moe_layers, first_window, self._unheard_s)
+        collected = self._collector.close_window(totals, is_last)
+        if collected is None:
+            return
+        for line in self.notices.silent(collected.silent):
+            _log.warning("diagnosis: %s", line)
+        self.silent = collected.silent
+        if not collected.records:
+            return
+        self.num_windows += 1
+        for record in collected.records:
+            self._recent.add(record)
+        await asyncio.to_thread(self._write, collected.records)
+        if self._analysing is None or self._analysing.done():  # a large job may take longer than a window
+            self._analysing = asyncio.get_running_loop().create_task(self._analyse(self._recent.after(-1)))
+
+    async def settled(self) -> None:
+        """Until what was closed is analysed too."""
+        if self._analysing is not None:
+            await self._analysing
+
+    async def finish(self, pool: Any) -> None:
+        """The last window, however short, with the ranks that are left."""
+        await self.take(pool, is_last=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.settled(), 2.0)
+
+    # -- the log --
+
+    def _open_log(self, info: EngineInfo) -> int:
+        """The first window's number: a directory that has a log already is gone on with."""
+        if self._log_dir is None:
+            return 0
+        try:
+            self._writer = writer = WindowWriter(self._log_dir, self._file_bytes)
+            aside = writer.new_run(self._num_ranks, info.node_of_rank)
+            if aside is not None:
+                _log.warning("diagnosis: %s held a log of other ranks; it is in %s now", self._log_dir, aside)
+            return writer.first_window
+        except OSError as error:
+            self._cannot_write(error)
+            return 0
+
+    def _write(self, records: Sequence[WindowRecord]) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            for record in records:
+                writer.write(record)
+        except OSError as error:
+            self._cannot_write(error)
+
+    def _cannot_write(self, error: OSError) -> None:
+        self.num_log_errors += 1
+        if self.num_log_errors & (self.num_log_errors - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            _log.error("diagnosis: the log cannot be written (%d windows so far): %s", self.num_log_errors, error)
+
+    # -- what it shows --
+
+    async def _analyse(self, records: list[WindowRecord]) -> None:
+        try:
+            report, speeds_N = await asyncio.to_thread(_analysed, records, self.speeds_N)
+        except Exception:
+            _log.exception("diagnosis: a defect in the analysis; the windows are kept")
+            return
+        self._report, self.speeds_N = report, speeds_N
+        self._num_reports += 1
+        for line in self.notices.findings(report.to_json()["findings"], int(report.matrices.window_W[-1])):
+            _log.warning("diagnosis: %s", line)
+
+    @property
+    def matrices(self) -> Any:
+        return None if self._report is None else self._report.matrices
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever there are other records or findings."""
+        return self.num_windows, self._num_reports
+
+    def records(self, since: int) -> list[WindowRecord]:
+        """The lines of the windows after `since` that are remembered."""
+        return self._recent.after(since)
+
+    def findings(self) -> dict[str, Any]:
+        """eprt.findings/1 over the last ten minutes of work, and three fields more: newest_window (null before the
+        first), silent_ranks, rank_speeds."""
+        report = self._report
+        none = {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0, "findings": []}
+        return {
+            **(none if report is None else report.to_json()),
+            "newest_window": None if report is None else int(report.matrices.window_W[-1]),
+            "silent_ranks": list(self.silent),
+            "rank_speeds": np.round(self.speeds_N, 3).tolist(),
+        }
+
+
+def _analysed(records: list[WindowRecord], speeds_N: np.ndarray) -> tuple[Report, np.ndarray]:
+    report = Report.of_records(records)
+    return report, rank_speeds(report, speeds_N)

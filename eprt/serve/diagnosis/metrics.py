@@ -1,0 +1,67 @@
+"""What /metrics shows of waits and findings. Read when scraped.
+
+Label sets are bounded by the ranks and by the kinds and causes there are. Links are counted, never listed: there are
+ranks squared of them; /v1/eprt/diagnose names them.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from eprt.serve.diagnosis.diagnosis import Diagnosis
+
+KINDS, CAUSES = ("column", "row", "point"), ("comp", "comm", "mixed")
+
+
+class DiagnosisCollector(Collector):
+    def __init__(self, diagnosis: Diagnosis, num_ranks: int):
+        self._diagnosis, self._num_ranks = diagnosis, num_ranks
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        diagnosis = self._diagnosis
+        yield CounterMetricFamily("eprt_diagnose_windows", "Windows with calls", value=diagnosis.num_windows)
+        yield CounterMetricFamily(
+            "eprt_diagnose_log_errors", "Windows that could not be written", value=diagnosis.num_log_errors
+        )
+        current = diagnosis.notices.current
+        findings = GaugeMetricFamily("eprt_findings", "Findings that last", labels=["kind", "cause"])
+        for kind in KINDS:
+            for cause in CAUSES:
+                findings.add_metric([kind, cause], sum((f["kind"], f["cause"]) == (kind, cause) for f in current))
+        yield findings
+        slow = {f["rank"] for f in current if f["kind"] == "column"}
+        ranks = range(self._num_ranks)
+        for name, text, values in (
+            ("eprt_rank_slow", "1 while all others wait for the rank", [rank in slow for rank in ranks]),
+            ("eprt_rank_silent", "1 while it tells nothing though others do", [r in diagnosis.silent for r in ranks]),
+            ("eprt_rank_speed", "What it can carry of an even load's share", diagnosis.speeds_N.tolist()),
+        ):
+            yield self._per_rank(name, text, values)
+        yield from self._waits()
+
+    def _waits(self) -> Iterable[Metric]:
+        """Of the latest window; no series for a rank without data."""
+        matrices = self._diagnosis.matrices
+        if matrices is None or self._num_ranks < 2:
+            return
+        wait_s_NN = matrices.wait_us_WNN[-1] * 1e-6
+        others = self._num_ranks - 1
+        known_N = ~np.isnan(wait_s_NN).all(axis=1)
+        awaited_N = np.nansum(wait_s_NN, axis=0) / max(1, known_N.sum() - 1)
+        waits_N = np.where(known_N, np.nansum(wait_s_NN, axis=1) / others, np.nan)
+        yield self._per_rank("eprt_rank_awaited_seconds", "How long another rank waits for it per call", awaited_N)
+        yield self._per_rank("eprt_rank_waits_seconds", "How long it waits for another rank per call", waits_N)
+        compute_N = matrices.compute_us_WN[-1] * 1e-6
+        yield self._per_rank("eprt_rank_expert_seconds", "Time in its experts per call", compute_N)
+
+    def _per_rank(self, name: str, text: str, values: Iterable[float]) -> Metric:
+        metric = GaugeMetricFamily(name, text, labels=["rank"])
+        for rank, value in enumerate(values):
+            if np.isfinite(value):
+                metric.add_metric([str(rank)], float(value))
+        return metric

@@ -1,0 +1,1 @@
+"""The HTTP side: connections, request bodies, routes and responses."""

@@ -1,0 +1,289 @@
+"""The HTTP face: routes, request ids, the key, error bodies. What a request means is prepare.py's and answer.py's
+business."""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.diagnosis.page import DiagnosisPage
+from eprt.serve.errors import ApiError, invalid, not_found
+from eprt.serve.http.bodies import LONG_BODY, Bodies
+from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
+from eprt.serve.openai.answer import Answer, Job
+from eprt.serve.openai.parsing import parse_chat, parse_completion
+from eprt.serve.openai.prepare import Preparer
+from eprt.serve.options import ServeOptions
+from eprt.serve.ranks.pool import RankPool
+from eprt.serve.rebalance.rebalancer import Rebalancer
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+# Characters of the field `user` that the log shows.
+_USER_SHOWN = 64
+
+
+class Api:
+    """All endpoints of one server."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        pool: RankPool,
+        preparer: Preparer,
+        diagnosis: Diagnosis,
+        rebalancer: Rebalancer,
+    ):
+        self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
+        self._rebalancer = rebalancer
+        self._bodies, self._reading = Bodies(options.max_body_bytes, options.body_timeout_s), asyncio.Lock()
+        self._created = int(time.time())
+
+    def app(self) -> Callable[..., Awaitable[None]]:
+        """The ASGI application."""
+        page = DiagnosisPage(self._diagnosis, self.load, self.placement, lambda: self._pool.state == "serving")
+        routes = [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/eprt/load", self.load),
+            Route("/v1/eprt/placement", self.placement),
+            Route("/v1/eprt/diagnose", self.diagnose),
+            Route("/v1/eprt/diagnose/page", page.redirect),
+            Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
+            Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
+        ]
+        handlers = {
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_gone,
+            Exception: _defect,
+        }
+        return _Outer(Starlette(routes=routes, exception_handlers=handlers), self._options.api_key)  # type: ignore[arg-type]
+
+    # -- generation --
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, "completions", parse_completion, self._preparer.completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, "chat", parse_chat, self._preparer.chat)
+
+    async def _generate(self, request: Request, endpoint: str, parse, prepare) -> Response:
+        started_s = time.monotonic()
+        request_id = request.scope["eprt.request_id"]
+        try:
+            async with self._bodies.read(request) as body:
+                self._pool.check_open()
+                limits = self._pool.limits
+                job: Job
+                if len(body) < LONG_BODY:
+                    job = prepare(parse(body), request_id, limits)
+                else:
+                    parsed = await self._parse_long(request, body, parse)
+                    job = await asyncio.to_thread(prepare, parsed, request_id, limits)
+            generation = self._pool.submit(job.sequences)
+        except ApiError as error:
+            self._pool.metrics.request(endpoint, error.code, started_s)
+            _log.info("[%s] %s %d %s: %s", request_id, endpoint, error.status, error.code, error.message)
+            raise
+        answer = Answer(job, generation, self._preparer.tokenizer)
+        if job.stream:
+            return EventStream(self._told(answer.events(), answer, started_s))
+        try:
+            return JsonResponse(await unless_disconnected(answer.collect(), request.receive))
+        finally:
+            self._tell(answer, started_s)
+
+    async def _parse_long(self, request: Request, body: bytes, parse) -> Any:
+        """parse(body) in a thread, so that everybody else's streams keep flowing. One at a time: decoders of JSON keep
+        the interpreter to themselves, so that several would be no faster, but leave the server's loop no turn."""
+        async with self._reading:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await asyncio.to_thread(parse, body)
+
+    async def _told(self, events: AsyncIterator[bytes], answer: Answer, started_s: float) -> AsyncIterator[bytes]:
+        """events, with a log line and metrics at whichever end they come to."""
+        try:
+            async with aclosing(events) as source:  # type: ignore[type-var]
+                async for data in source:
+                    yield data
+        finally:
+            self._tell(answer, started_s)
+
+    def _tell(self, answer: Answer, started_s: float) -> None:
+        job, usage = answer.job, answer.usage()
+        self._pool.metrics.request(job.endpoint, answer.outcome, started_s)
+        _log.info(
+            "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s",
+            job.request_id,
+            job.endpoint,
+            " stream" if job.stream else "",
+            answer.outcome,
+            usage["prompt_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+            usage["completion_tokens"],
+            "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
+            time.monotonic() - started_s,
+            f", user {job.user[:_USER_SHOWN]!r}" if job.user else "",
+        )
+
+    # -- models and health --
+
+    def _model_card(self) -> dict[str, Any]:
+        limits = self._pool.limits
+        return {
+            "id": self._options.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "eprt",
+            "max_model_len": limits.max_model_len if limits else None,
+        }
+
+    async def models(self, request: Request) -> Response:
+        return JsonResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self._options.model_name:
+            message = f"no model {name!r} here; this server has {self._options.model_name!r}"
+            raise not_found(message, code="model_not_found", param="model")
+        return JsonResponse(self._model_card())
+
+    async def health(self, request: Request) -> Response:
+        """200 while requests are served; else 503 with the reason, naming a rank where one is to blame."""
+        pool = self._pool
+        status, reason = ("ok", "") if pool.state == "serving" else (pool.state, pool.reason)
+        if stalled := pool.stalled():
+            status = "stalled"
+            reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
+        ranks = [
+            {"rank": r.rank, "pid": r.pid, "host": r.host, "loaded": r.info is not None, "lost": r.lost}
+            for _, r in sorted(pool.ranks.items())
+        ]
+        document = {"status": status, "reason": reason, "num_ranks": pool.num_ranks, "ranks": ranks}
+        return JsonResponse(document, status_code=200 if status == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._pool.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # -- expert parallelism --
+
+    async def load(self, request: Request) -> Response:
+        """Where the tokens went: ranks, layers and experts, since the start; ?format=npz: by windows, as a file."""
+        wanted = request.query_params.get("format", "json")
+        if wanted not in ("json", "npz"):
+            raise invalid("format", f"format={wanted!r}: must be json or npz")
+        if wanted == "json":
+            return JsonResponse(self._rebalancer.load_document())
+        head = {"content-disposition": 'attachment; filename="load.npz"'}
+        return Response(await self._rebalancer.load_file(), media_type="application/octet-stream", headers=head)
+
+    async def placement(self, request: Request) -> Response:
+        """Which logical expert each physical slot holds, in the shape of a placement file."""
+        return JsonResponse(self._rebalancer.placement_document())
+
+    async def diagnose(self, request: Request) -> Response:
+        """Findings about slow ranks and links; with ?since=W also the windows after number W."""
+        since = request.query_params.get("since")
+        if since is None:
+            return JsonResponse(self._diagnosis.findings())
+        try:
+            records = self._diagnosis.records(int(since))
+        except ValueError:
+            raise invalid("since", f"since={since!r}: must be a window number") from None
+        # Seconds of work for hundreds of ranks, which nobody's stream waits for.
+        lines = await asyncio.to_thread(lambda: [msgspec.Raw(record.to_line().encode()) for record in records])
+        return JsonResponse({**self._diagnosis.findings(), "records": lines})
+
+    async def rebalance(self, request: Request) -> Response:
+        """GET: mode, migration under way or latest, decisions. POST: go to a placement, plan one, or cancel."""
+        if request.method == "POST":
+            async with self._bodies.read(request) as body:
+                return JsonResponse(await self._rebalancer.post(body), status_code=202)
+        return JsonResponse(self._rebalancer.status())
+
+
+class _Outer:
+    """Around everything: the request id, the key, and the log of what nobody else caught (_defect has answered it)."""
+
+    def __init__(self, app: Starlette, api_key: str | None):
+        self._app, self._api_key = app, api_key
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["eprt.request_id"] = request_id
+
+        async def send_with_id(message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
+            await send(message)
+
+        if self._api_key and scope["path"].startswith("/v1") and not self._knows_key(headers):
+            error = ApiError(401, "wrong or missing API key", code="invalid_api_key", kind="authentication_error")
+            await _error_response(error)(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            _log.exception("[%s] %s %s: internal error", request_id, scope["method"], scope["path"])
+
+    def _knows_key(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), (self._api_key or "").encode())
+
+
+def _error_response(error: ApiError) -> Response:
+    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else None
+    return JsonResponse(error.body(), status_code=error.status, headers=headers)
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return _error_response(error)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """Starlette's own: no such path, or not with this method."""
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{path} does not take {method}, only {allowed}"
+        response = _error_response(ApiError(405, message, code="method_not_allowed"))
+        response.headers["allow"] = allowed
+        return response
+    there_are = ", ".join(route.path for route in request.app.routes if "{" not in route.path)
+    message = f"nothing at {method} {path}; there are {there_are}"
+    return _error_response(ApiError(error.status_code, message, code="not_found"))
+
+
+async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """Starlette sends this where nothing was sent yet, then raises the error once more."""
+    message = f"internal error; the log has request {request.scope['eprt.request_id']}"
+    return _error_response(ApiError(500, message, code="internal_error"))

@@ -1,0 +1,1 @@
+"""OpenAI's API: request schemas, parsing, chat templates, tool calls, and answers."""

@@ -1,0 +1,230 @@
+"""Answer: one HTTP request on its way through the ranks, as one JSON document or as server-sent events.
+
+Knows what a response looks like; nothing of HTTP frameworks or of how a request was parsed.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.errors import ApiError
+from eprt.serve.openai.choice import Choice, Delta, LogprobShapes
+from eprt.serve.openai.tools import Format
+from eprt.serve.ranks.generation import Generation
+
+_log = logging.getLogger(__name__)
+_json = msgspec.json.Encoder()
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """text: None where it was given as token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request, parsed and checked. is_chat: which of the two shapes. tool_format: None unless tools were given."""
+
+    request_id: str
+    model: str
+    is_chat: bool
+    prompts: list[Prompt]
+    params: SamplingParams
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    echo: bool = False
+    tool_format: Format | None = None
+    user: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def endpoint(self) -> str:
+        return "chat" if self.is_chat else "completions"
+
+    @property
+    def sequences(self) -> list[tuple[list[int], SamplingParams]]:
+        return [(prompt.token_ids, self.params) for prompt in self.prompts]
+
+
+class Answer:
+    """outcome: after the end, the finish reason of the first choice or the error's code (for logs and metrics)."""
+
+    def __init__(self, job: Job, generation: Generation, tokenizer: Tokenizer | None):
+        self.job, self.outcome = job, "disconnect"
+        self.first_token_s: float | None = None
+        self._generation, self._tokenizer = generation, tokenizer
+        self._logprobs = LogprobShapes(tokenizer)
+        self.choices = [
+            Choice(i * job.params.n + k, prompt.token_ids, job.params, tokenizer,
+                   echo=self._echo(prompt), tool_format=job.tool_format)
+            for i, prompt in enumerate(job.prompts)
+            for k in range(job.params.n)
+        ]  # fmt: skip
+
+    def _echo(self, prompt: Prompt) -> str | None:
+        if not self.job.echo:
+            return None
+        if prompt.text is None:
+            return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if self._tokenizer else ""
+        return prompt.text
+
+    async def collect(self) -> dict[str, Any]:
+        """The whole response. Raises ApiError."""
+        try:
+            async for _ in self._advances():
+                pass
+        except ApiError as error:
+            self.outcome = error.code
+            raise
+        finally:
+            self._generation.abort_all()
+        shape = self._chat_choice if self.job.is_chat else self._completion_choice
+        choices = [shape(choice, choice.take_delta()) for choice in self.choices]
+        kind = "chat.completion" if self.job.is_chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": self.usage()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events. An error becomes an event too, as the status line is long gone; [DONE] ends both ways."""
+        job = self.job
+        shape = self._chat_chunk if job.is_chat else self._completion_choice
+        head = self._head("chat.completion.chunk" if job.is_chat else "text_completion")
+        try:
+            async for advanced in self._advances():
+                data = []
+                for choice in advanced:
+                    chunk = {**head, "choices": [shape(choice, choice.take_delta())]}
+                    if job.include_usage or job.continuous_usage:
+                        chunk["usage"] = self.usage() if job.continuous_usage else None
+                    data.append(_event(chunk))
+                yield b"".join(data)
+            if job.include_usage:
+                yield _event({**head, "choices": [], "usage": self.usage()})
+        except ApiError as error:
+            self.outcome = error.code
+            yield _event(error.body())
+        except Exception:
+            _log.exception("[%s] internal error in a stream", job.request_id)
+            self.outcome = "internal_error"
+            yield _event(ApiError(500, "internal error; the log has the request", code="internal_error").body())
+        finally:
+            self._generation.abort_all()
+        yield _DONE
+
+    async def _advances(self) -> AsyncIterator[list[Choice]]:
+        """Takes outputs until every choice has finished; after each batch, the choices that moved."""
+        num_open = len(self.choices)
+        while num_open:
+            advanced: dict[int, Choice] = {}
+            for index, output in await self._generation.next():
+                choice = self.choices[index]
+                if choice.finish_reason is not None:
+                    continue  # tokens that came after a stop string
+                if self.first_token_s is None and output.token_id >= 0:
+                    self.first_token_s = time.monotonic() - self.job.started_s
+                choice.take(output)
+                advanced[index] = choice
+                if choice.finish_reason is not None:
+                    num_open -= 1
+                    self._generation.abort(index)  # where a stop string ended it, the rank does not know yet
+            if not num_open:
+                self.outcome = self.choices[0].finish_reason or "stop"
+            if advanced:
+                yield list(advanced.values())
+
+    def usage(self) -> dict[str, Any]:
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.job.prompts)
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        cached_tokens = sum(choice.num_cached_tokens for choice in self.choices[:: self.job.params.n])
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.job.is_chat else "cmpl"
+        return {
+            "id": f"{prefix}-{self.job.request_id}",
+            "object": kind,
+            "created": self.job.created,
+            "model": self.job.model,
+        }
+
+    # -- shapes of one choice --
+
+    def _completion_choice(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        wants_logprobs = self.job.params.logprobs is not None
+        result = {
+            "index": choice.index,
+            "text": delta.text,
+            "logprobs": self._logprobs.completion(delta.entries) if wants_logprobs else None,
+            "finish_reason": delta.finish_reason,
+        }
+        return self._with_token_ids(result, choice, delta)
+
+    def _chat_choice(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": delta.text}
+        if delta.calls:
+            message["content"] = delta.text or None
+            message["tool_calls"] = self._tool_calls(choice, delta, streamed=False)
+        result = {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._chat_logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        return self._with_token_ids(result, choice, delta)
+
+    def _chat_chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant"} if delta.is_first else {}
+        if delta.text or (delta.is_first and not delta.calls):
+            message["content"] = delta.text
+        if delta.calls:
+            message["tool_calls"] = self._tool_calls(choice, delta, streamed=True)
+        result = {
+            "index": choice.index,
+            "delta": message,
+            "logprobs": self._chat_logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        return self._with_token_ids(result, choice, delta)
+
+    def _chat_logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return self._logprobs.chat(delta.entries) if self.job.params.logprobs is not None else None
+
+    def _tool_calls(self, choice: Choice, delta: Delta, streamed: bool) -> list[dict[str, Any]]:
+        begin = choice.num_calls - len(delta.calls)
+        calls = []
+        for number, call in enumerate(delta.calls, begin):
+            calls.append({
+                "id": f"call_{self.job.request_id}_{choice.index}_{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+                **({"index": number} if streamed else {}),
+            })  # fmt: skip
+        return calls
+
+    def _with_token_ids(self, result: dict[str, Any], choice: Choice, delta: Delta) -> dict[str, Any]:
+        if self.job.return_token_ids:
+            if delta.is_first:
+                result["prompt_token_ids"] = choice.prompt_token_ids
+            result["token_ids"] = delta.token_ids
+        return result
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + _json.encode(document) + b"\n\n"

@@ -1,0 +1,149 @@
+"""ChatTemplate: messages and tools to one prompt text, through the checkpoint's Jinja template.
+
+The template is looked for where Hugging Face puts it: chat_template.jinja and additional_chat_templates/NAME.jinja,
+chat_template.json, then "chat_template" of tokenizer_config.json (one text, or a list of named ones). Of named ones
+"tool_use" serves requests with tools. It is a file from the internet, so it runs in Jinja's immutable sandbox. The text
+equals that of transformers (a test compares).
+"""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import msgspec
+
+from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.errors import invalid
+from eprt.serve.openai.protocol import Message, Tool
+
+NAMED_TEMPLATES = "additional_chat_templates"
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it only shows its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    # Jinja's own filter escapes HTML and sorts keys, which templates of language models do not expect.
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str):
+    raise jinja2.TemplateError(message)
+
+
+class ChatTemplate:
+    """One checkpoint's template. source: the text, or name -> text."""
+
+    def __init__(self, source: str | dict[str, str], special_tokens: dict[str, str]):
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._special_tokens = special_tokens
+        sources = {"default": source} if isinstance(source, str) else source
+        try:
+            self._templates = {name: environment.from_string(text) for name, text in sources.items()}
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template has an error in line {error.lineno}: {error}") from None
+
+    @staticmethod
+    def of_checkpoint(model_dir: str | Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """The checkpoint's template; None when it has none."""
+        model_dir = Path(model_dir)
+        source: Any = tokenizer.config.get("chat_template")
+        if (model_dir / "chat_template.json").is_file():
+            source = json.loads((model_dir / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
+        if (model_dir / "chat_template.jinja").is_file():
+            source = (model_dir / "chat_template.jinja").read_text(encoding="utf-8")
+        if isinstance(source, list):
+            source = {item["name"]: item["template"] for item in source}
+        named = sorted((model_dir / NAMED_TEMPLATES).glob("*.jinja"))
+        if named:
+            default = {"default": source} if isinstance(source, str) else source or {}
+            source = {**default, **{path.stem: path.read_text(encoding="utf-8") for path in named}}
+        return ChatTemplate(source, tokenizer.special_tokens) if source else None
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Tool] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt. variables: more names for the template (chat_template_kwargs). ApiError 400 when it refuses."""
+        for name in ("messages", "tools"):
+            if name in (variables or {}):
+                raise invalid("chat_template_kwargs", f"chat_template_kwargs has {name}, which is a field of its own")
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default") or next(iter(self._templates.values()))
+        context = {
+            **self._special_tokens,
+            "tools": [_tool(tool) for tool in tools] if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+            **(variables or {}),
+        }
+        try:
+            try:
+                return template.render(messages=_messages(messages, arguments_as_text=False), **context)
+            except TypeError:
+                # Most templates print a call's arguments with `| tojson` and want an object; DeepSeek's join them to
+                # other text and want the text.
+                return template.render(messages=_messages(messages, arguments_as_text=True), **context)
+        except Exception as error:  # a program of others, run on values of the client
+            raise invalid("messages", f"the model's chat template refuses these messages: {error}") from None
+
+
+def _messages(messages: list[Message], arguments_as_text: bool) -> list[dict[str, Any]]:
+    """Plain dicts, as templates expect them; what was not given is left out."""
+    return [_message(message, arguments_as_text) for message in messages]
+
+
+def _message(message: Message, arguments_as_text: bool) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text or "" for part in content)
+    # "developer" is OpenAI's newer word for "system"; templates know the old one.
+    role = "system" if message.role == "developer" else message.role
+    result: dict[str, Any] = {"role": role, "content": content}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            result[name] = value
+    if message.tool_calls:
+        result["tool_calls"] = [_tool_call(call, arguments_as_text) for call in message.tool_calls]
+    return result
+
+
+def _tool_call(call, arguments_as_text: bool) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    if not arguments_as_text:
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            pass  # the model once wrote something that is no JSON; show it as it was
+    result = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return {"id": call.id, **result} if call.id is not None else result
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = tool.function
+    result: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        result["description"] = function.description
+    if function.parameters is not None:
+        result["parameters"] = function.parameters
+    return {"type": "function", "function": result}

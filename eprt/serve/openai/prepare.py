@@ -1,0 +1,168 @@
+"""From a checked request body to a Job: template, tokens, limits. Everything a client can get wrong is refused here,
+before a rank hears of it. Takes no longer than the body is long: what is far too much is refused by its size."""
+
+from typing import Any
+
+from eprt.engine.request import RequestLimits
+from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.errors import ApiError, invalid, not_found
+from eprt.serve.openai.answer import Job, Prompt
+from eprt.serve.openai.chat import ChatTemplate
+from eprt.serve.openai.protocol import ChatRequest, CompletionRequest
+from eprt.serve.openai.tools import format_of
+
+# OpenAI's default for /v1/completions. A chat answer may be as long as the model can go on.
+_DEFAULT_MAX_TOKENS = 16
+
+
+class Preparer:
+    """tokenizer: None with --skip-tokenizer-init. template: None where the checkpoint has none.
+
+    limits: set when the ranks have loaded; nothing is prepared before.
+    """
+
+    def __init__(self, model_name: str, tokenizer: Tokenizer | None, template: ChatTemplate | None, max_sequences: int):
+        self._model_name, self.tokenizer, self._template = model_name, tokenizer, template
+        self._max_sequences = max_sequences
+        self._tool_format = format_of(tokenizer) if tokenizer else None
+        self._longest_token = tokenizer.longest_token if tokenizer else None
+
+    def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
+        self._check_model(request.model)
+        self._check_number(request.num_prompts, request.n or 1)
+        given = request.prompts()
+        prompts = [self._prompt(_prompt_name(i, len(given)), prompt, limits) for i, prompt in enumerate(given)]
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        echo = bool(request.echo)
+        params = request.sampling_params(
+            max_tokens=_fit(longest, request.max_new_tokens, limits, "prompt", default=_DEFAULT_MAX_TOKENS),
+            logprobs=request.logprobs,
+            prompt_logprobs=echo and request.logprobs is not None,
+        )
+        return self._job(request, request_id, limits, prompts, params, is_chat=False, echo=echo)
+
+    def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> Job:
+        self._check_model(request.model)
+        if self.tokenizer is None:
+            raise invalid("messages", "the server runs without a tokenizer: send token ids to /v1/completions")
+        if self._template is None:
+            raise invalid("messages", "the model has no chat template: send a prompt to /v1/completions")
+        self._check_number(1, request.n or 1)
+        uses_tools = bool(request.tools) and request.tool_choice != "none"
+        text = self._template.render(
+            request.messages,
+            request.tools if uses_tools else None,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            variables=request.chat_template_kwargs,
+        )
+        prompt = Prompt(text, self._encode("messages", text, limits, add_special_tokens=False))
+        params = request.sampling_params(
+            max_tokens=_fit(len(prompt.token_ids), request.max_new_tokens, limits, "messages"),
+            logprobs=request.num_logprobs,
+        )
+        form = self._tool_format if uses_tools else None
+        return self._job(request, request_id, limits, [prompt], params, is_chat=True, tool_format=form)
+
+    def _job(
+        self,
+        request: CompletionRequest | ChatRequest,
+        request_id: str,
+        limits: RequestLimits,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        **more: Any,
+    ) -> Job:
+        if params.stop and self.tokenizer is None:
+            raise invalid("stop", "the server runs without a tokenizer: use stop_token_ids")
+        for i, prompt in enumerate(prompts):
+            try:
+                limits.check(prompt.token_ids, params)
+            except ValueError as error:
+                param = str(error).partition(":")[0]
+                if param in ("stop_token_ids", "logit_bias"):
+                    raise invalid(param, str(error)) from None
+                if more["is_chat"]:
+                    raise invalid("messages", str(error)) from None
+                where = _prompt_name(i, len(prompts))
+                raise invalid(where, f"{where}: {error}") from None
+        options = request.stream_options
+        return Job(
+            request_id=request_id,
+            model=self._model_name,
+            prompts=prompts,
+            params=params,
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            # Without a tokenizer there is no text; the ids are the answer.
+            return_token_ids=bool(request.return_token_ids) or self.tokenizer is None,
+            user=request.user,
+            **more,
+        )
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self._model_name:
+            message = f"no model {model!r} here; this server has {self._model_name!r}"
+            raise not_found(message, code="model_not_found", param="model")
+
+    def _check_number(self, num_prompts: int, n: int) -> None:
+        if num_prompts * n > self._max_sequences:
+            prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+            raise invalid(
+                "prompt" if num_prompts > self._max_sequences else "n",
+                f"{prompts} with n={n} are {num_prompts * n} sequences; the server runs and queues at most "
+                f"{self._max_sequences}",
+            )
+
+    def _prompt(self, param: str, prompt: str | list[int], limits: RequestLimits) -> Prompt:
+        if not isinstance(prompt, str):
+            return Prompt(None, prompt)
+        if self.tokenizer is None:
+            raise invalid(param, f"{param} is text, but the server runs without a tokenizer: send token ids")
+        token_ids = self._encode(param, prompt, limits, add_special_tokens=True)
+        if not token_ids:
+            raise invalid(param, f"{param} is empty, and the model has no token to begin with")
+        return Prompt(prompt, token_ids)
+
+    def _encode(self, param: str, text: str, limits: RequestLimits, *, add_special_tokens: bool) -> list[int]:
+        """Refuses what is surely too long before it is tokenised, which takes seconds and a gigabyte for 8 MB."""
+        assert self.tokenizer is not None
+        longest = self._longest_token
+        if longest is not None and len(text) > longest * limits.max_model_len:
+            num_tokens = f"at least {-(-len(text) // longest)}"
+            raise ApiError(
+                400, _too_long(num_tokens, "at least 1", limits), code="context_length_exceeded", param=param
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _prompt_name(i: int, num_prompts: int) -> str:
+    return f"prompt[{i}]" if num_prompts > 1 else "prompt"
+
+
+def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, default: int | None = None) -> int:
+    """max_tokens to use where asked were asked for: None is the default, and without one all the room.
+
+    ApiError 400 when prompt and completion cannot fit together. It names max_tokens where less of it would help, else
+    the prompt's field.
+    """
+    room = limits.max_model_len - num_prompt
+    wanted = default if asked is None else asked
+    if wanted is None and room >= 1:
+        return room
+    if wanted is not None and wanted <= max(room, 0):
+        return wanted
+    raise ApiError(
+        400,
+        _too_long(str(num_prompt), "at least 1" if wanted is None else str(wanted), limits),
+        code="context_length_exceeded",
+        param="max_tokens" if asked is not None and room >= 1 else field,
+    )
+
+
+def _too_long(num_prompt: str, wanted: str, limits: RequestLimits) -> str:
+    return (
+        f"this model takes at most {limits.max_model_len} tokens; the request has {num_prompt} in the prompt and asks "
+        f"for {wanted} in the completion. Shorten the prompt or lower max_tokens"
+    )

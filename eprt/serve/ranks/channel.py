@@ -1,0 +1,212 @@
+"""The sockets: the HTTP port, and the connection between a rank and the frontend (unix inside a host, TCP between).
+
+A stream socket rather than a message queue library: its end-of-file tells each side at once, on any host, that the
+other process is gone, it needs no thread beside the engine, and abstract unix names leave nothing on disk.
+Knows nothing of what the messages mean.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import time
+
+from eprt import env
+from eprt.serve.options import OptionError
+from eprt.serve.ranks.messages import Hello, ToFrontend, ToRank, Unpacker, pack
+
+
+class FrontendLostError(ConnectionError):
+    """The frontend closed its end, or died."""
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """The listening HTTP socket; OptionError when the address cannot be had."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise OptionError(f"cannot listen on {host}:{port}: {_why(error)}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _why(error: OSError) -> str:
+    """create_server adds the address to the system's words, and it is told already; a name's errors are not errno's."""
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    remedy = "; --port takes another, 0 any free one" if error.errno == errno.EADDRINUSE else ""
+    return os.strerror(error.errno) + remedy
+
+
+def listen(hosts: set[str]) -> tuple[socket.socket, str]:
+    """A listening socket that ranks on `hosts` can reach, and its endpoint for `connect`.
+
+    One host: an abstract unix name (nothing to clean up). Several: TCP on every interface of this host.
+    """
+    if len(hosts) == 1:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name = f"eprt-{os.getpid()}-{os.urandom(8).hex()}"
+        listener.bind(f"\0{name}")
+        endpoint = f"unix:{name}"
+    else:
+        listener = socket.create_server(("", 0), family=socket.AF_INET)
+        endpoint = f"tcp:{socket.gethostname()}:{listener.getsockname()[1]}"
+    listener.listen(1024)
+    return listener, endpoint
+
+
+def connect(endpoint: str, timeout_s: float) -> socket.socket:
+    """The stream socket to `endpoint`; raises ConnectionError naming it after timeout_s."""
+    kind, _, address = endpoint.partition(":")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if kind == "unix":
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.connect(f"\0{address}")
+                return sock
+            host, _, port = address.rpartition(":")
+            sock = socket.create_connection((host, int(port)), timeout=max(0.1, deadline - time.monotonic()))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_dead_host(sock)
+            return sock
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConnectionError(
+                    f"cannot reach the frontend at {endpoint} within {timeout_s:g} s: {error}"
+                ) from None
+            time.sleep(0.1)
+
+
+def _notice_dead_host(sock: socket.socket) -> None:
+    """A host that loses power sends no end-of-file: let the kernel probe after 2 s of silence and give up after 5 s."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+
+
+class Channel:
+    """A rank's end. Sending never blocks the engine: what the socket does not take at once waits here."""
+
+    def __init__(self, sock: socket.socket, hello: Hello):
+        self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
+        self._watched: dict[int, str] = {}  # descriptor -> who
+        self._signal_pipe = (-1, -1)
+        sock.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self.stop_reasons: list[str] = []
+        self.send(hello)
+
+    def take_signals(self, signals: tuple[signal.Signals, ...]) -> None:
+        """From now on these wake `receive` and are put down in `stop_reasons`, instead of what they did before."""
+        # Python restarts an interrupted poll; the wake-up descriptor is what makes it return.
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signal_pipe = (reader, writer)
+        self._poll.register(reader, select.POLLIN)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, lambda taken, frame: self.stop_reasons.append(signal.Signals(taken).name))
+
+    def watch_starters(self) -> None:
+        """From now on the end of mpirun, or of the launcher that started it, wakes `receive` and is put down in
+        `stop_reasons`. A rank would otherwise serve on, with nobody left who could stop it.
+        """
+        mpirun, launcher = os.getppid(), env.get("EPRT_LAUNCHER_PID")
+        self._watch("mpirun", mpirun)
+        # Elsewhere than on the launcher's host its number is nobody's, or somebody else's.
+        if launcher is not None and _parent_of(mpirun) == launcher:
+            self._watch("the launcher", launcher)
+
+    def _watch(self, who: str, pid: int) -> None:
+        # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no number here.
+        with contextlib.suppress(OSError, AttributeError):
+            fd = os.pidfd_open(pid)
+            self._watched[fd] = f"{who} (pid {pid}) is gone"
+            self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self) -> None:
+        for fd in self._watched:
+            self._poll.unregister(fd)
+            os.close(fd)
+        self._watched.clear()
+
+    def send(self, message: ToFrontend) -> None:
+        self._unsent += pack(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                num_sent = self._sock.send(self._unsent)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise FrontendLostError(str(error)) from None
+            del self._unsent[:num_sent]
+        self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+
+    def receive(self, timeout_s: float | None) -> list[ToRank]:
+        """Messages that have arrived. 0: do not wait. None: sleep until something (a signal too) arrives."""
+        events = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+        messages: list[ToRank] = []
+        for fd, event in events:
+            if fd in self._watched:
+                self.stop_reasons.append(self._watched[fd])
+                self._unwatch()  # the other follows, which is no second signal
+                continue
+            if fd != self._sock.fileno():
+                if fd == self._signal_pipe[0]:
+                    os.read(fd, 4096)
+                continue
+            if event & select.POLLOUT:
+                self._flush()
+            if event & ~select.POLLOUT:
+                messages += self._read()
+        return messages
+
+    def _read(self) -> list[ToRank]:
+        messages: list[ToRank] = []
+        while True:
+            try:
+                data = self._sock.recv(1 << 18)
+            except BlockingIOError:
+                return messages
+            except OSError as error:
+                raise FrontendLostError(str(error)) from None
+            if not data:
+                raise FrontendLostError("the frontend closed the connection")
+            messages += self._unpacker.feed(data)
+
+    def finish(self, timeout_s: float) -> bool:
+        """Sends what is left; False when the frontend did not take it in time or is gone."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self._unsent and time.monotonic() < deadline:
+                self.receive(0.05)
+        except FrontendLostError:
+            return False
+        return not self._unsent
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Sends what is left, then drops what arrives until the frontend has closed its end; False after timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            while time.monotonic() < deadline:
+                self.receive(0.05)
+        except FrontendLostError:
+            return True
+        return False
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,134 @@
+"""One rank's process, from joining the group to its exit status. Rank 0 also starts the HTTP frontend.
+
+The order matters: rank 0 binds the HTTP port before anything slow, so that a port in use shows at once, and hands the
+open sockets to the frontend, which is therefore reachable (and answers 503) while the model loads.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from eprt import env
+from eprt.ep.group.agreement import first_difference
+from eprt.ep.group.group import EPGroup
+from eprt.serve.errors import say
+from eprt.serve.options import FrontendConfig, ServeOptions, make_diagnose_dir, of_all_ranks
+from eprt.serve.ranks import worker
+from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
+from eprt.serve.ranks.messages import Drain, Hello
+
+
+def run(options: ServeOptions) -> int:
+    """Serves until told to stop; returns the exit status."""
+    level = env.get("EPRT_LOG_LEVEL").upper()
+    logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
+    launched_rank = env.launched_rank()
+    http = None
+    if not launched_rank:
+        http = bind_http(options.host, options.port)
+        make_diagnose_dir(options)
+    try:
+        group = EPGroup.single() if launched_rank is None else EPGroup.from_mpi()
+        _check_job(options, group)
+    except ValueError as error:
+        # All ranks know: MPI lets none end before rank 0 has spoken.
+        if not launched_rank:
+            say(f"eprt serve: error: {error}")
+        return 2
+    sock, frontend, token = _connect(options, group, http)
+    hello = Hello(token, group.rank, os.getpid(), socket.gethostname())
+    channel = Channel(sock, hello)
+    try:
+        _leave_on_signals(channel)
+        if launched_rank is not None:
+            channel.watch_starters()
+        worker.serve(options, group, channel)
+    except FrontendLostError:
+        return _tell_of_lost_frontend(frontend)
+    group.close()
+    return frontend.wait(timeout=30) if frontend else 0
+
+
+def _check_job(options: ServeOptions, group: EPGroup) -> None:
+    """ValueError, on all ranks, where they were not started as one server. Collective."""
+    if differs := first_difference(group, of_all_ranks(options)):
+        if differs.name == "--api-key":
+            what = "has another --api-key than rank 0"
+        else:
+            what = f"has {differs.name} {_shown(differs.value)}, rank 0 has {_shown(differs.of_rank0)}"
+        raise ValueError(f"rank {differs.rank} {what}; give all ranks the same flags")
+    if options.num_ranks not in (None, group.size):
+        raise ValueError(f"-n {options.num_ranks}: this is an MPI job of {group.size} ranks already; leave out -n")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else "the default" if value is None else str(value)
+
+
+def _connect(
+    options: ServeOptions, group: EPGroup, http: socket.socket | None
+) -> tuple[socket.socket, subprocess.Popen | None, str]:
+    """This rank's connection, the frontend's process (rank 0 only) and the run's secret. Collective."""
+    hosts = set(group.allgather(socket.gethostname()))
+    if group.rank != 0:
+        endpoint, token = group.allgather(None)[0]
+        return connect(endpoint, timeout_s=env.get("EPRT_TIMEOUT_S")), None, token
+    assert http is not None, "rank 0 binds the HTTP port first"
+    listener, endpoint = listen(hosts)
+    mine, frontends = socket.socketpair()
+    token = os.urandom(16).hex()
+    config = FrontendConfig(options, group.size, token, http.fileno(), listener.fileno(), frontends.fileno())
+    frontend = subprocess.Popen(
+        [sys.executable, "-m", "eprt.serve.frontend"],
+        stdin=subprocess.PIPE,
+        pass_fds=(config.http_fd, config.listener_fd, config.rank0_fd),
+        env=env.without_mpi(),
+        # A session of its own: what kills the ranks (mpirun, Ctrl-C) leaves it time to tell the clients.
+        start_new_session=True,
+    )
+    assert frontend.stdin is not None
+    with frontend.stdin as stdin:
+        stdin.write(msgspec.json.encode(config))
+    for inherited in (http, listener, frontends):
+        inherited.close()
+    group.allgather((endpoint, token))
+    return mine, frontend, token
+
+
+def _leave_on_signals(channel: Channel) -> None:
+    """While the model loads there is nothing to finish: tell the frontend and go."""
+
+    def leave(number: int, frame) -> None:
+        with contextlib.suppress(FrontendLostError):
+            channel.send(Drain(signal.Signals(number).name))
+            channel.finish(timeout_s=1)
+        os._exit(128 + number)
+
+    for number in worker.STOP_SIGNALS:
+        signal.signal(number, leave)
+
+
+def _tell_of_lost_frontend(frontend: subprocess.Popen | None) -> int:
+    if frontend is None:
+        time.sleep(1)  # rank 0 knows more and speaks first; mpirun ends everyone at the first non-zero status
+    else:
+        try:
+            status = frontend.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            status = None
+        cause = f"killed by signal {-status}" if status is not None and status < 0 else f"exit status {status}"
+        # It explains itself where it decided to go (status 1); only a death needs words here.
+        if status is None or status != 1:
+            say(f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: {cause}; stopping")
+    # Not through MPI_Finalize: the other ranks may be inside a step that waits for this one.
+    os._exit(1)

@@ -1,0 +1,290 @@
+"""A rank's loop: take what the frontend sent, step the engine together with the other ranks, send what came out.
+
+Knows the engine and the channel; nothing of HTTP, text or other ranks' requests.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eprt.config import EngineConfig
+from eprt.engine.outputs import TokenOutput
+from eprt.ep.stats import EPStats
+from eprt.serve.options import ServeOptions
+from eprt.serve.ranks.channel import Channel, FrontendLostError
+from eprt.serve.ranks.messages import (
+    Abort,
+    Add,
+    Bye,
+    Cancel,
+    Drain,
+    EngineInfo,
+    Fatal,
+    Fault,
+    Migrate,
+    Ready,
+    Sample,
+    Sampled,
+    SlotTotals,
+    Step,
+    Stop,
+    ToRank,
+    WaitTotals,
+    Wake,
+)
+
+_log = logging.getLogger(__name__)
+
+# SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+_LESS_MEMORY = (
+    "take more ranks, or lower --chunk-size, --max-num-seqs, --low-latency-max-tokens, --spare-experts, "
+    "--num-redundant-experts or --kv-cache-gb"
+)
+
+# Counters go to the frontend so often, and at least four times in a window of the diagnosis.
+_STATS_PERIOD_S = 0.5
+_QUIET_BEFORE_CHECK_S = 1.0
+
+
+class Worker:
+    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError."""
+
+    def __init__(self, engine, channel: Channel, window_s: float):
+        self._engine, self._channel = engine, channel
+        self._stats_period_s = min(_STATS_PERIOD_S, window_s / 4)
+        self._seen_seq = 0
+        self._stopping = False
+        self._next_stats_s = 0.0
+        self._was_migrating = False
+
+    def run(self) -> None:
+        asleep = True
+        while True:
+            if asleep:
+                asleep = not self._sleep()
+                continue
+            self._take(self._channel.receive(0))
+            result = self._engine.step(self._seen_seq)
+            self._report(result.outputs, idle=result.all_idle)
+            # All ranks have seen the Stop that this one has seen, and none has work: all leave in this same step.
+            if result.all_idle and self._stopping:
+                return
+            asleep = result.all_idle
+
+    def _sleep(self) -> bool:
+        """Blocks until the frontend numbers a new request (True), or something smaller has happened (False)."""
+        seen_seq = self._seen_seq
+        messages = self._channel.receive(_QUIET_BEFORE_CHECK_S)
+        if not messages and not self._channel.stop_reasons:
+            self._check_integrity()
+            messages = self._channel.receive(None)
+        self._take(messages)
+        return self._seen_seq > seen_seq
+
+    def _take(self, messages: list[ToRank]) -> None:
+        for message in messages:
+            match message:
+                case Add():
+                    self._add(message)
+                    self._seen_seq = message.seq
+                case Wake(seq):
+                    self._seen_seq = seq
+                case Abort(request_id):
+                    self._engine.abort(request_id)
+                case Migrate(seq, job):
+                    self._seen_seq = seq
+                    self._engine.migrator.offer(job)
+                case Cancel(job_id):
+                    self._engine.migrator.cancel(job_id)
+                case Sample():
+                    sample_LAK = self._engine.recorder.sample()
+                    steps = self._engine.recorder.sample_steps().tobytes()
+                    self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps))
+                case Stop(seq):
+                    self._seen_seq, self._stopping = seq, True
+        # One by one: a signal may put down another between any two lines.
+        while self._channel.stop_reasons:
+            self._channel.send(Drain(self._channel.stop_reasons.pop(0)))
+
+    def _add(self, message: Add) -> None:
+        try:
+            self._engine.add_request(
+                message.request_id, message.prompt_token_ids, message.params, sample_idx=message.sample_idx
+            )
+        except (ValueError, RuntimeError) as error:
+            refused = TokenOutput(message.request_id, token_id=-1, finish_reason="abort", error=str(error))
+            self._channel.send(Step([refused]))
+
+    def _report(self, outputs: list[TokenOutput], idle: bool) -> None:
+        now_s = time.monotonic()
+        migrator = self._engine.migrator
+        migrating = migrator is not None and migrator.active
+        wants_stats = idle or now_s >= self._next_stats_s or migrating != self._was_migrating
+        self._was_migrating = migrating
+        if wants_stats:
+            self._next_stats_s = now_s + self._stats_period_s
+        if outputs or wants_stats:
+            step = Step(outputs)
+            if wants_stats:
+                step = Step(outputs, self._engine.stats(), wait_totals(self._engine))
+            self._channel.send(step)
+
+    def _check_integrity(self) -> None:
+        """Nothing runs anywhere: every page, row and request must be accounted for."""
+        try:
+            self._engine.check_integrity()
+        except RuntimeError as error:
+            self._channel.send(Fault(str(error)))
+
+
+def load(config: EngineConfig, bind: str, group, channel: Channel):
+    """This rank's engine, ready to step. Collective. Shows a progress bar on rank 0."""
+    from eprt.bind import bind as bind_to_cores
+
+    binding = bind_to_cores(bind, group.allgather)
+    level = logging.INFO if group.rank == 0 else logging.DEBUG
+    logging.getLogger(__name__).log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
+    from eprt.engine.engine import Engine
+
+    # The frontend's router is the one gate: between two steps the engine may see more requests waiting than max_queue,
+    # because those that it will admit in its next step still count as waiting.
+    config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
+    with _ProgressBar() as bar:
+        engine = Engine(config, group, progress=bar.show if group.rank == 0 else None)
+    # What loading made lives as long as the process: the collector need not walk over it again.
+    gc.collect()
+    gc.freeze()
+    channel.send(Ready(_info(engine)))
+    channel.send(Step([], engine.stats()))
+    return engine
+
+
+class _ProgressBar:
+    """A bar on standard error, once loading has taken a second: what goes wrong before stands on its own line."""
+
+    def __init__(self):
+        self._bar = None
+
+    def show(self, num_bytes: int, num_total: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = self._bar or tqdm(
+            total=num_total, desc="loading", unit="B", unit_scale=True, mininterval=0.3, delay=1
+        )
+        self._bar.update(num_bytes - self._bar.n)
+
+    def __enter__(self) -> "_ProgressBar":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def wait_totals(engine) -> WaitTotals | None:
+    """None where nobody is waited for: one rank, or a model without experts."""
+    model, migrator = engine.model, engine.migrator
+    of_modes = [_stats(backend) for backend in model.ep.values() if hasattr(backend, "stats")]
+    if not of_modes:
+        return None
+    counted, steps = EPStats.total(of_modes), engine.step_waits  # late to a step is late to its first dispatch
+    return WaitTotals(
+        num_calls=counted.num_calls,
+        dispatch_wait_us=(steps.wait_us_N + counted.dispatch_wait_us_N).tolist(),
+        combine_wait_us=counted.combine_wait_us_N.tolist(),
+        recv_tokens=counted.recv_tokens_N.tolist(),
+        sent_tokens=counted.sent_tokens_N.tolist(),
+        compute_us=counted.compute_us,
+        slots=SlotTotals(
+            epoch=migrator.epoch if migrator is not None else 0,
+            expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
+            rows=model.expert_load(),
+        ),
+        blocked_us=None if counted.blocked_us is None else steps.blocked_us + counted.blocked_us,
+    )
+
+
+def _stats(backend) -> EPStats:
+    """Of kernels that may be running: what can be had without waiting for them."""
+    return backend.recent_stats() if hasattr(backend, "recent_stats") else backend.stats()
+
+
+def _info(engine) -> EngineInfo:
+    model = engine.model
+    moe_layers = model.moe_layers()
+    return EngineInfo(
+        model_type=model.config.model_type,
+        vocab_size=engine.limits.vocab_size,
+        eos_token_ids=tuple(model.config.eos_token_ids),
+        max_model_len=engine.limits.max_model_len,
+        kv_tokens=engine.limits.kv_tokens,
+        node_of_rank=engine.group.node_of_rank,
+        num_experts=model.config.moe.num_experts if model.config.moe else 0,
+        moe_layers=tuple(model.moe_layer_indices()),
+        expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
+        dtype=str(model.config.dtype).removeprefix("torch."),
+        spare_experts=engine.config.spare_experts,
+        expert_bytes=max((layer.pool.expert_bytes for layer in moe_layers), default=0),
+    )
+
+
+def inject(faults: Sequence[str], engine):
+    """Puts this rank's faults, if any, between the engine and its communication. Returns what ends them."""
+    from eprt.diagnostics.inject import Injector
+
+    group, backends = engine.group, engine.model.ep
+    injector = Injector(faults, group.rank, group.size)
+    for mode, backend in list(backends.items()):
+        backends[mode] = injector.wrap(backend)  # all layers share this mapping
+    for fault in injector.faults:
+        _log.warning("[rank %d/%d] a fault on purpose: %s", group.rank, group.size, fault)
+    if engine.runner.graphs is not None:
+        for computes in filter(None, (engine.runner, engine.drafter)):
+            computes.graphs = None
+        _log.warning("[rank %d/%d] steps are not replayed: what was recorded knows no faults", group.rank, group.size)
+    return injector
+
+
+def serve(options: ServeOptions, group, channel: Channel) -> None:
+    """Loads and serves; returns when all ranks have left together. FrontendLostError is the caller's to tell of; any
+    other error goes to the frontend, which prints it once, and ends this process with status 1."""
+    try:
+        engine = load(options.engine, options.bind, group, channel)
+        channel.take_signals(STOP_SIGNALS)
+        with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
+            Worker(engine, channel, options.diagnose_window_s).run()
+        channel.send(Bye())
+        channel.finish(timeout_s=5)
+        engine.close()
+    except FrontendLostError:
+        raise
+    except Exception as error:
+        with contextlib.suppress(FrontendLostError):
+            channel.send(Fatal(_describe(error), lost_rank=getattr(error, "lost", None)))
+            # mpirun ends everybody when this process goes, and drops what the frontend has not printed by then.
+            channel.wait_closed(timeout_s=5)
+        # No clean-up that is collective: the other ranks may be waiting for this one, mpirun ends them.
+        os._exit(1)
+
+
+def _describe(error: Exception) -> str:
+    """One line for what a user can mend; the traceback for what only a developer can."""
+    import torch
+
+    from eprt.ep.api import EPError
+
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):  # torch's words on GPUs and CPUs
+        return f"{str(error).splitlines()[0]}; {_LESS_MEMORY}"
+    if isinstance(error, MemoryError) and not str(error).count("--"):
+        return f"{error or 'no memory'}; {_LESS_MEMORY}"
+    if isinstance(error, (EPError, ValueError, OSError, MemoryError)):
+        return str(error) or repr(error)
+    return "".join(traceback.format_exception(error)).rstrip()

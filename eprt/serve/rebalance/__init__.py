@@ -1,0 +1,1 @@
+"""Rebalancing of a running server: when to plan, what to move, and its metrics."""

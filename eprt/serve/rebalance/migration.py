@@ -1,0 +1,53 @@
+"""Migration: one job as the server tells of it, and the placement that serves after a part of it."""
+
+from dataclasses import dataclass, replace
+
+from eprt.balancer import Placement
+from eprt.balancer.job import PlanAnswer
+from eprt.balancer.migration import Round
+from eprt.ep.migration.job import Job
+
+
+@dataclass
+class Migration:
+    """One job as the server tells of it. state: "running", "done", "rolled_back", "refused" or "lost"."""
+
+    job_id: int
+    state: str
+    reason: str
+    from_epoch: int
+    epoch: int
+    num_rounds: int
+    rounds_done: int
+    moves: dict[str, int]
+    plan_ms: float
+    started_s: float
+    seconds: float = 0.0
+
+
+def placement_after(before: Placement, job: Job, rounds_done: int, target: Placement) -> Placement:
+    """What serves once the first rounds of a job are committed: the ranks' rows, put together once more here."""
+    slots_LP = before.physical_to_logical_map.copy()
+    done = job.rounds[:rounds_done]
+    for one in done:
+        for layer, row in one.rows.items():
+            slots_LP[layer] = row
+    last = {layer: k for k, one in enumerate(job.rounds) for layer in one.rows}
+    after = Placement(slots_LP, before.num_gpus, before.num_nodes, epoch=before.epoch + rounds_done)
+    weight_LP = after.even_weight_LP.copy()
+    touched = {layer for one in done for layer in one.rows}
+    for layer in range(before.num_layers):
+        if layer not in touched:
+            weight_LP[layer] = before.weight_LP[layer]
+        elif last[layer] < rounds_done and layer in job.weights:
+            weight_LP[layer] = job.weights[layer]
+    metrics = target.metrics if rounds_done == len(job.rounds) else before.metrics
+    return replace(after, slot_weight=weight_LP, metrics=metrics)
+
+
+def with_a_commit(answer: PlanAnswer, serves: Placement) -> PlanAnswer:
+    """A plan without rounds, and a round that leaves everything where it is: what comes with a commit comes with it."""
+    row, weights = (
+        tuple(of_layer_LP[0].tolist()) for of_layer_LP in (serves.physical_to_logical_map, serves.weight_LP)
+    )
+    return replace(answer, rounds=(Round({0: row}, ()),), weights={0: weights})

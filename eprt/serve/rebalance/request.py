@@ -1,0 +1,134 @@
+"""The body of POST /v1/eprt/rebalance -> RebalanceRequest. Every mistake is named: field, layer and value."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from eprt.balancer import Placement
+from eprt.serve.errors import invalid, unsupported
+from eprt.serve.openai.parsing import decode_body
+
+_PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
+# What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.
+_DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
+MODES = ("off", "auto", "dry-run")
+_MOST_MOVES = 2**31 - 1
+_FASTEST = sys.float_info.max
+_FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer", "mode", "rank_speeds"}
+
+
+@dataclass(frozen=True)
+class RebalanceRequest:
+    """target: the placement to reach; None: plan one for the measured load, with max_moves_per_layer at most.
+    dry_run: plan and decide, move nothing. cancel: roll back what is under way. mode: be in this mode from now on.
+    rank_speeds: that the posted placement was planned for; batches are split by them from its commit on."""
+
+    target: Placement | None = None
+    dry_run: bool = False
+    cancel: bool = False
+    max_moves_per_layer: int | None = None
+    mode: str | None = None
+    rank_speeds: tuple[float, ...] | None = None
+
+
+def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
+    """body: JSON, {} or nothing to plan, {"placement": {...}} or a placement file itself to go to that placement,
+    {"cancel": true}, {"mode": "auto"}.
+
+    ApiError 400 for anything else, and for a placement that does not fit the one that serves.
+    """
+    data = decode_body(body or b"{}")
+    if not isinstance(data, dict):
+        raise invalid(None, f"the body must be a JSON object, not {type(data).__name__}", code="invalid_json")
+    if "physical_to_logical_map" in data:
+        if "placement" in data:
+            raise invalid("placement", "the body has placement and physical_to_logical_map; give one of them")
+        data = {
+            "placement": {k: v for k, v in data.items() if k not in _FIELDS},
+            **{k: v for k, v in data.items() if k in _FIELDS},
+        }
+    for name in data:
+        if name not in _FIELDS:
+            raise unsupported(name, f"unknown field {name!r}; there are: {', '.join(sorted(_FIELDS))}")
+    for name in ("dry_run", "cancel"):
+        if not isinstance(data.get(name, False), bool):
+            raise invalid(name, f"{name}={data[name]!r}: must be true or false", code="invalid_type")
+    moves = data.get("max_moves_per_layer")
+    if moves is not None and (not isinstance(moves, int) or isinstance(moves, bool) or not 1 <= moves <= _MOST_MOVES):
+        limits = f"must be an integer in 1..{_MOST_MOVES}"
+        raise invalid("max_moves_per_layer", f"max_moves_per_layer={_short(moves)}: {limits}")
+    mode = data.get("mode")
+    if mode is not None and mode not in MODES:
+        raise invalid("mode", f"mode={mode!r}: must be off, auto or dry-run")
+    for name in ("cancel", "mode"):
+        if data.get(name) and len(data) > 1:
+            raise invalid(name, f"{name} stands alone: give nothing else with it")
+    target = None if data.get("placement") is None else _placement(data["placement"], current)
+    if moves is not None and target is not None:
+        message = "max_moves_per_layer belongs to a plan made here; a posted placement is reached in full"
+        raise invalid("max_moves_per_layer", message)
+    speeds = _rank_speeds(data.get("rank_speeds"), target, current.num_gpus)
+    return RebalanceRequest(target, data.get("dry_run", False), data.get("cancel", False), moves, mode, speeds)
+
+
+def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple[float, ...] | None:
+    if speeds is None:
+        return None
+    if target is None:
+        raise invalid("rank_speeds", "rank_speeds belongs to a placement that is posted")
+    if not isinstance(speeds, list) or len(speeds) != num_ranks:
+        raise invalid("rank_speeds", f"rank_speeds={speeds!r}: must be a list of {num_ranks} numbers, one per rank")
+    for rank, speed in enumerate(speeds):
+        if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed <= _FASTEST:
+            where = f"rank_speeds[rank {rank}] = {_short(speed)}"
+            raise invalid("rank_speeds", f"{where}: must be finite and above 0")
+    return tuple(float(speed) for speed in speeds)
+
+
+def _short(value: Any) -> str:
+    """JSON has integers of any length."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _placement(data: Any, current: Placement) -> Placement:
+    if not isinstance(data, dict):
+        raise invalid("placement", f"placement must be an object, not {type(data).__name__}", code="invalid_type")
+    for name in data:
+        if name not in _PLACEMENT_FIELDS | _DESCRIPTIVE_FIELDS:
+            raise unsupported(f"placement.{name}", f"unknown field {name!r} in the placement")
+    data = {"num_gpus": current.num_gpus, "num_nodes": current.num_nodes, **data}
+    _check_experts(data.get("physical_to_logical_map"), current)
+    try:
+        target = Placement.from_json(data)
+    except (ValueError, TypeError) as error:
+        raise invalid("placement", str(error)) from None
+    for name, what in (
+        ("num_layers", "MoE layers"),
+        ("num_slots", "slots"),
+        ("num_gpus", "ranks"),
+        ("num_nodes", "nodes"),
+    ):
+        have, want = getattr(target, name), getattr(current, name)
+        if have != want:
+            raise invalid("placement", f"the placement has {have} {what}, this server {want}: it is of another model")
+    if target.num_experts != current.num_experts:
+        have, want = target.num_experts, current.num_experts
+        raise invalid("placement", f"the placement has {have} experts, this server {want}: it is of another model")
+    return target
+
+
+def _check_experts(rows: Any, current: Placement) -> None:
+    """Names the first row or entry that cannot be this model's; anything else wrong is Placement's to tell."""
+    name, last = "physical_to_logical_map", current.num_experts - 1
+    for layer, row in enumerate(rows if isinstance(rows, list) else ()):
+        if isinstance(row, list) and len(row) != current.num_slots:
+            have = f"{name}[layer {layer}] has {len(row)} slots, this server {current.num_slots}"
+            raise invalid("placement", f"{have}; is the placement of another model?")
+        for slot, expert in enumerate(row if isinstance(row, list) else ()):
+            if not isinstance(expert, int) or isinstance(expert, bool) or not -1 <= expert <= last:
+                raise invalid(
+                    "placement",
+                    f"{name}[layer {layer}, slot {slot}] = {expert!r}: this model has experts 0..{last}, and -1 stands "
+                    "for none; is the placement of another model?",
+                )

@@ -1,0 +1,192 @@
+"""EPMoE on one rank: against transformers' blocks, its shapes, rounds, formats and errors."""
+
+import numpy as np
+import pytest
+import torch
+from eprt.balancer import Placement
+
+from eprt import EPGroup, EPMoE, MoEConfig
+from eprt.compat.hf import replace_moe_blocks
+from eprt.ep.api import Received
+from eprt.ep.placement.slot_map import SlotMap, SlotTable
+from eprt.layers.experts import ExpertPool, Experts
+from eprt.ops.known_rows import KnownRows
+from tests import tiny
+
+FAMILIES = ["v2", "v2_groups", "v3", "qwen3", "mixtral"]
+
+
+def relative_error(y, want):
+    return ((y - want).float().pow(2).mean().sqrt() / want.float().pow(2).mean().sqrt()).item()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(1, 64), (37, 64), (2, 5, 64), (0, 64), (3, 0, 64)], ids=str)
+@torch.no_grad()
+def test_from_hf_equals_the_block(family, shape):
+    block = tiny.make_moe_block(family)
+    moe = EPMoE.from_hf(block, EPGroup.single())
+    x = torch.randn(shape)
+    y = moe(x)
+    assert y.shape == x.shape and y.dtype == x.dtype
+    want = block(x.view(1, -1, 64)).view(shape)
+    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-4 if family == "v2_groups" else 1e-5)  # scaled by 16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_from_hf_in_bf16(family):
+    block = tiny.make_moe_block(family, dtype=torch.bfloat16)
+    exact = tiny.make_moe_block(family, dtype=torch.bfloat16).float()
+    moe = EPMoE.from_hf(block, EPGroup.single())
+    x = torch.randn(50, 64).bfloat16()
+    y = moe(x)
+    assert y.dtype == torch.bfloat16
+    assert relative_error(y, exact(x.float()[None])[0]) < 0.01
+
+
+@pytest.mark.parametrize("family, names", [("qwen3", None), ("mixtral", ("w1", "w3", "w2"))])
+@torch.no_grad()
+def test_from_hf_of_the_old_style_returns_logits_too(family, names):
+    block = tiny.make_moe_block(family)
+    old = tiny.OldStyleBlock(block, names)
+    old.__class__ = type(type(block).__name__, (tiny.OldStyleBlock,), {})
+    moe = EPMoE.from_hf(old, EPGroup.single())
+    x = torch.randn(2, 7, 64)
+    y, logits = moe(x)
+    want, want_logits = old(x)
+    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, want_logits, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_more_tokens_than_one_round_takes():
+    block = tiny.make_moe_block("v3")
+    whole = EPMoE.from_hf(block, EPGroup.single())
+    rounds = EPMoE.from_hf(block, EPGroup.single(), num_max_tokens_per_rank=7)
+    x = torch.randn(50, 64)
+    assert torch.equal(rounds(x), whole(x))
+    assert rounds.expert_load() == whole.expert_load() and sum(whole.expert_load()) == 50 * 4
+
+
+@pytest.mark.parametrize("weight_format, limit", [("int8", 0.03), ("fp8", 0.08)])
+@torch.no_grad()
+def test_quantised_weights(weight_format, limit):
+    block = tiny.make_moe_block("v3")
+    moe = EPMoE.from_hf(block, EPGroup.single(), weight_format=weight_format)
+    x = torch.randn(60, 64)
+    assert 1e-4 < relative_error(moe(x), block(x[None])[0]) < limit
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_patched_model_gives_the_same_logits(family):
+    model = tiny.make_family(family)
+    (prompt,) = tiny.prompts(lengths=(25,))
+    want = tiny.golden_logits(model, prompt)
+    layers = replace_moe_blocks(model, EPGroup.single())
+    assert len(layers) == 2 and layers[0].ep is layers[1].ep
+    assert (tiny.golden_logits(model, prompt) - want).abs().max() < 1e-4
+    assert all(sum(layer.expert_load()) > 0 for layer in layers)
+
+
+def test_replicas_share_an_experts_tokens():
+    slots = SlotMap.of_layer(Placement(np.array([[0, 1, 0, -1]]), num_gpus=2), 0)
+    assert slots.slot_idx(torch.tensor([[0, 1], [0, 1], [-1, 0]])).tolist() == [[0, 1], [2, 1], [-1, 0]]
+    assert [slots.experts_of_rank(r, 2) for r in range(2)] == [[0, 1], [0, -1]]
+
+
+@pytest.mark.parametrize("num_ranks, want", [(1, [16]), (3, [6, 5, 5]), (4, [4] * 4), (7, [3, 3, 2, 2, 2, 2, 2])])
+def test_contiguous_slots_are_even(num_ranks, want):
+    slots = SlotMap.contiguous(16, num_ranks)
+    held = [slots.experts_of_rank(r, num_ranks) for r in range(num_ranks)]
+    assert [sum(e >= 0 for e in experts) for experts in held] == want
+    assert sorted(e for experts in held for e in experts if e >= 0) == list(range(16))
+    assert slots.expert_of_slot_S[slots.slot_idx(torch.arange(16)[None])[0]].tolist() == list(range(16))
+
+
+# -- errors --
+
+
+def config(**fields):
+    return MoEConfig(**{"hidden_size": 64, "intermediate_size": 48, "num_experts": 8, "top_k": 2, **fields})
+
+
+def test_forward_without_weights_names_them():
+    moe = EPMoE(config(dtype=torch.float32), EPGroup.single(), layer_idx=5)
+    weights = torch.zeros(48, 64), torch.zeros(48, 64), torch.zeros(64, 48)
+    for slot in range(7):
+        moe.load_expert(slot, *weights)
+    with pytest.raises(RuntimeError, match=r"layer 5 has no weights for gate, expert 7 \(slot 7\)"):
+        moe(torch.zeros(1, 64))
+    moe.load_gate(torch.zeros(8, 64))
+    moe.load_expert(7, *weights)
+    assert torch.equal(moe.eval()(torch.ones(1, 64)), torch.zeros(1, 64))
+
+
+def test_wrong_input_is_named():
+    moe = EPMoE.from_hf(tiny.make_moe_block("v3"), EPGroup.single())
+    with pytest.raises(ValueError, match=r"got torch.bfloat16 \(3, 64\), expected torch.float32 \[.., 64\]"):
+        moe(torch.zeros(3, 64, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"\(3, 63\)"):
+        moe(torch.zeros(3, 63))
+    with pytest.raises(RuntimeError, match="no gradients"):
+        moe.train()(torch.zeros(3, 64, requires_grad=True))
+    with pytest.raises(ValueError, match="mode='fast'"):
+        EPMoE(config(), EPGroup.single(), mode="fast")
+
+
+def test_wrong_weights_are_named():
+    moe = EPMoE(config(), EPGroup.single())
+    with pytest.raises(ValueError, match=r"down of the expert for slot 3 has shape \(48, 64\), expected \(64, 48\)"):
+        moe.load_expert(3, *[torch.zeros(48, 64)] * 3)
+    with pytest.raises(ValueError, match=r"gate weight has shape \(8, 63\)"):
+        moe.load_gate(torch.zeros(8, 63))
+
+
+def test_blocks_that_cannot_be_converted_are_named():
+    group = EPGroup.single()
+    with pytest.raises(TypeError, match="Linear is not a block of the kinds deepseekv2moe, "):
+        EPMoE.from_hf(torch.nn.Linear(2, 2), group)
+    with pytest.raises(TypeError, match="Linear has no block"):
+        replace_moe_blocks(torch.nn.Linear(2, 2), group)
+    with pytest.raises(ValueError, match=r"torch\.float16"):
+        EPMoE.from_hf(tiny.make_moe_block("v3", dtype=torch.float16), group)
+    block = tiny.make_moe_block("qwen3")
+    block.experts.act_fn = torch.nn.GELU()
+    with pytest.raises(ValueError, match="uses GELU; only SiLU"):
+        EPMoE.from_hf(block, group)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_slot_table_follows_every_placement(in_place):
+    """Its answers are those of the slot map, whose count of tokens goes on; in place its tensors stay where they are,
+    also under a placement that needs less of them."""
+    rng = np.random.default_rng(0)
+    rows = [rng.permutation(np.concatenate([np.arange(6), rng.integers(-1, 6, 4)])) for _ in range(6)]
+    rows.insert(3, np.array([*range(6), -1, -1, -1, -1]))  # no replicas at all
+    rows.insert(4, np.array([0, 0, 0, 0, 0, *range(1, 6)]))  # as many of one as there can be
+    table = SlotTable(SlotMap.of_row(rows[0], 6), "cpu", in_place)
+    addresses = [t.data_ptr() for t in (table._slot_LX, table._bound_LX, table._sent_L)]
+    sent_L = np.zeros(7, dtype=np.int64)
+    for row in rows:
+        slot_map = SlotMap.of_row(row, 6, weight_S=rng.random(10))
+        table.set(slot_map)
+        expert_TK = torch.from_numpy(rng.integers(-1, 6, (20, 3)))
+        assert torch.equal(table.slot_idx(expert_TK), slot_map.slot_idx(expert_TK, sent_L))
+        if in_place and not slot_map.has_replicas:  # a recorded graph cannot tell, and counts all the same
+            sent_L += np.bincount(expert_TK.reshape(-1).numpy() % 7, minlength=7)
+    if in_place:
+        assert addresses == [t.data_ptr() for t in (table._slot_LX, table._bound_LX, table._sent_L)]
+
+
+def test_experts_tell_the_products_what_the_host_knows(monkeypatch):
+    """Counts that the exchange knew, and where the slots' matrices lie now; nothing where it did not."""
+    pool = ExpertPool(5, 8, 4, "same", torch.float32)
+    told, experts = [], Experts(2, pool)
+    monkeypatch.setattr("eprt.ops.grouped_experts", lambda *inputs: told.append(inputs[-3:]) or inputs[4])
+    experts.place([3, 1])
+    x_RH, count_E = torch.zeros(7, 8), torch.tensor([5, 2], dtype=torch.int32)
+    experts(Received(x_RH, count_E, counts=(5, 2)), x_RH, 7)
+    experts(Received(x_RH, count_E), x_RH, num_sms=3)
+    assert told == [(7, None, KnownRows((5, 2), [3, 1])), (None, 3, None)]
+    assert KnownRows((5, 0, 2), [0, 1, 2]).mean_rows == 3.5 and KnownRows((0,), [0]).mean_rows == 0

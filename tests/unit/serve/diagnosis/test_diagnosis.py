@@ -1,0 +1,323 @@
+"""Windows from the ranks' running totals: what is late or missing, the log, the server's log, the metrics."""
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from eprt.diagnostics import Report, WindowWriter, rank_speeds, read_log
+from prometheus_client import CollectorRegistry, generate_latest
+
+from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.diagnosis.metrics import DiagnosisCollector
+from eprt.serve.diagnosis.page import DiagnosisPage
+from eprt.serve.ranks.messages import SlotTotals, WaitTotals
+
+N = 6
+INFO: Any = SimpleNamespace(node_of_rank=(0,) * N, moe_layers=(1, 2))
+
+
+def totals(window: int, slow: int | None = None, since: int = 0) -> dict[int, WaitTotals]:
+    """After `window` windows of 100 calls; everybody waits 5 us per call for each, 60 us for the slow rank, which is
+    slow from window `since` on and computes five times as long. Slot s of layer l of rank i got 100 + s + l tokens per
+    window; from window 3 on slot 0 of rank 1 holds expert 9."""
+
+    late = max(0, window - since) if slow is not None else 0
+
+    def wait_us(i: int, j: int) -> float:
+        us_per_call = 60 if j == slow else 0.5 if i == slow else 5
+        return 0.0 if i == j else 100.0 * (5 * (window - late) + us_per_call * late) * (1 + 0.02 * ((i + j) % 3))
+
+    def slots(i: int) -> SlotTotals:
+        first = 9 if i == 1 and window >= 3 else 2 * i
+        rows = [[window * (100 + s + layer) for s in range(2)] for layer in range(2)]
+        return SlotTotals(int(window >= 3), [[first, 2 * i + 1]] * 2, rows)
+
+    def compute_us(i: int) -> float:
+        return 1000.0 * (window + 4 * (late if i == slow else 0))
+
+    return {
+        i: WaitTotals(window * 100, [wait_us(i, j) for j in range(N)], [1.0 * window] * N, [50 * window] * N,
+                      [50 * window] * N, compute_us(i), slots(i))
+        for i in range(N)
+    }  # fmt: skip
+
+
+def close(diagnosis: Diagnosis, *windows: dict[int, WaitTotals]) -> dict[str, Any]:
+    """The findings after these windows."""
+
+    async def go() -> dict[str, Any]:
+        for window in windows:
+            await diagnosis.close_window(window, INFO)
+            await diagnosis.settled()
+        return diagnosis.findings()
+
+    return asyncio.run(go())
+
+
+def metrics(diagnosis: Diagnosis) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(DiagnosisCollector(diagnosis, N))
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+def test_slow_rank_is_found_and_logged(tmp_path):
+    diagnosis = Diagnosis(N, str(tmp_path))
+    assert diagnosis.findings() == {
+        "schema": "eprt.findings/1", "num_ranks": N, "windows": 0, "findings": [], "newest_window": None,
+        "silent_ranks": [], "rank_speeds": [1.0] * N,
+    }  # fmt: skip
+    found = close(diagnosis, *(totals(window, slow=3) for window in range(1, 6)))
+    assert (found["windows"], found["newest_window"]) == (5, 4)
+    assert [(f["kind"], f["rank"], f["cause"]) for f in found["findings"]] == [("column", 3, "comp")]
+    records = read_log(tmp_path).records
+    assert len(records) == 5 * N and {r.num_calls for r in records} == {100}
+    assert records[0].dispatch_wait_us[3] == pytest.approx(6000)
+    expected_N = rank_speeds(Report.of_records(records))
+    assert found["rank_speeds"][3] == pytest.approx(0.2) and np.allclose(found["rank_speeds"], expected_N)
+
+
+def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):
+    """It began when no rank had told anything yet, not when it is closed."""
+    silent: Any = SimpleNamespace(ranks={}, infos=[])
+    telling: Any = SimpleNamespace(
+        ranks={i: SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()}, infos=[INFO]
+    )
+
+    async def go() -> tuple[float, float]:
+        diagnosis = Diagnosis(N, str(tmp_path))
+        await asyncio.sleep(0.05)
+        before_s = time.time()
+        await diagnosis.take(silent)
+        after_s = time.time()
+        await asyncio.sleep(0.05)
+        await diagnosis.take(telling)
+        return before_s, after_s
+
+    before_s, after_s = asyncio.run(go())
+    for record in read_log(tmp_path).records:
+        assert before_s <= record.t_start <= after_s and record.t_end - record.t_start >= 0.049
+
+
+def test_windows_without_calls_are_not_counted(tmp_path):
+    diagnosis = Diagnosis(N, str(tmp_path))
+    found = close(diagnosis, {}, totals(0), totals(1), totals(1), totals(1))
+    assert found["windows"] == 1 and found["silent_ranks"] == []
+    assert {r.window for r in read_log(tmp_path).records} == {0}
+
+
+def test_a_late_rank_is_named_and_its_calls_come_with_its_next_window(tmp_path, caplog):
+    diagnosis = Diagnosis(N, str(tmp_path))
+    late = {**totals(2), 4: totals(1)[4]}
+    with caplog.at_level(logging.INFO):
+        assert close(diagnosis, totals(1), late)["silent_ranks"] == [4]
+        assert metrics(diagnosis)['eprt_rank_silent{rank="4"}'] == 1
+        assert close(diagnosis, {**totals(3), 4: totals(1)[4]})["silent_ranks"] == [4]
+        assert close(diagnosis, totals(4))["silent_ranks"] == []
+    said = [r.message for r in caplog.records if "silent" in r.message]
+    assert len(said) == 2 and "rank 4 silent" in said[0] and "rank 4 no longer silent" in said[1]
+    records = {(r.window, r.rank): r for r in read_log(tmp_path).records}
+    assert len(records) == 4 * N - 2 and (1, 4) not in records and (2, 4) not in records
+    assert records[3, 4].num_calls == 300 and sum(r.num_calls for r in records.values()) == 4 * N * 100
+    assert records[3, 4].t_start == records[0, 4].t_end < records[3, 3].t_start
+    assert sum(records[w, 4].experts.rows[0][0] for w in (0, 3)) == 400
+
+
+def test_a_rank_that_never_reports_is_named_and_the_others_are_written(tmp_path):
+    dead = [{rank: t for rank, t in totals(window).items() if rank != 0} for window in range(1, 4)]
+    assert close(Diagnosis(N, str(tmp_path)), *dead)["silent_ranks"] == [0]
+    log = read_log(tmp_path)
+    assert {r.rank for r in log.records} == set(range(1, N)) and "nothing from rank 0" in str(log.problems[0])
+
+
+def test_log_lines_carry_the_load_of_every_slot_and_its_expert(tmp_path):
+    close(Diagnosis(N, str(tmp_path)), *(totals(window) for window in range(1, 5)))
+    records = {(r.window, r.rank): r.experts for r in read_log(tmp_path).records}
+    assert all(e.layers == (1, 2) and e.rows == ((100, 101), (101, 102)) for e in records.values())
+    assert records[1, 1].expert_of_slot[0] == (2, 3) and records[2, 1].expert_of_slot[0] == (9, 3)
+    assert [records[window, 1].epoch for window in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_restart_goes_on_in_the_same_directory(tmp_path):
+    close(Diagnosis(N, str(tmp_path)), *(totals(window) for window in range(1, 4)))
+    with (tmp_path / "diagnose_rank2.log").open("a") as file:
+        file.write('{"schema":"eprt.diagnose/1","window":3,"t_st')  # the machine went down here
+    found = close(Diagnosis(N, str(tmp_path)), *(totals(window, slow=3) for window in range(1, 4)))
+    assert (found["windows"], found["newest_window"]) == (3, 5)
+    log = read_log(tmp_path)
+    assert sorted({r.window for r in log.records}) == list(range(6)) and len(log.records) == 6 * N
+    assert [(p.file.name, p.line) for p in log.problems] == [("diagnose_rank2.log", 4)]
+
+
+def test_a_log_of_other_ranks_is_put_aside_whole(tmp_path, caplog):
+    for k, num_ranks in enumerate((4, 3)):
+        for record in read_log(_log_of(num_ranks, tmp_path / f"made{k}")).records:
+            WindowWriter(tmp_path / "log").write(record)
+        close(Diagnosis(N, str(tmp_path / "log")), totals(1), totals(2))
+        assert {r.num_ranks for r in read_log(tmp_path / "log").records} == {N}
+        aside = tmp_path / "log" / f"earlier-{k + 1}"
+        assert f"is in {aside} now" in caplog.text
+        for path in (tmp_path / "log").glob("diagnose_rank*"):
+            path.unlink()
+    assert {r.num_ranks for r in read_log(tmp_path / "log" / "earlier-1").records} == {4}
+    assert {r.num_ranks for r in read_log(tmp_path / "log" / "earlier-2").records} == {3}
+
+
+def _log_of(num_ranks: int, directory: Path) -> Path:
+    from tests.web.logs import write_log
+
+    return write_log(directory, num_ranks, 2, num_ranks)
+
+
+def test_the_log_on_disk_is_bounded(tmp_path):
+    diagnosis = Diagnosis(N, str(tmp_path), max_log_bytes=40_000)
+    close(diagnosis, *(totals(window) for window in range(1, 80)))
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {f"diagnose_rank{r}.log{end}" for r in range(N) for end in ("", ".1")}
+    assert sum(sizes.values()) <= 40_000
+    log = read_log(tmp_path)
+    windows = sorted({r.window for r in log.records if r.rank == 0})
+    assert not log.problems and windows[-1] == 78 and windows == list(range(windows[0], 79)) and len(windows) > 6
+
+
+def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    diagnosis = Diagnosis(N, str(tmp_path / "file" / "log"))
+    assert close(diagnosis, *(totals(window, slow=3) for window in range(1, 5)))["findings"]
+    assert "cannot be written" in caplog.text and metrics(diagnosis)["eprt_diagnose_log_errors_total"] >= 1
+
+
+def test_a_finding_is_said_once_when_it_begins_and_once_when_it_is_over(caplog):
+    diagnosis = Diagnosis(N)
+    calm, slow = (totals(w) for w in range(1, 6)), [totals(w, slow=3, since=5) for w in range(6, 14)]
+    with caplog.at_level(logging.INFO):
+        close(diagnosis, *calm, *slow)
+    begun = [r.message for r in caplog.records]
+    assert len(begun) == 1 and "the others wait for rank 3 (late compute)" in begun[0], begun
+    assert "look for a throttled" in begun[0], "it says what to do"
+    shown = metrics(diagnosis)
+    assert (
+        shown['eprt_findings{cause="comp",kind="column"}'] == 1
+        and sum(value for name, value in shown.items() if name.startswith("eprt_findings")) == 1
+    )
+    assert shown['eprt_rank_slow{rank="3"}'] == 1 and shown['eprt_rank_slow{rank="2"}'] == 0
+    assert shown['eprt_rank_speed{rank="3"}'] == pytest.approx(0.2)
+    assert shown['eprt_rank_awaited_seconds{rank="3"}'] > 5 * shown['eprt_rank_awaited_seconds{rank="2"}'] > 0
+    recovered = [_after(slow[-1], totals(w)) for w in range(1, 9)]
+    with caplog.at_level(logging.INFO):
+        close(diagnosis, *recovered)
+    over = [r.message for r in caplog.records][1:]
+    assert len(over) == 1 and "the others wait for rank 3: no longer" in over[0], over
+    assert metrics(diagnosis)['eprt_rank_slow{rank="3"}'] == 0
+
+
+def _after(before: dict[int, WaitTotals], more: dict[int, WaitTotals]) -> dict[int, WaitTotals]:
+    """Totals that go on from `before` as `more` goes on from nothing."""
+
+    def plus(a: Any, b: Any) -> Any:
+        return [plus(x, y) for x, y in zip(a, b)] if isinstance(a, list) else a + b
+
+    def one(a: WaitTotals, b: WaitTotals) -> WaitTotals:
+        fields = {name: plus(getattr(a, name), getattr(b, name)) for name in WaitTotals.__struct_fields__[:6]}
+        slots = SlotTotals(1, cast(SlotTotals, a.slots).expert_of_slot, plus(a.slots.rows, b.slots.rows))  # type: ignore[union-attr]
+        return WaitTotals(**fields, slots=slots)
+
+    return {rank: one(before[rank], more[rank]) for rank in before}
+
+
+def test_metrics_never_grow_with_the_links():
+    diagnosis = Diagnosis(N)
+    before = len(metrics(diagnosis))
+    close(diagnosis, *(totals(window, slow=3) for window in range(1, 6)))
+    assert len(metrics(diagnosis)) - before <= 3 * N
+    registry_of_many = CollectorRegistry()
+    registry_of_many.register(DiagnosisCollector(Diagnosis(256), 256))
+    assert len(generate_latest(registry_of_many).splitlines()) < 10 * 256
+
+
+def test_old_windows_make_room():
+    from eprt.diagnostics.log.recent import RecentWindows
+
+    records = [record for window in range(40) for record in _records(window)]
+    recent = RecentWindows(most_windows=1000, most_values=20 * N * (4 * N + 8))
+    for record in records:
+        recent.add(record)
+    assert {r.window for r in recent.after(-1)} == set(range(20, 40))
+    assert not recent.add(records[0]) and not recent.add(records[-1]) and len(recent) == 20
+    few = RecentWindows(most_windows=1000, most_values=1)
+    for record in records:
+        few.add(record)
+    assert len(few) == 6, "enough to analyse, however large"
+
+
+def _records(window: int) -> list:
+    from eprt.serve.diagnosis.collector import Collector
+
+    collected = Collector(INFO.node_of_rank, INFO.moe_layers).close_window(totals(1))
+    assert collected is not None
+    return [replace(record, window=window) for record in collected.records]
+
+
+def test_a_window_of_a_few_calls_goes_on():
+    from eprt.serve.diagnosis.collector import Collector
+
+    def few(calls: int) -> dict[int, WaitTotals]:
+        zeros: list = [0] * N
+        return {rank: WaitTotals(calls, zeros, zeros, zeros, zeros, 0.0) for rank in range(N)}
+
+    collector = Collector(INFO.node_of_rank, ())
+    assert collector.close_window(few(9)) is None
+    both = collector.close_window(few(18))
+    assert both is not None and [(r.window, r.num_calls) for r in both.records] == [(0, 18)] * N and not both.silent
+    last = collector.close_window(few(20), is_last=True)
+    assert last is not None and [(r.window, r.num_calls) for r in last.records] == [(1, 2)] * N
+    assert last.records[0].t_start == both.records[0].t_end
+
+
+def test_what_began_in_the_newest_window_is_not_told_yet():
+    from eprt.serve.diagnosis.notices import Notices
+
+    def finding(kind: str, first: int, last: int, **who) -> dict:
+        return {"kind": kind, "rank": None, "src": None, "dst": None, "cause": "comm", "evidence": "", "advice": "",
+                "first_window": first, "last_window": last, **who}  # fmt: skip
+
+    notices = Notices()
+    echo, link = finding("column", 7, 7, rank=2), finding("point", 7, 8, src=2, dst=5)
+    assert not list(notices.findings([echo], 7)) and not notices.current
+    assert ["rank 2 waits for rank 5" in line for line in notices.findings([link], 8)] == [True]
+    stopped = finding("column", 8, 8, rank=4)
+    assert ["rank 4" in line for line in notices.findings([link, stopped], 9)] == [True]
+
+
+def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(monkeypatch):
+    diagnosis = Diagnosis(N)
+    asked: list[int] = []
+    records = diagnosis.records
+    monkeypatch.setattr(diagnosis, "records", lambda since: asked.append(since) or records(since))
+    nothing = cast(Any, None)
+    page = DiagnosisPage(diagnosis, nothing, nothing, lambda: True)
+
+    async def windows_shown() -> int:
+        request: Any = SimpleNamespace(
+            path_params={"path": "api/overview"}, url=SimpleNamespace(scheme="http", netloc="x")
+        )
+        overview = json.loads(bytes((await page.reply(request)).body))
+        assert overview["findings"]["windows"] == len(overview["windows"]["window"])
+        return len(overview["windows"]["window"])
+
+    async def go() -> None:
+        for window in (1, 2):
+            await diagnosis.close_window(totals(window), INFO)
+            await diagnosis.settled()
+            for _ in range(3):
+                assert await windows_shown() == window
+            assert len(asked) == window
+
+    asyncio.run(go())

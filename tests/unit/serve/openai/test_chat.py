@@ -1,0 +1,187 @@
+"""Chat templates against transformers' apply_chat_template; tool calls found in streaming text."""
+
+import json
+import random
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import models
+
+from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.errors import ApiError
+from eprt.serve.openai.chat import ChatTemplate
+from eprt.serve.openai.protocol import Message, Tool
+from eprt.serve.openai.tools import FORMATS, Call, ToolCallParser, format_of
+
+PLAIN = """{{ bos_token }}{% for m in messages %}
+{%- if m.role == 'system' %}[S]{{ m.content }}{% continue %}{% endif %}
+{%- generation %}<{{ m.role }}>{{ m.content | trim if m.content else '' }}{% endgeneration %}
+{%- for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}
+{%- endfor %}
+{%- if tools %}{{ tools | tojson(indent=2) }}{% endif %}
+{%- if thinking is defined and thinking %}<think>{% endif %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+
+# As DeepSeek V3's: the arguments are joined to text, so they must be text.
+JOINS_TEXT = """{% for m in messages %}{{ m['role'] + ':' + (m['content'] or '') }}
+{%- for c in m['tool_calls'] or [] %}{{ c['function']['name'] + '=' + c['function']['arguments'] }}{% endfor %}
+{%- endfor %}"""
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " Größe <b>&</b> 漢字? "},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"b\": 1, \"a\": \"ü\"}"}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "2"},
+]  # fmt: skip
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}]
+
+
+def _checkpoint(folder, template) -> Tokenizer:
+    HfTokenizer(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer(folder)
+
+
+def _messages(raw) -> list[Message]:
+    return msgspec.convert(raw, list[Message])
+
+
+def _with_objects(raw):
+    """transformers renders what it is given; templates that print JSON want a call's arguments as an object."""
+    raw = json.loads(json.dumps(raw))
+    for message in raw:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return raw
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_rendering_equals_transformers(tmp_path, tools, add_generation_prompt):
+    from transformers import AutoTokenizer
+
+    template = ChatTemplate.of_checkpoint(tmp_path, _checkpoint(tmp_path, PLAIN))
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        _with_objects(MESSAGES), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, thinking=True
+    )
+    assert template is not None
+    rendered = template.render(
+        _messages(MESSAGES),
+        msgspec.convert(tools, list[Tool] | None),
+        add_generation_prompt=add_generation_prompt,
+        variables={"thinking": True},
+    )
+    assert rendered == expected and "<s>" in rendered and "漢字" in rendered
+
+
+def test_arguments_as_text_where_the_template_joins_them(tmp_path):
+    template = ChatTemplate(JOINS_TEXT, {})
+    assert 'add={"b": 1, "a": "ü"}' in template.render(_messages(MESSAGES))
+
+
+def test_files_take_precedence_and_named_templates_are_chosen(tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = _checkpoint(tmp_path, [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
+    template = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    assert template is not None
+    assert template.render(_messages(MESSAGES)) == "D"
+    assert template.render(_messages(MESSAGES), msgspec.convert(TOOLS, list[Tool])) == "T"
+    (tmp_path / "chat_template.jinja").write_text("J")
+    from_file = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    assert from_file is not None and from_file.render(_messages(MESSAGES)) == "J"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("N")
+    named = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for tools, want in ((None, "J"), (TOOLS, "N")):
+        assert theirs.apply_chat_template(_with_objects(MESSAGES), tools=tools, tokenize=False) == want
+        assert named is not None
+        assert named.render(_messages(MESSAGES), msgspec.convert(tools, list[Tool] | None)) == want
+    assert ChatTemplate.of_checkpoint(tmp_path / "elsewhere", _checkpoint(tmp_path, None)) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.foo.bar }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 1 // 0 }}",
+    ],
+)
+def test_a_template_that_refuses_or_escapes_is_the_clients_error(source):
+    with pytest.raises(ApiError, match="chat template") as caught:
+        ChatTemplate(source, {}).render(_messages(MESSAGES))
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("name", ["messages", "tools"])
+def test_template_variables_do_not_replace_fields(name):
+    with pytest.raises(ApiError, match=name):
+        ChatTemplate("{{ tools }}", {}).render([Message("user", "hi")], variables={name: []})
+
+
+def test_developer_is_system_and_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    rendered = ChatTemplate("{{ messages[0].role }} {{ messages[0].content }}", {}).render(
+        _messages([{"role": "developer", "content": parts}])
+    )
+    assert rendered == "system ab"
+
+
+HERMES = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+DEEPSEEK_V3 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>"
+    "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>sub\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)  # fmt: skip
+DEEPSEEK_V31 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
+    "<｜tool▁call▁begin｜>sub<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)  # fmt: skip
+TWO = [("add", {"a": 1}), ("sub", {})]
+
+
+def _parse(form: str, text: str, cuts: list[int]) -> tuple[str, list[Call]]:
+    parser, shown, calls = ToolCallParser(FORMATS[form]), "", []
+    for begin, end in zip([0, *cuts], [*cuts, len(text)]):
+        more, new = parser.feed(text[begin:end])
+        shown, calls = shown + more, calls + new
+    more, new = parser.finish()
+    return shown + more, calls + new
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "shown", "calls"),
+    [
+        ("hermes", "no call < tool_call>", "no call < tool_call>", []),
+        ("hermes", f"Let me see. {HERMES}", "Let me see. ", [("add", {"a": 1})]),
+        ("hermes", f"{HERMES}\n{HERMES}\n", "", [("add", {"a": 1})] * 2),
+        ("hermes", HERMES.removesuffix("</tool_call>"), "", [("add", {"a": 1})]),
+        ("hermes", "<tool_call>{broken</tool_call>!", "<tool_call>{broken</tool_call>!", []),
+        ("hermes", "<tool_call>[1]", "<tool_call>[1]", []),
+        ("hermes", "ends with <tool_", "ends with <tool_", []),
+        ("deepseek", f"Sure.{DEEPSEEK_V3}", "Sure.", TWO),
+        ("deepseek", DEEPSEEK_V31, "", TWO),
+        ("deepseek", "<｜tool▁call▁begin｜>no separator<｜tool▁call▁end｜>",
+         "<｜tool▁call▁begin｜>no separator<｜tool▁call▁end｜>", []),
+    ],
+)  # fmt: skip
+def test_tool_calls_are_found_however_the_text_is_cut(form, text, shown, calls):
+    draw = random.Random(0)
+    for _ in range(30):
+        cuts = sorted(draw.randrange(len(text) + 1) for _ in range(draw.randrange(8)))
+        found_text, found = _parse(form, text, cuts)
+        assert found_text == shown
+        assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+
+
+def test_format_follows_the_tokens(tmp_path):
+    assert format_of(_checkpoint(tmp_path, None)) is FORMATS["hermes"]
+    tokenizer = HfTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.add_tokens(["<｜tool▁call▁begin｜>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert format_of(Tokenizer(tmp_path)) is FORMATS["deepseek"]
