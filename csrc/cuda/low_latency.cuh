@@ -1,5 +1,6 @@
-// Low-latency mode: parameters and buffer fields shared by low_latency_dispatch.cu and low_latency_combine.cu. docs/protocol.md explains
-// every field and why no wait is for ever; eprt/ep/nvlink/low_latency_layout.py mirrors the structs and computes the offsets.
+// Low-latency mode: parameters and buffer fields shared by low_latency_dispatch.cu and low_latency_combine.cu.
+// docs/protocol.md explains every field and why no wait is for ever; eprt/ep/nvlink/low_latency_layout.py mirrors the
+// structs and computes the offsets.
 //
 // Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (that a token gets
 // back at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).

@@ -1,5 +1,6 @@
-// Normal mode: parameters and buffer fields shared by normal_count.cu, normal_dispatch.cu and normal_combine.cu. docs/protocol.md
-// explains every field and why no wait is for ever; eprt/ep/nvlink/normal_layout.py mirrors the structs and the fields.
+// Normal mode: parameters and buffer fields shared by normal_count.cu, normal_dispatch.cu and normal_combine.cu.
+// docs/protocol.md explains every field and why no wait is for ever; eprt/ep/nvlink/normal_layout.py mirrors the
+// structs and the fields.
 //
 // Compile-time constants, beside those of waits.cuh: GROUPED (0: a row is an item, 1: an item's for one of its
 // experts), EXACT (0: an item's rows come back as their sum, 1: each by itself; with GROUPED 1).

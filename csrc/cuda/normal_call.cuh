@@ -1,4 +1,5 @@
-// How a launch of normal_dispatch.cu or normal_combine.cu runs: its epoch, who sends and who receives, a warp for the flags.
+// How a launch of normal_dispatch.cu or normal_combine.cu runs: its epoch, who sends and who receives, a warp for the
+// flags.
 #pragma once
 #include "flags.cuh"
 #include "normal.cuh"

@@ -5,12 +5,11 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.house.sources import ROOT, cycle, imports, module_graph, name, python_files, repository_files
 
 # Each may import itself and those to its right. What stands at the top of eprt/ (cli, generate, doctor, ...) is in TOP.
 LAYERS = ("serve", "engine", "models", "layers", "ep", "ops")
@@ -28,44 +27,6 @@ LONGER_FUNCTIONS: dict[str, int] = {}
 # file -> packages of an extra, which it imports when it is asked to do what needs them.
 EXTRAS = {"balancer/plots.py": ("matplotlib",)}
 PYTHON_LIMIT, FUNCTION_LIMIT, CPP_LIMIT = 400, 60, 500
-
-
-def repository_files(*suffixes: str) -> list[Path]:
-    """Tracked and new files, without what git ignores; every file where there is no git (an unpacked archive)."""
-    git = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if git.returncode == 0:
-        files = [ROOT / name for name in git.stdout.splitlines()]
-    else:
-        skipped = {".venv", "build", "dist", ".git"}
-        files = [path for path in ROOT.rglob("*") if not skipped & set(path.relative_to(ROOT).parts)]
-    return sorted(path for path in files if path.is_file() and (not suffixes or path.suffix in suffixes))
-
-
-def python_files(*folders: str) -> list[Path]:
-    files = [path for path in repository_files(".py") if not folders or path.relative_to(ROOT).parts[0] in folders]
-    assert files, folders
-    return files
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import in the file, those inside functions included; relative ones resolved.
-
-    `from eprt.ops import linear` gives eprt.ops.linear, whether linear is a module or a name in it.
-    """
-    package = ".".join(path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
 def part_of(module: str) -> str | None:
@@ -90,6 +51,27 @@ def test_imports_go_one_way():
                 wrong.append(f"{name(path)}:{line}: {own} imports {other}, against {' -> '.join(LAYERS)}")
             elif own in ("gpu",) and other in LAYERS:
                 wrong.append(f"{name(path)}:{line}: gpu launches kernels; it knows nothing of {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_by_a_detour():
+    """Imports inside functions count too. What an interface must find by name stands in a table of strings."""
+    closed = cycle(module_graph())
+    assert closed is None, " -> ".join("/".join(module) for module in closed or ())
+
+
+def test_no_room_imports_itself_by_a_detour():
+    """In every folder: its files and the folders in it, each taken as one, import each other one way only."""
+    graph = module_graph()
+    wrong = []
+    for folder in sorted({module[:depth] for module in graph for depth in range(len(module))}):
+        depth, rooms = len(folder), {}
+        for module, targets in graph.items():
+            if module[:depth] == folder and module[depth] != "__init__":
+                inside = {target[depth] for target in targets if target[:depth] == folder and len(target) > depth}
+                rooms.setdefault(module[depth], set()).update(inside - {module[depth], "__init__"})
+        if closed := cycle(rooms):
+            wrong.append(f"{'/'.join(folder) or '.'}: {' -> '.join(closed)}")
     assert not wrong, "\n".join(wrong)
 
 
