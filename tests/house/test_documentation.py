@@ -14,17 +14,30 @@ import pytest
 from eprt import cli
 
 ROOT = Path(__file__).resolve().parents[2]
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples/demo_model/README.md")
+    for path in (*(ROOT / name for name in TOP), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md"))
 }
 EVERYTHING = "\n".join(PAGES.values())
 OPERATIONS = PAGES["docs/operations.md"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMANDS = (
-    "serve", "generate", "convert", "balance plan", "balance replay", "balance compare", "balance show",
-    "balance record", "balancer", "diagnose", "bench", "bench serve", "bench layer", "env",
-)  # fmt: skip
+    "serve",
+    "generate",
+    "convert",
+    "balance plan",
+    "balance replay",
+    "balance compare",
+    "balance show",
+    "balance record",
+    "balancer",
+    "diagnose",
+    "bench",
+    "bench serve",
+    "bench layer",
+    "env",
+)
 
 
 class _SeenError(Exception):
@@ -72,6 +85,24 @@ def command_lines() -> Iterator[tuple[str, str, list[str]]]:
                 if both in COMMANDS or (words[:1] and words[0] in COMMANDS):
                     command = both if both in COMMANDS else words[0]
                     yield page, command, words[len(command.split()) :]
+
+
+def linked_files(page: str) -> set[str]:
+    """Files of the repository that a page links to, as paths from its root."""
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", PAGES[page])
+    paths = {(ROOT / page).parent.joinpath(target).resolve() for target in targets if "://" not in target}
+    return {path.relative_to(ROOT).as_posix() for path in paths}
+
+
+def test_every_page_can_be_reached_from_the_index_and_no_link_is_dead():
+    reached, waiting = set(), {"docs/index.md"}
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        waiting |= {target for target in linked_files(page) if target in PAGES} - reached
+    assert reached == set(PAGES)
+    dead = [f"{page}: {target}" for page in PAGES for target in linked_files(page) if not (ROOT / target).exists()]
+    assert not dead, dead
 
 
 def test_documented_command_lines_use_flags_that_exist():
