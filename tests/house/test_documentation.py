@@ -105,6 +105,25 @@ def test_every_page_can_be_reached_from_the_index_and_no_link_is_dead():
     assert not dead, dead
 
 
+ROOMS = "eprt|balancer|diagnostics|csrc|tests|benchmarks|examples|docs"
+# DeepEP's own tests; a folder that the reader makes.
+ELSEWHERE = {"tests/test_intranode.py", "tests/test_low_latency.py", "csrc/cuda/cubins"}
+
+
+def test_files_and_modules_that_the_text_names_exist():
+    """NAME and ROOM stand for names that the reader fills in."""
+    wrong = []
+    for page, text in PAGES.items():
+        paths = re.findall(rf"`((?:{ROOMS})/[\w./-]*\w)/?`", text)
+        modules = re.findall(rf"\bpython -m\s+((?:{ROOMS})\.[\w.]*\w)", text)
+        named = [*paths, *(module.replace("eprt.balancer", "balancer").replace(".", "/") for module in modules)]
+        for one in named:
+            there = any((ROOT / f"{one}{suffix}").exists() for suffix in ("", ".py"))
+            if not there and one not in ELSEWHERE and "NAME" not in one and "ROOM" not in one:
+                wrong.append(f"{page}: {one}")
+    assert not wrong, wrong
+
+
 def test_documented_command_lines_use_flags_that_exist():
     wrong, num_flags = [], 0
     for page, command, words in command_lines():
