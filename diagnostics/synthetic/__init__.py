@@ -1,1 +1,1 @@
-"""Made-up logs with known faults, for tests and benchmarks."""
+"""Simulated logs with known faults, for tests and benchmarks."""

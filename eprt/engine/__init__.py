@@ -1,0 +1,1 @@
+"""One rank's engine: scheduler, paged KV cache, sampler, drafts, recorded steps; LLM for offline use. No HTTP."""

@@ -111,9 +111,9 @@ ELSEWHERE = {"tests/test_intranode.py", "tests/test_low_latency.py", "csrc/cuda/
 
 
 def test_files_and_modules_that_the_text_names_exist():
-    """NAME and ROOM stand for names that the reader fills in."""
+    """NAME and ROOM stand for names that the reader fills in. The changelog also names what is gone."""
     wrong = []
-    for page, text in PAGES.items():
+    for page, text in ((page, text) for page, text in PAGES.items() if page != "CHANGELOG.md"):
         paths = re.findall(rf"`((?:{ROOMS})/[\w./-]*\w)/?`", text)
         modules = re.findall(rf"\bpython -m\s+((?:{ROOMS})\.[\w.]*\w)", text)
         named = [*paths, *(module.replace("eprt.balancer", "balancer").replace(".", "/") for module in modules)]
