@@ -1,4 +1,4 @@
-"""What the fault suite's rows come to: tables over all noises, in Markdown as docs/diagnosis.md has them, and misses.
+"""Tables of the fault suite over all noises, in Markdown as docs/figures-diagnosis.md has them, and missed targets.
 
 python -m benchmarks.fault_tables          # of benchmarks/results/faults.json and faults_clean.json
 """
