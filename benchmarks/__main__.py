@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import RESULTS, ROOT
+from benchmarks.tools.report import RESULTS, ROOT
 from eprt import env
 from eprt.mpirun import mpirun_command
 
@@ -95,10 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _bench_layer(argv: Sequence[str]) -> int:
     """On as many ranks as asked for, GPUs where there are some."""
-    from benchmarks.bench_layer import parse
+    from benchmarks.serving.bench_layer import parse
 
     ranks = parse(list(argv)).ranks or 2
-    command = mpirun_command("-n", str(ranks), sys.executable, "-m", "benchmarks.bench_layer", *argv)
+    command = mpirun_command("-n", str(ranks), sys.executable, "-m", "benchmarks.serving.bench_layer", *argv)
     environment = {"OMP_NUM_THREADS": "1", **env.mpi_environment()}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 

@@ -1,5 +1,6 @@
-"""config.json of models whose shape is measured; weights are made up."""
+"""Models that benchmarks run: the demo model, and config.json files of shapes whose weights are made up."""
 
 from pathlib import Path
 
 DEEPSEEK_V3 = Path(__file__).resolve().parent / "deepseek_v3"
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"

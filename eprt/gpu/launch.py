@@ -1,6 +1,6 @@
 """Kernel: a compiled entry point. Launch: one way of calling it, with everything prepared but what changes.
 
-A call is one driver call on memory laid out before; benchmarks/bench_ep.py shows its cost on the host.
+A call is one driver call on memory laid out before; benchmarks/ep/bench_ep.py shows its cost on the host.
 """
 
 import ctypes

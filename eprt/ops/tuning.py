@@ -1,4 +1,4 @@
-"""Tilings found by measuring (benchmarks/tune_grouped_gemm.py), one JSON file per GPU model, by shape of the product.
+"""Tilings found by measuring (benchmarks/gpu), one JSON file per GPU model, by shape of the product.
 
 A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: Tiling's fields}}. A product
 takes the tiling of the next larger number of rows measured for its shape, with as many experts or the nearest number.
@@ -65,7 +65,7 @@ def _tell(device_name: str, shape: Shape) -> None:
     """Once each."""
     _log.info(
         "no tilings were measured for %d experts of %d x %d (%s) on %s: defaults are used "
-        "(python -m benchmarks.tune_grouped_gemm measures them)",
+        "(python -m benchmarks.gpu.tune_grouped_gemm measures them)",
         shape.experts, shape.n, shape.k, shape.kind, device_name,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ def test_two_gpus():
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_server_answers_the_same_while_placements_are_posted(num_ranks):
     """In float32, because batches differ from run to run; ranks may share a GPU."""
-    from benchmarks.migration_proof import CHECKPOINT, prove
+    from benchmarks.balancing.migration_proof import CHECKPOINT, prove
     from examples.demo_model.score import held_out_questions
 
     flags = ("--device", "cuda", "--dtype", "float32", "--max-num-seqs", "16", "--kv-cache-gb", "0.1")

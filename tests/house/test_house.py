@@ -12,8 +12,8 @@ import pytest
 
 import benchmarks.__main__ as bench
 import eprt
-from benchmarks import report
-from benchmarks.report import Report, Timing, measure, table
+from benchmarks.tools import report
+from benchmarks.tools.report import Report, Timing, measure, table
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_moving_experts_changes_no_token(checkpoints, num_ranks, tmp_path):
-    """On 4 ranks also the demo model. More of it: benchmarks/bench_migration.py --tokens."""
+    """On 4 ranks also the demo model. More of it: benchmarks/balancing/bench_migration.py --tokens."""
     demo = []
     if num_ranks == 4:
         fp8 = Path(shutil.copytree(DEMO, tmp_path / "fp8"))

@@ -1,4 +1,4 @@
-"""Many clients at once: a short soak and locust. The long soak is `python -m benchmarks.soak`."""
+"""Many clients at once: a short soak and locust. The long soak is `python -m benchmarks.serving.soak`."""
 
 import asyncio
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.open_loop import Load, drive, main, summary, wait_until_loaded
-from benchmarks.soak import soak
+from benchmarks.serving.open_loop import Load, drive, main, summary, wait_until_loaded
+from benchmarks.serving.soak import soak
 
 _LOCUSTFILE = """
 from locust import HttpUser, task

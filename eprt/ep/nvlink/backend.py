@@ -58,7 +58,7 @@ class NvlinkBackend:
 
     This class is the low-latency mode; the normal mode (normal_backend.py) changes where rows go.
 
-    profile: kernels that record when they pass each stage. stats: whether they count (benchmarks/bench_ep.py shows
+    profile: kernels that record when they pass each stage. stats: whether they count (benchmarks/ep/bench_ep.py shows
     what that costs).
     """
 

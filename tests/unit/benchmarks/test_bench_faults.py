@@ -1,4 +1,4 @@
-"""The fault suite (benchmarks/bench_faults.py), reduced: its targets hold, with noise the detector was not tuned on."""
+"""The fault suite (benchmarks/diagnosis), reduced: its targets hold, with noise the detector was not tuned on."""
 
 from collections import Counter
 
@@ -6,7 +6,17 @@ import pytest
 from eprt.diagnostics.detect.analysis import find
 from eprt.diagnostics.synthetic.job import Fault, Job, generate
 
-from benchmarks.bench_faults import CLEAN, NUM_WINDOWS, Case, CleanCase, Tally, job_of, place, run_case, run_clean
+from benchmarks.diagnosis.bench_faults import (
+    CLEAN,
+    NUM_WINDOWS,
+    Case,
+    CleanCase,
+    Tally,
+    job_of,
+    place,
+    run_case,
+    run_clean,
+)
 
 NOISES = ("gamma", "heavy", "autocorrelated", "arrivals")
 SEEDS = 6  # of each noise and number of ranks

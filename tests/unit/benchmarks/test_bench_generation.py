@@ -6,9 +6,9 @@ pytest.importorskip("triton")
 
 from types import SimpleNamespace
 
-from benchmarks.bench_generation import FULL_DEPTH, Measuring, Rates, floor_seconds, full_depth
-from benchmarks.report import Report
+from benchmarks.serving.bench_generation import FULL_DEPTH, Measuring, Rates, floor_seconds, full_depth
 from benchmarks.shapes import DEEPSEEK_V3
+from benchmarks.tools.report import Report
 from eprt import EngineConfig
 from eprt.models.hf_config import read_model_config
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from benchmarks import bench_layer
-from benchmarks.bench_layer import Bench
-from benchmarks.layer_timeline import Span, draw, exposed_us, stage_us
+from benchmarks.serving import bench_layer
+from benchmarks.serving.bench_layer import Bench
+from benchmarks.serving.layer_timeline import Span, draw, exposed_us, stage_us
 from eprt import EPGroup
 from eprt.layers.overlap import EXCHANGE, PAUSE, TWO_BATCH
 

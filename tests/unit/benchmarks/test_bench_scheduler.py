@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.bench_scheduler import measure
+from benchmarks.serving.bench_scheduler import measure
 from eprt.engine.sampling_params import SamplingParams
 
 

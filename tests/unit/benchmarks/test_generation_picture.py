@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.generation_picture import draw
-from benchmarks.report import RESULTS
+from benchmarks.serving.generation_picture import draw
+from benchmarks.tools.report import RESULTS
 
 
 def test_it_is_drawn_beside_the_figures(tmp_path):

@@ -70,7 +70,7 @@ def test_tilings_of_both_kernels_are_kept_and_found(tmp_path):
 
 def test_what_is_tuned_fits_the_machine_and_leaves_no_thread_block_without_a_share():
     pytest.importorskip("triton")
-    candidates = importlib.import_module("benchmarks.tune_grouped_gemm").cluster_candidates
+    candidates = importlib.import_module("benchmarks.gpu.tune_grouped_gemm").cluster_candidates
     for n, k in ((2112, 7168), (24576, 1536), (7168, 16384)):
         for rows in (1, 16, 64, 128):
             found = candidates(Shape(1, n, k, "dense", False), rows)

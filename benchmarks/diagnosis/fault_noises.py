@@ -1,0 +1,55 @@
+"""Noise that the detector is tuned on, apart from that by which the fault suite judges it (synthetic.NOISES).
+
+Importing this adds them to what eprt.diagnostics.synthetic knows. `bench_faults --tuning` runs the suite on them, with
+seeds of their own; thresholds were chosen by what comes out of that.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from eprt.diagnostics.synthetic.job import NOISES
+
+
+def _scale(cv: float) -> float:
+    """Deviation of the logarithm that gives this coefficient of variation."""
+    return math.sqrt(math.log(1 + cv**2))
+
+
+def _laplace(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
+    """Tails between the normal and Student's."""
+    return np.exp(_scale(cv) * rng.laplace(0, 1 / math.sqrt(2), shape))
+
+
+def _spikes(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
+    """One window in fifty of a link is two to five times as long."""
+    hit = rng.random(shape) < 0.02
+    return rng.lognormal(0, _scale(cv), shape) * np.where(hit, rng.uniform(2, 5, shape), 1.0)
+
+
+def _moving(weights: Sequence[float]):
+    """Averages of as many windows as there are weights: noise that stays, and is gone after that."""
+
+    def noise(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
+        fresh, num = rng.standard_normal((shape[0] + len(weights) - 1, *shape[1:])), len(weights)
+        total = sum(weight * fresh[num - 1 - k : num - 1 - k + shape[0]] for k, weight in enumerate(weights))
+        return np.exp(_scale(cv) / math.hypot(*weights) * total)
+
+    return noise
+
+
+def _lasting(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
+    """Links differ for good, by half of the variance."""
+    scale = _scale(cv) / math.sqrt(2)
+    return np.exp(scale * (rng.standard_normal(shape) + rng.standard_normal((1, *shape[1:]))))
+
+
+TUNING = {
+    "laplace": _laplace,
+    "spikes": _spikes,
+    "moving 3": _moving([1, 1, 1]),
+    "moving 5": _moving([1, 0.8, 0.6, 0.4, 0.2]),
+    "moving 6": _moving([1] * 6),
+    "lasting": _lasting,
+}
+NOISES.update(TUNING)

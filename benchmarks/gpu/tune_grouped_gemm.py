@@ -1,0 +1,222 @@
+"""Measures tilings of fp8 products on this GPU and keeps the fastest in eprt/ops/tunings, where products find them.
+Every candidate must give the default's result before it is timed.
+
+    python -m benchmarks.gpu.tune_grouped_gemm --experts 32 --hidden 7168 --width 2048 --format fp8
+    python -m benchmarks.gpu.tune_grouped_gemm --dense 2112x7168 24576x1536 7168x16384
+
+Experts get rows as uniform routing gives them: so many on the average, none exactly so many. A tile as tall as the mean
+would leave half of them a second tile of a few rows. Dense products (--dense): K split, by either kernel, against
+cuBLAS; all of them with the quantising before.
+"""
+
+import argparse
+import contextlib
+import itertools
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import torch
+
+from benchmarks.gpu.bench_gpu_layers import bf16_weight, drawn_rows, fp8_weight, gpu_time
+from benchmarks.tools.report import table
+from eprt import EPGroup
+from eprt.gpu import cluster_product
+from eprt.gpu.cluster_product import ClusterTiling, tokens_of
+from eprt.gpu.device import take_device
+from eprt.gpu.jit import cubin
+from eprt.ops import tuning
+from eprt.ops.cuda import cublas
+from eprt.ops.cuda.grouped_gemm import grouped_gemm, tiling_of
+from eprt.ops.cuda.linear import split_gemm
+from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.tuning import Shape, Tiling
+from eprt.ops.weight import Weight
+
+ROWS = (8, 16, 24, 32, 48, 64, 128, 512)
+DENSE_ROWS = (16, 32, 64, 128)
+_CLUSTER_TILES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2))  # warpgroups, blocks
+_SMS, _SHARED_BYTES = 132, 220 << 10
+FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16}
+
+
+def candidates(shape: Shape, rows: int) -> list[Tiling]:
+    """block_n stays 128 where the product quantises its result. Tiles much taller than an expert's rows waste work."""
+    quantises = shape.gated and shape.kind == "fp8"
+    block_k = 128 if shape.kind == "fp8" else 64
+    tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 128)]
+    shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3, 4))
+    return [
+        Tiling(block_m, block_n, block_k, warps, stages, programs)
+        for block_m, block_n, warps, stages, programs in shapes
+        if (warps == 4 or block_m > 32)
+        and block_m * (2 if shape.gated else 1) * block_n <= warps * 4096  # accumulators that registers can hold
+    ]
+
+
+def dense_candidates(shape: Shape, rows: int) -> list[Tiling]:
+    """As many parts of K as keep each SM busy once to four times."""
+    tall = [block_m for block_m in (16, 32, 64, 128) if max(16, rows // 2) <= block_m <= max(16, rows)]
+    found = []
+    for block_m, block_n, stages in itertools.product(tall, (64, 128), (3, 4)):
+        tiles = -(-rows // block_m) * -(-shape.n // block_n)
+        for splits in (1, 2, 3, 4, 6, 8, 12, 14):
+            if splits == 1 or (66 <= tiles * splits <= 540 and shape.k // splits >= 512):
+                found.append(Tiling(block_m, block_n, 128, 8 if block_m * block_n > 8192 else 4, stages, 3, splits))
+    return found
+
+
+def cluster_candidates(shape: Shape, rows: int) -> list[ClusterTiling]:
+    """One or two thread blocks on most SMs, all at once if K is split; loads as far ahead as shared memory allows."""
+    if rows > cluster_product.TOKENS[-1]:
+        return []
+    tokens, steps, found = tokens_of(rows), shape.k // 128, {}
+    for (warpgroups, blocks), splits, per_sm in itertools.product(_CLUSTER_TILES, range(1, 9), (1, 2)):
+        crowded = warpgroups * blocks > (1 if tokens == 128 else 2)  # too many registers for two on an SM
+        thread_blocks = splits * -(-shape.n // (64 * warpgroups * blocks))
+        share = thread_blocks / (_SMS * per_sm)
+        if (per_sm == 2 and (crowded or thread_blocks <= _SMS)) or share < 0.5 or share > (3 if splits == 1 else 1):
+            continue
+        tilings = [ClusterTiling(warpgroups, blocks, splits, n) for n in range(3, max(3, -(-steps // splits)) + 1)]
+        fitting = [t for t in tilings if t.shared_bytes(tokens) <= _SHARED_BYTES // per_sm]
+        if 2 * splits <= steps and fitting:
+            found[fitting[-1]] = None
+    return list(found)
+
+
+def compile_ahead(shape: Shape, rows: int, tiling: Tiling | ClusterTiling) -> None:
+    """In a process of its own: leaves the kernel in its cache."""
+    from benchmarks.gpu.gpu_kernels import CompiledOnly, tensor, weight
+
+    if isinstance(tiling, ClusterTiling):
+        with contextlib.suppress(Exception):
+            cubin(cluster_product.source(tokens_of(rows), tiling))
+        return
+    if shape.kind == "dense":
+        w, x = (weight(*size, dtype=FORMATS["fp8"]) for size in ((shape.n, shape.k), (rows, shape.k)))
+        with contextlib.suppress(Exception), CompiledOnly():
+            grouped_gemm(x.data, w, x_scale_RG=tensor(rows, shape.k // 128), tiling=tiling, splits=tiling.splits)
+        return
+    fp8 = shape.kind == "fp8"
+    w = weight(shape.experts, shape.n * (2 if shape.gated else 1), shape.k, dtype=FORMATS[shape.kind])
+    x, count = tensor(shape.experts * rows, shape.k, dtype=w.data.dtype), tensor(shape.experts, dtype=torch.int32)
+    scale = tensor(shape.experts * rows, -(-shape.k // 128), dtype=torch.float32) if fp8 else None
+    with contextlib.suppress(Exception), CompiledOnly():  # what cannot be compiled is told when it is timed
+        quantise = shape.gated and fp8
+        grouped_gemm(x, w, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling)
+
+
+def compile_all(cases: list[tuple[Shape, int]], jobs: int) -> None:
+    """Every kernel once: what only changes the grid, or the sizes of a dense product, changes no kernel."""
+    work = {}
+    for shape, rows in cases:
+        dense = shape.kind == "dense"
+        for tiling in (dense_candidates if dense else candidates)(shape, rows):
+            same = replace(tiling, programs_per_sm=1, splits=min(tiling.splits, 2))
+            key = (replace(shape, n=0, k=0) if dense else shape, same)
+            work.setdefault(key, (shape, rows, same))
+        for tiling in cluster_candidates(shape, rows) if dense else ():
+            work.setdefault((tokens_of(rows), tiling), (shape, rows, tiling))
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_ahead, *zip(*work.values())))
+
+
+def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
+    """(fastest, its seconds, the default's seconds). Rows are drawn anew for each shape, the same for all tilings."""
+    make = fp8_weight if shape.kind == "fp8" else bf16_weight
+    weight = make(shape.experts, shape.n * (2 if shape.gated else 1), shape.k)
+    x, scale = torch.randn(shape.experts * rows, shape.k, device="cuda", dtype=torch.bfloat16), None
+    if shape.kind == "fp8":
+        x, scale = quantize_rows(x)
+    count = drawn_rows(shape.experts, rows)
+
+    def product(tiling: Tiling | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        quantise = shape.gated and shape.kind == "fp8"
+        return grouped_gemm(
+            x, weight, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling
+        )
+
+    default = tiling_of(("fp8", "same").index(shape.kind), rows, shape.gated)
+    want, best = plain(*product(default)), (float("inf"), default)
+    default_s = gpu_time([lambda: product(default)], samples=7).median_s
+    for tiling in candidates(shape, rows):
+        try:
+            error = (plain(*product(tiling)) - want).norm() / want.norm()
+            seconds = gpu_time([lambda t=tiling: product(t)], samples=7).median_s
+        except Exception as failure:  # more shared memory or registers than there are
+            print(f"{tiling}: {str(failure).splitlines()[0][:100]}")
+            continue
+        assert error < 0.03, f"{tiling} computes something else: relative error {error:.3g}"
+        best = min(best, (seconds, tiling), key=lambda pair: pair[0])
+    return best[1], best[0], default_s
+
+
+def tune_dense(shape: Shape, rows: int) -> tuple[Tiling | ClusterTiling | None, float, float]:
+    """(fastest, None for cuBLAS; its seconds; cuBLAS's seconds)"""
+    weights = [fp8_weight(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
+    x = torch.randn(rows, shape.k, device="cuda", dtype=torch.bfloat16)
+    want = dense_product(x, weights[0], None).float()
+    cublas_s = gpu_time([lambda w=w: dense_product(x, w, None) for w in weights], samples=7).median_s
+    best: tuple[float, Tiling | ClusterTiling | None] = (cublas_s, None)
+    for tiling in (*dense_candidates(shape, rows), *cluster_candidates(shape, rows)):
+        try:
+            error = (dense_product(x, weights[0], tiling).float() - want).norm() / want.norm()
+            seconds = gpu_time([lambda w=w, t=tiling: dense_product(x, w, t) for w in weights], samples=7).median_s
+        except Exception as failure:
+            print(f"{tiling}: {str(failure).splitlines()[0][:100]}")
+            continue
+        assert error < 0.01, f"{tiling} computes something else: relative error {error:.3g}"
+        best = min(best, (seconds, tiling), key=lambda pair: pair[0])
+    return best[1], best[0], cublas_s
+
+
+def dense_product(x: torch.Tensor, w: Weight, tiling: Tiling | ClusterTiling | None) -> torch.Tensor:
+    """None: by cuBLAS."""
+    if isinstance(tiling, Tiling):
+        return split_gemm(*quantize_rows(x), w, x.dtype, tiling)
+    assert w.scale is not None and cublas.PADDED_TO == cluster_product.PADDED_TO
+    padded = quantize_rows(x, padded_to=cublas.PADDED_TO)
+    if tiling is None:
+        return cublas.scaled_mm(*padded, w)[: len(x)]
+    return cluster_product.cluster_product(*padded, w.data, w.scale, len(x), tiling)
+
+
+def plain(y: torch.Tensor, y_scale: torch.Tensor | None) -> torch.Tensor:
+    return y.float() if y_scale is None else y.float() * y_scale.repeat_interleave(128, 1)[:, : y.shape[1]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experts", type=int, default=32, help="on one GPU")
+    parser.add_argument("--hidden", type=int, default=7168)
+    parser.add_argument("--width", type=int, default=2048, help="of one expert")
+    parser.add_argument("--format", choices=("fp8", "bf16"), default="fp8")
+    parser.add_argument("--rows", type=int, nargs="*", help="per expert, or of the dense products")
+    parser.add_argument("--dense", nargs="*", default=[], metavar="NxK", help="these products, not experts'")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile")
+    arguments = parser.parse_args()
+    kind = "fp8" if arguments.format == "fp8" else "same"
+    shapes = [
+        Shape(arguments.experts, n, k, kind, gated)
+        for gated, n, k in ((True, arguments.width, arguments.hidden), (False, arguments.hidden, arguments.width))
+    ]
+    if arguments.dense:
+        sizes = ((int(size) for size in text.split("x")) for text in arguments.dense)
+        shapes = [Shape(1, n, k, "dense", gated=False) for n, k in sizes]
+    default_rows = DENSE_ROWS if arguments.dense else ROWS
+    cases = [(shape, rows) for shape in shapes for rows in arguments.rows or default_rows]
+    compile_all(cases, arguments.jobs)
+    take_device("cuda", EPGroup.single())
+    found, shown = {}, []
+    for shape, rows in cases:
+        tiling, seconds, default_s = (tune_dense if shape.kind == "dense" else tune)(shape, rows)
+        found.setdefault(shape, {})[rows] = tiling
+        times = {"us": seconds * 1e6, "default_us": default_s * 1e6}
+        shown.append({"n": shape.n, "k": shape.k, "rows": rows, **times, **(vars(tiling) if tiling else {})})
+    print(table(shown))
+    print(tuning.write(torch.cuda.get_device_name(), found))
+
+
+if __name__ == "__main__":
+    main()

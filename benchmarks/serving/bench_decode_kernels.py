@@ -1,0 +1,129 @@
+"""Where a decoding step of DeepSeek-V3 goes: every kernel of a MoE layer and its time, as CUPTI sees it.
+
+    mpirun -n 2 python -m benchmarks.serving.bench_decode_kernels --experts 32     # on each GPU: as on 8
+    python -m benchmarks.serving.bench_decode_kernels                              # 16, as on 16; one GPU sends nothing
+
+A recorded step of --layers layers, dummy weights, each request with --context tokens of random cache. A layer is the
+difference between this depth and one of three layers fewer. layer: by events, without the profiler; of the slowest
+GPU. Kernels are the first GPU's; they may overlap each other (--overlap sbo), and those of the exchange wait for the
+other GPUs. between: what of the layer the sum of its kernels leaves over; below zero where they overlap.
+"""
+
+import argparse
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.bench_gpu_layers import bandwidth, decode_batch, gpu_time_of_replay, matrix_rate
+from benchmarks.serving.bench_generation import Rates, floor_seconds, of_depth, shape_with
+from benchmarks.tools.report import Report
+from eprt import EngineConfig, EPGroup
+from eprt.engine.graphs import DecodeGraphs, padding_rows
+from eprt.models.loader import load_model
+
+NUM_RANKS = 2
+NEEDS_GPU = True
+PAGE_SIZE, FEWER, REPLAYS = 64, 3, 5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Of one step. kernels: name -> (calls, seconds), in the order of their first call."""
+
+    step_s: float
+    kernels: dict[str, tuple[float, float]]
+
+
+def profile(graphs: DecodeGraphs, batch) -> Profile:
+    step_s = gpu_time_of_replay(graphs, batch).median_s
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(REPLAYS):
+            graphs.run(batch)
+        torch.cuda.synchronize()
+    events = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    calls, seconds = defaultdict(float), defaultdict(float)
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        name = short_name(event.name)
+        calls[name] += 1 / REPLAYS
+        seconds[name] += event.time_range.elapsed_us() / 1e6 / REPLAYS
+    return Profile(step_s, {name: (calls[name], seconds[name]) for name in calls})
+
+
+def short_name(name: str) -> str:
+    """Without return type, namespaces, parameters and template arguments; of torch's kernels, with what they apply."""
+    applied = re.search(r"(direct_copy|index\w*kernel|[A-Za-z]*Functor_?[a-z]*|\w+_kernel_cuda)", name)
+    plain = re.split(r"[<(]", re.sub(r"^void ", "", name).replace("(anonymous namespace)", ""))[0].split("::")[-1]
+    return f"{plain} {applied[0]}"[:60] if applied and "elementwise" in plain else plain[:60]
+
+
+class Layers:
+    """A model on all ranks, of which layers are profiled."""
+
+    def __init__(self, model, group: EPGroup, context: int):
+        self.model, self.group, self.context = model, group, context
+        self.num_pages, self.rates = -(-context // PAGE_SIZE), Rates(bandwidth(), matrix_rate())
+
+    def report(self, report: Report, requests: int, overlap: str) -> None:
+        layers, row = self.model.config.num_hidden_layers, {"requests": requests, "overlap": overlap}
+        deep, shallow = (self._profile(depth, requests, overlap) for depth in (layers, layers - FEWER))
+        floors = [
+            floor_seconds(of_depth(self.model, depth), requests, self.context, self.group.size, self.rates)[0]
+            for depth in (layers, layers - FEWER)
+        ]
+        layer_s, floor_s, kernels_s = (deep.step_s - shallow.step_s) / FEWER, (floors[0] - floors[1]) / FEWER, 0.0
+        for name, (calls, seconds) in deep.kernels.items():
+            fewer_calls, fewer_s = shallow.kernels.get(name, (0.0, 0.0))
+            if calls - fewer_calls > 0.5:
+                kernels_s += (seconds - fewer_s) / FEWER
+                times = {"calls": (calls - fewer_calls) / FEWER, "layer_us": (seconds - fewer_s) / FEWER * 1e6}
+                report.row(**row, kernel=name, **times)
+        report.row(**row, kernel="= kernels of a layer", layer_us=kernels_s * 1e6)
+        report.row(**row, kernel="= between", layer_us=(layer_s - kernels_s) * 1e6)
+        ratio = {"floor_us": floor_s * 1e6, "times_floor": layer_s / floor_s}
+        report.row(**row, kernel="= layer", layer_us=layer_s * 1e6, **ratio)
+
+    def _profile(self, num_layers: int, requests: int, overlap: str) -> Profile:
+        """Of a step through the model's first layers."""
+        c, num_cached = self.model.config, requests * self.num_pages + 1
+        cache = torch.randn(num_layers, num_cached, PAGE_SIZE, c.kv_dim, device="cuda", dtype=torch.bfloat16)
+        part = of_depth(self.model, num_layers)
+        with torch.inference_mode():
+            padding = padding_rows(requests, self.num_pages, PAGE_SIZE, num_cached - 1, cache.device, overlap)
+            graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache), [requests], padding)
+            mine = profile(graphs, decode_batch(requests, self.num_pages, PAGE_SIZE, c.vocab_size))
+        return Profile(max(self.group.allgather(mine.step_s)), mine.kernels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--experts", type=int, default=16, help="on each GPU")
+    parser.add_argument("--requests", type=int, nargs="+", default=[64, 128], help="of each GPU")
+    parser.add_argument("--context", type=int, default=4864)
+    parser.add_argument("--overlap", nargs="+", default=["none"], help="none, sbo or tbo; several are compared")
+    args = parser.parse_args()
+    group = EPGroup.from_mpi()
+    with shape_with(args.experts * group.size) as directory:
+        config = EngineConfig(
+            str(directory), device="cuda", load_format="dummy", num_hidden_layers=args.layers, ep_payload="fp8",
+            low_latency_max_tokens=max(args.requests), max_model_len=args.context + PAGE_SIZE,
+        )  # fmt: skip
+        model = load_model(config, group)
+    report = Report(f"decode_kernels_{group.size}gpu", {
+        "device": torch.cuda.get_device_name(), "gpus": group.size, "experts_per_gpu": args.experts,
+        "layers": args.layers, "context": args.context,
+    })  # fmt: skip
+    layers = Layers(model, group, args.context)
+    for requests in args.requests:
+        for overlap in args.overlap:
+            layers.report(report, requests, overlap)
+    if group.rank == 0:
+        report.finish()
+    model.close()
+    group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""eprt bench serve: open-loop load on a running server, and what its users would feel.
+
+    eprt bench serve --url http://127.0.0.1:8000 --rate 2 4 8 --seconds 30 --input-tokens 256 --output-tokens 64
+
+Requests arrive at random (Poisson) at the wanted rate whether or not earlier ones have been answered, as users do; a
+server that falls behind shows it. Times count from the moment a request was due: a client that was late hides nothing.
+
+    ttft      time to first token
+    itl       time between two tokens of one request
+    goodput   requests per second that kept both limits of a tier: ttft, and the request's mean itl
+
+Exit status 0; 1 when a request failed (the table says how many); 2 when the server cannot be used.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+
+from benchmarks.tools.report import Report, quantile
+
+_LOADING_S = 600.0  # a large model from a slow disk
+# Service levels: seconds to the first token, seconds between tokens.
+TIERS = ((2.0, 0.070), (1.5, 0.050), (1.0, 0.030))
+_FIRST_ID = 3  # below lie the special tokens of most tokenizers
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to send: `rate` requests per second for `seconds`, lengths uniform within `spread` of the wanted ones."""
+
+    rate: float
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+    spread: float
+    max_token_id: int
+    seed: int
+
+    def requests(self) -> list[tuple[float, dict[str, Any]]]:
+        """(seconds after the start, body) of each request."""
+        rng = np.random.default_rng(self.seed)
+        gaps = rng.exponential(1 / self.rate, size=max(1, round(self.rate * self.seconds)))
+        bodies = []
+        for at in np.cumsum(gaps).tolist():
+            num_in, num_out = self._length(rng, self.input_tokens), self._length(rng, self.output_tokens)
+            body = {
+                "prompt": rng.integers(_FIRST_ID, self.max_token_id + 1, num_in).tolist(),
+                "max_tokens": num_out,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "return_token_ids": True,
+            }
+            bodies.append((at, body))
+        return bodies
+
+    def _length(self, rng: np.random.Generator, wanted: int) -> int:
+        low, high = round(wanted * (1 - self.spread)), round(wanted * (1 + self.spread))
+        return max(1, int(rng.integers(low, high + 1)))
+
+
+@dataclass
+class Served:
+    """One request. token_s: when each token came, seconds since the request was due. error: why there are no more."""
+
+    wanted: int
+    token_s: list[float] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0]
+
+    @property
+    def itl_s(self) -> list[float]:
+        return [after - before for before, after in zip(self.token_s, self.token_s[1:])]
+
+    def keeps(self, ttft_s: float, itl_s: float) -> bool:
+        mean_s = (self.token_s[-1] - self.token_s[0]) / max(1, len(self.token_s) - 1)
+        return self.ttft_s <= ttft_s and mean_s <= itl_s
+
+
+async def drive(url: str, model: str, load: Load, api_key: str | None = None) -> tuple[list[Served], float]:
+    """Sends the load; returns what came of each request, and the seconds until the last answer."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, headers=headers) as client:
+        start = time.perf_counter()
+        tasks = []
+        for at, body in load.requests():
+            await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
+            tasks.append(asyncio.create_task(_send(client, {**body, "model": model}, start + at)))
+        served = await asyncio.gather(*tasks)
+        return served, time.perf_counter() - start
+
+
+async def _send(client: httpx.AsyncClient, body: dict[str, Any], due: float) -> Served:
+    served = Served(body["max_tokens"])
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                served.error = f"{response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
+                return served
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    _take(served, json.loads(line[6:]), time.perf_counter() - due)
+    except httpx.HTTPError as error:
+        served.error = f"{type(error).__name__}: {error}"
+    if served.error is None and len(served.token_s) != served.wanted:
+        served.error = f"{len(served.token_s)} tokens came of {served.wanted}"
+    return served
+
+
+def _take(served: Served, event: dict[str, Any], now_s: float) -> None:
+    if "error" in event:
+        served.error = str(event["error"].get("message"))
+    for choice in event.get("choices", ()):
+        served.token_s += [now_s] * len(choice.get("token_ids") or ())
+
+
+def summary(load: Load, served: list[Served], took_s: float) -> dict[str, Any]:
+    """One row of the table."""
+    good = [s for s in served if s.error is None]
+    ttft_s, itl_s = sorted(s.ttft_s for s in good), sorted(gap for s in good for gap in s.itl_s)
+    row: dict[str, Any] = {"rate": load.rate, "requests": len(served), "failed": len(served) - len(good)}
+    row["tokens_s"] = sum(len(s.token_s) for s in good) / took_s
+    for name, values in (("ttft", ttft_s), ("itl", itl_s)):
+        for percent in (50, 95, 99):
+            row[f"{name}_p{percent}_ms"] = quantile(values, percent / 100) * 1e3 if values else float("nan")
+    for ttft, itl in TIERS:
+        row[f"goodput_{ttft:g}s_{itl * 1e3:g}ms"] = sum(s.keeps(ttft, itl) for s in good) / took_s
+    return row
+
+
+def find_model(url: str, api_key: str | None) -> str:
+    """The name of the server's model. Raises ValueError when there is no such server."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        response = httpx.get(f"{url}/v1/models", timeout=10, headers=headers)
+        return response.raise_for_status().json()["data"][0]["id"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"--url {url}: no OpenAI-compatible server answers there ({error})") from None
+
+
+def wait_until_loaded(url: str, timeout_s: float = _LOADING_S) -> None:
+    """Of a server whose /health says that its model is loading; any other is taken as it is."""
+    deadline_s = time.monotonic() + timeout_s
+    while (answer := httpx.get(f"{url}/health", timeout=10)).status_code == 503 and '"loading"' in answer.text:
+        if time.monotonic() > deadline_s:
+            raise ValueError(f"--url {url}: the model was still loading after {timeout_s:g} s")
+        time.sleep(0.2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eprt bench serve", description="Open-loop load on a running server: latency and goodput at each rate."
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="default %(default)s")
+    add("--model", help="default: the server's first")
+    add("--api-key", metavar="KEY", help="the server's, if it was started with one")
+    add(
+        "--rate",
+        type=float,
+        nargs="+",
+        default=[1.0, 2.0, 4.0],
+        metavar="R",
+        help="requests per second, several in turn; default 1 2 4",
+    )
+    add("--seconds", type=float, default=20.0, metavar="S",
+        help="how long requests arrive at each rate, default %(default)s")  # fmt: skip
+    add(
+        "--input-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="of a prompt of random token ids, default %(default)s",
+    )
+    add("--output-tokens", type=int, default=64, metavar="N", help="of an answer, default %(default)s")
+    add(
+        "--spread",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="lengths vary by this fraction either way, default %(default)s",
+    )
+    add("--max-token-id", type=int, default=500, metavar="N", help="largest token id in prompts, default %(default)s")
+    add("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and prompts, default %(default)s")
+    return parser
+
+
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    for flag, ok, want in (
+        ("--rate", min(arguments.rate) > 0, "above 0"),
+        ("--seconds", arguments.seconds > 0, "above 0"),
+        ("--input-tokens", arguments.input_tokens >= 1, "at least 1"),
+        ("--output-tokens", arguments.output_tokens >= 1, "at least 1"),
+        ("--spread", 0 <= arguments.spread <= 1, "in 0..1"),
+        ("--max-token-id", arguments.max_token_id >= _FIRST_ID, f"at least {_FIRST_ID}"),
+    ):
+        if not ok:
+            raise ValueError(f"{flag} {getattr(arguments, flag[2:].replace('-', '_'))}: must be {want}")
+    lengths = (arguments.input_tokens, arguments.output_tokens, arguments.spread)
+    return [Load(r, arguments.seconds, *lengths, arguments.max_token_id, arguments.seed) for r in arguments.rate]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    url = arguments.url.rstrip("/")
+    try:
+        loads = _loads(arguments)
+        model = arguments.model or find_model(url, arguments.api_key)
+        wait_until_loaded(url)
+    except (ValueError, httpx.HTTPError) as error:
+        print(f"eprt bench serve: {error}", file=sys.stderr)
+        return 2
+    config = {"model": model, "input_tokens": arguments.input_tokens, "output_tokens": arguments.output_tokens}
+    report = Report("serve_load", {**config, "spread": arguments.spread, "seconds": arguments.seconds})
+    reasons: dict[str, int] = {}
+    for load in loads:
+        served, took_s = asyncio.run(drive(url, model, load, arguments.api_key))
+        report.row(**summary(load, served, took_s))
+        for one in served:
+            if one.error is not None:
+                reasons[one.error] = reasons.get(one.error, 0) + 1
+    report.finish()
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:5]:
+        print(f"{count} failed: {reason}", file=sys.stderr)
+    return 1 if reasons else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
