@@ -1,4 +1,4 @@
-# The verbs. `make serve` and `make test` do everything on a fresh machine that has Python 3.11+, a C++ compiler and make.
+# What to type. `make serve` and `make test` do everything on a fresh machine that has Python 3.11+, a C++ compiler and make.
 # Each step leaves a stamp in the virtual environment and runs again only when what it depends on has changed: a C++ edit
 # rebuilds the native library, a Python edit needs nothing (the install is editable).
 
@@ -77,6 +77,11 @@ $(VENV)/.test: $(VENV)/.native
 	@$(PIP) -r $(VENV)/requirements-test.txt
 	@touch $@
 
+# Without a browser the page's tests are skipped, with the reason; the next run tries again.
+$(VENV)/.browser: $(VENV)/.test
+	@echo "[test] looking for a browser"
+	@$(PY) -m tests.web.chromium && touch $@ || true
+
 build: $(VENV)/.native    ## install eprt into .venv and build its native library
 	@:
 
@@ -84,7 +89,7 @@ serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS
 	@exec $(PY) -m eprt.serve -n $(RANKS) --model "$(MODEL)" --served-model-name "$(NAME)" --port $(PORT) $(ARGS)
 
 # Two files at a time, the long ones first: many tests wait for processes, and each asserts what, never how fast.
-test: $(VENV)/.test lint  ## lint, then every test that needs no GPU: ARGS="-k name"
+test: $(VENV)/.browser lint  ## lint, then every test that needs no GPU: ARGS="-k name"
 	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Some 8 minutes; every change is tested with 80 to 120 of each kind.

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -16,9 +15,8 @@ from eprt.diagnostics.page.page import Page
 from eprt.diagnostics.page.recording import Recording
 from eprt.diagnostics.page.server import PageServer
 
+from tests.web import chromium
 from tests.web.logs import write_log
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 100.0) -> Any:
@@ -83,18 +81,19 @@ def server_256(log_256) -> Iterator[PageServer]:
 # Not for the session: while it is open an event loop runs in this thread, and other tests want their own.
 @pytest.fixture(scope="module")
 def browser():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    found = chromium.find()
+    if found is None:
+        pytest.skip(f"no browser: {chromium.REMEDY}")
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with pytest.MonkeyPatch.context() as patch:
         if len(tempfile.gettempdir()) > 40:  # Chromium puts a socket there, whose path may have 107 bytes
             patch.setenv("TMPDIR", "/tmp")
         with playwright.sync_playwright() as play:
-            chromium = play.chromium.launch(executable_path=path, args=arguments)
-            yield chromium
-            chromium.close()
+            launched = play.chromium.launch(
+                executable_path=found.path, args=found.arguments, env={**os.environ, **found.env}
+            )
+            yield launched
+            launched.close()
 
 
 @pytest.fixture
