@@ -1,0 +1,1 @@
+"""Benchmarks, in folders by subject: `eprt bench --list` names each with what it needs."""

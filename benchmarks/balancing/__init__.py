@@ -1,0 +1,1 @@
+"""Balancing: plans beside EPLB, replica routing, and what moving experts costs."""

@@ -40,7 +40,8 @@ from scipy.sparse.csgraph import connected_components
 
 from benchmarks.balancing import eplb_peer
 from benchmarks.balancing.record_demo import TRACE
-from benchmarks.tools.report import Report, measure
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import measure
 
 NUM_RANKS = 0
 PARTS = ("parity", "plans", "drift", "traffic")
@@ -90,16 +91,16 @@ def skew(placement: Placement, load_LE: np.ndarray) -> float:
 # ---- the same answers as EPLB --------------------------------------------------------------------------------------
 
 
-def check_parity(eplb: ModuleType, report: Report) -> None:
+def check_parity(eplb: ModuleType, report: BenchmarkReport) -> None:
     for name, make in LOADS.items():
         for cluster in CLUSTERS:
-            report.row(load=name, cluster=cluster, **eplb_peer.parity(eplb, make(), options_of(cluster)))
+            report.add_row(load=name, cluster=cluster, **eplb_peer.parity(eplb, make(), options_of(cluster)))
 
 
 # ---- time and balance of single plans ------------------------------------------------------------------------------
 
 
-def bench_plans(eplb: ModuleType | None, report: Report, samples: int) -> None:
+def bench_plans(eplb: ModuleType | None, report: BenchmarkReport, samples: int) -> None:
     for name, make in LOADS.items():
         load_LE = make()
         for cluster in CLUSTERS:
@@ -122,7 +123,7 @@ def bench_plans(eplb: ModuleType | None, report: Report, samples: int) -> None:
                 weight = torch.from_numpy(np.float32(load_LE))
                 deepseek = functools.partial(eplb.rebalance_experts, weight, *shape)
                 columns["deepseek_cpu_ms"] = _processor_ms(deepseek, repeats=1)
-            report.row(
+            report.add_row(
                 load=name,
                 cluster=cluster,
                 **columns,
@@ -152,7 +153,9 @@ def _doubled(placement: Placement) -> int:
 # ---- drift: bytes moved and balance of the window after ------------------------------------------------------------
 
 
-def bench_drift(report: Report, name: str, load_WLE: np.ndarray, options: dict[str, int], expert_bytes: int) -> None:
+def bench_drift(
+    report: BenchmarkReport, name: str, load_WLE: np.ndarray, options: dict[str, int], expert_bytes: int
+) -> None:
     """Every policy starts from the plan for window 0 and is judged on the window after the one it plans for."""
     first = plan(load_WLE[0], **options)
     policies: dict[str, Callable[[np.ndarray, Placement], Placement]] = {
@@ -184,7 +187,7 @@ def bench_drift(report: Report, name: str, load_WLE: np.ndarray, options: dict[s
             current = after
         moved[policy] = moves
         num_plans = len(skews)
-        report.row(
+        report.add_row(
             trace=name,
             policy=policy,
             skew_next=float(np.mean(skews)),
@@ -196,7 +199,7 @@ def bench_drift(report: Report, name: str, load_WLE: np.ndarray, options: dict[s
         )
     pairs = list(itertools.pairwise(load_WLE[1:]))
     least = sum(slots_needed(before, after, options) for before, after in pairs) / len(pairs)
-    report.row(
+    report.add_row(
         trace=name,
         policy="least",
         slots_moved_share=least / (first.num_layers * first.num_slots),
@@ -245,7 +248,7 @@ def topic_traces() -> Iterator[tuple[str, Seen, Seen]]:
         yield name, seen, unseen
 
 
-def bench_traffic(report: Report, name: str, given: Seen, other: Seen, shapes: Sequence[dict]) -> None:
+def bench_traffic(report: BenchmarkReport, name: str, given: Seen, other: Seen, shapes: Sequence[dict]) -> None:
     (load_LE, seen), (unseen_LE, unseen) = given, other
     for options in shapes:
         options.pop("num_experts")
@@ -259,7 +262,7 @@ def bench_traffic(report: Report, name: str, given: Seen, other: Seen, shapes: S
             candidates[name_of_it] = (found, (time.process_time() - start) * 1e3)
         for policy, (placement, cpu_ms) in candidates.items():
             copies = traffic_per_token(placement, unseen).mean()
-            report.row(
+            report.add_row(
                 trace=name,
                 nodes=options["num_nodes"],
                 policy=policy,
@@ -294,7 +297,7 @@ def clusters_for(num_experts: int, num_groups: int, nodes: Sequence[int], gpus_p
 # ---- targets -------------------------------------------------------------------------------------------------------
 
 
-def misses(plans: Report, drift: Report, traffic: Report) -> Iterator[str]:
+def misses(plans: BenchmarkReport, drift: BenchmarkReport, traffic: BenchmarkReport) -> Iterator[str]:
     for row in plans.rows:
         where = f"{row['load']}, {row['cluster']}"
         for word in ("eplb", "plan", "incremental"):
@@ -344,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shape = {"layers": LAYERS, "experts": EXPERTS, "cores": len(os.sched_getaffinity(0))}
     eplb = None if arguments.eplb is None else eplb_peer.load(arguments.eplb)
     recorded = read_load(arguments.trace)
-    reports = {part: Report(f"balance_{part}", shape) for part in PARTS}
+    reports = {part: BenchmarkReport(f"balance_{part}", shape) for part in PARTS}
     if eplb is not None and "parity" in arguments.parts:
         check_parity(eplb, reports["parity"])
     if "plans" in arguments.parts:
@@ -361,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def bench_drifts(report: Report, recorded: LoadFile) -> None:
+def bench_drifts(report: BenchmarkReport, recorded: LoadFile) -> None:
     drifting = drifting_load(12, LAYERS, EXPERTS, seed=1)
     for cluster in CLUSTERS:
         bench_drift(report, f"drifting, {cluster}", drifting, options_of(cluster), DEEPSEEK_V3_EXPERT_BYTES)
@@ -371,7 +374,7 @@ def bench_drifts(report: Report, recorded: LoadFile) -> None:
         bench_drift(report, name, recorded.load_WLE, options, DEEPSEEK_V3_EXPERT_BYTES)
 
 
-def bench_traffics(report: Report, recorded: LoadFile) -> None:
+def bench_traffics(report: BenchmarkReport, recorded: LoadFile) -> None:
     for name, seen, unseen in topic_traces():
         bench_traffic(report, name, seen, unseen, clusters_for(EXPERTS, 8, (2, 4, 8), 8))
     assert recorded.trace is not None

@@ -30,7 +30,8 @@ import torch
 from eprt.balancer.migration import count_moves, schedule_rounds
 
 from benchmarks.shapes import DEEPSEEK_V3, DEMO_MODEL
-from benchmarks.tools.report import Report, quantile
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Stopwatch, quantile
 from eprt import EPGroup, SamplingParams
 from eprt.bind import bind
 from eprt.config import EngineConfig
@@ -50,31 +51,11 @@ KINDS = ("off", "on", "again")
 
 
 @dataclass
-class Window:
+class MigrationWindow:
     """One window of one kind: seconds of each step, and processor seconds of migration in it on this rank."""
 
     step_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-
-
-class Stopwatch:
-    """Adds up the processor time of this thread inside the wrapped functions."""
-
-    def __init__(self):
-        self.total_s = 0.0
-
-    def wrap(self, function):
-        def timed(*arguments):
-            start = time.thread_time()
-            result = function(*arguments)
-            self.total_s += time.thread_time() - start
-            return result
-
-        return timed
-
-    def reset(self) -> float:
-        total_s, self.total_s = self.total_s, 0.0
-        return total_s
 
 
 class Moves:
@@ -85,7 +66,7 @@ class Moves:
         self._engine, self._rng, self._num_slots = engine, np.random.default_rng(0), num_slots
         self._rows = np.array(engine.migrator.rows)
         self._num_jobs = self._epoch = 0
-        self.watch = Stopwatch()
+        self.watch = Stopwatch(time.thread_time)
         for name in ("work", "advance", "offer"):
             setattr(engine.migrator, name, self.watch.wrap(getattr(engine.migrator, name)))
         self._decode = self.watch.wrap(msgspec.msgpack.Decoder(Job).decode)
@@ -130,8 +111,8 @@ def start_requests(engine: Engine) -> None:
         engine.step()
 
 
-def run_window(engine: Engine, moves: Moves, *, on: bool) -> Window:
-    window = Window()
+def run_window(engine: Engine, moves: Moves, *, on: bool) -> MigrationWindow:
+    window = MigrationWindow()
     start_requests(engine)
     moves.watch.reset()
     end_s = time.perf_counter()
@@ -147,8 +128,8 @@ def run_window(engine: Engine, moves: Moves, *, on: bool) -> Window:
     return window
 
 
-def measure(engine: Engine, moves: Moves) -> dict[str, list[Window]]:
-    windows: dict[str, list[Window]] = {kind: [] for kind in KINDS}
+def measure(engine: Engine, moves: Moves) -> dict[str, list[MigrationWindow]]:
+    windows: dict[str, list[MigrationWindow]] = {kind: [] for kind in KINDS}
     group, start = engine.group, time.monotonic()
     for turn in range(MAX_TURNS):
         going_on = turn < MIN_TURNS or turn % TURNS_TOGETHER or time.monotonic() - start < SECONDS
@@ -161,7 +142,7 @@ def measure(engine: Engine, moves: Moves) -> dict[str, list[Window]]:
     return windows
 
 
-def row(group: EPGroup, windows: dict[str, list[Window]], step_s: float) -> dict:
+def row(group: EPGroup, windows: dict[str, list[MigrationWindow]], step_s: float) -> dict:
     """The report's columns, of rank 0's steps; all ranks step together."""
 
     def pooled(kind: str, turns: slice = slice(None)) -> list[float]:
@@ -194,7 +175,7 @@ def row(group: EPGroup, windows: dict[str, list[Window]], step_s: float) -> dict
 
 
 def bench(
-    group: EPGroup, name: str, directory: Path, report: Report | None, num_slots: int | None = None, **options
+    group: EPGroup, name: str, directory: Path, report: BenchmarkReport | None, num_slots: int | None = None, **options
 ) -> None:
     options = {"num_redundant_experts": REDUNDANT, "kv_cache_gb": 0.05, **options}
     engine = Engine(EngineConfig(str(directory), **options), group)
@@ -214,7 +195,7 @@ def bench(
     if report is not None:
         sizes = {"expert_kb": expert_bytes / 1024, "experts": sent // expert_bytes}
         commits = {"commits": after.epoch - before.epoch, "chunk_kb": after.chunk_bytes / 1024}
-        report.row(model=name, ranks=group.size, **sizes, **commits, **columns)
+        report.add_row(model=name, ranks=group.size, **sizes, **commits, **columns)
     engine.close()
 
 
@@ -226,7 +207,7 @@ def main() -> None:
     bind("core", group.allgather)
     config = {"requests_per_rank": REQUESTS, "steps_per_window": STEPS, "redundant": REDUNDANT}
     where = "" if device == "cpu" else "gpu_"
-    report = Report(f"migration_{where}{group.size}ranks", config) if group.rank == 0 else None
+    report = BenchmarkReport(f"migration_{where}{group.size}ranks", config) if group.rank == 0 else None
     if device == "cuda":
         bench(group, "demo", DEMO_MODEL, report, **GPU_OPTIONS)
         bench(group, "DeepSeek-V3, 2 MoE layers", DEEPSEEK_V3, report, num_slots=8, **GPU_OPTIONS, **V3_OPTIONS)
@@ -238,7 +219,7 @@ def main() -> None:
     group.close()
 
 
-def bench_cpu(group: EPGroup, report: Report | None) -> None:
+def bench_cpu(group: EPGroup, report: BenchmarkReport | None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wide = Path(group.allgather(scratch)[0]) / "wide"
         if group.rank == 0:

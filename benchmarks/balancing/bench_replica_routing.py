@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from eprt.balancer import Placement, ReplicaTable, assign, plan, split_batch
 
-from benchmarks.tools.report import Report, Timing
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing
 from eprt import EPGroup
 from eprt.ep.placement.batch_router import METHODS, BatchRouter
 from eprt.ep.placement.slot_map import SlotMap
@@ -43,7 +44,7 @@ def base() -> np.ndarray:
     return np.random.default_rng(0).normal(size=NUM_EXPERTS)
 
 
-def run(group: EPGroup, report: Report | None, num_tokens: int) -> None:
+def run(group: EPGroup, report: BenchmarkReport | None, num_tokens: int) -> None:
     load_LE = np.exp(0.8 * base())[None]
     placement = plan(load_LE, num_slots=NUM_SLOTS, num_gpus=group.size)
     row_S, weight_S = placement.physical_to_logical_map[0], placement.weight_LP[0]
@@ -74,12 +75,18 @@ def run(group: EPGroup, report: Report | None, num_tokens: int) -> None:
     for name in candidates:
         own_part = float(np.mean(group.allgather(np.mean(own[name]))))
         if report is not None:
-            timing = Timing.of(seconds[name])
-            ratio = timing.median_s / Timing.of(seconds["weights"]).median_s
+            timing = Timing.from_samples(seconds[name])
+            ratio = timing.median_s / Timing.from_samples(seconds["weights"]).median_s
             split_us = float(f"{split_s[name] * 1e6:.4g}") if name in split_s else ""
-            report.row(tokens=num_tokens, routing=name, **timing.columns("layer"), ratio_to_weights=round(ratio, 2),
-                       split_us=split_us, max_over_mean=round(float(np.mean(uneven[name])), 4),
-                       own=round(own_part, 3))  # fmt: skip
+            report.add_row(
+                tokens=num_tokens,
+                routing=name,
+                **timing.columns("layer"),
+                ratio_to_weights=round(ratio, 2),
+                split_us=split_us,
+                max_over_mean=round(float(np.mean(uneven[name])), 4),
+                own=round(own_part, 3),
+            )
 
 
 def split_alone(group: EPGroup, placement: Placement, method: str, parts: list[torch.Tensor]) -> float:
@@ -94,7 +101,7 @@ def split_alone(group: EPGroup, placement: Placement, method: str, parts: list[t
             return torch.from_numpy(assign(table, idx_TK.numpy(), quota_P, group.rank))
 
         seconds.append(timed(group, split)[1])
-    return max(group.allgather(Timing.of(seconds).median_s))
+    return max(group.allgather(Timing.from_samples(seconds).median_s))
 
 
 def timed(group: EPGroup, call):
@@ -108,7 +115,7 @@ def main() -> None:
     torch.set_num_threads(1)
     group = EPGroup.from_mpi()
     shape = {"ranks": group.size, "experts": NUM_EXPERTS, "top_k": TOP_K, "slots": NUM_SLOTS, "batches": NUM_BATCHES}
-    report = Report("bench_replica_routing", shape) if group.rank == 0 else None
+    report = BenchmarkReport("bench_replica_routing", shape) if group.rank == 0 else None
     for num_tokens in (8, 64, 512):
         run(group, report, num_tokens)
     if report is not None:

@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmarks.tools.report import Report
+from benchmarks.tools.report import BenchmarkReport
 from eprt.serve.running import RunningServer
 from examples.demo_model.evaluate import CHECKPOINT, MAX_NEW_TOKENS, reply_text
 from examples.demo_model.score import held_out_questions, score
@@ -128,22 +128,22 @@ def main() -> int:
     arguments = parser.parse_args()
     samples = held_out_questions(arguments.num_prompts)
     if arguments.device == "cuda":
-        report = Report("migration_proof_gpu", {"model": "demo", "concurrency": CONCURRENCY})
+        report = BenchmarkReport("migration_proof_gpu", {"model": "demo", "concurrency": CONCURRENCY})
         flags = ("--device", "cuda", "--dtype", "float32", "--max-num-seqs", "16", "--kv-cache-gb", "0.1")
-        report.row(**prove(CHECKPOINT, "fp32", 0, arguments.ranks, samples, *flags))
+        report.add_row(**prove(CHECKPOINT, "fp32", 0, arguments.ranks, samples, *flags))
         return finish(report)
-    report = Report("migration_proof", {"model": "demo", "concurrency": CONCURRENCY})
+    report = BenchmarkReport("migration_proof", {"model": "demo", "concurrency": CONCURRENCY})
     with tempfile.TemporaryDirectory() as scratch:
         fp8 = Path(shutil.copytree(CHECKPOINT, Path(scratch) / "fp8"))
         tiny.quantize_checkpoint(fp8)
         for directory, name in ((CHECKPOINT, "bf16"), (fp8, "fp8")):
             for num_drafts in (0, 2):
-                report.row(**prove(directory, name, num_drafts, arguments.ranks, samples))
+                report.add_row(**prove(directory, name, num_drafts, arguments.ranks, samples))
                 print(report.rows[-1], flush=True)
     return finish(report)
 
 
-def finish(report: Report) -> int:
+def finish(report: BenchmarkReport) -> int:
     report.finish()
     wrong = [row for row in report.rows if row["differ"] or row["accuracy"] != row["moving_accuracy"]]
     return 1 if wrong or not all(row["commits"] for row in report.rows) else 0

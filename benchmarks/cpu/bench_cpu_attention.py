@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.tools.report import Report, measure
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import measure
 from eprt.ops import attention, native
 
 NUM_RANKS = 0
@@ -28,7 +29,7 @@ MAX_EXPANDED_BYTES = 1 << 30  # rows whose keys and values would take more leave
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionProblem:
     """`batch` requests of `context` tokens each, the last `num_new` of which are computed."""
 
     heads: int
@@ -41,7 +42,7 @@ class Problem:
     w_kv_b: Tensor
 
     @classmethod
-    def random(cls, heads: int, batch: int, context: int, num_new: int, dtype: torch.dtype) -> "Problem":
+    def random(cls, heads: int, batch: int, context: int, num_new: int, dtype: torch.dtype) -> "AttentionProblem":
         g = torch.Generator().manual_seed(0)
         num_pages = -(-context // PAGE_SIZE)
         pages = torch.randperm(batch * num_pages, generator=g)
@@ -98,7 +99,7 @@ class Problem:
         return torch.bmm(o_lat.transpose(0, 1), w_v.transpose(1, 2)).transpose(0, 1)
 
 
-def run(report: Report, op: str, problem: Problem, samples: int) -> None:
+def run(report: BenchmarkReport, op: str, problem: AttentionProblem, samples: int) -> None:
     candidates = {"eprt": problem.eprt}
     if op == "decode":
         candidates["absorbed"] = problem.absorbed
@@ -117,7 +118,7 @@ def run(report: Report, op: str, problem: Problem, samples: int) -> None:
     for name in ("absorbed", "expanded", "sdpa"):
         if name in times:
             columns[f"x_{name}"] = times[name].median_s / times["eprt"].median_s
-    report.row(op=op, heads=problem.heads, batch=problem.batch, context=problem.context, **columns)
+    report.add_row(op=op, heads=problem.heads, batch=problem.batch, context=problem.context, **columns)
 
 
 def main() -> None:
@@ -130,16 +131,16 @@ def main() -> None:
     native.load()
     dtype = getattr(torch, arguments.dtype)
     kind = "" if dtype == torch.bfloat16 else "_float32"
-    report = Report(
+    report = BenchmarkReport(
         f"cpu_attention{kind}_{native.isa()}_{arguments.threads}t",
         {"isa": native.isa(), "dtype": arguments.dtype, "threads": arguments.threads, "page_size": PAGE_SIZE},
     )
     for heads in (16, 128):
         for context in (512, 2048, 8192):
             for batch in (1, 8):
-                run(report, "decode", Problem.random(heads, batch, context, 1, dtype), arguments.samples)
+                run(report, "decode", AttentionProblem.random(heads, batch, context, 1, dtype), arguments.samples)
         for prefix in (0, 512, 2048):
-            run(report, "extend", Problem.random(heads, 1, prefix + CHUNK, CHUNK, dtype), arguments.samples)
+            run(report, "extend", AttentionProblem.random(heads, 1, prefix + CHUNK, CHUNK, dtype), arguments.samples)
     report.finish()
 
 

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.tools.report import Report, Timing, measure
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing, measure
 from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quantize_int8
 
 NUM_RANKS = 0
@@ -51,7 +52,7 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], seconds: f
     return measure({"eprt": ours, "torch": theirs}, samples=samples, calls_per_sample=calls)
 
 
-def bench_linear(report: Report) -> None:
+def bench_linear(report: BenchmarkReport) -> None:
     w_NK = torch.randn(N, K) / K**0.5
     for m in (1, 8, 64, 256):
         for kind, make in WEIGHTS.items():
@@ -59,10 +60,10 @@ def bench_linear(report: Report) -> None:
             w_torch = w_NK.to(x_dtype(kind))
             times = compare(lambda x=x_MK, w=w: linear(x, w), lambda x=x_MK, w=w_torch: F.linear(x, w), seconds=1.5)
             gmac = m * N * K / times["eprt"].median_s / 1e9
-            report.row(M=m, weight=kind, **columns(times["eprt"], times["torch"]), eprt_gmac_s=gmac)
+            report.add_row(M=m, weight=kind, **columns(times["eprt"], times["torch"]), eprt_gmac_s=gmac)
 
 
-def bench_stream(report: Report) -> None:
+def bench_stream(report: BenchmarkReport) -> None:
     """The read is torch's sum over int64, the fastest plain reader at hand; it alternates with the kernels."""
     memory = torch.ones(512 * 2**20 // 8, dtype=torch.int64)
     w_NK = torch.randn(STREAM_N, K) / K**0.5
@@ -80,8 +81,15 @@ def bench_stream(report: Report) -> None:
             times = measure({"eprt": sweep, "read": memory.sum}, samples=9, warmup=1)
             gb_s = copies * num_bytes(one) / times["eprt"].median_s / 1e9
             read_gb_s = memory.nbytes / times["read"].median_s / 1e9
-            report.row(M=m, weight=kind, eprt_gb_s=gb_s, read_gb_s=read_gb_s, fraction=gb_s / read_gb_s,
-                       **times["eprt"].columns("eprt", "ms"), **times["read"].columns("read", "ms"))  # fmt: skip
+            report.add_row(
+                M=m,
+                weight=kind,
+                eprt_gb_s=gb_s,
+                read_gb_s=read_gb_s,
+                fraction=gb_s / read_gb_s,
+                **times["eprt"].columns("eprt", "ms"),
+                **times["read"].columns("read", "ms"),
+            )
 
 
 def torch_experts(x_RH: Tensor, counts: list[int], w13: Tensor, w2: Tensor) -> Tensor:
@@ -94,7 +102,7 @@ def torch_experts(x_RH: Tensor, counts: list[int], w13: Tensor, w2: Tensor) -> T
     return y
 
 
-def bench_experts(report: Report) -> None:
+def bench_experts(report: BenchmarkReport) -> None:
     hidden, inner, num_experts = 2048, 1024, 32
     w13_EIH = torch.randn(num_experts, 2 * inner, hidden) / hidden**0.5
     w2_EHI = torch.randn(num_experts, hidden, inner) / inner**0.5
@@ -110,9 +118,13 @@ def bench_experts(report: Report) -> None:
                 seconds=2.0,
             )
             seconds = times["eprt"].median_s
-            report.row(rows_per_expert=rows, weight=kind, **columns(times["eprt"], times["torch"]),
-                       eprt_gb_s=(num_bytes(w13) + num_bytes(w2)) / seconds / 1e9,
-                       eprt_gmac_s=num_experts * rows * hidden * inner * 3 / seconds / 1e9)  # fmt: skip
+            report.add_row(
+                rows_per_expert=rows,
+                weight=kind,
+                **columns(times["eprt"], times["torch"]),
+                eprt_gb_s=(num_bytes(w13) + num_bytes(w2)) / seconds / 1e9,
+                eprt_gmac_s=num_experts * rows * hidden * inner * 3 / seconds / 1e9,
+            )
 
 
 def main(names: list[str]) -> None:
@@ -126,7 +138,7 @@ def main(names: list[str]) -> None:
     }
     for name in names or cases:
         bench, sizes = cases[name]
-        report = Report(f"{name}_{native.isa()}_{torch.get_num_threads()}t", {**config, **sizes})
+        report = BenchmarkReport(f"{name}_{native.isa()}_{torch.get_num_threads()}t", {**config, **sizes})
         bench(report)
         report.finish()
 

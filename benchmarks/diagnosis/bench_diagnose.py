@@ -19,7 +19,6 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,8 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from benchmarks.tools.report import ROOT, Report
+from benchmarks.shapes import DEMO_MODEL
+from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
@@ -41,7 +41,6 @@ from eprt.serve.ranks.worker import wait_totals
 NUM_RANKS = 4
 _HIDDEN, _TOP_K, _SLOTS_PER_RANK = 2048, 8, 16
 _REPORT_EVERY_S, _WINDOW_S = 0.5, 10.0
-MODEL: Path = ROOT / "examples" / "demo_model" / "checkpoint"
 
 
 def paired(comm: MPI.Comm, set_counting: Callable[[bool], None], run: Callable[[bool], None], pairs: int) -> dict:
@@ -132,7 +131,7 @@ def direct_us(engine: Engine, group: EPGroup) -> tuple[float, float]:
 
 
 def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[str, Any]:
-    engine = Engine(EngineConfig(str(MODEL), kv_cache_gb=0.05), group)
+    engine = Engine(EngineConfig(str(DEMO_MODEL), kv_cache_gb=0.05), group)
     max_tokens = min(engine.limits.max_model_len - 8, 2 * steps * (pairs + 1) + 8)
     next_id = 0
 
@@ -221,12 +220,20 @@ def main() -> None:
     rows = [ep_layer(comm, group, 8, 40, 100), ep_layer(comm, group, 128, 5, 100), demo_model(comm, group, 3, 80)]
     comm.Barrier()
     if group.rank == 0:
-        report = Report("diagnose", {"ranks": group.size, "hidden": _HIDDEN, "top_k": _TOP_K,
-                        "report_every_s": _REPORT_EVERY_S, "window_s": _WINDOW_S})  # fmt: skip
+        report = BenchmarkReport(
+            "diagnose",
+            {
+                "ranks": group.size,
+                "hidden": _HIDDEN,
+                "top_k": _TOP_K,
+                "report_every_s": _REPORT_EVERY_S,
+                "window_s": _WINDOW_S,
+            },
+        )
         for row in rows:
-            report.row(**row)
+            report.add_row(**row)
         for num_ranks, num_layers, slots in ((4, 3, 8), (8, 58, 36), (64, 58, 5)):
-            report.row(**window(num_ranks, num_layers, slots, 24))
+            report.add_row(**window(num_ranks, num_layers, slots, 24))
         report.finish()
     comm.Barrier()
     group.close()

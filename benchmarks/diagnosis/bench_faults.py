@@ -28,7 +28,7 @@ from eprt.diagnostics.synthetic.job import FAULT_KINDS, NOISES, Fault, Job, gene
 from benchmarks.diagnosis import ratio_to_mean
 from benchmarks.diagnosis.fault_noises import TUNING
 from benchmarks.diagnosis.fault_tables import TARGET_FACTOR, clean_summary, misses, share, shown, summary
-from benchmarks.tools.report import RESULTS, Report, table
+from benchmarks.tools.report import RESULTS, BenchmarkReport, table
 
 FIRST_SEED = 1_000_000  # of noise that the detector was tuned on: 0
 RANKS, FACTORS = (4, 8, 16, 32, 64), (1.2, 1.5, 2.0, 3.0, 5.0)
@@ -50,7 +50,7 @@ _DATED_SEEDS = 10  # of each case are analysed window by window, as they come
 
 
 @dataclass(frozen=True)
-class Case:
+class FaultCase:
     """Jobs that differ by their seed only. faults: (kind, cause) of each."""
 
     noise: str
@@ -99,9 +99,14 @@ class Tally:
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
-            self.jobs + other.jobs, self.planted + other.planted, self.found + other.found, self.wrong + other.wrong,
-            self.first + other.first, self.causes + other.causes, self.delays + other.delays,
-        )  # fmt: skip
+            self.jobs + other.jobs,
+            self.planted + other.planted,
+            self.found + other.found,
+            self.wrong + other.wrong,
+            self.first + other.first,
+            self.causes + other.causes,
+            self.delays + other.delays,
+        )
 
     @property
     def precision(self) -> float:
@@ -144,7 +149,9 @@ def seeds(noise: str, num: int) -> range:
     return range(first, first + num)
 
 
-def run_case(case: Case, num_seeds: int, methods: Sequence[str] = METHODS, dated_seeds: int = _DATED_SEEDS) -> Tallies:
+def run_case(
+    case: FaultCase, num_seeds: int, methods: Sequence[str] = METHODS, dated_seeds: int = _DATED_SEEDS
+) -> Tallies:
     tallies = {method: Tally() for method in methods}
     for k, seed in enumerate(seeds(case.noise, num_seeds)):
         job = case.job(seed)
@@ -171,7 +178,7 @@ def delay(matrices, fault: Fault) -> int:
     return NUM_WINDOWS - ONSET
 
 
-def cases(noises: Sequence[str], ranks: Sequence[int], factors: Sequence[float]) -> Iterator[Case]:
+def cases(noises: Sequence[str], ranks: Sequence[int], factors: Sequence[float]) -> Iterator[FaultCase]:
     for noise in noises:
         for num_ranks in ranks:
             for kind, cause in FAULT_KINDS:
@@ -180,10 +187,10 @@ def cases(noises: Sequence[str], ranks: Sequence[int], factors: Sequence[float])
                 for factor in factors:
                     # More tokens (mixed) change nothing in the waits: one factor tells whether the cause is found.
                     if cause != "mixed" or factor == TARGET_FACTOR[kind]:
-                        yield Case(noise, num_ranks, ((kind, cause),), factor)
+                        yield FaultCase(noise, num_ranks, ((kind, cause),), factor)
             if num_ranks >= 8 and 3.0 in factors:
                 for pair in PAIRS:
-                    yield Case(noise, num_ranks, pair, 3.0)
+                    yield FaultCase(noise, num_ranks, pair, 3.0)
 
 
 @dataclass(frozen=True)
@@ -209,16 +216,20 @@ def run_clean(case: CleanCase, num_seeds: int, methods: Sequence[str] = METHODS)
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     shape = {
-        "windows": NUM_WINDOWS, "onset": ONSET, "seeds": arguments.seeds, "first_seed": FIRST_SEED, "cv": Job.cv,
+        "windows": NUM_WINDOWS,
+        "onset": ONSET,
+        "seeds": arguments.seeds,
+        "first_seed": FIRST_SEED,
+        "cv": Job.cv,
         "compared_seeds": arguments.compared_seeds,
-    }  # fmt: skip
+    }
     planted_cases = (
         list(cases(arguments.noises, arguments.ranks, arguments.factors)) if "faults" in arguments.parts else []
     )
     clean_cases = [CleanCase(n, r, b) for n in arguments.noises for r in arguments.ranks for b in CLEAN]
     clean_cases = clean_cases if "clean" in arguments.parts else []
     name = "faults_tuning" if arguments.tuning else "faults"
-    planted, clean = Report(name, shape), Report(f"{name}_clean", shape)
+    planted, clean = BenchmarkReport(name, shape), BenchmarkReport(f"{name}_clean", shape)
     with ProcessPoolExecutor(arguments.processes) as pool:
         work = partial(_fault_row, num_seeds=arguments.seeds, compared_seeds=arguments.compared_seeds)
         planted.rows += pool.map(work, planted_cases)
@@ -240,11 +251,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 _FAULT_KEYS, _CLEAN_KEYS = ("noise", "ranks", "fault", "factor"), ("noise", "ranks", "burden")
 
 
-def _fault_row(case: Case, num_seeds: int, compared_seeds: int) -> dict[str, Any]:
+def _fault_row(case: FaultCase, num_seeds: int, compared_seeds: int) -> dict[str, Any]:
     row = {
-        "noise": case.noise, "ranks": case.num_ranks, "factor": case.factor,
+        "noise": case.noise,
+        "ranks": case.num_ranks,
+        "factor": case.factor,
         "fault": "+".join(f"{kind} {cause}" for kind, cause in case.faults),
-    }  # fmt: skip
+    }
     row |= run_case(case, num_seeds, ("robust",))["robust"].columns()
     others = run_case(case, compared_seeds, METHODS[1:])
     for method, tally in others.items():
@@ -263,7 +276,7 @@ def _clean_row(case: CleanCase, num_seeds: int, compared_seeds: int) -> dict[str
     return row
 
 
-def _add_earlier(report: Report, keys: Sequence[str]) -> None:
+def _add_earlier(report: BenchmarkReport, keys: Sequence[str]) -> None:
     """Puts before the rows those of other cases that the file has."""
     path = RESULTS / f"{report.name}.json"
     earlier = json.loads(path.read_text())["rows"] if path.exists() else []

@@ -20,7 +20,7 @@ from pathlib import Path
 from eprt.diagnostics.log.events import SCHEMA
 from eprt.diagnostics.synthetic.job import Fault, Job, generate, records_of
 
-from benchmarks.tools.report import Report
+from benchmarks.tools.report import BenchmarkReport
 
 LATE_RANK, POOL = 3, 8
 COMMAND = (sys.executable, "-m", "eprt.diagnostics")
@@ -91,17 +91,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[8, 64, 256])
     parser.add_argument("--forms", type=lambda text: text.split(","), default=["--text", "--json", "page"])
     arguments = parser.parse_args(argv)
-    report = Report("diagnose_log", {"megabytes": arguments.megabytes, "late_rank": LATE_RANK})
+    report = BenchmarkReport("diagnose_log", {"megabytes": arguments.megabytes, "late_rank": LATE_RANK})
     for num_ranks in arguments.ranks:
         with tempfile.TemporaryDirectory(prefix="eprt-log-") as directory:
             num_windows = write(Path(directory), num_ranks, arguments.megabytes << 20)
             size = sum(path.stat().st_size for path in Path(directory).iterdir())
             for form in arguments.forms:
                 seconds, peak_mb = run(form, Path(directory))
-                report.row(
-                    ranks=num_ranks, windows=num_windows, log_mb=round(size / 2**20), form=form,
-                    cpu_s=round(seconds, 1), peak_mb=round(peak_mb), mb_per_s=round(size / 2**20 / seconds, 1),
-                )  # fmt: skip
+                report.add_row(
+                    ranks=num_ranks,
+                    windows=num_windows,
+                    log_mb=round(size / 2**20),
+                    form=form,
+                    cpu_s=round(seconds, 1),
+                    peak_mb=round(peak_mb),
+                    mb_per_s=round(size / 2**20 / seconds, 1),
+                )
     report.finish()
     return 0
 

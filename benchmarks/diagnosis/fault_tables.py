@@ -111,14 +111,39 @@ def _pair(row: Row, method: str) -> str:
 
 
 def fault_table(rows: Sequence[Row], ranks: str) -> str:
-    head = ["fault", "factor", "jobs", "precision", "recall", "worst recall", "named first", "cause right, at least",
-            "windows until told", "z-score: precision, recall", "ratio to mean"]  # fmt: skip
-    return markdown(head, (
-        [row["fault"].replace("+", " and "), row["factor"], row["jobs"], row["precision"], row["recall"],
-         row["worst_recall"], row["top1"], row["worst_cause_right"], row["windows_to_detect"],
-         _pair(row, "zscore"), _pair(row, "ratio")]
-        for row in summary(rows) if row["ranks"] == ranks
-    ))  # fmt: skip
+    head = [
+        "fault",
+        "factor",
+        "jobs",
+        "precision",
+        "recall",
+        "worst recall",
+        "named first",
+        "cause right, at least",
+        "windows until told",
+        "z-score: precision, recall",
+        "ratio to mean",
+    ]
+    return markdown(
+        head,
+        (
+            [
+                row["fault"].replace("+", " and "),
+                row["factor"],
+                row["jobs"],
+                row["precision"],
+                row["recall"],
+                row["worst_recall"],
+                row["top1"],
+                row["worst_cause_right"],
+                row["windows_to_detect"],
+                _pair(row, "zscore"),
+                _pair(row, "ratio"),
+            ]
+            for row in summary(rows)
+            if row["ranks"] == ranks
+        ),
+    )
 
 
 def clean_table(rows: Sequence[Row]) -> str:
@@ -126,14 +151,30 @@ def clean_table(rows: Sequence[Row]) -> str:
     by_ranks = {(row["noise"], row["ranks"]): row["per_1000"] for row in clean_summary(rows, by=("noise", "ranks"))}
     total = {row["noise"]: row for row in clean_summary(rows)}
     many = sorted(n for n in ranks if n >= 8)
-    head = ["noise", "windows", "false alarms per 1000", *(f"of {n} ranks" for n in many), "by column, row, point",
-            "z-score", "ratio to mean"]  # fmt: skip
-    return markdown(head, (
-        [noise, total[noise]["windows"], total[noise]["per_1000"], *(by_ranks.get((noise, n), "") for n in many),
-         ", ".join(str(total[noise][kind]) for kind in ("column", "row", "point")),
-         total[noise]["zscore"], total[noise]["ratio"]]
-        for noise in noises
-    ))  # fmt: skip
+    head = [
+        "noise",
+        "windows",
+        "false alarms per 1000",
+        *(f"of {n} ranks" for n in many),
+        "by column, row, point",
+        "z-score",
+        "ratio to mean",
+    ]
+    return markdown(
+        head,
+        (
+            [
+                noise,
+                total[noise]["windows"],
+                total[noise]["per_1000"],
+                *(by_ranks.get((noise, n), "") for n in many),
+                ", ".join(str(total[noise][kind]) for kind in ("column", "row", "point")),
+                total[noise]["zscore"],
+                total[noise]["ratio"],
+            ]
+            for noise in noises
+        ),
+    )
 
 
 def main() -> None:

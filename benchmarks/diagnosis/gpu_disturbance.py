@@ -35,8 +35,10 @@ class Disturbance:
     def __init__(self, *words: str):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.diagnosis.gpu_disturbance", *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def __enter__(self) -> "Disturbance":
         assert self._process.stdout is not None

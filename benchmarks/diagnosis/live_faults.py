@@ -25,10 +25,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.tools.report import ROOT, Report
+from benchmarks.shapes import DEMO_MODEL
+from benchmarks.tools.report import BenchmarkReport
 from eprt.serve.running import RunningServer
 
-MODEL = ROOT / "examples" / "demo_model" / "checkpoint"
 # What is done, and what is to be found, and why: of a link, who waits for whom.
 FAULTS = [
     ("slow-rank:3:2x", ("column", 3), "comp"),
@@ -70,7 +70,7 @@ def place_of(finding: Mapping[str, Any]) -> tuple:
     return (kind, finding["src"], finding["dst"]) if kind == "point" else (kind, finding["rank"])
 
 
-class Load:
+class SteadyLoad:
     """num_sequences at any time, in requests that follow each other: written ones of equal size, or, while
     reads_prompts, long prompts of which no two begin alike.
     """
@@ -94,7 +94,7 @@ class Load:
             with contextlib.suppress(httpx.HTTPError):
                 httpx.post(f"{self._url}/v1/completions", json=self._body(rng), timeout=120)
 
-    def __enter__(self) -> "Load":
+    def __enter__(self) -> "SteadyLoad":
         for thread in self._threads:
             thread.start()
         return self
@@ -105,7 +105,7 @@ class Load:
             thread.join()
 
 
-def watch(url: str, phases: Sequence[Phase], began_s: float, load: Load, shoot: Callable[[Phase], None]) -> int:
+def watch(url: str, phases: Sequence[Phase], began_s: float, load: SteadyLoad, shoot: Callable[[Phase], None]) -> int:
     """Fills the phases in; returns the number of windows. shoot: called once a phase, after its fault was named."""
     said = None
     document: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments += ["--diagnose-window", str(options.window)]
     # Many ranks on few cores load slowly, and one after the other.
     patient = {"timeout_s": 300, "variables": {"EPRT_TIMEOUT_S": "120"}}
-    with RunningServer(MODEL, options.ranks, *arguments, **patient) as server:
+    with RunningServer(DEMO_MODEL, options.ranks, *arguments, **patient) as server:
         began_s = time.monotonic()
 
         def shoot(phase: Phase) -> None:
@@ -201,14 +201,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.screenshots.mkdir(parents=True, exist_ok=True)
                 screenshot(server.url, options.screenshots / f"{phase.name.partition(':')[0]}.png", words)
 
-        with Load(server.url, options.sequences) as load:
+        with SteadyLoad(server.url, options.sequences) as load:
             num_windows = watch(server.url, phases, began_s, load, shoot)
         print("\n".join(line for line in server.output().splitlines() if "diagnosis" in line))
-    config = {"ranks": options.ranks, "cores": os.cpu_count(), "window_s": options.window,
-              "sequences": options.sequences, "windows": num_windows, "load_average": os.getloadavg()[2]}  # fmt: skip
-    report = Report("live_faults", config)
+    config = {
+        "ranks": options.ranks,
+        "cores": os.cpu_count(),
+        "window_s": options.window,
+        "sequences": options.sequences,
+        "windows": num_windows,
+        "load_average": os.getloadavg()[2],
+    }
+    report = BenchmarkReport("live_faults", config)
     for phase in phases:
-        report.row(
+        report.add_row(
             phase=phase.name,
             seconds=phase.end_s - phase.start_s,
             expected=" ".join(map(str, phase.expected or ("nothing",))),

@@ -25,8 +25,9 @@ import httpx
 import numpy as np
 
 from benchmarks.diagnosis.gpu_disturbance import Disturbance
-from benchmarks.diagnosis.live_faults import MODEL, place_of
-from benchmarks.tools.report import Report
+from benchmarks.diagnosis.live_faults import place_of
+from benchmarks.shapes import DEMO_MODEL
+from benchmarks.tools.report import BenchmarkReport
 from eprt.serve.running import RunningServer
 
 NUM_RANKS = 0
@@ -35,15 +36,20 @@ NEEDS_GPU = True
 WITHIN_S = 30.0
 _POLL_S = 0.25
 WIDE = {
-    "hidden_size": 7168, "moe_intermediate_size": 128, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1,
-    "num_nextn_predict_layers": 0, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "hidden_size": 7168,
+    "moe_intermediate_size": 128,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 8192,
+}
 CHUNK = 4096
 
 
 def wide_model(directory: Path) -> Path:
     """A config.json alone: the demo's shape, with DeepSeek-V3's hidden size."""
-    config = json.loads((MODEL / "config.json").read_text())
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **WIDE}))
     return directory
 
@@ -57,8 +63,13 @@ def steady_load(url: str, num_ranks: int) -> Iterator[None]:
         rng = np.random.default_rng(seed)
         with httpx.Client(base_url=url, timeout=120) as client:
             while not done.is_set():
-                body = {"prompt": rng.integers(3, 600, CHUNK).tolist(), "max_tokens": 2, "n": 4 * num_ranks,
-                        "temperature": 1, "ignore_eos": True}  # fmt: skip
+                body = {
+                    "prompt": rng.integers(3, 600, CHUNK).tolist(),
+                    "max_tokens": 2,
+                    "n": 4 * num_ranks,
+                    "temperature": 1,
+                    "ignore_eos": True,
+                }
                 with contextlib.suppress(httpx.HTTPError):
                     client.post("/v1/completions", json=body)
 
@@ -121,11 +132,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Behind a switch GPUs have one way out and one way in each, which all of their links share.
         (f"copies from GPU {last} to GPU 0", 1, options.fault, [("point", 0, last), ("column", last), ("row", 0)]),
     ]
-    flags = ["--device", "cuda", "--load-format", "dummy", "--skip-tokenizer-init", "--no-prefix-cache",
-             "--chunk-size", str(CHUNK), "--max-num-seqs", "8", "--max-model-len", "4400", "--kv-cache-gb", "0.2",
-             "--low-latency-max-tokens", "8", "--overlap", "none"]  # fmt: skip
+    flags = [
+        "--device",
+        "cuda",
+        "--load-format",
+        "dummy",
+        "--skip-tokenizer-init",
+        "--no-prefix-cache",
+        "--chunk-size",
+        str(CHUNK),
+        "--max-num-seqs",
+        "8",
+        "--max-model-len",
+        "4400",
+        "--kv-cache-gb",
+        "0.2",
+        "--low-latency-max-tokens",
+        "8",
+        "--overlap",
+        "none",
+    ]
     flags += ["--diagnose-window", str(options.window)]
-    report = Report("live_faults_gpu", {"ranks": options.ranks, "window_s": options.window, "chunk": CHUNK, **WIDE})
+    report = BenchmarkReport(
+        "live_faults_gpu", {"ranks": options.ranks, "window_s": options.window, "chunk": CHUNK, **WIDE}
+    )
     told_before: set[tuple] = set()
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -145,13 +175,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 (computing, copying)[fault].turn(on=False)
             others = {place: cause for place, cause in seen["others"].items() if place not in told_before}
             told_before |= {*seen["others"], *([tuple(expected[0])] if expected else [])}
-            report.row(
-                phase=name, seconds=seconds, expected=" or ".join(" ".join(map(str, place)) for place in expected),
-                named_after_s=seen["named_after_s"], named=seen["as"], cause=seen["cause"], ratio=seen["ratio"],
+            report.add_row(
+                phase=name,
+                seconds=seconds,
+                expected=" or ".join(" ".join(map(str, place)) for place in expected),
+                named_after_s=seen["named_after_s"],
+                named=seen["as"],
+                cause=seen["cause"],
+                ratio=seen["ratio"],
                 others="; ".join(f"{' '.join(map(str, place))} {cause}" for place, cause in others.items()),
-                calls_per_s=round(rate, 1), wait_us=np.round(wait_us).astype(int).tolist(),
+                calls_per_s=round(rate, 1),
+                wait_us=np.round(wait_us).astype(int).tolist(),
                 ok=not expected or (seen["named_after_s"] is not None and seen["named_after_s"] <= WITHIN_S),
-            )  # fmt: skip
+            )
             print(report.rows[-1], flush=True)
         print("\n".join(line for line in server.output().splitlines() if "diagnosis" in line))
     report.finish()

@@ -1,13 +1,14 @@
-"""Dispatch + combine among CPU ranks against one MPI Alltoallv and one gloo all-to-all of the same bytes.
+"""Dispatch and combine among CPU ranks, beside one MPI Alltoallv and one gloo all-to-all of the same bytes.
 
     mpirun -n 4 python -m benchmarks.ep.bench_ep_cpu
 
-eprt's time is for the whole way there and back: dispatch of every token to the ranks of its experts (rows sorted by
-expert), outputs back, weighted sum; the experts themselves do nothing. The others only move one way, once, what a
-dispatch without deduplication moves: one row per (token, expert), already packed by destination. `per_rank` is the
-Alltoallv of one row per (token, rank), the fewest bytes a dispatch can send. `zero_copy` is eprt with outputs written
-into combine_buffer. Ratios are eprt / other, below 1 is better; both_ways counts the collective twice, for there and
-back. All in one run, alternating.
+eprt's time covers both ways: dispatch of every token to the ranks of its experts (rows sorted by expert), outputs back,
+weighted sum; the experts compute nothing. The others move bytes one way, once, as a dispatch without deduplication
+does: one row per (token, expert), already packed by destination. All in one run, alternating.
+
+    zero_copy    eprt with the outputs written into combine_buffer
+    per_rank     Alltoallv of one row per (token, rank): the fewest bytes that a dispatch can send
+    ratio        eprt / other, below 1 eprt is faster; both_ways counts the collective twice, there and back
 """
 
 import socket
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from benchmarks.tools.report import Report, Timing, measure
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing, measure
 from eprt import EPGroup
 from eprt.ep.api import EPConfig, make_backend
 
@@ -117,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(1)
     group = EPGroup.from_mpi(comm)
     start_gloo(group)
-    report = Report(
+    report = BenchmarkReport(
         "ep_cpu", {"ranks": group.size, "top_k": TOP_K, "slots": SLOTS_PER_RANK * group.size, "dtype": "bf16"}
     )
     for T, H, payload in CASES:
@@ -130,7 +132,7 @@ def main() -> None:
             "zero_copy_both_ways_ratio": times["zero_copy"].median_s / (2 * times["alltoallv"].median_s),
             "gloo_ratio": times["eprt"].median_s / times["gloo"].median_s,
         }
-        report.row(tokens=T, hidden=H, payload=payload, kB=kilobytes, **columns, **ratios)
+        report.add_row(tokens=T, hidden=H, payload=payload, kB=kilobytes, **columns, **ratios)
     if group.rank == 0:
         report.finish()
     dist.destroy_process_group()

@@ -1,10 +1,10 @@
-"""Columns of one GPU call beside its peers; the same in all tables of bench_ep."""
+"""Columns of one GPU call beside its peers: the same in all tables of bench_ep, whose docstring explains them."""
 
 from typing import Any
 
 from torch import Tensor
 
-from benchmarks.tools.report import Timing
+from benchmarks.tools.timing import Timing
 from eprt import EPGroup
 from eprt.ep.nvlink.backend import NvlinkBackend
 from eprt.ep.reference import dequantize
@@ -12,7 +12,7 @@ from eprt.ep.reference import dequantize
 LINK_GB_S = 450.0  # one GPU's NVLink, one way
 
 
-def figures(row: dict[str, Any]) -> dict[str, Any]:
+def rounded(row: dict[str, Any]) -> dict[str, Any]:
     return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""The peer of bench_ep: DeepEP v1, when it is installed (github.com/deepseek-ai/DeepEP), called as its tests do."""
+"""The peer of bench_ep: DeepEP V1 (github.com/deepseek-ai/DeepEP) where it is installed, called as in its tests."""
 
 import importlib
 import importlib.util
@@ -15,14 +15,24 @@ def deep_ep() -> Any | None:
 
 
 class LowLatencyPeer:
-    """module: deep_ep, or another with its interface. comm: mpi4py communicator. One Buffer for all batches."""
+    """Low-latency mode of a module, with one Buffer for all batches.
+
+    module: deep_ep, or another with its interface
+    comm: mpi4py communicator
+    max_tokens: of a rank in one call
+    hidden, num_experts: of the model
+    """
 
     def __init__(self, module: Any, comm: Any, max_tokens: int, hidden: int, num_experts: int):
         self._module, self._num_ranks, self._hidden, self._num_experts = module, comm.size, hidden, num_experts
         self._buffer = module.Buffer(
-            None, num_rdma_bytes=self.buffer_bytes(max_tokens), low_latency_mode=True,
-            num_qps_per_rank=num_experts // comm.size, explicitly_destroy=True, comm=comm,
-        )  # fmt: skip
+            None,
+            num_rdma_bytes=self.buffer_bytes(max_tokens),
+            low_latency_mode=True,
+            num_qps_per_rank=num_experts // comm.size,
+            explicitly_destroy=True,
+            comm=comm,
+        )
         self.num_sms = torch.cuda.get_device_properties().multi_processor_count
         self._handle: Any = None
 
@@ -30,7 +40,7 @@ class LowLatencyPeer:
         hint = self._module.Buffer.get_low_latency_rdma_size_hint
         return hint(max_tokens, self._hidden, self._num_ranks, self._num_experts)
 
-    def take(self, x: Tensor, topk_idx: Tensor, weights: Tensor, max_tokens: int) -> None:
+    def load_batch(self, x: Tensor, topk_idx: Tensor, weights: Tensor, max_tokens: int) -> None:
         """The batch from now on: bf16 [T, H], int64 [T, K], fp32 [T, K]."""
         self._x, self._idx, self._weights, self._max_tokens = x, topk_idx, weights, max_tokens
         self._buffer.clean_low_latency_buffer(max_tokens, self._hidden, self._num_experts)
@@ -50,7 +60,13 @@ class LowLatencyPeer:
 
 
 class NormalPeer:
-    """Normal mode of module: deep_ep, or another with its interface. One Buffer for all batches."""
+    """Normal mode of a module, with one Buffer for all batches.
+
+    module: deep_ep, or another with its interface
+    comm: mpi4py communicator
+    num_bytes: of the Buffer
+    num_sms: that send and receive
+    """
 
     def __init__(self, module: Any, comm: Any, num_bytes: int, num_sms: int):
         self._module, self.num_bytes, self.num_sms = module, num_bytes, num_sms
@@ -59,7 +75,7 @@ class NormalPeer:
         self._dispatch_config = module.Buffer.get_dispatch_config(comm.size)
         self._combine_config = module.Buffer.get_combine_config(comm.size)
 
-    def take(
+    def load_batch(
         self, x: Tensor, fp8: tuple[Tensor, Tensor], y: Tensor, topk_idx: Tensor, weights: Tensor, num_experts: int
     ) -> None:
         """The batch from now on: bf16 [T, H], the same in fp8 with scales, bf16 outputs of received rows, routing."""
@@ -102,6 +118,11 @@ class NormalPeer:
     def _whole(self, x: Any) -> Any:
         per_rank, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(self._idx, self._num_experts)
         return self._buffer.dispatch(
-            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-            topk_idx=self._idx, topk_weights=self._weights, config=self._dispatch_config,
-        )  # fmt: skip
+            x,
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=self._idx,
+            topk_weights=self._weights,
+            config=self._dispatch_config,
+        )

@@ -1,10 +1,11 @@
-"""DeepEP's own tests through eprt's face, and through DeepEP itself when it is importable, with the figures they print.
+"""DeepEP's own tests through eprt's interface of DeepEP, and through DeepEP itself where it is installed.
 
-    python -m benchmarks.ep.deep_ep_tests DEEP_EP/tests --ranks 4
+    eprt bench deep_ep_tests -- DEEP_EP/tests --ranks 4
 
-runs test_intranode.py and test_low_latency.py of a checkout of DeepEP v1 (github.com/deepseek-ai/DeepEP) unchanged;
-only `import deep_ep` finds eprt.compat.deep_ep (eprt/compat/redirect). A test that fails ends this with its output. Of
-the ranks' figures the largest counts. The programs run one after another: bench_ep lets both take turns in one.
+Runs test_intranode.py and test_low_latency.py of a checkout of DeepEP V1 (github.com/deepseek-ai/DeepEP) unchanged;
+only `import deep_ep` finds eprt.compat.deep_ep (eprt/compat/redirect). A test that fails ends the run with its output.
+The report has the figures that the tests print, of the slowest rank. The programs run one after another: bench_ep times
+both alternately in one process.
 """
 
 import argparse
@@ -15,8 +16,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.tools.report import ROOT, Report
+from benchmarks.tools.report import ROOT, BenchmarkReport
 from eprt import env
+
+NUM_RANKS = 0
+NEEDS_GPU = True
+NEEDS = "the tests of a DeepEP V1 checkout"
 
 FIGURES = {
     "test_intranode.py": {
@@ -44,9 +49,15 @@ def run(tests: Path, test: str, num_ranks: int, face: bool) -> str:
         paths = [ROOT / "eprt" / "compat" / "redirect", ROOT, tests, *map(Path, sys.path)]
     environment = env.without_mpi() | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        [sys.executable, test, "--num-processes", str(num_ranks)], cwd=tests, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, test, "--num-processes", str(num_ranks)],
+        cwd=tests,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
     if done.returncode:
         sys.exit(f"{test} of {num_ranks} ranks, {'eprt' if face else 'DeepEP'}, failed:\n{done.stdout}")
     return done.stdout
@@ -63,12 +74,12 @@ def figures(test: str, text: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="deep_ep_tests", description="DeepEP's own tests through eprt")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tests", type=Path, help="the folder of DeepEP's tests")
     parser.add_argument("--ranks", type=int, default=2)
     arguments = parser.parse_args()
     tests = arguments.tests.resolve()
-    report = Report(f"deep_ep_tests_{arguments.ranks}gpu", {"ranks": arguments.ranks})
+    report = BenchmarkReport(f"deep_ep_tests_{arguments.ranks}gpu", {"ranks": arguments.ranks})
     peer = importlib.util.find_spec("deep_ep") is not None
     for test in FIGURES:
         ours = figures(test, run(tests, test, arguments.ranks, face=True))
@@ -77,7 +88,7 @@ def main() -> None:
             row = {"test": test, "figure": name, "eprt": us}
             if name in theirs:
                 row |= {"deep_ep": theirs[name], "ratio": us / theirs[name]}
-            report.row(**row)
+            report.add_row(**row)
     print(report.finish())
 
 

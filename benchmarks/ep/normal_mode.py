@@ -1,11 +1,10 @@
 """The normal-mode tables of bench_ep, 512 tokens and more.
 
-ep_normal_Ngpu: one row per token and rank, what DeepEP's normal mode does, beside it when importable, each call by
-itself on a cold L2. "again" repeats a layout, what DeepEP's test_intranode.py times; "whole" counts, tells the host how
-much comes (which waits), and sends. DeepEP's chunk sizes are those of its test's sweep that take least here. "face":
-eprt through DeepEP's interface. GB_s: received rows with those of the rank itself, as that test counts.
-ep_normal_verbs_Ngpu: the backend's four verbs, rows by expert, static bound. error_to_fp32: of dispatch and combine
-around experts that change nothing, against fp32 from the tokens as they were.
+ep_normal_Ngpu: one row per token and rank, as DeepEP's normal mode, beside it where it is importable; each call by
+itself on a cold L2. "again" repeats a known layout, which DeepEP's test_intranode.py times; "whole" counts, tells the
+host how many rows come (the host waits for that), and sends. DeepEP's chunk sizes are the fastest of its test's sweep
+here. GB_s: received rows, a rank's own included, as that test counts.
+ep_normal_by_expert_Ngpu: the backend's dispatch and combine, rows by expert, static bound.
 """
 
 import argparse
@@ -16,10 +15,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.ep.columns import LINK_GB_S, compared, figures, identity_error
+from benchmarks.ep.columns import LINK_GB_S, compared, identity_error, rounded
 from benchmarks.ep.deep_ep_peer import NormalPeer, deep_ep
 from benchmarks.tools.gpu_timer import GpuTimer
-from benchmarks.tools.report import Report
+from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.ep.api import EPConfig
@@ -80,9 +79,13 @@ class RowCalls:
     def _whole(self, x: torch.Tensor, scale: torch.Tensor | None) -> Any:
         case = self._case
         return self._exchange.dispatch(
-            x, scale_TG=scale, num_experts=case.experts, topk_idx_TK=case.slots, topk_weights_TK=case.weights,
+            x,
+            scale_TG=scale,
+            num_experts=case.experts,
+            topk_idx_TK=case.slots,
+            topk_weights_TK=case.weights,
             num_sms=self._sms,
-        )  # fmt: skip
+        )
 
 
 def quick_us(timer: GpuTimer) -> Callable[[Callable[[], object]], float]:
@@ -95,14 +98,18 @@ def quick_us(timer: GpuTimer) -> Callable[[Callable[[], object]], float]:
     return us
 
 
-def rows_beside(
-    report: Report, timer: GpuTimer, exchange: RowExchange, peers: dict[str, NormalPeer], case: NormalCase,
+def rows(
+    report: BenchmarkReport,
+    timer: GpuTimer,
+    exchange: RowExchange,
+    peers: dict[str, NormalPeer],
+    case: NormalCase,
     sms: int | None,
-) -> None:  # fmt: skip
+) -> None:
     calls = {"eprt": RowCalls(exchange, case, sms).calls()}
     sizes: dict[str, Any] = {"buffer_bytes": exchange.kernels.memory.num_bytes}
     for name, peer in peers.items():
-        peer.take(case.x, (case.fp8, case.scale), case.y, case.slots, case.weights, case.experts)
+        peer.load_batch(case.x, (case.fp8, case.scale), case.y, case.slots, case.weights, case.experts)
         if name == "deep_ep":
             peer.tune(quick_us(timer))
             sizes |= {"deep_ep_sms": peer.num_sms, "deep_ep_buffer_bytes": peer.num_bytes}
@@ -111,21 +118,30 @@ def rows_beside(
         times = timer.in_turns({name: [of[call]] for name, of in calls.items()}, SAMPLES)
         size = case.row_bytes(call)
         columns = compared(
-            {name: timing for name, (timing,) in times.items()}, {}, case.received * size,
+            {name: timing for name, (timing,) in times.items()},
+            {},
+            case.received * size,
             case.crossing * size / LINK_GB_S / 1e3,
-        )  # fmt: skip
+        )
         work = combine_work if "combine" in call else dispatch_work
         used = sms or work(case.group.size, case.slots.shape[1], grouped=False).blocks()
-        report.row(**figures({"tokens": case.num_tokens, "call": call, **columns, "sms": used, **sizes}))
+        report.add_row(**rounded({"tokens": case.num_tokens, "call": call, **columns, "sms": used, **sizes}))
 
 
-def verbs(report: Report, timer: GpuTimer, case: NormalCase, payload: str, sms: int | None) -> None:
+def rows_by_expert(report: BenchmarkReport, timer: GpuTimer, case: NormalCase, payload: str, sms: int | None) -> None:
     """Rows by expert, through the backend."""
     hidden, top_k, R = case.x.shape[1], case.slots.shape[1], case.group.size
     config = EPConfig(
-        hidden, case.experts, top_k, case.num_tokens, payload=payload, mode="normal", device="cuda", num_sms=sms,
+        hidden,
+        case.experts,
+        top_k,
+        case.num_tokens,
+        payload=payload,
+        mode="normal",
+        device="cuda",
+        num_sms=sms,
         max_recv_rows=min(2 * case.num_tokens * top_k, case.num_tokens * top_k * R),
-    )  # fmt: skip
+    )
     backend = NvlinkNormalBackend(config, case.group)
     y = torch.randn(backend.max_rows, hidden, device="cuda").bfloat16()
     handles: list[Any] = []
@@ -144,17 +160,22 @@ def verbs(report: Report, timer: GpuTimer, case: NormalCase, payload: str, sms: 
         columns = compared({"eprt": timing}, {}, pairs * size, floor)
         work = combine_work if "combine" in call else dispatch_work
         sizes = {"sms": sms or work(R, top_k, grouped=True).blocks(), "buffer_bytes": backend.kernels.memory.num_bytes}
-        report.row(**figures({"tokens": case.num_tokens, "call": call, **columns, **sizes, "error_to_fp32": error}))
+        report.add_row(**rounded({"tokens": case.num_tokens, "call": call, **columns, **sizes, "error_to_fp32": error}))
     backend.close()
 
 
-def normal(
+def reports(
     group: EPGroup, comm: Any, timer: GpuTimer, arguments: argparse.Namespace, tokens: list[int]
-) -> list[Report]:
-    settings = {"ranks": group.size, "gpu": torch.cuda.get_device_name(), "hidden": arguments.hidden,
-                "experts": EXPERTS, "top_k": arguments.top_k}  # fmt: skip
-    beside = Report(f"ep_normal_{group.size}gpu", settings)
-    by_expert = Report(f"ep_normal_verbs_{group.size}gpu", settings)
+) -> list[BenchmarkReport]:
+    settings = {
+        "ranks": group.size,
+        "gpu": torch.cuda.get_device_name(),
+        "hidden": arguments.hidden,
+        "experts": EXPERTS,
+        "top_k": arguments.top_k,
+    }
+    beside = BenchmarkReport(f"ep_normal_{group.size}gpu", settings)
+    by_expert = BenchmarkReport(f"ep_normal_by_expert_{group.size}gpu", settings)
     exchange = RowExchange(group, _HEAP_BYTES, timeout_s=10.0)
     modules = {"deep_ep": deep_ep()}
     if not arguments.brief:
@@ -166,9 +187,9 @@ def normal(
     }
     for num_tokens in tokens:
         case = NormalCase(group, arguments.hidden, EXPERTS, arguments.top_k, num_tokens)
-        rows_beside(beside, timer, exchange, peers, case, arguments.sms)
+        rows(beside, timer, exchange, peers, case, arguments.sms)
         for payload in ("fp8", "same"):
-            verbs(by_expert, timer, case, payload, arguments.sms)
+            rows_by_expert(by_expert, timer, case, payload, arguments.sms)
     for peer in peers.values():
         peer.close()
     exchange.close()

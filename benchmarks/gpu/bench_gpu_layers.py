@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import DEEPSEEK_V3
-from benchmarks.tools.report import Report, Timing
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.gpu.device import take_device
@@ -49,7 +50,7 @@ def gpu_time(calls: Sequence[Callable[[], object]], samples: int = 15) -> Timing
         end.record()
         spans.append((begin, end))
     torch.cuda.synchronize()
-    return Timing.of([b.elapsed_time(e) / 1e3 / len(calls) for b, e in spans[2:]])
+    return Timing.from_samples([b.elapsed_time(e) / 1e3 / len(calls) for b, e in spans[2:]])
 
 
 def bandwidth() -> float:
@@ -78,7 +79,7 @@ def drawn_rows(num_experts: int, mean: int) -> Tensor:
     return chosen.bincount(minlength=num_experts).int()
 
 
-def bench_experts(report: Report, hbm: float, num_experts: int = 32) -> None:
+def bench_experts(report: BenchmarkReport, hbm: float, num_experts: int = 32) -> None:
     for name, make, size in (("fp8", fp8_weight, 1), ("bf16", bf16_weight, 2)):
         w13, w2 = make(num_experts, 2 * WIDTH, HIDDEN), make(num_experts, HIDDEN, WIDTH)
         for rows, drawn in [(rows, False) for rows in (8, 16, 32, 64, 128, 512)] + [(16, True), (32, True), (64, True)]:
@@ -87,11 +88,14 @@ def bench_experts(report: Report, hbm: float, num_experts: int = 32) -> None:
             times = gpu_time([lambda x=x, count=count, w13=w13, w2=w2: grouped_experts(x, count, w13, w2)])
             moved = num_experts * 3 * WIDTH * HIDDEN * size + 4 * x.nbytes
             floor_s = moved / hbm
-            report.row(
-                what=f"experts {name}{', drawn' if drawn else ''}", rows=rows, **times.columns("eprt"),
-                floor_us=floor_s * 1e6, share_of_hbm=floor_s / times.median_s,
+            report.add_row(
+                what=f"experts {name}{', drawn' if drawn else ''}",
+                rows=rows,
+                **times.columns("eprt"),
+                floor_us=floor_s * 1e6,
+                share_of_hbm=floor_s / times.median_s,
                 tflops=6 * len(x) * WIDTH * HIDDEN / times.median_s / 1e12,
-            )  # fmt: skip
+            )
 
 
 def matrix_rate() -> float:
@@ -107,7 +111,7 @@ def latent_cache(tokens: int, fp8: bool) -> Tensor:
     return entry.encode(kv).view(-1, 64, entry.width)
 
 
-def bench_attention(report: Report, hbm: float) -> None:
+def bench_attention(report: BenchmarkReport, hbm: float) -> None:
     """Decodes. Below a few hundred tokens of context per byte read, 128 heads make this bound by arithmetic: both
     floors are told."""
     rate = matrix_rate()
@@ -121,14 +125,18 @@ def bench_attention(report: Report, hbm: float) -> None:
             attend = attention.kernels(name)[0].attend
             times = gpu_time([lambda inputs=inputs, attend=attend: attend(*inputs)])
             operations = 2 * requests * CONTEXT * HEADS * (2 * LATENT + ROPE)
-            report.row(
-                what=f"attention {name}{' fp8 cache' if fp8 else ''}", rows=requests, **times.columns("eprt"),
-                floor_us=pages.nbytes / hbm * 1e6, share_of_hbm=pages.nbytes / hbm / times.median_s,
-                compute_floor_us=operations / rate * 1e6, tflops=operations / times.median_s / 1e12,
-            )  # fmt: skip
+            report.add_row(
+                what=f"attention {name}{' fp8 cache' if fp8 else ''}",
+                rows=requests,
+                **times.columns("eprt"),
+                floor_us=pages.nbytes / hbm * 1e6,
+                share_of_hbm=pages.nbytes / hbm / times.median_s,
+                compute_floor_us=operations / rate * 1e6,
+                tflops=operations / times.median_s / 1e12,
+            )
 
 
-def bench_prompt(report: Report, hbm: float) -> None:
+def bench_prompt(report: BenchmarkReport, hbm: float) -> None:
     """Attention of one prompt's new tokens over what is cached before them, expanded and absorbed."""
     w_kv_b = torch.randn(HEADS * 256, LATENT, device="cuda", dtype=torch.bfloat16) * LATENT**-0.5
     rate = matrix_rate()
@@ -143,13 +151,16 @@ def bench_prompt(report: Report, hbm: float) -> None:
         operations = 2 * pairs * (192 + 128) + 2 * context * LATENT * HEADS * 256
         for form, attend in (("expanded", mla_expanded.attend_prompts), ("absorbed", attention.absorbed)):
             times = gpu_time([lambda inputs=inputs, attend=attend: attend(*inputs)], samples=5)
-            report.row(
-                what=f"prompt {form}, {cached} cached", rows=new, **times.columns("eprt"),
-                compute_floor_us=operations / rate * 1e6, tokens_per_s=new / times.median_s,
-            )  # fmt: skip
+            report.add_row(
+                what=f"prompt {form}, {cached} cached",
+                rows=new,
+                **times.columns("eprt"),
+                compute_floor_us=operations / rate * 1e6,
+                tokens_per_s=new / times.median_s,
+            )
 
 
-def bench_linear(report: Report, hbm: float) -> None:
+def bench_linear(report: BenchmarkReport, hbm: float) -> None:
     for n, k in ((2112, HIDDEN), (HEADS * 192, 1536), (HIDDEN, HEADS * 128), (2 * WIDTH, HIDDEN)):
         for name, make in (("fp8", fp8_weight), ("bf16", bf16_weight)):
             copies = [make(n, k) for _ in range(8)]
@@ -157,17 +168,25 @@ def bench_linear(report: Report, hbm: float) -> None:
                 x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
                 times = gpu_time([lambda x=x, w=w: linear(x, w) for w in copies])
                 floor_s = (copies[0].data.nbytes + x.nbytes + 2 * rows * n) / hbm
-                report.row(
-                    what=f"linear {name} {n}x{k}", rows=rows, **times.columns("eprt"), floor_us=floor_s * 1e6,
-                    share_of_hbm=floor_s / times.median_s, tflops=2 * rows * n * k / times.median_s / 1e12,
-                )  # fmt: skip
+                report.add_row(
+                    what=f"linear {name} {n}x{k}",
+                    rows=rows,
+                    **times.columns("eprt"),
+                    floor_us=floor_s * 1e6,
+                    share_of_hbm=floor_s / times.median_s,
+                    tflops=2 * rows * n * k / times.median_s / 1e12,
+                )
 
 
-def bench_step(report: Report, hbm: float, num_layers: int) -> None:
+def bench_step(report: BenchmarkReport, hbm: float, num_layers: int) -> None:
     engine = EngineConfig(
-        str(DEEPSEEK_V3), device="cuda", load_format="dummy", num_hidden_layers=num_layers, low_latency_max_tokens=128,
+        str(DEEPSEEK_V3),
+        device="cuda",
+        load_format="dummy",
+        num_hidden_layers=num_layers,
+        low_latency_max_tokens=128,
         max_model_len=CONTEXT + 64,
-    )  # fmt: skip
+    )
     model = load_model(engine, EPGroup.single())
     config, sizes, page_size = model.config, (32, 64, 128), 64
     num_pages = CONTEXT // page_size
@@ -186,10 +205,14 @@ def bench_step(report: Report, hbm: float, num_layers: int) -> None:
             assert chosen == requests * 8 * len(model.moe_layers())
             times = gpu_time_of_replay(graphs, batch)
             floor_s = step_bytes(model, cache, requests, num_pages) / hbm
-            report.row(
-                what=f"step of {num_layers} layers, {name}", rows=requests, **times.columns("eprt"),
-                floor_us=floor_s * 1e6, share_of_hbm=floor_s / times.median_s, times_floor=times.median_s / floor_s,
-            )  # fmt: skip
+            report.add_row(
+                what=f"step of {num_layers} layers, {name}",
+                rows=requests,
+                **times.columns("eprt"),
+                floor_us=floor_s * 1e6,
+                share_of_hbm=floor_s / times.median_s,
+                times_floor=times.median_s / floor_s,
+            )
             del graphs
     del os.environ["EPRT_GPU_ATTENTION"]
     model.close()
@@ -221,7 +244,7 @@ def gpu_time_of_replay(graphs: DecodeGraphs, batch: ForwardBatch, samples: int =
         end.record()
         spans.append((begin, end))
     torch.cuda.synchronize()
-    return Timing.of([b.elapsed_time(e) / 1e3 for b, e in spans[2:]])
+    return Timing.from_samples([b.elapsed_time(e) / 1e3 for b, e in spans[2:]])
 
 
 def step_bytes(model, cache: Tensor, requests: int, num_pages: int) -> float:
@@ -248,7 +271,9 @@ def main() -> None:
     torch.manual_seed(0)
     hbm = bandwidth()
     name = torch.cuda.get_device_name()
-    report = Report("gpu_layers", {"device": name, "gpus": 1, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__})
+    report = BenchmarkReport(
+        "gpu_layers", {"device": name, "gpus": 1, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__}
+    )
     sections = {"experts": bench_experts, "attention": bench_attention, "prompt": bench_prompt, "linear": bench_linear}
     for section in arguments.only:
         if section in sections:

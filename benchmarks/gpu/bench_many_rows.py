@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu.bench_gpu_layers import HIDDEN, WIDTH, fp8_weight
-from benchmarks.tools.report import Report
+from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.gpu.device import take_device
 from eprt.ops.cuda import grouped_experts
@@ -22,9 +22,10 @@ from eprt.ops.known_rows import KnownRows
 NUM_RANKS = 0
 NEEDS_GPU = True
 CASES = [
-    *((32, rows, False) for rows in (128, 256, 384, 512, 768, 1024, 2048)), (16, 4096, False),
+    *((32, rows, False) for rows in (128, 256, 384, 512, 768, 1024, 2048)),
+    (16, 4096, False),
     *((32, rows, True) for rows in (256, 512, 1024, 2048)),
-]  # fmt: skip
+]
 _AHEAD_CYCLES = 8_000_000
 
 
@@ -57,7 +58,9 @@ def counts_of(experts: int, rows: int, spread: bool) -> list[int]:
 def main() -> None:
     take_device("cuda", EPGroup.single())
     torch.manual_seed(0)
-    report = Report("many_rows", {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__})
+    report = BenchmarkReport(
+        "many_rows", {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__}
+    )
     w13, w2 = fp8_weight(32, 2 * WIDTH, HIDDEN), fp8_weight(32, HIDDEN, WIDTH)
     for experts, rows, spread in CASES:
         counts = counts_of(experts, rows, spread)
@@ -72,7 +75,7 @@ def main() -> None:
             us, host_us = timed(call, ahead=True)
             row |= {f"{name}_us": us, f"{name}_tflops": 6 * len(x) * HIDDEN * WIDTH / us / 1e6}
             row |= {f"{name}_host_us": host_us, f"{name}_not_ahead_us": timed(call, ahead=False)[0]}
-        report.row(experts=experts, rows=rows, spread=spread, **row)
+        report.add_row(experts=experts, rows=rows, spread=spread, **row)
     report.finish()
 
 

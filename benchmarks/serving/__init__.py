@@ -1,0 +1,1 @@
+"""Serving: engine, generation, overlap and the HTTP server."""

@@ -29,7 +29,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from benchmarks.shapes import DEEPSEEK_V3
-from benchmarks.tools.report import Report, Timing
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing
 from eprt import EngineConfig
 from eprt.ep.placement.slot_map import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
@@ -41,10 +42,16 @@ from eprt.models.hf_config import read_model_config
 NUM_RANKS = 0
 
 NARROWER = {
-    "hidden_size": 2048, "intermediate_size": 4096, "moe_intermediate_size": 1024, "n_routed_experts": 64,
-    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32768, "q_lora_rank": 512,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "moe_intermediate_size": 1024,
+    "n_routed_experts": 64,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32768,
+    "q_lora_rank": 512,
     "num_nextn_predict_layers": 0,
-}  # fmt: skip
+}
 LAYER_GB = 0.42  # of a MoE layer
 SHARD_BYTES = 1 << 30
 
@@ -161,7 +168,9 @@ class Subject:
         return Subject(folders, names, converted.num_bytes, converted.seconds)
 
 
-def measure(subject: Subject, cache: str, samples: int, device: torch.device, report: Report, say: Progress) -> None:
+def measure(
+    subject: Subject, cache: str, samples: int, device: torch.device, report: BenchmarkReport, say: Progress
+) -> None:
     """The loaders by turns, from a cache that is left alone or dropped before each."""
     turns = [(layout, by) for layout in subject.folders for by in LOADERS]
     times: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
@@ -179,18 +188,24 @@ def measure(subject: Subject, cache: str, samples: int, device: torch.device, re
             say(f"{cache} {layout} {by}: {num_bytes / 1e9 / seconds:.2f} GB/s")
             if sample or not warm_up:
                 times[layout, by].append(seconds)
-    first_s = Timing.of(times[turns[0]]).median_s
+    first_s = Timing.from_samples(times[turns[0]]).median_s
     for layout, by in turns:
-        timing = Timing.of(times[layout, by])
-        report.row(
-            cache=cache, layout=layout, by=by, gb=num_bytes / 1e9, **timing.columns("time", "ms"),
-            GBps=num_bytes / 1e9 / timing.median_s, times_faster=first_s / timing.median_s,
-        )  # fmt: skip
+        timing = Timing.from_samples(times[layout, by])
+        report.add_row(
+            cache=cache,
+            layout=layout,
+            by=by,
+            gb=num_bytes / 1e9,
+            **timing.columns("time", "ms"),
+            GBps=num_bytes / 1e9 / timing.median_s,
+            times_faster=first_s / timing.median_s,
+        )
 
 
 LOADERS: dict[str, Callable[[Path, list[str], torch.device], int]] = {
-    "safetensors": with_safetensors, "eprt": with_eprt,
-}  # fmt: skip
+    "safetensors": with_safetensors,
+    "eprt": with_eprt,
+}
 
 
 def main() -> None:
@@ -205,12 +220,16 @@ def main() -> None:
     device, say = torch.device(args.device), Progress()
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
         subject = Subject.write(Path(temporary), args.gb, args.ranks, device, say)
-        report = Report(f"load_{args.device}", {
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "checkpoint_gb": round(subject.num_bytes / 1e9, 2), "ranks": args.ranks,
-            "threads": len(os.sched_getaffinity(0)),
-            "convert_GBps": round(subject.num_bytes / 1e9 / subject.converted_s, 2),
-        })  # fmt: skip
+        report = BenchmarkReport(
+            f"load_{args.device}",
+            {
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "checkpoint_gb": round(subject.num_bytes / 1e9, 2),
+                "ranks": args.ranks,
+                "threads": len(os.sched_getaffinity(0)),
+                "convert_GBps": round(subject.num_bytes / 1e9 / subject.converted_s, 2),
+            },
+        )
         for cache in args.cache:
             measure(subject, cache, args.samples, device, report, say)
         report.finish()

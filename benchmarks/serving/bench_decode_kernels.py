@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.bench_gpu_layers import bandwidth, decode_batch, gpu_time_of_replay, matrix_rate
-from benchmarks.serving.bench_generation import Rates, floor_seconds, of_depth, shape_with
-from benchmarks.tools.report import Report
+from benchmarks.serving.bench_generation import GpuRates, floor_seconds, of_depth, shape_with
+from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.models.loader import load_model
@@ -63,9 +63,9 @@ class Layers:
 
     def __init__(self, model, group: EPGroup, context: int):
         self.model, self.group, self.context = model, group, context
-        self.num_pages, self.rates = -(-context // PAGE_SIZE), Rates(bandwidth(), matrix_rate())
+        self.num_pages, self.rates = -(-context // PAGE_SIZE), GpuRates(bandwidth(), matrix_rate())
 
-    def report(self, report: Report, requests: int, overlap: str) -> None:
+    def report(self, report: BenchmarkReport, requests: int, overlap: str) -> None:
         layers, row = self.model.config.num_hidden_layers, {"requests": requests, "overlap": overlap}
         deep, shallow = (self._profile(depth, requests, overlap) for depth in (layers, layers - FEWER))
         floors = [
@@ -78,11 +78,11 @@ class Layers:
             if calls - fewer_calls > 0.5:
                 kernels_s += (seconds - fewer_s) / FEWER
                 times = {"calls": (calls - fewer_calls) / FEWER, "layer_us": (seconds - fewer_s) / FEWER * 1e6}
-                report.row(**row, kernel=name, **times)
-        report.row(**row, kernel="= kernels of a layer", layer_us=kernels_s * 1e6)
-        report.row(**row, kernel="= between", layer_us=(layer_s - kernels_s) * 1e6)
+                report.add_row(**row, kernel=name, **times)
+        report.add_row(**row, kernel="= kernels of a layer", layer_us=kernels_s * 1e6)
+        report.add_row(**row, kernel="= between", layer_us=(layer_s - kernels_s) * 1e6)
         ratio = {"floor_us": floor_s * 1e6, "times_floor": layer_s / floor_s}
-        report.row(**row, kernel="= layer", layer_us=layer_s * 1e6, **ratio)
+        report.add_row(**row, kernel="= layer", layer_us=layer_s * 1e6, **ratio)
 
     def _profile(self, num_layers: int, requests: int, overlap: str) -> Profile:
         """Of a step through the model's first layers."""
@@ -107,14 +107,25 @@ def main() -> None:
     group = EPGroup.from_mpi()
     with shape_with(args.experts * group.size) as directory:
         config = EngineConfig(
-            str(directory), device="cuda", load_format="dummy", num_hidden_layers=args.layers, ep_payload="fp8",
-            low_latency_max_tokens=max(args.requests), max_model_len=args.context + PAGE_SIZE,
-        )  # fmt: skip
+            str(directory),
+            device="cuda",
+            load_format="dummy",
+            num_hidden_layers=args.layers,
+            ep_payload="fp8",
+            low_latency_max_tokens=max(args.requests),
+            max_model_len=args.context + PAGE_SIZE,
+        )
         model = load_model(config, group)
-    report = Report(f"decode_kernels_{group.size}gpu", {
-        "device": torch.cuda.get_device_name(), "gpus": group.size, "experts_per_gpu": args.experts,
-        "layers": args.layers, "context": args.context,
-    })  # fmt: skip
+    report = BenchmarkReport(
+        f"decode_kernels_{group.size}gpu",
+        {
+            "device": torch.cuda.get_device_name(),
+            "gpus": group.size,
+            "experts_per_gpu": args.experts,
+            "layers": args.layers,
+            "context": args.context,
+        },
+    )
     layers = Layers(model, group, args.context)
     for requests in args.requests:
         for overlap in args.overlap:

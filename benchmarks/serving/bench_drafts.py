@@ -13,7 +13,7 @@ Published for DeepSeek-V3, one draft: 85 to 90 % hold, 1.8 times the tokens per 
 import argparse
 
 from benchmarks.shapes import DEMO_MODEL
-from benchmarks.tools.report import Report
+from benchmarks.tools.report import BenchmarkReport
 from eprt import LLM, SamplingParams
 from examples.demo_model.chat import render
 from examples.demo_model.score import held_out_questions
@@ -31,10 +31,11 @@ def measure(temperature: float, acceptance: str, num_drafts: int, device: str, n
         llm.generate(prompts, params)
         stats = llm.engine.stats()
     return {
-        "tokens": stats.num_generated_tokens, "drafted": stats.num_drafted_tokens,
+        "tokens": stats.num_generated_tokens,
+        "drafted": stats.num_drafted_tokens,
         "accepted": stats.num_accepted_tokens / max(1, stats.num_drafted_tokens),
         "steps": stats.num_steps,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -43,13 +44,13 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=44)
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 4])
     args = parser.parse_args()
-    report = Report(f"drafts_{args.device}", {"model": "demo", "questions": args.questions})
+    report = BenchmarkReport(f"drafts_{args.device}", {"model": "demo", "questions": args.questions})
     for temperature, acceptance in CASES:
         without = 0.0
         for num_drafts in (0, *args.drafts):
             row = measure(temperature, acceptance, num_drafts, args.device, args.questions)
             without = row["steps"] if num_drafts == 0 else without
-            report.row(
+            report.add_row(
                 temperature=temperature, acceptance=acceptance, drafts=num_drafts, **row, fewer=without / row["steps"]
             )
     report.finish()

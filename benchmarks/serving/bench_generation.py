@@ -41,7 +41,8 @@ import torch
 
 from benchmarks.gpu.bench_gpu_layers import bandwidth, matrix_rate
 from benchmarks.shapes import DEEPSEEK_V3
-from benchmarks.tools.report import Report, Timing, quantile
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing, quantile
 from eprt import EngineConfig, EPGroup, SamplingParams
 from eprt.engine import kv_cache
 from eprt.engine.engine import Engine
@@ -55,7 +56,7 @@ NVLINK_BYTES_PER_S = 450e9  # of one GPU, one way, NVLink 4
 
 
 @dataclass(frozen=True)
-class Work:
+class GenerationWorkload:
     """input, output: tokens of a request. chunk: tokens of a prefill step. one_cache: for all layers."""
 
     input: int
@@ -104,10 +105,10 @@ def cache_of_one_layer() -> Iterator[None]:
     kv_cache.allocate_kv_cache = allocate
 
 
-class Bench:
+class GenerationBench:
     """One model on all ranks, and engines over it."""
 
-    def __init__(self, config: EngineConfig, group: EPGroup, work: Work):
+    def __init__(self, config: EngineConfig, group: EPGroup, work: GenerationWorkload):
         self.config, self.group, self.work = config, group, work
         start = time.perf_counter()
         self.model = load_model(config, group)
@@ -162,7 +163,7 @@ class Bench:
 
     def decode(
         self, num_layers: int, requests: int, aheads: Sequence[bool], num_drafts: int = 0, overlap: str = "auto"
-    ) -> list["Decoded"]:
+    ) -> list["DecodeResult"]:
         w, decoded = self.work, []
         with self.engine(num_layers, requests, requests * (1 + num_drafts), num_drafts, overlap) as engine:
             for ahead in aheads:
@@ -180,7 +181,7 @@ class Bench:
                     start = time.perf_counter()
                     engine.step()
                     times.append(time.perf_counter() - start)
-                decoded.append(Decoded.of(engine, times, before))
+                decoded.append(DecodeResult.from_steps(engine, times, before))
                 for request in list(engine.scheduler.running):
                     engine.abort(request.request_id)
                 while not engine.step().all_idle:
@@ -210,7 +211,7 @@ def only_last_tokens(engine: Engine) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodeResult:
     """overlap: of the steps. times_s: theirs. gaps_s: sorted. skew: the busiest expert of this rank over its mean."""
 
     overlap: str
@@ -219,15 +220,15 @@ class Decoded:
     skew: float
 
     @staticmethod
-    def of(engine: Engine, times_s: list[float], load_before: list[list[int]]) -> "Decoded":
+    def of(engine: Engine, times_s: list[float], load_before: list[list[int]]) -> "DecodeResult":
         torch.cuda.synchronize()
         load = np.array(engine.model.expert_load()) - np.array(load_before)
         skew = float((load.max(axis=1) / load.mean(axis=1).clip(1e-9)).mean()) if load.size else 1.0
-        return Decoded(engine.overlap.decode, times_s, sorted(engine.gap.recent_s), skew)
+        return DecodeResult(engine.overlap.decode, times_s, sorted(engine.gap.recent_s), skew)
 
     @property
     def timing(self) -> Timing:
-        return Timing.of(self.times_s)
+        return Timing.from_samples(self.times_s)
 
     def gap_us(self, q: float) -> float | None:
         return quantile(self.gaps_s, q) * 1e6 if self.gaps_s else None
@@ -241,14 +242,14 @@ def full_depth(seconds: float, shallower_s: float | None, num_layers: int, fewer
 
 
 @dataclass(frozen=True)
-class Rates:
+class GpuRates:
     """What this GPU does: bytes per second of HBM, bf16 operations per second of a large product."""
 
     hbm: float
     tensor: float
 
 
-def floor_seconds(model, requests: int, context: int, num_ranks: int, rates: Rates) -> tuple[float, float]:
+def floor_seconds(model, requests: int, context: int, num_ranks: int, rates: GpuRates) -> tuple[float, float]:
     """(floor, floor_tensor) of a decoding step on one rank: every weight once, of the experts those that uniform
     routing chooses."""
     c = model.config
@@ -282,12 +283,12 @@ def decode_kernel(model, page_size: int) -> str:
     return module.__name__.rpartition("_")[2]
 
 
-class Measuring:
+class GenerationTable:
     """Rows of the report, from the benchmark's steps."""
 
-    def __init__(self, bench: Bench, report: Report, num_layers: int, acceptance: float):
+    def __init__(self, bench: GenerationBench, report: BenchmarkReport, num_layers: int, acceptance: float):
         self.bench, self.report, self.num_layers, self.acceptance = bench, report, num_layers, acceptance
-        self.rates = Rates(bandwidth(), matrix_rate())
+        self.rates = GpuRates(bandwidth(), matrix_rate())
         self.fewer = 0 if num_layers == FULL_DEPTH else num_layers // 2
         self.itl_s: dict[int, float] = {}  # by requests
 
@@ -297,10 +298,14 @@ class Measuring:
         seconds = bench.prefill(self.num_layers, num_prompts)
         shallower_s = bench.prefill(self.num_layers - fewer, num_prompts) if fewer else None
         full_s = full_depth(seconds, shallower_s, self.num_layers, fewer)
-        self.report.row(
-            what="prefill", tokens=chunk, step_ms=seconds * 1e3, full_step_ms=full_s * 1e3,
-            tokens_per_s_gpu=chunk / full_s, of_5333=chunk / full_s / 5333,
-        )  # fmt: skip
+        self.report.add_row(
+            what="prefill",
+            tokens=chunk,
+            step_ms=seconds * 1e3,
+            full_step_ms=full_s * 1e3,
+            tokens_per_s_gpu=chunk / full_s,
+            of_5333=chunk / full_s / 5333,
+        )
 
     def decode(self, requests: int, aheads: Sequence[bool], num_drafts: int = 0, overlap: str = "auto") -> None:
         bench, fewer = self.bench, self.fewer
@@ -315,14 +320,22 @@ class Measuring:
             floors = floor_seconds(bench.model, requests, bench.work.context, bench.group.size, self.rates)
             if not num_drafts:
                 self.itl_s[requests] = min(full_s, self.itl_s.get(requests, full_s))
-            self.report.row(
-                what="drafts" if num_drafts else "decode", requests=requests, overlap=result.overlap,
-                ahead=ahead and not num_drafts, **result.timing.columns("step", "ms"),
-                floor_ms=floors[0] * 1e3, floor_tensor_ms=floors[1] * 1e3,
-                times_floor=None if num_drafts else result.timing.median_s / floors[0], full_step_ms=full_s * 1e3,
-                itl_ms=full_s * 1e3 / per_step, tokens_per_s_gpu=requests * per_step / full_s,
-                gap_us=result.gap_us(0.5), gap_p99_us=result.gap_us(0.99), skew=result.skew,
-            )  # fmt: skip
+            self.report.add_row(
+                what="drafts" if num_drafts else "decode",
+                requests=requests,
+                overlap=result.overlap,
+                ahead=ahead and not num_drafts,
+                **result.timing.columns("step", "ms"),
+                floor_ms=floors[0] * 1e3,
+                floor_tensor_ms=floors[1] * 1e3,
+                times_floor=None if num_drafts else result.timing.median_s / floors[0],
+                full_step_ms=full_s * 1e3,
+                itl_ms=full_s * 1e3 / per_step,
+                tokens_per_s_gpu=requests * per_step / full_s,
+                gap_us=result.gap_us(0.5),
+                gap_p99_us=result.gap_us(0.99),
+                skew=result.skew,
+            )
 
     def at_latency(self, itl_s: float) -> None:
         """Between the two numbers of requests that are below and above it."""
@@ -332,7 +345,7 @@ class Measuring:
             return
         part = (itl_s - self.itl_s[below]) / (self.itl_s[above] - self.itl_s[below])
         requests = int(below + part * (above - below))
-        self.report.row(
+        self.report.add_row(
             what=f"at {itl_s * 1e3:g} ms", requests=requests, itl_ms=itl_s * 1e3, tokens_per_s_gpu=requests / itl_s
         )
 
@@ -354,25 +367,44 @@ def main() -> None:
     add("--itl", type=float, default=50.0, help="ms per token at which throughput is told")
     args = parser.parse_args()
     group = EPGroup.from_mpi()
-    work = Work(args.input, args.output, args.chunk, args.steps, args.one_cache)
+    work = GenerationWorkload(args.input, args.output, args.chunk, args.steps, args.one_cache)
     with shape_with(args.experts) as directory:
         config = EngineConfig(
-            str(directory), device="cuda", dtype="bfloat16", load_format="dummy", num_hidden_layers=args.layers,
-            low_latency_max_tokens=max(args.requests) * (1 + args.drafts), max_model_len=work.max_model_len,
-            num_speculative_tokens=int(args.drafts), enable_prefix_cache=False, ep_payload="fp8",
-            chunk_size=max(args.chunk, max(args.requests) * (1 + args.drafts)), max_num_seqs=max(args.requests),
-            page_size=64, max_queue=1 << 20, spare_experts=0,
-        )  # fmt: skip
-        bench = Bench(config, group, work)
+            str(directory),
+            device="cuda",
+            dtype="bfloat16",
+            load_format="dummy",
+            num_hidden_layers=args.layers,
+            low_latency_max_tokens=max(args.requests) * (1 + args.drafts),
+            max_model_len=work.max_model_len,
+            num_speculative_tokens=int(args.drafts),
+            enable_prefix_cache=False,
+            ep_payload="fp8",
+            chunk_size=max(args.chunk, max(args.requests) * (1 + args.drafts)),
+            max_num_seqs=max(args.requests),
+            page_size=64,
+            max_queue=1 << 20,
+            spare_experts=0,
+        )
+        bench = GenerationBench(config, group, work)
     title = f"generation_{args.layers}x{args.experts}_{group.size}gpu"
-    report = Report(title, {
-        "device": torch.cuda.get_device_name(), "gpus": group.size, "experts": args.experts, "layers": args.layers,
-        "attention": decode_kernel(bench.model, config.page_size), "one_cache": args.one_cache,
-        "input": args.input, "output": args.output, "context": work.context,
-        "acceptance_published": args.acceptance if args.drafts else None,
-        "load_s": round(bench.load_s, 1),
-    })  # fmt: skip
-    measuring = Measuring(bench, report, args.layers, args.acceptance)
+    report = BenchmarkReport(
+        title,
+        {
+            "device": torch.cuda.get_device_name(),
+            "gpus": group.size,
+            "experts": args.experts,
+            "layers": args.layers,
+            "attention": decode_kernel(bench.model, config.page_size),
+            "one_cache": args.one_cache,
+            "input": args.input,
+            "output": args.output,
+            "context": work.context,
+            "acceptance_published": args.acceptance if args.drafts else None,
+            "load_s": round(bench.load_s, 1),
+        },
+    )
+    measuring = GenerationTable(bench, report, args.layers, args.acceptance)
     for requests in args.requests:
         for overlap in args.overlap:
             aheads = (True, False) if requests == args.requests[0] and overlap == args.overlap[0] else (True,)

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from benchmarks.serving.layer_timeline import Span, Tracer, draw, exposed_us, save, stage_us
 from benchmarks.shapes import DEEPSEEK_V3
-from benchmarks.tools.report import RESULTS, ROOT, Report, Timing
+from benchmarks.tools.report import RESULTS, ROOT, BenchmarkReport
+from benchmarks.tools.timing import Timing
 from eprt import EngineConfig, EPGroup
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch, Split
@@ -41,7 +42,7 @@ PAGE_SIZE, VOCAB = 64, 1024
 DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
 
 
-class Bench:
+class LayerBench:
     """The layers of one rank, and batches for them."""
 
     def __init__(self, group: EPGroup, arguments: argparse.Namespace):
@@ -51,10 +52,15 @@ class Bench:
         most_requests = max([1, *arguments.requests])
         most_tokens = max(arguments.prefill, most_requests)
         engine = EngineConfig(
-            _shape(self.on_gpu, arguments, group.size), device=self.device.type, load_format="dummy",
-            num_hidden_layers=arguments.layers, overlap="tbo", chunk_size=2 * most_tokens,
-            low_latency_max_tokens=most_requests, ep_payload=arguments.payload,
-        )  # fmt: skip
+            _shape(self.on_gpu, arguments, group.size),
+            device=self.device.type,
+            load_format="dummy",
+            num_hidden_layers=arguments.layers,
+            overlap="tbo",
+            chunk_size=2 * most_tokens,
+            low_latency_max_tokens=most_requests,
+            ep_payload=arguments.payload,
+        )
         self.model = load_model(engine, group)
         if arguments.moe_only:
             for layer in self.model.layers:
@@ -75,9 +81,14 @@ class Bench:
         table = torch.arange(requests * pages, dtype=torch.int32).view(requests, pages)
         position = torch.full((requests,), pages * PAGE_SIZE - 1)
         return self._batch(
-            position, table[:, -1].long() * PAGE_SIZE + PAGE_SIZE - 1, table, list(range(requests + 1)), requests,
-            "low_latency", overlap,
-        )  # fmt: skip
+            position,
+            table[:, -1].long() * PAGE_SIZE + PAGE_SIZE - 1,
+            table,
+            list(range(requests + 1)),
+            requests,
+            "low_latency",
+            overlap,
+        )
 
     def prompts(self, tokens: int, overlap: str) -> ForwardBatch:
         length = min(self.arguments.prompt, tokens)
@@ -94,10 +105,15 @@ class Bench:
     ) -> ForwardBatch:
         seq_len = position[torch.tensor(starts[1:]) - 1] + 1
         batch = ForwardBatch(
-            token_id_T=torch.randint(VOCAB, (len(position),)), position_T=position, kv_slot_T=slot,
-            page_table_BP=table, seq_len_B=seq_len.int(), query_start_B1=torch.tensor(starts, dtype=torch.int32),
-            num_decode=decodes, logits_idx=torch.arange(len(position)),
-        )  # fmt: skip
+            token_id_T=torch.randint(VOCAB, (len(position),)),
+            position_T=position,
+            kv_slot_T=slot,
+            page_table_BP=table,
+            seq_len_B=seq_len.int(),
+            query_start_B1=torch.tensor(starts, dtype=torch.int32),
+            num_decode=decodes,
+            logits_idx=torch.arange(len(position)),
+        )
         moved = {name: value.to(self.device) for name, value in vars(batch).items() if isinstance(value, Tensor)}
         split = Split.of(starts) if overlap == "tbo" else None
         return replace(batch, **moved, mode=mode, overlap=overlap, split=split)
@@ -206,7 +222,7 @@ def _row(what: str, size: int, times: dict[str, list[float]], tokens: int) -> di
     """The median, and the ratios sample by sample, so that drift cancels."""
     row: dict[str, Any] = {what: size}
     for name, seconds in times.items():
-        row |= Timing.of(seconds).columns(name)
+        row |= Timing.from_samples(seconds).columns(name)
     for name in list(times)[1:]:
         row[f"{name}_saves"] = round(1 - statistics.median(a / b for a, b in zip(times[name], times["none"])), 4)
     if what == "tokens":
@@ -225,12 +241,14 @@ def _exposure(panels: dict[str, list[Span]]) -> dict[str, Any]:
     }
 
 
-def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, sizes: list[int], overlaps: list[str]):
+def _bench(
+    bench: LayerBench, make: Callable[[int, str], ForwardBatch], what: str, sizes: list[int], overlaps: list[str]
+):
     arguments, group = bench.arguments, bench.group
     where = f"{group.size}{'gpu' if bench.on_gpu else 'cpu'}" + ("_moe_only" if arguments.moe_only else "")
     name = "decode" if what == "requests" else "prefill"
     config = {**vars(arguments), "ranks": group.size, "device": _device_name(bench)}
-    report = Report(f"layer_{name}_{where}", config)
+    report = BenchmarkReport(f"layer_{name}_{where}", config)
     panels = {}
     for size in sizes:
         calls = {overlap: bench.call(make(size, overlap)) for overlap in overlaps}
@@ -239,7 +257,7 @@ def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, si
         times = bench.times(calls, arguments.samples, as_graphs=what == "requests")
         bench.timeline(calls["none"])
         panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}
-        report.row(**_row(what, size, times, size), **_exposure(panels))
+        report.add_row(**_row(what, size, times, size), **_exposure(panels))
     if group.rank == 0:
         report.finish(RESULTS)
         title = f"one MoE layer, {sizes[-1]} {what} per rank, {group.size} ranks, {config['device']}: rank 0"
@@ -248,11 +266,13 @@ def _bench(bench: Bench, make: Callable[[int, str], ForwardBatch], what: str, si
         try:
             print(draw(path))
         except ImportError:
-            print(f"{path}: no picture without matplotlib (pip install 'eprt[plots]'); later, or elsewhere, "
-                  f"python -m benchmarks.serving.layer_timeline {path.name}")  # fmt: skip
+            print(
+                f"{path}: no picture without matplotlib (pip install 'eprt[plots]'); later, or elsewhere, "
+                f"python -m benchmarks.serving.layer_timeline {path.name}"
+            )
 
 
-def _device_name(bench: Bench) -> str:
+def _device_name(bench: LayerBench) -> str:
     return torch.cuda.get_device_name() if bench.on_gpu else "CPU"
 
 
@@ -300,7 +320,7 @@ def main() -> None:
     arguments = parse()
     group = EPGroup.from_mpi()
     with torch.inference_mode():
-        bench = Bench(group, arguments)
+        bench = LayerBench(group, arguments)
         if arguments.requests:
             _bench(bench, bench.decodes, "requests", arguments.requests, ["none", "sbo", "tbo"])
         if arguments.prefill:

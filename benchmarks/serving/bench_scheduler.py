@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.tools.report import Report, Timing, quantile
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Stopwatch, Timing, quantile
 from eprt.config import EngineConfig
 from eprt.engine import engine as engine_module
 from eprt.engine import sampler
@@ -29,30 +30,18 @@ NUM_RUNNING, PROMPT, VOCAB, STEPS, WARMUP = 128, 256, 4096, 500, 50
 PAGE_SIZE, LATENT, ROPE = 16, 3, 1
 
 
-class Stopwatch:
-    """Wraps functions and adds up the time spent in them."""
-
-    def __init__(self):
-        self.total_s = 0.0
-
-    def wrap(self, function):
-        def timed(*arguments, **named):
-            start = time.perf_counter()
-            result = function(*arguments, **named)
-            self.total_s += time.perf_counter() - start
-            return result
-
-        return timed
-
-
 class FixedLogits:
     """A model without work. sweep_bytes: memory its forward pass touches, to leave the caches as a real one would."""
 
     def __init__(self, sweep_bytes: int):
         self.config = SimpleNamespace(
-            vocab_size=VOCAB, num_hidden_layers=1, kv_lora_rank=LATENT, qk_rope_head_dim=ROPE,
-            max_position_embeddings=8192, eos_token_ids=(),
-        )  # fmt: skip
+            vocab_size=VOCAB,
+            num_hidden_layers=1,
+            kv_lora_rank=LATENT,
+            qk_rope_head_dim=ROPE,
+            max_position_embeddings=8192,
+            eos_token_ids=(),
+        )
         self.kv_dtype = torch.float32
         self.logits_XV = torch.randn(NUM_RUNNING, VOCAB, generator=torch.Generator().manual_seed(0)) * 4
         self.swept = np.zeros(sweep_bytes, dtype=np.uint8)
@@ -104,23 +93,23 @@ def measure(
     return own_s[WARMUP:], sample_s[WARMUP:]
 
 
-def run(report: Report, case: str, params: SamplingParams, churn: bool = False) -> None:
+def run(report: BenchmarkReport, case: str, params: SamplingParams, churn: bool = False) -> None:
     for caches, sweep_bytes in (("warm", 1), ("cold", 64 << 20)):
         own_s, sample_s = measure(params, sweep_bytes, churn)
-        own = Timing.of(own_s)
-        report.row(
+        own = Timing.from_samples(own_s)
+        report.add_row(
             case=case,
             caches=caches,
             **own.columns("bookkeeping"),
             bookkeeping_p99_us=float(f"{quantile(sorted(own_s), 0.99) * 1e6:.5g}"),
-            sampler_us=float(f"{Timing.of(sample_s).median_s * 1e6:.5g}"),
+            sampler_us=float(f"{Timing.from_samples(sample_s).median_s * 1e6:.5g}"),
             ratio_to_target=round(own.median_s / 200e-6, 3),
         )
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    report = Report(
+    report = BenchmarkReport(
         "bench_scheduler", {"running": NUM_RUNNING, "prompt": PROMPT, "vocab": VOCAB, "page_size": PAGE_SIZE}
     )
     greedy = SamplingParams(max_tokens=4000, temperature=0)

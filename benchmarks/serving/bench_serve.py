@@ -19,7 +19,8 @@ import httpx
 import torch
 
 from benchmarks.shapes import DEMO_MODEL
-from benchmarks.tools.report import Report, Timing
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing
 from eprt.serve.running import RunningServer
 
 NUM_RANKS = 0
@@ -43,8 +44,14 @@ class Eprt:
             await asyncio.gather(*(self._one(client, question) for question in QUESTIONS))
 
     async def _one(self, client: httpx.AsyncClient, question: str) -> None:
-        body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": TOKENS,
-                "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
+        body = {
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0,
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         start, last = time.perf_counter(), ""
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             async for line in response.aiter_lines():
@@ -83,7 +90,7 @@ class Transformers:
 def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     config = {"concurrent": CONCURRENT, "tokens": TOKENS, "rounds": ROUNDS, "dtype": "bf16"}
-    report = Report("serve", {**config, "model": DEMO_MODEL.parent.name})
+    report = BenchmarkReport("serve", {**config, "model": DEMO_MODEL.parent.name})
     theirs = Transformers()
     for num_ranks in (1, 4):
         with RunningServer(DEMO_MODEL, num_ranks, "--bind", "none") as server:
@@ -98,9 +105,9 @@ def main() -> None:
                     start = time.perf_counter()
                     call()
                     seconds[name].append(time.perf_counter() - start)
-        times = {name: Timing.of(values) for name, values in seconds.items()}
+        times = {name: Timing.from_samples(values) for name, values in seconds.items()}
         tokens = CONCURRENT * TOKENS
-        report.row(
+        report.add_row(
             ranks=num_ranks,
             **{f"{name}_tok_s": tokens / timing.median_s for name, timing in times.items()},
             x_one_by_one=times["one_by_one"].median_s / times["eprt"].median_s,

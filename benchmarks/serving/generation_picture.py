@@ -29,9 +29,13 @@ def draw(path: Path) -> Path:
         axis.plot(*points, color=colour, marker=marker, label=name, zorder=3)
         for row in chosen if overlap == "sbo" else ():
             axis.annotate(
-                f"{row['requests']} requests", (row["step_ms"], row["tokens_per_s_gpu"]), xytext=(-8, 6),
-                textcoords="offset points", ha="right", fontsize=8,
-            )  # fmt: skip
+                f"{row['requests']} requests",
+                (row["step_ms"], row["tokens_per_s_gpu"]),
+                xytext=(-8, 6),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+            )
     floors = [(row["floor_tensor_ms"], row["requests"] / row["floor_tensor_ms"] * 1e3) for row in rows]
     axis.plot(*zip(*sorted(set(floors))), color="#777777", linestyle=":", label="floor: memory, links, attention")
     for i, (name, tokens_per_s) in enumerate(PUBLISHED):
@@ -42,8 +46,9 @@ def draw(path: Path) -> Path:
     axis.set_title(
         f"DeepSeek-V3's shape, {config['input']} tokens in, {config['output']} out, {config['gpus']} {config['device']}"
         f" with {config['experts'] // config['gpus']} experts each",
-        loc="left", fontsize=10,
-    )  # fmt: skip
+        loc="left",
+        fontsize=10,
+    )
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, loc="lower left")
     picture = path.with_suffix(".png")

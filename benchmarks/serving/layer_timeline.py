@@ -19,9 +19,16 @@ import torch
 from eprt.layers.overlap import Stage
 
 _COLOURS = {
-    "attention": "#4c78a8", "gate": "#9ecae9", "shared": "#72b7b2", "experts": "#54a24b", "dispatch": "#f58518",
-    "combine": "#e45756", "receive": "#ffbf79", "signals": "#bab0ac", "add": "#b279a2",
-}  # fmt: skip
+    "attention": "#4c78a8",
+    "gate": "#9ecae9",
+    "shared": "#72b7b2",
+    "experts": "#54a24b",
+    "dispatch": "#f58518",
+    "combine": "#e45756",
+    "receive": "#ffbf79",
+    "signals": "#bab0ac",
+    "add": "#b279a2",
+}
 _EXCHANGE = ("dispatch", "receive", "combine")
 
 
@@ -106,13 +113,20 @@ def draw(path: Path, layer: int = 1) -> Path:
 
     content = json.loads(path.read_text())
     panels = {name: [Span(**span) for span in spans] for name, spans in content["panels"].items()}
-    lanes = {name: [lane for lane in ("compute", "side", "comm") if any(s.lane == lane for s in spans)]
-             for name, spans in panels.items()}  # fmt: skip
+    lanes = {
+        name: [lane for lane in ("compute", "side", "comm") if any(s.lane == lane for s in spans)]
+        for name, spans in panels.items()
+    }
     heights = [len(lanes[name]) + 0.6 for name in panels]
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(13, 0.8 * sum(heights) + 1.6), height_ratios=heights, squeeze=False, sharex=True,
+        len(panels),
+        1,
+        figsize=(13, 0.8 * sum(heights) + 1.6),
+        height_ratios=heights,
+        squeeze=False,
+        sharex=True,
         layout="constrained",
-    )  # fmt: skip
+    )
     widest = max(_extent(spans, layer)[1] - _extent(spans, layer)[0] for spans in panels.values())
     for axis, (name, spans) in zip(axes[:, 0], panels.items()):
         _draw_panel(axis, name, spans, lanes[name], layer, widest)
@@ -155,18 +169,31 @@ def _draw_panel(axis: Any, name: str, spans: list[Span], lanes: list[str], layer
         y, length, pale = lanes.index(span.lane), span.end_us - span.begin_us, span.layer != layer
         colour = next((c for prefix, c in _COLOURS.items() if span.stage.startswith(prefix)), "#cccccc")
         axis.barh(
-            y, length, left=span.begin_us - first, height=0.8, color=colour, alpha=0.3 if pale else 1.0,
-            edgecolor="white", hatch="//" if span.microbatch else None, linewidth=0.5,
-        )  # fmt: skip
+            y,
+            length,
+            left=span.begin_us - first,
+            height=0.8,
+            color=colour,
+            alpha=0.3 if pale else 1.0,
+            edgecolor="white",
+            hatch="//" if span.microbatch else None,
+            linewidth=0.5,
+        )
         label = span.stage.replace("_", "\n") + (f" {'ab'[span.microbatch]}" if name.startswith("tbo") else "")
         room = length / widest * 110  # in letters of this size
         lines = label.split("\n")
         upright = room > 0.9 * max(map(len, lines))
         if upright or room > 1.6 * len(lines):
             axis.text(
-                span.begin_us - first + length / 2, y, label, ha="center", va="center", fontsize=7, clip_on=True,
+                span.begin_us - first + length / 2,
+                y,
+                label,
+                ha="center",
+                va="center",
+                fontsize=7,
+                clip_on=True,
                 rotation=0 if upright else 90,
-            )  # fmt: skip
+            )
     axis.set_yticks(range(len(lanes)), lanes)
     axis.invert_yaxis()
     times = (

@@ -24,7 +24,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.tools.report import Report, quantile
+from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import quantile
 
 _LOADING_S = 600.0  # a large model from a slow disk
 # Service levels: seconds to the first token, seconds between tokens.
@@ -33,7 +34,7 @@ _FIRST_ID = 3  # below lie the special tokens of most tokenizers
 
 
 @dataclass(frozen=True)
-class Load:
+class OpenLoopLoad:
     """What to send: `rate` requests per second for `seconds`, lengths uniform within `spread` of the wanted ones."""
 
     rate: float
@@ -88,7 +89,7 @@ class Served:
         return self.ttft_s <= ttft_s and mean_s <= itl_s
 
 
-async def drive(url: str, model: str, load: Load, api_key: str | None = None) -> tuple[list[Served], float]:
+async def drive(url: str, model: str, load: OpenLoopLoad, api_key: str | None = None) -> tuple[list[Served], float]:
     """Sends the load; returns what came of each request, and the seconds until the last answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -126,7 +127,7 @@ def _take(served: Served, event: dict[str, Any], now_s: float) -> None:
         served.token_s += [now_s] * len(choice.get("token_ids") or ())
 
 
-def summary(load: Load, served: list[Served], took_s: float) -> dict[str, Any]:
+def summary(load: OpenLoopLoad, served: list[Served], took_s: float) -> dict[str, Any]:
     """One row of the table."""
     good = [s for s in served if s.error is None]
     ttft_s, itl_s = sorted(s.ttft_s for s in good), sorted(gap for s in good for gap in s.itl_s)
@@ -175,8 +176,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="requests per second, several in turn; default 1 2 4",
     )
-    add("--seconds", type=float, default=20.0, metavar="S",
-        help="how long requests arrive at each rate, default %(default)s")  # fmt: skip
+    add(
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="how long requests arrive at each rate, default %(default)s",
+    )
     add(
         "--input-tokens",
         type=int,
@@ -197,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _loads(arguments: argparse.Namespace) -> list[Load]:
+def _loads(arguments: argparse.Namespace) -> list[OpenLoopLoad]:
     for flag, ok, want in (
         ("--rate", min(arguments.rate) > 0, "above 0"),
         ("--seconds", arguments.seconds > 0, "above 0"),
@@ -209,7 +215,9 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
         if not ok:
             raise ValueError(f"{flag} {getattr(arguments, flag[2:].replace('-', '_'))}: must be {want}")
     lengths = (arguments.input_tokens, arguments.output_tokens, arguments.spread)
-    return [Load(r, arguments.seconds, *lengths, arguments.max_token_id, arguments.seed) for r in arguments.rate]
+    return [
+        OpenLoopLoad(r, arguments.seconds, *lengths, arguments.max_token_id, arguments.seed) for r in arguments.rate
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,11 +231,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"eprt bench serve: {error}", file=sys.stderr)
         return 2
     config = {"model": model, "input_tokens": arguments.input_tokens, "output_tokens": arguments.output_tokens}
-    report = Report("serve_load", {**config, "spread": arguments.spread, "seconds": arguments.seconds})
+    report = BenchmarkReport("serve_load", {**config, "spread": arguments.spread, "seconds": arguments.seconds})
     reasons: dict[str, int] = {}
     for load in loads:
         served, took_s = asyncio.run(drive(url, model, load, arguments.api_key))
-        report.row(**summary(load, served, took_s))
+        report.add_row(**summary(load, served, took_s))
         for one in served:
             if one.error is not None:
                 reasons[one.error] = reasons.get(one.error, 0) + 1

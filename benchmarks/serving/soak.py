@@ -23,11 +23,24 @@ from benchmarks.shapes import DEMO_MODEL
 from eprt.serve.running import RunningServer
 
 GARBAGE: tuple[bytes, ...] = (
-    b"", b"{", b"\xff\x00\xfe", b"[1, 2]", b"[" * 2000, b'{"prompt": NaN}', b'{"prompt": 5}', b'{"prompt": ""',
-    b'{"prompt": "x", "max_tokens": -1}', b'{"prompt": "x", "max_tokens": 1e99}', b'{"prompt": "x", "n": "many"}',
-    b'{"prompt": "x", "temperature": 1e308}', b'{"prompt": [[]]}', b'{"prompt": "x", "logit_bias": {"-1": 2}}',
-    b'{"prompt": "x", "stop": {}}', b'{"prompt": "x", "top_p": 0}', b'{"prompt": [99999999]}',
-)  # fmt: skip
+    b"",
+    b"{",
+    b"\xff\x00\xfe",
+    b"[1, 2]",
+    b"[" * 2000,
+    b'{"prompt": NaN}',
+    b'{"prompt": 5}',
+    b'{"prompt": ""',
+    b'{"prompt": "x", "max_tokens": -1}',
+    b'{"prompt": "x", "max_tokens": 1e99}',
+    b'{"prompt": "x", "n": "many"}',
+    b'{"prompt": "x", "temperature": 1e308}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": "x", "logit_bias": {"-1": 2}}',
+    b'{"prompt": "x", "stop": {}}',
+    b'{"prompt": "x", "top_p": 0}',
+    b'{"prompt": [99999999]}',
+)
 
 
 @dataclass
@@ -51,8 +64,14 @@ async def _stream(client: httpx.AsyncClient, outcome: Outcome, draw: random.Rand
         draw.choice(("lime", "wolf", "Count from 3 to 40.", "17 + 25")) for _ in range(draw.randrange(1, 60))
     )
     question = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-    body = {**question, "stream": True, "ignore_eos": draw.random() < 0.5, "max_tokens": draw.randrange(1, 120),
-            "temperature": draw.choice((0, 1)), "n": draw.choice((1, 1, 1, 2))}  # fmt: skip
+    body = {
+        **question,
+        "stream": True,
+        "ignore_eos": draw.random() < 0.5,
+        "max_tokens": draw.randrange(1, 120),
+        "temperature": draw.choice((0, 1)),
+        "n": draw.choice((1, 1, 1, 2)),
+    }
     stop_after, num_events, last = draw.randrange(1, 20), 0, ""
     async with client.stream("POST", path, json=body) as response:
         if response.status_code != 200:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from benchmarks.tools.report import Timing, quantile
+from benchmarks.tools.timing import Timing, quantile
 from eprt import EPGroup
 from eprt.ep.api import EPConfig
 from eprt.ep.nvlink.backend import NvlinkBackend
@@ -67,7 +67,7 @@ class GpuTimer:
         everyone = self.group.allgather(mine)
         return {
             name: [
-                Timing.of(max((ranks[name][i] for ranks in everyone), key=statistics.median))
+                Timing.from_samples(max((ranks[name][i] for ranks in everyone), key=statistics.median))
                 for i in range(len(sequences[name]))
             ]
             for name in names

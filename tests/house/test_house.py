@@ -13,7 +13,8 @@ import pytest
 import benchmarks.__main__ as bench
 import eprt
 from benchmarks.tools import report
-from benchmarks.tools.report import Report, Timing, measure, table
+from benchmarks.tools.report import BenchmarkReport, table
+from benchmarks.tools.timing import Timing, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -97,12 +98,12 @@ def test_every_page_is_in_the_index():
 
 
 def test_timing_is_median_and_spread():
-    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    timing = Timing.from_samples([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (timing.median_s, timing.samples) == (3.0, 5)
     assert timing.p10_s == pytest.approx(1.4) and timing.p90_s == pytest.approx(4.6)
     assert timing.columns("ours", "ms") == {"ours_ms": 3000.0, "ours_p10_ms": 1400.0, "ours_p90_ms": 4600.0}
     with pytest.raises(ValueError, match="at least one"):
-        Timing.of([])
+        Timing.from_samples([])
 
 
 def test_measure_alternates_and_calls_equally_often():
@@ -121,9 +122,9 @@ def test_measure_tells_slow_from_fast():
 
 
 def test_a_report_prints_a_table_and_writes_what_readers_expect(tmp_path, capsys):
-    one = Report("demo", {"hidden": 8})
-    one.row(m=1, ours_us=1.23456, ours_p10_us=1.0, ratio=0.5)
-    one.row(m=64, ours_us=123456.7, ratio=2.0, note="x")
+    one = BenchmarkReport("demo", {"hidden": 8})
+    one.add_row(m=1, ours_us=1.23456, ours_p10_us=1.0, ratio=0.5)
+    one.add_row(m=64, ours_us=123456.7, ratio=2.0, note="x")
     path = one.finish(tmp_path)
     printed = capsys.readouterr().out
     assert "demo  hidden=8" in printed and "1.235" in printed and "123457" in printed and "p10" not in printed

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.serving.open_loop import Load, drive, main, summary, wait_until_loaded
+from benchmarks.serving.open_loop import OpenLoopLoad, drive, main, summary, wait_until_loaded
 from benchmarks.serving.soak import soak
 
 _LOCUSTFILE = """
@@ -45,7 +45,7 @@ def test_locust(server, tmp_path: Path):
 
 
 def test_open_loop_load_measures_what_it_says(server):
-    load = Load(rate=8, seconds=2, input_tokens=20, output_tokens=6, spread=0.5, max_token_id=100, seed=3)
+    load = OpenLoopLoad(rate=8, seconds=2, input_tokens=20, output_tokens=6, spread=0.5, max_token_id=100, seed=3)
     assert load.requests() == load.requests() and len(load.requests()) == 16
     served, took_s = asyncio.run(drive(server.url, "demo", load))
     assert [one.wanted for one in served] == [body["max_tokens"] for _, body in load.requests()]
@@ -58,7 +58,7 @@ def test_open_loop_load_measures_what_it_says(server):
 
 
 def test_open_loop_load_counts_failures(server):
-    too_long = Load(rate=20, seconds=0.1, input_tokens=10**5, output_tokens=1, spread=0, max_token_id=9, seed=0)
+    too_long = OpenLoopLoad(rate=20, seconds=0.1, input_tokens=10**5, output_tokens=1, spread=0, max_token_id=9, seed=0)
     served, took_s = asyncio.run(drive(server.url, "demo", too_long))
     assert len(served) == 2 and all(one.error and one.error.startswith("400: ") for one in served)
     assert summary(too_long, served, took_s)["failed"] == 2

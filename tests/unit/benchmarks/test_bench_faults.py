@@ -9,8 +9,8 @@ from eprt.diagnostics.synthetic.job import Fault, Job, generate
 from benchmarks.diagnosis.bench_faults import (
     CLEAN,
     NUM_WINDOWS,
-    Case,
     CleanCase,
+    FaultCase,
     Tally,
     job_of,
     place,
@@ -26,7 +26,7 @@ def tallied(kind: str, cause: str, factor: float, dated_seeds: int = 0) -> Tally
     total = Tally()
     for noise in NOISES if kind != "row" else NOISES[:-1]:
         for num_ranks in (8, 16):
-            total += run_case(Case(noise, num_ranks, ((kind, cause),), factor), SEEDS, ("robust",), dated_seeds)[
+            total += run_case(FaultCase(noise, num_ranks, ((kind, cause),), factor), SEEDS, ("robust",), dated_seeds)[
                 "robust"
             ]
     return total
@@ -67,7 +67,7 @@ def test_clean_jobs_are_left_alone():
 
 def test_two_simpler_methods_miss_what_this_one_finds():
     """At 8 ranks a column of twice the usual wait is below three means, and below three standard deviations."""
-    tallies = run_case(Case("gamma", 8, (("column", "comp"),), 2.0), 10)
+    tallies = run_case(FaultCase("gamma", 8, (("column", "comp"),), 2.0), 10)
     assert tallies["robust"].recall == 1.0
     assert tallies["zscore"].recall <= 0.2 and tallies["ratio"].recall <= 0.2
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.serving import bench_layer
-from benchmarks.serving.bench_layer import Bench
+from benchmarks.serving.bench_layer import LayerBench
 from benchmarks.serving.layer_timeline import Span, draw, exposed_us, stage_us
 from eprt import EPGroup
 from eprt.layers.overlap import EXCHANGE, PAUSE, TWO_BATCH
@@ -37,10 +37,10 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     arguments = bench_layer.parse([*small.split(), "--payload", "same", "--layers", "5"])
     alone = bench_layer.parse([*small.split(), "--payload", "same", "--moe-only", "--prefill", "0", "--requests", "2"])
     with torch.inference_mode():
-        bench = Bench(EPGroup.single(), alone)
+        bench = LayerBench(EPGroup.single(), alone)
         bench_layer._bench(bench, bench.decodes, "requests", alone.requests, ["none", "tbo"])
         bench.close()
-        bench = Bench(EPGroup.single(), arguments)
+        bench = LayerBench(EPGroup.single(), arguments)
         bench_layer._bench(bench, bench.decodes, "requests", arguments.requests, ["none", "sbo", "tbo"])
         bench_layer._bench(bench, bench.prompts, "tokens", [arguments.prefill], ["none", "tbo"])
         bench.close()
@@ -67,9 +67,12 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
 def test_what_is_exposed_of_a_layer():
     """Exchange on the compute lane and its idleness, inside the layer's own time; not what runs beside it."""
     rows = [
-        ("attention", "compute", 0, 100), ("dispatch_send", "compute", 100, 120), ("experts", "compute", 130, 200),
-        ("combine_start", "comm", 150, 260), ("combine_recv", "compute", 200, 205),
-    ]  # fmt: skip
+        ("attention", "compute", 0, 100),
+        ("dispatch_send", "compute", 100, 120),
+        ("experts", "compute", 130, 200),
+        ("combine_start", "comm", 150, 260),
+        ("combine_recv", "compute", 200, 205),
+    ]
     spans = [Span(*row[:2], 0, layer, 300 * layer + row[2], 300 * layer + row[3]) for layer in range(3) for row in rows]
     assert exposed_us(spans) == exposed_us(spans, 1) == 300 - 100 - 70
     assert stage_us(spans, "experts") == 70

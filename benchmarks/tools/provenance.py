@@ -1,0 +1,46 @@
+"""What code a figure was measured on: the commit, whether the tree was clean, and what has changed since.
+
+Asks git. A tree without a repository (an unpacked archive, a copy on another machine) may name its commit in the
+environment variable BENCHMARK_COMMIT, with "+changes" behind it if the tree differs from that commit.
+"""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Text and results: what changes there changes no figure.
+_NOT_MEASURED = (":!benchmarks/results", ":!docs", ":!*.md", ":!benchmarks/figures")
+
+
+def measured_commit() -> tuple[str | None, bool | None]:
+    """(commit, whether the tree is clean); None where nobody knows."""
+    head = git("rev-parse", "HEAD")
+    if head is None:
+        told, _, changes = os.environ.get("BENCHMARK_COMMIT", "").partition("+")
+        return (told, not changes) if told else (None, None)
+    return head, not git("status", "--porcelain", "--", ".", *_NOT_MEASURED)
+
+
+def has_history() -> bool:
+    """False for an unpacked archive and for a clone that was cut short."""
+    return git("rev-parse", "--is-shallow-repository") == "false"
+
+
+def is_in_history(commit: str) -> bool:
+    return git("merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+
+def changed_since(commit: str, paths: Sequence[str]) -> list[str]:
+    """The files under these paths that differ from the commit's, changes not yet committed included."""
+    return (git("diff", "--name-only", commit, "--", *paths) or "").splitlines()
+
+
+def git(*arguments: str) -> str | None:
+    """What git prints; None when it fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
