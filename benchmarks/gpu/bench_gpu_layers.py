@@ -1,8 +1,8 @@
 """Layers of DeepSeek-V3 on one GPU, beside their floors: the bytes they must move over measured HBM bandwidth.
 
-experts    the routed experts of a rank of eight (32 of 256), 8 to 512 rows each: share of HBM bandwidth; drawn: so many
-           on the average, as uniform routing gives them
-attention  absorbed latent attention of 32 to 128 requests at 4096 tokens of context, by every kernel installed
+experts    the routed experts of one of 8 ranks (32 of 256), 8 to 512 rows each: share of HBM bandwidth; drawn: that
+           many on average, as uniform routing gives them
+attention  absorbed latent attention of 32 to 128 requests at 4096 tokens of context, by every installed kernel
 prompt     attention of up to 8192 new tokens, expanded and absorbed
 linear     the projections of one attention layer, fp8 and bfloat16
 step       a decoding step of K layers with dummy weights, as one CUDA graph (--layers K)
@@ -10,73 +10,25 @@ step       a decoding step of K layers with dummy weights, as one CUDA graph (--
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from benchmarks.shapes import DEEPSEEK_V3
+from benchmarks.gpu.graph_timer import bandwidth, gpu_time, gpu_time_of_replay, gpu_word, matrix_rate
+from benchmarks.gpu.random_inputs import bf16_weight, decode_batch, drawn_rows, fp8_weight, latent_cache
+from benchmarks.shapes import DEEPSEEK_V3, HEADS, HIDDEN, LATENT, ROPE, WIDTH
 from benchmarks.tools.report import BenchmarkReport
-from benchmarks.tools.timing import Timing
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.gpu.device import take_device
-from eprt.layers.batch import ForwardBatch
 from eprt.models.loader import load_model
 from eprt.ops.cuda import attention, grouped_experts, linear, mla_expanded
-from eprt.ops.kv_format import KVFormat
-from eprt.ops.weight import Weight
 
 NUM_RANKS = 0
 NEEDS_GPU = True
+NEEDS = "FlashMLA beside Triton where installed"
 
-HIDDEN, WIDTH, HEADS, LATENT, ROPE, CONTEXT = 7168, 2048, 128, 512, 64, 4096
-
-
-def gpu_time(calls: Sequence[Callable[[], object]], samples: int = 15) -> Timing:
-    """Seconds of one call. Several calls, on different data, make one graph: caches are cold and launches free."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    spans = []
-    for _ in range(samples + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        spans.append((begin, end))
-    torch.cuda.synchronize()
-    return Timing.from_samples([b.elapsed_time(e) / 1e3 / len(calls) for b, e in spans[2:]])
-
-
-def bandwidth() -> float:
-    """Bytes per second of a copy (read and written counted) or of a sum, whichever is larger."""
-    a, b = (torch.randn(1 << 29, device="cuda") for _ in range(2))
-    copied, read = gpu_time([lambda: b.copy_(a)]), gpu_time([lambda: a.sum()])
-    return max(2 * a.nbytes / copied.median_s, a.nbytes / read.median_s)
-
-
-def fp8_weight(*shape: int) -> Weight:
-    """Random e4m3 (without its NaNs) under scales that keep products in range."""
-    data = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
-    for part in data.view(-1, *shape[-2:]):
-        part.copy_(torch.randn(part.shape, device="cuda").mul_(64))
-    scale = torch.full((*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128)), shape[-1] ** -0.5 / 64, device="cuda")
-    return Weight(data, scale)
-
-
-def bf16_weight(*shape: int) -> Weight:
-    return Weight(torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5))
-
-
-def drawn_rows(num_experts: int, mean: int) -> Tensor:
-    """int32 [E]: rows of each expert when each of E * mean choices falls on any of them."""
-    chosen = torch.randint(num_experts, (num_experts * mean,), device="cuda")
-    return chosen.bincount(minlength=num_experts).int()
+CONTEXT = 4096
 
 
 def bench_experts(report: BenchmarkReport, hbm: float, num_experts: int = 32) -> None:
@@ -96,19 +48,6 @@ def bench_experts(report: BenchmarkReport, hbm: float, num_experts: int = 32) ->
                 share_of_hbm=floor_s / times.median_s,
                 tflops=6 * len(x) * WIDTH * HIDDEN / times.median_s / 1e12,
             )
-
-
-def matrix_rate() -> float:
-    """bf16 operations per second of a large product of random matrices."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / gpu_time([lambda: a @ b]).median_s
-
-
-def latent_cache(tokens: int, fp8: bool) -> Tensor:
-    """Pages of 64."""
-    entry = KVFormat(LATENT, ROPE, torch.uint8 if fp8 else torch.bfloat16)
-    kv = torch.randn(tokens, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
-    return entry.encode(kv).view(-1, 64, entry.width)
 
 
 def bench_attention(report: BenchmarkReport, hbm: float) -> None:
@@ -218,35 +157,6 @@ def bench_step(report: BenchmarkReport, hbm: float, num_layers: int) -> None:
     model.close()
 
 
-def decode_batch(requests: int, num_pages: int, page_size: int, vocab_size: int) -> ForwardBatch:
-    """Every request at the last position of its own pages."""
-    position = torch.full((requests,), num_pages * page_size - 1, device="cuda")
-    table = torch.arange(requests * num_pages, dtype=torch.int32, device="cuda").view(requests, num_pages)
-    return ForwardBatch(
-        token_id_T=torch.randint(vocab_size, (requests,), device="cuda"),
-        position_T=position,
-        kv_slot_T=table[:, -1].long() * page_size + page_size - 1,
-        page_table_BP=table,
-        seq_len_B=(position + 1).int(),
-        query_start_B1=torch.arange(requests + 1, dtype=torch.int32, device="cuda"),
-        num_decode=requests,
-        logits_idx=torch.arange(requests, device="cuda"),
-        mode="low_latency",
-    )
-
-
-def gpu_time_of_replay(graphs: DecodeGraphs, batch: ForwardBatch, samples: int = 20) -> Timing:
-    spans = []
-    for _ in range(samples + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graphs.run(batch)
-        end.record()
-        spans.append((begin, end))
-    torch.cuda.synchronize()
-    return Timing.from_samples([b.elapsed_time(e) / 1e3 for b, e in spans[2:]])
-
-
 def step_bytes(model, cache: Tensor, requests: int, num_pages: int) -> float:
     """Every weight once (of the experts those that uniform routing would choose) and every cache entry once."""
     c = model.config
@@ -272,7 +182,8 @@ def main() -> None:
     hbm = bandwidth()
     name = torch.cuda.get_device_name()
     report = BenchmarkReport(
-        "gpu_layers", {"device": name, "gpus": 1, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__}
+        f"gpu_layers_{gpu_word()}",
+        {"device": name, "gpus": 1, "hbm_GBps": round(hbm / 1e9), "torch": torch.__version__},
     )
     sections = {"experts": bench_experts, "attention": bench_attention, "prompt": bench_prompt, "linear": bench_linear}
     for section in arguments.only:

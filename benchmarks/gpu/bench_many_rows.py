@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.gpu.bench_gpu_layers import HIDDEN, WIDTH, fp8_weight
+from benchmarks.gpu.graph_timer import gpu_word
+from benchmarks.gpu.random_inputs import fp8_weight
+from benchmarks.shapes import HIDDEN, WIDTH
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.gpu.device import take_device
@@ -59,7 +61,7 @@ def main() -> None:
     take_device("cuda", EPGroup.single())
     torch.manual_seed(0)
     report = BenchmarkReport(
-        "many_rows", {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__}
+        f"many_rows_{gpu_word()}", {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__}
     )
     w13, w2 = fp8_weight(32, 2 * WIDTH, HIDDEN), fp8_weight(32, HIDDEN, WIDTH)
     for experts, rows, spread in CASES:

@@ -20,13 +20,17 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from benchmarks.shapes import HEADS, HIDDEN, LATENT, ROPE, WIDTH
 from benchmarks.tools.report import table
 from eprt.ops import cuda
 from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton, norm, silu
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
-HIDDEN, WIDTH, HEADS, LATENT, ROPE, EXPERTS = 7168, 2048, 128, 512, 64, 32
+NUM_RANKS = 0
+ON_REQUEST = "needs Triton, writes no figures"
+
+EXPERTS = 32
 SHOWN = (
     "GATED",
     "KIND",

@@ -19,7 +19,8 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.gpu.bench_gpu_layers import bf16_weight, drawn_rows, fp8_weight, gpu_time
+from benchmarks.gpu.graph_timer import gpu_time
+from benchmarks.gpu.random_inputs import bf16_weight, drawn_rows, fp8_weight
 from benchmarks.tools.report import table
 from eprt import EPGroup
 from eprt.gpu import cluster_product
@@ -33,6 +34,10 @@ from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Shape, Tiling
 from eprt.ops.weight import Weight
+
+NUM_RANKS = 0
+NEEDS_GPU = True
+NEEDS = "writes eprt/ops/tunings"
 
 ROWS = (8, 16, 24, 32, 48, 64, 128, 512)
 DENSE_ROWS = (16, 32, 64, 128)

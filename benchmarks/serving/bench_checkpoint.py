@@ -1,17 +1,17 @@
-"""Reading a checkpoint: one rank's tensors, from disk or the page cache to where it computes, in GB/s.
+"""Reading a checkpoint: one rank's tensors, from disk or the page cache to its device, in GB/s.
 
     python -m benchmarks.serving.bench_checkpoint --gb 8 --device cuda
 
-safetensors   safe_open and get_tensor straight to the device, tensor by tensor: what most loaders do
+safetensors   safe_open and get_tensor straight to the device, tensor by tensor, as most loaders do
 eprt          Checkpoint.read_ahead and read (models/parallel_reader.py): threads ahead, pinned memory, a copy stream
-published     files as they are published: all experts of a layer side by side
+published     files as published: all experts of a layer side by side
 converted     files as `eprt convert --num-ranks N` writes them
 warm          the files are in the page cache, so that the disk plays no part
-cold          their pages are dropped from it before each reading, once they are on the disk, which may take long (a
-              virtual disk's host may still hold them)
+cold          their pages are dropped from the cache before each reading, after they were written to disk, which may
+              take long (a virtual disk's host may still hold them)
 
-An fp8 checkpoint of DeepSeek-V3's kind, narrower, is written first. The competitors take turns in one run; what is done
-is said on stderr as it goes.
+Writes a narrower fp8 checkpoint of DeepSeek-V3's kind first. The loaders take turns in one run; stderr tells the
+progress.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def _is_cached(handle: int, offset: int) -> bool:
 
 
 class Progress:
-    """Says on stderr what has been done, and when: a slow disk shows itself."""
+    """Prints on stderr what has been done, and when, so that a slow disk shows."""
 
     def __init__(self):
         self._start = time.perf_counter()
@@ -149,27 +149,27 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The same tensors in two layouts, and which of them one rank reads. converted_s: what the conversion took."""
+class TwoLayouts:
+    """The same tensors in two layouts, and which of them one rank reads."""
 
-    folders: dict[str, Path]
-    names: list[str]
-    num_bytes: int
-    converted_s: float
+    folders: dict[str, Path]  # layout -> checkpoint
+    names: list[str]  # tensors that one rank reads, in the loader's order
+    num_bytes: int  # of the checkpoint
+    converted_s: float  # what the conversion took
 
     @staticmethod
-    def write(folder: Path, gb: float, num_ranks: int, device: torch.device, say: Progress) -> "Subject":
+    def write(folder: Path, gb: float, num_ranks: int, device: torch.device, say: Progress) -> "TwoLayouts":
         folders = {layout: folder / layout for layout in ("published", "converted")}
         write_checkpoint(folders["published"], gb, device)
         names = names_of_rank(folders["published"], num_ranks)
         say(f"published form written ({folder})")
         converted = convert(folders["published"], folders["converted"], num_ranks)
         say(f"converted: {converted.num_bytes / 1e9:.2f} GB in {converted.seconds:.1f} s")
-        return Subject(folders, names, converted.num_bytes, converted.seconds)
+        return TwoLayouts(folders, names, converted.num_bytes, converted.seconds)
 
 
 def measure(
-    subject: Subject, cache: str, samples: int, device: torch.device, report: BenchmarkReport, say: Progress
+    subject: TwoLayouts, cache: str, samples: int, device: torch.device, report: BenchmarkReport, say: Progress
 ) -> None:
     """The loaders by turns, from a cache that is left alone or dropped before each."""
     turns = [(layout, by) for layout in subject.folders for by in LOADERS]
@@ -219,7 +219,7 @@ def main() -> None:
     args = parser.parse_args()
     device, say = torch.device(args.device), Progress()
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
-        subject = Subject.write(Path(temporary), args.gb, args.ranks, device, say)
+        subject = TwoLayouts.write(Path(temporary), args.gb, args.ranks, device, say)
         report = BenchmarkReport(
             f"load_{args.device}",
             {

@@ -1,12 +1,15 @@
 """Where a decoding step of DeepSeek-V3 goes: every kernel of a MoE layer and its time, as CUPTI sees it.
 
-    mpirun -n 2 python -m benchmarks.serving.bench_decode_kernels --experts 32     # on each GPU: as on 8
-    python -m benchmarks.serving.bench_decode_kernels                              # 16, as on 16; one GPU sends nothing
+    mpirun -n 2 python -m benchmarks.serving.bench_decode_kernels --experts 32    # on each GPU: as on 8
+    python -m benchmarks.serving.bench_decode_kernels                             # 16, as on 16; one GPU sends nothing
 
 A recorded step of --layers layers, dummy weights, each request with --context tokens of random cache. A layer is the
-difference between this depth and one of three layers fewer. layer: by events, without the profiler; of the slowest
-GPU. Kernels are the first GPU's; they may overlap each other (--overlap sbo), and those of the exchange wait for the
-other GPUs. between: what of the layer the sum of its kernels leaves over; below zero where they overlap.
+difference between this depth and one of three layers fewer.
+
+    layer      by events, without the profiler, of the slowest GPU
+    kernels    of the first GPU; they may overlap each other (--overlap sbo), and those of the exchange wait for the
+               other GPUs
+    between    layer less the sum of its kernels: negative where kernels overlap
 """
 
 import argparse
@@ -16,8 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.bench_gpu_layers import bandwidth, decode_batch, gpu_time_of_replay, matrix_rate
-from benchmarks.serving.bench_generation import GpuRates, floor_seconds, of_depth, shape_with
+from benchmarks.gpu.graph_timer import bandwidth, gpu_time_of_replay, matrix_rate
+from benchmarks.gpu.random_inputs import decode_batch
+from benchmarks.serving.dummy_model import of_depth, shape_with
+from benchmarks.serving.floors import GpuRates, floor_seconds
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
@@ -29,14 +34,14 @@ PAGE_SIZE, FEWER, REPLAYS = 64, 3, 5
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Of one step. kernels: name -> (calls, seconds), in the order of their first call."""
+class StepProfile:
+    """One decoding step."""
 
-    step_s: float
-    kernels: dict[str, tuple[float, float]]
+    step_s: float  # by events, without the profiler
+    kernels: dict[str, tuple[float, float]]  # name -> (calls, seconds), in the order of the first call
 
 
-def profile(graphs: DecodeGraphs, batch) -> Profile:
+def profile(graphs: DecodeGraphs, batch) -> StepProfile:
     step_s = gpu_time_of_replay(graphs, batch).median_s
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(REPLAYS):
@@ -48,7 +53,7 @@ def profile(graphs: DecodeGraphs, batch) -> Profile:
         name = short_name(event.name)
         calls[name] += 1 / REPLAYS
         seconds[name] += event.time_range.elapsed_us() / 1e6 / REPLAYS
-    return Profile(step_s, {name: (calls[name], seconds[name]) for name in calls})
+    return StepProfile(step_s, {name: (calls[name], seconds[name]) for name in calls})
 
 
 def short_name(name: str) -> str:
@@ -58,7 +63,7 @@ def short_name(name: str) -> str:
     return f"{plain} {applied[0]}"[:60] if applied and "elementwise" in plain else plain[:60]
 
 
-class Layers:
+class LayerProfiler:
     """A model on all ranks, of which layers are profiled."""
 
     def __init__(self, model, group: EPGroup, context: int):
@@ -84,7 +89,7 @@ class Layers:
         ratio = {"floor_us": floor_s * 1e6, "times_floor": layer_s / floor_s}
         report.add_row(**row, kernel="= layer", layer_us=layer_s * 1e6, **ratio)
 
-    def _profile(self, num_layers: int, requests: int, overlap: str) -> Profile:
+    def _profile(self, num_layers: int, requests: int, overlap: str) -> StepProfile:
         """Of a step through the model's first layers."""
         c, num_cached = self.model.config, requests * self.num_pages + 1
         cache = torch.randn(num_layers, num_cached, PAGE_SIZE, c.kv_dim, device="cuda", dtype=torch.bfloat16)
@@ -93,7 +98,7 @@ class Layers:
             padding = padding_rows(requests, self.num_pages, PAGE_SIZE, num_cached - 1, cache.device, overlap)
             graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache), [requests], padding)
             mine = profile(graphs, decode_batch(requests, self.num_pages, PAGE_SIZE, c.vocab_size))
-        return Profile(max(self.group.allgather(mine.step_s)), mine.kernels)
+        return StepProfile(max(self.group.allgather(mine.step_s)), mine.kernels)
 
 
 def main() -> None:
@@ -126,7 +131,7 @@ def main() -> None:
             "context": args.context,
         },
     )
-    layers = Layers(model, group, args.context)
+    layers = LayerProfiler(model, group, args.context)
     for requests in args.requests:
         for overlap in args.overlap:
             layers.report(report, requests, overlap)

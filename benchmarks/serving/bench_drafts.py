@@ -1,13 +1,14 @@
-"""How many drafts of the MTP layer hold, and what that saves: the demo model on its held-out questions, drafts 0 to 4.
+"""How many draft tokens of the MTP layer are accepted, and what that saves: the demo model's held-out questions.
 
     python -m benchmarks.serving.bench_drafts --device cpu
 
-accepted      part of the drafts that were computed and held
-steps         of all requests together, until the last is answered; fewer: how many times fewer than without drafts
+accepted    share of the draft tokens
+steps       of all requests together, until the last is answered; fewer: how many times fewer than without drafts
 
-The demo model's MTP layer was trained with it; its answers are more predictable than text is. At temperature 1.5 tokens
-are drawn with a seed: exact keeps a draft that equals the token drawn, rejection draws it, too (engine/acceptance.py).
-Published for DeepSeek-V3, one draft: 85 to 90 % hold, 1.8 times the tokens per second (arXiv:2412.19437, 5.4.3).
+The demo model's MTP layer was trained with the model, and its answers are more predictable than text is. At temperature
+1.5 tokens are drawn with a seed: `exact` accepts a draft token that equals the token drawn, `rejection` draws the draft
+too (engine/acceptance.py). Published for DeepSeek-V3, one draft token: 85 to 90 % accepted, 1.8 times the tokens per
+second (arXiv:2412.19437, 5.4.3).
 """
 
 import argparse

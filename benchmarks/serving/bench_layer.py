@@ -1,4 +1,4 @@
-"""One MoE layer with and without overlap: `eprt bench layer`, on GPUs or CPU ranks; a table, JSON and a timeline.
+"""One MoE layer with and without overlap, and its timeline: `eprt bench layer -n N`.
 
 Layers of DeepSeek-V3's width (on the CPU: of the demo model's) with dummy weights: attention, gate, dispatch, routed
 and shared experts, combine. --experts-per-rank 32 is a rank's share of 256 experts over eight; each token goes to
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.serving.layer_timeline import Span, Tracer, draw, exposed_us, save, stage_us
-from benchmarks.shapes import DEEPSEEK_V3
-from benchmarks.tools.report import RESULTS, ROOT, BenchmarkReport
+from benchmarks.shapes import DEEPSEEK_V3, DEMO_MODEL
+from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import Timing
 from eprt import EngineConfig, EPGroup
 from eprt.gpu.device import take_device
@@ -37,9 +37,10 @@ from eprt.layers.overlap import run_layers
 from eprt.models.loader import load_model
 
 NUM_RANKS = 2
+NAME = "layer"
 NEEDS_GPU = True
+NEEDS = "NVLink; flags without --; CPU ranks too, by --device cpu"
 PAGE_SIZE, VOCAB = 64, 1024
-DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
 
 
 class LayerBench:
@@ -169,7 +170,7 @@ class LayerBench:
 
 def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
     """A directory with the config.json of the layers."""
-    config = json.loads(((DEEPSEEK_V3 if on_gpu else DEMO) / "config.json").read_text())
+    config = json.loads(((DEEPSEEK_V3 if on_gpu else DEMO_MODEL) / "config.json").read_text())
     config |= {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "vocab_size": VOCAB}
     config |= {"n_routed_experts": arguments.experts_per_rank * num_ranks, "num_hidden_layers": arguments.layers}
     if not on_gpu:

@@ -1,13 +1,14 @@
-"""Host time of one engine step at 128 running requests: everything but the forward pass. Target: under 200 us.
+"""Host time of one engine step at 128 running requests, without the forward pass. Target: under 200 us.
 
-The model here returns the same logits every time. bookkeeping is schedule + header exchange + batch assembly + commit:
-the step without the forward pass and without the sampler, whose time (vocabulary of 4096) stands beside it. Cases:
+The model returns the same logits every time. bookkeeping is schedule + header exchange + batch assembly + commit: the
+step without forward pass and sampler; the sampler's time (vocabulary of 4096) has its own column. Cases:
 
     decode            every request generates one token per step
     decode, sampled   the same with temperature and top_p
     churn             in every second step one request is aborted and another, with its prompt to prefill, arrives
 
-Each case twice: caches "warm", and "cold", where the forward pass sweeps 64 MB of memory, as a real one does.
+Each case runs twice: with "warm" caches, and with "cold" ones, where the forward pass sweeps 64 MB of memory, as a real
+one does.
 """
 
 import time
@@ -31,7 +32,10 @@ PAGE_SIZE, LATENT, ROPE = 16, 3, 1
 
 
 class FixedLogits:
-    """A model without work. sweep_bytes: memory its forward pass touches, to leave the caches as a real one would."""
+    """A model that computes nothing.
+
+    sweep_bytes: memory that its forward pass touches, to leave the caches as a real one would
+    """
 
     def __init__(self, sweep_bytes: int):
         self.config = SimpleNamespace(

@@ -1,6 +1,6 @@
-"""Serving over HTTP against transformers.generate, on the same checkpoint and cores.
+"""Serving over HTTP beside transformers.generate, on the same checkpoint and cores.
 
-8 requests at once, greedy, a fixed number of tokens each. The competitors take turns, several rounds in one run:
+8 requests at once, greedy, a fixed number of tokens each. The candidates take turns, several rounds in one run:
 
     eprt           8 concurrent HTTP requests to `python -m eprt.serve -n N` (idle ranks sleep while others are timed)
     one by one     transformers.generate for each request in turn: what a plain server around generate does
@@ -24,13 +24,14 @@ from benchmarks.tools.timing import Timing
 from eprt.serve.running import RunningServer
 
 NUM_RANKS = 0
+NEEDS = "transformers, which make bench installs"
 
 CONCURRENT, TOKENS, ROUNDS = 8, 32, 3
 QUESTIONS = [f"Count from {i} to {i + 60}." for i in range(3, 3 + CONCURRENT)]
 
 
-class Eprt:
-    """A running server, asked over HTTP."""
+class ServerClient:
+    """Asks a running server all questions at once over HTTP."""
 
     def __init__(self, server: RunningServer):
         self._server = server
@@ -61,8 +62,8 @@ class Eprt:
         assert f'"completion_tokens":{TOKENS}' in last, last
 
 
-class Transformers:
-    """The checkpoint in transformers. batched: all questions in one call."""
+class TransformersModel:
+    """The checkpoint in transformers."""
 
     def __init__(self):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -91,10 +92,10 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     config = {"concurrent": CONCURRENT, "tokens": TOKENS, "rounds": ROUNDS, "dtype": "bf16"}
     report = BenchmarkReport("serve", {**config, "model": DEMO_MODEL.parent.name})
-    theirs = Transformers()
+    theirs = TransformersModel()
     for num_ranks in (1, 4):
         with RunningServer(DEMO_MODEL, num_ranks, "--bind", "none") as server:
-            ours = Eprt(server)
+            ours = ServerClient(server)
             seconds: dict[str, list[float]] = {"eprt": [], "one_by_one": [], "batched": []}
             calls = {"eprt": ours, "one_by_one": theirs.one_by_one, "batched": theirs.batched}
             for call in calls.values():

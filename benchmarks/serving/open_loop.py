@@ -1,13 +1,13 @@
-"""eprt bench serve: open-loop load on a running server, and what its users would feel.
+"""Open-loop load on a running server, and what its users would feel: `eprt bench serve`.
 
     eprt bench serve --url http://127.0.0.1:8000 --rate 2 4 8 --seconds 30 --input-tokens 256 --output-tokens 64
 
-Requests arrive at random (Poisson) at the wanted rate whether or not earlier ones have been answered, as users do; a
-server that falls behind shows it. Times count from the moment a request was due: a client that was late hides nothing.
+Requests arrive at random (Poisson) at the wanted rate whether or not earlier ones have been answered, so that a server
+that falls behind shows it. Times count from the moment a request was due, so that a late client hides nothing.
 
     ttft      time to first token
     itl       time between two tokens of one request
-    goodput   requests per second that kept both limits of a tier: ttft, and the request's mean itl
+    goodput   requests per second that met both limits of a tier: ttft, and the request's mean itl
 
 Exit status 0; 1 when a request failed (the table says how many); 2 when the server cannot be used.
 """
@@ -27,6 +27,10 @@ import numpy as np
 from benchmarks.tools.report import BenchmarkReport
 from benchmarks.tools.timing import quantile
 
+NUM_RANKS = 0
+NAME = "serve"
+ON_REQUEST = "needs a running server; flags without --"
+
 _LOADING_S = 600.0  # a large model from a slow disk
 # Service levels: seconds to the first token, seconds between tokens.
 TIERS = ((2.0, 0.070), (1.5, 0.050), (1.0, 0.030))
@@ -35,13 +39,13 @@ _FIRST_ID = 3  # below lie the special tokens of most tokenizers
 
 @dataclass(frozen=True)
 class OpenLoopLoad:
-    """What to send: `rate` requests per second for `seconds`, lengths uniform within `spread` of the wanted ones."""
+    """The requests of one run."""
 
-    rate: float
-    seconds: float
-    input_tokens: int
-    output_tokens: int
-    spread: float
+    rate: float  # requests per second
+    seconds: float  # how long they arrive
+    input_tokens: int  # of a prompt; lengths are uniform within `spread` of these two
+    output_tokens: int  # of an answer
+    spread: float  # fraction, 0 to 1
     max_token_id: int
     seed: int
 
@@ -69,12 +73,12 @@ class OpenLoopLoad:
 
 
 @dataclass
-class Served:
-    """One request. token_s: when each token came, seconds since the request was due. error: why there are no more."""
+class ServedRequest:
+    """What came of one request."""
 
-    wanted: int
-    token_s: list[float] = field(default_factory=list)
-    error: str | None = None
+    wanted: int  # tokens
+    token_s: list[float] = field(default_factory=list)  # when each token came, seconds since the request was due
+    error: str | None = None  # why no more tokens came
 
     @property
     def ttft_s(self) -> float:
@@ -84,12 +88,14 @@ class Served:
     def itl_s(self) -> list[float]:
         return [after - before for before, after in zip(self.token_s, self.token_s[1:])]
 
-    def keeps(self, ttft_s: float, itl_s: float) -> bool:
+    def meets(self, ttft_s: float, itl_s: float) -> bool:
         mean_s = (self.token_s[-1] - self.token_s[0]) / max(1, len(self.token_s) - 1)
         return self.ttft_s <= ttft_s and mean_s <= itl_s
 
 
-async def drive(url: str, model: str, load: OpenLoopLoad, api_key: str | None = None) -> tuple[list[Served], float]:
+async def drive(
+    url: str, model: str, load: OpenLoopLoad, api_key: str | None = None
+) -> tuple[list[ServedRequest], float]:
     """Sends the load; returns what came of each request, and the seconds until the last answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -103,8 +109,8 @@ async def drive(url: str, model: str, load: OpenLoopLoad, api_key: str | None = 
         return served, time.perf_counter() - start
 
 
-async def _send(client: httpx.AsyncClient, body: dict[str, Any], due: float) -> Served:
-    served = Served(body["max_tokens"])
+async def _send(client: httpx.AsyncClient, body: dict[str, Any], due: float) -> ServedRequest:
+    served = ServedRequest(body["max_tokens"])
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -112,7 +118,7 @@ async def _send(client: httpx.AsyncClient, body: dict[str, Any], due: float) -> 
                 return served
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    _take(served, json.loads(line[6:]), time.perf_counter() - due)
+                    _add_tokens(served, json.loads(line[6:]), time.perf_counter() - due)
     except httpx.HTTPError as error:
         served.error = f"{type(error).__name__}: {error}"
     if served.error is None and len(served.token_s) != served.wanted:
@@ -120,14 +126,14 @@ async def _send(client: httpx.AsyncClient, body: dict[str, Any], due: float) -> 
     return served
 
 
-def _take(served: Served, event: dict[str, Any], now_s: float) -> None:
+def _add_tokens(served: ServedRequest, event: dict[str, Any], now_s: float) -> None:
     if "error" in event:
         served.error = str(event["error"].get("message"))
     for choice in event.get("choices", ()):
         served.token_s += [now_s] * len(choice.get("token_ids") or ())
 
 
-def summary(load: OpenLoopLoad, served: list[Served], took_s: float) -> dict[str, Any]:
+def summary(load: OpenLoopLoad, served: list[ServedRequest], took_s: float) -> dict[str, Any]:
     """One row of the table."""
     good = [s for s in served if s.error is None]
     ttft_s, itl_s = sorted(s.ttft_s for s in good), sorted(gap for s in good for gap in s.itl_s)
@@ -137,7 +143,7 @@ def summary(load: OpenLoopLoad, served: list[Served], took_s: float) -> dict[str
         for percent in (50, 95, 99):
             row[f"{name}_p{percent}_ms"] = quantile(values, percent / 100) * 1e3 if values else float("nan")
     for ttft, itl in TIERS:
-        row[f"goodput_{ttft:g}s_{itl * 1e3:g}ms"] = sum(s.keeps(ttft, itl) for s in good) / took_s
+        row[f"goodput_{ttft:g}s_{itl * 1e3:g}ms"] = sum(s.meets(ttft, itl) for s in good) / took_s
     return row
 
 

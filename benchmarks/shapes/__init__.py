@@ -4,3 +4,6 @@ from pathlib import Path
 
 DEEPSEEK_V3 = Path(__file__).resolve().parent / "deepseek_v3"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
+
+# DeepSeek-V3: of the model, of one expert's inner layer, heads, and of a cache entry's two parts.
+HIDDEN, WIDTH, HEADS, LATENT, ROPE = 7168, 2048, 128, 512, 64

@@ -6,7 +6,8 @@ pytest.importorskip("triton")
 
 from types import SimpleNamespace
 
-from benchmarks.serving.bench_generation import FULL_DEPTH, GenerationTable, GpuRates, floor_seconds, full_depth
+from benchmarks.serving.bench_generation import GenerationTable
+from benchmarks.serving.floors import FULL_DEPTH, GpuRates, floor_seconds, full_depth
 from benchmarks.shapes import DEEPSEEK_V3
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig
