@@ -105,7 +105,7 @@ fmt: $(VENV)/.test        ## format everything in place
 	@ruff check --fix-only -q . && ruff format -q .
 	@$(CXX_FILES) | xargs -r clang-format -i
 
-bench: $(VENV)/.test      ## every benchmark that needs no GPU; tables here, JSON in benchmarks/results: ARGS=name
+bench: $(VENV)/.test      ## benchmarks that need no GPU; tables here, JSON in benchmarks/results: ARGS=name, or ARGS=--list
 	@$(PY) -m benchmarks $(ARGS)
 
 demo-model: $(VENV)/.test ## retrain the demo checkpoint

@@ -1,20 +1,21 @@
-"""What moving experts costs those who wait for tokens: steps with migrations going on all the time, and steps without.
+"""What migration costs a decoding step: steps with a migration under way all the time, and steps without.
 
     mpirun -n 4 python -m benchmarks.balancing.bench_migration
     mpirun -n 2 python -m benchmarks.balancing.bench_migration --device cuda
 
-Every rank decodes REQUESTS requests. Windows of STEPS steps take turns: "off", "on" (a migration goes on in every step;
-its message is decoded between two steps, as in the server), "again" (off once more: what the machine's noise does to
-the same figures). The models: the demo model, and one with experts of 3.1 MB, so that bytes count; on GPUs, layers of
-DeepSeek-V3 with random weights, whose experts have 44 MB (fp8). The time between
-two tokens of a request is the time from the end of one step to the end of the next. Targets: p99_ratio at most 1.2, no
-step longer than twice the median. Columns:
+Every rank decodes REQUESTS requests. Windows of STEPS steps alternate: "off", "on" (a migration is under way in every
+step; its message is decoded between two steps, as in the server) and "again" (off once more, which shows the noise of
+the machine). Models: the demo model, and one with experts of 3.1 MB, so that bytes count; on GPUs, layers of
+DeepSeek-V3 with random weights, whose experts have 44 MB (fp8). The time between two tokens of a request is the time
+from the end of one step to the end of the next. Targets: p99_ratio at most 1.2, no step longer than twice the median.
+Columns:
 
-    p99_ratio, noise     p99 of on / off, and of again / off: each over neighbouring windows, then the median of those
-    longer_on, _off      per 1000 steps, those longer than twice the median step without migrations
+    p99_ratio, noise     p99 of on / off, and of again / off: each over neighbouring windows, then their median
+    longer_on, _off      of 1000 steps, those longer than twice the median step without migrations
     cpu_us, cpu_max_us   processor time of migration in a step, on any rank: mean and most; free of others' noise
-    cpu_max_part         the latter over a fast step (the tenth percentile of those without): all it can add to a step
-    experts, commits     moved, and placements that took effect; chunk_kb: of the last chunks, as large as a step allows
+    cpu_max_part         cpu_max_us over a fast step (the tenth percentile of those without): the most it can add
+    experts, commits     experts moved, placements that took effect; chunk_kb: of the last chunks, as large as a step
+                         allows
 """
 
 import argparse
@@ -52,15 +53,17 @@ KINDS = ("off", "on", "again")
 
 @dataclass
 class MigrationWindow:
-    """One window of one kind: seconds of each step, and processor seconds of migration in it on this rank."""
+    """One window of one kind, on this rank."""
 
-    step_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)  # of each step
+    cpu_s: list[float] = field(default_factory=list)  # processor time of migration in each step
 
 
-class Moves:
-    """One migration after the other, each to a random placement of one layer more than before: of all its slots, or of
-    num_slots of them."""
+class MigrationStream:
+    """One migration after the other, each to a random placement of the next layer.
+
+    num_slots: how many slots of the layer change; None: all
+    """
 
     def __init__(self, engine: Engine, num_slots: int | None = None):
         self._engine, self._rng, self._num_slots = engine, np.random.default_rng(0), num_slots
@@ -95,7 +98,7 @@ class Moves:
 
 
 def make_wide(directory: Path) -> Path:
-    """Random weights: nobody reads what it says."""
+    """Random weights: its answers are not read."""
     model = tiny.make_model("v3", dtype=torch.bfloat16, max_position_embeddings=1024, **WIDE)
     return tiny.save(model, directory)
 
@@ -111,7 +114,7 @@ def start_requests(engine: Engine) -> None:
         engine.step()
 
 
-def run_window(engine: Engine, moves: Moves, *, on: bool) -> MigrationWindow:
+def run_window(engine: Engine, moves: MigrationStream, *, on: bool) -> MigrationWindow:
     window = MigrationWindow()
     start_requests(engine)
     moves.watch.reset()
@@ -128,7 +131,7 @@ def run_window(engine: Engine, moves: Moves, *, on: bool) -> MigrationWindow:
     return window
 
 
-def measure(engine: Engine, moves: Moves) -> dict[str, list[MigrationWindow]]:
+def measure(engine: Engine, moves: MigrationStream) -> dict[str, list[MigrationWindow]]:
     windows: dict[str, list[MigrationWindow]] = {kind: [] for kind in KINDS}
     group, start = engine.group, time.monotonic()
     for turn in range(MAX_TURNS):
@@ -179,7 +182,7 @@ def bench(
 ) -> None:
     options = {"num_redundant_experts": REDUNDANT, "kv_cache_gb": 0.05, **options}
     engine = Engine(EngineConfig(str(directory), **options), group)
-    moves = Moves(engine, num_slots)
+    moves = MigrationStream(engine, num_slots)
     gc.collect()
     gc.freeze()  # as the server does once it has loaded
     for kind in ("off", "on", "off"):  # warm

@@ -1,4 +1,4 @@
-"""What choosing replicas costs each layer and step, and how even it leaves the ranks.
+"""What choosing replicas costs each layer and step, and how even the ranks' load is afterwards.
 
 256 experts, top-8, 288 slots, tokens drawn from a skewed load that differs from rank to rank and batch to batch; the
 placement is planned for the average. Times are of one layer on the slowest rank, from the gate's choices to slots:
@@ -8,8 +8,8 @@ placement is planned for the average. Times are of one layer on the slowest rank
     batch       all ranks' counts exchanged, water-filling (--replica-routing batch)
     batch_lp    the same, exact minimum by maximum flow
 
-split_us: split and assignment alone, without the exchange, which takes as long as the ranks need to meet: tens
-of microseconds where each has a core of its own, milliseconds where they share cores.
+split_us: split and assignment alone, without the exchange, which takes as long as the ranks need to meet: tens of
+microseconds where each rank has its own core, milliseconds where they share cores.
 max_over_mean: the busiest rank's tokens over the mean, averaged over batches; own: tokens that stay on their own rank.
 """
 

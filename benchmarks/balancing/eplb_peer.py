@@ -1,4 +1,4 @@
-"""DeepSeek's EPLB, one Python file that is not part of this repository: loading it, and its answers beside ours."""
+"""DeepSeek's EPLB, one Python file that is not part of this repository: loads it and compares its maps with ours."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ from eprt.balancer import Placement, rebalance_experts
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("deepseek_eplb", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no Python file")
+        raise SystemExit(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -19,7 +19,7 @@ def load(path: Path) -> ModuleType:
 
 def parity(eplb: ModuleType, load_LE: np.ndarray, options: dict[str, int]) -> dict[str, float | bool]:
     """GPU loads against EPLB as it is, maps against EPLB with its sorts made stable."""
-    import torch  # EPLB's business alone
+    import torch  # only EPLB needs it
 
     def stable_sort(self, dim: int = -1, descending: bool = False):
         return sort(self, dim=dim, descending=descending, stable=True)

@@ -1,16 +1,16 @@
-"""Proof that nobody notices: the same questions to a server while experts stay, and while they move all the time.
+"""Migration changes no token: the same questions to a server while experts stay and while they move all the time.
 
     python -m benchmarks.balancing.migration_proof --ranks 4 --num-prompts 440
     python -m benchmarks.balancing.migration_proof --ranks 2 --num-prompts 110 --device cuda
 
-For the demo model in bf16 and in fp8 (128x128 blocks), each without and with drafts of the MTP layer. A server answers
-the demo's held-out questions (examples/demo_model/evaluate.py), all greedy, once in peace and once while random
-placements are posted one after the other: every expert of every MoE layer goes elsewhere. Token ids of every answer
-must be equal, and so is the accuracy then. Exit status 0 when they are, 1 when not.
+The demo model in bf16 and in fp8 (128x128 blocks), each without and with draft tokens of the MTP layer. A server
+answers the demo's held-out questions (examples/demo_model/evaluate.py), all greedy, once undisturbed and once while
+random placements are posted one after the other, which move every expert of every MoE layer. Exit status 0 when the
+token ids of every answer are equal, 1 when not.
 
-Between questions in flight batches differ from run to run, which must not matter either; on GPUs, where in bfloat16 it
-does (docs/gpu.md), the demo model computes in float32. Step by step, with the very same batches, and on GPUs in
-bfloat16 and fp8 too: tests/ranks/test_migration.py, tests/gpu/test_migration.py.
+Batches differ from run to run, and answers must not depend on them either. On GPUs in bfloat16 they do (docs/gpu.md),
+so there the demo model computes in float32. Tests compare step by step with identical batches, on GPUs in bfloat16 and
+fp8 too: tests/ranks/test_migration.py, tests/gpu/test_migration.py.
 """
 
 import argparse
@@ -31,11 +31,14 @@ from examples.demo_model.evaluate import CHECKPOINT, MAX_NEW_TOKENS, reply_text
 from examples.demo_model.score import held_out_questions, score
 from tests import tiny
 
+NUM_RANKS = 0
+ON_REQUEST = "takes 20 minutes"
+
 CONCURRENCY = 16
 
 
-class Mover(threading.Thread):
-    """Posts one random placement after the other until stopped; adds up what came of them."""
+class RandomPlacements(threading.Thread):
+    """Posts one random placement after the other until stopped, and counts what they moved."""
 
     def __init__(self, url: str):
         super().__init__()
@@ -95,7 +98,7 @@ def prove(directory: Path, name: str, num_drafts: int, num_ranks: int, samples: 
     options = ("--num-redundant-experts", "4", "--num-speculative-tokens", str(num_drafts), "--bind", "none", *more)
     with RunningServer(directory, num_ranks, *options) as server:
         replies, want, calm_s = ask_all(server.url, samples)
-        mover = Mover(server.url)
+        mover = RandomPlacements(server.url)
         mover.start()
         try:
             moved_replies, got, moving_s = ask_all(server.url, samples)

@@ -3,9 +3,9 @@
     make serve &                                     # or any server of the demo model
     python -m benchmarks.balancing.record_demo --url http://127.0.0.1:8000
 
-Four clients ask held-out questions without a pause. Each skill's share of the questions swells and falls, every skill
-at another time, so that the load drifts from window to window, as where users of several time zones share a server.
-Windows and routing sample are recorded by `eprt balance record`.
+Four clients ask held-out questions without a pause. Each skill's share of the questions rises and falls, every skill at
+another time, so that the load drifts from window to window, as with users of several time zones. `eprt balance record`
+records windows and routing sample.
 """
 
 import argparse
@@ -22,6 +22,9 @@ from eprt.balancer.__main__ import main as balance
 
 from benchmarks.tools.report import ROOT
 from examples.demo_model import skills
+
+NUM_RANKS = 0
+ON_REQUEST = "needs a running server, writes benchmarks/traces"
 
 TRACE = ROOT / "benchmarks" / "traces" / "demo.npz"
 _CLIENTS = 4
@@ -44,7 +47,7 @@ def ask(url: str, rng: random.Random, begun_s: float, period_s: float, stop: thr
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.balancing.record_demo", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True)
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--window-s", type=float, default=5.0)

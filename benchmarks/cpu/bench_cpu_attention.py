@@ -1,11 +1,11 @@
-"""MLA decode and extend on CPU, against torch on the same paged cache and against torch's attention alone.
+"""MLA decode and extend on CPU, beside torch on the same paged cache and torch's attention alone.
 
 eprt      the kernels of eprt.ops.attention, from paged latent cache to projected output
 expanded  torch: gather the pages, expand them by w_kv_b to keys and values, scaled_dot_product_attention
 absorbed  torch: gather the pages, absorb the query, products with the latent, project (decode only)
 sdpa      torch: scaled_dot_product_attention alone, its keys and values expanded and gathered beforehand
 
-`sdpa` needs a cache 71 times as large at 128 heads; it is a bound, not an alternative. torch's values are padded to the
+`sdpa` needs a cache 71 times as large at 128 heads: it is a bound, not an alternative. torch's values are padded to the
 width of the keys, which makes its attention up to four times as fast as without. Ratios are torch's time over eprt's.
 """
 
@@ -30,16 +30,16 @@ MAX_EXPANDED_BYTES = 1 << 30  # rows whose keys and values would take more leave
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """`batch` requests of `context` tokens each, the last `num_new` of which are computed."""
+    """Requests whose last tokens attend to all tokens before them."""
 
     heads: int
-    batch: int
-    context: int
-    num_new: int
+    batch: int  # requests
+    context: int  # tokens of each
+    num_new: int  # of them, the last ones, which are computed
     q_TND: Tensor
-    kv_pages: Tensor
-    page_table_BP: Tensor
-    w_kv_b: Tensor
+    kv_pages: Tensor  # [pages, PAGE_SIZE, LORA + ROPE]
+    page_table_BP: Tensor  # int32
+    w_kv_b: Tensor  # [heads * (NOPE + VALUE), LORA]
 
     @classmethod
     def random(cls, heads: int, batch: int, context: int, num_new: int, dtype: torch.dtype) -> "AttentionProblem":

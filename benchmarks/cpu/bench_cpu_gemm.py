@@ -1,12 +1,12 @@
-"""CPU matrix kernels against torch: y = x W^T, weights streamed from memory at one row, and the experts of a rank.
+"""CPU matrix kernels beside torch: y = x W^T, weights streamed from memory, and the experts of a rank.
 
     cpu_linear    x[M, 2048] times W[1024, 2048]: bfloat16, fp8 and int8 weights with bfloat16 x beside torch's bfloat16
                   linear; float32 beside torch's float32 linear. The weights stay in cache.
     cpu_stream    few rows against 512 MB of weights, matrices of [4096, 2048]: GB/s beside a measured read of memory.
     cpu_experts   the fused operator beside a loop over torch linears, decode and prefill.
 
-The names of the results carry instruction set and threads. For another set: EPRT_CPU_ISA=avx2, with
-ONEDNN_MAX_CPU_ISA=AVX2 for torch; for threads OMP_NUM_THREADS. Arguments: the results wanted, all if there are none.
+Names of results carry instruction set and threads. For another set: EPRT_CPU_ISA=avx2, with ONEDNN_MAX_CPU_ISA=AVX2 for
+torch; for threads OMP_NUM_THREADS. Arguments: the results wanted; default all.
 """
 
 import sys

@@ -22,6 +22,9 @@ from eprt.diagnostics.synthetic.job import Fault, Job, generate, records_of
 
 from benchmarks.tools.report import BenchmarkReport
 
+NUM_RANKS = 0
+ON_REQUEST = "writes and reads logs of 3 GB"
+
 LATE_RANK, POOL = 3, 8
 COMMAND = (sys.executable, "-m", "eprt.diagnostics")
 

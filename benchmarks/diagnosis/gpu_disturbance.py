@@ -1,5 +1,6 @@
-"""Somebody else on the same GPUs: a process of its own that computes on one, or copies from one to another, with
-ordinary kernels and copies. It loads first and prints "ready"; then "on" and "off", a line each, on standard input.
+"""Another process on the same GPUs: it computes on one, or copies from one to another, by ordinary kernels and copies.
+
+It prints "ready" once it is loaded; then it reads "on" and "off", a line each, from standard input.
 
     python -m benchmarks.diagnosis.gpu_disturbance compute 1          bf16 products on GPU 1
     python -m benchmarks.diagnosis.gpu_disturbance copy 1 0           copies from GPU 1 to GPU 0
@@ -17,20 +18,20 @@ _COPY_BYTES = 256 << 20
 
 
 def products(gpu: int) -> Callable[[], None]:
-    """Some milliseconds of them."""
+    """A call of some milliseconds."""
     a, b = (torch.randn(4096, 4096, device=f"cuda:{gpu}", dtype=torch.bfloat16) for _ in range(2))
     return lambda: [torch.mm(a, b) for _ in range(20)] and torch.cuda.synchronize(gpu)
 
 
 def copies(source: int, target: int) -> Callable[[], None]:
-    """Some milliseconds of them."""
+    """A call of some milliseconds."""
     x = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{source}")
     y = torch.empty_like(x, device=f"cuda:{target}")
     return lambda: [y.copy_(x, non_blocking=True) for _ in range(10)] and torch.cuda.synchronize(source)
 
 
 class Disturbance:
-    """Such a process, as seen from the one that starts it. Entering waits until it is ready."""
+    """Starts the process and switches it on and off. Entering waits until it is ready."""
 
     def __init__(self, *words: str):
         self._process = subprocess.Popen(

@@ -1,13 +1,12 @@
-"""Real faults in a running server, found from its real waits: a paused rank, a delayed link, and the other kinds.
+"""Real faults in a running server, found from its waits: a paused rank, a delayed link, and the other kinds.
 
     python -m benchmarks.diagnosis.live_faults [--ranks 8] [--only slow-rank slow-link] [--screenshots DIR]
 
-A server of CPU ranks has a steady load: answers being written, and while tokens are skewed long prompts being read, as
-only then the demo model's experts take a share of the time that is worth naming. First nothing is wrong with it, then
-one rank is paused half of the time (SIGSTOP, SIGCONT), then nothing again, then what one rank sends to another is late,
-and so on; the faults are real, as `--inject` makes them. Asked four times a second, /v1/eprt/diagnose must name each
-rank or link within 30 s, and its cause, and nobody else at any time. The ranks may well outnumber the cores: what
-scheduling does to the waits is part of the test.
+A server of CPU ranks has a steady load: it decodes, and while tokens are skewed it prefills long prompts, because only
+then do the demo model's experts take a notable share of the time. Phases alternate: no fault, one rank paused half of
+the time (SIGSTOP, SIGCONT), no fault, one link delayed, and so on; `--inject` makes the faults. /v1/eprt/diagnose is
+asked four times a second. It must name each rank or link and its cause within 30 s, and nothing else at any time. The
+ranks may outnumber the cores: the effect of scheduling on the waits is part of the test.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from benchmarks.shapes import DEMO_MODEL
 from benchmarks.tools.report import BenchmarkReport
 from eprt.serve.running import RunningServer
 
-# What is done, and what is to be found, and why: of a link, who waits for whom.
+# Injected fault, expected place, expected cause. Of a link: who waits for whom.
 FAULTS = [
     ("slow-rank:3:2x", ("column", 3), "comp"),
     ("slow-link:2:5:20ms", ("point", 2, 5), "comm"),
@@ -38,26 +37,29 @@ FAULTS = [
     ("stop:7:5s", ("column", 7), "comp"),
     ("skewed-tokens:1:4x", ("column", 1), "mixed"),
 ]
-READS_PROMPTS = "skewed-tokens"  # while tokens are written the demo model's experts take a few per cent of a call
+READS_PROMPTS = "skewed-tokens"  # in decodes the demo model's experts take a few per cent of a call
 PROMPT_TOKENS, VOCABULARY = 1024, (10, 600)  # numbers of tokens that are words of the demo model
+NUM_RANKS = 0
+ON_REQUEST = "takes 6 minutes"
+
 WITHIN_S = 30.0
 _POLL_S = 0.25
 _SHOT_AFTER_S = 12.0
 
 
 @dataclass
-class Phase:
-    """What is wrong from start_s to end_s, and what was said then. Seconds since the ranks began to serve."""
+class FaultPhase:
+    """A time with one fault or none, and what the diagnosis said then."""
 
     name: str
-    expected: tuple | None
-    start_s: float
+    expected: tuple | None  # place; None: no fault
+    start_s: float  # since the ranks began to serve, like the other times
     end_s: float
     expected_cause: str = ""
-    named_s: float | None = None
-    cause: str = ""
+    named_s: float | None = None  # when the expected place was named first
+    cause: str = ""  # as named
     ratio: float = 0.0
-    others: dict[tuple, str] = field(default_factory=dict)
+    others: dict[tuple, str] = field(default_factory=dict)  # unexpected places -> cause
 
     @property
     def ok(self) -> bool:
@@ -71,8 +73,9 @@ def place_of(finding: Mapping[str, Any]) -> tuple:
 
 
 class SteadyLoad:
-    """num_sequences at any time, in requests that follow each other: written ones of equal size, or, while
-    reads_prompts, long prompts of which no two begin alike.
+    """Requests that follow each other, num_sequences at any time.
+
+    They decode answers of equal size or, while reads_prompts, prefill long prompts of which no two begin alike.
     """
 
     def __init__(self, url: str, num_sequences: int, num_clients: int = 2):
@@ -105,7 +108,9 @@ class SteadyLoad:
             thread.join()
 
 
-def watch(url: str, phases: Sequence[Phase], began_s: float, load: SteadyLoad, shoot: Callable[[Phase], None]) -> int:
+def watch(
+    url: str, phases: Sequence[FaultPhase], began_s: float, load: SteadyLoad, shoot: Callable[[FaultPhase], None]
+) -> int:
     """Fills the phases in; returns the number of windows. shoot: called once a phase, after its fault was named."""
     said = None
     document: dict[str, Any] = {}
@@ -132,7 +137,9 @@ def watch(url: str, phases: Sequence[Phase], began_s: float, load: SteadyLoad, s
     return document["windows"]
 
 
-def _take_in(phase: Phase, phases: Sequence[Phase], current: Sequence[Mapping[str, Any]], now_s: float) -> None:
+def _take_in(
+    phase: FaultPhase, phases: Sequence[FaultPhase], current: Sequence[Mapping[str, Any]], now_s: float
+) -> None:
     # A fault is in the window during which it ended, and in its analysis.
     before = [p.expected for p in phases if p.end_s <= phase.start_s]
     for finding in current:
@@ -161,14 +168,19 @@ def screenshot(url: str, path: Path, finding: str) -> None:
         browser.close()
 
 
-def plan(faults: Sequence[tuple[str, tuple, str]], clean_s: float, fault_s: float) -> tuple[list[Phase], list[str]]:
+def plan(
+    faults: Sequence[tuple[str, tuple, str]], clean_s: float, fault_s: float
+) -> tuple[list[FaultPhase], list[str]]:
     """The phases, clean ones between faults, and the faults as --inject takes them."""
-    phases, injected = [Phase("clean", None, 0.0, clean_s)], []
+    phases, injected = [FaultPhase("clean", None, 0.0, clean_s)], []
     for fault, expected, cause in faults:
         start_s = phases[-1].end_s
         end_s = start_s + fault_s
         injected.append(f"{fault}@{start_s:g}-{end_s:g}")
-        phases += [Phase(fault, expected, start_s, end_s, cause), Phase("clean", None, end_s, end_s + fault_s / 2)]
+        phases += [
+            FaultPhase(fault, expected, start_s, end_s, cause),
+            FaultPhase("clean", None, end_s, end_s + fault_s / 2),
+        ]
     return phases[:-1], injected
 
 
@@ -194,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with RunningServer(DEMO_MODEL, options.ranks, *arguments, **patient) as server:
         began_s = time.monotonic()
 
-        def shoot(phase: Phase) -> None:
+        def shoot(phase: FaultPhase) -> None:
             if options.screenshots and phase.expected:
                 kind, *ranks = phase.expected
                 words = f"Rank {ranks[0]}" if kind == "column" else f"Link {ranks[1]} → {ranks[0]}"

@@ -1,4 +1,4 @@
-"""Real faults on GPUs, found from waits: a GPU that somebody else computes on, a link that somebody else copies over.
+"""Real faults on GPUs, found from waits: another process computes on one GPU, then copies over one link.
 
     python -m benchmarks.diagnosis.live_faults_gpu --ranks 4
 

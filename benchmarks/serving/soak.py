@@ -1,10 +1,10 @@
-"""Many clients at once, for a while: streams of mixed lengths, cancellations and garbage. Nothing may go wrong.
+"""Many clients at once, for a while: streams of mixed lengths, cancellations and garbage.
 
     python -m benchmarks.serving.soak --seconds 60 --clients 64 --ranks 4    # starts a server of the demo model
-    python -m benchmarks.serving.soak --url http://127.0.0.1:8000               # one that runs; no memory figures
+    python -m benchmarks.serving.soak --url http://127.0.0.1:8000             # one that runs; no memory figures
 
-Wrong is: an answer that was not asked for (any 5xx, an error in a stream, a 4xx for a good request, a 2xx for a bad
-one), a KV page in use once nobody asks for anything, a fault counted by a rank, memory that grows.
+Exit status 1 after any of these: an unexpected answer (any 5xx, an error in a stream, a 4xx for a good request, a 2xx
+for a bad one), a KV page in use while no request runs, a fault counted by a rank, memory that grows.
 """
 
 import argparse
@@ -21,6 +21,9 @@ import psutil
 
 from benchmarks.shapes import DEMO_MODEL
 from eprt.serve.running import RunningServer
+
+NUM_RANKS = 0
+ON_REQUEST = "a check, writes no figures"
 
 GARBAGE: tuple[bytes, ...] = (
     b"",
@@ -44,20 +47,20 @@ GARBAGE: tuple[bytes, ...] = (
 
 
 @dataclass
-class Outcome:
-    """counts: kinds of answers. problems: what should not have happened, the first few."""
+class SoakOutcome:
+    """What the clients saw."""
 
-    counts: Counter = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
+    counts: Counter = field(default_factory=Counter)  # by kind of answer
+    problems: list[str] = field(default_factory=list)  # the first 20
     num_tokens: int = 0
 
-    def wrong(self, what: str) -> None:
+    def add_problem(self, what: str) -> None:
         self.counts["WRONG"] += 1
         if len(self.problems) < 20:
             self.problems.append(what)
 
 
-async def _stream(client: httpx.AsyncClient, outcome: Outcome, draw: random.Random, cancels: bool) -> None:
+async def _stream(client: httpx.AsyncClient, outcome: SoakOutcome, draw: random.Random, cancels: bool) -> None:
     chat = draw.random() < 0.5
     path = "/v1/chat/completions" if chat else "/v1/completions"
     text = " ".join(
@@ -75,7 +78,7 @@ async def _stream(client: httpx.AsyncClient, outcome: Outcome, draw: random.Rand
     stop_after, num_events, last = draw.randrange(1, 20), 0, ""
     async with client.stream("POST", path, json=body) as response:
         if response.status_code != 200:
-            outcome.wrong(f"{response.status_code} for a good request: {(await response.aread())[:200]!r}")
+            outcome.add_problem(f"{response.status_code} for a good request: {(await response.aread())[:200]!r}")
             return
         async for line in response.aiter_lines():
             if not line:
@@ -83,35 +86,35 @@ async def _stream(client: httpx.AsyncClient, outcome: Outcome, draw: random.Rand
             num_events, last = num_events + 1, line
             outcome.num_tokens += line.count('"index"')
             if '"error"' in line:
-                outcome.wrong(f"error in a stream: {line[:200]}")
+                outcome.add_problem(f"error in a stream: {line[:200]}")
             if cancels and num_events >= stop_after:
                 outcome.counts["cancelled"] += 1
                 return
     if last != "data: [DONE]":
-        outcome.wrong(f"a stream ended with {last[:100]!r}")
+        outcome.add_problem(f"a stream ended with {last[:100]!r}")
     outcome.counts["streamed"] += 1
 
 
-async def _plain(client: httpx.AsyncClient, outcome: Outcome, draw: random.Random) -> None:
+async def _plain(client: httpx.AsyncClient, outcome: SoakOutcome, draw: random.Random) -> None:
     body = {
         "prompt": [draw.randrange(10, 600) for _ in range(draw.randrange(1, 300))],
         "max_tokens": draw.randrange(60),
     }
     response = await client.post("/v1/completions", json={**body, "logprobs": draw.choice((None, 0, 3)), "echo": True})
     if response.status_code != 200:
-        outcome.wrong(f"{response.status_code} for a good request: {response.text[:200]}")
+        outcome.add_problem(f"{response.status_code} for a good request: {response.text[:200]}")
     outcome.counts["answered"] += 1
 
 
-async def _garbage(client: httpx.AsyncClient, outcome: Outcome, draw: random.Random) -> None:
+async def _garbage(client: httpx.AsyncClient, outcome: SoakOutcome, draw: random.Random) -> None:
     path = draw.choice(("/v1/completions", "/v1/chat/completions"))
     response = await client.post(path, content=draw.choice(GARBAGE))
     if response.status_code != 400 or "message" not in json.loads(response.content)["error"]:
-        outcome.wrong(f"{response.status_code} for garbage: {response.text[:200]}")
+        outcome.add_problem(f"{response.status_code} for garbage: {response.text[:200]}")
     outcome.counts["refused"] += 1
 
 
-async def _client(url: str, seed: int, until_s: float, outcome: Outcome) -> None:
+async def _client(url: str, seed: int, until_s: float, outcome: SoakOutcome) -> None:
     draw = random.Random(seed)
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         while time.monotonic() < until_s:
@@ -124,12 +127,12 @@ async def _client(url: str, seed: int, until_s: float, outcome: Outcome) -> None
                 else:
                     await _stream(client, outcome, draw, cancels=kind < 0.5)
             except httpx.HTTPError as error:
-                outcome.wrong(repr(error))
+                outcome.add_problem(repr(error))
 
 
-async def soak(url: str, num_clients: int, seconds: float, seed: int = 0) -> Outcome:
+async def soak(url: str, num_clients: int, seconds: float, seed: int = 0) -> SoakOutcome:
     """Runs the clients for `seconds`, waits until the server is idle, and checks that nothing is left over."""
-    outcome = Outcome()
+    outcome = SoakOutcome()
     until_s = time.monotonic() + seconds
     await asyncio.gather(*(_client(url, seed * 1000 + i, until_s, outcome) for i in range(num_clients)))
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
@@ -141,12 +144,12 @@ async def soak(url: str, num_clients: int, seconds: float, seed: int = 0) -> Out
             await asyncio.sleep(0.1)
         for r in ranks:
             if r["num_running_now"] + r["num_waiting_now"] + r["kv_pages_used_now"]:
-                outcome.wrong(f"rank {r['rank']} is not empty at idle: {r}")
+                outcome.add_problem(f"rank {r['rank']} is not empty at idle: {r}")
         # An idle rank checks every page, row and request against each other after a second of quiet.
         await asyncio.sleep(2)
         metrics = (await client.get("/metrics")).text
         if "eprt_faults_total 0.0" not in metrics:
-            outcome.wrong("a rank found a broken invariant; see the server's log")
+            outcome.add_problem("a rank found a broken invariant; see the server's log")
     return outcome
 
 
@@ -179,9 +182,9 @@ def main() -> int:
             for pid, mb in after.items():
                 print(f"pid {pid}: {before.get(pid, 0):.0f} -> {mb:.0f} MB")
                 if mb - before.get(pid, 0) > options.most_growth_mb:
-                    outcome.wrong(f"pid {pid} grew by {mb - before.get(pid, 0):.0f} MB")
+                    outcome.add_problem(f"pid {pid} grew by {mb - before.get(pid, 0):.0f} MB")
         if server.process.returncode != 0:
-            outcome.wrong(f"the drained server ended with {server.process.returncode}")
+            outcome.add_problem(f"the drained server ended with {server.process.returncode}")
     print(
         f"{options.clients} clients, {options.seconds:g} s:",
         dict(outcome.counts),
