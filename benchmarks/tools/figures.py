@@ -13,7 +13,8 @@ benchmarks/figures/*.toml hold entries like
 text      as the page has it (line breaks apart), once for each combination of `each`. A hole is an expression over the
           rows that the entry's other keys select: a column of one row, or an array where several rows are selected.
           min, max, sum, len, mean and median are known. Of a selection, .config, .date and .commit are the file's
-{x:3}     three significant digits, never an exponent; other formats are Python's
+under     where the text stands, if it could stand elsewhere too: a heading, or the head of a table
+{x:3}     at least three significant digits, never an exponent; other formats are Python's
 d = ...   FILE: column=value; ...    FILE is benchmarks/results/FILE.json; a value may be `a|b`; no columns: all rows
 
 This module knows neither what was measured nor how.
@@ -21,12 +22,14 @@ This module knows neither what was measured nor how.
 
 import argparse
 import json
+import math
 import re
 import string
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -35,14 +38,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tools.quantities import flat
+from benchmarks.tools import printed_tables
+from benchmarks.tools.printed_tables import PrintedTable
+from benchmarks.tools.quantities import flat, part_under, unvouched
 from benchmarks.tools.report import RESULTS, ROOT
 
 FIGURES = ROOT / "benchmarks" / "figures"
-_OWN_KEYS = {"text", "each"}
+_OWN_KEYS = {"text", "each", "under"}
 _FUNCTIONS = {"min": np.min, "max": np.max, "sum": np.sum, "len": len, "mean": np.mean, "median": np.median}
 _Labels = list[dict[str, Any]]
-_HOLE = r"([^\s|](?:[^|\n]{0,14}?[^\s|])?)"  # what a page may have in place of a hole
+_HOLE = r"(-?\d+(?:[.,]\d+)*(?: \d{3})*(?:e[+-]\d+)?|-)"  # what a page may have in place of a hole
+
+
+Rendering = list[tuple["Figure", "Rendered"]]
 
 
 class FigureError(Exception):
@@ -101,6 +109,7 @@ class Figure:
     selectors: Mapping[str, str]  # name -> selector
     each: _Labels  # one choice of labels for each time that pages have the text
     source: str  # the toml file, for messages
+    under: str = ""  # heading or head of a table; empty: any page
     directory: Path = RESULTS
 
     @property
@@ -146,21 +155,38 @@ def _evaluate(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def show(value: Any, spec: str) -> str:
-    """A value as pages write it."""
-    if not spec.isdigit():
+    """A value as pages write it: halves are rounded up, away from Python's habit."""
+    fixed = re.fullmatch(r"\.(\d+)f", spec)
+    if not fixed and not spec.isdigit():
         return format(value, spec)
-    digits = int(spec) - 1
-    rounded = f"{float(value):.{digits}e}"
-    return f"{float(rounded):.{max(0, digits - int(rounded.partition('e')[2]))}f}"
+    exact = Decimal(repr(float(value)))
+    if fixed:
+        decimals = int(fixed[1])
+    else:
+        rounded = float(f"{exact:.{int(spec) - 1}e}")
+        decimals = max(0, int(spec) - 1 - (math.floor(math.log10(abs(rounded))) if rounded else 0))
+    return str(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
 
 
 def load(directory: Path = FIGURES) -> list[Figure]:
     figures = []
-    for path in sorted(directory.glob("*.toml")):
-        for entry in tomllib.loads(path.read_text()).get("figure", []):
+    for path, content in _entries(directory):
+        for entry in content.get("figure", []):
             selectors = {name: value for name, value in entry.items() if name not in _OWN_KEYS}
-            figures.append(Figure(entry["text"], selectors, _choices(entry.get("each", {})), path.name))
+            figures.append(
+                Figure(entry["text"], selectors, _choices(entry.get("each", {})), path.name, entry.get("under", ""))
+            )
     return figures
+
+
+def load_tables(directory: Path = FIGURES) -> list[PrintedTable]:
+    return [
+        printed_tables.from_entry(entry) for _, content in _entries(directory) for entry in content.get("table", [])
+    ]
+
+
+def _entries(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
+    return [(path, tomllib.loads(path.read_text())) for path in sorted(directory.glob("*.toml"))]
 
 
 def _choices(each: dict[str, list] | _Labels) -> _Labels:
@@ -174,65 +200,72 @@ def pages() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
 
-def differences(figures: list[Figure], texts: Mapping[str, str]) -> Iterator[str]:
-    """What no page says, or what a page says with other numbers."""
-    flat_pages = {name: flat(text) for name, text in texts.items()}
+def render(figures: Sequence[Figure]) -> tuple[list[tuple[Figure, Rendered]], list[str]]:
+    """All texts, and what cannot be rendered."""
+    texts, errors = [], []
     for figure in figures:
         try:
-            for rendered in figure.render():
-                yield from _differs(figure, rendered, flat_pages)
+            texts += [(figure, rendered) for rendered in figure.render()]
         except FigureError as error:
-            yield f"{figure.source}: {flat(figure.text)[:80]!r}: {error}"
+            errors.append(f"{figure.source}: {flat(figure.text)[:80]!r}: {error}")
+    return texts, errors
 
 
-def _differs(figure: Figure, rendered: Rendered, flat_pages: Mapping[str, str]) -> Iterator[str]:
-    said = [(name, match) for name, text in flat_pages.items() for match in rendered.pattern.finditer(text)]
-    if not said:
-        yield f"{figure.source}: no page says {rendered.text!r}"
-    for name, match in said:
-        if match.groups() != rendered.holes:
-            yield f"{name} says {match[0]!r}, results say {rendered.text!r}"
+def differences(rendered: Rendering, texts: Mapping[str, str]) -> Iterator[str]:
+    """What no page says, or what a page says with other numbers."""
+    flat_pages = {name: flat(text) for name, text in texts.items()}
+    for figure, one in rendered:
+        said = [(name, match) for name, text in flat_pages.items() for match in _matches(figure, one, text)]
+        if not said:
+            yield f"{figure.source}: no page says {one.text!r}"
+        for name, match in said:
+            if match.groups() != one.holes:
+                yield f"{name} says {match[0]!r}, results say {one.text!r}"
 
 
-def vouched(figures: list[Figure], flat_text: str) -> list[tuple[int, int]]:
-    """The spans of a page that figures fill."""
+def _matches(figure: Figure, rendered: Rendered, text: str) -> list[re.Match[str]]:
+    """Where a page has the text, with whatever numbers."""
     return [
-        match.span()
-        for figure in figures
-        for rendered in figure.render()
-        for match in rendered.pattern.finditer(flat_text)
+        match for begin, end in part_under(figure.under, text) for match in rendered.pattern.finditer(text, begin, end)
     ]
 
 
-def rewritten(figures: list[Figure], text: str) -> str:
+def vouched(rendered: Rendering, flat_text: str) -> list[tuple[int, int]]:
+    """The spans of a page that figures fill."""
+    return [match.span() for figure, one in rendered for match in _matches(figure, one, flat_text)]
+
+
+def rewritten(rendered: Rendering, text: str) -> str:
     """The page with the results' numbers, its line breaks as they were."""
-    for figure in figures:
-        for rendered in figure.render():
-
-            def fill(match: re.Match[str], holes: tuple[str, ...] = rendered.holes) -> str:
-                filled, end = "", match.start()
-                for number, hole in enumerate(holes, 1):
-                    filled += match.string[end : match.start(number)] + hole
-                    end = match.end(number)
-                return filled + match.string[end : match.end()]
-
-            text = rendered.pattern.sub(fill, text)
+    for figure, one in rendered:
+        for match in reversed(_matches(figure, one, text)):
+            for number, hole in reversed(list(enumerate(one.holes, 1))):
+                text = text[: match.start(number)] + hole + text[match.end(number) :]
     return text
 
 
-def main() -> int:
-    from benchmarks.tools import quantities
+def check(texts: Mapping[str, str]) -> list[str]:
+    """Everything that is wrong with the figures of these pages."""
+    rendered, wrong = render(load())
+    tables = load_tables()
+    wrong += differences(rendered, texts)
+    wrong += [line for table in tables for line in table.differences(texts[table.page])]
+    filled = {name: vouched(rendered, flat(text)) for name, text in texts.items()}
+    for table in tables:
+        filled[table.page] += table.spans(texts[table.page])
+    return wrong + unvouched(texts, filled)
 
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the results' numbers into README and docs")
-    arguments = parser.parse_args()
-    figures, texts = load(), pages()
-    if arguments.write:
-        for name, text in texts.items():
-            (ROOT / name).write_text(rewritten(figures, text))
-        texts = pages()
-    wrong = list(differences(figures, texts))
-    wrong += quantities.unvouched(texts, {name: vouched(figures, flat(text)) for name, text in texts.items()})
+    if parser.parse_args().write:
+        rendered, _ = render(load())
+        for name, text in pages().items():
+            for table in load_tables():
+                text = table.rewritten(text) if table.page == name else text
+            (ROOT / name).write_text(rewritten(rendered, text))
+    wrong = check(pages())
     print("\n".join(wrong) or "every figure is as its result file has it")
     return 1 if wrong else 0
 

@@ -5,9 +5,11 @@ Each must be filled by a figure (figures.py), or stand in benchmarks/figures/sta
     [stated]                   defaults, limits and sizes, by page
     "docs/operations.md" = ["30 s", "64 MB"]
     [published]                measured by others
-    [recorded]                 measured once, without a result file; the section of the page must carry its date
+    [recorded]                 measured once, without a result file; its section must carry the date
+    [rough]                    what to expect, by one digit, on pages that hold instructions
 
-so that no measured number can enter a page without its file.
+A heading or the head of a table, in place of a quantity, excepts all that stands below it. So no measured number can
+enter a page without its file. This module knows units, and no figure.
 """
 
 import re
@@ -17,21 +19,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STATED = Path(__file__).resolve().parents[1] / "figures" / "stated.toml"
-KINDS = ("stated", "published", "recorded")
+KINDS = ("stated", "published", "recorded", "rough")
 # The log of what was tried: every entry belongs to its day.
 HISTORY = ("docs/dev-log.md",)
 _UNITS = (
     r"us|ms|s|min|minutes|seconds|hours|%|times|bytes|[KMGT]B(?:/s)?|TFLOP/s|(?:million )?tokens/s|requests/s|W|MHz"
 )
-_NUMBER = r"\d[\d.,]*(?: \d{3})*"
+_NUMBER = r"\d+(?:[.,]\d+)*(?: \d{3})*"
 _SEVERAL = rf"-?{_NUMBER}(?:(?: to | or | and | / |-|/){_NUMBER})*"
 QUANTITY = re.compile(rf"(?<![\w.#/=])(?<!\w-)({_SEVERAL}(?: ?(?:{_UNITS})| ?x(?! ?\d)))(?![\w/])")
+_RULER = re.compile(r"\|(?:\s*:?-{3,}:?\s*\|)+")
 DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
 
 
 def flat(text: str) -> str:
     """One line: white space collapsed, so that line breaks do not matter."""
     return re.sub(r"\s+", " ", text).strip()
+
+
+def part_under(head: str, text: str) -> list[tuple[int, int]]:
+    """Spans of a page below a heading (until the next one) or below the head of a table (until the next table).
+
+    head: empty means the whole page; white space counts as in flat text
+    """
+    if not head:
+        return [(0, len(text))]
+    spans = []
+    for match in re.finditer(re.sub(r"(\\\s|\s)+", r"\\s+", re.escape(head)), text):
+        ends = [found.start() for found in re.finditer(r"(?<!\S)#{1,6} |\Z", text[match.end() :])][:1]
+        if head.startswith("|"):  # its own ruler comes first
+            ends += [found.start() for found in _RULER.finditer(text[match.end() :])][1:2]
+        spans.append((match.start(), match.end() + min(ends)))
+    return spans
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,7 @@ def quantities(page: str, text: str) -> Iterator[Quantity]:
     found = {match.span(1): match[1] for match in QUANTITY.finditer(plain)}
     if _holds_figures(page):
         for begin, end in _cells(text):
-            if not any(begin <= b < end for b, _ in found) and re.search(r"\d", plain[begin:end]):
+            if not any(begin <= b < end for b, _ in found) and re.match(r"[-+*~]*\d", plain[begin:end]):
                 found[begin, end] = plain[begin:end]
     for (begin, end), what in sorted(found.items()):
         section = next(body for start, stop, body in section_of if start <= begin < stop)
@@ -125,20 +144,28 @@ def unvouched(
     for page, text in texts.items():
         if page in HISTORY:
             continue
+        listed = [(kind, one) for kind in KINDS for one in exceptions[kind].get(page, ())]
+        below = {one: part_under(one, flat(text)) for _, one in listed if one.startswith(("#", "|"))}
         for quantity in quantities(page, text):
-            if any(begin <= quantity.begin and quantity.end <= end for begin, end in filled[page]):
+            if _is_within(quantity, filled[page]):
                 continue
-            kinds = [kind for kind in KINDS if quantity.text in exceptions[kind].get(page, ())]
-            used |= {(kind, page, quantity.text) for kind in kinds}
-            if not kinds:
+            named = [
+                (kind, one) for kind, one in listed if one == quantity.text or _is_within(quantity, below.get(one, ()))
+            ]
+            used |= {(kind, page, one) for kind, one in named}
+            if not named:
                 wrong.append(f"{page}: {quantity.text!r} has no result file behind it: {_around(text, quantity)!r}")
-            elif kinds == ["recorded"] and not DATE.search(quantity.section):
+            elif {kind for kind, _ in named} == {"recorded"} and not DATE.search(quantity.section):
                 wrong.append(f"{page}: {quantity.text!r} is a record: its section must say when it was measured")
     for kind in KINDS:
-        for page, listed in exceptions[kind].items():
-            idle = [one for one in listed if (kind, page, one) not in used]
+        for page, ones in exceptions[kind].items():
+            idle = [one for one in ones if (kind, page, one) not in used]
             wrong += [f"stated.toml: {page} does not need {one!r} as {kind} any more" for one in idle]
     return wrong
+
+
+def _is_within(quantity: Quantity, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(begin <= quantity.begin and quantity.end <= end for begin, end in spans)
 
 
 def _around(text: str, quantity: Quantity) -> str:
