@@ -1,4 +1,4 @@
-"""How each result file was measured, and whether it is of this code (benchmarks/figures/results.toml, the files' heads).
+"""How each result file was measured, and whether it is of this code (figures/results.toml, heads of the files).
 
 This module knows no benchmark; provenance.py asks git.
 """
