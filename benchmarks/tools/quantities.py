@@ -70,7 +70,7 @@ def quantities(page: str, text: str) -> Iterator[Quantity]:
     found = {match.span(1): match[1] for match in QUANTITY.finditer(plain)}
     if _holds_figures(page):
         for begin, end in _cells(text):
-            if not any(begin <= b < end for b, _ in found) and re.match(r"[-+*~]*\d", plain[begin:end]):
+            if not any(begin <= b < end for b, _ in found) and re.match(r"[-+*]*\d", plain[begin:end]):
                 found[begin, end] = plain[begin:end]
     for (begin, end), what in sorted(found.items()):
         section = next(body for start, stop, body in section_of if start <= begin < stop)
@@ -86,7 +86,7 @@ def _without_code(text: str) -> str:
     """Code, links' targets and pictures blanked: what stands there is a command, a name or an address."""
 
     def blank(match: re.Match[str]) -> str:
-        return re.sub(r"[^\s`|]", "_", match[0])
+        return re.sub(r"[^\s`|]", "@", match[0])
 
     for pattern in (r"^```.*?^```", r"`[^`\n]+(?:\n[^`\n]+)?`", r"\]\([^)]*\)"):
         text = re.sub(pattern, blank, text, flags=re.MULTILINE | re.DOTALL)
