@@ -54,11 +54,11 @@ _DATED_SEEDS = 10  # of each case are analysed window by window, as they come
 
 @dataclass(frozen=True)
 class FaultCase:
-    """Jobs that differ by their seed only. faults: (kind, cause) of each."""
+    """Jobs that differ only by their seed."""
 
     noise: str
     num_ranks: int
-    faults: tuple[tuple[str, str], ...]
+    faults: tuple[tuple[str, str], ...]  # (kind, cause) of each
     factor: float
 
     def job(self, seed: int) -> Job:
@@ -78,15 +78,15 @@ def job_of(noise: str, num_ranks: int, seed: int, faults: tuple[Fault, ...] = ()
 
 @dataclass
 class Tally:
-    """What came out of one case. causes: (planted, found) -> count. delays: windows from onset to the first alarm."""
+    """What came out of one case."""
 
     jobs: int = 0
     planted: int = 0
     found: int = 0
     wrong: int = 0
     first: int = 0
-    causes: Counter = field(default_factory=Counter)
-    delays: list[int] = field(default_factory=list)
+    causes: Counter = field(default_factory=Counter)  # (planted, found) -> count
+    delays: list[int] = field(default_factory=list)  # windows from onset to the first alarm
 
     def add(self, faults: Sequence[Fault], places: Sequence[tuple]) -> None:
         """places: of the findings, the most certain first."""

@@ -4,9 +4,9 @@
 
 A server with wide random weights has a steady load of long prompts, so that what crosses between GPUs takes time. Then
 another process (gpu_disturbance.py) computes on one rank's GPU, and later copies from one GPU to another, by ordinary
-kernels and copies; no setting of a GPU is touched. Asked four times a second, /v1/eprt/diagnose must name the rank, and
-then the link or an end of it, within 30 s. With two ranks there is one link: who is slow, a rank or its link, cannot be
-told apart by waits, and only a rank can be named (docs/diagnosis.md).
+kernels and copies; no setting of a GPU is touched. /v1/eprt/diagnose, asked four times a second, must name the rank,
+and then the link or an end of it, within 30 s. With two ranks there is one link: waits cannot tell a slow rank from its
+slow link, and only a rank can be named (docs/diagnosis.md).
 
 Columns: expected, any of which will do; the waits of the busiest link of the fault, before it and meanwhile.
 """
@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -45,6 +46,10 @@ WIDE = {
     "max_position_embeddings": 8192,
 }
 CHUNK = 4096
+FLAGS = (
+    "--device cuda --load-format dummy --skip-tokenizer-init --no-prefix-cache --max-num-seqs 8 --max-model-len 4400 "
+    "--kv-cache-gb 0.2 --low-latency-max-tokens 8 --overlap none"
+)
 
 
 def wide_model(directory: Path) -> Path:
@@ -117,6 +122,73 @@ def waits(url: str, since: int) -> tuple[int, np.ndarray, float]:
     return max(r["window"] for r in records), total / np.maximum(calls, 1), float(calls.mean() / max(seconds, 1e-9))
 
 
+@dataclass(frozen=True)
+class GpuFaultPhase:
+    """A time with one fault or none."""
+
+    name: str
+    fault: str  # "compute", "copy", or "" for none
+    seconds: float
+    expected: tuple[tuple, ...] = ()  # places, any of which will do
+
+
+def phases_of(options: argparse.Namespace) -> list[GpuFaultPhase]:
+    last = options.ranks - 1
+    # Behind a switch GPUs have one way out and one way in each, which all of their links share.
+    link = (("point", 0, last), ("column", last), ("row", 0))
+    return [
+        GpuFaultPhase("clean", "", options.clean),
+        GpuFaultPhase("compute on GPU 1", "compute", options.fault, (("column", 1),)),
+        GpuFaultPhase("calm", "", options.clean / 2),
+        GpuFaultPhase(f"copies from GPU {last} to GPU 0", "copy", options.fault, link),
+    ]
+
+
+def row(phase: GpuFaultPhase, seen: dict, others: dict[tuple, str], wait_us: np.ndarray, rate: float) -> dict:
+    """The report's columns. others: unexpected places that were not named before."""
+    named_s = seen["named_after_s"]
+    return {
+        "phase": phase.name,
+        "seconds": phase.seconds,
+        "expected": " or ".join(" ".join(map(str, place)) for place in phase.expected),
+        "named_after_s": named_s,
+        "named": seen["as"],
+        "cause": seen["cause"],
+        "ratio": seen["ratio"],
+        "others": "; ".join(f"{' '.join(map(str, place))} {cause}" for place, cause in others.items()),
+        "calls_per_s": round(rate, 1),
+        "wait_us": np.round(wait_us).astype(int).tolist(),
+        "ok": not phase.expected or (named_s is not None and named_s <= WITHIN_S),
+    }
+
+
+def run(phases: Sequence[GpuFaultPhase], num_ranks: int, window_s: float, report: BenchmarkReport) -> None:
+    """One server through all phases."""
+    told_before: set[tuple] = set()
+    flags = [*FLAGS.split(), "--chunk-size", str(CHUNK), "--diagnose-window", str(window_s)]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Disturbance("compute", "1") as computing,
+        Disturbance("copy", str(num_ranks - 1), "0") as copying,
+        RunningServer(wide_model(Path(scratch)), num_ranks, *flags, timeout_s=150) as server,
+        steady_load(server.url, num_ranks),
+    ):
+        time.sleep(2)
+        newest, disturbances = -1, {"compute": computing, "copy": copying}
+        for phase in phases:
+            if phase.fault:
+                disturbances[phase.fault].turn(on=True)
+            seen = watch(server.url, phase.seconds, phase.expected)
+            newest, wait_us, rate = waits(server.url, newest)
+            if phase.fault:
+                disturbances[phase.fault].turn(on=False)
+            others = {place: cause for place, cause in seen["others"].items() if place not in told_before}
+            told_before |= {*seen["others"], *phase.expected[:1]}
+            report.add_row(**row(phase, seen, others, wait_us, rate))
+            print(report.rows[-1], flush=True)
+        print("\n".join(line for line in server.output().splitlines() if "diagnosis" in line))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis.live_faults_gpu", description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
@@ -124,74 +196,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clean", type=float, default=14.0, help="seconds without a fault, default 14")
     parser.add_argument("--fault", type=float, default=16.0, help="seconds of each fault, default 16")
     options = parser.parse_args(argv)
-    last = options.ranks - 1
-    phases = [
-        ("clean", None, options.clean, []),
-        ("compute on GPU 1", 0, options.fault, [("column", 1)]),
-        ("calm", None, options.clean / 2, []),
-        # Behind a switch GPUs have one way out and one way in each, which all of their links share.
-        (f"copies from GPU {last} to GPU 0", 1, options.fault, [("point", 0, last), ("column", last), ("row", 0)]),
-    ]
-    flags = [
-        "--device",
-        "cuda",
-        "--load-format",
-        "dummy",
-        "--skip-tokenizer-init",
-        "--no-prefix-cache",
-        "--chunk-size",
-        str(CHUNK),
-        "--max-num-seqs",
-        "8",
-        "--max-model-len",
-        "4400",
-        "--kv-cache-gb",
-        "0.2",
-        "--low-latency-max-tokens",
-        "8",
-        "--overlap",
-        "none",
-    ]
-    flags += ["--diagnose-window", str(options.window)]
-    report = BenchmarkReport(
-        "live_faults_gpu", {"ranks": options.ranks, "window_s": options.window, "chunk": CHUNK, **WIDE}
-    )
-    told_before: set[tuple] = set()
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        Disturbance("compute", "1") as computing,
-        Disturbance("copy", str(last), "0") as copying,
-        RunningServer(wide_model(Path(scratch)), options.ranks, *flags, timeout_s=150) as server,
-        steady_load(server.url, options.ranks),
-    ):
-        time.sleep(2)
-        newest = -1
-        for name, fault, seconds, expected in phases:
-            if fault is not None:
-                (computing, copying)[fault].turn(on=True)
-            seen = watch(server.url, seconds, expected)
-            newest, wait_us, rate = waits(server.url, newest)
-            if fault is not None:
-                (computing, copying)[fault].turn(on=False)
-            others = {place: cause for place, cause in seen["others"].items() if place not in told_before}
-            told_before |= {*seen["others"], *([tuple(expected[0])] if expected else [])}
-            report.add_row(
-                phase=name,
-                seconds=seconds,
-                expected=" or ".join(" ".join(map(str, place)) for place in expected),
-                named_after_s=seen["named_after_s"],
-                named=seen["as"],
-                cause=seen["cause"],
-                ratio=seen["ratio"],
-                others="; ".join(f"{' '.join(map(str, place))} {cause}" for place, cause in others.items()),
-                calls_per_s=round(rate, 1),
-                wait_us=np.round(wait_us).astype(int).tolist(),
-                ok=not expected or (seen["named_after_s"] is not None and seen["named_after_s"] <= WITHIN_S),
-            )
-            print(report.rows[-1], flush=True)
-        print("\n".join(line for line in server.output().splitlines() if "diagnosis" in line))
+    config = {"ranks": options.ranks, "window_s": options.window, "chunk": CHUNK, **WIDE}
+    report = BenchmarkReport("live_faults_gpu", config)
+    run(phases_of(options), options.ranks, options.window, report)
     report.finish()
-    return 0 if all(row["ok"] for row in report.rows) else 1
+    return 0 if all(one["ok"] for one in report.rows) else 1
 
 
 if __name__ == "__main__":

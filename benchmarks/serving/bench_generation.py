@@ -118,7 +118,7 @@ class GenerationTable:
         )
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--experts", type=int, default=256, help="of all GPUs together, per layer")
@@ -129,13 +129,15 @@ def main() -> None:
     add("--chunk", type=int, default=8192)
     add("--steps", type=int, default=30)
     add("--drafts", action="store_true", help="also with one draft per step")
-    add("--acceptance", type=float, default=0.85, help="share of drafts that hold, measured elsewhere: %(default)s")
+    add("--acceptance", type=float, default=0.85, help="share of accepted drafts, measured elsewhere: %(default)s")
     add("--overlap", nargs="+", default=["auto"], help="of decodes: auto, none, sbo, tbo; several are compared")
     add("--one-cache", action="store_true", help="all layers keep their cache in one layer's memory")
     add("--itl", type=float, default=50.0, help="ms per token at which throughput is told")
-    args = parser.parse_args()
-    group = EPGroup.from_mpi()
-    work = GenerationWorkload(args.input, args.output, args.chunk, args.steps, args.one_cache)
+    return parser.parse_args()
+
+
+def load(args: argparse.Namespace, work: GenerationWorkload, group: EPGroup) -> GenerationBench:
+    rows = max(args.requests) * (1 + args.drafts)
     with shape_with(args.experts) as directory:
         config = EngineConfig(
             str(directory),
@@ -143,27 +145,32 @@ def main() -> None:
             dtype="bfloat16",
             load_format="dummy",
             num_hidden_layers=args.layers,
-            low_latency_max_tokens=max(args.requests) * (1 + args.drafts),
+            low_latency_max_tokens=rows,
             max_model_len=work.max_model_len,
             num_speculative_tokens=int(args.drafts),
             enable_prefix_cache=False,
             ep_payload="fp8",
-            chunk_size=max(args.chunk, max(args.requests) * (1 + args.drafts)),
+            chunk_size=max(args.chunk, rows),
             max_num_seqs=max(args.requests),
             page_size=64,
             max_queue=1 << 20,
             spare_experts=0,
         )
-        bench = GenerationBench(config, group, work)
-    title = f"generation_{args.layers}x{args.experts}_{group.size}gpu"
+        return GenerationBench(config, group, work)
+
+
+def main() -> None:
+    args, group = parse(), EPGroup.from_mpi()
+    work = GenerationWorkload(args.input, args.output, args.chunk, args.steps, args.one_cache)
+    bench = load(args, work, group)
     report = BenchmarkReport(
-        title,
+        f"generation_{args.layers}x{args.experts}_{group.size}gpu",
         {
             "device": torch.cuda.get_device_name(),
             "gpus": group.size,
             "experts": args.experts,
             "layers": args.layers,
-            "attention": decode_kernel(bench.model, config.page_size),
+            "attention": decode_kernel(bench.model, bench.config.page_size),
             "one_cache": args.one_cache,
             "input": args.input,
             "output": args.output,
@@ -172,16 +179,16 @@ def main() -> None:
             "load_s": round(bench.load_s, 1),
         },
     )
-    measuring = GenerationTable(bench, report, args.layers, args.acceptance)
+    table = GenerationTable(bench, report, args.layers, args.acceptance)
     for requests in args.requests:
         for overlap in args.overlap:
             aheads = (True, False) if requests == args.requests[0] and overlap == args.overlap[0] else (True,)
-            measuring.decode(requests, aheads, overlap=overlap)
-    measuring.at_latency(args.itl / 1e3)
+            table.decode(requests, aheads, overlap=overlap)
+    table.at_latency(args.itl / 1e3)
     for requests in args.requests if args.drafts else ():
-        measuring.decode(requests, (True,), num_drafts=1)
+        table.decode(requests, (True,), num_drafts=1)
     if args.chunk:
-        measuring.prefill()
+        table.prefill()
     if group.rank == 0:
         report.finish()
     bench.model.close()

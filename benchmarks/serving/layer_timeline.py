@@ -34,18 +34,18 @@ _EXCHANGE = ("dispatch", "receive", "combine")
 
 @dataclass(frozen=True)
 class Span:
-    """One stage of one microbatch (0, or 1 for the second of two) in one layer. Times in us."""
+    """One stage of one microbatch in one layer."""
 
     stage: str
     lane: str
-    microbatch: int
+    microbatch: int  # 0, or 1 for the second of two
     layer: int
     begin_us: float
     end_us: float
 
 
 class Tracer:
-    """To be put in place of Lanes.trace. On GPUs between two events of the stage's own stream, else by the clock."""
+    """Takes the place of Lanes.trace: times stages by events of their own stream on GPUs, else by the clock."""
 
     def __init__(self, on_gpu: bool):
         self._on_gpu = on_gpu
@@ -84,8 +84,8 @@ class Tracer:
 
 
 def exposed_us(spans: list[Span], layer: int | None = None) -> float:
-    """Of the time from layer to layer, what the compute lane computed nothing in: it exchanged, or waited for another
-    lane, for peers or for the host. layer: default the median of those between the first and the last."""
+    """Of the time from layer to layer, the part in which the compute lane computed nothing: it exchanged, or waited for
+    another lane, for peers or for the host. layer: default the median of those between the first and the last."""
     if layer is None:
         return statistics.median(exposed_us(spans, i) for i in range(1, max(span.layer for span in spans)))
     begin, end = _begin(spans, layer), _begin(spans, layer + 1)

@@ -15,10 +15,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call over `samples` samples: the median, and the 10th and 90th percentile as its spread."""
+    """Seconds per call, over several samples."""
 
     median_s: float
-    p10_s: float
+    p10_s: float  # the spread: 10th and 90th percentile
     p90_s: float
     samples: int
 

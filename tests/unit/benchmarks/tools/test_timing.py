@@ -20,8 +20,11 @@ def test_measure_alternates_and_calls_equally_often():
     calls: list[str] = []
     times = measure(
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
-        samples=4, calls_per_sample=2, warmup=1, before=lambda: calls.append("|"),
-    )  # fmt: skip
+        samples=4,
+        calls_per_sample=2,
+        warmup=1,
+        before=lambda: calls.append("|"),
+    )
     assert "".join(calls) == "ab" + "|aa|bb" + "|bb|aa" + "|aa|bb" + "|bb|aa"
     assert times["a"].samples == times["b"].samples == 4
 
