@@ -20,6 +20,7 @@ from pathlib import Path
 INSTALLED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
 PACKAGE = "@sparticuz/chromium@147.0.0"
 FOLDER = Path(sys.prefix) / "chromium"
+FAILURE = Path(sys.prefix) / "no-chromium.txt"  # why the last attempt to install one failed
 REMEDY = "install Chromium so that `chromium` is in PATH (Debian: apt-get install chromium), or run `make test` online"
 ARGUMENTS = (
     "--disable-background-networking",
@@ -58,6 +59,12 @@ def find() -> Chromium | None:
     # NSS, NSPR, expat and fonts: a bare machine has none.
     libraries = os.pathsep.join(filter(None, (str(FOLDER / "lib"), os.environ.get("LD_LIBRARY_PATH"))))
     return Chromium(unpacked, {"LD_LIBRARY_PATH": libraries, "FONTCONFIG_FILE": str(FOLDER / "fonts.conf")})
+
+
+def why_none() -> str:
+    """Why there is no browser, and what to do."""
+    tried = FAILURE.read_text() if FAILURE.is_file() else "`make test` has not looked for one yet"
+    return f"no browser ({tried}): {REMEDY}"
 
 
 def install() -> str | None:
@@ -130,6 +137,9 @@ def _from_apt() -> str | None:
 
 if __name__ == "__main__":
     problem = install()
-    if problem is not None:
-        print(f"[test] no browser, so the page's tests are skipped ({problem}). To run them {REMEDY}", file=sys.stderr)
+    if problem is None:
+        FAILURE.unlink(missing_ok=True)
+    else:
+        FAILURE.write_text(problem)
+        print(f"[test] the page's tests are skipped: {why_none()}", file=sys.stderr)
     sys.exit(problem is not None)

@@ -83,7 +83,7 @@ def server_256(log_256) -> Iterator[PageServer]:
 def browser():
     found = chromium.find()
     if found is None:
-        pytest.skip(f"no browser: {chromium.REMEDY}")
+        pytest.skip(chromium.why_none())
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
     with pytest.MonkeyPatch.context() as patch:
         if len(tempfile.gettempdir()) > 40:  # Chromium puts a socket there, whose path may have 107 bytes

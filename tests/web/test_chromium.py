@@ -32,6 +32,13 @@ def test_no_browser_says_why_both_ways_failed(bare, monkeypatch):
     assert chromium.install() == f"npm: {chromium.PACKAGE} is for x86-64 Linux; apt: needs root and Debian's apt-get"
 
 
+def test_the_skip_says_why_and_what_to_do(bare, monkeypatch, tmp_path):
+    monkeypatch.setattr(chromium, "FAILURE", tmp_path / "no-chromium.txt")
+    assert "has not looked for one yet" in chromium.why_none() and chromium.REMEDY in chromium.why_none()
+    (tmp_path / "no-chromium.txt").write_text("npm: no network")
+    assert chromium.why_none().startswith("no browser (npm: no network): install Chromium")
+
+
 def test_the_package_is_unpacked_with_its_libraries_and_fonts(bare, tmp_path):
     def tar(path: Path, files: dict[str, bytes]) -> bytes:
         with tarfile.open(path, "w") as archive:
