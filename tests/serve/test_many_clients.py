@@ -73,8 +73,8 @@ def test_open_loop_load_refuses_in_one_line(capsys):
 
 def test_open_loop_load_waits_for_a_server_that_loads(monkeypatch):
     answers = [httpx.Response(503, json={"status": "loading"})] * 2 + [httpx.Response(200, json={"status": "ok"})]
-    monkeypatch.setattr("benchmarks.open_loop.httpx.get", lambda url, timeout: answers.pop(0))
-    monkeypatch.setattr("benchmarks.open_loop.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("benchmarks.serving.open_loop.httpx.get", lambda url, timeout: answers.pop(0))
+    monkeypatch.setattr("benchmarks.serving.open_loop.time.sleep", lambda seconds: None)
     wait_until_loaded("http://127.0.0.1:8000")
     assert not answers
     answers += [httpx.Response(503, json={"status": "loading"})] * 2
