@@ -187,8 +187,7 @@ void ep_stats(int64_t self, Tensor out, bool reset) {
   Exchange& exchange = exchange_at(self);
   const Stats& stats = exchange.stats();
   auto* to = out.mutable_data_ptr<int64_t>();
-  for (const auto* totals :
-       {&stats.dispatch_wait_ns, &stats.combine_wait_ns, &stats.recv_tokens, &stats.sent_tokens, &stats.slot_rows})
+  for (const auto* totals : {&stats.dispatch_wait_ns, &stats.combine_wait_ns, &stats.recv_tokens, &stats.sent_tokens})
     to = std::copy(totals->begin(), totals->end(), to);
   *to++ = stats.num_calls;
   *to++ = stats.compute_ns;

@@ -14,7 +14,7 @@ Each is written KIND:RANK[:PEER]:SIZE, and @FROM-TO adds seconds after the start
     stop:3:5s             rank 3 is stopped for 5 s, once; by default 5 s after the start
 
 Nothing is made up: a fault costs real time, and the runtime measures it as it measures everything. This module imports
-neither torch nor the runtime; a backend is anything with the verbs of EPBackend.
+neither torch nor the runtime; a backend is anything with the verbs of Backend.
 """
 
 import contextlib
@@ -124,8 +124,9 @@ class Injector:
     def wrap(self, backend: Any) -> Any:
         """The backend with this rank's faults; itself when there are none that concern it."""
         faults = [fault for fault in self.faults if fault.kind not in ("slow-rank", "stop")]
-        if any(fault.kind == "slow-link" for fault in faults) and not hasattr(backend, "delay_link"):
-            raise ValueError(f"slow-link: {type(backend).__name__} has no links that can be delayed")
+        for fault in faults:
+            if fault.kind == "slow-link":
+                backend.delay_link(fault.peer, 0.0)  # raises ValueError where there is no link to delay
         return FaultyBackend(backend, faults, self) if faults else backend
 
     def close(self) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eprt.compat.deep_ep import layout
-from eprt.ep.nvlink import low_latency as nvlink_low_latency
-from eprt.ep.nvlink import normal as nvlink_normal
+from eprt.ep.nvlink import kernel_state, low_latency, normal
 from eprt.gpu import symmetric
 from tests.emulated import device
 from tests.emulated.device import Event, HostWords, Stream
@@ -86,11 +85,11 @@ class FakeGpu:
                 fake.launched.append((self.kernel.name, copy, num_blocks))
                 fake.on_launch(self.kernel.name, copy)
 
-        for module in (nvlink_low_latency, nvlink_normal, layout):
+        for module in (kernel_state, low_latency, normal, layout):
             for value in (Kernel, Launch, SymmetricMemory, HostWords):
                 monkeypatch.setattr(module, value.__name__, value, raising=False)
-            monkeypatch.setattr(module, "this_arch", lambda: "sm_90a")
-        monkeypatch.setattr(nvlink_normal, "most_shared_bytes", lambda device: 227 << 10)
+            monkeypatch.setattr(module, "this_arch", lambda: "sm_90a", raising=False)
+        monkeypatch.setattr(normal, "most_shared_bytes", lambda device: 227 << 10)
         for name, value in {
             "is_available": lambda: True, "current_device": lambda: 0, "synchronize": lambda: None,
             "get_device_properties": lambda *args: SimpleNamespace(multi_processor_count=132), "Stream": Stream,

@@ -2,17 +2,19 @@
 
 import numpy as np
 
-from eprt.ep.group.group import EPGroup, Pending, Window
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.window import SharedWindow
 
 
 class GatherGroup(EPGroup):
     """allgather(), barrier() and close() are the subclass's."""
 
-    def shared_window(self, num_bytes: int) -> Window:
+    def shared_window(self, num_bytes: int) -> SharedWindow:
         raise NotImplementedError
 
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         raise NotImplementedError
 
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         raise NotImplementedError

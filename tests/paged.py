@@ -113,7 +113,7 @@ class PagedRunner:
             logits_idx=torch.arange(len(tokens), device=self.device),
             mode=mode,
             overlap=overlap,
-            split=Split.of(starts) if overlap == "tbo" else None,
+            split=Split.in_middle(starts) if overlap == "tbo" else None,
         )
 
 

@@ -5,6 +5,8 @@ from unittest.mock import patch
 
 from eprt.engine import graphs, warm_up
 from eprt.engine.engine import Engine
+from eprt.ep.exchange import Exchange
+from eprt.models.model import Model
 
 
 @contextmanager
@@ -15,11 +17,19 @@ def steps_recorded(engine: Engine, sizes=(1, 2, 4, 8)):
     num_pages = -(-engine.limits.max_model_len // engine.config.page_size)
     with ExitStack() as stack:
         stack.enter_context(patch.object(graphs, "record", _record))
-        stack.enter_context(patch.object(warm_up, "can_record", lambda model: True))
+        stack.enter_context(patch.object(Exchange, "require_recordable", lambda exchange: None))
         stack.enter_context(patch("torch.cuda.graph_pool_handle", lambda: None))
         warm_up.record_decodes(engine.runner, engine.drafter, sizes, most_rows, num_pages, engine.overlap.decode)
     yield
     check_replays(engine)
+
+
+def can_record(model: Model) -> bool:
+    try:
+        model.exchange.require_recordable()
+    except ValueError:
+        return False
+    return True
 
 
 def check_replays(engine: Engine) -> None:

@@ -37,7 +37,7 @@ from eprt import EPGroup, SamplingParams
 from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from tests import tiny
 
 NUM_RANKS = (2, 4)
@@ -72,7 +72,7 @@ class MigrationStream:
         self.watch = Stopwatch(time.thread_time)
         for name in ("work", "advance", "offer"):
             setattr(engine.migrator, name, self.watch.wrap(getattr(engine.migrator, name)))
-        self._decode = self.watch.wrap(msgspec.msgpack.Decoder(Job).decode)
+        self._decode = self.watch.wrap(msgspec.msgpack.Decoder(MigrationJob).decode)
         self.moves = {"local": 0, "network": 0, "fan_out": 0}
         self._messages: list[bytes] = []
 
@@ -87,7 +87,7 @@ class MigrationStream:
             rounds = schedule_rounds(self._rows, target, self._engine.group.node_of_rank)
             for way, num in count_moves(rounds, self._engine.group.node_of_rank).items():
                 self.moves[way] += num
-            job = Job(self._num_jobs, self._epoch, tuple(rounds))
+            job = MigrationJob(self._num_jobs, self._epoch, tuple(rounds))
             self._messages.append(msgspec.msgpack.encode(job))
             self._rows, self._epoch = target, self._epoch + len(rounds)
 

@@ -48,8 +48,8 @@ def run(group: EPGroup, report: BenchmarkReport | None, num_tokens: int) -> None
     load_LE = np.exp(0.8 * base())[None]
     placement = plan(load_LE, num_slots=NUM_SLOTS, num_gpus=group.size)
     row_S, weight_S = placement.physical_to_logical_map[0], placement.weight_LP[0]
-    weights = SlotMap.of_row(row_S, NUM_EXPERTS, weight_S=weight_S, rank=group.rank)
-    local = SlotMap.of_row(row_S, NUM_EXPERTS, weight_S=weight_S, rank=group.rank, node_of_rank=group.node_of_rank)
+    weights = SlotMap.from_row(row_S, NUM_EXPERTS, weight_S=weight_S, rank=group.rank)
+    local = SlotMap.from_row(row_S, NUM_EXPERTS, weight_S=weight_S, rank=group.rank, node_of_rank=group.node_of_rank)
     routers = {name: BatchRouter(group, NUM_EXPERTS, method) for name, method in METHODS.items()}
     sent_L = np.zeros(NUM_EXPERTS + 1, dtype=np.int64)
     candidates = {

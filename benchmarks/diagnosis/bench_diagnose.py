@@ -33,7 +33,8 @@ from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.step_waits import StepWaits
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
+from eprt.ep.registry import make_backend
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.ranks.messages import SlotTotals, Step, WaitTotals, pack
 from eprt.serve.ranks.worker import wait_totals
@@ -84,8 +85,8 @@ def ep_layer(comm: MPI.Comm, group: EPGroup, num_tokens: int, calls: int, pairs:
     def run(on: bool) -> None:
         for _ in range(calls):
             handle = backend.dispatch_send(x_TH, slot_TK, weight_TK)
-            backend.dispatch_recv(handle)
-            backend.combine_send(backend.combine_buffer(handle), handle)
+            received = backend.dispatch_recv(handle)
+            backend.combine_send(backend.combine_buffer(handle, received), handle)
             backend.combine_recv(handle)
 
     columns = paired(comm, backend.set_counting, run, pairs)
@@ -109,8 +110,8 @@ def direct_us(engine: Engine, group: EPGroup) -> tuple[float, float]:
     def calls() -> None:
         for _ in range(50):
             handle = backend.dispatch_send(x_TH, slot_TK, weight_TK)
-            backend.dispatch_recv(handle)
-            backend.combine_send(backend.combine_buffer(handle), handle)
+            received = backend.dispatch_recv(handle)
+            backend.combine_send(backend.combine_buffer(handle, received), handle)
             backend.combine_recv(handle)
 
     least_s = {}
@@ -157,7 +158,7 @@ def demo_model(comm: MPI.Comm, group: EPGroup, steps: int, pairs: int) -> dict[s
     def set_counting(on: bool) -> None:
         top_up()
         engine.step_waits.counting = on
-        for backend in engine.model.ep.values():
+        for backend in engine.model.exchange.values():
             backend.set_counting(on)
 
     columns = paired(comm, set_counting, run, pairs)

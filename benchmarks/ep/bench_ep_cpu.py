@@ -22,7 +22,8 @@ from mpi4py import MPI
 from benchmarks.tools.report import BenchmarkReport
 from benchmarks.tools.timing import Timing, measure
 from eprt import EPGroup
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
+from eprt.ep.registry import make_backend
 
 NUM_RANKS = 4
 TOP_K = 8
@@ -56,8 +57,8 @@ def eprt_pair(group: EPGroup, x_TH: torch.Tensor, payload: str, zero_copy: bool)
 
     def call() -> None:
         handle = backend.dispatch_send(x_TH, slot_idx_TK, weights_TK)
-        backend.dispatch_recv(handle)
-        backend.combine_send(backend.combine_buffer(handle) if zero_copy else y_RH, handle)
+        received = backend.dispatch_recv(handle)
+        backend.combine_send(backend.combine_buffer(handle, received) if zero_copy else y_RH, handle)
         backend.combine_recv(handle)
 
     return call, backend.close

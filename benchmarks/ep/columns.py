@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.tools.timing import Timing
 from eprt import EPGroup
-from eprt.ep.nvlink.backend import NvlinkBackend
+from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
 from eprt.ep.reference import dequantize
 
 LINK_GB_S = 450.0  # one GPU's NVLink, one way
@@ -35,7 +35,9 @@ def compared(
     return row | {"floor_us": floor_us, "to_floor": us / floor_us}
 
 
-def identity_error(group: EPGroup, backend: NvlinkBackend, x_TH: Tensor, slots: Tensor, weights: Tensor) -> float:
+def identity_error(
+    group: EPGroup, backend: NvlinkLowLatencyBackend, x_TH: Tensor, slots: Tensor, weights: Tensor
+) -> float:
     """||out - ref|| / ||ref|| of a dispatch and combine around experts that return what they get; ref in fp32 from the
     tokens as they were. The largest over the ranks."""
     handle, received = backend.dispatch(x_TH, slots, weights)

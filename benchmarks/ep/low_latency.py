@@ -8,7 +8,7 @@ With --exact both names end in _exact: one row per expert crosses in combine, un
 import argparse
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +17,10 @@ from benchmarks.ep.deep_ep_peer import LowLatencyPeer, deep_ep
 from benchmarks.tools.gpu_timer import GpuTimer, difference
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
-from eprt.ep.api import EPConfig
-from eprt.ep.nvlink.backend import NvlinkBackend
-from eprt.ep.nvlink.low_latency import RECV, SEND
+from eprt.ep.config import EPConfig
+from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
+from eprt.ep.nvlink.options import NvlinkOptions
+from eprt.ep.nvlink.structs import RECV, SEND
 
 TOKENS = (1, 8, 32, 64, 128, 256)
 SAMPLES = 50
@@ -39,11 +40,19 @@ STAGES = {
 }
 
 
+class LowLatencySetting(NamedTuple):
+    """How the exchange is made."""
+
+    config: EPConfig
+    options: NvlinkOptions
+
+
 class LowLatencyCase:
     """One batch of one rank, and the calls that are timed."""
 
-    def __init__(self, group: EPGroup, config: EPConfig, num_tokens: int, profile: bool = False, stats: bool = True):
-        self.backend = NvlinkBackend(config, group, profile=profile, stats=stats)
+    def __init__(self, group: EPGroup, setting: LowLatencySetting, num_tokens: int, profile: bool = False, stats: bool = True):
+        config = setting.config
+        self.backend = NvlinkLowLatencyBackend(config, group, setting.options, profile=profile, stats=stats)
         self.config, self.num_tokens = config, num_tokens
         generator = torch.Generator("cuda").manual_seed(group.rank)
         scores = torch.rand(num_tokens, config.num_slots, device="cuda", generator=generator)
@@ -85,10 +94,11 @@ def rows(
     group: EPGroup,
     timer: GpuTimer,
     peers: dict[str, LowLatencyPeer],
-    config: EPConfig,
+    setting: LowLatencySetting,
     num_tokens: int,
 ) -> None:
-    case, max_tokens = LowLatencyCase(group, config, num_tokens), config.num_max_tokens_per_rank
+    config, case = setting.config, LowLatencyCase(group, setting, num_tokens)
+    max_tokens = config.num_max_tokens_per_rank
     sequences: dict[str, list[Callable[[], None]]] = {"eprt": [case.dispatch, case.combine]}
     sizes: dict[str, Any] = {"sms": case.backend.num_sms, "buffer_bytes": case.backend.kernels.shape.num_bytes}
     sizes["error_to_fp32"] = identity_error(group, case.backend, case.x, case.slots, case.weights)
@@ -111,9 +121,9 @@ def rows(
     case.backend.close()
 
 
-def parts_row(group: EPGroup, timer: GpuTimer, config: EPConfig, num_tokens: int) -> dict[str, Any]:
+def parts_row(group: EPGroup, timer: GpuTimer, setting: LowLatencySetting, num_tokens: int) -> dict[str, Any]:
     """The four EP calls apart, the host's share, and what the statistics cost."""
-    case, bare = LowLatencyCase(group, config, num_tokens), LowLatencyCase(group, config, num_tokens, stats=False)
+    case, bare = LowLatencyCase(group, setting, num_tokens), LowLatencyCase(group, setting, num_tokens, stats=False)
     calls = [case.dispatch_send, case.dispatch_recv, case.combine_send, case.combine_recv]
     split = timer.in_turns({"calls": calls, "empty": [lambda: None]}, 20)
     kernels, out = case.backend.kernels, torch.empty_like(case.x)
@@ -148,9 +158,9 @@ def parts_row(group: EPGroup, timer: GpuTimer, config: EPConfig, num_tokens: int
     return rounded(row)
 
 
-def stages(group: EPGroup, timer: GpuTimer, config: EPConfig, num_tokens: int) -> None:
+def stages(group: EPGroup, timer: GpuTimer, setting: LowLatencySetting, num_tokens: int) -> None:
     """Prints when the thread blocks of one call pass each stage: us since the earliest start, over blocks and calls."""
-    case = LowLatencyCase(group, config, num_tokens, profile=True)
+    case = LowLatencyCase(group, setting, num_tokens, profile=True)
     seen: dict[str, list[torch.Tensor]] = {"dispatch": [], "combine": []}
     for _ in range(12):
         for kernel, call in (("dispatch", case.dispatch), ("combine", case.combine)):
@@ -203,13 +213,13 @@ def reports(group: EPGroup, comm: Any, timer: GpuTimer, arguments: argparse.Name
             mode="low_latency",
             device="cuda",
             exact_combine=arguments.exact,
-            num_sms=arguments.sms,
         )
-        rows(beside, group, timer, peers, config, num_tokens)
+        setting = LowLatencySetting(config, NvlinkOptions(num_sms=arguments.sms))
+        rows(beside, group, timer, peers, setting, num_tokens)
         if not arguments.brief:
-            parts.add_row(**parts_row(group, timer, config, num_tokens))
+            parts.add_row(**parts_row(group, timer, setting, num_tokens))
         if arguments.profile:
-            stages(group, timer, config, num_tokens)
+            stages(group, timer, setting, num_tokens)
     for peer in peers.values():
         peer.close()
     return [beside] if arguments.brief else [beside, parts]

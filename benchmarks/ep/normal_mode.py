@@ -21,9 +21,10 @@ from benchmarks.tools.gpu_timer import GpuTimer
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.compat.deep_ep.rows import RowExchange
-from eprt.ep.api import EPConfig
+from eprt.ep.config import EPConfig
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
 from eprt.ep.nvlink.normal_grid import MAX_SMS, combine_work, dispatch_work
+from eprt.ep.nvlink.options import NvlinkOptions
 from eprt.ep.reference import quantize
 
 TOKENS = (512, 4096, 8192)
@@ -131,18 +132,9 @@ def rows(
 def rows_by_expert(report: BenchmarkReport, timer: GpuTimer, case: NormalCase, payload: str, sms: int | None) -> None:
     """Rows by expert, through the backend."""
     hidden, top_k, R = case.x.shape[1], case.slots.shape[1], case.group.size
-    config = EPConfig(
-        hidden,
-        case.experts,
-        top_k,
-        case.num_tokens,
-        payload=payload,
-        mode="normal",
-        device="cuda",
-        num_sms=sms,
-        max_recv_rows=min(2 * case.num_tokens * top_k, case.num_tokens * top_k * R),
-    )
-    backend = NvlinkNormalBackend(config, case.group)
+    config = EPConfig(hidden, case.experts, top_k, case.num_tokens, payload=payload, mode="normal", device="cuda")
+    bound = min(2 * case.num_tokens * top_k, case.num_tokens * top_k * R)
+    backend = NvlinkNormalBackend(config, case.group, NvlinkOptions(num_sms=sms, max_recv_rows=bound))
     y = torch.randn(backend.max_rows, hidden, device="cuda").bfloat16()
     handles: list[Any] = []
 

@@ -33,7 +33,9 @@ from benchmarks.tools.timing import Timing
 from eprt import EngineConfig, EPGroup
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.layers.layer_step import Microbatch
 from eprt.layers.overlap import run_layers
+from eprt.models.deepseek import DecoderLayer
 from eprt.models.loader import load_model
 
 NUM_RANKS = 2
@@ -63,9 +65,7 @@ class LayerBench:
             ep_payload=arguments.payload,
         )
         self.model = load_model(engine, group)
-        if arguments.moe_only:
-            for layer in self.model.layers:
-                layer.stages["attention"] = _no_attention(layer)
+        self.layers = [MoEOnly(layer) for layer in self.model.layers] if arguments.moe_only else self.model.layers
         config = self.model.config
         prompts = -(-arguments.prefill // arguments.prompt) * -(-arguments.prompt // PAGE_SIZE)
         pages = max(most_requests * -(-arguments.context // PAGE_SIZE), prompts)
@@ -116,21 +116,16 @@ class LayerBench:
             logits_idx=torch.arange(len(position)),
         )
         moved = {name: value.to(self.device) for name, value in vars(batch).items() if isinstance(value, Tensor)}
-        split = Split.of(starts) if overlap == "tbo" else None
+        split = Split.in_middle(starts) if overlap == "tbo" else None
         return replace(batch, **moved, mode=mode, overlap=overlap, split=split)
 
-    def call(self, batch: ForwardBatch, overlap_sms: int | None = None) -> Callable[[], Tensor]:
+    def call(self, batch: ForwardBatch) -> Callable[[], Tensor]:
         generator = torch.Generator(self.device).manual_seed(self.group.rank)
         x_TH = torch.randn(batch.num_tokens, self.model.config.hidden_size, device=self.device, generator=generator).to(
             self.model.config.dtype
         )
 
-        def run() -> Tensor:
-            for layer in self.model.moe_layers():
-                layer.overlap_sms = overlap_sms
-            return run_layers(self.model.layers, x_TH, batch, self.cache, self.model.lanes)
-
-        return run
+        return lambda: run_layers(self.layers, x_TH, batch, self.cache, self.model.lanes)
 
     def times(self, calls: dict[str, Callable[[], Any]], samples: int, as_graphs: bool) -> dict[str, list[float]]:
         """Seconds of one layer, for each sample that of the slowest rank."""
@@ -180,13 +175,14 @@ def _shape(on_gpu: bool, arguments: argparse.Namespace, num_ranks: int) -> str:
     return str(folder)
 
 
-def _no_attention(layer: Any) -> Any:
-    """In place of the stage: the MoE block's input is the layer's."""
+class MoEOnly:
+    """A layer without attention: the MoE block's input is the layer's, normalised."""
 
-    def norm_only(m: Any) -> None:
-        m.h_TH = layer.mlp_norm(m.x_TH)
+    def __init__(self, layer: DecoderLayer):
+        self.mlp, self._norm = layer.mlp, layer.mlp_norm
 
-    return norm_only
+    def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
+        return self._norm(microbatch.x_TH), microbatch.x_TH
 
 
 def _in_turns(calls: dict[str, Callable[[], Any]], samples: int) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -254,7 +250,7 @@ def _bench(
     for size in sizes:
         calls = {overlap: bench.call(make(size, overlap)) for overlap in overlaps}
         if "sbo" in overlaps and bench.on_gpu:
-            calls |= {f"sbo_{sms}": bench.call(make(size, "sbo"), sms) for sms in arguments.sms}
+            calls |= {f"sbo_{n}": bench.call(replace(make(size, "sbo"), overlap_sms=n)) for n in arguments.sms}
         times = bench.times(calls, arguments.samples, as_graphs=what == "requests")
         bench.timeline(calls["none"])
         panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}

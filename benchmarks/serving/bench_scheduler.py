@@ -24,6 +24,8 @@ from eprt.engine import engine as engine_module
 from eprt.engine import sampler
 from eprt.engine.engine import Engine
 from eprt.engine.sampling_params import SamplingParams
+from eprt.ep.exchange import Exchange
+from eprt.models.model import Model
 
 NUM_RANKS = 0
 
@@ -31,11 +33,13 @@ NUM_RUNNING, PROMPT, VOCAB, STEPS, WARMUP = 128, 256, 4096, 500, 50
 PAGE_SIZE, LATENT, ROPE = 16, 3, 1
 
 
-class FixedLogits:
+class FixedLogits(Model):
     """A model that computes nothing.
 
     sweep_bytes: memory that its forward pass touches, to leave the caches as a real one would
     """
+
+    device, kv_dtype, exchange = torch.device("cpu"), torch.float32, Exchange({})
 
     def __init__(self, sweep_bytes: int):
         self.config = SimpleNamespace(
@@ -46,16 +50,12 @@ class FixedLogits:
             max_position_embeddings=8192,
             eos_token_ids=(),
         )
-        self.kv_dtype = torch.float32
         self.logits_XV = torch.randn(NUM_RUNNING, VOCAB, generator=torch.Generator().manual_seed(0)) * 4
         self.swept = np.zeros(sweep_bytes, dtype=np.uint8)
 
     def forward(self, batch, kv_cache_LPSD):
         self.swept += 1
         return self.logits_XV[: batch.logits_idx.shape[0]]
-
-    def expert_load(self):
-        return []
 
 
 def build(sweep_bytes: int) -> Engine:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from eprt.layers.overlap import Stage
+from eprt.layers.schedules import Stage
 
 _COLOURS = {
     "attention": "#4c78a8",
@@ -25,11 +25,9 @@ _COLOURS = {
     "experts": "#54a24b",
     "dispatch": "#f58518",
     "combine": "#e45756",
-    "receive": "#ffbf79",
-    "signals": "#bab0ac",
     "add": "#b279a2",
 }
-_EXCHANGE = ("dispatch", "receive", "combine")
+_EXCHANGE = ("dispatch", "combine")
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,6 @@ class Tracer:
 
     @contextmanager
     def __call__(self, stage: Stage, microbatch: int) -> Iterator[None]:
-        if stage.name == "rounds":  # its own stages follow
-            yield
-            return
         layer = self._begun[stage.name, microbatch]
         self._begun[stage.name, microbatch] += 1
         begin = self._now()

@@ -8,8 +8,9 @@ import torch
 
 from benchmarks.tools.timing import Timing, quantile
 from eprt import EPGroup
-from eprt.ep.api import EPConfig
-from eprt.ep.nvlink.backend import NvlinkBackend
+from eprt.ep.config import EPConfig
+from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
+from eprt.ep.nvlink.options import NvlinkOptions
 
 Call = Callable[[], object]
 
@@ -20,8 +21,8 @@ class GpuTimer:
 
     def __init__(self, group: EPGroup):
         self.group = group
-        tiny = EPConfig(16, group.size, 1, 1, mode="low_latency", device="cuda", num_sms=1)
-        self._meeting = NvlinkBackend(tiny, group)
+        tiny = EPConfig(16, group.size, 1, 1, mode="low_latency", device="cuda")
+        self._meeting = NvlinkLowLatencyBackend(tiny, group, NvlinkOptions(num_sms=1))
         self._nobody = (
             torch.empty(0, 16, dtype=torch.bfloat16, device="cuda"),
             torch.empty(0, 1, dtype=torch.int32, device="cuda"),

@@ -53,7 +53,6 @@ void Exchange::reset_stats() {
   stats_ = Stats{};
   for (auto* totals : {&stats_.dispatch_wait_ns, &stats_.combine_wait_ns, &stats_.recv_tokens, &stats_.sent_tokens})
     totals->assign(shape_.num_ranks, 0);
-  stats_.slot_rows.assign(shape_.slots_per_rank, 0);
 }
 
 // ---- where blocks and flags are -------------------------------------------------------------------------------------
@@ -248,7 +247,6 @@ int64_t Exchange::count_rows(uint64_t epoch, int32_t* recv_count, int32_t* num_r
     for (int source = 0; source < shape_.num_ranks; ++source)
       own.row_begin[source * shape_.slots_per_rank + slot] += total;
     total += recv_count[slot];
-    if (counting_) stats_.slot_rows[slot] += recv_count[slot];
   }
   return flight(epoch).num_received = total;
 }

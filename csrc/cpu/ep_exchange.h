@@ -40,7 +40,6 @@ struct Tokens {
 // Totals since the last reset. Times in nanoseconds.
 struct Stats {
   std::vector<int64_t> dispatch_wait_ns, combine_wait_ns, recv_tokens, sent_tokens;  // [num_ranks]
-  std::vector<int64_t> slot_rows;                                                    // [slots_per_rank]
   // blocked_ns: until the last of all was there, call by call.
   int64_t num_calls = 0, compute_ns = 0, blocked_ns = 0;
 };

@@ -112,7 +112,6 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
     if (e == c.num_slots) continue;
     p.recv_count[e] = p.slot_stride ? min(place.slot_rows[e], p.slot_stride) : place.slot_rows[e];
     if (p.recv_total) add_to_total(p.recv_total + e, place.slot_rows[e]);
-    if (kStats) add_to_total(c.stats.slot_rows + e, int64_t(place.slot_rows[e]));
   }
   for (int i = thread; p.recv_range && i < kRanks * c.num_slots; i += kPlaceThreads) {
     const int e = i / kRanks, source = i % kRanks, begin = place.begin[source * width + e];

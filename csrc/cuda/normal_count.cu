@@ -225,7 +225,6 @@ EPRT_DEVICE void place_rows(const CountParams& p, const SharedCount& s, int lane
       if (rows) end = my_begin + rows;
       p.slot_begin[e] = my_begin;
       p.layout.slot_rows[e] = p.grouped ? min(rows, max(0, p.room - my_begin)) : rows;
-      if (kStats) p.context.stats.slot_rows[e] += rows;
     }
     if (p.grouped) end = __reduce_max_sync(kAllLanes, end);
     if (lane != 0) continue;

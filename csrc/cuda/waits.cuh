@@ -14,7 +14,6 @@ static_assert(kRanks <= kWarp, "a lane stands for a rank");
 struct Stats {           // totals, all in device memory of this rank
   uint64_t* wait_ns;     // [2][2][R]: dispatch, combine; sum and maximum, as thread block 0 saw it
   int64_t* tokens;       // [2][R]: sent to, received from
-  int64_t* slot_rows;    // [L]
   int64_t* calls;        // [1]
   int64_t* compute_ns;   // [1]: from the end of a dispatch to its combine
   uint64_t* blocked_ns;  // [1]: the longest of each call's waits, added up

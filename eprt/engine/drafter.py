@@ -22,7 +22,7 @@ from torch import Tensor
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.graphs import DecodeGraphs
-from eprt.engine.runner import Packed
+from eprt.engine.runner import PackedStep
 from eprt.engine.schedule import Schedule
 from eprt.ep.placement.load import LoadRecorder
 from eprt.gpu.readback import Snapshot
@@ -67,7 +67,9 @@ class Drafter:
         token_X = logits_XV.argmax(dim=-1)
         return (token_X, hidden_XH) if self._acceptance is None else (token_X, hidden_XH, logits_XV)
 
-    def launch(self, schedule: Schedule, packed: Packed, hidden_TH: Tensor, token_X: Tensor | None) -> Snapshot | None:
+    def launch(
+        self, schedule: Schedule, packed: PackedStep, hidden_TH: Tensor, token_X: Tensor | None
+    ) -> Snapshot | None:
         """New guesses for the step's requests; waits for nothing. How many of the last ones hold, int64 [S] on its way
         to the host; None where there were none.
 

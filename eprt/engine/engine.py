@@ -6,10 +6,10 @@ forward pass exchanges tokens between all ranks, so all ranks must take every st
 A step
 
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
-    agree      every rank shows a header of seven integers and reads everyone's (StepBoard):
+    agree      the ranks all-gather a header of integers each (IntAllGather):
                    number of tokens | all decodes and few enough for low latency | has work | seen_seq |
                    time of arrival and since the last exchange, which tell who came late (step_waits.py) |
-                   offered, progress and room of a migration of experts (ep/migration.py)
+                   offered, progress and room of a migration of experts (ep/migration/migrator.py)
                the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
                is left out by all
     launch     forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
@@ -60,15 +60,17 @@ from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
 from eprt.engine.warm_up import record_decodes, tell_of_graphs, warm_up
-from eprt.ep.api import EPError
+from eprt.ep.errors import EPError
 from eprt.ep.group.agreement import require_same_options
-from eprt.ep.group.board import StepBoard
 from eprt.ep.group.group import EPGroup
-from eprt.ep.migration.migrator import Migrator, Shown
-from eprt.ep.migration.transport import make_transport
+from eprt.ep.group.int_all_gather import IntAllGather
+from eprt.ep.migration.migrator import MigrationHeader, Migrator
+from eprt.ep.migration.transports import make_transport
 from eprt.ep.placement.batch_router import METHODS as ROUTING_METHODS
 from eprt.ep.placement.batch_router import BatchRouter
 from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
+from eprt.models.loader import load_model
+from eprt.models.model import Model
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +80,9 @@ _HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, 
 class Engine:
     """One rank. Construction and step() are collective; add_request() and abort() concern this rank only.
 
-    group: default the group of one. model: a loaded model (models/registry.py); default: config.model_dir is loaded.
-    progress: passed to the loader. limits: what add_request() accepts. overlap_schedule: whether steps overlap; may be
-    switched off, on all ranks, while there is no work. ended_by: why step() can no longer be called, "" while it can.
+    group: default the group of one.
+    model: a loaded model; default: config.model_dir is loaded.
+    progress: passed to the loader.
     """
 
     def __init__(
@@ -88,16 +90,17 @@ class Engine:
         config: EngineConfig,
         group: EPGroup | None = None,
         *,
-        model=None,
+        model: Model | None = None,
         progress: Callable | None = None,
     ):
         self.config = config
         self.group = group if group is not None else EPGroup.single()
         require_same_options(self.group, config)
         self._owns_model = model is None
-        self.model = model if model is not None else _load(config, self.group, progress)
-        cache = KVCache.of(config, self.model)
+        self.model: Model = model if model is not None else load_model(config, self.group, progress)
+        cache = KVCache.for_model(config, self.model)
         self._pool, kv_cache_LPSD = cache.pool, cache.pages_LPSD
+        # What add_request() accepts.
         self.limits = RequestLimits(self.model.config.vocab_size, cache.max_model_len, cache.num_tokens)
         num_drafts = config.num_speculative_tokens
         self._rows = rows = BatchRows(
@@ -105,12 +108,13 @@ class Engine:
         )
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, config.max_running)
         num_layers = self.model.config.num_hidden_layers
+        # Whether steps overlap; may be switched off, on all ranks, while there is no work.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
         self._in_flight: InFlight | None = None
         self.gap = DeviceGap(kv_cache_LPSD.device)
-        self.overlap = OverlapPolicy.of(config, self.model, self.group.size)
+        self.overlap = OverlapPolicy.for_model(config, self.model, self.group.size)
         if self.group.rank == 0:
             self.overlap.log()
         self._router: BatchRouter | None = None
@@ -122,16 +126,17 @@ class Engine:
             if config.speculative_acceptance == "rejection":
                 self._acceptance = Acceptance(rows, token_MK)
             self.drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
-        self._board = StepBoard(self.group, num_values=_HEADER)
+        self._headers = IntAllGather(self.group, num_values=_HEADER)
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
-        self._num_steps, self._last_step_s, self.ended_by = 0, 0.0, ""
+        self._num_steps, self._last_step_s = 0, 0.0
+        self.ended_by = ""  # why step() can no longer be called, "" while it can
         self._prepare_gpu()
 
     def _watch_experts(self) -> tuple[LoadRecorder | None, Migrator | None]:
         """Counts their load, and moves them where there is memory for it; None without MoE layers."""
-        moe_layers = getattr(self.model, "moe_layers", list)()
+        moe_layers = self.model.moe_layers()
         if not moe_layers:
             return None, None
         moe, config = moe_layers[0].config, self.config
@@ -144,7 +149,6 @@ class Engine:
             self._router = BatchRouter(self.group, moe.num_experts, ROUTING_METHODS[config.replica_routing])
         for row, layer in enumerate(moe_layers):
             layer.record_load(recorder, row)
-            layer.overlap_sms = config.overlap_sms
             if self._router is not None:
                 layer.route_by(self._router, row)
         if not config.spare_experts:
@@ -155,7 +159,7 @@ class Engine:
 
     @property
     def _on_gpu(self) -> bool:
-        return getattr(self.model, "device", None) is not None and self.model.device.type == "cuda"
+        return self.model.device.type == "cuda"
 
     def _prepare_gpu(self) -> None:
         """Compiles kernels and records graphs, on all ranks before any of them serves."""
@@ -163,7 +167,7 @@ class Engine:
             return
         config = self.config
         longest = min(config.chunk_size, self.limits.max_model_len)
-        warm_up(self.runner, self.drafter, longest, lambda num_tokens: self.overlap.of_step([num_tokens], "normal"))
+        warm_up(self.runner, self.drafter, longest, lambda num_tokens: self.overlap.for_step([num_tokens], "normal"))
         most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
         most_rows = min(config.low_latency_max_tokens, most_decodes)
         num_pages = -(-self.limits.max_model_len // config.page_size)
@@ -239,8 +243,8 @@ class Engine:
         start = time.perf_counter()
         outputs = self._settle() if self.scheduler.must_preempt() else []
         schedule = self.scheduler.schedule()
-        anyone_computes, mode, all_idle = self._agree(schedule, seen_seq)
-        launched = self._launch(schedule, mode) if anyone_computes else None
+        anyone_computes, mode, overlap, all_idle = self._agree(schedule, seen_seq)
+        launched = self._launch(schedule, mode, overlap) if anyone_computes else None
         outputs += self._settle()
         self._in_flight = launched
         if not self.overlap_schedule or any(chunk.request.prompt_logprobs is not None for chunk in schedule.chunks):
@@ -254,30 +258,31 @@ class Engine:
             self.gap.rest()
         return StepResult(outputs, all_idle, schedule.num_tokens, mode)
 
-    def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, bool]:
+    def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, str, bool]:
+        """Whether any rank computes, the mode and the overlap of the step, whether all are idle: equal on all ranks."""
         wants_low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
         migrator = self.migrator
-        shown = Shown() if migrator is None else migrator.work()
+        migration = MigrationHeader() if migrator is None else migrator.header()
         has_work = self.has_work or (migrator is not None and migrator.active)
-        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, *self.step_waits.arrive(), *shown)
+        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, *self.step_waits.arrive(), *migration)
         # Plain integers: for a few ranks they are faster than numpy.
-        rows = self._board.exchange(header).tolist()
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, arrived_ns_N, took_ns_N, *shown_3N = zip(*rows)
+        rows = self._headers.all_gather(header).tolist()
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, arrived_ns_N, took_ns_N, *migration_3N = zip(*rows)
         if migrator is not None:
-            migrator.advance([Shown(*of_rank) for of_rank in zip(*shown_3N)])
+            migrator.advance([MigrationHeader(*of_rank) for of_rank in zip(*migration_3N)])
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
         self.step_waits.leave(arrived_ns_N, took_ns_N, all_idle)
         mode = "low_latency" if all(low_latency_N) else "normal"
-        self.runner.overlap = self.overlap.of_step(num_tokens_N, mode)
-        self.overlap_steps[self.runner.overlap] += any(num_tokens_N)
-        return any(num_tokens_N), mode, all_idle
+        overlap = self.overlap.for_step(num_tokens_N, mode)
+        self.overlap_steps[overlap] += any(num_tokens_N)
+        return any(num_tokens_N), mode, overlap, all_idle
 
     @torch.inference_mode()
-    def _launch(self, schedule: Schedule, mode: str) -> InFlight:
+    def _launch(self, schedule: Schedule, mode: str, overlap: str) -> InFlight:
         """The forward pass, and on ranks with tokens the sampling; waits for neither."""
         if self.recorder is not None:
             self.recorder.begin(schedule.num_tokens, schedule.num_decode_tokens)
-        packed, hidden_TH = self.runner.pack(schedule, mode), None
+        packed, hidden_TH = self.runner.pack(schedule, mode, overlap, self.config.overlap_sms), None
         sample, held, prompt_logprobs = None, None, []
         self.gap.begin_step()
         if self.drafter is None:
@@ -310,18 +315,13 @@ class Engine:
         if step is None:
             return []
         schedule, sampled = step.schedule, SampledTokens.none() if step.sample is None else step.sample.fetch()
-        self._check_exchange()
+        self.model.exchange.check()  # before anything of the step counts: what its kernels have reported by now
         self.gap.collect()
         held_S = None if step.held is None else step.held.values()[0]
         outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, held_S)
         if self.drafter is not None:
             self.drafter.settle(schedule, held_S)
         return outputs
-
-    def _check_exchange(self) -> None:
-        """Before anything of a step counts: raises what its kernels have reported by now."""
-        for backend in getattr(self.model, "ep", {}).values():
-            backend.check()
 
     # -- looking in from outside --
 
@@ -362,12 +362,6 @@ class Engine:
             self.model.close()
         if self.migrator is not None:
             self.migrator.close()
-        self._board.close()
+        self._headers.close()
         if self._router is not None:
             self._router.close()
-
-
-def _load(config: EngineConfig, group: EPGroup, progress: Callable | None):
-    from eprt.models.loader import load_model
-
-    return load_model(config, group, progress=progress)

@@ -146,9 +146,3 @@ def _tensors(batch: ForwardBatch) -> list[tuple[str, Tensor]]:
 def graph_sizes(wanted: Sequence[int], most_rows: int) -> list[int]:
     """The wanted sizes, none larger than most_rows, which is one of them: ascending."""
     return sorted({min(size, most_rows) for size in wanted} | ({most_rows} if wanted else set()))
-
-
-def can_record(model) -> bool:
-    """Whether no verb of its low-latency exchange waits for the GPU."""
-    backend = getattr(model, "ep", {}).get("low_latency")
-    return backend is None or backend.can_be_recorded

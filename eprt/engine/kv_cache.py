@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from eprt.config import EngineConfig
+from eprt.models.model import Model
 from eprt.ops.kv_format import KVFormat
 
 _log = logging.getLogger(__name__)
@@ -162,12 +163,13 @@ class PagePool:
 
 @dataclass(frozen=True, eq=False)
 class KVCache:
-    """One rank's. pages_LPSD: see allocate_kv_cache; an MTP layer is one of the layers, the last, and the last page is
-    padding's, which the pool does not know. max_model_len: most tokens of a request."""
+    """One rank's."""
 
     pool: PagePool
+    # See allocate_kv_cache; an MTP layer is the last of the layers, and the last page is padding's, which the pool does
+    # not know.
     pages_LPSD: Tensor
-    max_model_len: int
+    max_model_len: int  # most tokens of a request
 
     @property
     def num_tokens(self) -> int:
@@ -175,7 +177,7 @@ class KVCache:
         return self.pool.num_pages * self.pool.page_size
 
     @staticmethod
-    def of(config: EngineConfig, model) -> "KVCache":
+    def for_model(config: EngineConfig, model: Model) -> "KVCache":
         """model: loaded. ValueError naming the option that does not fit, MemoryError where there is no room."""
         most, drafts = model.config.max_position_embeddings, config.num_speculative_tokens > 0
         max_model_len = config.max_model_len or most
@@ -195,11 +197,11 @@ class KVCache:
         # The MTP layer's entries are made of each token and the next.
         pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache, num_next=int(drafts))
         shape = (num_layers, num_pages + 1, config.page_size)
-        pages_LPSD = allocate_kv_cache(*shape, entry, getattr(model, "device", "cpu"))
+        pages_LPSD = allocate_kv_cache(*shape, entry, model.device)
         return KVCache(pool, pages_LPSD, min(max_model_len, num_tokens))
 
 
-def cache_format(name: str, model) -> KVFormat:
+def cache_format(name: str, model: Model) -> KVFormat:
     """How entries are stored: name is EngineConfig.kv_cache_dtype. ValueError for sizes that fp8 cannot have."""
     return KVFormat.named(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
 

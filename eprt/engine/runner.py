@@ -16,33 +16,34 @@ from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Schedule
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.models.model import Model
 
 # Rows of prompt log-probabilities computed at once: bounds the memory beside the logits themselves.
 _LOGPROB_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A step's tokens on the device. row_S: int64, the rows of the requests that get a token."""
+class PackedStep:
+    """A step's tokens on the device."""
 
     batch: ForwardBatch
-    row_S: Tensor
+    row_S: Tensor  # int64, the rows of the requests that get a token
 
 
 class Runner:
-    """model: see models/registry.py. kv_cache_LPSD: [layers, pages, page_size, kv_dim], the last page for
-    padding. graphs: set later, on GPUs.
+    """One rank's.
 
+    kv_cache_LPSD: [layers, pages, page_size, kv_dim], the last page for padding.
     keep_tokens: sampled tokens stay on the device, in last_token_M, for the next step to go on from: it can be packed
-    before the host knows them. Every row that decodes has had its token there. draft_token_MK: int64, likewise its
-    drafts.
+        before the host knows them. Every row that decodes has had its token there.
     """
 
-    def __init__(self, model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, keep_tokens: bool = False):
+    def __init__(
+        self, model: Model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, keep_tokens: bool = False
+    ):
         self.model, self.kv_cache_LPSD, self.rows = model, kv_cache_LPSD, rows
         self.device = kv_cache_LPSD.device
-        self.graphs: DecodeGraphs | None = None
-        self.overlap = "none"  # of the next step (overlap_policy.py)
+        self.graphs: DecodeGraphs | None = None  # set later, on GPUs
         self.page_size, self.padding_page = kv_cache_LPSD.shape[2], kv_cache_LPSD.shape[1] - 1
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
@@ -53,14 +54,14 @@ class Runner:
         self.logits_idx_T = np.arange(chunk_size, dtype=np.int64)
         self.query_start_B1 = np.arange(chunk_size + 1, dtype=np.int32)
 
-    def forward(self, packed: Packed) -> Tensor:
+    def forward(self, packed: PackedStep) -> Tensor:
         """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes."""
         batch = packed.batch
         if self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch)[0]
         return self.model.forward(batch, self.kv_cache_LPSD)
 
-    def forward_with_hidden(self, packed: Packed) -> tuple[Tensor, ...]:
+    def forward_with_hidden(self, packed: PackedStep) -> tuple[Tensor, ...]:
         """The same logits, and what drafting goes on from: the final hidden states [T, H]."""
         batch = packed.batch
         if self.graphs is not None and self.graphs.fits(batch):
@@ -71,13 +72,13 @@ class Runner:
         """One pass of the model, launched anew: logits and hidden states."""
         return self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
 
-    def remember(self, packed: Packed, token_S: Tensor) -> None:
+    def remember(self, packed: PackedStep, token_S: Tensor) -> None:
         """The tokens that the next step goes on from."""
         if self.last_token_M is not None:
             self.last_token_M[packed.row_S] = token_S
 
-    def pack(self, schedule: Schedule, mode: str) -> Packed:
-        """The step's tokens as tensors."""
+    def pack(self, schedule: Schedule, mode: str, overlap: str = "none", overlap_sms: int | None = None) -> PackedStep:
+        """The step's tokens as tensors; mode, overlap and overlap_sms as in ForwardBatch."""
         num_tokens = schedule.num_decode_tokens  # each a request of its own to the attention
         row_B = schedule.row_X[:num_tokens]
         self._pack_decodes(row_B, schedule.drafts)
@@ -107,8 +108,9 @@ class Runner:
             **fields,
             num_decode=schedule.num_decode_tokens,
             mode=mode,
-            overlap=self.overlap,
-            split=Split.of(query_start_B1.tolist()) if self.overlap == "tbo" else None,
+            overlap=overlap,
+            overlap_sms=overlap_sms,
+            split=Split.in_middle(query_start_B1.tolist()) if overlap == "tbo" else None,
             num_context=int(seq_len_B[schedule.num_decode_tokens :].sum()),
         )
         if self.last_token_M is not None:
@@ -116,7 +118,7 @@ class Runner:
             batch.token_id_T[:num] = self.last_token_M[row_S[:num]]
         if len(at_D):
             batch.token_id_T[at_D] = self.draft_token_MK[row_D, k_D]
-        return Packed(batch, row_S)
+        return PackedStep(batch, row_S)
 
     def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list]:
         """Per chunk: (logprob, top pairs) of the prompt tokens that follow its tokens, for requests that want them."""

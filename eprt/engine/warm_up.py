@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from eprt.engine.drafter import Drafter
-from eprt.engine.graphs import DecodeGraphs, can_record, graph_sizes, padding_rows
+from eprt.engine.graphs import DecodeGraphs, graph_sizes, padding_rows
 from eprt.engine.runner import Runner
 from eprt.layers.batch import ForwardBatch, Split
 
@@ -33,7 +33,7 @@ def warm_up(
         batch = _prompt(length, num_tokens, runner.page_size, runner.padding_page, runner.device)
         batches = [batch]
         if overlap_of(length) == "tbo":
-            batches.append(replace(batch, overlap="tbo", split=Split.of([0, length])))
+            batches.append(replace(batch, overlap="tbo", split=Split.in_middle([0, length])))
         for batch in batches:
             if drafter is None:
                 runner.model.forward(batch, runner.kv_cache_LPSD)
@@ -51,7 +51,7 @@ def record_decodes(
 
     sizes: numbers of rows wanted. most_rows: of a step. num_pages: most of a request. overlap: of every such step.
     """
-    sizes = graph_sizes(sizes, most_rows) if can_record(runner.model) else []
+    sizes = _recordable_sizes(runner, sizes, most_rows)
 
     def padding(num_rows: int) -> ForwardBatch:
         return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
@@ -69,6 +69,16 @@ def record_decodes(
         hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
         drafter.graphs = DecodeGraphs(drafter.guess, sizes, largest, hidden_TH, most_requests, runner.graphs.pool)
     return sizes
+
+
+def _recordable_sizes(runner: Runner, wanted: Sequence[int], most_rows: int) -> list[int]:
+    """None where a call of the exchange waits for the GPU."""
+    try:
+        runner.model.exchange.require_recordable()
+    except ValueError as error:
+        _log.debug("steps of decodes cannot be recorded: %s", error)
+        return []
+    return graph_sizes(wanted, most_rows)
 
 
 def tell_of_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:

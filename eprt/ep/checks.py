@@ -2,42 +2,43 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from eprt.ep.api import DispatchHandle, EPConfig
+from eprt.ep.api import DispatchHandle
+from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
-from eprt.ep.order import VERBS
+from eprt.ep.order import CALLS
 
 
-class Checks:
-    """Of one backend on one rank. max_rows: rows of y_RH that are fine besides the exact number (static shapes).
+class CallChecks:
+    """What one backend refuses on one rank. Construction compares all ranks' configurations; collective.
 
-    places_rows: the backend knows EPConfig.expert_alignment and max_recv_rows.
+    options: the backend's own, a frozen dataclass, equal on all ranks too; None where it has none.
+    max_rows: rows of y_RH that are fine besides the exact number (static shapes).
     """
 
-    def __init__(self, config: EPConfig, group: EPGroup, max_rows: int | None = None, *, places_rows: bool = False):
+    def __init__(self, config: EPConfig, group: EPGroup, options: Any = None, max_rows: int | None = None):
         self.config, self.max_rows = config, max_rows
         self.where = f"[rank {group.rank}/{group.size}]"
         if config.num_slots % group.size:
             self.fail(
-                f"num_slots={config.num_slots} is no multiple of the {group.size} ranks; "
+                f"num_slots={config.num_slots} is not a multiple of the {group.size} ranks; "
                 f"add {-config.num_slots % group.size} empty or redundant slots"
             )
-        if not places_rows and (config.expert_alignment != 1 or config.max_recv_rows is not None):
-            self.fail(
-                f"expert_alignment={config.expert_alignment}, max_recv_rows={config.max_recv_rows}: only the normal "
-                "mode of the nvlink backend knows them; leave them out"
-            )
-        self._same_everywhere(group.allgather(config))
+        configs, all_options = zip(*group.allgather((config, options)))
+        self._require_equal(configs)
+        if options is not None:
+            self._require_equal(all_options)
 
-    def _same_everywhere(self, configs: Sequence[EPConfig]) -> None:
-        for field in fields(EPConfig):
-            values = [getattr(config, field.name) for config in configs]
+    def _require_equal(self, values_by_rank: Sequence[Any]) -> None:
+        own = values_by_rank[0]
+        for field in fields(own):
+            values = [getattr(value, field.name) for value in values_by_rank]
             if len(set(values)) > 1:
-                self.fail(f"EPConfig.{field.name} must be equal on all ranks, but by rank it is {values}")
+                self.fail(f"{type(own).__name__}.{field.name} must be equal on all ranks, but by rank it is {values}")
 
     def tokens(self, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor, num_rounds: int) -> None:
         """dispatch_send's arguments, apart from the values of slot_idx_TK."""
@@ -65,10 +66,15 @@ class Checks:
             want = f"({num_rows}, {config.hidden_size}), one row for each received"
             self._fail_shape("combine_send: y_RH", y_RH, config.dtype, want)
 
-    def own(self, verb: int, handle: DispatchHandle, backend: object) -> None:
+    def no_signal(self, signal: Any, reason: str) -> None:
+        """combine_send's signal, for a backend that takes none."""
+        if signal is not None:
+            self.fail(f"combine_send: {reason}")
+
+    def owner(self, call: int, handle: DispatchHandle, backend: object) -> None:
         """The handle is this backend's."""
         if handle.backend is not backend:
-            self.fail(f"{VERBS[verb]}: this handle comes from another backend; each handle goes back to its own")
+            self.fail(f"{CALLS[call]}: this handle comes from another backend; each handle goes back to its own")
 
     def aligned(self, what: str, tensor: Tensor) -> None:
         """For kernels that move 16 bytes at a time; anywhere else a GPU stops with an error that nobody can catch."""
@@ -92,4 +98,4 @@ class Checks:
 
 def not_aligned(what: str, tensor: Tensor) -> str:
     """what: with the verb "begin"."""
-    return f"{what} at address {tensor.data_ptr():#x}, which is no multiple of 16; pass a copy (clone())"
+    return f"{what} at address {tensor.data_ptr():#x}, which is not a multiple of 16; pass a copy (clone())"

@@ -1,21 +1,29 @@
-"""VerbOrder: which verb each handle in flight waits for. Shared by all backends."""
+"""CallOrder: which EP call each handle in flight waits for. All backends share it, all schedules are tested with it."""
 
-VERBS = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
+CALLS = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
 DISPATCH_SEND, DISPATCH_RECV, COMBINE_SEND, COMBINE_RECV = range(4)
 
 
-class VerbOrder:
-    """Epochs count dispatches from 1. num_buffers: handles that may be in flight. where: "[rank r/n]", for errors.
+class CallOrder:
+    """The rules, for handles numbered by epoch (the backend's dispatches, counted from 1):
 
-    Handles may overlap as long as each goes through its verbs in order, and each verb takes handles in the order in
-    which they were sent: a flag says "up to this epoch". All ranks must make the same calls in the same order; that no
-    rank can check alone.
+    1. A handle goes through the four calls in order.
+    2. A call takes handles in the order in which they were sent: a flag means "up to this epoch".
+    3. A receive may be launched ahead of its call (dispatch_start, combine_start). Rule 2 then holds for the launches;
+       the call itself, which only hands out the result, still comes in the handle's turn.
+    4. At most num_buffers handles are in flight; a handle leaves with its combine_recv.
+
+    All ranks must make the same calls in the same order; no rank can check that alone.
+
+    num_buffers: handles that may be in flight.
+    where: "[rank r/n]", for errors.
     """
 
     def __init__(self, num_buffers: int, where: str):
         self._num_buffers, self._where = num_buffers, where
         self._num_begun = self._num_completed = 0
-        self._next_verb = [DISPATCH_SEND] * num_buffers
+        self._next_call = [DISPATCH_SEND] * num_buffers  # by epoch % num_buffers: the call that the handle waits for
+        self._next_launch = [DISPATCH_SEND] * num_buffers  # the first call whose work has not been launched
 
     def next_epoch(self) -> int:
         """The epoch a dispatch_send would get now. Raises RuntimeError when all buffers are in use."""
@@ -23,31 +31,48 @@ class VerbOrder:
             oldest = self._num_completed + 1
             raise RuntimeError(
                 f"{self._where} dispatch_send: {self._num_buffers} handles are in flight already; finish that of epoch "
-                f"{oldest}, which waits for {self._waiting_for(oldest)}, or raise EPConfig.num_buffers"
+                f"{oldest}, which waits for {self._awaited_call(oldest)}, or raise EPConfig.num_buffers"
             )
         return self._num_begun + 1
 
-    def check(self, verb: int, epoch: int) -> None:
-        """Raises RuntimeError unless it is the turn of this verb for the handle of this epoch."""
+    def check(self, call: int, epoch: int) -> None:
+        """Raises RuntimeError unless the handle of this epoch waits for this call and every earlier one has made it."""
+        self._check(call, epoch, self._next_call)
+
+    def check_launch(self, call: int, epoch: int) -> None:
+        """Raises RuntimeError unless this receive may be launched now, ahead of its call."""
+        if self.is_launched(call, epoch):
+            raise RuntimeError(f"{self._where} {CALLS[call]}: that of epoch {epoch} has been launched already")
+        self._check(call, epoch, self._next_launch)
+
+    def _check(self, call: int, epoch: int, progress: list[int]) -> None:
         if epoch <= self._num_completed:
-            raise RuntimeError(f"{self._where} {VERBS[verb]}: the handle of epoch {epoch} is already completed")
-        if self._next_verb[epoch % self._num_buffers] != verb:
+            raise RuntimeError(f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is already completed")
+        if self._next_call[epoch % self._num_buffers] != call:
             raise RuntimeError(
-                f"{self._where} {VERBS[verb]}: the handle of epoch {epoch} waits for {self._waiting_for(epoch)}"
+                f"{self._where} {CALLS[call]}: the handle of epoch {epoch} waits for {self._awaited_call(epoch)}"
             )
         earlier = epoch - 1
-        if earlier > self._num_completed and self._next_verb[earlier % self._num_buffers] <= verb:
+        if earlier > self._num_completed and progress[earlier % self._num_buffers] <= call:
             raise RuntimeError(
-                f"{self._where} {VERBS[verb]}: the handle of epoch {epoch} is out of order; that of epoch {earlier} "
-                f"comes first, and waits for {self._waiting_for(earlier)}"
+                f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is out of order; that of epoch {earlier} "
+                f"comes first, and waits for {self._awaited_call(earlier)}"
             )
 
-    def done(self, verb: int, epoch: int) -> None:
-        """Moves the handle of this epoch on to its next verb."""
-        self._next_verb[epoch % self._num_buffers] = (verb + 1) % len(VERBS)
-        if verb == DISPATCH_SEND:
+    def is_launched(self, call: int, epoch: int) -> bool:
+        """Whether the handle of this epoch, which is in flight, has had this call's work launched."""
+        return self._next_launch[epoch % self._num_buffers] > call
+
+    def launch(self, call: int, epoch: int) -> None:
+        """The work of this receive has been launched; the call itself is still to come."""
+        self._next_launch[epoch % self._num_buffers] = call + 1
+
+    def complete(self, call: int, epoch: int) -> None:
+        """The call has been made: the handle of this epoch waits for the next one."""
+        self._next_call[epoch % self._num_buffers] = self._next_launch[epoch % self._num_buffers] = call + 1
+        if call == DISPATCH_SEND:
             self._num_begun = epoch
-        elif verb == COMBINE_RECV:
+        elif call == COMBINE_RECV:
             self._num_completed = epoch
 
     def restart(self, num_completed: int) -> None:
@@ -60,12 +85,12 @@ class VerbOrder:
         if self._num_begun == self._num_completed:
             return None
         oldest = self._num_completed + 1
-        waits_for = self._waiting_for(oldest)
-        return f"{self._where} the handle of epoch {oldest} is in flight and waits for {waits_for}; complete it first"
+        awaited = self._awaited_call(oldest)
+        return f"{self._where} the handle of epoch {oldest} is in flight and waits for {awaited}; complete it first"
 
     @property
     def num_completed(self) -> int:
         return self._num_completed
 
-    def _waiting_for(self, epoch: int) -> str:
-        return VERBS[self._next_verb[epoch % self._num_buffers]]
+    def _awaited_call(self, epoch: int) -> str:
+        return CALLS[self._next_call[epoch % self._num_buffers]]

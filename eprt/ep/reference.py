@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eprt.ep.api import DispatchHandle, EPConfig, Received
-from eprt.ep.checks import Checks
+from eprt.ep.api import DispatchHandle, Received
+from eprt.ep.checked_backend import CheckedBackend
+from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
-from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VerbOrder
+from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND
 
 SCALE_GROUP = 128
 _MAX_E4M3 = 448.0
@@ -22,7 +23,7 @@ _TINY = 1e-30  # keeps a group of zeros from dividing by zero
 
 
 @dataclass(frozen=True)
-class Tokens:
+class SentTokens:
     """What one rank passes to dispatch_send."""
 
     x_TH: Tensor
@@ -48,7 +49,7 @@ def dequantize(x_RH: Tensor, scale_RG: Tensor) -> Tensor:
     return x_RH.float() * scale_RG.repeat_interleave(SCALE_GROUP, 1)[:, : x_RH.shape[1]]
 
 
-def routes_to(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> list[tuple[int, int, int, int]]:
+def routes_to(rank: int, config: EPConfig, tokens: Sequence[SentTokens]) -> list[tuple[int, int, int, int]]:
     """(slot of this rank, source rank, token, k) of every row that `rank` receives, in the order of its rows."""
     slots_per_rank = config.num_slots // len(tokens)
     routes = []
@@ -61,7 +62,7 @@ def routes_to(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> list[tup
     return routes
 
 
-def received(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> Received:
+def received(rank: int, config: EPConfig, tokens: Sequence[SentTokens]) -> Received:
     """What dispatch_recv of `rank` returns when rank r sent tokens[r]. Exact, bit for bit."""
     routes = routes_to(rank, config, tokens)
     x = torch.zeros(len(routes), config.hidden_size, dtype=config.dtype)
@@ -74,7 +75,7 @@ def received(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> Received:
 
 
 def combined(
-    rank: int, config: EPConfig, node_of_rank: Sequence[int], tokens: Sequence[Tokens], outputs: Sequence[Tensor]
+    rank: int, config: EPConfig, node_of_rank: Sequence[int], tokens: Sequence[SentTokens], outputs: Sequence[Tensor]
 ) -> Tensor:
     """What combine_recv of `rank` returns when rank r's experts gave outputs[r]. Exact, bit for bit.
 
@@ -104,70 +105,58 @@ def combined(
 
 @dataclass
 class _Flight:
-    own: Tokens
-    everyone: Sequence[Tokens] = ()
+    own: SentTokens
+    everyone: Sequence[SentTokens] = ()
     own_output: Tensor | None = None
 
 
-class ReferenceBackend:
-    """The four verbs over the group's allgather: every rank learns everything and computes its share.
+class ReferenceBackend(CheckedBackend):
+    """The EP calls over the group's allgather: every rank learns everything and computes its share.
 
     For checking other backends; orders of magnitude slower. Works on any EPGroup, so also in one process.
     """
 
-    can_be_recorded = False
-    launches = takes_signals = False
-
     def __init__(self, config: EPConfig, group: EPGroup):
-        self.config, self.group = config, group
-        self._checks = Checks(config, group)
-        self._order = VerbOrder(config.num_buffers, self._checks.where)
+        super().__init__(config, group)
         self._flights: dict[int, _Flight] = {}
 
     def dispatch_send(
         self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
     ) -> DispatchHandle:
+        self._check_open("dispatch_send")
         self._checks.tokens(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
         for flat, slot in enumerate(slot_idx_TK.flatten().tolist()):
             if not -1 <= slot < self.config.num_slots:
                 self._checks.fail_slot(slot_idx_TK, flat)
         epoch = self._order.next_epoch()
-        self._flights[epoch] = _Flight(Tokens(x_TH.clone(), slot_idx_TK.clone(), topk_weights_TK.clone(), num_rounds))
-        self._order.done(DISPATCH_SEND, epoch)
+        own = SentTokens(x_TH.clone(), slot_idx_TK.clone(), topk_weights_TK.clone(), num_rounds)
+        self._flights[epoch] = _Flight(own)
+        self._order.complete(DISPATCH_SEND, epoch)
         return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
-        flight = self._enter(DISPATCH_RECV, handle)
+        self._enter(DISPATCH_RECV, handle)
+        flight = self._flights[handle.epoch]
         flight.everyone = self.group.allgather(flight.own)
-        self._order.done(DISPATCH_RECV, handle.epoch)
+        self._order.complete(DISPATCH_RECV, handle.epoch)
         return received(self.group.rank, self.config, flight.everyone)
 
-    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
-        flight = self._enter(COMBINE_SEND, handle)
-        num_rows = len(routes_to(self.group.rank, self.config, flight.everyone))
-        return torch.empty(num_rows, self.config.hidden_size, dtype=self.config.dtype)
-
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
-        flight = self._enter(COMBINE_SEND, handle)
+        self._enter(COMBINE_SEND, handle)
+        flight = self._flights[handle.epoch]
+        self._checks.no_signal(signal, "the reference backend takes no signal; pass y_RH once all of it is computed")
         self._checks.outputs(y_RH, len(routes_to(self.group.rank, self.config, flight.everyone)))
         flight.own_output = y_RH.clone()
-        self._order.done(COMBINE_SEND, handle.epoch)
+        self._order.complete(COMBINE_SEND, handle.epoch)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
-        flight = self._enter(COMBINE_RECV, handle)
+        self._enter(COMBINE_RECV, handle)
+        flight = self._flights.pop(handle.epoch)
         outputs = self.group.allgather(flight.own_output)
         y_TH = combined(self.group.rank, self.config, self.group.node_of_rank, flight.everyone, outputs)
-        self._order.done(COMBINE_RECV, handle.epoch)
-        del self._flights[handle.epoch]
+        self._order.complete(COMBINE_RECV, handle.epoch)
         return y_TH
 
-    def _enter(self, verb: int, handle: DispatchHandle) -> _Flight:
-        self._checks.own(verb, handle, self)
-        self._order.check(verb, handle.epoch)
-        return self._flights[handle.epoch]
-
-    def check(self) -> None:
-        """Verbs raise what they find themselves."""
-
     def close(self) -> None:
+        self._closed = True
         self._flights.clear()

@@ -1,25 +1,23 @@
 """StagedBackend: GPUs through host memory: the cpu backend, with copies before and behind it.
 
 Slow, but right in any dtype and between any GPUs: for models in float32, and where GPUs reach each other by no NVLink.
-Every verb waits for the GPU.
+Every call waits for the GPU.
 """
 
 from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from eprt.ep.api import DispatchHandle, EPConfig, Received
+from eprt.ep.api import Backend, DispatchHandle, Received
+from eprt.ep.config import EPConfig
 from eprt.ep.cpu.backend import CpuBackend
 from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
 
 
-class StagedBackend:
+class StagedBackend(Backend):
     """Construction and close() are collective. As CpuBackend, for tensors of this rank's current GPU."""
-
-    can_be_recorded = False
-    launches = takes_signals = False
 
     def __init__(self, config: EPConfig, group: EPGroup):
         self.config, self.group = config, group
@@ -31,25 +29,19 @@ class StagedBackend:
         return self._host.dispatch_send(x_TH.cpu(), slot_idx_TK.cpu(), topk_weights_TK.cpu(), num_rounds)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
-        came = self._host.dispatch_recv(handle)
-        scale_RG = None if came.scale_RG is None else came.scale_RG.cuda()
-        return Received(came.x_RH.cuda(), came.recv_count_E.cuda(), scale_RG, came.num_rounds)
+        host = self._host.dispatch_recv(handle)
+        scale_RG = None if host.scale_RG is None else host.scale_RG.cuda()
+        return replace(host, x_RH=host.x_RH.cuda(), recv_count_E=host.recv_count_E.cuda(), scale_RG=scale_RG)
 
-    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
-        return torch.empty_like(self._host.combine_buffer(handle), device="cuda")
-
-    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: object = None) -> None:
-        to_RH = self._host.combine_buffer(handle)
-        self._host.combine_send(to_RH.copy_(y_RH), handle, signal)
+    def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
+        host_RH = self._host.output_buffer(handle)
+        self._host.combine_send(host_RH.copy_(y_RH), handle, signal)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
         return self._host.combine_recv(handle).cuda()
 
     def stats(self, reset: bool = False) -> EPStats:
         return self._host.stats(reset)
-
-    def check(self) -> None:
-        """Verbs raise what they find themselves."""
 
     def close(self) -> None:
         self._host.close()

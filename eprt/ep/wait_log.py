@@ -14,9 +14,9 @@ import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from eprt.diagnostics import WindowRecord, WindowWriter
+from eprt.ep.api import Backend
 from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
 
@@ -24,17 +24,18 @@ _log = logging.getLogger(__name__)
 
 
 class WaitLog:
-    """backends: those of all layers; one that layers share counts once. Their counts are reset with every window.
+    """Construction is collective; ValueError for a window without steps.
 
-    steps_per_window: some ten seconds' worth; equal on all ranks. max_bytes: of a file, before it is rotated.
-    latest: the line written last. Construction is collective; ValueError for a window without steps.
+    backends: those of all layers; one that layers share counts once. Their counts are reset with every window.
+    steps_per_window: some ten seconds' worth; equal on all ranks.
+    max_bytes: of a file, before it is rotated.
     """
 
     def __init__(
         self,
         directory: str | Path,
         group: EPGroup,
-        backends: Iterable[Any],
+        backends: Iterable[Backend],
         steps_per_window: int = 500,
         max_bytes: int = 32 << 20,
     ):
@@ -48,7 +49,7 @@ class WaitLog:
         group.barrier()
         self._window = max(group.allgather(self._writer.first_window))
         self._num_steps = 0
-        self.latest: WindowRecord | None = None
+        self.latest: WindowRecord | None = None  # the line written last
         for backend in self._backends:
             backend.stats(reset=True)
         self._since_s = time.time()
@@ -65,9 +66,11 @@ class WaitLog:
             self._end_window()
 
     def _end_window(self) -> None:
-        record = self._record(EPStats.total([backend.stats(reset=True) for backend in self._backends]))
-        self._num_steps, self._window, self._since_s = 0, self._window + 1, record.t_end
-        if not record.num_calls:
+        counted = [stats for backend in self._backends if (stats := backend.stats(reset=True)) is not None]
+        record = self._record(EPStats.total(counted)) if counted else None
+        self._num_steps, self._window = 0, self._window + 1
+        self._since_s = time.time() if record is None else record.t_end
+        if record is None or not record.num_calls:  # nobody was waited for
             return
         self.latest = record
         try:

@@ -44,6 +44,12 @@ def multiprocessors() -> int:
     return torch.cuda.get_device_properties().multi_processor_count
 
 
+def this_arch() -> str:
+    """The architecture of the current GPU, with its own instructions where it has some: sm_80, sm_90a, sm_100a."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
 def _be_exact() -> None:
     """fp32 products in fp32, and no bf16 in the middle of a sum: both are torch's to round otherwise."""
     torch.backends.cuda.matmul.allow_tf32 = False

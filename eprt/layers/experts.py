@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from eprt import ops
+from eprt.config import MoEConfig
 from eprt.ep.api import Received
 from eprt.gpu.readback import overwrite
 from eprt.layers.linear import padded_intermediate_size, swiglu_weights
@@ -15,16 +16,16 @@ from eprt.ops.weight import BLOCK, Weight
 
 
 class ExpertPool:
-    """Memory for experts of one shape and format, shared by layers: w13 [M, 2I', H] and w2 [M, H, I'].
+    """M weight buffers for experts of one shape and format, shared by layers: w13 [M, 2I', H] and w2 [M, H, I'].
 
-    I' is I, padded to whole blocks for fp8. Each of the M storages holds one expert of any layer, so that an expert can
-    arrive in a storage to spare while the old ones serve, and take its place by a change of indices. Storages that
-    never get an expert are reserved but, on the CPU, never touched.
+    I' is I, padded to whole blocks for fp8. Each buffer holds one expert of any layer, so that an expert can arrive in
+    a spare buffer while the old ones serve, and take its place by a change of indices. Buffers that never get an expert
+    are reserved but, on the CPU, never touched.
     """
 
     def __init__(
         self,
-        num_storages: int,
+        num_buffers: int,
         hidden_size: int,
         intermediate_size: int,
         weight_format: str,
@@ -35,40 +36,50 @@ class ExpertPool:
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         stored_size = padded_intermediate_size(intermediate_size, weight_format)
         kind = (weight_format, dtype, self.device)
-        self.w13 = _empty_stack(num_storages, 2 * stored_size, hidden_size, *kind)
-        self.w2 = _empty_stack(num_storages, hidden_size, stored_size, *kind)
+        self.w13 = _empty_stack(num_buffers, 2 * stored_size, hidden_size, *kind)
+        self.w2 = _empty_stack(num_buffers, hidden_size, stored_size, *kind)
         parts = (self.w13.data, self.w13.scale, self.w2.data, self.w2.scale)
         # uint8 [M, bytes of one], in the same order and sizes on every rank, scales included.
         self.parts = [_bytes_of(part) for part in parts if part is not None]
         self.expert_bytes = sum(part.shape[1] for part in self.parts)
-        self._free = list(range(num_storages - 1, -1, -1))
+        self._free = list(range(num_buffers - 1, -1, -1))
+
+    @staticmethod
+    def for_layer(
+        config: MoEConfig, num_buffers: int, weight_format: str | None = None, device: torch.device | str = "cpu"
+    ) -> "ExpertPool":
+        """For num_buffers experts of such a layer. weight_format: default the config's."""
+        weight_format = weight_format or config.weight_format
+        return ExpertPool(
+            num_buffers, config.hidden_size, config.intermediate_size, weight_format, config.dtype, device
+        )
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
+    def take_buffer(self) -> int:
         if not self._free:
-            raise RuntimeError(f"all {len(self.parts[0])} storages of the expert pool are in use")
+            raise RuntimeError(f"all {len(self.parts[0])} weight buffers of the expert pool are in use")
         return self._free.pop()
 
-    def give_back(self, storage: int) -> None:
-        self._free.append(storage)
+    def return_buffer(self, buffer: int) -> None:
+        self._free.append(buffer)
 
 
 class Experts:
-    """This rank's E slots of one layer. storages: where in the pool each slot's expert lies, -1 for none; storage_E:
-    the same, int32, where the pool is. It keeps its address: a recorded CUDA graph sees what place() changes."""
+    """This rank's E slots of one layer."""
 
     def __init__(self, num_slots: int, pool: ExpertPool):
         self.pool = pool
-        self.storages = [-1] * num_slots
-        self.storage_E = torch.full((num_slots,), -1, dtype=torch.int32, device=pool.device)
+        self.buffers = [-1] * num_slots  # which buffer of the pool holds each slot's expert, -1 for none
+        # The same, int32, where the pool is. It keeps its address: a recorded CUDA graph sees what place() changes.
+        self.buffer_E = torch.full((num_slots,), -1, dtype=torch.int32, device=pool.device)
 
-    def place(self, storages: Sequence[int]) -> None:
-        """From now on, in the order of the current stream, the slots' experts lie in these storages."""
-        self.storages = list(storages)
-        overwrite(self.storage_E, torch.tensor(self.storages, dtype=torch.int32))
+    def place(self, buffers: Sequence[int]) -> None:
+        """From now on, in the order of the current stream, the slots' experts lie in these buffers."""
+        self.buffers = list(buffers)
+        overwrite(self.buffer_E, torch.tensor(self.buffers, dtype=torch.int32))
 
     def load_expert(
         self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
@@ -82,13 +93,13 @@ class Experts:
                     f"{name} of the expert for slot {slot} has shape {tuple(weight.shape)}, expected {want}"
                 )
         new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, pool.weight_format, pool.dtype)
-        if (storage := self.storages[slot]) < 0:
-            self.storages[slot] = storage = pool.take()
-            self.storage_E[slot] = storage
+        if (buffer := self.buffers[slot]) < 0:
+            self.buffers[slot] = buffer = pool.take_buffer()
+            self.buffer_E[slot] = buffer
         for stack, new in ((pool.w13, new_w13), (pool.w2, new_w2)):
-            stack.data[storage].copy_(new.data)
+            stack.data[buffer].copy_(new.data)
             if stack.scale is not None and new.scale is not None:
-                stack.scale[storage].copy_(new.scale)
+                stack.scale[buffer].copy_(new.scale)
 
     def __call__(
         self,
@@ -101,15 +112,16 @@ class Experts:
         """Writes the outputs of the received rows, in their order, into out_RH ([R, H] of dtype) and returns it.
 
         expected_rows: about how many there are, where only the GPU knows; it chooses how they are computed.
-        GPUs only: signal, told as rows come to be there; num_sms, to compute on, default all.
+        signal: told as rows come to be there (GPUs only).
+        num_sms: to compute on (GPUs only); default all.
         """
-        w13, w2, storage_E = self.pool.w13, self.pool.w2, self.storage_E
+        w13, w2, buffer_E = self.pool.w13, self.pool.w2, self.buffer_E
         x_RH, count_E, scale_RG = received.x_RH, received.recv_count_E, received.scale_RG
         if signal is None:
-            known = None if received.counts is None else KnownRows(received.counts, self.storages)
+            known = None if received.counts is None else KnownRows(received.counts, self.buffers)
             hints = expected_rows, num_sms, known
-            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, storage_E, scale_RG, *hints)
-        inner = ops.experts_up(x_RH, count_E, w13, storage_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
+            return ops.grouped_experts(x_RH, count_E, w13, w2, out_RH, buffer_E, scale_RG, *hints)
+        inner = ops.experts_up(x_RH, count_E, w13, buffer_E, scale_RG, out_RH.dtype, expected_rows, num_sms)
         return ops.experts_down(inner, w2, out_RH, signal, num_sms)
 
 

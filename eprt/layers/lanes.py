@@ -1,15 +1,32 @@
-"""StreamLanes: every lane of a schedule is a CUDA stream; the compute lane is the caller's.
+"""Lanes: what runs the stages of a schedule. On GPUs every lane is a CUDA stream; the compute lane is the caller's.
 
 Streams fork and meet by events alone, so that a step may be captured in a CUDA graph. Memory: what a stage allocates
 belongs to its stream, and torch gives it to later work of that stream only. A stage on another lane that allocates
 waits for all that the compute lane was given before; so a tensor of such a lane may be dropped as soon as its last
-reader on the compute lane is launched. A tensor of the compute lane that another lane reads stays in the Microbatch
-until they have met.
+reader on the compute lane is launched. A tensor of the compute lane that another lane reads stays in the step until
+they have met.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from eprt.layers.overlap import COMM, COMPUTE, SIDE, Lanes, Microbatch, Stage, Work
+from eprt.layers.layer_step import LayerStep
+from eprt.layers.schedules import COMM, COMPUTE, SIDE, Stage
+
+
+class Lanes:
+    """Runs stages, here all in the caller's order."""
+
+    trace: Callable[[Stage, int], Any] | None = None  # a context around each stage; its microbatch's index
+
+    def run(self, stage: Stage, step: LayerStep) -> None:
+        if self.trace is None:
+            stage.work(step)
+        else:
+            with self.trace(stage, step.microbatch.index):
+                stage.work(step)
 
 
 class StreamLanes(Lanes):
@@ -18,14 +35,14 @@ class StreamLanes(Lanes):
     def __init__(self):
         self._streams = {COMM: torch.cuda.Stream(priority=-1), SIDE: torch.cuda.Stream()}
 
-    def run(self, stage: Stage, microbatch: Microbatch, work: Work) -> None:
+    def run(self, stage: Stage, step: LayerStep) -> None:
         compute = torch.cuda.current_stream()
         stream = compute if stage.lane == COMPUTE else self._streams[stage.lane]
         if stream is not compute and not stage.needs:
             stream.wait_stream(compute)
-        for name in stage.needs:
-            stream.wait_event(microbatch.done.pop(name))
+        for work in stage.needs:
+            stream.wait_event(step.events.pop(work.__name__))
         with torch.cuda.stream(stream):
-            super().run(stage, microbatch, work)
+            super().run(stage, step)
         if stream is not compute or stage.marks:
-            microbatch.done[stage.name] = stream.record_event()
+            step.events[stage.name] = stream.record_event()

@@ -3,22 +3,23 @@
 T tokens, H hidden size, X rows whose logits are wanted, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from eprt import ops
 from eprt.config import ModelConfig
-from eprt.ep.api import EPBackend
+from eprt.ep.exchange import Exchange
 from eprt.gpu.readback import Readback
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.lanes import Lanes, StreamLanes
+from eprt.layers.layer_step import Microbatch
 from eprt.layers.linear import Linear
 from eprt.layers.mla import MLA
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
-from eprt.layers.overlap import DENSE, Lanes, Microbatch, Stage, run_layers, stages_of
+from eprt.layers.overlap import run_layers
 
 
 class DecoderLayer:
@@ -28,22 +29,11 @@ class DecoderLayer:
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-        self.stages = stages_of(self._attention, self._mlp, self._add)
-        if isinstance(mlp, EPMoE):
-            self.stages = {**mlp.stages, **self.stages}
-
-    def schedule(self, batch: ForwardBatch) -> tuple[Stage, ...]:
-        return self.mlp.schedule(batch) if isinstance(self.mlp, EPMoE) else DENSE
-
-    def _attention(self, m: Microbatch) -> None:
-        attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, m.kv_pages, m.plans)
-        m.h_TH, m.x_TH = self.mlp_norm.add(attended_TH, m.x_TH)
-
-    def _mlp(self, m: Microbatch) -> None:
-        m.x_TH = m.x_TH + self.mlp(m.h_TH)
-
-    def _add(self, m: Microbatch) -> None:
-        m.x_TH = ops.add_rows(m.x_TH, m.y_TH, m.shared_TH)
+    def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
+        """The MLP's normalised input and the residual stream."""
+        m = microbatch
+        attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, kv_pages, m.plans)
+        return self.mlp_norm.add(attended_TH, m.x_TH)
 
 
 class MtpLayer:
@@ -64,10 +54,9 @@ class MtpLayer:
 
 
 class DeepseekModel:
-    """config, kv_dtype, device: what the engine sizes and places its cache by. Attention and dense weights are whole on
-    each rank.
+    """A Model. Attention and dense weights are whole on each rank.
 
-    A row's logits depend neither on the rest of the batch nor on the number of ranks inside a node.
+    Batch-invariant: a row's logits depend neither on the rest of the batch nor on the number of ranks inside a node.
     """
 
     def __init__(
@@ -77,20 +66,16 @@ class DeepseekModel:
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
         lm_head: Linear,
-        ep: Mapping[str, EPBackend],
+        exchange: Exchange,
         mtp: MtpLayer | None = None,
         device: torch.device | str = "cpu",
     ):
         self.config, self.kv_dtype, self.device = config, config.dtype, torch.device(device)
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
-        self.ep, self.mtp = ep, mtp
+        self.exchange, self.mtp = exchange, mtp
         loads = [moe.load_S for moe in self.moe_layers()]
         self._load = Readback(loads) if loads else None
-        self.lanes = Lanes()
-        if any(backend.launches for backend in ep.values()):
-            from eprt.layers.lanes import StreamLanes
-
-            self.lanes = StreamLanes()
+        self.lanes = StreamLanes() if self.device.type == "cuda" else Lanes()
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
@@ -147,10 +132,8 @@ class DeepseekModel:
         """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""
         for moe in self.moe_layers():
             moe.reset_load()
-        for stats in filter(None, (getattr(backend, "stats", None) for backend in self.ep.values())):
-            stats(reset=True)
+        self.exchange.reset_stats()
 
     def close(self) -> None:
         """Frees the communication windows. Collective."""
-        for backend in self.ep.values():
-            backend.close()
+        self.exchange.close()

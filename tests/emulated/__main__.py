@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from eprt.compat.deep_ep import layout
-from tests.emulated.cases import layouts, normal_verbs, token_rows, verbs
+from tests.emulated.cases import calls_low_latency, calls_normal, layouts, token_rows
 from tests.emulated.device import emulated_ranks
 from tests.emulated.kernels import WATCHED
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
@@ -41,10 +41,10 @@ def races() -> None:
     cases_normal.ROWS_NUM_SMS[:] = [None, 1]
     with patch.object(layout, "_MOST_BLOCKS", 4):  # it takes 8000 threads at most
         run(2, layouts)
-    run(2, verbs, shape=(256, 2, 3, 7, "fp8", False), num_sms=2)
-    run(2, verbs, shape=(256, 2, 3, 7, "same", True), num_sms=1)
+    run(2, calls_low_latency, shape=(256, 2, 3, 7, "fp8", False), num_sms=2)
+    run(2, calls_low_latency, shape=(256, 2, 3, 7, "same", True), num_sms=1)
     run(2, cases_nvlink.missing_signal, timeout_s=5.0, shape=(256, 2, 4, 9, "fp8", False))
-    run(2, normal_verbs, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
+    run(2, calls_normal, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
     run(2, token_rows, shape=(1008, 9, 3, 7, "same", False), num_sms=2)
 
 
@@ -66,10 +66,10 @@ def main() -> None:
     cases_normal.ROWS_NUM_SMS[:] = [None, 1, 5]
     for num_ranks in (1, 2, 3, 4, 7, 8):
         for number, shape in enumerate(VERB_SHAPES):
-            run(num_ranks, verbs, shape=shape, num_sms=1 + (number + num_ranks) % 3)
+            run(num_ranks, calls_low_latency, shape=shape, num_sms=1 + (number + num_ranks) % 3)
         run(num_ranks, layouts)
         for number, shape in enumerate(NORMAL_SHAPES):
-            run(num_ranks, normal_verbs, shape=shape, num_sms=1 + 2 * ((number + num_ranks) % 3))
+            run(num_ranks, calls_normal, shape=shape, num_sms=1 + 2 * ((number + num_ranks) % 3))
             if not shape[5]:
                 run(num_ranks, token_rows, shape=shape, num_sms=1 + (number + num_ranks) % 3)
         run(num_ranks, cases_static_bound.too_many_rows, exact=num_ranks % 2 == 0)

@@ -12,22 +12,24 @@ import torch
 from eprt.compat.deep_ep.layout import Layout
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.compat.deep_ep.rows_received import ReceivedRows
-from eprt.ep.api import EPTimeoutError
+from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from tests.emulated.kernels import fast_clock
 from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens
 
+WAYS = ("fused", "single", "ahead")
 
-def verbs(group: EPGroup, shape: Sequence, num_sms: int) -> None:
-    """All skews, by single verbs and by two in one launch, the second time otherwise on some ranks than on others: the
-    oracle's bits. shape: as in cases_nvlink.SHAPES."""
+
+def calls_low_latency(group: EPGroup, shape: Sequence, num_sms: int) -> None:
+    """All skews, by single calls, receives started ahead and two calls in one launch, differently on different ranks:
+    the oracle's bits. shape: as in cases_nvlink.SHAPES."""
     rng = random.Random(7)
-    backend = cases_nvlink.make(group, cases_nvlink.make_config(group, shape, num_sms=num_sms))
+    backend = cases_nvlink.make(group, cases_nvlink.make_config(group, shape), num_sms=num_sms)
     for number, skew in enumerate(SKEWS * 2):
         everyone = cases_nvlink.one_round(make_tokens(rng, backend.config, group.size, skew))
         cases_nvlink.poison(backend)
-        calls = ("fused", "verbs")[(number + number // len(SKEWS) * (1 + group.rank)) % 2]
+        calls = WAYS[(number + number // len(SKEWS) * (1 + group.rank)) % len(WAYS)]
         cases_nvlink.check_once(backend, everyone, calls, (0,) * group.size)
     backend.close()
 
@@ -49,15 +51,15 @@ def long_wait(group: EPGroup, shape: Sequence) -> None:
     backend.close()
 
 
-def normal_verbs(group: EPGroup, shape: Sequence, num_sms: int) -> None:
+def calls_normal(group: EPGroup, shape: Sequence, num_sms: int) -> None:
     """The same of normal mode. shape: as in cases_normal.SHAPES."""
     rng = random.Random(8)
-    config = cases_normal.make_config(group, shape, num_sms=num_sms, expert_alignment=rng.choice([1, 24]))
-    backend = cases_normal.make(group, config)
+    config = cases_normal.make_config(group, shape)
+    backend = cases_normal.make(group, config, num_sms=num_sms, expert_alignment=rng.choice([1, 24]))
     for number, skew in enumerate(cases_normal.SKEWS * 2):
         everyone = cases_normal.random_tokens(rng, config, group.size, skew)
         cases_normal.poison(backend)
-        calls = ("fused", "verbs")[(number + number // len(cases_normal.SKEWS)) % 2]
+        calls = WAYS[(number + number // len(cases_normal.SKEWS)) % len(WAYS)]
         cases_normal.check_once(backend, everyone, calls)
     backend.close()
 
@@ -78,10 +80,10 @@ def after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> N
     """A server that has run for weeks (num_calls), and a place in memory that no batch has needed before: what lies
     there is epoch 0. Rank 0 is late, so that the others wait."""
     cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
-    backend = cases.make(group, cases.make_config(group, shape, num_sms=3))
+    backend = cases.make(group, cases.make_config(group, shape), num_sms=3)
     tickets = torch.tensor([1024, 1024, 1][: len(backend.kernels._ticket)])
     backend.kernels._ticket.copy_(tickets * num_calls)
-    for calls in ("fused", "verbs") * 3:
+    for calls in WAYS * 2:
         everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
         cases.poison(backend)
         group.barrier()

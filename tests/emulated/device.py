@@ -18,8 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from eprt.compat.deep_ep import layout
-from eprt.ep.nvlink import low_latency as nvlink_low_latency
-from eprt.ep.nvlink import normal as nvlink_normal
+from eprt.ep.nvlink import kernel_state, low_latency, normal
 from eprt.gpu import symmetric
 from eprt.gpu.jit import KernelSource
 from tests.emulated.kernels import library
@@ -141,12 +140,12 @@ def _as_they_were() -> Callable[[], None]:
 def _patches(multiprocessors: int) -> ExitStack:
     stack, nothing = ExitStack(), lambda *args, **kwargs: None
     for value in (Kernel, Launch, SymmetricMemory, HostWords):
-        for module in (nvlink_low_latency, nvlink_normal, layout):
+        for module in (kernel_state, low_latency, normal, layout):
             if hasattr(module, value.__name__):
                 stack.enter_context(patch.object(module, value.__name__, value))
     stack.enter_context(patch.dict(os.environ))
     stack.callback(_as_they_were())
-    stack.enter_context(patch.object(nvlink_normal, "most_shared_bytes", lambda device: 99 << 10))
+    stack.enter_context(patch.object(normal, "most_shared_bytes", lambda device: 99 << 10))
     properties = SimpleNamespace(multi_processor_count=multiprocessors)
     for name, value in {
         "is_available": lambda: True, "current_device": lambda: 0, "synchronize": nothing,

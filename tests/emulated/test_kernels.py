@@ -7,12 +7,12 @@ import pytest
 
 from tests.emulated.cases import (
     after_weeks,
+    calls_low_latency,
+    calls_normal,
     late_second_launch,
     layouts,
     long_wait,
-    normal_verbs,
     token_rows,
-    verbs,
 )
 from tests.emulated.cases_lost import back_after_weeks, lost_after_counts, lost_before_signals, masked_statistics
 from tests.emulated.device import emulated_ranks
@@ -27,7 +27,7 @@ SHAPE = (256, 4, 4, 9, "fp8", False)
 
 
 def test_verbs_of_three_ranks_in_two_thread_blocks_each():
-    emulated_ranks(3, verbs, shape=SHAPE, num_sms=2)
+    emulated_ranks(3, calls_low_latency, shape=SHAPE, num_sms=2)
 
 
 def test_one_deadline_ends_a_combine_however_many_tiles_never_come():
@@ -54,7 +54,7 @@ def test_the_counts_of_deep_eps_get_dispatch_layout():
 
 
 def test_normal_mode_by_expert():
-    emulated_ranks(2, normal_verbs, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
+    emulated_ranks(2, calls_normal, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -1,7 +1,7 @@
 """What every rank does in test_deep_ep.py: the DeepEP face, low latency, against an oracle. Normal mode:
 cases_deep_ep_normal.py.
 
-Tokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
+SentTokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """
 
 import dataclasses
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from eprt.compat.deep_ep import Buffer
-from eprt.ep.api import EPConfig, EPError, EPTimeoutError
+from eprt.ep.config import EPConfig
+from eprt.ep.errors import EPError, EPTimeoutError
 from eprt.ep.group.group import EPGroup
-from eprt.ep.reference import Tokens
+from eprt.ep.reference import SentTokens
 from tests.gpu import fast_oracle
 from tests.gpu.cases_normal import poison_new_tensors, random_tokens
 from tests.ranks.cases_ep import assert_same_bits
@@ -44,7 +45,7 @@ def make_buffer(group: EPGroup, timeout_s: float = 20.0, **options: Any) -> Buff
 class Step:
     """One dispatch and what comes after it, of this rank. calls: "plain", "async" or "hook"."""
 
-    def __init__(self, group: EPGroup, buffer: Buffer, config: EPConfig, everyone: Sequence[Tokens], calls: str):
+    def __init__(self, group: EPGroup, buffer: Buffer, config: EPConfig, everyone: Sequence[SentTokens], calls: str):
         self.group, self.buffer, self.config, self.everyone, self.calls = group, buffer, config, everyone, calls
         self.mine = everyone[group.rank]
         self.idx = self.mine.slot_idx_TK
@@ -110,7 +111,7 @@ class Step:
         assert_same_bits(self.out, want, f"combined, {self.calls}")
 
 
-def tokens_of(rng: random.Random, group: EPGroup, config: EPConfig, skew: str) -> list[Tokens]:
+def tokens_of(rng: random.Random, group: EPGroup, config: EPConfig, skew: str) -> list[SentTokens]:
     """No token names a slot twice: a slot has room for each token once."""
     if skew != "one_rank":
         return random_tokens(rng, config, group.size, skew)
@@ -292,7 +293,7 @@ def missing_tile(group: EPGroup) -> None:
     config = make_config(group, (2048, 6, 4, 48), False, False)
     x = torch.ones(5, 2048, dtype=torch.bfloat16, device="cuda")
     idx = torch.tensor([[1, -1, -1, -1]] * 5, device="cuda")  # of rank 0
-    everyone = [Tokens(x, idx, torch.ones(5, 4, dtype=torch.float32, device="cuda"))] * group.size
+    everyone = [SentTokens(x, idx, torch.ones(5, 4, dtype=torch.float32, device="cuda"))] * group.size
     step = Step(group, buffer, config, everyone, "hook")
     step.dispatch()()
     y = torch.zeros(6, step.per_expert, 2048, dtype=torch.bfloat16, device="cuda")
@@ -430,7 +431,7 @@ def dispatched(group: EPGroup, buffer: Buffer, calls: str, generator: torch.Gene
     x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
     idx = torch.rand(32, config.num_slots, device="cuda", generator=generator).topk(4).indices
     weights = torch.rand(32, 4, dtype=torch.float32, device="cuda", generator=generator)
-    step = Step(group, buffer, config, [Tokens(x, idx, weights)] * group.size, calls)
+    step = Step(group, buffer, config, [SentTokens(x, idx, weights)] * group.size, calls)
     step.dispatch()()
     return step
 

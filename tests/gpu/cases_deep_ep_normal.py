@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from eprt.compat.deep_ep import Buffer, Config
-from eprt.ep.api import EPError
+from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
-from eprt.ep.reference import Tokens
+from eprt.ep.reference import SentTokens
 from tests.gpu import fast_oracle
 from tests.gpu.cases_normal import Expected, expected_rows, make_config, poison_new_tensors, random_tokens
 from tests.ranks.cases_ep import assert_same_bits
@@ -45,7 +45,7 @@ class Case:
     def __init__(self, group: EPGroup, buffer: Buffer, rng: random.Random, shape: tuple, skew: str):
         self.group, self.buffer, self.rng = group, buffer, rng
         self.config = make_config(group, shape)
-        self.everyone: list[Tokens] = random_tokens(rng, self.config, group.size, skew)
+        self.everyone: list[SentTokens] = random_tokens(rng, self.config, group.size, skew)
         self.mine = self.everyone[group.rank]
         self.slots = self.mine.slot_idx_TK.long()
         self.alignment = rng.choice([1, 1, 128])

@@ -14,7 +14,7 @@ def random_slot_map(rng: np.random.Generator, num_experts: int, num_slots: int) 
     """Replicas and empty slots anywhere, uneven weights, some of them 0."""
     rest = rng.integers(-1, num_experts, num_slots - num_experts)
     row_S = rng.permutation(np.concatenate([np.arange(num_experts), rest]))
-    return SlotMap.of_row(row_S, num_experts, weight_S=rng.integers(0, 4, num_slots).astype(float))
+    return SlotMap.from_row(row_S, num_experts, weight_S=rng.integers(0, 4, num_slots).astype(float))
 
 
 def slots_of_choices(draw: Draw) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from eprt import LLM, EngineConfig, EPGroup, SamplingParams
-from eprt.engine.graphs import can_record
 from eprt.engine.tokenizer import Tokenizer
 from eprt.models.loader import load_model
 from examples.demo_model.chat import render
 from examples.demo_model.score import held_out_questions
 from tests import tiny
 from tests.paged import PagedRunner, fp8_cache_is_a_cache_of_rounded_entries
-from tests.recorded import check_replays
+from tests.recorded import can_record, check_replays
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40.", "a"] * 2

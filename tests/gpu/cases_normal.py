@@ -1,6 +1,6 @@
 """What every rank does in test_nvlink_normal.py: normal mode, as verbs and as per-token rows, against an oracle.
 
-Tokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
+SentTokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """
 
 import dataclasses
@@ -16,10 +16,13 @@ from torch import Tensor
 
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.compat.deep_ep.rows_received import ReceivedRows
-from eprt.ep.api import EPConfig, EPTimeoutError, make_backend
+from eprt.ep.config import EPConfig
+from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
-from eprt.ep.reference import Tokens
+from eprt.ep.nvlink.options import NvlinkOptions
+from eprt.ep.reference import SentTokens
+from eprt.ep.registry import make_backend
 from tests.gpu import fast_oracle
 from tests.gpu.cases_nvlink import assert_near, expected_identity, identity_step, run_epochs
 from tests.ranks.cases_ep import assert_same_bits
@@ -40,7 +43,7 @@ SHAPES = [
 ROWS_NUM_SMS = [None, 2, 24]
 
 
-def random_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: str) -> list[Tokens]:
+def random_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: str) -> list[SentTokens]:
     """The same tokens of all ranks on all ranks, on the GPU, from the seed."""
     local, target = config.num_slots // num_ranks, rng.randrange(num_ranks)
     most, everyone = config.num_max_tokens_per_rank, []
@@ -61,7 +64,7 @@ def random_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: st
             slots = torch.where(torch.rand(slots.shape, device="cuda", generator=generator) < 0.4, -1, slots)
         weights = torch.rand(T, config.top_k, device="cuda", generator=generator)
         dtype = rng.choice([torch.int32, torch.int64])
-        everyone.append(Tokens(x.to(config.dtype), slots.to(dtype).contiguous(), weights))
+        everyone.append(SentTokens(x.to(config.dtype), slots.to(dtype).contiguous(), weights))
     return everyone
 
 
@@ -74,8 +77,9 @@ def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
     )
 
 
-def make(group: EPGroup, config: EPConfig) -> NvlinkNormalBackend:
-    backend = make_backend("nvlink", config, group)
+def make(group: EPGroup, config: EPConfig, **options) -> NvlinkNormalBackend:
+    """options: of NvlinkOptions."""
+    backend = make_backend("nvlink", config, group, NvlinkOptions(**options))
     assert isinstance(backend, NvlinkNormalBackend)
     return backend
 
@@ -95,22 +99,24 @@ def poison(backend: NvlinkNormalBackend) -> None:
         flight.slot_rows.fill_(-7)
 
 
-def check_once(backend: NvlinkNormalBackend, everyone: Sequence[Tokens], calls: str) -> None:
-    """One dispatch and combine, compared bit for bit. calls: "verbs" or "fused"."""
-    config, rank = backend.config, backend.group.rank
+def check_once(backend: NvlinkNormalBackend, everyone: Sequence[SentTokens], calls: str) -> None:
+    """One dispatch and combine, compared bit for bit. calls: "single", "ahead" (receives started) or "fused"."""
+    config, options, rank = backend.config, backend.options, backend.group.rank
     mine = everyone[rank]
-    if calls == "verbs":
+    if calls != "fused":
         handle = backend.dispatch_send(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK, 1 + rank)
+        if calls == "ahead":
+            backend.dispatch_start(handle)
         received = backend.dispatch_recv(handle)
-        assert received.num_rounds == (backend.group.size if config.max_recv_rows is None else 1)
+        assert received.num_rounds == (backend.group.size if options.max_recv_rows is None else 1)
     else:
         handle, received = backend.dispatch(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK)
-    want = fast_oracle.received(rank, config, everyone)
+    want = fast_oracle.received(rank, config, everyone, options.expert_alignment)
     assert_same_bits(received.recv_count_E, want.count, "recv_count_E")
-    if config.max_recv_rows is None:
+    if options.max_recv_rows is None:
         assert received.x_RH.shape[0] == want.num_rows, (received.x_RH.shape, want.num_rows)
     # The host reads how many rows an expert takes: aligned, they are more than were received.
-    knows = config.max_recv_rows is None and config.expert_alignment == 1
+    knows = options.max_recv_rows is None and options.expert_alignment == 1
     known = received.recv_count_E.tolist() if knows else None
     assert (received.counts and list(received.counts)) == known, (received.counts, known)
     bits = received.x_RH.view(torch.uint8)
@@ -118,31 +124,31 @@ def check_once(backend: NvlinkNormalBackend, everyone: Sequence[Tokens], calls: 
     if want.scale is not None:
         assert received.scale_RG is not None
         assert_same_bits(received.scale_RG[want.row], want.scale[want.row], "scale_RG")
-    y = backend.combine_buffer(handle) if calls == "verbs" else torch.empty_like(received.x_RH, dtype=torch.bfloat16)
+    y = backend.combine_buffer(handle, received)
     y.fill_(float("nan"))
     y[want.row] = fast_oracle.outputs(rank, config, want)[want.row]
-    if calls == "verbs":
-        backend.combine_send(y, handle)
-        y_TH = backend.combine_recv(handle)
-    else:
+    if calls == "fused":
         y_TH = backend.combine(y, handle)
+    else:
+        backend.combine_send(y, handle)
+        if calls == "ahead":
+            backend.combine_start(handle)
+        y_TH = backend.combine_recv(handle)
     assert_same_bits(y_TH, fast_oracle.combined(rank, config, everyone), "y_TH")
 
 
 def check_shapes(group: EPGroup, rng: random.Random, shapes: Sequence[Sequence], cases_per_shape: int) -> None:
     for number, shape in enumerate(shapes):
-        config = make_config(
-            group, shape, num_sms=rng.choice([1, 5, 24, None]), expert_alignment=rng.choice([1, 1, 128, 24])
-        )
-        rows = group.size * shape[3] * shape[2] + config.num_slots // group.size * (config.expert_alignment - 1)
-        if rng.random() < 0.3:
-            config = dataclasses.replace(config, max_recv_rows=rows)
+        config = make_config(group, shape)
+        num_sms, alignment = rng.choice([1, 5, 24, None]), rng.choice([1, 1, 128, 24])
+        rows = group.size * shape[3] * shape[2] + config.num_slots // group.size * (alignment - 1)
+        bound = rows if rng.random() < 0.3 else None
         started = time.monotonic()
-        backend = make(group, config)
+        backend = make(group, config, num_sms=num_sms, expert_alignment=alignment, max_recv_rows=bound)
         for case in range(cases_per_shape):
             everyone = random_tokens(rng, config, group.size, SKEWS[(case + 3 * number) % len(SKEWS)])
             poison(backend)
-            calls = "fused" if config.max_recv_rows else rng.choice(["verbs", "fused"])
+            calls = "fused" if bound else rng.choice(["single", "ahead", "fused"])
             try:
                 check_once(backend, everyone, calls)
             except BaseException:
@@ -151,7 +157,7 @@ def check_shapes(group: EPGroup, rng: random.Random, shapes: Sequence[Sequence],
                 raise
         backend.close()
         if group.rank == 0:
-            print(f"{shape} SMs {config.num_sms}: {time.monotonic() - started:.1f} s", flush=True)
+            print(f"{shape} SMs {num_sms}: {time.monotonic() - started:.1f} s", flush=True)
 
 
 def corner_shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
@@ -197,15 +203,15 @@ def two_in_flight(group: EPGroup) -> None:
 
 def many_epochs(group: EPGroup, num_steps: int) -> None:
     """Changing token counts and routings, the host never waits: no hang, no stale read, and the same bits again."""
-    config = make_config(group, (1024, 8 * group.size, 4, 300, "same", False), max_recv_rows=group.size * 300 * 4)
-    backend = make(group, config)
+    config = make_config(group, (1024, 8 * group.size, 4, 300, "same", False))
+    backend = make(group, config, max_recv_rows=group.size * 300 * 4)
     run_epochs(group, backend, config, num_steps, [0, 1, 2, 31, 64, 300])
 
 
 def graph_replay(group: EPGroup) -> None:
     """With a static bound a step can be captured, and replayed with new tokens in the same tensors."""
-    config = make_config(group, (2048, 8 * group.size, 4, 256, "same", False), max_recv_rows=group.size * 256 * 4)
-    backend = make(group, config)
+    config = make_config(group, (2048, 8 * group.size, 4, 256, "same", False))
+    backend = make(group, config, max_recv_rows=group.size * 256 * 4)
     x = torch.zeros(256, 2048, dtype=torch.bfloat16, device="cuda")
     slots = torch.zeros(256, 4, dtype=torch.int64, device="cuda")
     weights = torch.zeros(256, 4, device="cuda")
@@ -242,7 +248,7 @@ class Expected:
     rows_of_expert: list[int]
 
 
-def expected_rows(rank: int, num_experts: int, tokens: Sequence[Tokens], alignment: int) -> Expected:
+def expected_rows(rank: int, num_experts: int, tokens: Sequence[SentTokens], alignment: int) -> Expected:
     local, R = num_experts // len(tokens), len(tokens)
     source, token, idx, weights, sent = [], [], [], [], []
     for s, sent_tokens in enumerate(tokens):
@@ -410,10 +416,8 @@ def many_row_epochs(group: EPGroup, num_steps: int) -> None:
 
 def killed_rank(group: EPGroup, victim: int) -> None:
     """A rank is killed between two steps; the others are told who, go on without it, and their results stay right."""
-    config = make_config(
-        group, (2048, 8 * group.size, 4, 200, "same", False), timeout_s=1.0, max_recv_rows=group.size * 200 * 4
-    )
-    backend = make(group, config)
+    config = make_config(group, (2048, 8 * group.size, 4, 200, "same", False), timeout_s=1.0)
+    backend = make(group, config, max_recv_rows=group.size * 200 * 4)
     generator = torch.Generator("cuda").manual_seed(group.rank)
 
     def step(masked: tuple[int, ...]) -> None:
@@ -449,8 +453,8 @@ def killed_rank(group: EPGroup, victim: int) -> None:
 
 
 def bad_input(group: EPGroup) -> None:
-    config = make_config(group, (1024, 8 * group.size, 4, 32, "same", False), max_recv_rows=40)
-    backend = make(group, config)
+    config = make_config(group, (1024, 8 * group.size, 4, 32, "same", False))
+    backend = make(group, config, max_recv_rows=40)
     exchange = RowExchange(group, 1 << 24, timeout_s=20.0)
     x = torch.zeros(32, 1024, dtype=torch.bfloat16, device="cuda")
     slots = torch.full((32, 4), -1, dtype=torch.int64, device="cuda")
@@ -477,7 +481,7 @@ def bad_input(group: EPGroup) -> None:
     refused(lambda: backend.combine(received.x_RH, handle), f"rank {group.rank} ", "room for 40", "static bound")
     backend.combine(received.x_RH, handle)
     torch.cuda.synchronize()
-    assert backend._failure.words[0] == 0
+    assert backend.kernels.failure.words[0] == 0
     narrow = x[:, :4].contiguous()
     refused(lambda: exchange.dispatch(x, num_experts=3 * group.size + 1), "num_experts")
     refused(lambda: exchange.dispatch(narrow, num_experts=group.size), "8 B", "16")
@@ -495,8 +499,8 @@ def bad_input(group: EPGroup) -> None:
 
 def late_rank(group: EPGroup) -> None:
     """Statistics name who was waited for."""
-    config = make_config(group, (1024, 8 * group.size, 4, 64, "same", False), max_recv_rows=group.size * 64 * 4)
-    backend = make(group, config)
+    config = make_config(group, (1024, 8 * group.size, 4, 64, "same", False))
+    backend = make(group, config, max_recv_rows=group.size * 64 * 4)
     x = torch.ones(64, 1024, dtype=torch.bfloat16, device="cuda")
     slots = (torch.arange(256, device="cuda") % config.num_slots).view(64, 4)
     for _ in range(3):

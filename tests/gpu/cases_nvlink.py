@@ -1,6 +1,6 @@
 """What every rank does in test_nvlink.py: the nvlink backend against the CPU oracle, many cases per launch.
 
-Tokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
+SentTokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """
 
 import dataclasses
@@ -16,11 +16,16 @@ import torch
 from torch import Tensor
 
 from eprt.ep import reference
-from eprt.ep.api import EPConfig, EPError, EPTimeoutError, Received, make_backend
+from eprt.ep.api import Received
+from eprt.ep.config import EPConfig
+from eprt.ep.errors import EPError, EPTimeoutError
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.backend import NvlinkBackend, Signal
-from eprt.ep.nvlink.low_latency import POWER_OF_TWO, RECV, SEND
-from eprt.ep.reference import Tokens
+from eprt.ep.nvlink.low_latency import POWER_OF_TWO, Signal
+from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
+from eprt.ep.nvlink.options import NvlinkOptions
+from eprt.ep.nvlink.structs import RECV, SEND
+from eprt.ep.reference import SentTokens
+from eprt.ep.registry import make_backend
 from tests.ranks.cases_ep import SKEWS, assert_same_bits, expert_output, make_tokens
 
 # (hidden, slots per rank, top_k, tokens per rank, payload, exact)
@@ -46,13 +51,14 @@ def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
     )  # fmt: skip
 
 
-def make(group: EPGroup, config: EPConfig) -> NvlinkBackend:
-    backend = make_backend("nvlink", config, group)
-    assert isinstance(backend, NvlinkBackend)
+def make(group: EPGroup, config: EPConfig, **options) -> NvlinkLowLatencyBackend:
+    """options: of NvlinkOptions."""
+    backend = make_backend("nvlink", config, group, NvlinkOptions(**options))
+    assert isinstance(backend, NvlinkLowLatencyBackend)
     return backend
 
 
-def poison(backend: NvlinkBackend) -> None:
+def poison(backend: NvlinkLowLatencyBackend) -> None:
     """What a kernel leaves out must not look right: NaN in every receive buffer, and in torch's new tensors."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -71,14 +77,14 @@ def filled(received: Received) -> Received:
     return Received(received.x_RH[:rows].cpu(), count, scale)
 
 
-def padded(y_RH: Tensor, backend: NvlinkBackend) -> Tensor:
+def padded(y_RH: Tensor, backend: NvlinkLowLatencyBackend) -> Tensor:
     """As the kernels take it: max_rows rows, NaN where there is no row."""
     y = torch.full((backend.max_rows, y_RH.shape[1]), float("nan"), dtype=y_RH.dtype)
     y[: y_RH.shape[0]] = y_RH
     return y.cuda()
 
 
-def sum_per_rank(rank: int, config: EPConfig, tokens: Sequence[Tokens], outputs: Sequence[Tensor]) -> Tensor:
+def sum_per_rank(rank: int, config: EPConfig, tokens: Sequence[SentTokens], outputs: Sequence[Tensor]) -> Tensor:
     """combine_recv when each rank sums its outputs of a token in fp32, rounds, and the owner sums the ranks': bits."""
     per_rank = config.num_slots // len(tokens)
     mine = tokens[rank]
@@ -95,13 +101,17 @@ def sum_per_rank(rank: int, config: EPConfig, tokens: Sequence[Tokens], outputs:
     return y.to(config.dtype)
 
 
-def check_once(backend: NvlinkBackend, everyone: Sequence[Tokens], calls: str, node_of_rank: Sequence[int]) -> None:
-    """One dispatch and combine, compared bit for bit. calls: "verbs" or "fused"."""
+def check_once(
+    backend: NvlinkLowLatencyBackend, everyone: Sequence[SentTokens], calls: str, node_of_rank: Sequence[int]
+) -> None:
+    """One dispatch and combine, compared bit for bit. calls: "single", "ahead" (receives started) or "fused"."""
     config, rank = backend.config, backend.group.rank
     mine = everyone[rank]
     x, slots, weights = mine.x_TH.cuda(), mine.slot_idx_TK.cuda(), mine.topk_weights_TK.cuda()
-    if calls == "verbs":
+    if calls != "fused":
         handle = backend.dispatch_send(x, slots, weights)
+        if calls == "ahead":
+            backend.dispatch_start(handle)
         received = backend.dispatch_recv(handle)
     else:
         handle, received = backend.dispatch(x, slots, weights)
@@ -113,11 +123,13 @@ def check_once(backend: NvlinkBackend, everyone: Sequence[Tokens], calls: str, n
         assert_same_bits(got.scale_RG, want.scale_RG, "scale_RG")
     outputs = [expert_output(config, r, reference.received(r, config, everyone)) for r in range(backend.group.size)]
     y = padded(outputs[rank], backend)
-    if calls == "verbs":
-        backend.combine_send(y, handle)
-        y_TH = backend.combine_recv(handle)
-    else:
+    if calls == "fused":
         y_TH = backend.combine(y, handle)
+    else:
+        backend.combine_send(y, handle)
+        if calls == "ahead":
+            backend.combine_start(handle)
+        y_TH = backend.combine_recv(handle)
     if config.exact_combine:
         want_TH = reference.combined(rank, config, node_of_rank, everyone, outputs)
     else:
@@ -125,7 +137,7 @@ def check_once(backend: NvlinkBackend, everyone: Sequence[Tokens], calls: str, n
     assert_same_bits(y_TH.cpu(), want_TH, "y_TH")
 
 
-def one_round(tokens: Sequence[Tokens]) -> list[Tokens]:
+def one_round(tokens: Sequence[SentTokens]) -> list[SentTokens]:
     return [dataclasses.replace(t, num_rounds=1) for t in tokens]
 
 
@@ -133,14 +145,14 @@ def random_shapes(group: EPGroup, seed: int, cases_per_shape: int) -> None:
     rng = random.Random(seed)
     num_cases = 0
     for shape in SHAPES:
-        config = make_config(group, shape, num_sms=rng.choice([1, 3, 16, 64, None]))
-        backend = make(group, config)
+        config, num_sms = make_config(group, shape), rng.choice([1, 3, 16, 64, None])
+        backend = make(group, config, num_sms=num_sms)
         for case in range(cases_per_shape):
             everyone = one_round(make_tokens(rng, config, group.size, SKEWS[(case + num_cases) % len(SKEWS)]))
             if group.rank == 0:
-                print(shape, config.num_sms, case, flush=True)
+                print(shape, num_sms, case, flush=True)
             poison(backend)
-            check_once(backend, everyone, rng.choice(["verbs", "fused"]), (0,) * group.size)
+            check_once(backend, everyone, rng.choice(["single", "ahead", "fused"]), (0,) * group.size)
         num_cases += cases_per_shape
         backend.close()
 
@@ -171,7 +183,7 @@ def two_in_flight(group: EPGroup) -> None:
     backend.close()
 
 
-def identity_step(backend: NvlinkBackend, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+def identity_step(backend: NvlinkLowLatencyBackend, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     """Dispatch, experts that return what they get, combine; nothing waits for the host."""
     handle, received = backend.dispatch(x, slots, weights)
     return backend.combine(received.x_RH, handle)
@@ -210,7 +222,6 @@ def run_epochs(group: EPGroup, backend: Any, config: EPConfig, num_steps: int, n
     assert stats.sent_tokens_N.tolist() == sent.tolist()
     everyone = group.allgather(stats.sent_tokens_N.tolist())
     assert stats.recv_tokens_N.tolist() == [row[group.rank] for row in everyone]
-    assert stats.slot_rows_E.sum() >= stats.recv_tokens_N.sum()
     backend.close()
 
 
@@ -367,7 +378,7 @@ def masked_before(group: EPGroup) -> None:
 
 
 def late_rank(group: EPGroup) -> None:
-    """Statistics against the truth: who was late and when, tokens from and to each rank, rows of each slot."""
+    """Statistics against the truth: who was late and when, tokens from and to each rank."""
     config = make_config(group, (2048, 8, 4, 32, "same", False))
     backend, last = make(group, config), group.size - 1
     generator = torch.Generator("cuda").manual_seed(group.rank)
@@ -391,12 +402,9 @@ def late_rank(group: EPGroup) -> None:
         stats, most_us = backend.stats(), backend.max_wait_us()
         to_rank = torch.where(torch.stack(every_slot) >= 0, torch.stack(every_slot) // 8, group.size)
         sent = [int((to_rank == r).any(-1).sum()) for r in range(group.size)]
-        load = torch.bincount(torch.stack(every_slot).flatten() + 1, minlength=config.num_slots + 1)[1:]
-        everyone = group.allgather((sent, load.tolist()))
-        mine = slice(group.rank * 8, (group.rank + 1) * 8)
+        everyone = group.allgather(sent)
         assert stats.num_calls == 4 and stats.sent_tokens_N.tolist() == sent
-        assert stats.recv_tokens_N.tolist() == [row[group.rank] for row, _ in everyone]
-        assert stats.slot_rows_E.tolist() == [sum(rows) for rows in zip(*(row[mine] for _, row in everyone))]
+        assert stats.recv_tokens_N.tolist() == [row[group.rank] for row in everyone]
         waits = {"dispatch": stats.dispatch_wait_us_N, "combine": stats.combine_wait_us_N}
         least_us, most_all_us = sum(w.max() for w in waits.values()), sum(w.sum() for w in waits.values())
         assert least_us - 1 <= stats.blocked_us <= most_all_us + 1, stats

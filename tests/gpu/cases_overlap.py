@@ -3,9 +3,8 @@
 from itertools import product
 
 from eprt import LLM, EPGroup, SamplingParams
-from eprt.engine.graphs import can_record
 from tests.gpu.cases_model import DEMO, TEXTS
-from tests.recorded import check_replays
+from tests.recorded import can_record, check_replays
 
 OVERLAPS = (
     {"overlap": "sbo"},

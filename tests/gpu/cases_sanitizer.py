@@ -5,7 +5,7 @@ from tests.gpu import cases_normal, cases_nvlink
 
 
 def small(group: EPGroup) -> None:
-    """Low latency, fused and by single verbs, with and without signals; normal mode by token and by expert."""
+    """Low latency, fused and by single calls, with and without signals; normal mode by token and by expert."""
     cases_nvlink.many_epochs(group, num_steps=2)
     for exact in (False, True):
         cases_nvlink.tile_signals(group, exact=exact)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from eprt.compat.deep_ep.rows import RowExchange
-from eprt.ep.api import EPError
+from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
 from tests.gpu.cases_normal import make, make_config, poison
 from tests.gpu.cases_nvlink import assert_near, expected_identity, identity_step
@@ -26,8 +26,8 @@ def too_many_rows(group: EPGroup, exact: bool = False) -> None:
     """More than a static bound: what does not fit is left out of both ways and adds nothing, however much it is; the
     receiver's counts stay within its tensors; the ranks at either end are told; then all is as before."""
     T, bound = 32, 20
-    config = make_config(group, (256, 2 * group.size, 2, T, "same", exact), num_sms=3, max_recv_rows=bound)
-    backend, rank = make(group, config), group.rank
+    config = make_config(group, (256, 2 * group.size, 2, T, "same", exact))
+    backend, rank = make(group, config, num_sms=3, max_recv_rows=bound), group.rank
     weights = torch.ones(T, 2, device="cuda")
     for turn in range(3):
         x = torch.full((T, 256), float(1 + rank), dtype=torch.bfloat16, device="cuda")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eprt.ep import reference
-from eprt.ep.api import EPConfig
-from eprt.ep.reference import Tokens
+from eprt.ep.config import EPConfig
+from eprt.ep.reference import SentTokens
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def payload(config: EPConfig, x: Tensor) -> tuple[Tensor, Tensor | None]:
     return reference.quantize(x) if config.payload == "fp8" else (x, None)
 
 
-def received(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> Rows:
-    """Rows by local slot, each slot's first at a multiple of expert_alignment, in it entries in order. Gaps are 0."""
+def received(rank: int, config: EPConfig, tokens: Sequence[SentTokens], alignment: int = 1) -> Rows:
+    """Rows by local slot, each slot's first at a multiple of the alignment, in it entries in order. Gaps are 0."""
     local = config.num_slots // len(tokens)
     slots = torch.cat([sent.slot_idx_TK.flatten().long() for sent in tokens])
     lengths = [sent.slot_idx_TK.numel() for sent in tokens]
@@ -47,7 +47,7 @@ def received(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> Rows:
     order = order[(slots[order] >= 0) & (slots[order] // local == rank)]
     slot = slots[order] - rank * local
     count = torch.bincount(slot, minlength=local)
-    room = -(-count // config.expert_alignment) * config.expert_alignment
+    room = -(-count // alignment) * alignment
     begin, before = room.cumsum(0) - room, count.cumsum(0) - count
     row = begin[slot] + torch.arange(len(order), device=slots.device) - before[slot]
     values = torch.cat([sent.x_TH for sent in tokens])
@@ -82,7 +82,7 @@ def outputs(rank: int, config: EPConfig, rows: Rows) -> Tensor:
     return expert_output(config, rank, rows.x, rows.scale, slot)
 
 
-def combined(rank: int, config: EPConfig, tokens: Sequence[Tokens]) -> Tensor:
+def combined(rank: int, config: EPConfig, tokens: Sequence[SentTokens]) -> Tensor:
     """y_TH of a rank when all ranks' experts give `outputs`. exact_combine: the fp32 sum over k; else each rank sums
     its outputs in fp32 and rounds, and the owner sums those."""
     mine, local = tokens[rank], config.num_slots // len(tokens)

@@ -67,7 +67,7 @@ def test_a_killed_rank_is_named_and_nobody_hangs():
 
     from eprt.serve.running import RunningServer
     from tests.gpu.cases_model import DEMO
-    from tests.serve.test_lifecycle import Stream, ranks_of
+    from tests.serve.test_lifecycle import Stream, all_tell_of_lost_rank, ranks_of
 
     with RunningServer(DEMO, 2, "--device", "cuda", "--kv-cache-gb", "0.2") as server:
         streams = [Stream(server.url) for _ in range(6)]
@@ -75,11 +75,7 @@ def test_a_killed_rank_is_named_and_nobody_hangs():
         pid = ranks_of(server.url)[1]
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        for stream in streams:
-            stream.join(15)
-            assert stream.failure is None and stream.ended_s - killed_s < 10
-            assert stream.events[-1] == "[DONE]" and stream.events[-2]["error"]["code"] == "rank_lost"
-            assert f"rank 1 (pid {pid}" in stream.events[-2]["error"]["message"]
+        all_tell_of_lost_rank(streams, 1, pid, timeout_s=15)
         assert server.wait_exit(30) != 0
         assert "Traceback" not in server.output(), server.output()
         print(f"ended {time.monotonic() - killed_s:.1f} s after the kill")

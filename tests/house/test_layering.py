@@ -150,7 +150,7 @@ def test_only_the_operator_tables_include_torch():
 
 
 def test_no_code_asks_which_backend_it_has():
-    """Backends differ behind EPBackend; a comparison outside the registry is a hidden second interface."""
+    """Backends differ behind Backend; a comparison outside the registry is a hidden second interface."""
     asks = re.compile(r"\bbackend(\.name|_name)?\s*(==|!=|in\s*[(\[{])")
     wrong = [
         f"{name(path)}:{number}: {line.strip()}"

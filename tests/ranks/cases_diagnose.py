@@ -4,8 +4,9 @@ import time
 
 import torch
 
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
+from eprt.ep.registry import make_backend
 from eprt.ep.wait_log import WaitLog
 
 CALLS_PER_WINDOW = 25

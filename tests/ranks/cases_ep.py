@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from eprt.ep import reference
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
 from eprt.ep.cpu.backend import CpuBackend
 from eprt.ep.group.group import EPGroup
-from eprt.ep.reference import Tokens
+from eprt.ep.reference import SentTokens
+from eprt.ep.registry import make_backend
 
 SKEWS = ("uniform", "masked", "all_masked", "one_rank", "one_slot", "repeated_slot", "empty_ranks", "no_tokens")
 
 
-def make_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: str) -> list[Tokens]:
+def make_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: str) -> list[SentTokens]:
     """The same tokens of all ranks on all ranks, from the seed."""
     slots_per_rank = config.num_slots // num_ranks
     target = rng.randrange(num_ranks)
@@ -41,7 +42,7 @@ def make_tokens(rng: random.Random, config: EPConfig, num_ranks: int, skew: str)
             slots[:] = -1
         weights_TK = torch.rand(T, config.top_k, generator=generator)
         dtype = rng.choice([torch.int32, torch.int64])
-        everyone.append(Tokens(x_TH.to(config.dtype), slots.to(dtype), weights_TK, rng.randint(1, 4)))
+        everyone.append(SentTokens(x_TH.to(config.dtype), slots.to(dtype), weights_TK, rng.randint(1, 4)))
     return everyone
 
 
@@ -70,14 +71,15 @@ def assert_same_bits(got: torch.Tensor, expected: torch.Tensor, what: str) -> No
 class Exchange:
     """One dispatch and combine of known tokens through a backend, checked verb by verb."""
 
-    def __init__(self, backend: CpuBackend, tokens: list[Tokens]):
+    def __init__(self, backend: CpuBackend, tokens: list[SentTokens]):
         self.backend, self.tokens = backend, tokens
         self.config, self.rank = backend.config, backend.group.rank
         mine = tokens[self.rank]
         self.handle = backend.dispatch_send(mine.x_TH, mine.slot_idx_TK, mine.topk_weights_TK, mine.num_rounds)
 
     def receive(self) -> None:
-        got = valid(self.config, self.backend.dispatch_recv(self.handle))
+        self.received = self.backend.dispatch_recv(self.handle)
+        got = valid(self.config, self.received)
         expected = reference.received(self.rank, self.config, self.tokens)
         assert torch.equal(got.recv_count_E, expected.recv_count_E), f"{got.recv_count_E} vs {expected.recv_count_E}"
         assert got.num_rounds == expected.num_rounds
@@ -89,7 +91,7 @@ class Exchange:
     def send(self, zero_copy: bool) -> None:
         y_RH = self.y_RH
         if zero_copy:
-            y_RH = self.backend.combine_buffer(self.handle)
+            y_RH = self.backend.combine_buffer(self.handle, self.received)
             y_RH[: self.y_RH.shape[0]] = self.y_RH
         self.backend.combine_send(y_RH, self.handle)
 
@@ -104,14 +106,14 @@ class Exchange:
         assert_same_bits(got_TH, expected_TH, "y_TH")
 
 
-def round_trip(backend: CpuBackend, tokens: list[Tokens], zero_copy: bool) -> None:
+def round_trip(backend: CpuBackend, tokens: list[SentTokens], zero_copy: bool) -> None:
     exchange = Exchange(backend, tokens)
     exchange.receive()
     exchange.send(zero_copy)
     exchange.finish()
 
 
-def two_in_flight(backend: CpuBackend, first: list[Tokens], second: list[Tokens], zero_copy: bool) -> None:
+def two_in_flight(backend: CpuBackend, first: list[SentTokens], second: list[SentTokens], zero_copy: bool) -> None:
     a = Exchange(backend, first)
     b = Exchange(backend, second)
     a.receive()
@@ -167,7 +169,7 @@ def scaled(x: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
     return (x.float() * (1 + slot.unsqueeze(-1) / 4)).to(x.dtype)
 
 
-def forward(backend: Any, sent: Tokens, then: Callable[[], None] = lambda: None) -> torch.Tensor:
+def forward(backend: Any, sent: SentTokens, then: Callable[[], None] = lambda: None) -> torch.Tensor:
     """The whole way with the experts of scaled(). then: called once the tokens are sent."""
     handle = backend.dispatch_send(sent.x_TH, sent.slot_idx_TK, sent.topk_weights_TK, sent.num_rounds)
     then()
@@ -178,7 +180,7 @@ def forward(backend: Any, sent: Tokens, then: Callable[[], None] = lambda: None)
     return backend.combine_recv(handle)
 
 
-def forward_expected(sent: Tokens) -> torch.Tensor:
+def forward_expected(sent: SentTokens) -> torch.Tensor:
     """The same without communication: sums in order of k."""
     y_TH = torch.zeros(sent.x_TH.shape)
     for slot_T, weight_T in zip(sent.slot_idx_TK.T, sent.topk_weights_TK.T):
@@ -216,7 +218,7 @@ def same_bits_whoever_computes(group: EPGroup) -> None:
         got_TH = forward(together, mine)
         assert_same_bits(got_TH, forward(alone, mine), f"{skew}: {group.size} ranks against one")
         for t in range(mine.x_TH.shape[0]):
-            one = Tokens(mine.x_TH[t : t + 1], mine.slot_idx_TK[t : t + 1], mine.topk_weights_TK[t : t + 1])
+            one = SentTokens(mine.x_TH[t : t + 1], mine.slot_idx_TK[t : t + 1], mine.topk_weights_TK[t : t + 1])
             assert_same_bits(got_TH[t : t + 1], forward(alone, one), f"{skew}: token {t} in a batch against alone")
     together.close()
     alone.close()

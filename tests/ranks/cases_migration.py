@@ -14,9 +14,9 @@ from eprt import EPGroup, SamplingParams
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from eprt.engine.tokenizer import Tokenizer
-from eprt.ep.api import EPError
+from eprt.ep.errors import EPError
 from eprt.ep.migration import migrator as migration
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from eprt.ep.migration.pace import Pace
 from tests.ranks import cases_routing
 from tests.ranks.shared_copies import share_experts
@@ -69,20 +69,22 @@ def random_target(rng: np.random.Generator, rows: list[list[int]]) -> np.ndarray
     return np.array(target)
 
 
-def make_job(engine: Engine, job_id: int, target_LP, spare: int = 2, **options) -> Job:
+def make_job(engine: Engine, job_id: int, target_LP, spare: int = 2, **options) -> MigrationJob:
     migrator = engine.migrator
     rounds = schedule_rounds(np.array(migrator.rows), target_LP, engine.group.node_of_rank, spare)
-    return Job(job_id, migrator.status().epoch, tuple(rounds), **{"chunk_bytes": 5000, "timeout_s": 20.0, **options})
+    return MigrationJob(
+        job_id, migrator.status().epoch, tuple(rounds), **{"chunk_bytes": 5000, "timeout_s": 20.0, **options}
+    )
 
 
 def digests(engine: Engine) -> dict:
     """(layer, expert) -> the bytes of the expert as this rank holds it; equal in all of its slots."""
     found = {}
     for row, layer in enumerate(engine.model.moe_layers()):
-        for expert, storage in zip(layer.expert_of_slot, layer.storages()):
-            assert (expert >= 0) == (storage >= 0)
+        for expert, buffer in zip(layer.expert_of_slot, layer.weight_buffers()):
+            assert (expert >= 0) == (buffer >= 0)
             if expert >= 0:
-                content = b"".join(part[storage].cpu().numpy().tobytes() for part in layer.pool.parts)
+                content = b"".join(part[buffer].cpu().numpy().tobytes() for part in layer.pool.parts)
                 assert found.setdefault((row, expert), content) == content
     return found
 
@@ -93,12 +95,12 @@ def check_weights(engine: Engine, want: dict) -> None:
 
 
 def check_memory(engine: Engine, spare: int) -> None:
-    """Every storage is used by a slot or free; as many are free as there are spare ones and slots without."""
+    """Every weight buffer is used by a slot or free; as many are free as there are spare ones and slots without."""
     layers = engine.model.moe_layers()
     pool = layers[0].pool
-    used = [{s for s in layer.storages() if s >= 0} for layer in layers]
-    assert len(set().union(*used)) == sum(map(len, used)), "two layers share a storage"
-    num_slots = sum(len(layer.storages()) for layer in layers)
+    used = [{s for s in layer.weight_buffers() if s >= 0} for layer in layers]
+    assert len(set().union(*used)) == sum(map(len, used)), "two layers share a weight buffer"
+    num_slots = sum(len(layer.weight_buffers()) for layer in layers)
     assert pool.num_free + sum(map(len, used)) == num_slots + spare
     status = engine.migrator.status()
     assert status.used_bytes <= spare * pool.expert_bytes == status.cap_bytes < status.buffer_bytes
@@ -223,13 +225,16 @@ def refusals(group: EPGroup, directory: str) -> None:
     no_way[0][-1] = 0
     for job_id, (job, reason) in enumerate(
         (
-            (Job(1, 5, ()), "starts from placement 5, but 0 serves"),
-            (Job(2, 0, (Round({1: tuple(lost[1])}, ()),)), "layer 1: expert 3 has no slot"),
-            (Job(3, 0, (Round({0: tuple(no_way[0])}, ()),)), f"layer 0: expert 0 does not reach rank {group.size - 1}"),
-            (Job(4, 0, (Round({9: tuple(rows[0])}, ()),)), "layer 9 is not one of the 2 MoE layers"),
-            (Job(5, 0, (Round({0: (0, 1)}, ()),)), "layer 0 has 2 slots"),
-            (Job(6, 0, (), chunk_bytes=0), "chunk_bytes=0: must be in 1.."),
-            (Job(7, 0, (), chunk_bytes=1 << 40), "chunk_bytes=1099511627776: must be in 1.."),
+            (MigrationJob(1, 5, ()), "starts from placement 5, but 0 serves"),
+            (MigrationJob(2, 0, (Round({1: tuple(lost[1])}, ()),)), "layer 1: expert 3 has no slot"),
+            (
+                MigrationJob(3, 0, (Round({0: tuple(no_way[0])}, ()),)),
+                f"layer 0: expert 0 does not reach rank {group.size - 1}",
+            ),
+            (MigrationJob(4, 0, (Round({9: tuple(rows[0])}, ()),)), "layer 9 is not one of the 2 MoE layers"),
+            (MigrationJob(5, 0, (Round({0: (0, 1)}, ()),)), "layer 0 has 2 slots"),
+            (MigrationJob(6, 0, (), chunk_bytes=0), "chunk_bytes=0: must be in 1.."),
+            (MigrationJob(7, 0, (), chunk_bytes=1 << 40), "chunk_bytes=1099511627776: must be in 1.."),
         ),
         1,
     ):
@@ -253,19 +258,19 @@ def damage(group: EPGroup, directory: str) -> None:
     places = [(5000, 17)] + [(1 << 20, sum(sizes[: 1 + k]) + 3) for k in range(0, len(sizes) - 1, 2) if len(sizes) > 2]
     transport, before = engine.migrator._transport, engine.migrator.rows
     target = random_target(np.random.default_rng(3), before)
-    take = transport.take
+    receive = transport.receive
     add_requests(engine, 2)
     for job_id, (chunk_bytes, place) in enumerate(places, 1):
         num_taken = 0
 
-        def take_damaged(tick, tag, chunk, place=place):
+        def receive_damaged(tick, tag, chunk, place=place):
             nonlocal num_taken
             num_taken += 1
             if group.rank == 1 and num_taken == 1:
                 transport._chunk(tick, chunk.stream)[64 + place] ^= 1
-            take(tick, tag, chunk)
+            receive(tick, tag, chunk)
 
-        transport.take = take_damaged
+        transport.receive = receive_damaged
         engine.migrator._pace = Pace()  # as if idle for long: nothing makes the chunks smaller
         engine.migrator.offer(make_job(engine, job_id, target, chunk_bytes=chunk_bytes))
         run(engine)
@@ -274,7 +279,7 @@ def damage(group: EPGroup, directory: str) -> None:
         assert all(other == status.epoch for other in group.allgather(status.epoch))
         check_weights(engine, weights)
         check_memory(engine, 2)
-    transport.take = take
+    transport.receive = receive
     engine.migrator.offer(make_job(engine, 9, target))
     run(engine)
     assert engine.migrator.status().state == "done" and engine.migrator.rows == target.tolist()
@@ -404,16 +409,16 @@ def never_begins(group: EPGroup, engine: Engine, target: np.ndarray, clock: Step
     migrator.offer(make_job(engine, 12, target))
     run(engine)
     given_up(12, "it was cancelled, says rank 0")
-    settle = migrator._transport.settle
-    migrator._transport.settle = lambda: group.rank == 0 and settle()
+    is_quiet = migrator._transport.is_quiet
+    migrator._transport.is_quiet = lambda: group.rank == 0 and is_quiet()
     migrator.offer(make_job(engine, 13, target, timeout_s=0.1))
     run(engine, clock.step)
     given_up(13, "the deadline of the round passed, says rank")
-    migrator._transport.settle = lambda: settle() if group.rank else broken()
+    migrator._transport.is_quiet = lambda: is_quiet() if group.rank else broken()
     migrator.offer(make_job(engine, 14, target))
     run(engine)
     given_up(14, "a connection between ranks broke, says rank 0")
-    migrator._transport.settle = settle
+    migrator._transport.is_quiet = is_quiet
 
 
 def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:

@@ -79,7 +79,7 @@ def replicas(group: EPGroup, root: str, exact: bool):
     slots = [[0, 3] + [e for e in range(16) if e % group.size == rank] for rank in range(group.size)]
     slots = [part + [-1] * (per_rank - len(part)) for part in slots]
     placement = Placement(np.array(slots).reshape(1, -1), num_gpus=group.size)
-    moe = build_moe(block, group, slot_map=SlotMap.of_layer(placement, 0))
+    moe = build_moe(block, group, slot_map=SlotMap.from_placement(placement, 0))
     alone = build_moe(block, EPGroup.single())
     y = moe(x)
     torch.testing.assert_close(y, alone(x), rtol=1e-5, atol=1e-5)

@@ -42,12 +42,12 @@ def all_cases(group: EPGroup) -> None:
     per_rank = -(-NUM_EXPERTS // group.size) + 2
     num_slots = group.size * min(per_rank, NUM_EXPERTS)
     placement = plan(load_E[None], num_slots=num_slots, num_gpus=group.size)
-    slot_map = SlotMap.of_layer(placement, 0)
+    slot_map = SlotMap.from_placement(placement, 0)
     for method in METHODS.values():
         router = BatchRouter(group, NUM_EXPERTS, method)
         for name, parts in batches(group).items():
             check_batch(group, router, placement, slot_map, parts, f"{method}, {name}", method)
-        another = SlotMap.of_layer(Placement(placement.physical_to_logical_map[:, ::-1].copy(), group.size), 0)
+        another = SlotMap.from_placement(Placement(placement.physical_to_logical_map[:, ::-1].copy(), group.size), 0)
         slots = router.slot_idx(0, another, batches(group)["even"][group.rank])  # a new placement of the same layer
         assert torch.equal(another.expert_of_slot_S[slots], batches(group)["even"][group.rank])
         contiguous = SlotMap.contiguous(NUM_EXPERTS, group.size)

@@ -67,6 +67,15 @@ class Stream(threading.Thread):
         return self.events[-2]["choices"][0]["finish_reason"]
 
 
+def all_tell_of_lost_rank(streams: list[Stream], rank: int, pid: int, timeout_s: float) -> None:
+    """Every stream ends within the time, whole, with an event that names the rank."""
+    for stream in streams:
+        stream.join(timeout_s)
+        assert not stream.is_alive() and stream.failure is None
+        assert stream.events[-1] == "[DONE]" and stream.events[-2]["error"]["code"] == "rank_lost"
+        assert f"rank {rank} (pid {pid}" in stream.events[-2]["error"]["message"]
+
+
 def shared_files() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
@@ -186,12 +195,9 @@ def test_killed_rank_is_named_and_nobody_hangs():
         wait_until(lambda: num_sequences(server.url) > 5 * 6, "the sixth request")
         pid = ranks_of(server.url)[2]
         os.kill(pid, signal.SIGKILL)
-        for thread in (*streams, plain, last_words):
+        for thread in (plain, last_words):
             thread.join(PATIENCE_S)
-        for stream in streams:
-            assert stream.failure is None
-            assert stream.events[-1] == "[DONE]" and stream.events[-2]["error"]["code"] == "rank_lost"
-            assert f"rank 2 (pid {pid}" in stream.events[-2]["error"]["message"]
+        all_tell_of_lost_rank(streams, 2, pid, PATIENCE_S)
         assert waiting[0].status_code == 500 and waiting[0].json()["error"]["code"] == "rank_lost"
         health, refused = last_words.health, last_words.refused
         assert health.status_code == 503 and "rank 2" in health.json()["reason"]

@@ -5,8 +5,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink.low_latency import this_arch
-from eprt.ep.nvlink.low_latency_layout import fields_of_type, struct
+from eprt.ep.nvlink.structs import fields_of_type, struct
+from eprt.gpu.device import this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.shapes import shape_only

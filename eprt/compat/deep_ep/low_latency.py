@@ -21,11 +21,12 @@ from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.plain import plain
 from eprt.compat.deep_ep.streams import CommStream
-from eprt.ep.api import EPTimeoutError
+from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.failure import Asked, take_failure
-from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, RECV, SEND, LowLatency, Rows, Signal
-from eprt.ep.nvlink.low_latency_layout import HeapShape
+from eprt.ep.nvlink.failure import CallContext, take_failure
+from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, LowLatency, Rows, Signal
+from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
+from eprt.ep.nvlink.structs import RECV, SEND
 from eprt.gpu.device import multiprocessors
 from eprt.gpu.shapes import shape_only
 
@@ -48,8 +49,8 @@ class Shape:
     top_k: int
     exact: bool = False
 
-    def heap(self, num_ranks: int) -> HeapShape:
-        return HeapShape(
+    def heap(self, num_ranks: int) -> LowLatencyHeap:
+        return LowLatencyHeap(
             num_ranks, self.max_tokens, self.hidden, self.top_k, self.num_experts // num_ranks, "either", self.exact,
             NUM_IN_FLIGHT, late_weights=not self.exact,
         )  # fmt: skip
@@ -135,7 +136,7 @@ class LowLatencyMode:
             group, shape.heap(group.size), self.num_local * self.rows_per_expert, num_handles=NUM_HANDLES,
             num_sms=num_sms, timeout_s=timeout_s, mask=mask,
         )  # fmt: skip
-        self._asked = Asked(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
+        self._asked = CallContext(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
         self._failure_words: Any = self.kernels.failure.words
         self._closed = False
         self._where = f"[rank {group.rank}/{group.size}] low_latency_combine:"

@@ -19,11 +19,11 @@ from eprt.compat.deep_ep.rows_plan import MAX_EXPERTS, RowsPlan, RowsPlans, bloc
 from eprt.compat.deep_ep.rows_received import ReceivedRows, RowsHandle, RowTensors
 from eprt.compat.deep_ep.stream_pool import PoolFullError, StreamPool
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.failure import Asked, take_failure
-from eprt.ep.nvlink.low_latency import RECV, SEND
+from eprt.ep.nvlink.failure import CallContext, take_failure
 from eprt.ep.nvlink.normal import MAX_RANKS, MAX_TOP_K, Normal, Payload, Routing, returned_stride
 from eprt.ep.nvlink.normal_grid import MAX_SMS
-from eprt.ep.nvlink.normal_layout import BlockShape, Chunks, HeapShape
+from eprt.ep.nvlink.normal_layout import BlockShape, Chunks, NormalHeap
+from eprt.ep.nvlink.structs import RECV, SEND
 from eprt.gpu.shapes import known_shape
 
 _BYTES_PER_ITEM = 1024  # of symmetric memory, for each item that flags are kept for
@@ -52,7 +52,7 @@ class RowExchange:
                 "biases); use fewer ranks"
             )
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
-        shape = HeapShape(group.size, MAX_EXPERTS // group.size * group.size, max_items, 1)
+        shape = NormalHeap(group.size, MAX_EXPERTS // group.size * group.size, max_items, 1)
         self.kernels = Normal(
             group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, stats=stats, mask=mask
         )
@@ -61,7 +61,7 @@ class RowExchange:
         self._recent_rows = 0
         self._most_returned = 0  # bytes
         self._host = self.kernels.host_words(MAX_EXPERTS // group.size)
-        self._asked = Asked(group, timeout_s, 1, 0)
+        self._asked = CallContext(group, timeout_s, 1, 0)
 
     def dispatch(
         self,

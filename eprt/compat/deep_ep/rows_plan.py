@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eprt.ep.checks import not_aligned
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.failure import Asked
+from eprt.ep.nvlink.failure import CallContext
 from eprt.ep.nvlink.normal import MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Payload, Routing, returned_stride
 from eprt.ep.nvlink.normal_layout import BlockShape, LayoutShape
 
@@ -43,7 +43,7 @@ class RowsPlan:
     num_scales: int
     most_own: int
     returned_bytes: int
-    asked: Asked
+    asked: CallContext
 
     def block(self, capacity: int) -> BlockShape:
         return block_shape(capacity, self.top_k, self.row_bytes, self.num_scales)
@@ -98,7 +98,7 @@ class RowsPlans:
         T, K, R = routing.num_tokens, routing.top_k, self._group.size
         layout = LayoutShape(T, K, routing.num_slots, R, routing.chunks.count)
         returned = T * min(K or R, R) * returned_stride(payload.x.shape[1], K)
-        asked = Asked(self._group, self._timeout_s, max(K, 1), routing.num_slots, "dispatch", "topk_idx")
+        asked = CallContext(self._group, self._timeout_s, max(K, 1), routing.num_slots, "dispatch", "topk_idx")
         return RowsPlan(layout, K, payload.row_bytes, payload.num_scales, T * R, returned, asked)
 
     # -- checks --

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.ep.api import DispatchHandle, EPConfig, Received
-from eprt.ep.checks import Checks
+from eprt.ep.api import DispatchHandle, Received
+from eprt.ep.checked_backend import CheckedBackend
+from eprt.ep.config import EPConfig
 from eprt.ep.cpu.links import NodeLinks
 from eprt.ep.cpu.topology import Topology
 from eprt.ep.group.group import EPGroup
 from eprt.ep.group.wait import SLICE_NS, Waiter
-from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND, VERBS, VerbOrder
+from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND
 from eprt.ep.stats import EPStats
 from eprt.ops import native
 
@@ -26,35 +27,26 @@ _SCALE_GROUP = 128
 _FLAG_BYTES = 64
 
 
-class CpuBackend:
+class CpuBackend(CheckedBackend):
     """Construction and close() are collective. Calls must come from one thread at a time.
 
     Received tensors are buffers of the backend, valid until combine_recv of their handle. In low_latency mode x_RH has
     max_rows rows at a fixed address per buffer set, of which the first sum(recv_count_E) are filled.
-
-    max_rows: the most rows one dispatch can bring, num_ranks * num_max_tokens_per_rank * top_k.
     """
 
-    can_be_recorded = False
-    launches = takes_signals = False
-
     def __init__(self, config: EPConfig, group: EPGroup):
-        self.config, self.group = config, group
-        self.max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
         self._static = config.mode == "low_latency"
-        self._checks = Checks(config, group, self.max_rows if self._static else None)
-        self._order = VerbOrder(config.num_buffers, self._checks.where)
+        self.max_rows = group.size * config.num_max_tokens_per_rank * config.top_k  # that one dispatch can bring
+        super().__init__(config, group, max_rows=self.max_rows if self._static else None)
         self._waiter = Waiter(group, config.timeout_s)
         self._topology = Topology(group.rank, group.node_of_rank)
         self._local_ranks = self._topology.ranks_of(self._topology.node)
-        self._slots_per_rank = config.num_slots // group.size
         self._num_scales = -(-config.hidden_size // _SCALE_GROUP) if config.payload == "fp8" else 0
         self._ops = ops = native.load()
         self._dispatch_send, self._dispatch_recv = ops.ep_dispatch_send.default, ops.ep_dispatch_recv.default
         self._combine_send, self._combine_recv = ops.ep_combine_send.default, ops.ep_combine_recv.default
         self._map_memory()
         self._make_buffers()
-        self._closed = False
         group.barrier()
 
     # -- set-up --
@@ -119,7 +111,7 @@ class CpuBackend:
         dtype = torch.float8_e4m3fn if self._num_scales else self.config.dtype
         return torch.empty(num_rows, self.config.hidden_size, dtype=dtype), torch.empty(num_rows, self._num_scales)
 
-    # -- the four verbs --
+    # -- the four calls --
 
     def dispatch_send(
         self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
@@ -133,11 +125,11 @@ class CpuBackend:
         if bad >= 0:
             self._checks.fail_slot(slot_idx_TK, bad)
         self._links.send_blocks(epoch)
-        self._order.done(DISPATCH_SEND, epoch)
+        self._order.complete(DISPATCH_SEND, epoch)
         return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self)
 
     def dispatch_recv(self, handle: DispatchHandle) -> Received:
-        epoch, i = self._enter(DISPATCH_RECV, handle)
+        i, epoch = self._enter(DISPATCH_RECV, handle), handle.epoch
         self._links.forward_blocks(epoch)
         x, scale = self._x[i]
         arguments = (self._exchange, epoch, x, scale, self._recv_count[i], self._info, self._waiter.owns_core, SLICE_NS)
@@ -148,27 +140,30 @@ class CpuBackend:
             x, scale = self._x[i] = self._new_rows(min(max(num_rows, 2 * x.shape[0]), self.max_rows))
             self._ops.ep_gather(self._exchange, epoch, x, scale)
         self._num_rows[i] = num_rows
-        self._order.done(DISPATCH_RECV, epoch)
+        self._order.complete(DISPATCH_RECV, epoch)
         if not self._static:
             x, scale = x[:num_rows], scale[:num_rows]
         return Received(x, self._recv_count[i], scale if self._num_scales else None, num_rounds)
 
-    def combine_buffer(self, handle: DispatchHandle) -> Tensor:
-        """A view of the shared window; see EPBackend."""
-        _, i = self._enter(COMBINE_SEND, handle)
+    def combine_buffer(self, handle: DispatchHandle, received: Received) -> Tensor:
+        return self.output_buffer(handle)
+
+    def output_buffer(self, handle: DispatchHandle) -> Tensor:
+        """[R, H] of config.dtype: a view of the shared window."""
+        i = self._enter(COMBINE_SEND, handle)
         y_RH = self._output_rows(handle.epoch)
         return y_RH if self._static else y_RH[: self._num_rows[i]]
 
     def combine_send(self, y_RH: Tensor, handle: DispatchHandle, signal: Any = None) -> None:
-        epoch, i = self._enter(COMBINE_SEND, handle)
-        if signal is not None:
-            self._checks.fail("combine_send: the cpu backend takes no signal; pass y_RH once all of it is computed")
+        i = self._enter(COMBINE_SEND, handle)
+        self._checks.no_signal(signal, "the cpu backend takes no signal; pass y_RH once all of it is computed")
         self._checks.outputs(y_RH, self._num_rows[i])
-        self._combine_send(self._exchange, epoch, y_RH.contiguous())
-        self._order.done(COMBINE_SEND, epoch)
+        self._combine_send(self._exchange, handle.epoch, y_RH.contiguous())
+        self._order.complete(COMBINE_SEND, handle.epoch)
 
     def combine_recv(self, handle: DispatchHandle) -> Tensor:
-        epoch, _ = self._enter(COMBINE_RECV, handle)
+        self._enter(COMBINE_RECV, handle)
+        epoch = handle.epoch
         y_TH = torch.empty(handle.num_tokens, self.config.hidden_size, dtype=self.config.dtype)
         timing = (self._waiter.owns_core, SLICE_NS)
         if self._topology.num_nodes == 1:
@@ -179,15 +174,15 @@ class CpuBackend:
             self._waiter.for_call(self._ops.ep_combine_wait, arguments, self._seen_outputs, epoch, "combine")
             self._links.exchange_sums(epoch)
             self._ops.ep_sum_own(self._exchange, epoch, y_TH)
-        self._order.done(COMBINE_RECV, epoch)
+        self._order.complete(COMBINE_RECV, epoch)
         return y_TH
 
-    # -- beside the verbs --
+    # -- beside the calls --
 
     def stats(self, reset: bool = False) -> EPStats:
         """What was counted since the last reset. From the thread that makes the calls."""
         self._check_open("stats")
-        totals = torch.empty(4 * self.group.size + self._slots_per_rank + 3, dtype=torch.int64)
+        totals = torch.empty(4 * self.group.size + 3, dtype=torch.int64)
         self._ops.ep_stats(self._exchange, totals, reset)
         return EPStats.unpack(totals.numpy(), self.group.size)
 
@@ -212,11 +207,7 @@ class CpuBackend:
             )
         self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
 
-    def check(self) -> None:
-        """Verbs raise what they find themselves."""
-
     def close(self) -> None:
-        """Frees all memory. Collective while all ranks live; never hangs when some do not."""
         if self._closed:
             return
         self._closed = True
@@ -245,14 +236,3 @@ class CpuBackend:
             memory = self._own_segment[at : at + self.max_rows * hidden * dtype.itemsize]
             self._y[i] = torch.from_numpy(memory).view(dtype).view(self.max_rows, hidden)
         return self._y[i]
-
-    def _enter(self, verb: int, handle: DispatchHandle) -> tuple[int, int]:
-        """Checks that it is this handle's turn for this verb; returns its epoch and buffer set."""
-        self._check_open(VERBS[verb])
-        self._checks.own(verb, handle, self)
-        self._order.check(verb, handle.epoch)
-        return handle.epoch, handle.epoch % self.config.num_buffers
-
-    def _check_open(self, verb: str) -> None:
-        if self._closed:
-            raise RuntimeError(f"{self._checks.where} {verb}: this backend is closed")

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eprt.ep.api import EPError
 from eprt.ep.cpu.topology import Topology
-from eprt.ep.group.group import EPGroup, Pending
+from eprt.ep.errors import EPError
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.message import PendingMessage
 from eprt.ep.group.wait import Waiter
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -51,9 +52,9 @@ class NodeLinks:
         self._blocks_out = buffers({node: block_bytes[node] for node in others})  # by destination node
         self._sums_in = buffers({node: sums_bytes[node] for node in others})  # by summing node
         self._sums_out = buffers({source: sums_bytes[self._node] for source in self._proxied})  # by destination rank
-        self._block_receives: list[dict[int, Pending]] = [{} for _ in range(num_sets)]  # by source rank
-        self._sums_receives: list[dict[int, Pending]] = [{} for _ in range(num_sets)]  # by proxy
-        self._sends: list[list[tuple[int, Pending]]] = [[] for _ in range(num_sets)]  # peer, request
+        self._block_receives: list[dict[int, PendingMessage]] = [{} for _ in range(num_sets)]  # by source rank
+        self._sums_receives: list[dict[int, PendingMessage]] = [{} for _ in range(num_sets)]  # by proxy
+        self._sends: list[list[tuple[int, PendingMessage]]] = [[] for _ in range(num_sets)]  # peer, request
 
     def block_addresses(self) -> Tensor:
         """int64 [num_sets, num_nodes], where blocks for other nodes are to be written; 0 for this node."""
@@ -75,7 +76,9 @@ class NodeLinks:
         """Waits until the sends of epoch - num_sets have left their buffers, as they mostly have (docs/protocol.md)."""
         self._finish(self._sends[epoch % self._num_sets], epoch, "completion of an old send")
 
-    def _finish(self, sends: list[tuple[int, Pending]], epoch: int, phase: str, timeout_s: float | None = None) -> None:
+    def _finish(
+        self, sends: list[tuple[int, PendingMessage]], epoch: int, phase: str, timeout_s: float | None = None
+    ) -> None:
         """Waits for these sends, and forgets each as it has ended."""
         while sends:
             peer, message = sends[-1]
@@ -122,7 +125,9 @@ class NodeLinks:
 
         self._collect(self._sums_receives[i], epoch, "combine between nodes", accept)
 
-    def _collect(self, receives: dict[int, Pending], epoch: int, phase: str, on_arrival: Callable[[int], None]) -> None:
+    def _collect(
+        self, receives: dict[int, PendingMessage], epoch: int, phase: str, on_arrival: Callable[[int], None]
+    ) -> None:
         self._waiter.for_messages(receives, epoch, phase, on_arrival)
         receives.clear()
 

@@ -1,11 +1,34 @@
-"""Whether all ranks were given the same: what differs silently would be a hang, or wrong answers, much later."""
+"""Agreement of all ranks: on what they were given, and on whether a step of the start has succeeded everywhere.
 
-from collections.abc import Mapping
+What differs silently would be a hang, or wrong answers, much later.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from eprt.config import EngineConfig
 from eprt.ep.group.group import EPGroup
+
+
+@contextmanager
+def all_or_none(group: EPGroup, what: str) -> Iterator[None]:
+    """Runs the body on every rank; if it raised anywhere, raises everywhere: no rank is left waiting.
+
+    what: that the rank which raised could not do, for the message on the others.
+    """
+    error = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    messages = group.allgather(None if error is None else str(error))
+    if error is not None:
+        raise error
+    for rank, message in enumerate(messages):
+        if message is not None:
+            raise ValueError(f"[rank {group.rank}/{group.size}] rank {rank} could not {what}: {message}")
 
 
 @dataclass(frozen=True)

@@ -5,46 +5,24 @@ Knows nothing of tokens or experts. The hot path uses only windows and point-to-
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from eprt import env
 from eprt.ep.group.liveness import PeerWatch, process_domain
+from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.window import SharedWindow, private_window
+from eprt.lazy import load_named
 
-PAGE = 4096
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
-
-class Pending(Protocol):
-    """A message under way."""
-
-    def test(self) -> bool:
-        """Whether it is done; never blocks. Raises ConnectionError when it can no longer finish."""
-        ...
-
-    def cancel(self) -> None:
-        """Gives up a receive: its buffer will not be written any more."""
-        ...
-
-
-class Window:
-    """Symmetric memory inside a node.
-
-    segments: one uint8 view per local rank, in local_ranks order, 4096-byte aligned. Pages take memory only once they
-    are touched; fresh ones read as zero. No view may be used after close(), nor after the group's.
-    """
-
-    def __init__(self, segments: list[np.ndarray], free: Callable[[], None] | None = None):
-        self.segments = segments
-        self._free = free
-
-    def close(self) -> None:
-        """Gives the memory back. Collective inside the node while its ranks live; never hangs when some do not."""
-        free, self._free, self.segments = self._free, None, []
-        if free is not None:
-            free()
+# Imported when they are asked for: a program without MPI never imports mpi4py.
+_GROUPS = {
+    "mpi": "eprt.ep.group.mpi_group:MpiGroup",
+    "torch": "eprt.ep.group.torch_group:TorchGroup",
+}
 
 
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
@@ -61,17 +39,6 @@ def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> t
         key = (host, index // ranks_per_node if ranks_per_node else 0)
         nodes.append(node_of.setdefault(key, len(node_of)))
     return tuple(nodes)
-
-
-def page_aligned(raw: np.ndarray, num_bytes: int) -> np.ndarray:
-    """num_bytes of a uint8 array that is a page longer, starting at a page."""
-    start = -raw.ctypes.data % PAGE
-    return raw[start : start + num_bytes]
-
-
-def private_window(num_bytes: int) -> Window:
-    """The window of a node with one rank."""
-    return Window([page_aligned(np.zeros(num_bytes + PAGE, dtype=np.uint8), num_bytes)])
 
 
 class EPGroup(ABC):
@@ -132,16 +99,12 @@ class EPGroup(ABC):
     @staticmethod
     def from_mpi(comm: Any = None) -> "EPGroup":
         """Ranks of an mpi4py communicator (default: COMM_WORLD)."""
-        from eprt.ep.group.mpi_group import MpiGroup
-
-        return MpiGroup(comm)
+        return load_named(_GROUPS["mpi"])(comm)
 
     @staticmethod
     def from_torch(process_group: Any = None) -> "EPGroup":
         """Ranks of a torch.distributed process group (default: the world); no MPI needed."""
-        from eprt.ep.group.torch_group import TorchGroup
-
-        return TorchGroup(process_group)
+        return load_named(_GROUPS["torch"])(process_group)
 
     @staticmethod
     def single() -> "EPGroup":
@@ -158,17 +121,17 @@ class EPGroup(ABC):
     def barrier(self) -> None: ...
 
     @abstractmethod
-    def shared_window(self, num_bytes: int) -> Window:
+    def shared_window(self, num_bytes: int) -> SharedWindow:
         """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice."""
 
     # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 
     @abstractmethod
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         """Starts sending. The buffer must stay untouched until test() returns True."""
 
     @abstractmethod
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         """Starts receiving into buffer, which may be longer than the message."""
 
     @abstractmethod
@@ -188,13 +151,13 @@ class SingleGroup(EPGroup):
     def barrier(self) -> None:
         pass
 
-    def shared_window(self, num_bytes: int) -> Window:
+    def shared_window(self, num_bytes: int) -> SharedWindow:
         return private_window(num_bytes)
 
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         raise ValueError(f"[rank 0/1] a group of one has no peer {peer} to send to")
 
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         raise ValueError(f"[rank 0/1] a group of one has no peer {peer} to receive from")
 
     def close(self) -> None:

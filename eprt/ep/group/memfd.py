@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from eprt.ep.group.group import PAGE, Window
+from eprt.ep.group.window import PAGE, SharedWindow
 
 
-def memfd_window(num_bytes: int, allgather: Callable[[Any], list[Any]]) -> Window:
+def memfd_window(num_bytes: int, allgather: Callable[[Any], list[Any]]) -> SharedWindow:
     """A window in which each process contributes num_bytes of its own choice. allgather: among those processes."""
     own_fd = os.memfd_create("eprt")
     os.ftruncate(own_fd, max(num_bytes, PAGE))
     segments = [_map(*place) for place in allgather((os.getpid(), own_fd, num_bytes))]
     allgather(None)  # all have mapped all: the descriptor may go, the mappings keep the memory
     os.close(own_fd)
-    return Window(segments)
+    return SharedWindow(segments)
 
 
 def _map(pid: int, fd: int, num_bytes: int) -> np.ndarray:

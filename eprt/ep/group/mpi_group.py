@@ -13,14 +13,16 @@ import numpy as np
 from mpi4py import MPI
 
 from eprt import env
-from eprt.ep.group.group import MAX_CLOSE_S, PAGE, EPGroup, Pending, Window, page_aligned, private_window
+from eprt.ep.group.group import MAX_CLOSE_S, EPGroup
 from eprt.ep.group.memfd import memfd_window
+from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.window import PAGE, SharedWindow, page_aligned, private_window
 
 _MAX_CANCEL_S = 0.5
 
 
 class MpiMessage:
-    """A Pending over an MPI request."""
+    """A PendingMessage over an MPI request."""
 
     __slots__ = ("_request",)
 
@@ -51,7 +53,7 @@ class MpiGroup(EPGroup):
     def __init__(self, comm: MPI.Intracomm | None = None):
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._windows: list[Window] = []
+        self._windows: list[SharedWindow] = []
         self._closed = False
         self._join(self._comm.rank, self._comm.size)
         self._node_comm = self._split_node()
@@ -76,7 +78,7 @@ class MpiGroup(EPGroup):
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    def shared_window(self, num_bytes: int) -> Window:
+    def shared_window(self, num_bytes: int) -> SharedWindow:
         if len(self.local_ranks) == 1:
             return private_window(num_bytes)
         places = self._node_comm.allgather((num_bytes, _free_shm_bytes()))
@@ -86,13 +88,13 @@ class MpiGroup(EPGroup):
         # MPI promises no alignment. A segment lies at the same place of a page in every process, so all cut alike.
         window = MPI.Win.Allocate_shared(num_bytes + PAGE, 1, comm=self._node_comm)
         segments = [page_aligned(_memory(window, i), size) for i, (size, _) in enumerate(places)]
-        self._windows.append(Window(segments, lambda: self._free(window)))
+        self._windows.append(SharedWindow(segments, lambda: self._free(window)))
         return self._windows[-1]
 
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         return MpiMessage(self._comm.Isend([buffer, MPI.BYTE], peer, tag))
 
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         return MpiMessage(self._comm.Irecv([buffer, MPI.BYTE], peer, tag))
 
     def _free(self, window: MPI.Win) -> None:

@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 
 from eprt import env
-from eprt.ep.group.group import MAX_CLOSE_S, EPGroup, Pending, Window
+from eprt.ep.group.group import MAX_CLOSE_S, EPGroup
 from eprt.ep.group.memfd import memfd_window
+from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.window import SharedWindow
 
 # A reader waits as long as an idle engine sleeps; the waits on top of it have the deadlines.
 _FOR_EVER = timedelta(days=365)
@@ -27,7 +29,7 @@ _GOODBYE = -1  # in place of a tag
 
 
 class TorchMessage:
-    """A Pending that the threads of a _Link complete."""
+    """A PendingMessage that the threads of a _Link complete."""
 
     def __init__(self, buffer: np.ndarray, tag: int):
         self.buffer, self.tag = buffer, tag
@@ -182,7 +184,7 @@ class TorchGroup(EPGroup):
                 f"load or compile), raise EPRT_TIMEOUT_S. gloo: {str(error).splitlines()[0]}"
             ) from error
 
-    def shared_window(self, num_bytes: int) -> Window:
+    def shared_window(self, num_bytes: int) -> SharedWindow:
         # All ranks of the group take part in the allgather, each with the memory of its own node.
         def of_this_node(value: Any) -> list[Any]:
             values = self.allgather(value)
@@ -190,10 +192,10 @@ class TorchGroup(EPGroup):
 
         return memfd_window(num_bytes, of_this_node)
 
-    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         return self._links[peer].send(buffer, tag)
 
-    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> Pending:
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         return self._links[peer].receive(buffer, tag)
 
     def close(self) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from eprt.ep.api import EPError, EPTimeoutError, RankLostError
-from eprt.ep.group.group import EPGroup, Pending
+from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.message import PendingMessage
 from eprt.ops import native
 
 SLICE_NS = 20_000_000
@@ -58,7 +59,7 @@ class Waiter:
 
     def for_messages(
         self,
-        messages: dict[int, Pending],
+        messages: dict[int, PendingMessage],
         epoch: int,
         phase: str,
         on_arrival: Callable[[int], None] | None = None,
@@ -88,7 +89,7 @@ class Waiter:
         if poll() >= 0:
             self._repeat(poll, lambda _: (min(left), epoch - 1), epoch, phase, timeout_s)
 
-    def _test(self, peer: int, message: Pending, phase: str) -> bool:
+    def _test(self, peer: int, message: PendingMessage, phase: str) -> bool:
         try:
             return message.test()
         except ConnectionError as error:

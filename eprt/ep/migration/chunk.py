@@ -1,4 +1,4 @@
-"""Chunk: a piece of an expert on its way, and the memory that it lies in on this rank."""
+"""ExpertChunk: a piece of an expert on its way, and the weight buffers that it lies in on this rank."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,18 +7,17 @@ from torch import Tensor
 from eprt.balancer.migration import Stream
 
 
-class Pool(Protocol):
-    """Memory for experts: see layers/experts.py ExpertPool. parts: uint8 [storages, bytes], of which an expert has a
-    row of each, in its storage; equal on all ranks but for their contents."""
+class WeightPool(Protocol):
+    """Weight buffers for experts: see layers/experts.py ExpertPool. Equal on all ranks but for their contents."""
 
-    parts: list[Tensor]
+    parts: list[Tensor]  # uint8 [buffers, bytes]: of each part, an expert has the row of its buffer
     expert_bytes: int
 
-    def take(self) -> int: ...
-    def give_back(self, storage: int) -> None: ...
+    def take_buffer(self) -> int: ...
+    def return_buffer(self, buffer: int) -> None: ...
 
 
-class Range(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes start..end of an expert's row of a part."""
 
     part: int
@@ -26,28 +25,26 @@ class Range(NamedTuple):
     end: int
 
 
-class Chunk(NamedTuple):
-    """Bytes start..start + num_bytes of the expert in a storage, its parts laid end to end; on a rank that reads it, of
-    the storage where it shall lie."""
+class ExpertChunk(NamedTuple):
+    """Bytes start..start + num_bytes of an expert, its parts laid end to end."""
 
     stream: Stream
-    pool: Pool
-    storage: int
+    pool: WeightPool
+    buffer: int  # that holds the expert; on a rank that reads it, that shall hold it
     start: int
     num_bytes: int
 
-    def ranges(self) -> list[Range]:
+    def ranges(self) -> list[ByteRange]:
         """The same bytes, part by part; empty ones left out."""
         ranges, at = [], 0
         for index, part in enumerate(self.pool.parts):
             size = part.shape[1]
             begin, end = max(self.start - at, 0), min(self.start + self.num_bytes - at, size)
             if begin < end:
-                ranges.append(Range(index, begin, end))
+                ranges.append(ByteRange(index, begin, end))
             at += size
         return ranges
 
     def memory(self) -> list[Tensor]:
         """uint8 views of them."""
-        parts, storage = self.pool.parts, self.storage
-        return [parts[index][storage, begin:end] for index, begin, end in self.ranges()]
+        return [self.pool.parts[index][self.buffer, begin:end] for index, begin, end in self.ranges()]

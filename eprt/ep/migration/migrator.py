@@ -1,14 +1,14 @@
 """Migrator: one rank's part in moving experts while they serve. docs/migration.md has the state machine.
 
-Every step of the engine calls work() before the ranks exchange their headers and advance() with everyone's after it.
-All decisions follow from the exchanged numbers alone, so all ranks take them in the same step:
+Every step of the engine calls header() before the ranks all-gather their headers and advance() with everyone's after
+it. All decisions follow from the gathered numbers alone, so all ranks take them in the same step:
 
-    offered   a job begins when every rank shows its number: all have been told
-    progress  ticks this rank has ended; the next tick begins when all have. Negative: this rank cannot go on, all roll
-              back
+    offered   a job begins when every rank reports its number: all have been told
+    progress  ticks that this rank has ended; the next tick begins when all have. Negative: this rank cannot go on, all
+              roll back
     room      bytes that fit into this rank's step (pace.py); the smallest is the size of the next tick's chunks
 
-A round (balancer/migration.py) takes one tick per chunk and one more for taking in the last. Then its layers' slot maps
+A round (balancer/migration.py) takes one tick per chunk and one more for receiving the last. Then its layers' slot maps
 change on all ranks in the same step: the commit. What it replaced is kept for one tick more, until all are known to
 have committed, and is then free for the next round.
 """
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from eprt.ep.group.group import EPGroup
-from eprt.ep.migration.job import CANCELLED, DAMAGED, DISCONNECTED, FAILURES, LATE, SLOW, Job, MigrationStatus
+from eprt.ep.migration.job import CANCELLED, DAMAGED, DISCONNECTED, FAILURES, LATE, SLOW, MigrationJob, MigrationStatus
 from eprt.ep.migration.pace import Pace
 from eprt.ep.migration.round import MigrationRound, MovableLayer, Placed, check_round
 from eprt.ep.migration.transport import DamagedChunkError, Transport
@@ -28,8 +28,8 @@ from eprt.ep.placement.batch_router import BatchRouter
 _log = logging.getLogger(__name__)
 
 
-class Shown(NamedTuple):
-    """What a rank shows of its migration in a step's header; nothing is under way: zeros."""
+class MigrationHeader(NamedTuple):
+    """What a rank reports of its migration in a step's header; zeros where nothing is under way."""
 
     offered: int = 0
     progress: int = 0
@@ -37,9 +37,13 @@ class Shown(NamedTuple):
 
 
 class Migrator:
-    """layers: the placement's rows, in order. spare: experts the layers' pools have room for beyond all slots; no round
-    may bring a rank more. routing: see EngineConfig.replica_routing. router: where each batch is split anew; what a
-    job says of the ranks' speeds holds for it from each of the job's commits on."""
+    """One rank's end.
+
+    layers: the placement's rows, in order.
+    spare: experts that the layers' pools have room for beyond all slots; no round may bring a rank more.
+    routing: see EngineConfig.replica_routing.
+    router: where each batch is split anew; a job's rank speeds hold for it from each of the job's commits on.
+    """
 
     def __init__(
         self,
@@ -55,9 +59,9 @@ class Migrator:
         self._router = router
         self._old_speeds: tuple[float, ...] = ()
         self._pace = Pace(min_bytes=transport.min_chunk_bytes, max_bytes=transport.max_chunk_bytes)
-        self._offer: Job | None = None
+        self._offer: MigrationJob | None = None
         self._offered_s = 0.0
-        self._job: Job | None = None
+        self._job: MigrationJob | None = None
         self._round: MigrationRound | None = None
         self._last_row_round: dict[int, int] = {}  # layer -> the round in which it reaches its last row
         self._last_job_id = 0
@@ -86,7 +90,7 @@ class Migrator:
         """The placement that serves, one row per layer."""
         return [layer.slot_map.expert_of_slot_S.tolist() for layer in self._layers]
 
-    def offer(self, job: Job) -> None:
+    def offer(self, job: MigrationJob) -> None:
         """This rank has been told of the job. Raises RuntimeError while another is under way."""
         if self.active:
             current = self._job or self._offer
@@ -122,8 +126,8 @@ class Migrator:
 
     # -- in every step --
 
-    def work(self) -> Shown:
-        """What to show in this step's header, after the part of the work that belongs between two steps."""
+    def header(self) -> MigrationHeader:
+        """What to report in this step's header, after the part of the work that belongs between two steps."""
         if self._job is None:
             return self._answer_offer()
         if self._progress >= 0:
@@ -132,35 +136,35 @@ class Migrator:
             self._spent_s = time.perf_counter() - start_s
             self._work_s += self._spent_s
             self._max_work_s = max(self._max_work_s, self._spent_s)
-        return Shown(self._job.job_id, self._progress, self._pace.room)
+        return MigrationHeader(self._job.job_id, self._progress, self._pace.room)
 
-    def advance(self, shown_N: Sequence[Shown]) -> None:
-        """Takes the ranks' next common step; the argument is what work() returned on each of them."""
-        if not any(shown.offered for shown in shown_N):
+    def advance(self, header_N: Sequence[MigrationHeader]) -> None:
+        """Takes the ranks' next common step. header_N: what header() returned on each of them."""
+        if not any(header.offered for header in header_N):
             return
-        failed = min(range(len(shown_N)), key=lambda rank: shown_N[rank].progress)
-        if shown_N[failed].progress < 0:
-            reason = self._why(failed, shown_N)
-            self._end("rolled_back", reason) if self._job else self._give_up(shown_N[failed].offered, reason)
+        failed = min(range(len(header_N)), key=lambda rank: header_N[rank].progress)
+        if header_N[failed].progress < 0:
+            reason = self._why(failed, header_N)
+            self._end("rolled_back", reason) if self._job else self._give_up(header_N[failed].offered, reason)
             return
-        room = min(shown.room for shown in shown_N)
+        room = min(header.room for header in header_N)
         if self._job is None:
-            if self._offer is not None and min(shown.offered for shown in shown_N) == self._offer.job_id:
+            if self._offer is not None and min(header.offered for header in header_N) == self._offer.job_id:
                 self._begin(self._offer, room)
-        elif min(shown.progress for shown in shown_N) == self._tick:
+        elif min(header.progress for header in header_N) == self._tick:
             start_s = time.thread_time()
             self._end_tick(room)
             self._pace.worked(time.thread_time() - start_s)
 
-    def _why(self, failed: int, shown_N: Sequence[Shown]) -> str:
+    def _why(self, failed: int, header_N: Sequence[MigrationHeader]) -> str:
         """What a rank cannot go on for, at what point, and whom it has waited for."""
-        failure = shown_N[failed].progress
+        failure = header_N[failed].progress
         reason = f"{FAILURES[failure]}, says rank {failed}"
         if self._job is None:
-            behind = [rank for rank, shown in enumerate(shown_N) if not shown.offered]
+            behind = [rank for rank, header in enumerate(header_N) if not header.offered]
         else:
             reason += f" in round {self._rounds_done + 1} of {self._num_rounds}"
-            behind = [rank for rank, shown in enumerate(shown_N) if 0 <= shown.progress < self._tick]
+            behind = [rank for rank, header in enumerate(header_N) if 0 <= header.progress < self._tick]
         if failure == SLOW and behind:
             reason += f", having waited for rank {' and '.join(map(str, behind))}"
         return reason
@@ -174,7 +178,7 @@ class Migrator:
         """The ranks can no longer agree (one was lost): back to the placement that all are known to have had."""
         for row, old in self._undo.items():
             layer = self._layers[row]
-            _give_back(layer, layer.storages(), kept=old.storages)
+            _free_buffers(layer, layer.weight_buffers(), kept=old.buffers)
             layer.place(*old)
         if self._undo and self._router is not None:
             self._router.set_rank_speeds(self._old_speeds)
@@ -194,20 +198,20 @@ class Migrator:
 
     # -- before a job begins --
 
-    def _answer_offer(self) -> Shown:
+    def _answer_offer(self) -> MigrationHeader:
         """Messages of a migration that was rolled back must be gone before the next begins."""
         job = self._offer
         if job is None:
-            return Shown()
+            return MigrationHeader()
         if self._cancelled_id == job.job_id:
-            return Shown(job.job_id, CANCELLED)
+            return MigrationHeader(job.job_id, CANCELLED)
         if time.perf_counter() - self._offered_s > job.timeout_s:
-            return Shown(job.job_id, SLOW)
+            return MigrationHeader(job.job_id, SLOW)
         try:
-            return Shown(job.job_id, 0, self._pace.room) if self._transport.settle() else Shown()
+            return MigrationHeader(job.job_id, 0, self._pace.room) if self._transport.is_quiet() else MigrationHeader()
         except ConnectionError as error:
             self._warn(f"what is left of an earlier one: {error}")
-            return Shown(job.job_id, DISCONNECTED)
+            return MigrationHeader(job.job_id, DISCONNECTED)
 
     def _give_up(self, job_id: int, reason: str) -> None:
         """The job will never begin; not on a rank either that is told of it only later."""
@@ -223,7 +227,7 @@ class Migrator:
 
     # -- a job --
 
-    def _begin(self, job: Job, room: int) -> None:
+    def _begin(self, job: MigrationJob, room: int) -> None:
         self._job, self._offer, self._last_job_id = job, None, job.job_id
         self._tick = self._progress = 0
         self._rounds_done, self._num_rounds = 0, len(job.rounds)
@@ -258,10 +262,10 @@ class Migrator:
         assert self._job is not None
         self._tick += 1
         self._chunk_bytes = max(1, min(room, self._job.chunk_bytes or room))
-        one.turn(self._chunk_bytes)
+        one.begin_tick(self._chunk_bytes)
 
     def _run_tick(self, now_s: float) -> int:
-        """This rank's work of the current tick; returns the progress to show."""
+        """This rank's work of the current tick; returns the progress to report."""
         assert self._job is not None and self._round is not None
         one, job = self._round, self._job
         one.started_s = one.started_s or now_s
@@ -281,7 +285,7 @@ class Migrator:
                     return self._progress
             if not self._transport.is_done():
                 return self._progress
-            self._pace.copied(*self._transport.measured())
+            self._pace.copied(*self._transport.reset_meter())
             return self._tick
         except DamagedChunkError as error:
             self._warn(f"damaged: {error}")
@@ -306,7 +310,7 @@ class Migrator:
         _log.warning("[rank %d/%d] migration %d%s: %s", *where, at, what)
 
     def _move(self, one: MigrationRound) -> None:
-        """Sends this tick's chunk and begins to take in the one before."""
+        """Sends this tick's chunk and begins to receive the one before."""
         transport, tick, job_id = self._transport, self._tick, self._last_job_id
         for chunk in one.leaving():
             if chunk.stream.source == self._group.rank:
@@ -315,7 +319,7 @@ class Migrator:
             else:
                 transport.expect(tick, _tag(job_id, tick), chunk.stream, chunk.num_bytes)
         for chunk in one.arriving():
-            transport.take(tick - 1, _tag(job_id, tick - 1), chunk)
+            transport.receive(tick - 1, _tag(job_id, tick - 1), chunk)
             self._received += chunk.num_bytes
 
     def _prepare(self, one: MigrationRound, start_s: float) -> bool:
@@ -336,7 +340,7 @@ class Migrator:
         one = self._round
         assert one is not None
         if one.committed:
-            self._forget_old()
+            self._forget_replaced()
             self._rounds_done += 1
             self._begin_round(room)
             return
@@ -349,11 +353,11 @@ class Migrator:
                 self._router.set_rank_speeds(self._job.rank_speeds)
         self._begin_tick(one, room)
 
-    def _forget_old(self) -> None:
-        """All ranks have committed: the storages that no slot uses any more are free."""
+    def _forget_replaced(self) -> None:
+        """All ranks have committed: the weight buffers that no slot uses any more are free."""
         for row, old in self._undo.items():
             layer = self._layers[row]
-            _give_back(layer, old.storages, kept=layer.storages())
+            _free_buffers(layer, old.buffers, kept=layer.weight_buffers())
         self._undo.clear()
 
     def _end(self, state: str, reason: str) -> None:
@@ -361,7 +365,7 @@ class Migrator:
         if self._round is not None and not self._round.committed:
             self._round.release()
         elif self._round is not None:
-            self._forget_old()  # committed by all; what failed came after
+            self._forget_replaced()  # committed by all; what failed came after
             self._rounds_done += 1
         self._outcome = (state, reason)
         level = logging.INFO if self._group.rank == 0 else logging.DEBUG
@@ -378,10 +382,10 @@ class Migrator:
         self._job = self._round = None
 
 
-def _give_back(layer: MovableLayer, storages: Sequence[int], *, kept: Sequence[int]) -> None:
-    """Those of the storages that are not kept."""
-    for storage in set(storages) - set(kept) - {-1}:
-        layer.pool.give_back(storage)
+def _free_buffers(layer: MovableLayer, buffers: Sequence[int], *, kept: Sequence[int]) -> None:
+    """Those that are not kept."""
+    for buffer in set(buffers) - set(kept) - {-1}:
+        layer.pool.return_buffer(buffer)
 
 
 def _tag(job_id: int, tick: int) -> int:

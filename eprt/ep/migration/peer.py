@@ -1,14 +1,14 @@
 """PeerTransport: chunks of experts straight from one GPU's memory into another's.
 
-Nothing is staged: a reader copies a chunk from the storage where its source holds the expert into the one where it
-shall lie, on a stream of its own, which a copy engine serves while kernels compute. Sources only say where: in a window
-of shared memory, for each chunk, its tag, checksum, bytes and storage.
+Nothing is staged: a reader copies a chunk from the weight buffer in which its source holds the expert into its own, on
+a stream of its own, which a copy engine serves while kernels compute. Sources only say where: in a window of shared
+memory, for each chunk, its tag, checksum, bytes and buffer.
 
 The checksum is of all bytes, weights and scales, on both sides: the source's before anybody reads them, the reader's of
 what lies in place. 16 thread blocks compute it, at half the speed of NVLink, for every chunk that travels; a sample
 read by the host would need none, and miss what a copy engine can do wrong: a piece left out.
 
-Both are waited for by nobody: is_done() asks the GPU.
+Nobody waits for either: is_done() asks the GPU.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from eprt.balancer.migration import Stream
 from eprt.ep.group.group import EPGroup
-from eprt.ep.migration.chunk import Chunk, Pool
-from eprt.ep.migration.transport import CopyMeter, DamagedChunkError
+from eprt.ep.migration.chunk import ExpertChunk, WeightPool
+from eprt.ep.migration.transport import CopyMeter, DamagedChunkError, Transport
 
 _LINE = 64
 _NUM_SETS = 2
 
 
-class Work(Protocol):
+class CopyWork(Protocol):
     """What a GPU has been asked to do."""
 
     def is_done(self) -> bool: ...
@@ -52,11 +52,11 @@ class Fetch(NamedTuple):
 class Copies(Protocol):
     """Memory of all ranks that this one can copy from: see peer_copies.py."""
 
-    def sum_up(self, parts: Sequence[Tensor]) -> Work:
+    def sum_up(self, parts: Sequence[Tensor]) -> CopyWork:
         """Begins to compute the checksum of some memory of this rank."""
         ...
 
-    def fetch(self, fetches: Sequence[Fetch]) -> Work:
+    def fetch(self, fetches: Sequence[Fetch]) -> CopyWork:
         """Begins to copy, behind all that the current stream has been given, and then to sum up what lies in place."""
         ...
 
@@ -64,25 +64,25 @@ class Copies(Protocol):
 
 
 class _Sending(NamedTuple):
-    work: Work
+    work: CopyWork
     tick: int
     tag: int
-    chunk: Chunk
+    chunk: ExpertChunk
 
 
-class _Taking(NamedTuple):
-    work: Work
+class _Receiving(NamedTuple):
+    work: CopyWork
     checksum: int
-    chunk: Chunk
+    chunk: ExpertChunk
 
 
-class PeerTransport:
-    """Between ranks of one host. copies: over the parts of the pools, one pool after the other. Collective constructor.
+class PeerTransport(Transport):
+    """Between ranks of one host. Two sets of announcements, for the reason that SharedMemoryTransport gives.
 
-    Two sets of announcements, for the reason SharedMemoryTransport gives.
+    copies: over the parts of the pools, one pool after the other.
     """
 
-    def __init__(self, group: EPGroup, pools: Sequence[Pool], copies: Copies, max_chunk_bytes: int):
+    def __init__(self, group: EPGroup, pools: Sequence[WeightPool], copies: Copies, max_chunk_bytes: int):
         self.max_chunk_bytes, self.buffer_bytes = max_chunk_bytes, _NUM_SETS * _LINE
         self.min_chunk_bytes = 4 << 20  # 13 us over NVLink, less than a launch
         self._group, self._copies = group, copies
@@ -90,61 +90,61 @@ class PeerTransport:
         starts = accumulate((len(pool.parts) for pool in pools), initial=0)
         self._first_tensor = {id(pool): start for pool, start in zip(pools, starts)}
         self._sending: list[_Sending] = []
-        self._taking: list[_Taking] = []
+        self._receiving: list[_Receiving] = []
         self._meter = CopyMeter()
 
-    def send(self, tick: int, tag: int, chunk: Chunk) -> None:
+    def send(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         self._sending.append(_Sending(self._copies.sum_up(chunk.memory()), tick, tag, chunk))
 
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
-        """Readers come and take it."""
+        """Nothing to do: readers fetch."""
 
-    def take(self, tick: int, tag: int, chunk: Chunk) -> None:
+    def receive(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         source = chunk.stream.source
-        said_tag, checksum, num_bytes, storage = self._announcement(source, tick).tolist()
+        said_tag, checksum, num_bytes, buffer = self._announcement(source, tick).tolist()
         if (said_tag, num_bytes) != (tag, chunk.num_bytes):
             raise DamagedChunkError(f"{chunk.stream}: rank {source} announced {num_bytes} B, tag {said_tag}, not {tag}")
         first = self._first_tensor[id(chunk.pool)]
         fetches = [
-            Fetch(to, source, first + at.part, storage * chunk.pool.parts[at.part].shape[1] + at.start)
+            Fetch(to, source, first + at.part, buffer * chunk.pool.parts[at.part].shape[1] + at.start)
             for to, at in zip(chunk.memory(), chunk.ranges())
         ]
-        self._taking.append(_Taking(self._copies.fetch(fetches), checksum, chunk))
+        self._receiving.append(_Receiving(self._copies.fetch(fetches), checksum, chunk))
 
     def is_done(self) -> bool:
         if not self._has_computed:
             return False
-        sent, taken = self._sending, self._taking
-        self._sending, self._taking = [], []
+        sent, received = self._sending, self._receiving
+        self._sending, self._receiving = [], []
         for work, tick, tag, chunk in sent:
-            self._announcement(self._group.rank, tick)[:] = tag, work.checksum(), chunk.num_bytes, chunk.storage
-        for one in (*sent, *taken):
+            self._announcement(self._group.rank, tick)[:] = tag, work.checksum(), chunk.num_bytes, chunk.buffer
+        for one in (*sent, *received):
             self._meter.add(one.chunk.num_bytes, one.work.seconds())
-        for work, checksum, chunk in taken:
+        for work, checksum, chunk in received:
             if work.checksum() != checksum:
                 raise DamagedChunkError(f"{chunk.stream}: {chunk.num_bytes} B at {chunk.start}")
         return True
 
-    def measured(self) -> tuple[int, float]:
-        return self._meter.take()
+    def reset_meter(self) -> tuple[int, float]:
+        return self._meter.reset()
 
-    def settle(self) -> bool:
+    def is_quiet(self) -> bool:
         if not self._has_computed:
             return False
         self._sending.clear()
-        self._taking.clear()
+        self._receiving.clear()
         return True
 
     @property
     def _has_computed(self) -> bool:
         """Whether the GPU has done all that it was asked for."""
-        return all(one.work.is_done() for one in (*self._sending, *self._taking))
+        return all(one.work.is_done() for one in (*self._sending, *self._receiving))
 
     def close(self) -> None:
         self._copies.close()
         self._window.close()
 
     def _announcement(self, rank: int, tick: int) -> np.ndarray:
-        """int64: tag, checksum, bytes and storage of what a rank sends in a tick."""
+        """int64: tag, checksum, bytes and weight buffer of what a rank sends in a tick."""
         segment, at = self._window.segments[self._group.local_ranks.index(rank)], tick % _NUM_SETS * _LINE
         return segment[at : at + 32].view(np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from eprt.balancer.migration import Round, Stream, arrivals
 from eprt.ep.group.group import EPGroup
-from eprt.ep.migration.chunk import Chunk, Pool
+from eprt.ep.migration.chunk import ExpertChunk, WeightPool
 from eprt.ep.placement.slot_map import SlotMap
 
 
@@ -21,13 +21,13 @@ class MovableLayer(Protocol):
     slot_map: SlotMap
 
     @property
-    def pool(self) -> Pool: ...
-    def storages(self) -> list[int]:
-        """Where each local slot's expert lies, -1 for none."""
+    def pool(self) -> WeightPool: ...
+    def weight_buffers(self) -> list[int]:
+        """Which buffer of the pool holds each local slot's expert, -1 for none."""
         ...
 
-    def place(self, slot_map: SlotMap, storages: Sequence[int]) -> None:
-        """From now on the slots hold what slot_map says, in these storages."""
+    def place(self, slot_map: SlotMap, buffers: Sequence[int]) -> None:
+        """From now on the slots hold what slot_map says, in these buffers."""
         ...
 
 
@@ -38,30 +38,32 @@ class _Due(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What a layer's slots hold, and where in its pool each local slot's expert lies, -1 for none."""
+    """What a layer's slots hold."""
 
     slot_map: SlotMap
-    storages: list[int]
+    buffers: list[int]  # which buffer of the pool holds each local slot's expert, -1 for none
 
 
 class MigrationRound:
-    """started_s: when this rank began. committed: its placement serves. worked_tick: of the latest chunks sent."""
+    """What one rank knows of the round that is under way."""
 
     def __init__(self, plan: Round, layers: Sequence[MovableLayer], group: EPGroup):
         self.plan, self._layers, self._group = plan, layers, group
-        self.started_s: float | None = None
-        self.committed = False
-        self.worked_tick = 0
+        self.started_s: float | None = None  # when this rank began
+        self.committed = False  # its placement serves
+        self.worked_tick = 0  # of the latest chunks sent
         self._wave = self._start = 0
         self._leaving: _Due | None = None  # sent in this tick
-        self._arriving: _Due | None = None  # sent in the one before, taken in now
+        self._arriving: _Due | None = None  # sent in the one before, received now
         self._longest = [max(self._bytes(s) for s in wave) for wave in plan.waves]
         rank = group.rank
         self._mine = [[s for s in wave if rank == s.source or rank in s.readers] for wave in plan.waves]
         streams = [s for wave in self._mine for s in wave]
-        self._arrival_of = {(s.layer, s.expert): layers[s.layer].pool.take() for s in streams if s.source != rank}
+        self._arrival_of = {
+            (s.layer, s.expert): layers[s.layer].pool.take_buffer() for s in streams if s.source != rank
+        }
         sent = {(s.layer, s.expert): held(layers[s.layer], group)[s.expert] for s in streams if s.source == rank}
-        self._storage_of = self._arrival_of | sent
+        self._buffer_of = self._arrival_of | sent
         self._placed: dict[int, Placed] = {}  # layer -> what serves from the commit on
 
     @property
@@ -71,7 +73,7 @@ class MigrationRound:
 
     # -- what travels --
 
-    def turn(self, chunk_bytes: int) -> None:
+    def begin_tick(self, chunk_bytes: int) -> None:
         """The next tick begins, on all ranks alike, with chunks of at most chunk_bytes."""
         self._arriving, self._leaving = self._leaving, None
         if self._wave < len(self._longest):
@@ -85,31 +87,31 @@ class MigrationRound:
         """In this tick nothing leaves any more on any rank: at its end everything has arrived."""
         return self._leaving is None
 
-    def leaving(self) -> list[Chunk]:
+    def leaving(self) -> list[ExpertChunk]:
         """What is sent in this tick, by this rank or to it; at most one of each."""
         return self._chunks(self._leaving)
 
-    def arriving(self) -> list[Chunk]:
+    def arriving(self) -> list[ExpertChunk]:
         """What was sent to this rank in the tick before; at most one."""
         return [chunk for chunk in self._chunks(self._arriving) if chunk.stream.source != self._group.rank]
 
     def under_way(self) -> str:
-        """What this rank sends or takes in now, for a message."""
+        """What this rank sends or receives now, for a message."""
         return ", ".join(str(chunk.stream) for chunk in (*self.leaving(), *self.arriving())) or "nothing of its own"
 
     def release(self) -> None:
         """Gives back what would have held the arrivals."""
-        for (layer, _), storage in self._arrival_of.items():
-            self._layers[layer].pool.give_back(storage)
+        for (layer, _), buffer in self._arrival_of.items():
+            self._layers[layer].pool.return_buffer(buffer)
 
-    def _chunks(self, due: _Due | None) -> list[Chunk]:
+    def _chunks(self, due: _Due | None) -> list[ExpertChunk]:
         if due is None:
             return []
         return [
-            Chunk(
+            ExpertChunk(
                 stream,
                 self._layers[stream.layer].pool,
-                self._storage_of[stream.layer, stream.expert],
+                self._buffer_of[stream.layer, stream.expert],
                 due.start,
                 min(due.size, self._bytes(stream) - due.start),
             )
@@ -145,33 +147,33 @@ class MigrationRound:
         node_of_rank: Sequence[int] | None,
     ) -> Placed:
         layer, group = self._layers[row], self._group
-        slot_map = SlotMap.of_row(
+        slot_map = SlotMap.from_row(
             np.array(expert_of_slot_S),
             layer.slot_map.num_experts,
             weight_S=None if weight_S is None else np.array(weight_S),
             rank=group.rank,
             node_of_rank=node_of_rank,
         )
-        arrived = {expert: storage for (of, expert), storage in self._arrival_of.items() if of == row}
-        storage_of = held(layer, group) | arrived
+        arrived = {expert: buffer for (of, expert), buffer in self._arrival_of.items() if of == row}
+        buffer_of = held(layer, group) | arrived
         experts = slot_map.experts_of_rank(group.rank, group.size)
-        return Placed(slot_map, [storage_of[expert] if expert >= 0 else -1 for expert in experts])
+        return Placed(slot_map, [buffer_of[expert] if expert >= 0 else -1 for expert in experts])
 
     def commit(self) -> dict[int, Placed]:
         """The prepared placement serves from now on. Returns what it replaces, by layer."""
         replaced = {}
         for row, placed in self._placed.items():
             layer = self._layers[row]
-            replaced[row] = Placed(layer.slot_map, layer.storages())
+            replaced[row] = Placed(layer.slot_map, layer.weight_buffers())
             layer.place(*placed)
         self.committed = True
         return replaced
 
 
 def held(layer: MovableLayer, group: EPGroup) -> dict[int, int]:
-    """expert -> storage on this rank."""
+    """expert -> weight buffer on this rank."""
     experts = layer.slot_map.experts_of_rank(group.rank, group.size)
-    return {expert: storage for expert, storage in zip(experts, layer.storages()) if expert >= 0}
+    return {expert: buffer for expert, buffer in zip(experts, layer.weight_buffers()) if expert >= 0}
 
 
 def check_round(plan: Round, layers: Sequence[MovableLayer], num_ranks: int, spare: int) -> None:
@@ -197,7 +199,7 @@ def check_round(plan: Round, layers: Sequence[MovableLayer], num_ranks: int, spa
         raise ValueError(f"layer {layer}: expert {expert} does not reach rank {rank} as planned")
     for rank in range(num_ranks):
         if (count := sum(reader == rank for _, _, reader in sent)) > spare:
-            raise ValueError(f"rank {rank} is to take in {count} experts at once and has room for {spare}")
+            raise ValueError(f"rank {rank} is to receive {count} experts at once and has room for {spare}")
     for (layer, expert, _), source in sent.items():
         if expert not in layers[layer].slot_map.experts_of_rank(source, num_ranks):
             raise ValueError(f"layer {layer}: rank {source} is to send expert {expert}, which it does not hold")
@@ -206,4 +208,4 @@ def check_round(plan: Round, layers: Sequence[MovableLayer], num_ranks: int, spa
             raise ValueError("a wave is empty")
         busy = [s.source for s in wave], [reader for s in wave for reader in s.readers]
         if any(len(set(ranks)) < len(ranks) for ranks in busy):
-            raise ValueError("a rank is to send, or to take in, two experts in one wave")
+            raise ValueError("a rank is to send, or to receive, two experts in one wave")

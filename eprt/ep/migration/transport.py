@@ -1,24 +1,13 @@
-"""How chunks of experts cross from rank to rank while experts serve: the interface, and shared memory with messages.
+"""Transport: how chunks of experts cross from rank to rank while experts serve. The interface; transports.py chooses.
 
-A chunk is numbered by a tick that all ranks count alike (migration.py). In tick t every rank may send one chunk, and
-takes in the one that was sent for it in tick t - 1; the ranks agree between ticks that all are done. Between GPUs the
-same interface stands over copy engines (peer.py).
+A chunk is numbered by a tick that all ranks count alike (migrator.py). In tick t every rank may send one chunk, and
+receives the one that was sent for it in tick t - 1; the ranks agree between ticks that all are done.
 """
 
-import time
-from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
+from abc import ABC, abstractmethod
 
 from eprt.balancer.migration import Stream
-from eprt.ep.group.group import EPGroup, Pending
-from eprt.ep.migration.chunk import Chunk, Pool
-from eprt.ops import native
-
-HOST_CHUNK_BYTES = 4 << 20
-_HEADER = 64  # int64 tag, checksum, bytes; the rest unused
-_NUM_SETS = 2
+from eprt.ep.migration.chunk import ExpertChunk
 
 
 class DamagedChunkError(Exception):
@@ -35,156 +24,48 @@ class CopyMeter:
         self._num_bytes += num_bytes
         self._seconds += seconds
 
-    def take(self) -> tuple[int, float]:
-        taken = self._num_bytes, self._seconds
+    def reset(self) -> tuple[int, float]:
+        """Bytes and seconds; counts from zero again."""
+        counted = self._num_bytes, self._seconds
         self._num_bytes, self._seconds = 0, 0.0
-        return taken
+        return counted
 
 
-class Transport(Protocol):
-    """max_chunk_bytes: of one chunk. min_chunk_bytes: a smaller one is no sooner there. buffer_bytes: most memory this
-    rank uses for chunks."""
+class Transport(ABC):
+    """One rank's end. Construction and close() are collective."""
 
-    max_chunk_bytes: int
-    min_chunk_bytes: int
-    buffer_bytes: int
+    max_chunk_bytes: int  # of one chunk
+    min_chunk_bytes: int  # a smaller chunk is no sooner there
+    buffer_bytes: int  # most memory that this rank uses for chunks
 
-    def send(self, tick: int, tag: int, chunk: Chunk) -> None:
+    @abstractmethod
+    def send(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         """This rank is the source of the chunk's stream: offers it. Never blocks."""
-        ...
 
+    @abstractmethod
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
         """This rank is a reader; called by all of them in the tick in which the source sends."""
-        ...
 
-    def take(self, tick: int, tag: int, chunk: Chunk) -> None:
-        """Begins to copy the chunk of that tick into its storage. Raises DamagedChunkError, here or in is_done()."""
-        ...
+    @abstractmethod
+    def receive(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
+        """Begins to copy the chunk of that tick into its weight buffer.
 
+        Raises DamagedChunkError, here or in is_done().
+        """
+
+    @abstractmethod
     def is_done(self) -> bool:
-        """Whether what was sent and expected has left and come, so that the readers may take it in the next tick, and
-        what was taken lies in place, unharmed. Raises DamagedChunkError, or ConnectionError."""
-        ...
+        """Whether what was sent and expected has left and come, so that the readers may receive it in the next tick,
+        and what was received lies in place, unharmed. Raises DamagedChunkError, or ConnectionError."""
 
-    def measured(self) -> tuple[int, float]:
+    @abstractmethod
+    def reset_meter(self) -> tuple[int, float]:
         """Bytes copied since the last call, and the seconds that it took; to be asked when is_done()."""
-        ...
 
-    def settle(self) -> bool:
+    @abstractmethod
+    def is_quiet(self) -> bool:
         """After a migration was given up: whether nothing of it is under way any more."""
-        ...
 
-    def close(self) -> None: ...
-
-
-def make_transport(group: EPGroup, pools: Sequence[Pool]) -> Transport:
-    """For experts in these pools, the same on all ranks. Collective.
-
-    Between GPUs that reach each other's memory: by their copy engines; else through host memory.
-    """
-    if not pools[0].parts[0].is_cuda:
-        return SharedMemoryTransport(group, HOST_CHUNK_BYTES)
-    from eprt.ep.migration.staged import make_gpu_transport
-
-    return make_gpu_transport(group, pools)
-
-
-class SharedMemoryTransport:
-    """Inside a node chunks lie in the source's window, where all readers find them. Another node gets a chunk once, as
-    a message to its first reader, into whose window it arrives.
-
-    Construction is collective. Two sets of buffers: who writes set t % 2 in tick t knows that all ranks have ended tick
-    t - 1, in which the chunk of tick t - 2 was taken. Memory is used only once something moves.
-    """
-
-    def __init__(self, group: EPGroup, max_chunk_bytes: int):
-        self.max_chunk_bytes, self.min_chunk_bytes = max_chunk_bytes, 16 << 10
-        self._group, self._ops = group, native.load()
-        self._slot_bytes = _HEADER + max_chunk_bytes
-        self.buffer_bytes = 2 * _NUM_SETS * self._slot_bytes  # sent chunks, then arrived ones
-        self._window = group.shared_window(self.buffer_bytes)
-        self._tag = group.new_channel()
-        self._messages: list[Pending] = []
-        self._meter = CopyMeter()
-
-    def send(self, tick: int, tag: int, chunk: Chunk) -> None:
-        start_s = time.perf_counter()
-        slot, parts = self._slot(self._group.rank, tick, arrived=False), _arrays(chunk)
-        num_bytes = _copy(parts, slot[_HEADER:], into_parts=False)
-        slot[:24].view(np.int64)[:] = tag, self._checksum(parts), num_bytes
-        for entry in self._entries(chunk.stream):
-            self._messages.append(self._group.isend(slot[: _HEADER + num_bytes], entry, self._tag))
-        self._meter.add(num_bytes, time.perf_counter() - start_s)
-
-    def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
-        group = self._group
-        if group.rank in self._entries(stream):
-            slot = self._slot(group.rank, tick, arrived=True)[: _HEADER + num_bytes]
-            self._messages.append(group.irecv(slot, stream.source, self._tag))
-
-    def is_done(self) -> bool:
-        self._messages = [message for message in self._messages if not message.test()]
-        return not self._messages
-
-    def take(self, tick: int, tag: int, chunk: Chunk) -> None:
-        start_s = time.perf_counter()
-        slot, parts = self._chunk(tick, chunk.stream), _arrays(chunk)
-        num_bytes = _copy(parts, slot[_HEADER:], into_parts=True)
-        # Of what now lies in place, not of what passed by.
-        if slot[:24].view(np.int64).tolist() != [tag, self._checksum(parts), num_bytes]:
-            raise DamagedChunkError(f"{chunk.stream}: {num_bytes} B at {chunk.start}")
-        self._meter.add(num_bytes, time.perf_counter() - start_s)
-
-    def measured(self) -> tuple[int, float]:
-        return self._meter.take()
-
-    def settle(self) -> bool:
-        return self.is_done()
-
+    @abstractmethod
     def close(self) -> None:
         """Collective while all ranks live; never hangs when some do not."""
-        for message in self._messages:
-            message.cancel()
-        self._messages.clear()
-        self._window.close()
-
-    def _slot(self, rank: int, tick: int, *, arrived: bool) -> np.ndarray:
-        """Header and chunk in the window of a rank of this node."""
-        at = (_NUM_SETS * arrived + tick % _NUM_SETS) * self._slot_bytes
-        return self._window.segments[self._group.local_ranks.index(rank)][at : at + self._slot_bytes]
-
-    def _chunk(self, tick: int, stream: Stream) -> np.ndarray:
-        """Header and bytes of a stream's chunk as this rank, a reader, finds them."""
-        group = self._group
-        if group.node_of_rank[stream.source] == group.node:
-            return self._slot(stream.source, tick, arrived=False)
-        entry = next(e for e in self._entries(stream) if group.node_of_rank[e] == group.node)
-        return self._slot(entry, tick, arrived=True)
-
-    def _entries(self, stream: Stream) -> list[int]:
-        """The first reader on each node that is not the source's."""
-        node_of_rank = self._group.node_of_rank
-        first: dict[int, int] = {}
-        for reader in stream.readers:
-            first.setdefault(node_of_rank[reader], reader)
-        first.pop(node_of_rank[stream.source], None)
-        return list(first.values())
-
-    def _checksum(self, parts: Sequence[np.ndarray]) -> int:
-        value = 0
-        for part in parts:
-            value = self._ops.ep_checksum(part.ctypes.data, part.nbytes, value)
-        return value
-
-
-def _copy(parts: Sequence[np.ndarray], buffer: np.ndarray, *, into_parts: bool) -> int:
-    at = 0
-    for part in parts:
-        there = buffer[at : at + len(part)]
-        np.copyto(part, there) if into_parts else np.copyto(there, part)
-        at += len(part)
-    return at
-
-
-def _arrays(chunk: Chunk) -> list[np.ndarray]:
-    return [part.numpy() for part in chunk.memory()]

@@ -1,33 +1,30 @@
 """LowLatency: dispatch and combine kernels between the GPUs of one NVLink domain. Decode: static shapes, no host waits.
 
 A token crosses once to each rank that holds one of its slots and is expanded there; combine sums a rank's experts in
-fp32 before the wire. Knows nothing of verbs, checks or errors (backend.py); launches on the current stream.
+fp32 before the wire. Launches on the current stream. Knows nothing of EP calls, checks or errors
+(low_latency_backend.py).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.failure import readmit_all
+from eprt.ep.nvlink.kernel_state import KernelState
 from eprt.ep.nvlink.low_latency_layout import (
-    Deadline,
     HandleBuffers,
     HeapLayout,
-    HeapShape,
-    Stats,
+    LowLatencyHeap,
     combine_struct,
     context_struct,
-    deadline_ns,
     dispatch_struct,
 )
+from eprt.ep.nvlink.structs import RECV, SEND
+from eprt.gpu.device import this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
-from eprt.gpu.symmetric import HostWords, SymmetricMemory
 
-SEND, RECV = 1, 2
 FLOAT, POWER_OF_TWO, EXPONENTS = 0, 1, 2  # ScaleFormat
 MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
 COMBINES = ("sum", "exact", "late")  # a row per rank; per expert; per rank, with weights that only combine is told
@@ -39,70 +36,72 @@ _STAMPS = 16
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a dispatch puts what it receives.
+    """Where a dispatch puts what it receives."""
 
-    x [rows, H] fp8 or bf16; its type decides what crosses. count int32 [L]. slot_stride: rows between the first rows of
-    two slots, 0 for compact; alignment: of a compact slot's first row.
-    scale: None for bf16, else element (slot, row, group) at slot * strides[0] + row * strides[1] + group * strides[2],
-    rows counted over all slots; scale_format says what it is. Optional: token int32 [rows], each row's index on its
-    source rank; range int64 [L, R], first row within the slot << 32 | number of rows for each source.
-    """
-
-    x: Tensor
+    x: Tensor  # [rows, H], fp8 or bf16; its dtype decides what crosses
+    # In scale_format; None for bf16. Element (slot, row, group) lies at the sum of these times scale_strides; rows are
+    # counted over all slots.
     scale: Tensor | None
-    count: Tensor
+    count: Tensor  # int32 [L], rows of each local slot
     scale_strides: tuple[int, int, int] = (0, 0, 0)
     scale_format: int = FLOAT
-    slot_stride: int = 0
-    alignment: int = 1
-    token: Tensor | None = None
-    range: Tensor | None = None
+    slot_stride: int = 0  # rows between the first rows of two slots; 0: compact
+    alignment: int = 1  # of a compact slot's first row
+    token: Tensor | None = None  # int32 [rows], each row's index on its source rank
+    range: Tensor | None = None  # int64 [L, R], first row within the slot << 32 | number of rows, for each source
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Single-batch overlap: combine_send sends each tile of rows as soon as its counter reaches the threshold.
+    """Single-batch overlap: combine_send sends each tile of rows as soon as its counter reaches the threshold."""
 
-    counter: int32 or uint32 on the GPU, element slot * slot_tiles + tile, to be raised with release by the kernel that
-    computes the rows. block_m: rows of a tile. num_sms: thread blocks to send with.
-    """
-
+    # int32 or uint32 on the GPU, element slot * slot_tiles + tile; the kernel that computes the rows raises it, with
+    # release.
     counter: Tensor
     threshold: int
-    block_m: int
-    slot_tiles: int
-    num_sms: int = 3
+    block_m: int  # rows of a tile
+    slot_tiles: int  # tiles of a slot
+    num_sms: int = 3  # thread blocks to send with
 
 
-class LowLatency:
-    """One rank's end. Collective constructor and close().
+class LowLatency(KernelState):
+    """One rank's end. Construction and close() are collective. Received rows go where bind() says.
 
-    num_rows: rows that a dispatch can bring at most. num_handles: dispatches whose combine may still come, numbered
-    from 0. num_sms: thread blocks of a launch; may differ between ranks. Received rows go where bind says.
-    mask: int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own.
+    num_rows: rows that a dispatch can bring at most.
+    num_handles: dispatches whose combine may still come, numbered from 0.
+    num_sms: thread blocks of a launch; may differ between ranks.
+    profile: kernels that record when they pass each stage.
+    stats: kernels that count.
+    mask: as KernelState's.
     """
 
     def __init__(
-        self, group: EPGroup, shape: HeapShape, num_rows: int, *, num_handles: int, num_sms: int, timeout_s: float,
-        profile: bool = False, stats: bool = True, mask: Tensor | None = None,
-    ):  # fmt: skip
-        self.group, self.shape, self.num_sms = group, shape, num_sms
-        self.memory = SymmetricMemory(group, shape.num_bytes)
-        self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
-        self.wait_ns = torch.zeros(2, 2, group.size, dtype=torch.int64, device="cuda")
-        self.tokens = torch.zeros(2, group.size, dtype=torch.int64, device="cuda")
-        self.slot_rows = torch.zeros(shape.num_local_slots, dtype=torch.int64, device="cuda")
-        self.calls = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.compute_ns = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.blocked_ns = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self,
+        group: EPGroup,
+        shape: LowLatencyHeap,
+        num_rows: int,
+        *,
+        num_handles: int,
+        num_sms: int,
+        timeout_s: float,
+        profile: bool = False,
+        stats: bool = True,
+        mask: Tensor | None = None,
+    ):
+        super().__init__(group, shape.num_bytes, 2, timeout_s, mask)
+        self.shape, self.num_sms = shape, num_sms
         self.stamps = torch.zeros(num_sms if profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
-        self._ticket = torch.zeros(2, dtype=torch.int64, device="cuda")
-        self.failure = HostWords(4)
         self._load_kernels(profile, stats)
         self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(num_handles)]
-        self._told = [False] * num_handles  # whether dispatch was given weights
+        self._has_weights = [False] * num_handles  # whether dispatch was given weights
         context_type = context_struct(group.size)
-        context = self._context(context_type, timeout_s)
+        context = context_type(
+            **self._context_fields(HeapLayout(**shape.offsets())),
+            stamps=self.stamps.data_ptr(),
+            max_tokens=shape.max_tokens,
+            num_slots=shape.num_local_slots,
+            num_buffers=shape.num_buffers,
+        )
         dispatch_type, combine_type = dispatch_struct(context_type), combine_struct(context_type)
         self._dispatches, self._combines = [], []
         first, combine = (next(iter(kernels.values())) for kernels in (self._dispatch_kernels, self._combine_kernels))
@@ -110,28 +109,7 @@ class LowLatency:
             handle = buffers.pointers
             self._dispatches.append(Launch(first, dispatch_type(context=context, handle=handle)))
             self._combines.append(Launch(combine, combine_type(context=context, handle=handle)))
-        self._device = torch.cuda.current_device()
-        torch.cuda.synchronize()
-        group.barrier()
-
-    def _context(self, context_type: type, timeout_s: float) -> Any:
-        return context_type(
-            peer=tuple(self.memory.peer_ptr),
-            heap=HeapLayout(**self.shape.offsets()),
-            deadline=Deadline(deadline_ns(timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
-            stats=Stats(*(total.data_ptr() for total in self.totals())),
-            ticket=self._ticket.data_ptr(),
-            stamps=self.stamps.data_ptr(),
-            rank=self.group.rank,
-            max_tokens=self.shape.max_tokens,
-            num_slots=self.shape.num_local_slots,
-            num_buffers=self.shape.num_buffers,
-        )
-
-    def totals(self) -> tuple[Tensor, ...]:
-        """What the kernels count: wait_ns [2, 2, R] (dispatch, combine; sum, maximum), tokens [2, R] (sent, received),
-        slot_rows [L], calls [1], compute_ns [1], blocked_ns [1] (the longest wait of each call); all int64."""
-        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns, self.blocked_ns
+        self._meet()
 
     def _load_kernels(self, profile: bool, stats: bool) -> None:
         shape = self.shape
@@ -169,48 +147,58 @@ class LowLatency:
     def count_for_caller(self, i: int, recv_total: Tensor | None, wait_cost: Tensor | None) -> None:
         """Dispatches into handle i also add to the caller's own totals.
 
-        recv_total: int32 [L], rows of each slot. wait_cost: int64 [R], ns waited for each rank.
+        recv_total: int32 [L], rows of each slot.
+        wait_cost: int64 [R], ns waited for each rank.
         """
         p = self._dispatches[i].params
         p.recv_total = None if recv_total is None else recv_total.data_ptr()
         p.wait_cost = None if wait_cost is None else wait_cost.data_ptr()
 
     def dispatch(self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor | None, phases: int) -> None:
-        """Into handle i. x bf16 [T, H], topk_slot int32 or int64 [T, K], topk_weight fp32 [T, K]; all contiguous.
+        """Into handle i.
 
-        topk_weight: may be None for a shape with `exact` or `late_weights`: combine is given them.
+        x: bf16 [T, H], contiguous, as the others.
+        topk_slot: int32 or int64 [T, K].
+        topk_weight: fp32 [T, K]; may be None for a shape with `exact` or `late_weights`, whose combine is given them.
+        phases: SEND, RECV or both.
         """
-        self._told[i] = topk_weight is not None
+        self._has_weights[i] = topk_weight is not None
         launch = self._dispatches[i]
         p = launch.params
         p.x, p.topk_slot = x.data_ptr(), topk_slot.data_ptr()
         p.topk_weight = None if topk_weight is None else topk_weight.data_ptr()
         p.num_tokens, p.slot_bytes, p.phases = x.shape[0], topk_slot.element_size(), phases
-        launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
+        launch(self.num_sms, self._stream())
 
     def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
-        """y bf16, rows as dispatch placed them. slot_rows: int32 [L], Rows.count, read with a signal only.
+        """Waits for no other rank. Where dispatch was not given the weights, a row per expert crosses.
 
-        Waits for no other rank. Where dispatch was not given the weights, a row per expert crosses.
+        y: bf16, rows as dispatch placed them.
+        slot_rows: int32 [L], Rows.count, read with a signal only.
         """
         launch = self._combines[i]
         if self.shape.late_weights:
-            launch.use(self._combine_kernels["sum" if self._told[i] else "exact"])
+            launch.use(self._combine_kernels["sum" if self._has_weights[i] else "exact"])
         p = launch.params
         p.y, p.slot_rows, p.phases, p.signal = y.data_ptr(), slot_rows.data_ptr(), SEND, None
         num_sms = self.num_sms
         if signal is not None:
             p.signal, p.threshold = signal.counter.data_ptr(), signal.threshold
             p.block_m, p.slot_tiles, num_sms = signal.block_m, signal.slot_tiles, signal.num_sms
-        launch(num_sms, torch._C._cuda_getCurrentRawStream(self._device))
+        launch(num_sms, self._stream())
 
     def combine_recv(
-        self, i: int, topk_slot: Tensor, topk_weight: Tensor, out: Tensor, y: Tensor | None = None,
+        self,
+        i: int,
+        topk_slot: Tensor,
+        topk_weight: Tensor,
+        out: Tensor,
+        y: Tensor | None = None,
         wait_cost: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """out bf16 [T, H]. The routing is what dispatch was given. With y: combine_send too, in the same launch, summed
-        before the wire unless the shape is `exact`.
+    ) -> None:
+        """Sums into `out`, bf16 [T, H]. The routing is what dispatch was given.
 
+        y: combine_send too, in the same launch, summed before the wire unless the shape is `exact`.
         wait_cost: int64 [R], the caller's own totals of ns waited for each rank.
         """
         launch = self._combines[i]
@@ -221,41 +209,34 @@ class LowLatency:
         if y is not None:
             p.y, p.phases = y.data_ptr(), SEND | RECV
             if self.shape.late_weights:
-                kernel = self._combine_kernels["sum" if self._told[i] else "late"]
+                kernel = self._combine_kernels["sum" if self._has_weights[i] else "late"]
                 if launch.kernel is not kernel:
                     launch.use(kernel)
-        launch(self.num_sms, torch._C._cuda_getCurrentRawStream(self._device))
-
-    def readmit(self) -> None:
-        """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
-        readmit_all(self.group, self._ticket, self.mask)
+        launch(self.num_sms, self._stream())
 
     def close(self) -> None:
-        """Collective while all ranks live; with lost ranks it does not wait for them."""
-        self.memory.close()
+        super().close()
         for kernel in (*self._dispatch_kernels.values(), *self._combine_kernels.values()):
             kernel.close()
-        self.failure.close()
-
-
-def this_arch() -> str:
-    """The architecture of the current GPU, with its own instructions where it has some: sm_80, sm_90a, sm_100a."""
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
 def kernel_sources(
-    shape: HeapShape, *, profile: bool = False, stats: bool = True, arch: str = "sm_90a"
+    shape: LowLatencyHeap, *, profile: bool = False, stats: bool = True, arch: str = "sm_90a"
 ) -> dict[str, KernelSource]:
     """By name: "fp8" and "bf16" dispatch, and the ways to combine (COMBINES); those that the shape has.
 
-    profile: time stamps. stats: counters (totals()).
+    profile: time stamps.
+    stats: counters (KernelTotals).
     """
     common = (
-        ("HIDDEN", shape.hidden), ("TOPK", shape.top_k), ("NUM_RANKS", shape.num_ranks),
-        ("COMBINE_ROWS", shape.combine_rows), ("MESSAGE_BYTES", shape.message_bytes), ("PROFILE", int(profile)),
+        ("HIDDEN", shape.hidden),
+        ("TOPK", shape.top_k),
+        ("NUM_RANKS", shape.num_ranks),
+        ("COMBINE_ROWS", shape.combine_rows),
+        ("MESSAGE_BYTES", shape.message_bytes),
+        ("PROFILE", int(profile)),
         ("STATS", int(stats)),
-    )  # fmt: skip
+    )
     sources = {
         payload: KernelSource("low_latency_dispatch", arch, (*common, ("FP8", int(payload == "fp8"))))
         for payload in PAYLOAD_DTYPES

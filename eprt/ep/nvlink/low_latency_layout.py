@@ -11,41 +11,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from eprt.ep.nvlink.structs import (
+    INT32,
+    INT64,
+    POINTER,
+    UINT32,
+    UINT64,
+    Deadline,
+    Fields,
+    Stats,
+    align,
+    fields_of_type,
+    struct,
+)
+
 _PART_VECTORS = 128  # kPartVectors
 
 
-def align(value: int, to: int = 128) -> int:
-    return -(-value // to) * to
-
-
-def deadline_ns(timeout_s: float) -> int:
-    """As the kernels count: of what 64 bits hold at most, 292 years, so also of infinity."""
-    return int(min(timeout_s * 1e9, 2.0**63))
-
-
-class Fields:
-    """Memory in which aligned fields follow one another. field_bytes: of each, in their order."""
-
-    field_bytes: dict[str, int]
-
-    def offsets(self) -> dict[str, int]:
-        return self._placed[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self._placed[1]
-
-    @cached_property
-    def _placed(self) -> tuple[dict[str, int], int]:
-        offset, offsets = 0, {}
-        for name, size in self.field_bytes.items():
-            offsets[name] = offset
-            offset += align(size)
-        return offsets, offset
-
-
 @dataclass(frozen=True)
-class HeapShape(Fields):
+class LowLatencyHeap(Fields):
     """What decides the size of the heap.
 
     payload: what dispatch sends: "fp8", "bf16", or "either", call by call. exact: combine sends a row per expert, not
@@ -106,7 +90,7 @@ class HandleBuffers:
     pointers: ctypes.Structure
 
     @staticmethod
-    def new(shape: HeapShape, num_rows: int) -> "HandleBuffers":
+    def new(shape: LowLatencyHeap, num_rows: int) -> "HandleBuffers":
         """For dispatches that bring num_rows rows at most."""
         items, top_k = shape.num_ranks * shape.max_tokens, shape.top_k
         words = {
@@ -122,23 +106,11 @@ class HandleBuffers:
         return HandleBuffers(memory, Handle(**pointers))
 
 
-def struct(name: str, *fields: tuple[str, type]) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
-
-
-def fields_of_type(kind: type, names: str) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names.split()]
-
-
-_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-
-HeapLayout = struct("HeapLayout", *fields_of_type(ctypes.c_uint64, "count message row flag weight begun"))
-Deadline = struct("Deadline", ("timeout_ns", ctypes.c_uint64), *fields_of_type(_POINTER, "mask failure"))
-Stats = struct("Stats", *fields_of_type(_POINTER, "wait_ns tokens slot_rows calls compute_ns blocked_ns"))
+HeapLayout = struct("HeapLayout", *fields_of_type(UINT64, "count message row flag weight begun"))
 Handle = struct(
     "Handle",
     *fields_of_type(
-        _POINTER, "epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"
+        POINTER, "epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"
     ),
 )
 
@@ -146,12 +118,12 @@ Handle = struct(
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:
     return struct(
         "Context",
-        ("peer", ctypes.c_uint64 * num_ranks),
+        ("peer", UINT64 * num_ranks),
         ("heap", HeapLayout),
         ("deadline", Deadline),
         ("stats", Stats),
-        *fields_of_type(_POINTER, "ticket stamps"),
-        *fields_of_type(_INT32, "rank max_tokens num_slots num_buffers"),
+        *fields_of_type(POINTER, "ticket stamps"),
+        *fields_of_type(INT32, "rank max_tokens num_slots num_buffers"),
     )
 
 
@@ -160,10 +132,10 @@ def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "DispatchParams",
         ("context", context),
         ("handle", Handle),
-        *fields_of_type(_POINTER, "x topk_slot topk_weight"),
-        *fields_of_type(_POINTER, "recv_x recv_scale recv_count recv_token recv_range recv_total wait_cost"),
-        *fields_of_type(_INT64, "scale_slot_stride scale_row_stride scale_group_stride"),
-        *fields_of_type(_INT32, "num_tokens slot_bytes slot_stride alignment scale_format phases"),
+        *fields_of_type(POINTER, "x topk_slot topk_weight"),
+        *fields_of_type(POINTER, "recv_x recv_scale recv_count recv_token recv_range recv_total wait_cost"),
+        *fields_of_type(INT64, "scale_slot_stride scale_row_stride scale_group_stride"),
+        *fields_of_type(INT32, "num_tokens slot_bytes slot_stride alignment scale_format phases"),
     )
 
 
@@ -172,7 +144,7 @@ def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "CombineParams",
         ("context", context),
         ("handle", Handle),
-        *fields_of_type(_POINTER, "y topk_slot topk_weight out slot_rows signal wait_cost"),
-        *fields_of_type(_INT32, "num_tokens slot_bytes phases block_m slot_tiles"),
-        ("threshold", ctypes.c_uint32),
+        *fields_of_type(POINTER, "y topk_slot topk_weight out slot_rows signal wait_cost"),
+        *fields_of_type(INT32, "num_tokens slot_bytes phases block_m slot_tiles"),
+        ("threshold", UINT32),
     )

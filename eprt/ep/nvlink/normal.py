@@ -2,11 +2,10 @@
 number of tokens, counts first, then bulk copies straight to the receiver's rows.
 
 Shapes are arguments of a call, not of the kernels; whoever calls says where received and returned rows go (offsets in
-the symmetric heap). Knows nothing of verbs, checks or errors (normal_backend.py, compat/deep_ep/rows.py); launches on
-the current stream.
+the symmetric heap). Launches on the current stream. Knows nothing of EP calls, checks or errors (normal_backend.py,
+compat/deep_ep/rows.py).
 """
 
-import ctypes
 import os
 import time
 from dataclasses import dataclass
@@ -14,27 +13,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eprt.ep.api import EPError
+from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.failure import readmit_all
-from eprt.ep.nvlink.low_latency import RECV, SEND, this_arch
-from eprt.ep.nvlink.low_latency_layout import Deadline, Stats, deadline_ns
+from eprt.ep.nvlink.kernel_state import KernelState
 from eprt.ep.nvlink.normal_grid import MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.ep.nvlink.normal_layout import (
     MAX_CHUNK_TOKENS,
     BlockShape,
     Chunks,
     HeapLayout,
-    HeapShape,
     LayoutBuffers,
+    NormalHeap,
     combine_struct,
     context_struct,
     count_struct,
     dispatch_struct,
 )
+from eprt.ep.nvlink.structs import RECV, SEND
+from eprt.gpu.device import this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch, most_shared_bytes
-from eprt.gpu.symmetric import HostWords, SymmetricMemory
+from eprt.gpu.symmetric import HostWords
 
 MAX_RANKS, MAX_TOP_K, MAX_SLOTS, MAX_SCALES = 30, 32, 32767, 256
 _COUNT_THREADS = 512
@@ -89,37 +88,53 @@ class Counts:
     slot_rows: list[int]
 
 
-class Normal:
-    """One rank's end. Collective constructor and close(). The heap's first data_begin bytes are the kernels' own; the
-    data_bytes after them are the caller's. mask: as LowLatency's."""
+class Normal(KernelState):
+    """One rank's end. Construction and close() are collective. The heap's first data_begin bytes are the kernels' own.
+
+    data_bytes: that follow in the heap, for the caller.
+    grouped: received rows lie by expert, else one per (token, rank).
+    exact: as EPConfig.exact_combine.
+    num_sms: thread blocks of a launch; None: normal_grid.py decides.
+    stats: kernels that count.
+    mask: as KernelState's.
+    """
 
     def __init__(
-        self, group: EPGroup, shape: HeapShape, data_bytes: int, *, grouped: bool, exact: bool = False,
-        num_sms: int | None, timeout_s: float, stats: bool = True, mask: Tensor | None = None,
-    ):  # fmt: skip
-        self.group, self.shape, self.timeout_s = group, shape, timeout_s
+        self,
+        group: EPGroup,
+        shape: NormalHeap,
+        data_bytes: int,
+        *,
+        grouped: bool,
+        exact: bool = False,
+        num_sms: int | None,
+        timeout_s: float,
+        stats: bool = True,
+        mask: Tensor | None = None,
+    ):
+        super().__init__(group, shape.num_bytes + data_bytes, 3, timeout_s, mask)
+        self.shape, self.num_sms, self.data_begin = shape, num_sms, shape.num_bytes
         self._grouped, self._exact = grouped, exact
-        self.num_sms = num_sms
-        self.data_begin = shape.num_bytes
-        self.memory = SymmetricMemory(group, shape.num_bytes + data_bytes)
-        self._allocate(stats, mask)
-        self._device = torch.cuda.current_device()
-        torch.cuda.synchronize()
-        group.barrier()
-
-    def _allocate(self, stats: bool, mask: Tensor | None) -> None:
-        ranks, most_local = self.shape.num_ranks, self.shape.max_slots // self.shape.num_ranks
-
-        def longs(*size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.int64, device="cuda")
-
-        self.mask = torch.zeros(ranks, dtype=torch.int32, device="cuda") if mask is None else mask
-        self.failure = HostWords(4)
-        self.wait_ns, self.tokens, self.slot_rows = longs(2, 2, ranks), longs(2, ranks), longs(most_local)
-        self.calls, self.compute_ns, self.blocked_ns = longs(1), longs(1), longs(1)
-        self._ticket = longs(3)
         self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 4))
         self._host_tickets = 0
+        self._load_kernels(stats)
+        context_type = context_struct(group.size)
+        context = context_type(
+            **self._context_fields(HeapLayout(**shape.offsets())),
+            done=self._done.data_ptr(),
+            taken=self._taken.data_ptr(),
+            num_buffers=shape.num_buffers,
+            width=shape.width,
+            max_items=shape.max_items,
+        )
+        structs = (count_struct(context_type), dispatch_struct(context_type), combine_struct(context_type))
+        self._count, self._dispatch, self._combine = (
+            Launch(kernel, kind(context=context)) for kernel, kind in zip(self._kernels, structs)
+        )
+        self._meet()
+
+    def _load_kernels(self, stats: bool) -> None:
+        ranks = self.shape.num_ranks
         sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
         self._shared_bytes = most_shared_bytes(torch.cuda.current_device()) - _STATIC_SHARED_BYTES
         chunk_bytes = MAX_CHUNK_TOKENS * (4 + 2 * MAX_TOP_K)
@@ -128,45 +143,24 @@ class Normal:
         threads = ((_COUNT_THREADS, shared), mover, mover)
         names = ("eprt::normal::count", "eprt::normal::dispatch", "eprt::normal::combine")
         self._kernels = [Kernel(source, name, *sizes) for source, name, sizes in zip(sources, names, threads)]
-        context_type = context_struct(ranks)
-        context = self._context(context_type)
-        structs = (count_struct(context_type), dispatch_struct(context_type), combine_struct(context_type))
-        self._count, self._dispatch, self._combine = (
-            Launch(kernel, kind(context=context)) for kernel, kind in zip(self._kernels, structs)
-        )
-
-    def _context(self, context_type: type) -> ctypes.Structure:
-        return context_type(
-            peer=tuple(self.memory.peer_ptr),
-            heap=HeapLayout(**self.shape.offsets()),
-            deadline=Deadline(deadline_ns(self.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
-            stats=Stats(*(total.data_ptr() for total in self.totals())),
-            ticket=self._ticket.data_ptr(),
-            done=self._done.data_ptr(),
-            taken=self._taken.data_ptr(),
-            rank=self.group.rank,
-            num_buffers=self.shape.num_buffers,
-            width=self.shape.width,
-            max_items=self.shape.max_items,
-        )
-
-    def totals(self) -> tuple[Tensor, ...]:
-        """What the kernels count, as in LowLatency.totals()."""
-        return self.wait_ns, self.tokens, self.slot_rows, self.calls, self.compute_ns, self.blocked_ns
 
     def host_words(self, num_local_slots: int) -> HostWords:
         """Where a count tells the host."""
         return HostWords(4 + num_local_slots)
 
-    def _stream(self) -> int:
-        return torch._C._cuda_getCurrentRawStream(self._device)
-
     # -- the three kernels --
 
     def count(
-        self, routing: Routing, buffers: LayoutBuffers, host: HostWords, *, alignment: int = 1,
-        num_rounds: int = 1, num_sms: int | None = None, room: int = 2**31 - 1,
-    ) -> int:  # fmt: skip
+        self,
+        routing: Routing,
+        buffers: LayoutBuffers,
+        host: HostWords,
+        *,
+        alignment: int = 1,
+        num_rounds: int = 1,
+        num_sms: int | None = None,
+        room: int = 2**31 - 1,
+    ) -> int:
         """Numbers the tokens, exchanges counts, places rows. Returns the ticket to wait_counts for.
 
         room: for so many rows here; more is a failure.
@@ -202,9 +196,17 @@ class Normal:
         return Counts(words[1], words[2], words[3], words[4 : 4 + num_local_slots])
 
     def prepare_dispatch(
-        self, routing: Routing, payload: Payload, buffers: LayoutBuffers, top_k: int, phases: int, *,
-        again: bool = False, fill_tail: bool = False, num_sms: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        routing: Routing,
+        payload: Payload,
+        buffers: LayoutBuffers,
+        top_k: int,
+        phases: int,
+        *,
+        again: bool = False,
+        fill_tail: bool = False,
+        num_sms: int | None = None,
+    ) -> None:
         """All that launch_dispatch needs but what only the counts tell. top_k: entries that go with a row; again:
         another batch of the same layout."""
         p, x, scale = self._dispatch.params, payload.x, payload.scale
@@ -218,10 +220,15 @@ class Normal:
         p.x_bytes, p.row_bytes, p.num_scales = x.shape[1] * x.element_size(), payload.row_bytes, payload.num_scales
         p.cast, p.again, p.fill_tail, p.phases = payload.cast, again, fill_tail, phases
         self._dispatch_grid = dispatch_grid(
-            self.group.size, top_k, grouped=self._grouped, phases=phases, x_bytes=p.x_bytes,
-            cast_scales=payload.num_scales if payload.cast else 0, shared_bytes=self._shared_bytes,
+            self.group.size,
+            top_k,
+            grouped=self._grouped,
+            phases=phases,
+            x_bytes=p.x_bytes,
+            cast_scales=payload.num_scales if payload.cast else 0,
+            shared_bytes=self._shared_bytes,
             num_sms=num_sms or self.num_sms,
-        )  # fmt: skip
+        )
 
     def launch_dispatch(self, block: int, capacity: int, tentative: bool = False) -> None:
         """Sends tokens as prepared, and receives others into the block at this offset, which holds so many rows.
@@ -233,9 +240,14 @@ class Normal:
         self._launch(self._dispatch, self._dispatch_grid)
 
     def combine_send(
-        self, y: Tensor, buffers: LayoutBuffers, returned: int, *, block: int | None = None,
+        self,
+        y: Tensor,
+        buffers: LayoutBuffers,
+        returned: int,
+        *,
+        block: int | None = None,
         shape: BlockShape | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Experts' outputs y bf16 [rows, H] go back, those of grouped rows summed with the weights in `block`.
 
         returned: offset of the room for what comes back to this rank.
@@ -248,9 +260,16 @@ class Normal:
         self._launch_combine(p.top_k, None)
 
     def combine_recv(
-        self, routing: Routing, out: Tensor, buffers: LayoutBuffers, returned: int, *,
-        y: Tensor | None = None, block: int | None = None, shape: BlockShape | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        routing: Routing,
+        out: Tensor,
+        buffers: LayoutBuffers,
+        returned: int,
+        *,
+        y: Tensor | None = None,
+        block: int | None = None,
+        shape: BlockShape | None = None,
+    ) -> None:
         """out bf16 [T, H]. With y: combine_send too, in the same launch."""
         p = self._combine.params
         if y is not None:
@@ -263,9 +282,18 @@ class Normal:
         self._launch_combine(p.top_k, None)
 
     def combine_items(
-        self, y: Tensor, out: Tensor, buffers: LayoutBuffers, routing: Routing, returned: int, *,
-        weights: Tensor | None, out_weights: Tensor | None, biases: tuple[Tensor, ...], num_sms: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        y: Tensor,
+        out: Tensor,
+        buffers: LayoutBuffers,
+        routing: Routing,
+        returned: int,
+        *,
+        weights: Tensor | None,
+        out_weights: Tensor | None,
+        biases: tuple[Tensor, ...],
+        num_sms: int | None,
+    ) -> None:
         """Both phases for rows that are items: sums over ranks, unweighted; weights [items, K] go along."""
         p = self._combine.params
         p.y, p.y_weight, p.out_weight = y.data_ptr(), _pointer(weights), _pointer(out_weights)
@@ -282,16 +310,23 @@ class Normal:
     def _launch_combine(self, top_k: int, num_sms: int | None) -> None:
         p = self._combine.params
         grid = combine_grid(
-            self.group.size, top_k, grouped=self._grouped, phases=p.phases, row_bytes=p.row_bytes,
-            shared_bytes=self._shared_bytes, num_sms=num_sms or self.num_sms,
-        )  # fmt: skip
+            self.group.size,
+            top_k,
+            grouped=self._grouped,
+            phases=p.phases,
+            row_bytes=p.row_bytes,
+            shared_bytes=self._shared_bytes,
+            num_sms=num_sms or self.num_sms,
+        )
         self._launch(self._combine, grid)
 
     def _launch(self, launch: Launch, grid: Grid) -> None:
         division = launch.params.division
         division.send_blocks, division.send_warps, division.recv_warps = (
-            grid.send_blocks, grid.send_warps, grid.recv_warps
-        )  # fmt: skip
+            grid.send_blocks,
+            grid.send_warps,
+            grid.recv_warps,
+        )
         launch.params.piece_bytes = grid.piece_bytes
         launch(grid.blocks, self._stream())
 
@@ -309,16 +344,13 @@ class Normal:
         p.num_tokens, p.top_k, p.num_slots, p.out = out.shape[0], routing.top_k, routing.num_slots, out.data_ptr()
 
     def readmit(self) -> None:
-        """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
         self._taken.zero_()  # by epoch
-        readmit_all(self.group, self._ticket, self.mask)
+        super().readmit()
 
     def close(self) -> None:
-        """Collective while all ranks live; with lost ranks it does not wait for them."""
-        self.memory.close()
+        super().close()
         for kernel in self._kernels:
             kernel.close()
-        self.failure.close()
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
@@ -334,6 +366,6 @@ def kernel_sources(
     num_ranks: int, *, grouped: bool, exact: bool = False, stats: bool = True, arch: str = "sm_90a"
 ) -> tuple[KernelSource, ...]:
     """The count, dispatch and combine kernels; the same for all shapes. grouped: rows by expert, else one per item.
-    exact: as EPConfig.exact_combine. stats: counters (totals())."""
+    exact: as EPConfig.exact_combine. stats: counters (KernelTotals)."""
     defines = (("NUM_RANKS", num_ranks), ("GROUPED", int(grouped)), ("EXACT", int(exact)), ("STATS", int(stats)))
     return tuple(KernelSource(name, arch, defines) for name in ("normal_count", "normal_dispatch", "normal_combine"))

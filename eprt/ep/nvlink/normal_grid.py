@@ -15,7 +15,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from eprt.ep.nvlink.low_latency import RECV, SEND
+from eprt.ep.nvlink.structs import RECV, SEND
 
 LINK_GB_S = 340.0
 SM_GB_S = {
@@ -51,7 +51,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Work:
+class TokenWork:
     """Of a token, in the time that a row takes at 1 GB/s: what all thread blocks of a rank do to send and to receive,
     and what the link does."""
 
@@ -66,19 +66,19 @@ class Work:
         return min(MAX_SMS, math.ceil((self.send + self.receive) / self.link * margin))
 
 
-def dispatch_work(num_ranks: int, top_k: int, grouped: bool) -> Work:
+def dispatch_work(num_ranks: int, top_k: int, grouped: bool) -> TokenWork:
     ranks, shared = _ranks_of_a_token(num_ranks, top_k)
     # By expert, a row that crossed is read once and stored for the token's other experts.
     fan_out = shared + top_k - ranks if grouped else 0.0
     send = (1 + ranks) / SM_GB_S["dispatch by expert" if grouped else "dispatch rows"]
-    return Work(send, fan_out / SM_GB_S["fan out"], ranks * (num_ranks - 1) / num_ranks / LINK_GB_S)
+    return TokenWork(send, fan_out / SM_GB_S["fan out"], ranks * (num_ranks - 1) / num_ranks / LINK_GB_S)
 
 
-def combine_work(num_ranks: int, top_k: int, grouped: bool) -> Work:
+def combine_work(num_ranks: int, top_k: int, grouped: bool) -> TokenWork:
     ranks, _ = _ranks_of_a_token(num_ranks, top_k)
     crossing = ranks * (num_ranks - 1) / num_ranks
     send = (top_k + ranks) / SM_GB_S["return sums"] if grouped else 2 * crossing / SM_GB_S["return rows"]
-    return Work(send, (ranks + 1) / SM_GB_S["sum"], crossing / LINK_GB_S)
+    return TokenWork(send, (ranks + 1) / SM_GB_S["sum"], crossing / LINK_GB_S)
 
 
 def _ranks_of_a_token(num_ranks: int, top_k: int) -> tuple[float, float]:
@@ -90,9 +90,16 @@ def _ranks_of_a_token(num_ranks: int, top_k: int) -> tuple[float, float]:
 
 @functools.cache
 def dispatch_grid(
-    num_ranks: int, top_k: int, *, grouped: bool, phases: int, x_bytes: int, cast_scales: int, shared_bytes: int,
+    num_ranks: int,
+    top_k: int,
+    *,
+    grouped: bool,
+    phases: int,
+    x_bytes: int,
+    cast_scales: int,
+    shared_bytes: int,
     num_sms: int | None,
-) -> Grid:  # fmt: skip
+) -> Grid:
     """x_bytes: of a token's row here. cast_scales: scales of a token that is cast on the way, else 0. shared_bytes: of
     a thread block."""
     both = grouped and phases == SEND | RECV  # of rows that are items, receiving is no work
@@ -112,14 +119,14 @@ def combine_grid(
     return _grid(work, num_sms or work.blocks(), phases == SEND | RECV, warps, warps, piece_bytes)
 
 
-def _grid(work: Work, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:
+def _grid(work: TokenWork, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:
     """warps: of a block; senders: those that shared memory suffices for."""
     send_blocks = _send_blocks(work, blocks) if both else 0
     in_turn = both and not send_blocks  # every block sends and receives
     return Grid(blocks, send_blocks, min(warps // 2 if in_turn else warps, senders), warps, piece_bytes)
 
 
-def _send_blocks(work: Work, blocks: int) -> int:
+def _send_blocks(work: TokenWork, blocks: int) -> int:
     """Of a launch that sends and receives: in proportion to the work. 0 where there are too few to divide."""
     if blocks < 4:
         return 0

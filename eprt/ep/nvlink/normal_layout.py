@@ -13,14 +13,26 @@ from math import prod
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink.low_latency_layout import Deadline, Fields, Stats, align, fields_of_type, struct
+from eprt.ep.nvlink.structs import (
+    INT32,
+    INT64,
+    POINTER,
+    UINT32,
+    UINT64,
+    Deadline,
+    Fields,
+    Stats,
+    align,
+    fields_of_type,
+    struct,
+)
 from eprt.gpu.shapes import known_shape
 
 MAX_CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True)
-class HeapShape(Fields):
+class NormalHeap(Fields):
     """What decides the fixed part of the heap. max_slots: largest S. max_items: most tokens to or from a rank."""
 
     num_ranks: int
@@ -94,9 +106,7 @@ class Chunks:
         return max(num_blocks, -(-max_tokens // MAX_CHUNK_TOKENS)) + 1
 
 
-_POINTER, _INT32, _INT64, _UINT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
-
-HeapLayout = struct("HeapLayout", *fields_of_type(_UINT64, "count dispatch_place combine_place arrived returned"))
+HeapLayout = struct("HeapLayout", *fields_of_type(UINT64, "count dispatch_place combine_place arrived returned"))
 _LAYOUT_POINTERS = (
     "epoch",
     "sent",
@@ -109,7 +119,7 @@ _LAYOUT_POINTERS = (
     "slot_rows",
     "received_ns",
 )
-Layout = struct("Layout", *((name, _POINTER) for name in _LAYOUT_POINTERS))
+Layout = struct("Layout", *((name, POINTER) for name in _LAYOUT_POINTERS))
 
 
 @dataclass(frozen=True)
@@ -180,18 +190,18 @@ class LayoutBuffers:
         return self.memory.as_strided(shape, (shape[1], 1) if len(shape) == 2 else (1,), first)
 
 
-Division = struct("Division", *fields_of_type(_INT32, "send_blocks send_warps recv_warps"))
+Division = struct("Division", *fields_of_type(INT32, "send_blocks send_warps recv_warps"))
 
 
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:
     return struct(
         "Context",
-        ("peer", _UINT64 * num_ranks),
+        ("peer", UINT64 * num_ranks),
         ("heap", HeapLayout),
         ("deadline", Deadline),
         ("stats", Stats),
-        *fields_of_type(_POINTER, "ticket done taken"),
-        *fields_of_type(_INT32, "rank num_buffers width max_items"),
+        *fields_of_type(POINTER, "ticket done taken"),
+        *fields_of_type(INT32, "rank num_buffers width max_items"),
     )
 
 
@@ -200,10 +210,10 @@ def count_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "CountParams",
         ("context", context),
         ("layout", Layout),
-        *fields_of_type(_POINTER, "topk_slot in_rank slot_tokens slot_begin host"),
-        *fields_of_type(_INT32, "room num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens"),
-        *fields_of_type(_INT32, "num_chunks num_rounds"),
-        ("host_ticket", ctypes.c_uint32),
+        *fields_of_type(POINTER, "topk_slot in_rank slot_tokens slot_begin host"),
+        *fields_of_type(INT32, "room num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens"),
+        *fields_of_type(INT32, "num_chunks num_rounds"),
+        ("host_ticket", UINT32),
     )
 
 
@@ -212,11 +222,11 @@ def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "DispatchParams",
         ("context", context),
         ("layout", Layout),
-        *fields_of_type(_POINTER, "x scale topk_slot topk_weight"),
-        *fields_of_type(_INT64, "scale_row_stride scale_group_stride"),
-        ("block", _UINT64),
-        *fields_of_type(_INT32, "capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes"),
-        *fields_of_type(_INT32, "num_scales cast again fill_tail tentative phases piece_bytes"),
+        *fields_of_type(POINTER, "x scale topk_slot topk_weight"),
+        *fields_of_type(INT64, "scale_row_stride scale_group_stride"),
+        ("block", UINT64),
+        *fields_of_type(INT32, "capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes"),
+        *fields_of_type(INT32, "num_scales cast again fill_tail tentative phases piece_bytes"),
         ("division", Division),
     )
 
@@ -226,10 +236,10 @@ def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "CombineParams",
         ("context", context),
         ("layout", Layout),
-        *fields_of_type(_POINTER, "y y_weight item_row item_weight item_token topk_slot topk_weight"),
-        ("bias", _POINTER * 2),
-        *fields_of_type(_POINTER, "out out_weight"),
-        ("block", _UINT64),
-        *fields_of_type(_INT32, "capacity num_tokens top_k num_slots slot_bytes row_bytes stride phases piece_bytes"),
+        *fields_of_type(POINTER, "y y_weight item_row item_weight item_token topk_slot topk_weight"),
+        ("bias", POINTER * 2),
+        *fields_of_type(POINTER, "out out_weight"),
+        ("block", UINT64),
+        *fields_of_type(INT32, "capacity num_tokens top_k num_slots slot_bytes row_bytes stride phases piece_bytes"),
         ("division", Division),
     )

@@ -9,7 +9,7 @@ from itertools import product
 
 from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.ep.nvlink.low_latency import PAYLOAD_DTYPES, kernel_sources
-from eprt.ep.nvlink.low_latency_layout import HeapShape
+from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.gpu import cluster_product
 from eprt.gpu.jit import KernelSource, cache_dir, cubin
 from eprt.ops.tuning import cluster_tilings
@@ -28,8 +28,8 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         yield f"ranks {ranks} DeepEP's interface", KernelSource("layout", arch, (("NUM_RANKS", ranks),))
     # Of a shape, kernels know hidden, top_k, num_ranks and payload; the rest is given to them call by call.
     for (hidden, top_k), ranks in product(MODELS, RANKS):
-        shapes = {payload: HeapShape(ranks, 1, hidden, top_k, 1, payload, False, 2) for payload in PAYLOAD_DTYPES}
-        shapes["DeepEP's interface"] = HeapShape(ranks, 1, hidden, top_k, 1, "either", False, 2, late_weights=True)
+        shapes = {payload: LowLatencyHeap(ranks, 1, hidden, top_k, 1, payload, False, 2) for payload in PAYLOAD_DTYPES}
+        shapes["DeepEP's interface"] = LowLatencyHeap(ranks, 1, hidden, top_k, 1, "either", False, 2, late_weights=True)
         for what, shape in shapes.items():
             for name, source in kernel_sources(shape, arch=arch).items():
                 yield f"hidden {hidden} top-k {top_k} ranks {ranks} {what}: {name}", source

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from eprt.balancer import Placement, ReplicaTable, assign, split_batch
 from eprt.balancer.placement import even_nodes
-from eprt.ep.group.board import StepBoard
 from eprt.ep.group.group import EPGroup
+from eprt.ep.group.int_all_gather import IntAllGather
 from eprt.ep.placement.slot_map import SlotMap
 
 # EngineConfig.replica_routing -> method of split_batch.
@@ -26,7 +26,7 @@ class BatchRouter:
     def __init__(self, group: EPGroup, num_experts: int, method: str = "water_filling", timeout_s: float | None = None):
         self._group, self._num_experts, self._method = group, num_experts, method
         self._num_nodes = even_nodes(group.node_of_rank)
-        self._board = StepBoard(group, num_experts, timeout_s)
+        self._counts = IntAllGather(group, num_experts, timeout_s)
         self._speed_N: tuple[float, ...] = ()
         self._tables: dict[int, tuple[SlotMap, ReplicaTable]] = {}
 
@@ -50,7 +50,7 @@ class BatchRouter:
         if not slot_map.has_replicas:  # on all ranks alike
             return slot_map.slot_idx(torch.from_numpy(expert_TK)).to(expert_idx_TK.device)
         count_E = np.bincount(expert_TK.reshape(-1) + 1, minlength=self._num_experts + 1)[1:]  # without the masked
-        count_SE = self._board.exchange(count_E)  # type: ignore[arg-type]
+        count_SE = self._counts.all_gather(count_E)  # type: ignore[arg-type]
         table = self._table(layer, slot_map)
         quota_P = split_batch(table, count_SE, method=self._method, source=self._group.rank)
         slot_TK = assign(table, expert_TK, quota_P, self._group.rank)
@@ -67,4 +67,4 @@ class BatchRouter:
 
     def close(self) -> None:
         """Collective while all ranks live; never hangs when some do not."""
-        self._board.close()
+        self._counts.close()

@@ -36,15 +36,15 @@ class SlotMap:
     def contiguous(num_experts: int, num_ranks: int, num_redundant: int = 0) -> "SlotMap":
         """One copy of each expert, in order, spread evenly; slots left over stay empty: at least num_redundant."""
         num_slots = -(-(num_experts + num_redundant) // num_ranks) * num_ranks
-        return SlotMap.of_layer(Placement.contiguous(1, num_experts, num_ranks, num_slots), 0)
+        return SlotMap.from_placement(Placement.contiguous(1, num_experts, num_ranks, num_slots), 0)
 
     @staticmethod
-    def of_layer(placement: Placement, layer: int) -> "SlotMap":
+    def from_placement(placement: Placement, layer: int) -> "SlotMap":
         """layer: row of the placement (MoE layers count from 0). Replicas share tokens evenly."""
-        return SlotMap.of_row(placement.physical_to_logical_map[layer], placement.num_experts)
+        return SlotMap.from_row(placement.physical_to_logical_map[layer], placement.num_experts)
 
     @staticmethod
-    def of_row(
+    def from_row(
         expert_of_slot_S: np.ndarray,
         num_experts: int,
         *,

@@ -14,7 +14,7 @@ import msgspec
 
 from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Migrate(_Message, frozen=True):
     """Move experts, as all ranks are told to."""
 
     seq: int
-    job: Job
+    job: MigrationJob
 
 
 class Cancel(_Message, frozen=True):

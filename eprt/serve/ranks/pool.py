@@ -17,7 +17,7 @@ from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError, queue_full, say, unavailable
 from eprt.serve.options import FrontendConfig
 from eprt.serve.ranks.generation import Generation, RunningSequence
@@ -182,7 +182,7 @@ class RankPool:
 
     # -- moving experts --
 
-    def migrate(self, job: Job) -> None:
+    def migrate(self, job: MigrationJob) -> None:
         """Tells all ranks, and wakes those that sleep."""
         self._seq += 1
         self._send_all(Migrate(self._seq, job))

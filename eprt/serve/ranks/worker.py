@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from eprt.config import EngineConfig
 from eprt.engine.outputs import TokenOutput
-from eprt.ep.stats import EPStats
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.channel import Channel, FrontendLostError
 from eprt.serve.ranks.messages import (
@@ -191,14 +190,13 @@ class _ProgressBar:
 
 def wait_totals(engine) -> WaitTotals | None:
     """None where nobody is waited for: one rank, or a model without experts."""
-    model, migrator = engine.model, engine.migrator
-    of_modes = [_stats(backend) for backend in model.ep.values() if hasattr(backend, "stats")]
-    if not of_modes:
+    model, migrator, steps = engine.model, engine.migrator, engine.step_waits
+    counted = model.exchange.recent_stats()
+    if counted is None:
         return None
-    counted, steps = EPStats.total(of_modes), engine.step_waits  # late to a step is late to its first dispatch
     return WaitTotals(
         num_calls=counted.num_calls,
-        dispatch_wait_us=(steps.wait_us_N + counted.dispatch_wait_us_N).tolist(),
+        dispatch_wait_us=(steps.wait_us_N + counted.dispatch_wait_us_N).tolist(),  # late to a step: to its dispatch
         combine_wait_us=counted.combine_wait_us_N.tolist(),
         recv_tokens=counted.recv_tokens_N.tolist(),
         sent_tokens=counted.sent_tokens_N.tolist(),
@@ -210,11 +208,6 @@ def wait_totals(engine) -> WaitTotals | None:
         ),
         blocked_us=None if counted.blocked_us is None else steps.blocked_us + counted.blocked_us,
     )
-
-
-def _stats(backend) -> EPStats:
-    """Of kernels that may be running: what can be had without waiting for them."""
-    return backend.recent_stats() if hasattr(backend, "recent_stats") else backend.stats()
 
 
 def _info(engine) -> EngineInfo:
@@ -240,10 +233,9 @@ def inject(faults: Sequence[str], engine):
     """Puts this rank's faults, if any, between the engine and its communication. Returns what ends them."""
     from eprt.diagnostics.inject import Injector
 
-    group, backends = engine.group, engine.model.ep
+    group = engine.group
     injector = Injector(faults, group.rank, group.size)
-    for mode, backend in list(backends.items()):
-        backends[mode] = injector.wrap(backend)  # all layers share this mapping
+    engine.model.exchange.wrap(injector.wrap)  # in all layers: they share it
     for fault in injector.faults:
         _log.warning("[rank %d/%d] a fault on purpose: %s", group.rank, group.size, fault)
     if engine.runner.graphs is not None:
@@ -279,7 +271,7 @@ def _describe(error: Exception) -> str:
     """One line for what a user can mend; the traceback for what only a developer can."""
     import torch
 
-    from eprt.ep.api import EPError
+    from eprt.ep.errors import EPError
 
     if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):  # torch's words on GPUs and CPUs
         return f"{str(error).splitlines()[0]}; {_LESS_MEMORY}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from eprt.balancer import Placement
 from eprt.balancer.job import PlanAnswer
 from eprt.balancer.migration import Round
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Migration:
     seconds: float = 0.0
 
 
-def placement_after(before: Placement, job: Job, rounds_done: int, target: Placement) -> Placement:
+def placement_after(before: Placement, job: MigrationJob, rounds_done: int, target: Placement) -> Placement:
     """What serves once the first rounds of a job are committed: the ranks' rows, put together once more here."""
     slots_LP = before.physical_to_logical_map.copy()
     done = job.rounds[:rounds_done]

@@ -24,7 +24,7 @@ from eprt.balancer.job import PlanAnswer, PlanRequest
 from eprt.balancer.placement import even_nodes
 from eprt.balancer.statistics import PHASES
 from eprt.balancer.trigger import VERDICTS, Decision, TriggerConfig
-from eprt.ep.migration.job import Job, MigrationStatus
+from eprt.ep.migration.job import MigrationJob, MigrationStatus
 from eprt.serve.errors import ApiError
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.expert_load import expert_load, total_load
@@ -268,7 +268,7 @@ class Rebalancer:
         )
         if answer.rounds:
             measured = self.controller.gpu_speed
-            job = Job(
+            job = MigrationJob(
                 self._num_jobs,
                 placement.epoch,
                 answer.rounds,
@@ -281,7 +281,7 @@ class Rebalancer:
 
     # -- what goes on by itself --
 
-    async def _follow(self, job: Job, target: Placement) -> None:
+    async def _follow(self, job: MigrationJob, target: Placement) -> None:
         """Until all ranks say how it ended."""
         migration = self.migration
         assert migration is not None

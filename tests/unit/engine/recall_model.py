@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from tests.dense_model import DenseModel
+
 VOCAB = 97
 
 
@@ -27,9 +29,7 @@ def _logits(context_hash_X: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(((mixed >> np.uint64(40)).astype(np.float32) / 2**21).astype(np.float32))
 
 
-class RecallModel:
-    """The model contract of the engine: config, kv_dtype, forward(batch, kv_cache_LPSD), expert_load()."""
-
+class RecallModel(DenseModel):
     def __init__(self, max_position_embeddings: int = 4096, eos_token_ids: tuple[int, ...] = ()):
         self.config = SimpleNamespace(
             vocab_size=VOCAB,
@@ -39,7 +39,6 @@ class RecallModel:
             max_position_embeddings=max_position_embeddings,
             eos_token_ids=eos_token_ids,
         )
-        self.kv_dtype = torch.float32
         self.modes: list[str] = []
         self.num_tokens: list[int] = []
 

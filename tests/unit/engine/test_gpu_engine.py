@@ -11,10 +11,13 @@ import torch
 from eprt import LLM, EngineConfig, EPGroup
 from eprt.engine.graphs import graph_sizes
 from eprt.engine.warm_up import record_decodes, tell_of_graphs
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
+from eprt.ep.exchange import Exchange
 from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
+from eprt.ep.registry import make_backend
 from eprt.gpu.device import take_device
-from eprt.models.loader import load_deepseek, load_model
+from eprt.models.deepseek_builder import load_deepseek
+from eprt.models.loader import load_model
 from eprt.ops import tuning
 from eprt.ops.tuning import Shape, Tiling
 from eprt.serve.options import OptionError, parse
@@ -24,6 +27,7 @@ from tests.paged import PagedRunner
 from tests.ranks import cases_ep
 
 DEMO = str(Path(__file__).resolve().parents[3] / "examples" / "demo_model" / "checkpoint")
+LOCAL = EPConfig(16, 4, 2, 4, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -37,8 +41,7 @@ def test_local_backend_equals_the_oracle(dtype, skew):
 
 
 def test_local_backend_refuses_what_it_cannot_do():
-    config = EPConfig(16, 4, 2, 4, dtype=torch.float32)
-    backend = make_backend("local", config, EPGroup.single())
+    backend = make_backend("local", LOCAL, EPGroup.single())
     with pytest.raises(ValueError, match="num_max_tokens_per_rank=4"):
         backend.dispatch_send(torch.zeros(5, 16), torch.zeros(5, 2, dtype=torch.int64), torch.zeros(5, 2))
     handle = backend.dispatch_send(torch.zeros(1, 16), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2))
@@ -191,15 +194,15 @@ def test_flags_that_cannot_be_are_refused(flags, error):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_faults_on_purpose_reach_recorded_steps(rank):
     """A replayed graph calls no backend: with faults, steps are launched anew, on all ranks alike."""
-    group, backend = SimpleNamespace(rank=rank, size=2), SimpleNamespace()
+    group, backend = SimpleNamespace(rank=rank, size=2), make_backend("local", LOCAL, EPGroup.single())
     engine = SimpleNamespace(
         group=group,
-        model=SimpleNamespace(ep={"low_latency": backend}),
+        model=SimpleNamespace(exchange=Exchange({"low_latency": backend})),
         runner=SimpleNamespace(graphs="recorded"),
         drafter=SimpleNamespace(graphs="recorded"),
     )
     with worker.inject(["late-compute:0:2ms"], engine):
-        assert (engine.model.ep["low_latency"] is backend) == (rank == 1)
+        assert (engine.model.exchange["low_latency"] is backend) == (rank == 1)
     assert engine.runner.graphs is None and engine.drafter.graphs is None
 
 

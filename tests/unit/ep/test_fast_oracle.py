@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eprt.ep import reference
-from eprt.ep.api import EPConfig
+from eprt.ep.config import EPConfig
 from tests.gpu import fast_oracle
 from tests.ranks.cases_ep import SKEWS, assert_same_bits, expert_output, make_tokens
 
@@ -34,9 +34,9 @@ def test_it_agrees_with_the_slow_one(num_ranks, payload):
 
 
 def test_aligned_slots_begin_at_multiples():
-    config = EPConfig(16, 6, 2, 40, torch.bfloat16, expert_alignment=8)
+    config = EPConfig(16, 6, 2, 40, torch.bfloat16)
     tokens = make_tokens(random.Random(0), config, 2, "uniform")
-    rows = fast_oracle.received(0, config, tokens)
+    rows = fast_oracle.received(0, config, tokens, alignment=8)
     assert rows.num_rows == int((-(-rows.count // 8) * 8).sum())
-    plain = fast_oracle.received(0, EPConfig(16, 6, 2, 40, torch.bfloat16), tokens)
+    plain = fast_oracle.received(0, config, tokens)
     assert torch.equal(rows.x[rows.row], plain.x[plain.row])

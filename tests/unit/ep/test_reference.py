@@ -4,16 +4,19 @@ import pytest
 import torch
 
 from eprt.ep import reference
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
-from eprt.ep.reference import Tokens
+from eprt.ep.reference import SentTokens
+from eprt.ep.registry import make_backend
 
 CONFIG = EPConfig(hidden_size=2, num_slots=4, top_k=2, num_max_tokens_per_rank=4, dtype=torch.float32)
 
 
-def tokens(rows: list[list[float]], slots: list[list[int]], weights: list[list[float]], num_rounds: int = 1) -> Tokens:
+def tokens(
+    rows: list[list[float]], slots: list[list[int]], weights: list[list[float]], num_rounds: int = 1
+) -> SentTokens:
     shape = (len(rows), 2)
-    return Tokens(
+    return SentTokens(
         torch.tensor(rows, dtype=torch.float32).view(shape),
         torch.tensor(slots, dtype=torch.int64).view(shape),
         torch.tensor(weights).view(shape),
@@ -50,8 +53,8 @@ def test_sums_of_another_node_are_rounded_for_the_way_back(node_of_rank, expecte
     config = EPConfig(hidden_size=1, num_slots=4, top_k=3, num_max_tokens_per_rank=1, dtype=torch.bfloat16)
     one = torch.ones(1, 1, dtype=torch.bfloat16)
     sent = [
-        Tokens(one, torch.tensor([[2, 3, 0]]), torch.tensor([[1.0, 2.0**-8, 2.0**-8]])),
-        Tokens(one[:0], torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, 3)),
+        SentTokens(one, torch.tensor([[2, 3, 0]]), torch.tensor([[1.0, 2.0**-8, 2.0**-8]])),
+        SentTokens(one[:0], torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, 3)),
     ]
     assert reference.combined(0, config, node_of_rank, sent, [one, one.repeat(2, 1)]).tolist() == [[expected]]
 

@@ -27,9 +27,14 @@ class _Backend:
         n, one = self._num_calls, np.ones(1)
         self._num_calls = 0 if reset else n
         return EPStats(
-            n, 5.0 * n * one, 1.0 * n * one, 7 * n * one.astype(int), 7 * n * one.astype(int), one.astype(int), 9.0 * n,
-            6.0 * n if self._blocked else None,
-        )  # fmt: skip
+            num_calls=n,
+            dispatch_wait_us_N=5.0 * n * one,
+            combine_wait_us_N=1.0 * n * one,
+            recv_tokens_N=7 * n * one.astype(int),
+            sent_tokens_N=7 * n * one.astype(int),
+            compute_us=9.0 * n,
+            blocked_us=6.0 * n if self._blocked else None,
+        )
 
 
 def test_windows_end_every_so_many_steps_and_what_is_left_is_the_last(tmp_path):

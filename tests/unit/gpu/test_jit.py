@@ -18,7 +18,7 @@ from eprt import doctor
 from eprt.compat.deep_ep import layout
 from eprt.compat.deep_ep.low_latency import Shape
 from eprt.compat.deep_ep.rows import RowExchange
-from eprt.ep.api import EPConfig
+from eprt.ep.config import EPConfig
 from eprt.ep.nvlink import (
     low_latency_layout as nvlink_layout,
 )
@@ -32,7 +32,7 @@ from eprt.ep.nvlink import (
     prebuild as nvlink_prebuild,
 )
 from eprt.ep.nvlink.low_latency import kernel_sources
-from eprt.ep.nvlink.low_latency_layout import HeapShape
+from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
 from eprt.ep.nvlink.normal_grid import COMBINE_WARP_BYTES, MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.gpu import jit
@@ -53,8 +53,8 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cubins"
 
 
-def shape(hidden: int, top_k: int, num_ranks: int, payload: str = "fp8", exact: bool = False) -> HeapShape:
-    return HeapShape(num_ranks, 16, hidden, top_k, 4, payload, exact, num_buffers=2)
+def shape(hidden: int, top_k: int, num_ranks: int, payload: str = "fp8", exact: bool = False) -> LowLatencyHeap:
+    return LowLatencyHeap(num_ranks, 16, hidden, top_k, 4, payload, exact, num_buffers=2)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
@@ -155,7 +155,7 @@ def test_what_is_built_ahead_is_what_the_layers_ask_for():
     face = Shape(128, 7168, 256, 8).heap(8)
     normal = [source for grouped in (False, True) for source in nvlink_normal.kernel_sources(8, grouped=grouped)]
     assert ahead >= {*kernel_sources(face).values(), *normal, layout.source(8)}
-    assert ahead >= set(kernel_sources(HeapShape(4, 64, 2048, 6, 16, "fp8", False, num_buffers=2)).values())
+    assert ahead >= set(kernel_sources(LowLatencyHeap(4, 64, 2048, 6, 16, "fp8", False, num_buffers=2)).values())
 
 
 def test_a_compiler_error_carries_the_log(nvrtc, cache):
@@ -211,7 +211,7 @@ def test_the_protocol_explains_every_field_and_barrier():
 
 
 def test_the_heap_is_small_and_its_fields_do_not_overlap():
-    large = HeapShape(8, 128, 7168, 8, 36, "fp8", exact=False, num_buffers=2)
+    large = LowLatencyHeap(8, 128, 7168, 8, 36, "fp8", exact=False, num_buffers=2)
     offsets, sizes = large.offsets(), large.field_bytes
     names = list(offsets)
     assert names == [field[0] for field in nvlink_layout.HeapLayout._fields_]
@@ -255,7 +255,7 @@ def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
 
 def test_fields_of_normal_mode_do_not_overlap():
     block = nvlink_normal_layout.BlockShape(1000, 3, 1008, 8, grouped=True)
-    for large in (nvlink_normal_layout.HeapShape(8, 256, 4096, 2), block):
+    for large in (nvlink_normal_layout.NormalHeap(8, 256, 4096, 2), block):
         offsets, sizes = large.offsets(), large.field_bytes
         for before, after in pairwise(offsets):
             assert offsets[before] + sizes[before] <= offsets[after] and offsets[after] % 128 == 0

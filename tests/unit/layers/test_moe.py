@@ -90,7 +90,7 @@ def test_patched_model_gives_the_same_logits(family):
 
 
 def test_replicas_share_an_experts_tokens():
-    slots = SlotMap.of_layer(Placement(np.array([[0, 1, 0, -1]]), num_gpus=2), 0)
+    slots = SlotMap.from_placement(Placement(np.array([[0, 1, 0, -1]]), num_gpus=2), 0)
     assert slots.slot_idx(torch.tensor([[0, 1], [0, 1], [-1, 0]])).tolist() == [[0, 1], [2, 1], [-1, 0]]
     assert [slots.experts_of_rank(r, 2) for r in range(2)] == [[0, 1], [0, -1]]
 
@@ -165,11 +165,11 @@ def test_a_slot_table_follows_every_placement(in_place):
     rows = [rng.permutation(np.concatenate([np.arange(6), rng.integers(-1, 6, 4)])) for _ in range(6)]
     rows.insert(3, np.array([*range(6), -1, -1, -1, -1]))  # no replicas at all
     rows.insert(4, np.array([0, 0, 0, 0, 0, *range(1, 6)]))  # as many of one as there can be
-    table = SlotTable(SlotMap.of_row(rows[0], 6), "cpu", in_place)
+    table = SlotTable(SlotMap.from_row(rows[0], 6), "cpu", in_place)
     addresses = [t.data_ptr() for t in (table._slot_LX, table._bound_LX, table._sent_L)]
     sent_L = np.zeros(7, dtype=np.int64)
     for row in rows:
-        slot_map = SlotMap.of_row(row, 6, weight_S=rng.random(10))
+        slot_map = SlotMap.from_row(row, 6, weight_S=rng.random(10))
         table.set(slot_map)
         expert_TK = torch.from_numpy(rng.integers(-1, 6, (20, 3)))
         assert torch.equal(table.slot_idx(expert_TK), slot_map.slot_idx(expert_TK, sent_L))

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.ep import reference
-from eprt.ep.api import EPConfig, make_backend
+from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
-from eprt.ep.reference import Tokens
+from eprt.ep.reference import SentTokens
+from eprt.ep.registry import make_backend
 from eprt.ops import native
 
 LEVELS = ("scalar", "avx2", "avx512")
@@ -37,7 +38,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def check_round_trip(config: EPConfig, sent: Tokens) -> None:
+def check_round_trip(config: EPConfig, sent: SentTokens) -> None:
     backend = make_backend("cpu", config, EPGroup.single())
     handle = backend.dispatch_send(sent.x_TH, sent.slot_idx_TK, sent.topk_weights_TK)
     got, expected = backend.dispatch_recv(handle), reference.received(0, config, [sent])
@@ -67,7 +68,7 @@ def test_bits_equal_the_oracle(data):
         x_TH.view(-1)[i] = value
     weights_TK = torch.randn(T, top_k, generator=generator)
     config = EPConfig(hidden, num_slots, top_k, num_max_tokens_per_rank=5, dtype=dtype, payload=payload)
-    check_round_trip(config, Tokens(x_TH.to(dtype), torch.tensor(slots).view(T, top_k).int(), weights_TK))
+    check_round_trip(config, SentTokens(x_TH.to(dtype), torch.tensor(slots).view(T, top_k).int(), weights_TK))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -78,7 +79,7 @@ def test_every_instruction_set_gives_the_same_bits(isa, dtype, payload, hidden):
     x_TH = torch.randn(6, hidden, generator=generator) * torch.logspace(-6, 6, 6)[:, None]
     slot_idx_TK = torch.randint(-1, 8, (6, 5), generator=generator)
     config = EPConfig(hidden, 8, 5, 6, dtype=dtype, payload=payload)
-    check_round_trip(config, Tokens(x_TH.to(dtype), slot_idx_TK, torch.rand(6, 5, generator=generator)))
+    check_round_trip(config, SentTokens(x_TH.to(dtype), slot_idx_TK, torch.rand(6, 5, generator=generator)))
 
 
 def test_every_bf16_value_in_fp8(isa):
@@ -114,7 +115,7 @@ def test_many_rows_on_several_threads(group):
     generator = torch.Generator().manual_seed(0)
     x_TH = torch.randn(96, 2048, generator=generator).bfloat16()
     slot_idx_TK = torch.randint(16, (96, 8), generator=generator)
-    check_round_trip(EPConfig(2048, 16, 8, 96), Tokens(x_TH, slot_idx_TK, torch.rand(96, 8, generator=generator)))
+    check_round_trip(EPConfig(2048, 16, 8, 96), SentTokens(x_TH, slot_idx_TK, torch.rand(96, 8, generator=generator)))
 
 
 # -- modes --
@@ -129,7 +130,7 @@ def test_low_latency_keeps_its_shapes_and_addresses(group):
         got = backend.dispatch_recv(handle)
         seen.add((got.x_RH.data_ptr(), got.recv_count_E.data_ptr(), tuple(got.x_RH.shape)))
         assert got.recv_count_E.tolist() == [0, 2 * T, 0, 0]
-        y_RH = backend.combine_buffer(handle)
+        y_RH = backend.combine_buffer(handle, got)
         assert y_RH.shape == got.x_RH.shape == (backend.max_rows, 64)
         y_RH[: 2 * T] = got.x_RH[: 2 * T]
         backend.combine_send(y_RH, handle)
@@ -144,7 +145,7 @@ def test_inputs_need_not_be_contiguous(group):
     x_TH, slots, weights = torch.randn(8, 4).T, torch.randint(4, (2, 4)).T, torch.rand(2, 4).T
     handle = backend.dispatch_send(x_TH, slots, weights)
     got = backend.dispatch_recv(handle)
-    sent = Tokens(x_TH, slots, weights)
+    sent = SentTokens(x_TH, slots, weights)
     assert same_bits(got.x_RH, reference.received(0, config, [sent]).x_RH)
     y_RH = torch.randn(8, 8).T
     backend.combine_send(y_RH, handle)

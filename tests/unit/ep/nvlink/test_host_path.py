@@ -9,12 +9,9 @@ import torch
 
 from eprt.compat.deep_ep import Buffer
 from eprt.compat.deep_ep.rows import RowExchange
-from eprt.ep.api import EPConfig, EPTimeoutError
-from eprt.ep.nvlink.backend import NvlinkBackend
-from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
+from eprt.ep.errors import EPTimeoutError
 from tests.fake_gpu import FakeGpu, Group, Ops
-
-T, HIDDEN, K, EXPERTS = 64, 256, 4, 8
+from tests.unit.ep.nvlink.cases import EXPERTS, HIDDEN, MODES, K, T, make
 
 
 def ops_of(gpu: FakeGpu, call: Callable[[], Any]) -> Ops:
@@ -207,13 +204,9 @@ def test_deep_eps_low_latency_pair_launches_two_kernels_and_allocates_what_it_re
     assert ops.names == {"empty_like": 4}  # rows, their scales, counts; what combine returns
 
 
-@pytest.mark.parametrize("mode", ["low_latency", "normal"])
-def test_the_verbs_launch_as_many_kernels_as_they_must_and_allocate_the_result(gpu, mode):
-    backend_type = NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend
-    config = EPConfig(
-        HIDDEN, EXPERTS, K, T, payload="fp8", mode=mode, device="cuda", max_recv_rows=64 if mode == "normal" else None
-    )
-    backend = backend_type(config, Group(0, 2))
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_launch_as_many_kernels_as_they_must_and_allocate_the_result(gpu, mode):
+    backend = make(mode, payload="fp8")
     x, idx, weights = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
     y = torch.empty(backend.max_rows, HIDDEN, dtype=torch.bfloat16)
 

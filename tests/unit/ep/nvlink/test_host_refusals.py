@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from eprt.compat.deep_ep import Buffer
-from eprt.ep.api import EPConfig, EPTimeoutError
-from eprt.ep.nvlink.backend import NvlinkBackend, Signal
-from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
+from eprt.ep.errors import EPTimeoutError
+from eprt.ep.nvlink.low_latency import Signal
 from tests.fake_gpu import Group
-from tests.unit.ep.nvlink.test_host_path import EXPERTS, HIDDEN, K, Rows, T
+from tests.unit.ep.nvlink.cases import EXPERTS, HIDDEN, MODES, K, T, make
+from tests.unit.ep.nvlink.test_host_path import Rows
 
 
 def test_a_guess_that_was_too_low_takes_no_room_from_what_came(gpu):
@@ -144,10 +144,9 @@ def test_all_that_an_asynchronous_layout_makes_is_kept_for_the_callers_stream(gp
     assert {(id(made), streams.caller) for made in (per_rank, per_expert, in_rank)} <= set(used)
 
 
-@pytest.mark.parametrize("mode", ["low_latency", "normal"])
-def test_verbs_name_rows_that_begin_between_multiples_of_16_bytes(gpu, mode):
-    config = EPConfig(HIDDEN, EXPERTS, K, T, mode=mode, device="cuda", max_recv_rows=64 if mode == "normal" else None)
-    backend = (NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend)(config, Group(0, 2))
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_name_rows_that_begin_between_multiples_of_16_bytes(gpu, mode):
+    backend = make(mode)
     routing = torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
     with pytest.raises(ValueError, match=r"\[rank 0/2\] dispatch_send: x_TH begins at .*multiple of 16"):
         backend.dispatch(off_by_two_bytes(T, HIDDEN), *routing)
@@ -158,13 +157,9 @@ def test_verbs_name_rows_that_begin_between_multiples_of_16_bytes(gpu, mode):
     assert gpu.launched == []
 
 
-def config_of(mode: str, **fields: Any) -> EPConfig:
-    return EPConfig(HIDDEN, EXPERTS, K, T, mode=mode, device="cuda", **fields)
-
-
-@pytest.mark.parametrize("mode", ["low_latency", "normal"])
-def test_verbs_name_a_tensor_of_another_gpu_before_any_launch(gpu, mode):
-    backend = (NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend)(config_of(mode), Group(0, 2))
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_name_a_tensor_of_another_gpu_before_any_launch(gpu, mode):
+    backend = make(mode, {})
     x, idx, weights = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
     for name, tensor in (("x_TH", x), ("slot_idx_TK", idx), ("topk_weights_TK", weights)):
         gpu.other_gpus = {tensor.data_ptr()}
@@ -193,13 +188,12 @@ def test_deep_eps_interface_names_a_tensor_of_another_gpu_before_any_launch(gpu)
 
 @pytest.mark.parametrize("mode, most", [("low_latency", 64), ("normal", 132)])
 def test_more_thread_blocks_than_the_gpu_can_run_at_once_are_refused(gpu, monkeypatch, mode, most):
-    backend_type = NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend
-    backend_type(config_of(mode, num_sms=most), Group(0, 2))
+    make(mode, {"num_sms": most})
     with pytest.raises(ValueError, match=rf"\[rank 0/2\] num_sms = {most + 1}: .* at most {most}; this GPU has"):
-        backend_type(config_of(mode, num_sms=most + 1), Group(0, 2))
+        make(mode, {"num_sms": most + 1})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=16))
     with pytest.raises(ValueError, match=r"\[rank 0/2\] num_sms = 17: .* at most 16; this GPU has"):
-        backend_type(config_of(mode, num_sms=17), Group(0, 2))
+        make(mode, {"num_sms": 17})
 
 
 def test_the_deadline_is_ten_seconds_unless_told_otherwise(gpu, monkeypatch):
@@ -207,8 +201,8 @@ def test_the_deadline_is_ten_seconds_unless_told_otherwise(gpu, monkeypatch):
         """Of both modes, by the verbs and by DeepEP's interface."""
         gpu.clear()
         x, idx = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64)
-        NvlinkBackend(config_of("low_latency"), Group(0, 2)).dispatch(x, idx, torch.zeros(T, K))
-        NvlinkNormalBackend(config_of("normal", max_recv_rows=64), Group(0, 2)).dispatch(x, idx, torch.zeros(T, K))
+        for mode in MODES:
+            make(mode).dispatch(x, idx, torch.zeros(T, K))
         pairs = Pairs()
         pairs.dispatch()
         exchange = pairs.buffer._normal()._exchange.kernels
@@ -218,7 +212,7 @@ def test_the_deadline_is_ten_seconds_unless_told_otherwise(gpu, monkeypatch):
     assert deadlines() == {10.0}
     monkeypatch.setenv("EPRT_GPU_TIMEOUT_S", "2.5")
     assert deadlines() == {2.5}
-    assert config_of("normal", timeout_s=7.0).timeout_s == 7.0
+    assert make("normal", timeout_s=7.0).config.timeout_s == 7.0
     monkeypatch.setenv("EPRT_GPU_TIMEOUT", "60")
     with pytest.raises(
         ValueError, match=r"unknown environment variable EPRT_GPU_TIMEOUT; eprt reads .*EPRT_GPU_TIMEOUT_S"
@@ -226,25 +220,23 @@ def test_the_deadline_is_ten_seconds_unless_told_otherwise(gpu, monkeypatch):
         Pairs()
 
 
-@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_deadline_beyond_64_bits_of_ns_is_the_longest_there_is(gpu, mode):
     for timeout_s in (1e12, float("inf")):
-        backend = (NvlinkBackend if mode == "low_latency" else NvlinkNormalBackend)(
-            config_of(mode, timeout_s=timeout_s, max_recv_rows=64 if mode == "normal" else None), Group(0, 2)
-        )
+        backend = make(mode, timeout_s=timeout_s)
         gpu.clear()
         backend.dispatch(torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K))
         assert {params.context.deadline.timeout_ns for _, params, _ in gpu.launched} == {2**63}
 
 
 def test_signals_that_the_kernel_would_misread_are_named_before_any_launch(gpu):
-    backend = NvlinkBackend(config_of("low_latency"), Group(0, 2))
+    backend = make("low_latency")
     tiles = -(-2 * T // 16)
     good = Signal(torch.zeros(EXPERTS // 2 * tiles, dtype=torch.int32), 5, 16, tiles)
-    handle, _ = backend.dispatch(
+    handle, received = backend.dispatch(
         torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
     )
-    y = backend.combine_buffer(handle)
+    y = backend.combine_buffer(handle, received)
     gpu.clear()
     for changed, words in (
         ({"counter": good.counter.long()}, "counter is torch.int64"),
@@ -284,8 +276,7 @@ def test_a_rank_that_waited_for_itself_is_not_left_out_from_then_on(gpu):
 
 def test_the_host_tells_counts_only_where_they_are_not_rounded_up(gpu):
     for alignment, told in ((1, [3, 0, 5, 0]), (16, None)):
-        config = EPConfig(HIDDEN, EXPERTS, K, T, mode="normal", device="cuda", expert_alignment=alignment)
-        backend = NvlinkNormalBackend(config, Group(0, 2))
+        backend: Any = make("normal", {"expert_alignment": alignment})
         hosts = [flight.host for flight in backend._flights]
 
         def count(name: str, params: Any, hosts: list[Any] = hosts) -> None:

@@ -15,7 +15,7 @@ from eprt.balancer.controller import Snapshot
 from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.migration import Round
 
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
 from eprt.serve.options import OptionError, parse
 from eprt.serve.ranks.messages import Sampled
@@ -244,7 +244,7 @@ def test_after_a_plan_that_failed_the_next_waits_longer(monkeypatch):
 
 @pytest.mark.parametrize("routing, num_jobs", [("batch", 1), ("weights", 0)])
 def test_new_speeds_for_the_placement_that_serves_reach_the_ranks_that_split_by_them(monkeypatch, routing, num_jobs):
-    jobs: list[Job] = []
+    jobs: list[MigrationJob] = []
     rebalancer = rebalancer_of(migrate=jobs.append)
     rebalancer._options = parse(["--model", str(MODEL), "--replica-routing", routing])
 
@@ -277,7 +277,7 @@ def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
     before = Placement(np.array([row] * 3), num_gpus=2, slot_weight=np.array([[0.9, 1, 0.1, 1]] * 3))
     target = Placement(np.array([new] * 3), num_gpus=2)
     rounds = (Round({0: new, 1: half}, ()), Round({1: new, 2: new}, ()))
-    job = Job(1, 0, rounds, {layer: (1, 0.7, 0.3, 1) for layer in range(3)})
+    job = MigrationJob(1, 0, rounds, {layer: (1, 0.7, 0.3, 1) for layer in range(3)})
     for rounds_done, rows, weights in (
         (0, [row, row, row], [[0.9, 1, 0.1, 1]] * 3),
         (1, [new, half, row], [[1, 0.7, 0.3, 1], [0.5, 0.5, 1, 1], [0.9, 1, 0.1, 1]]),

@@ -1,4 +1,4 @@
-"""StepBoard over real processes: cases for test_ep.py."""
+"""IntAllGather over real processes: cases for test_ep.py."""
 
 import math
 import threading
@@ -8,10 +8,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from eprt.ep.api import EPTimeoutError
+from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group import wait
-from eprt.ep.group.board import StepBoard
 from eprt.ep.group.group import EPGroup
+from eprt.ep.group.int_all_gather import IntAllGather
 from tests.ranks.moments import PATIENCE_S, Clock, Moments
 
 
@@ -21,36 +21,36 @@ def expected_rows(group: EPGroup, step: int, num_values: int) -> np.ndarray:
 
 def exchange_many(group: EPGroup, num_steps: int, num_values: int) -> None:
     """Every step shows every rank's values of that very step, also when ranks arrive at different times."""
-    board = StepBoard(group, num_values)
+    gather = IntAllGather(group, num_values)
     delays = np.random.default_rng(group.rank).random(num_steps)
     for step in range(num_steps):
         if delays[step] < 0.05:
             time.sleep(0.003)
         expected = expected_rows(group, step, num_values)
-        np.testing.assert_array_equal(board.exchange(expected[group.rank]), expected)
-    board.close()
+        np.testing.assert_array_equal(gather.all_gather(expected[group.rank]), expected)
+    gather.close()
 
 
 def two_boards(group: EPGroup) -> None:
     """Boards do not meet each other's flags or messages."""
-    first, second = StepBoard(group, 1), StepBoard(group, 3)
+    first, second = IntAllGather(group, 1), IntAllGather(group, 3)
     for step in range(20):
-        np.testing.assert_array_equal(second.exchange([step, 0, group.rank])[:, 2], np.arange(group.size))
-        np.testing.assert_array_equal(first.exchange([step + 7])[:, 0], np.full(group.size, step + 7))
+        np.testing.assert_array_equal(second.all_gather([step, 0, group.rank])[:, 2], np.arange(group.size))
+        np.testing.assert_array_equal(first.all_gather([step + 7])[:, 0], np.full(group.size, step + 7))
 
 
 def deadline_names_the_late_rank(group: EPGroup, late: int) -> None:
     """The deadline passes when the ranks that are not late are there."""
-    board = StepBoard(group, 1, timeout_s=0.2)
-    board.exchange([0], timeout_s=PATIENCE_S)
+    gather = IntAllGather(group, 1, timeout_s=0.2)
+    gather.all_gather([0], timeout_s=PATIENCE_S)
     if group.rank != late:
-        flags = [flag for rank, flag in zip(group.local_ranks, board._row_flags.tolist()) if rank != late]
-        clock = Clock(lambda: all(board._ops.ep_flag_epoch(flag) == 2 for flag in flags))
+        flags = [flag for rank, flag in zip(group.local_ranks, gather._row_flags.tolist()) if rank != late]
+        clock = Clock(lambda: all(gather._ops.ep_flag_epoch(flag) == 2 for flag in flags))
         with (
             patch.object(wait, "time", clock),
-            pytest.raises(EPTimeoutError, match=f"for rank {late} in step exchange") as caught,
+            pytest.raises(EPTimeoutError, match=f"for rank {late} in header all-gather") as caught,
         ):
-            board.exchange([1])
+            gather.all_gather([1])
         assert (caught.value.rank, caught.value.peer) == (group.rank, late)
         assert (caught.value.seen, caught.value.expected) == (1, 2)
     group.barrier()
@@ -58,13 +58,13 @@ def deadline_names_the_late_rank(group: EPGroup, late: int) -> None:
 
 def idle_wait_has_no_deadline_and_lets_threads_run(group: EPGroup) -> None:
     """Rank 0 comes when a thread of every other rank has run a while beside its waiting."""
-    board, moments, stop = StepBoard(group, 1, timeout_s=0.2), Moments(group), threading.Event()
+    gather, moments, stop = IntAllGather(group, 1, timeout_s=0.2), Moments(group), threading.Event()
 
     def tick():
         num_ticks = 0
         while not stop.wait(0.01):
             num_ticks += 1
-            if num_ticks == 30:  # beyond the board's own deadline
+            if num_ticks == 30:  # beyond the gather's own deadline
                 moments.tell("ticks")
 
     with moments.told_in_a_wait("waiting"):
@@ -73,18 +73,18 @@ def idle_wait_has_no_deadline_and_lets_threads_run(group: EPGroup) -> None:
         if group.rank == 0:
             moments.wait("waiting", range(1, group.size))
             moments.wait("ticks", range(1, group.size))
-        board.exchange([group.rank], timeout_s=math.inf)
+        gather.all_gather([group.rank], timeout_s=math.inf)
     stop.set()
     thread.join()
     moments.close()
-    with pytest.raises(ValueError, match="exchange of 2 values on a board of 1"):
-        board.exchange([1, 2])
-    board.close()
+    with pytest.raises(ValueError, match="all_gather of 2 values, made for 1"):
+        gather.all_gather([1, 2])
+    gather.close()
     with pytest.raises(RuntimeError, match="closed"):
-        board.exchange([1])
+        gather.all_gather([1])
 
 
-def board_cases(group: EPGroup, num_nodes: int) -> None:
+def int_all_gather_cases(group: EPGroup, num_nodes: int) -> None:
     exchange_many(group, num_steps=300, num_values=5)
     two_boards(group)
     idle_wait_has_no_deadline_and_lets_threads_run(group)

@@ -1,4 +1,4 @@
-"""StepBoard: every rank shows a few integers to all others, once per step (tokens, mode, idle, sequence number).
+"""IntAllGather: every rank's few integers to all ranks, once per step: the engine's headers, a router's counts.
 
 Inside a node through flags in a shared window; between nodes the first rank of each node (the leader) exchanges the
 node's rows by messages. Knows nothing of what the integers mean.
@@ -10,16 +10,21 @@ import numpy as np
 import torch
 
 from eprt import env
-from eprt.ep.group.group import EPGroup, Pending
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.message import PendingMessage
 from eprt.ep.group.wait import SLICE_NS, Waiter
 from eprt.ops import native
 
 _LINE = 64
-_NUM_SETS = 2  # see exchange()
+_NUM_SETS = 2  # see all_gather()
 
 
-class StepBoard:
-    """Construction is collective. num_values: W, how many int64 each rank shows; equal on all ranks."""
+class IntAllGather:
+    """Construction and close() are collective.
+
+    num_values: W, how many int64 each rank contributes; equal on all ranks.
+    timeout_s: deadline of every wait; default EPRT_TIMEOUT_S.
+    """
 
     def __init__(self, group: EPGroup, num_values: int = 8, timeout_s: float | None = None):
         self.group, self.num_values = group, num_values
@@ -33,7 +38,7 @@ class StepBoard:
         self._map_segments()
         self._locate_rows()
         self._tag = group.new_channel()
-        self._sends: dict[int, Pending] = {}
+        self._sends: dict[int, PendingMessage] = {}
         group.barrier()
 
     # One segment: flag of the own row | flag of all rows (leaders) | own row x sets | all rows x sets (leaders).
@@ -70,20 +75,21 @@ class StepBoard:
         ranks_of_others = [group.ranks_of_node(node) for node in range(group.num_nodes) if node != group.node]
         self._inbox = {ranks[0]: np.empty(len(ranks) * self._row_bytes, dtype=np.uint8) for ranks in ranks_of_others}
 
-    def exchange(self, values: Sequence[int], timeout_s: float | None = None) -> np.ndarray:
-        """Shows values [W] and returns everyone's, int64 [N, W], once all ranks have called it as often as this one.
+    def all_gather(self, values: Sequence[int], timeout_s: float | None = None) -> np.ndarray:
+        """Contributes values [W] and returns everyone's, int64 [N, W], once all ranks have called as often as this one.
 
-        timeout_s: deadline of this call instead of the board's; math.inf to sleep until the others come (idle ranks).
+        timeout_s: deadline of this call alone; math.inf to sleep until the others come (idle ranks).
+
         Raises EPTimeoutError or RankLostError.
 
         Two sets are enough: whoever writes set e % 2 for epoch e has seen all rows of epoch e - 1, and their owners
         wrote those after they had read everything of epoch e - 2.
         """
         if self._closed:
-            raise RuntimeError(f"[rank {self.group.rank}/{self.group.size}] this StepBoard is closed")
+            raise RuntimeError(f"[rank {self.group.rank}/{self.group.size}] this IntAllGather is closed")
         if len(values) != self.num_values:
             raise ValueError(
-                f"[rank {self.group.rank}/{self.group.size}] exchange of {len(values)} values on a board of "
+                f"[rank {self.group.rank}/{self.group.size}] all_gather of {len(values)} values, made for "
                 f"{self.num_values}; pass exactly num_values integers"
             )
         self._epoch += 1
@@ -91,7 +97,9 @@ class StepBoard:
         rows = self._rows[self._epoch % _NUM_SETS]
         owns_core = self._waiter.owns_core
         arguments = (self._row_flag, self._row_flags, rows, self._out_NW, self._epoch, owns_core, SLICE_NS)
-        self._waiter.for_call(self._exchange_rows, arguments, self._seen_row, self._epoch, "step exchange", timeout_s)
+        self._waiter.for_call(
+            self._exchange_rows, arguments, self._seen_row, self._epoch, "header all-gather", timeout_s
+        )
         if self._inbox:
             self._exchange_nodes(timeout_s)
             self._ops.ep_gather_rows(rows, self._out_NW)
@@ -103,7 +111,7 @@ class StepBoard:
 
     def _exchange_nodes(self, timeout_s: float | None) -> None:
         """Brings the other nodes' rows into the leader's table."""
-        phase = "step exchange between nodes"
+        phase = "header all-gather between nodes"
         i, group = self._epoch % _NUM_SETS, self.group
         if not self._is_leader:
             self._waiter.for_flags(self._leader_flag, self._epoch, self._local_ranks[:1], phase, timeout_s)
@@ -120,7 +128,7 @@ class StepBoard:
         self._ops.ep_publish(self._table_flag, self._epoch)
 
     def close(self) -> None:
-        """Frees the board. Collective while all ranks live; never hangs when some do not."""
+        """Frees the window. Collective while all ranks live; never hangs when some do not."""
         if not self._closed:
             self._closed = True
             self._segments = []

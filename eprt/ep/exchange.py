@@ -1,0 +1,89 @@
+"""Exchange: the communication of one model: a backend for each mode, shared by all its layers."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from eprt.config import MoEConfig
+from eprt.ep.api import Backend
+from eprt.ep.config import EPConfig
+from eprt.ep.group.group import EPGroup
+from eprt.ep.registry import make_backend
+from eprt.ep.stats import EPStats
+
+
+class Exchange(Mapping[str, Backend]):
+    """Backends by mode, "normal" and "low_latency"; empty for a model without MoE layers."""
+
+    def __init__(self, backends: Mapping[str, Backend]):
+        self._backends = dict(backends)
+
+    def __getitem__(self, mode: str) -> Backend:
+        return self._backends[mode]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._backends)
+
+    def __len__(self) -> int:
+        return len(self._backends)
+
+    def check(self) -> None:
+        """Raises what kernels have reported since the last call."""
+        for backend in self._backends.values():
+            backend.check()
+
+    def recent_stats(self) -> EPStats | None:
+        """Of all modes together, without waiting for a GPU; None where no rank waits for another."""
+        counted = [stats for backend in self._backends.values() if (stats := backend.recent_stats()) is not None]
+        return EPStats.total(counted) if counted else None
+
+    def reset_stats(self) -> None:
+        for backend in self._backends.values():
+            backend.stats(reset=True)
+
+    def require_recordable(self) -> None:
+        """Raises ValueError, saying why, unless decoding steps may be captured in a CUDA graph."""
+        if "low_latency" in self._backends:
+            self._backends["low_latency"].require_recordable()
+
+    def wrap(self, wrapped: Callable[[Backend], Backend]) -> None:
+        """Puts something between the layers and their backends, in all layers at once: a fault, a recorder."""
+        self._backends = {mode: wrapped(backend) for mode, backend in self._backends.items()}
+
+    def close(self) -> None:
+        """Frees the communication windows. Collective."""
+        for backend in self._backends.values():
+            backend.close()
+
+
+def make_exchange(
+    config: MoEConfig,
+    group: EPGroup,
+    num_slots: int,
+    backend: str = "auto",
+    modes: Mapping[str, int | None] | None = None,
+    device: str = "cpu",
+    exact_combine: bool = False,
+) -> Exchange:
+    """One backend per mode, to be shared by layers of the same shape. Collective over the group.
+
+    modes: mode -> largest number of tokens of one dispatch (None: config.num_max_tokens_per_rank); default: normal.
+    """
+    return Exchange(
+        {
+            mode: make_backend(
+                backend,
+                EPConfig(
+                    hidden_size=config.hidden_size,
+                    num_slots=num_slots,
+                    top_k=config.top_k,
+                    num_max_tokens_per_rank=max_tokens or config.num_max_tokens_per_rank,
+                    dtype=config.dtype,
+                    payload=config.payload,
+                    mode=mode,
+                    device=device,
+                    exact_combine=exact_combine,
+                ),
+                group,
+            )
+            for mode, max_tokens in (modes or {"normal": None}).items()
+        }
+    )

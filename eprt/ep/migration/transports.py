@@ -1,0 +1,39 @@
+"""Which transport a group gets: shared memory on CPUs, copy engines or host memory on GPUs."""
+
+import logging
+from collections.abc import Sequence
+
+from eprt.ep.group.group import EPGroup
+from eprt.ep.migration.chunk import WeightPool
+from eprt.ep.migration.shared_memory import HOST_CHUNK_BYTES, SharedMemoryTransport
+from eprt.ep.migration.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+# An expert of DeepSeek-V3 in bfloat16 has 88 MB; no buffer is as large, chunks go straight to their place.
+PEER_CHUNK_BYTES = 64 << 20
+
+
+def make_transport(group: EPGroup, pools: Sequence[WeightPool]) -> Transport:
+    """For experts in these pools, the same on all ranks. Collective.
+
+    Between GPUs that reach each other's memory: by their copy engines; else through host memory.
+    """
+    if not pools[0].parts[0].is_cuda:
+        return SharedMemoryTransport(group, HOST_CHUNK_BYTES)
+    return _make_gpu_transport(group, pools)
+
+
+def _make_gpu_transport(group: EPGroup, pools: Sequence[WeightPool]) -> Transport:
+    from eprt.ep.migration.peer import PeerTransport
+    from eprt.ep.migration.peer_copies import PeerCopies
+    from eprt.ep.migration.staged import StagedTransport
+    from eprt.gpu.peers import PeerTensors, UnreachableError
+
+    parts = [part for pool in pools for part in pool.parts]
+    try:
+        copies = PeerCopies(PeerTensors(group, parts))
+    except UnreachableError as error:
+        _log.log(logging.WARNING if group.rank == 0 else logging.DEBUG, "experts move through host memory: %s", error)
+        return StagedTransport(group)
+    return PeerTransport(group, pools, copies, PEER_CHUNK_BYTES)

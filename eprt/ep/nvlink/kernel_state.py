@@ -1,0 +1,86 @@
+"""KernelState: what the kernels of both modes keep on one rank's GPU.
+
+The symmetric heap, the mask of ranks that are not waited for, the epochs, the counters, and the words in host memory in
+which a kernel reports a failure.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.structs import Deadline, Stats, deadline_ns
+from eprt.gpu.symmetric import HostWords, SymmetricMemory
+
+
+@dataclass(frozen=True)
+class KernelTotals:
+    """What the kernels count, int64 on the GPU. R ranks."""
+
+    wait_ns: Tensor  # [2, 2, R]: dispatch, combine; sum, maximum
+    tokens: Tensor  # [2, R]: sent, received
+    calls: Tensor  # [1]
+    compute_ns: Tensor  # [1]: from the end of a dispatch to its combine
+    blocked_ns: Tensor  # [1]: the longest wait of each call, added up
+
+    @staticmethod
+    def zeros(num_ranks: int) -> "KernelTotals":
+        sizes = ((2, 2, num_ranks), (2, num_ranks), (1,), (1,), (1,))
+        return KernelTotals(*(torch.zeros(size, dtype=torch.int64, device="cuda") for size in sizes))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order of struct Stats (csrc/cuda/waits.cuh)."""
+        return self.wait_ns, self.tokens, self.calls, self.compute_ns, self.blocked_ns
+
+
+class KernelState:
+    """Construction and close() are collective.
+
+    num_bytes: of the symmetric heap.
+    num_tickets: kinds of calls that have epochs of their own.
+    mask: int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own.
+    """
+
+    def __init__(self, group: EPGroup, num_bytes: int, num_tickets: int, timeout_s: float, mask: Tensor | None):
+        self.group, self.timeout_s = group, timeout_s
+        self.memory = SymmetricMemory(group, num_bytes)
+        self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
+        self.totals = KernelTotals.zeros(group.size)
+        self.failure = HostWords(4)
+        self._ticket = torch.zeros(num_tickets, dtype=torch.int64, device="cuda")  # the epoch of each kind of call
+        self._device = torch.cuda.current_device()
+
+    def _context_fields(self, heap: ctypes.Structure) -> dict:
+        """Fields that struct Context has in both modes."""
+        return {
+            "peer": tuple(self.memory.peer_ptr),
+            "heap": heap,
+            "deadline": Deadline(deadline_ns(self.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
+            "stats": Stats(*(total.data_ptr() for total in self.totals.tensors())),
+            "ticket": self._ticket.data_ptr(),
+            "rank": self.group.rank,
+        }
+
+    def _meet(self) -> None:
+        """The last step of construction: no rank writes into a heap that its owner still clears."""
+        torch.cuda.synchronize()
+        self.group.barrier()
+
+    def _stream(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self._device)
+
+    def readmit(self) -> None:
+        """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""
+        torch.cuda.synchronize()
+        everyone = self.group.allgather(self._ticket.tolist())
+        largest = [max(tickets) for tickets in zip(*everyone)]
+        self._ticket.copy_(torch.tensor(largest, dtype=torch.int64, device="cuda"))
+        self.mask.zero_()
+        self._meet()
+
+    def close(self) -> None:
+        """Collective while all ranks live; with lost ranks it does not wait for them."""
+        self.memory.close()
+        self.failure.close()

@@ -1,0 +1,20 @@
+"""NvlinkOptions: what only the nvlink backends can be told."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NvlinkOptions:
+    """Equal on all ranks."""
+
+    num_sms: int | None = None  # thread blocks of a call; default: the backend's choice
+    expert_alignment: int = 1  # normal mode: each slot's first row is a multiple of it; rows between are undefined
+    # Normal mode: static bound of the rows that one dispatch brings a rank. The host then never waits, x_RH has so many
+    # rows, and more are an error. Default: room for the worst case, and x_RH has the rows that came.
+    max_recv_rows: int | None = None
+
+    def __post_init__(self):
+        for name in ("num_sms", "expert_alignment", "max_recv_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"NvlinkOptions.{name}={value}: must be at least 1")

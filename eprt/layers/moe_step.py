@@ -1,0 +1,75 @@
+"""MoEStep: one microbatch in one MoE layer. Its methods are the stages that schedules.py puts in order."""
+
+from typing import Any
+
+from torch import Tensor
+
+from eprt import ops
+from eprt.ep.api import DispatchHandle, Received
+from eprt.layers.layer_step import Layer, LayerStep, Microbatch
+from eprt.layers.moe import EPMoE
+from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms
+
+
+class MoEStep(LayerStep):
+    """Every stage reads what earlier ones have left here.
+
+    Tensors made on one lane and read on another stay here until the layer ends: by then the lanes have met, so that
+    their memory may be used again (lanes.py).
+
+    signal: for combine_send tile by tile, from the backend; None: outputs leave when all are there.
+    """
+
+    slot_idx_TK: Tensor  # the gate's choice
+    weights_TK: Tensor
+    handle: DispatchHandle  # of the dispatch under way
+    received: Received  # tokens for this rank's experts
+    y_RH: Tensor  # the experts' outputs
+    y_TH: Tensor  # their sums, token by token
+    shared_TH: Tensor | None  # of the shared expert, where the layer has one
+
+    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, kv_pages: Tensor, signal: Any = None):
+        super().__init__(layer, microbatch, kv_pages)
+        self.moe, self.ep, self.signal = moe, moe.ep[microbatch.batch.mode], signal
+
+    def gate(self) -> None:
+        batch, logits_TE = self.microbatch.batch, self.moe.router_logits(self.h_TH)
+        self.weights_TK, self.slot_idx_TK = self.moe.route(logits_TE, batch.token_id_T, batch.first_row)
+
+    def dispatch(self) -> None:
+        self.handle, self.received = self.ep.dispatch(self.h_TH, self.slot_idx_TK, self.weights_TK)
+
+    def dispatch_send(self) -> None:
+        self.handle = self.ep.dispatch_send(self.h_TH, self.slot_idx_TK, self.weights_TK)
+
+    def dispatch_start(self) -> None:
+        self.ep.dispatch_start(self.handle)
+
+    def dispatch_recv(self) -> None:
+        self.received = self.ep.dispatch_recv(self.handle)
+
+    def shared(self) -> None:
+        self.shared_TH = self.moe.share(self.h_TH)
+
+    def experts(self) -> None:
+        num_sms = None
+        if self.signal is not None:
+            num_sms = device_sms() - self.signal.num_sms
+        elif self.microbatch.batch.overlap == "tbo":
+            num_sms = ONE_PROGRAM_PER_TILE
+        self.y_RH = self.moe.compute(self.ep, self.handle, self.received, self.signal, num_sms)
+
+    def combine(self) -> None:
+        self.y_TH = self.ep.combine(self.y_RH, self.handle)
+
+    def combine_send(self) -> None:
+        self.ep.combine_send(self.y_RH, self.handle, self.signal)
+
+    def combine_start(self) -> None:
+        self.ep.combine_start(self.handle)
+
+    def combine_recv(self) -> None:
+        self.y_TH = self.ep.combine_recv(self.handle)
+
+    def add(self) -> None:
+        self.microbatch.x_TH = ops.add_rows(self.microbatch.x_TH, self.y_TH, self.shared_TH)

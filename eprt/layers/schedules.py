@@ -1,0 +1,107 @@
+"""Overlap schedules: which stages of a layer run concurrently.
+
+A schedule lists the stages of one layer in the order in which the host starts them for one microbatch. A stage has a
+lane: on GPUs each lane is a CUDA stream (lanes.py), elsewhere all are one thread. A stage names what it needs of other
+lanes; one that is not on the compute lane and names nothing needs all that was started on the compute lane before it.
+
+Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that take turns at every PAUSE. Of one layer:
+
+    compute   attention a | attention b | experts a  | experts b | shared a | attention a, next layer | shared b | ...
+    comm                  | dispatch a  | dispatch b | combine a |  combine b  ...
+
+Single-batch overlap (SBO): one microbatch, for decodes.
+
+    compute   attention | gate | dispatch | experts: up, then down projection | combine | ...
+    side                | shared expert ...
+
+and where sending takes long enough (sm_split.py), tile by tile beside the down projection, on SMs of its own:
+
+    comm                                  | combine send: each tile of rows when it is there |
+
+Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from eprt.layers.layer_step import LayerStep
+from eprt.layers.moe_step import MoEStep
+
+COMPUTE, COMM, SIDE = "compute", "comm", "side"
+Work = Callable[[Any], None]  # a method of LayerStep or MoEStep
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One call of a step's method, on one lane."""
+
+    work: Work
+    lane: str = COMPUTE
+    needs: tuple[Work, ...] = ()  # stages of the same step, on other lanes, that it follows
+    marks: bool = False  # it is on the compute lane, and a stage on another lane needs it alone
+
+    @property
+    def name(self) -> str:
+        return self.work.__name__
+
+
+def _pause(step: LayerStep) -> None:
+    """Nothing: here the other microbatch takes its turn."""
+
+
+PAUSE = Stage(_pause)
+
+DENSE = (Stage(LayerStep.attention), Stage(LayerStep.mlp))
+
+PLAIN = (
+    Stage(MoEStep.attention),
+    Stage(MoEStep.gate),
+    Stage(MoEStep.dispatch_send),
+    Stage(MoEStep.shared),  # while tokens travel
+    Stage(MoEStep.dispatch_recv),
+    Stage(MoEStep.experts),
+    Stage(MoEStep.combine_send),
+    Stage(MoEStep.combine_recv),
+    Stage(MoEStep.add),
+)
+
+TWO_BATCH = (
+    Stage(MoEStep.attention),
+    Stage(MoEStep.gate),
+    Stage(MoEStep.dispatch_send, COMM),
+    Stage(MoEStep.dispatch_start, COMM),
+    PAUSE,  # attention or experts of the other, while these tokens travel
+    Stage(MoEStep.dispatch_recv, needs=(MoEStep.dispatch_start,)),
+    Stage(MoEStep.experts),
+    Stage(MoEStep.combine_send, COMM),
+    Stage(MoEStep.combine_start, COMM),
+    PAUSE,  # experts or attention of the other, while these outputs travel
+    Stage(MoEStep.shared),
+    Stage(MoEStep.combine_recv, needs=(MoEStep.combine_start,)),
+    Stage(MoEStep.add),
+)
+
+SINGLE_BATCH = (
+    Stage(MoEStep.attention),
+    Stage(MoEStep.shared, SIDE),
+    Stage(MoEStep.gate),
+    Stage(MoEStep.dispatch),
+    Stage(MoEStep.experts),
+    Stage(MoEStep.combine),
+    Stage(MoEStep.add, needs=(MoEStep.shared,)),
+)
+
+SINGLE_BATCH_TILES = (
+    Stage(MoEStep.attention),
+    Stage(MoEStep.shared, SIDE),
+    Stage(MoEStep.gate),
+    Stage(MoEStep.dispatch_send),
+    Stage(MoEStep.dispatch_recv, marks=True),
+    Stage(MoEStep.experts),
+    # Waits on the GPU for what the experts write, so it must be launched behind them: to load a kernel or to take
+    # memory the host may have to wait until the GPU is idle. It begins beside them, on SMs that they leave free.
+    Stage(MoEStep.combine_send, COMM, needs=(MoEStep.dispatch_recv,)),
+    Stage(MoEStep.combine_recv, needs=(MoEStep.combine_send,)),
+    Stage(MoEStep.add, needs=(MoEStep.shared,)),
+)

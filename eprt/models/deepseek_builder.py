@@ -1,0 +1,270 @@
+"""DeepSeek V2, V3 and R1 from a checkpoint: each rank reads every dense tensor, but only its own experts."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor
+
+from eprt.config import EngineConfig, ModelConfig
+from eprt.ep.exchange import Exchange, make_exchange
+from eprt.ep.group.agreement import all_or_none, first_difference
+from eprt.ep.group.group import EPGroup
+from eprt.ep.placement.slot_map import SlotMap
+from eprt.layers.experts import ExpertPool
+from eprt.layers.linear import JoinedLinear, Linear, as_format
+from eprt.layers.mla import LATENT_NORM_EPS, MLA, MLAWeights
+from eprt.layers.mlp import MLP
+from eprt.layers.moe import EPMoE
+from eprt.layers.norm import RMSNorm
+from eprt.layers.rope import cos_sin_table
+from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
+from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
+from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
+from eprt.models.dummy import DummyCheckpoint
+from eprt.models.hf_config import read_model_config
+from eprt.ops.weight import Weight
+
+CPU = torch.device("cpu")
+log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+def load_deepseek(
+    engine: EngineConfig, group: EPGroup, progress: Progress | None = None, device: torch.device = CPU
+) -> DeepseekModel:
+    """See loader.load_model."""
+    with all_or_none(group, "load the model"):
+        if engine.quantization == "int8" and device.type == "cuda":
+            raise ValueError(
+                f"--quantization int8: int8 weights run on the CPU only, and --device {engine.device} found GPUs; "
+                "use --device cpu"
+            )
+        config = read_model_config(engine)
+        checkpoint = _checkpoint(engine, config, device)
+        fingerprint = checkpoint.fingerprint(n for n in expected_tensors(config, False) if ".mlp.experts." not in n)
+    _check_same_model(group, engine.model_dir, config, fingerprint)
+    exchange, slot_map = Exchange({}), None
+    if config.moe is not None:
+        slot_map = SlotMap.contiguous(config.moe.num_experts, group.size, engine.num_redundant_experts)
+        modes = {"normal": None, "low_latency": engine.low_latency_max_tokens}
+        how = {"modes": modes, "device": device.type, "exact_combine": engine.exact_combine}
+        exchange = make_exchange(config.moe, group, slot_map.num_slots, **how)
+    with all_or_none(group, "load the model"):
+        started_s = time.monotonic()
+        model = _Builder(engine, config, checkpoint, group, exchange, slot_map, progress).build()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        _log_speed(checkpoint.num_bytes_read, time.monotonic() - started_s, group)
+    checkpoint.close()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # memory of the copy stream, which nothing else would get
+    return model
+
+
+def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
+    log.info(
+        "[rank %d/%d] loaded %.3f GB in %.2f s: %.2f GB/s",
+        group.rank, group.size, num_bytes / 1e9, seconds, num_bytes / 1e9 / max(seconds, 1e-9),
+    )  # fmt: skip
+
+
+def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Checkpoint | DummyCheckpoint:
+    mtp = engine.num_speculative_tokens > 0
+    if mtp:
+        check_mtp(config, engine.model_dir)
+    if engine.load_format == "dummy":
+        return DummyCheckpoint(engine.model_dir, config, expected_tensors(config, mtp), device)
+    checkpoint = Checkpoint(engine.model_dir, device=device)
+    check_tensors(config, checkpoint, mtp)
+    return checkpoint
+
+
+def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, fingerprint: str) -> None:
+    """Every rank may read a directory of its own host. ValueError, on all ranks, if they hold different models."""
+    where = f"[rank {group.rank}/{group.size}] "
+    fields = asdict(config)
+    for part in ("moe", "rope"):
+        fields |= {f"{part}.{name}": value for name, value in (fields.pop(part) or {}).items()}
+    differs = first_difference(group, {**fields, "weights": fingerprint})
+    if differs is None:
+        return
+    dirs = group.allgather(model_dir)
+    what = "other weights" if differs.name == "weights" else f"{differs.name}={differs.value} ({differs.of_rank0})"
+    raise ValueError(
+        f"{where}rank {differs.rank} has another model in {dirs[differs.rank]} than rank 0 in {dirs[0]}: {what}; give "
+        "all ranks the same checkpoint"
+    )
+
+
+class _Builder:
+    """Reads tensors and puts layers together. fp8 matrices stay fp8; with --quantization int8 all become int8."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        config: ModelConfig,
+        checkpoint: Checkpoint | DummyCheckpoint,
+        group: EPGroup,
+        exchange: Exchange,
+        slot_map: SlotMap | None,
+        progress: Progress | None,
+    ):
+        self.config, self.checkpoint, self.group = config, checkpoint, group
+        self.device = checkpoint.device
+        self.exchange, self.slot_map = exchange, slot_map
+        self.spare_experts = engine.spare_experts
+        self.int8 = engine.quantization == "int8"
+        self.num_positions = engine.max_model_len or config.max_position_embeddings
+        if self.num_positions > config.max_position_embeddings:
+            raise ValueError(
+                f"--max-model-len {self.num_positions}: this model has positions up to {config.max_position_embeddings}"
+            )
+        self.mtp = engine.num_speculative_tokens > 0
+        self.expected = expected_tensors(config, self.mtp)
+        self.pools = self._make_pools()
+        self._count_bytes(progress)
+
+    def build(self) -> DeepseekModel:
+        c = self.config
+        embed_VH = self.read("model.embed_tokens.weight")
+        head_VH = embed_VH if c.tie_word_embeddings else self.read("lm_head.weight")
+        self.cos_sin_PR = cos_sin_table(c.rope, c.qk_rope_head_dim, self.num_positions).to(self.device)
+        layers = [self.decoder_layer(layer_idx) for layer_idx in range(c.num_hidden_layers)]
+        norm = self.norm("model.norm.weight", c.rms_norm_eps)
+        mtp = self.mtp_layer(c.num_hidden_layers) if self.mtp else None
+        return DeepseekModel(c, embed_VH, layers, norm, Linear(Weight(head_VH)), self.exchange, mtp, self.device)
+
+    def mtp_layer(self, layer_idx: int) -> MtpLayer:
+        """Its embedding and head are the model's own; the checkpoint's copies of them stay on disk."""
+        c, prefix = self.config, f"model.layers.{layer_idx}."
+        return MtpLayer(
+            embed_norm=self.norm(f"{prefix}enorm.weight", c.rms_norm_eps),
+            hidden_norm=self.norm(f"{prefix}hnorm.weight", c.rms_norm_eps),
+            project=self.linear(f"{prefix}eh_proj"),
+            layer=self.decoder_layer(layer_idx),
+            head_norm=self.norm(f"{prefix}shared_head.norm.weight", c.rms_norm_eps),
+        )
+
+    def decoder_layer(self, layer_idx: int) -> DecoderLayer:
+        c, prefix = self.config, f"model.layers.{layer_idx}."
+        return DecoderLayer(
+            self.norm(f"{prefix}input_layernorm.weight", c.rms_norm_eps),
+            self.attention(f"{prefix}self_attn."),
+            self.norm(f"{prefix}post_attention_layernorm.weight", c.rms_norm_eps),
+            self.moe(f"{prefix}mlp.", layer_idx) if c.is_moe_layer(layer_idx) else self.mlp(f"{prefix}mlp."),
+        )
+
+    def attention(self, prefix: str) -> MLA:
+        c = self.config
+        has_lora = c.q_lora_rank is not None
+        q, kv = self.linear(prefix + ("q_a_proj" if has_lora else "q_proj")), f"{prefix}kv_a_proj_with_mqa"
+        weights = MLAWeights(
+            qkv_a=JoinedLinear((q, self.linear(kv))),
+            q_a_norm=self.norm(f"{prefix}q_a_layernorm.weight", LATENT_NORM_EPS) if has_lora else None,
+            q_b=self.linear(f"{prefix}q_b_proj") if has_lora else None,
+            kv_a_norm=self.norm(f"{prefix}kv_a_layernorm.weight", LATENT_NORM_EPS),
+            w_kv_b=as_format(self.checkpoint.read_weight(f"{prefix}kv_b_proj.weight"), "same", c.dtype).data,
+            o=self.linear(f"{prefix}o_proj"),
+        )
+        return MLA(c, weights, self.cos_sin_PR)
+
+    def moe(self, prefix: str, layer_idx: int) -> EPMoE:
+        assert self.config.moe is not None
+        config = replace(self.config.moe, weight_format=self.expert_format(prefix))
+        pool = self.pools[config.weight_format]
+        where = {"ep": self.exchange, "slot_map": self.slot_map, "pool": pool, "device": self.device.type}
+        moe = EPMoE(config, self.group, layer_idx=layer_idx, **where)
+        bias = f"{prefix}gate.e_score_correction_bias"
+        moe.load_gate(
+            self.checkpoint.read(f"{prefix}gate.weight"),
+            self.checkpoint.read(bias) if bias in self.checkpoint.tensors else None,
+        )
+        for slot, expert in enumerate(moe.expert_of_slot):
+            if expert >= 0:
+                moe.load_expert(slot, *self.swiglu(f"{prefix}experts.{expert}."))
+        if self.config.moe.shared_intermediate_size:
+            moe.load_shared(self.mlp(f"{prefix}shared_experts."))
+        return moe
+
+    def mlp(self, prefix: str) -> MLP:
+        gate, up, down = self.swiglu(prefix)
+        return MLP(gate, up, down, self.format_of(gate, up, down), self.config.dtype)
+
+    def _make_pools(self) -> dict[str, ExpertPool]:
+        """One per format: all its layers' slots and the spare experts. On CPUs untouched memory is not used."""
+        c = self.config
+        if c.moe is None or self.slot_map is None:
+            return {}
+        layers = [layer_idx for layer_idx in range(c.num_hidden_layers + self.mtp) if c.is_moe_layer(layer_idx)]
+        num_slots = self.slot_map.num_slots // self.group.size
+        formats = [self.expert_format(f"model.layers.{layer_idx}.mlp.") for layer_idx in layers]
+        return {
+            name: ExpertPool.for_layer(c.moe, formats.count(name) * num_slots + self.spare_experts, name, self.device)
+            for name in set(formats)
+        }
+
+    # -- single tensors --
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(name).to(self.config.dtype)
+
+    def norm(self, name: str, eps: float) -> RMSNorm:
+        return RMSNorm(self.read(name), eps)
+
+    def linear(self, name: str) -> Linear:
+        weight = self.checkpoint.read_weight(f"{name}.weight")
+        return Linear(as_format(weight, self.format_of(weight), self.config.dtype), self.bias(name))
+
+    def bias(self, name: str) -> Tensor | None:
+        return self.read(f"{name}.bias") if f"{name}.bias" in self.checkpoint.tensors else None
+
+    def swiglu(self, prefix: str) -> tuple[Weight, Weight, Weight]:
+        gate, up, down = (self.checkpoint.read_weight(f"{prefix}{p}_proj.weight") for p in ("gate", "up", "down"))
+        return gate, up, down
+
+    def expert_format(self, prefix: str) -> str:
+        """One format for all experts of a layer, those of other ranks included: the same on every rank."""
+        assert self.config.moe is not None
+        if self.int8:
+            return "int8"
+        experts = [f"{prefix}experts.{expert}." for expert in range(self.config.moe.num_experts)]
+        names = [f"{expert}{p}_proj.weight" for expert in experts for p in ("gate", "up", "down")]
+        return "fp8" if all(self.checkpoint.is_fp8(name) for name in names) else "same"
+
+    def format_of(self, *weights: Weight) -> str:
+        if self.int8:
+            return "int8"
+        return "fp8" if all(w.data.dtype == torch.float8_e4m3fn for w in weights) else "same"
+
+    # -- what will be read --
+
+    def _count_bytes(self, progress: Progress | None) -> None:
+        names = self._names_to_read()
+        total, done = sum(self.checkpoint.tensors[name].num_bytes for name in names), 0
+
+        def on_read(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            if progress is not None:
+                progress(done, total)
+
+        self.checkpoint.on_read = on_read
+        self.checkpoint.read_ahead(names)
+        needed = set(names)
+        skipped = sum(name not in needed and is_skipped(self.config, name) for name in self.checkpoint.tensors)
+        if skipped and self.group.rank == 0:
+            log.info("%d tensors are not needed and stay on disk (MTP layers, computed buffers)", skipped)
+
+    def _names_to_read(self) -> list[str]:
+        local = set() if self.slot_map is None else set(self.slot_map.experts_of_rank(self.group.rank, self.group.size))
+        names = []
+        for name in self.expected:
+            expert = name.partition(".mlp.experts.")[2].partition(".")[0]
+            if not expert or int(expert) in local:
+                names.append(name)
+                if self.checkpoint.is_fp8(name):
+                    names.append(name + SCALE_SUFFIX)
+        return names

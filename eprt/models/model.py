@@ -1,0 +1,58 @@
+"""Model: what the engine asks of a model. deepseek.py implements it; loader.py chooses by config.json's model_type."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from eprt.config import ModelConfig
+from eprt.ep.exchange import Exchange
+from eprt.layers.batch import ForwardBatch
+from eprt.layers.moe import EPMoE
+
+
+class Model(Protocol):
+    """One rank's part of a model. T tokens, H hidden size, X rows whose logits are wanted, V vocabulary.
+
+    All ranks run the same number of passes; one without requests passes an empty batch. The methods that have a body
+    are what a model without MoE layers says; classes that derive from this one inherit them.
+    """
+
+    config: ModelConfig
+    device: torch.device  # where the tokens and the cache are
+    kv_dtype: torch.dtype  # of the cache
+    exchange: Exchange  # the communication of all MoE layers; empty without any
+
+    def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
+        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache: [layers, pages, page_size, config.kv_dim]."""
+        ...
+
+    def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:
+        """The same logits, and the normalised final hidden states [T, H] that draft() goes on from."""
+        ...
+
+    def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T."""
+        ...
+
+    def logits(self, hidden_XH: Tensor) -> Tensor:
+        """fp32 [X, V] of normalised hidden states."""
+        ...
+
+    def moe_layers(self) -> list[EPMoE]:
+        """Those whose experts are counted and can move, in order; the MTP layer's last, where it is loaded."""
+        return []
+
+    def moe_layer_indices(self) -> list[int]:
+        """Their numbers in the checkpoint."""
+        return []
+
+    def expert_load(self) -> list[list[int]]:
+        """Tokens routed to each expert slot of this rank since the start, per MoE layer."""
+        return []
+
+    def reset_counters(self) -> None:
+        """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""
+
+    def close(self) -> None:
+        """Frees the communication windows. Collective."""

@@ -1,0 +1,94 @@
+"""Who chooses what a step overlaps, by which numbers, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from eprt import EngineConfig, EPGroup
+from eprt.config import MoEConfig
+from eprt.engine.overlap_policy import AUTO_LEAST_TOKENS, OverlapPolicy
+from eprt.ep.exchange import Exchange
+from eprt.ep.registry import make_backend
+from eprt.serve.options import OptionError, parse
+from tests.dense_model import DenseModel
+from tests.fake_gpu import Group
+from tests.paths import DEMO
+from tests.unit.layers.test_schedules import config_in
+
+
+class MoEModel(DenseModel):
+    """With the exchange of so many ranks."""
+
+    def __init__(self, backend: str, group: EPGroup, moe: MoEConfig | None = None):
+        device = "cuda" if backend == "nvlink" else "cpu"
+        modes = ("normal", "low_latency")
+        self.exchange = Exchange({mode: make_backend(backend, config_in(mode, device), group) for mode in modes})
+        self.config, self.device = SimpleNamespace(moe=moe or MoEConfig(64, 64, 32, 8)), torch.device(device)
+
+
+def policy(overlap: str, model, num_ranks: int = 2) -> OverlapPolicy:
+    return OverlapPolicy.for_model(EngineConfig("somewhere", overlap=overlap), model, num_ranks)
+
+
+def test_every_rank_chooses_by_what_all_have_seen(gpu):
+    two, four, cpu = MoEModel("nvlink", Group(0, 2)), MoEModel("nvlink", Group(0, 4)), MoEModel("cpu", EPGroup.single())
+    few, many = [0, 1, 5], [0, 1, AUTO_LEAST_TOKENS]
+    assert [policy("none", two).for_step(many, mode) for mode in ("normal", "low_latency")] == ["none", "none"]
+    assert [policy("tbo", cpu).for_step(few, mode) for mode in ("normal", "low_latency")] == ["tbo", "tbo"]
+    assert policy("tbo", cpu).for_step([0, 1], "normal") == "none", "one token is no two halves"
+    assert policy("tbo", cpu).for_step([0, 1], "low_latency") == "tbo", "steps of graphs are all alike"
+    assert [policy("sbo", two).for_step(many, mode) for mode in ("normal", "low_latency")] == ["none", "sbo"]
+    of_four, of_two = policy("auto", four, 4), policy("auto", two, 2)
+    assert of_two.for_step(many, "normal") == "none" and of_two.for_step(few, "low_latency") == "sbo"
+    assert of_two.reason == "auto: between 2 ranks prompts have too little to hide"
+    assert of_four.for_step(few, "normal") == "none" and of_four.for_step(many, "normal") == "tbo"
+    assert of_four.for_step(few, "low_latency") == "sbo"
+    alone = policy("auto", cpu, 1)
+    assert alone.for_step(many, "normal") == alone.for_step(few, "low_latency") == "none"
+    assert alone.reason == "auto: one rank sends nothing"
+
+
+@pytest.mark.parametrize("experts, top_k, ranks, least", [(160, 6, 4, 10240), (256, 8, 8, AUTO_LEAST_TOKENS)])
+def test_halves_are_large_enough_for_the_fast_products(gpu, experts, top_k, ranks, least):
+    model = MoEModel("nvlink", Group(0, 4), MoEConfig(64, 64, experts, top_k))
+    assert policy("auto", model, ranks).least_tokens == least, "768 rows of an expert in a half"
+
+
+def test_a_model_without_moe_layers_has_nothing_to_overlap():
+    assert policy("auto", DenseModel()).for_step([9999], "normal") == "none"
+    for overlap in ("tbo", "sbo"):
+        with pytest.raises(ValueError, match=f"--overlap {overlap}: the model has no MoE layer"):
+            policy(overlap, DenseModel())
+
+
+def test_sms_to_send_with_need_a_gpu_and_a_backend_that_sends_tile_by_tile(gpu, caplog):
+    config = EngineConfig("somewhere", overlap="sbo", overlap_sms=4, device="auto")
+    with pytest.raises(ValueError, match="--overlap-sms 4: divides a GPU, of which --device auto found none"):
+        OverlapPolicy.for_model(config, MoEModel("cpu", EPGroup.single()), 1)
+    assert OverlapPolicy.for_model(config, MoEModel("nvlink", Group(0, 2)), 2).decode == "sbo"
+    assert "does nothing here" not in caplog.text
+    staged = MoEModel("cpu", EPGroup.single())
+    staged.device = torch.device("cuda")
+    OverlapPolicy.for_model(config, staged, 1)
+    assert "--overlap-sms 4 does nothing here: nothing is sent tile by tile" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--overlap both", "--overlap both: must be none, tbo, sbo or auto"),
+        ("--overlap-sms 8 --device cpu", "--overlap-sms 8: divides a GPU for single-batch overlap"),
+        ("--overlap-sms 8 --device cuda --overlap none", "--overlap-sms 8: divides a GPU for single-batch overlap"),
+        ("--overlap-sms 8 --device cuda --overlap tbo", "it needs --overlap sbo or auto"),
+        ("--overlap-sms 0 --device cuda", r"--overlap-sms 0: must be in 1..64"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_by_name(flags, message):
+    with pytest.raises(OptionError, match=message):
+        parse(["--model", DEMO, *flags.split()])
+
+
+def test_flags_reach_the_engine():
+    engine = parse(["--model", DEMO, "--overlap", "sbo", "--device", "cuda", "--overlap-sms", "6"]).engine
+    assert (engine.overlap, engine.overlap_sms) == ("sbo", 6)
