@@ -187,24 +187,30 @@ struct Deadline {
   Failure* failure;
 };
 
-// Until *flag is `expected`. Past the deadline: reports, masks the peer so that nobody waits for it again, and returns
-// false. Flags are never cleared, and one that few batches need may be 2^31 calls old (two weeks of decoding): so "has
-// it come" is ==. kOrLater: for a word that every call writes, and that may be ahead.
+// How a wait ended. The clock is read before each look at the flag, in the loop: the compiler brings the lanes of a warp
+// together when the last of them is done, and what they read after that is the time of the last.
+struct WaitEnd {
+  bool arrived;
+  uint64_t ns;  // when
+};
+
+// Until *flag is `expected`. Past the deadline: reports, masks the peer so that nobody waits for it again. Flags are
+// never cleared, and one that few batches need may be 2^31 calls old (two weeks of decoding): so "has it come" is ==.
+// kOrLater: for a word that every call writes, and that may be ahead.
 template <bool kOrLater>
-__device__ __noinline__ bool wait_longer(const uint32_t* flag, uint32_t expected, const Deadline& deadline,
-                                         uint32_t code, uint32_t peer) {
+__device__ __noinline__ WaitEnd wait_longer(const uint32_t* flag, uint32_t expected, const Deadline& deadline,
+                                            uint32_t code, uint32_t peer) {
   const uint64_t start = global_timer_ns();
-  for (;;) {
-    uint32_t seen = 0;
-    for (int spin = 0; spin < 64; ++spin) {
-      seen = load_acquire_sys(flag);
-      if (seen == expected || (kOrLater && int32_t(seen - expected) > 0)) return true;
-    }
-    if (load_relaxed(deadline.mask + peer)) return false;
-    if (global_timer_ns() - start > deadline.timeout_ns) {
+  for (int look = 1;; ++look) {
+    const uint64_t now = global_timer_ns();
+    const uint32_t seen = load_acquire_sys(flag);
+    if (seen == expected || (kOrLater && int32_t(seen - expected) > 0)) return {true, now};
+    if (look % 64) continue;
+    if (load_relaxed(deadline.mask + peer)) return {false, now};
+    if (now - start > deadline.timeout_ns) {
       report(deadline.failure, code, peer, seen, expected);
       store_relaxed(deadline.mask + peer, 1u);
-      return false;
+      return {false, now};
     }
   }
 }

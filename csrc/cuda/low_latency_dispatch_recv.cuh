@@ -43,6 +43,7 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
       if (!((begun.masked >> (i / width)) & 1)) missing |= 1u << j;
     }
     for (int spin = 0; missing && spin < kCountSpins; ++spin) {
+      const uint64_t now = kStats && spin ? global_timer_ns() : 0;
       uint64_t seen[kCountLoads];
 #pragma unroll
       for (int j = 0; j < kCountLoads; ++j)
@@ -53,7 +54,7 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
         if (!((missing >> j) & 1) || uint32_t(seen[j] >> 32) != begun.epoch) continue;
         place.begin[i] = int(seen[j]);
         missing &= ~(1u << j);
-        if (spin) note_wait(book, i / width);
+        if (spin) note_wait(book, i / width, now);
       }
     }
     for (; missing; missing &= missing - 1) {

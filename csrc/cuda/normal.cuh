@@ -100,6 +100,10 @@ EPRT_DEVICE Fields fields_of(uint64_t capacity, int top_k, int entry_bytes, int 
 
 // ---- epochs and places
 // ------------------------------------------------------------------------------
+//
+// Grouped, blocks lie at the same offset on all ranks and hold as much, and counts say what comes from whom: a sender
+// knows where its rows go. Else each rank says so when its call begins (dispatch_place, combine_place), and one that is
+// late holds up what others send to third ranks, who take those for late.
 
 EPRT_DEVICE uint64_t word(uint32_t epoch, uint32_t value) { return uint64_t(epoch) << 32 | value; }
 

@@ -56,13 +56,22 @@ struct Owner {  // lane r: rank r
   Place place;  // number: the first of our items among its returned rows
 };
 
+// Lane r: where rank r wants what this rank gives back, as counts have it.
+EPRT_DEVICE Place place_at_owner(const CombineParams& p, int lane) {
+  const Context& c = p.context;
+  Place place{uint32_t(p.block / 128), 0, lane < kRanks && !load_relaxed(c.deadline.mask + lane)};
+  for (int r = 0; place.known && r < c.rank; ++r) place.number += p.layout.sent[lane * kRanks + r];
+  return place;
+}
+
 EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int lane) {
   const Context& c = p.context;
   const int count = lane < kRanks ? p.layout.sent[lane * kRanks + c.rank] : 0;
   const int first = sum_below(count, lane);
   Owner owner{first, min(count, max(0, p.capacity - first)), {}};
-  owner.place = wait_place(c, &shared->call.book, c.heap.combine_place, shared->call.epoch, kCombinePlace, lane,
-                           owner.num_items > 0);
+  owner.place = kGrouped ? place_at_owner(p, lane)
+                         : wait_place(c, &shared->call.book, c.heap.combine_place, shared->call.epoch, kCombinePlace,
+                                      lane, owner.num_items > 0);
   if (!owner.place.known) owner.num_items = 0;
   return owner;
 }
@@ -369,7 +378,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ C
   if (kStats && blockIdx.x == 0 && threadIdx.x == 0 && (p.phases & kSend))
     *c.stats.compute_ns += global_timer_ns() - *p.layout.received_ns;
   const auto tell_places = [&] {
-    if (threadIdx.x >= kWarp) return;
+    if (kGrouped || threadIdx.x >= kWarp) return;
     const int first = find_returned(p, lane).first;
     if (lane < kRanks && !load_relaxed(c.deadline.mask + lane))
       tell_place(c, c.heap.combine_place, lane, shared.call.epoch, p.block, first);

@@ -66,8 +66,9 @@ EPRT_DEVICE Destination find_destination(const DispatchParams& p, SharedDispatch
   const Context& c = p.context;
   Destination d;
   const bool wanted = lane < kRanks && p.layout.sent[c.rank * kRanks + lane] > 0;
-  const Place place =
-      wait_place(c, &shared->call.book, c.heap.dispatch_place, shared->call.epoch, kDispatchPlace, lane, wanted);
+  Place place{uint32_t(p.block / 128), uint32_t(p.capacity), wanted && !load_relaxed(c.deadline.mask + lane)};
+  if (!kGrouped)
+    place = wait_place(c, &shared->call.book, c.heap.dispatch_place, shared->call.epoch, kDispatchPlace, lane, wanted);
   if (!place.known) return d;
   d.block = c.peer[lane] + uint64_t(place.start) * 128;
   d.capacity = place.number;
@@ -379,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ 
   const int lane = threadIdx.x % kWarp;
   if (p.tentative && !holds_all(p, lane)) return;
   const auto tell_places = [&] {
-    if (threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
+    if (!kGrouped && threadIdx.x < kRanks && !load_relaxed(c.deadline.mask + threadIdx.x))
       tell_place(c, c.heap.dispatch_place, threadIdx.x, shared.call.epoch, p.block, p.capacity);
   };
   const auto move = [&](int warp) {

@@ -43,11 +43,10 @@ EPRT_DEVICE void note_wait_ns(WaitBook* book, int peer, uint64_t ns) {
   atomicMax(book->waited + peer, uint32_t(min(ns / kWaitStepNs, uint64_t(0xffffffffu))));
 }
 
-EPRT_DEVICE void note_wait(WaitBook* book, int peer) {  // which has just ended
+EPRT_DEVICE void note_wait(WaitBook* book, int peer, uint64_t end_ns) {
   if (!kStats || !book->kept) return;
   const uint64_t begin_ns = atomicCAS(&book->begin_ns, uint64_t(0), uint64_t(0));
-  const uint64_t now = global_timer_ns();
-  if (begin_ns && now > begin_ns) note_wait_ns(book, peer, now - begin_ns);
+  if (begin_ns && end_ns > begin_ns) note_wait_ns(book, peer, end_ns - begin_ns);
 }
 
 EPRT_DEVICE void add_to_total(uint64_t* total, uint64_t n) {  // nothing waits for the memory
@@ -96,9 +95,9 @@ template <bool kOrLater = false, class Context>
 EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* flag, uint32_t epoch, uint32_t code,
                            int peer) {
   if (load_acquire_sys(flag) == epoch) return true;
-  const bool arrived = wait_longer<kOrLater>(flag, epoch, c.deadline, code, peer);
-  note_wait(book, peer);
-  return arrived;
+  const WaitEnd end = wait_longer<kOrLater>(flag, epoch, c.deadline, code, peer);
+  note_wait(book, peer, end.ns);
+  return end.arrived;
 }
 
 }  // namespace eprt

@@ -17,6 +17,7 @@ from eprt.ep.group.group import EPGroup
 from tests.emulated.kernels import fast_clock
 from tests.gpu import cases_normal, cases_nvlink
 from tests.ranks.cases_ep import SKEWS, make_tokens
+from tests.ranks.cases_late_rank import only_the_late_rank_is_charged
 
 WAYS = ("fused", "single", "ahead")
 
@@ -48,6 +49,15 @@ def long_wait(group: EPGroup, shape: Sequence) -> None:
         group.barrier()
     waited_us = backend.stats().dispatch_wait_us_N[0]
     assert group.rank == 0 or waited_us > 10e6, waited_us
+    backend.close()
+
+
+def late_rank(group: EPGroup, mode: str, exact: bool) -> None:
+    """The last rank but one, by seconds: beside them the emulation's own time is little."""
+    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    shape = (64, group.size if mode == "normal" else 1, min(4, group.size), group.size, "same", exact)
+    backend = cases.make(group, cases.make_config(group, shape, timeout_s=60.0), num_sms=1)
+    only_the_late_rank_is_charged(group, backend, late=group.size - 2, late_s=2.0)
     backend.close()
 
 

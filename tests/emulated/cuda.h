@@ -2,7 +2,7 @@
 //
 // A thread block is a thread of the operating system; its CUDA threads are fibers that take turns there, and give way
 // wherever they wait. So blocks (of all ranks) run truly side by side, and the threads of a warp never in lockstep:
-// what relies on that hangs or fails. Memory is as strong as the CPU's: a missing release does not show,
+// what relies on that hangs or fails. They only leave together what is not inlined. Memory is as strong as the CPU's: a missing release does not show,
 // but to ThreadSanitizer (order.h).
 #pragma once
 #include <algorithm>
@@ -26,6 +26,7 @@ struct Warp {  // one exchange of values among its lanes after another; the slot
   unsigned generation = 0;
   int arrived = 0;
   uint64_t slot[2][32];
+  int inside = 0;  // lanes in a function that is not inlined
 };
 
 struct Barrier {
@@ -159,6 +160,20 @@ inline const uint64_t* exchange(uint64_t value) {  // what each lane gave
   }
   return slot;
 }
+
+// Lives in a function that is not inlined: the compiler brings a warp's lanes together where they leave it, so that
+// none goes on while another is still inside.
+struct LeaveTogether {
+  LeaveTogether() {
+    Unwatched here;
+    ++warp().inside;
+  }
+  ~LeaveTogether() {
+    Unwatched here;
+    --warp().inside;
+    while (warp().inside) give_way();
+  }
+};
 
 inline void meet(int id, int threads, bool waits) {
   Unwatched here;

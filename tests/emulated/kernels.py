@@ -19,6 +19,7 @@ _loaded: list[ctypes.CDLL] = []
 WATCHED = ("-g", "-fsanitize=thread") if hasattr(ctypes.CDLL(None), "__tsan_acquire") else ()
 HERE = Path(__file__).parent
 _FUNCTION = re.compile(r"^(?:template <[^\n]*>\n)?(?:EPRT_DEVICE|__device__ __noinline__)[^;{}]*\{", re.MULTILINE)
+_NOT_INLINED = re.compile(r"^(__device__ __noinline__[^;{}]*\{)", re.MULTILINE)
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char smem\[\];")
 _AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
 _PARAMS = {
@@ -65,6 +66,7 @@ def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
     """entry: such as "eprt::low_latency::dispatch". Kept in the temporary directory by content."""
     text = without_ptx(jit.read_source(source.name))
     text = _SHARED.sub("unsigned char* smem = emulated::shared_memory();", text)
+    text = _NOT_INLINED.sub(r"\1 emulated::LeaveTogether with_all_lanes;", text)
     assert _AFTER in text
     text = text.replace(_AFTER, f'#include "memory.h"\n{_AFTER}')
     namespace, name = entry.rsplit("::", 1)

@@ -9,6 +9,7 @@ from tests.emulated.cases import (
     after_weeks,
     calls_low_latency,
     calls_normal,
+    late_rank,
     late_second_launch,
     layouts,
     long_wait,
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 SHAPE = (256, 4, 4, 9, "fp8", False)
 
 
-def test_verbs_of_three_ranks_in_two_thread_blocks_each():
+def test_low_latency_of_three_ranks_in_two_thread_blocks_each():
     emulated_ranks(3, calls_low_latency, shape=SHAPE, num_sms=2)
 
 
@@ -41,6 +42,13 @@ def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(m
 
 def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
     emulated_ranks(3, long_wait, shape=SHAPE)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("mode", ["low_latency", "normal"])
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_a_late_rank_alone_is_charged_with_what_it_cost(num_ranks, mode, exact):
+    emulated_ranks(num_ranks, late_rank, mode=mode, exact=exact)
 
 
 @pytest.mark.parametrize("num_calls", [2**31 + 5, 2**32 - 6, 2**32 - 2])

@@ -33,6 +33,11 @@ def test_torch(num_ranks, ranks_per_node, num_nodes):
     run_torch_ranks(num_ranks, f"{CASES}:everything", extra_env=nodes_of(ranks_per_node), **options)
 
 
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_a_late_rank_alone_is_charged_with_what_it_cost(num_ranks):
+    run_ranks(num_ranks, "tests.ranks.cases_late_rank:on_cpus")
+
+
 @pytest.mark.parametrize(
     "phase, ranks_per_node", [("exchange", None), ("dispatch", None), ("combine", None), ("dispatch", 2)]
 )
