@@ -50,7 +50,9 @@ class LowLatencySetting(NamedTuple):
 class LowLatencyCase:
     """One batch of one rank, and the calls that are timed."""
 
-    def __init__(self, group: EPGroup, setting: LowLatencySetting, num_tokens: int, profile: bool = False, stats: bool = True):
+    def __init__(
+        self, group: EPGroup, setting: LowLatencySetting, num_tokens: int, profile: bool = False, stats: bool = True
+    ):
         config = setting.config
         self.backend = NvlinkLowLatencyBackend(config, group, setting.options, profile=profile, stats=stats)
         self.config, self.num_tokens = config, num_tokens

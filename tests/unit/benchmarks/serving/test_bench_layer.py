@@ -10,7 +10,7 @@ from benchmarks.serving import bench_layer
 from benchmarks.serving.bench_layer import LayerBench
 from benchmarks.serving.layer_timeline import Span, draw, exposed_us, stage_us
 from eprt import EPGroup
-from eprt.layers.overlap import EXCHANGE, PAUSE, TWO_BATCH
+from eprt.layers.schedules import PAUSE, PLAIN, TWO_BATCH
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     assert prefill["tokens"] == 24 and prefill["tbo_tokens_per_s"] > 0
     timeline = json.loads((tmp_path / "layer_timeline_prefill_1cpu.json").read_text())["panels"]
     in_order = [[Span(**span) for span in timeline[name]] for name in ("none", "tbo")]
-    assert [s.stage for s in in_order[0] if s.layer == 1] == ["attention", "gate", *(e.name for e in EXCHANGE), "add"]
+    assert [s.stage for s in in_order[0] if s.layer == 1] == [stage.name for stage in PLAIN]
     for microbatch in (0, 1):
         own = [s for s in in_order[1] if s.layer == 1 and s.microbatch == microbatch]
         assert [s.stage for s in own] == [stage.name for stage in TWO_BATCH if stage is not PAUSE]
