@@ -8,7 +8,8 @@ Shape suffixes: L layers, E logical experts, P physical slots of all GPUs, G GPU
 
 from .affinity import traffic_per_token
 from .eplb import rebalance_experts
-from .loads import LoadFile, check_load, read_load
+from .formats import read_load
+from .loads import LoadFile, check_load
 from .moves import aligned, moved_slots
 from .placement import Placement
 from .plan import plan

@@ -1,7 +1,6 @@
 """Expert load: what a load file holds, and the checks every load passes before planning. formats/ reads the files."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,16 +48,6 @@ class LoadFile:
         window_of = np.searchsorted(starts, np.arange(self.num_windows), side="right") - 1
         trace = self.trace and self.trace.in_windows(window_of)
         return LoadFile(np.add.reduceat(self.load_WLE, starts, axis=0), trace, self.format, self.notes)
-
-
-def read_load(path: str | Path) -> LoadFile:
-    """Any of the formats that docs/files.md lists, by suffix and content; a directory for dumps of several files.
-
-    OSError when it cannot be opened, ValueError naming file, field, layer and value when it holds no valid load.
-    """
-    from .formats import read
-
-    return read(Path(path))
 
 
 def check_windows(load: Any) -> np.ndarray:

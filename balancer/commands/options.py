@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..affinity import OBJECTIVES
-from ..loads import LoadFile, read_load
+from ..formats import read_load
+from ..loads import LoadFile
 from ..placement import EMPTY, Placement, fewest_slots
 from ..trace import RoutingTrace
 

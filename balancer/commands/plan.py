@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ..loads import read_load
+from ..formats import read_load
 from ..placement import Placement
 from ..plan import plan
 from ..trace import RoutingTrace

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from .. import plots
-from ..loads import LoadFile, read_load
+from ..formats import read_load
+from ..loads import LoadFile
 from ..placement import EMPTY, Placement
 from . import options
 from .tables import table

@@ -19,8 +19,12 @@ _BY_SUFFIX = {
 }
 
 
-def read(path: Path) -> LoadFile:
-    """OSError when the file cannot be opened, ValueError naming it when it holds no valid load."""
+def read_load(path: str | Path) -> LoadFile:
+    """Any of the formats that docs/files.md lists, by suffix and content; a directory for dumps of several files.
+
+    OSError when it cannot be opened, ValueError naming file, field, layer and value when it holds no valid load.
+    """
+    path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or directory")
     try:
