@@ -1,5 +1,5 @@
-// The C ABI of the planner's core, called through ctypes (balancer/core.py). Every function returns 0, or 1 after an
-// error whose text eprt_balancer_error() gives. Nothing here keeps state between calls.
+// The C ABI of the native planner, called through ctypes (balancer/core.py). Every function returns 0 on success and 1
+// on an error; eprt_balancer_error() returns its message. There is no state between calls.
 
 #include <exception>
 #include <stdexcept>
@@ -38,10 +38,10 @@ int guarded(const Body& body) {
 
 EPRT_ABI const char* eprt_balancer_error() { return last_error.c_str(); }
 
-// Grows when a signature below changes: core.py refuses a library of another version.
+// Must be increased when a signature below changes: core.py refuses a library of another version.
 EPRT_ABI int eprt_balancer_version() { return 2; }
 
-// load_LE fp32. slot_LP and replica_LP: int64 [L, P].
+// load_LE: fp32 [L, E]. Outputs: slot_LP and replica_LP, int64 [L, P].
 EPRT_ABI int eprt_eplb(int64_t num_layers, const EplbShape* shape, int64_t threads, const float* load_LE,
                        int64_t* slot_LP, int64_t* replica_LP) {
   return guarded([&] {
@@ -52,7 +52,8 @@ EPRT_ABI int eprt_eplb(int64_t num_layers, const EplbShape* shape, int64_t threa
   });
 }
 
-// slot_LP int64 [L, P], weight_LP [L, P], bound_L [L]: the largest GPU time that no even split can beat.
+// Outputs: slot_LP, int64 [L, P]; weight_LP, fp64 [L, P]; bound_L, fp64 [L], lower bound of the largest GPU time of any
+// even split.
 EPRT_ABI int eprt_plan(const Problem* problem, int64_t* slot_LP, double* weight_LP, double* bound_L) {
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
@@ -62,7 +63,7 @@ EPRT_ABI int eprt_plan(const Problem* problem, int64_t* slot_LP, double* weight_
   });
 }
 
-// Weights of a placement that is given.
+// Slot weights for a given placement.
 EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const double* target_L, double* weight_LP) {
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
@@ -74,8 +75,9 @@ EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const 
   });
 }
 
-// From current_LP; at most max_changes per layer come back, in order: change_LC int64 [L, C, 4] (slot, expert, step,
-// kind), gain_LC [L, C], num_L int64 [L]. tokens_L: null for balance alone, else one entry per layer.
+// Improves current_LP. tokens_L: null for balance alone, else one entry per layer. Outputs, with C = max_changes:
+// change_LC, int64 [L, C, 4]: slot, expert, step and kind of each change in order; gain_LC, fp64 [L, C]; num_L, int64
+// [L], the number of changes.
 EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP, const int64_t* max_moves_L,
                               double min_gain, const Tokens* tokens_L, int64_t traffic, double allowance,
                               int64_t max_changes, int64_t* change_LC, double* gain_LC, int64_t* num_L) {
@@ -97,7 +99,7 @@ EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP,
   });
 }
 
-// count_SE int64 [S, E]. quota int64 [S, P], or [P] of one source.
+// count_SE: int64 [S, E]. quota: int64 [S, P], or [P] of one source.
 EPRT_ABI int eprt_split_batch(const Replicas* replicas, const int64_t* count_SE, int64_t exact, double slack,
                               int64_t source, int64_t* quota) {
   return guarded([&] { split_batch(*replicas, count_SE, exact != 0, slack, source, quota); });
@@ -120,7 +122,7 @@ EPRT_ABI int eprt_assign(const Replicas* replicas, int64_t num_tokens, int64_t n
   });
 }
 
-// tokens_L: one entry per layer. traffic_LX [L, 2]: crossings under the plan for balance alone, and under this one.
+// tokens_L: one entry per layer. traffic_LX: [L, 2], crossings under the plan for balance alone and under this plan.
 EPRT_ABI int eprt_affinity(const Problem* problem, const Tokens* tokens_L, int64_t traffic, double allowance,
                            int64_t* slot_LP, double* weight_LP, double* bound_L, double* traffic_LX) {
   return guarded([&] {
@@ -134,7 +136,7 @@ EPRT_ABI int eprt_affinity(const Problem* problem, const Tokens* tokens_L, int64
   });
 }
 
-// Crossings of each layer's tokens under a placement that is given.
+// Crossings of each layer's tokens under a given placement.
 EPRT_ABI int eprt_traffic(const Problem* problem, const Tokens* tokens_L, int64_t traffic, const int64_t* slot_LP,
                           double* traffic_L) {
   return guarded([&] {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "annealing.h"
-#include "guests.h"
+#include "copy_gains.h"
 #include "homes.h"
 #include "plan.h"
 #include "weights.h"
@@ -20,7 +20,7 @@ std::vector<uint64_t> home_masks(const std::vector<int>& home_E) {
   return mask_E;
 }
 
-// Homes in proportion to the nodes' slots, and load in proportion to their speed.
+// Homes in proportion to each node's slots, load in proportion to its speed.
 NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) {
   const int num_nodes = static_cast<int>(problem.num_nodes);
   std::vector<int> usable_N(num_nodes, 0);
@@ -54,7 +54,8 @@ std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Token
   };
   std::vector<int> start = cluster_homes(problem, layer, tokens, incidence, limits);
   if (!problem.hierarchical) return refined(kMaxPasses, std::move(start));
-  // Group-limited routing makes groups good company: they are the other start. A few passes show which is better.
+  // With group-limited routing a token's experts are of few groups, so whole groups are a second start. A few passes
+  // show which start is better.
   double unused = 0.0;
   const std::vector<int> node_of_group = groups_to_nodes(problem, layer, &unused);
   std::vector<int> groups_E(problem.num_experts), size_N(problem.num_nodes, 0);
@@ -70,18 +71,19 @@ std::vector<int> choose_homes(const Problem& problem, int64_t layer, const Token
   return refined(kMaxPasses, std::move(start));
 }
 
-constexpr double kUnderCap = 0.985;  // of the largest time allowed: nodes of more load hardly pack under it
+// A node's mean time may reach this fraction of the cap: above it, its copies seldom pack below the cap.
+constexpr double kUnderCap = 0.985;
 
-// How many copies of each expert each node gets.
-class Copies {
+// Decides how many copies of each expert each node gets.
+class CopyPlanner {
  public:
-  Copies(const Problem& problem, const Part& part, const Tokens& tokens, const Incidence& incidence, Traffic traffic,
-         const std::vector<int>& home_E, double cap)
+  CopyPlanner(const Problem& problem, const Part& part, const Tokens& tokens, const Incidence& incidence,
+              Traffic traffic, const std::vector<int>& home_E, double cap)
       : part_(part),
         num_nodes_(static_cast<int>(problem.num_nodes)),
         cap_(cap),
-        guests_(problem, tokens, incidence, traffic, home_masks(home_E)),
-        placed_{num_nodes_, std::vector<int>(static_cast<size_t>(part.num_experts()) * num_nodes_, 0),
+        gains_(problem, tokens, incidence, traffic, home_masks(home_E)),
+        copies_{num_nodes_, std::vector<int>(static_cast<size_t>(part.num_experts()) * num_nodes_, 0),
                 std::vector<int>(part.num_experts(), 1), std::vector<int>(part.num_experts(), 1)},
         room_N_(problem.num_nodes, 0),
         live_N_(problem.num_nodes, 0),
@@ -94,16 +96,16 @@ class Copies {
       if (part.usable_G[gpu] > 0) speed_N_[node] += part.speed_G[gpu];
     }
     for (int expert = 0; expert < part.num_experts(); expert++) {
-      copies(expert, home_E[expert]) = 1;
+      copies_.at(expert, home_E[expert]) = 1;
       room_N_[home_E[expert]]--;
       load_N_[home_E[expert]] += part.load_E[expert];
     }
   }
 
-  const NodeCopies& placed() const { return placed_; }
+  const NodeCopies& copies() const { return copies_; }
 
-  // Copies without which no packing meets the cap: of experts whose shares are too large, and for coverage. False when
-  // no slot is left for some of the latter.
+  // Adds the copies without which no packing meets the cap: for experts with too large a share, and for the minimum
+  // number of copies. Returns false if no slot is left for the latter.
   bool add_needed(double largest_share) {
     for (;;) {
       int worst = -1;
@@ -116,38 +118,37 @@ class Copies {
     for (int expert = 0; expert < part_.num_experts(); expert++)
       while (count(expert) < part_.min_copies && add_where_best(expert)) {
       }
-    placed_.min_E = placed_.count_E;
-    return *std::min_element(placed_.count_E.begin(), placed_.count_E.end()) >= part_.min_copies;
+    copies_.min_E = copies_.count_E;
+    return *std::min_element(copies_.count_E.begin(), copies_.count_E.end()) >= part_.min_copies;
   }
 
-  // The remaining room goes where a copy saves most traffic, as far as that keeps the nodes' loads under the cap.
+  // Uses the remaining slots for the copies that save most traffic and keep the nodes' loads under the cap.
   void add_useful() {
     for (;;) {
       int best_expert = -1, best_node = -1;
       double best_gain = 1e-9;
       for (int expert = 0; expert < part_.num_experts(); expert++)
         for (int node = 0; node < num_nodes_; node++)
-          if (room_N_[node] > 0 && guests_.gain(expert, node) > best_gain && at(expert, node) == 0 &&
+          if (room_N_[node] > 0 && gains_.gain(expert, node) > best_gain && copies_on(expert, node) == 0 &&
               fits(expert, node))
-            best_expert = expert, best_node = node, best_gain = guests_.gain(expert, node);
+            best_expert = expert, best_node = node, best_gain = gains_.gain(expert, node);
       if (best_expert < 0) return;
-      add(best_expert, best_node);
+      add_copy(best_expert, best_node);
     }
   }
 
-  // Homes and copies once more, together.
-  void rearrange(const Tokens& tokens, const Incidence& incidence, Traffic traffic, double work, uint64_t seed) {
+  // Improves homes and further copies together.
+  void anneal_copies(const Tokens& tokens, const Incidence& incidence, Traffic traffic, double work, uint64_t seed) {
     std::vector<double> limit_N;
     for (double speed : speed_N_)
       limit_N.push_back(std::max(part_.mean_time() * kCloseEnough, cap_ * kUnderCap) * speed);
     for (int rank : part_.tie_rank_E) seed = seed * 0x5851f42d4c957f2d + static_cast<uint64_t>(rank) + 1;
-    anneal(part_, tokens, incidence, traffic, limit_N, work, seed, placed_);
+    anneal(part_, tokens, incidence, traffic, limit_N, work, seed, copies_);
   }
 
  private:
-  int count(int expert) const { return placed_.count_E[expert]; }
-  int at(int expert, int node) const { return placed_.at(expert, node); }
-  int& copies(int expert, int node) { return placed_.at(expert, node); }
+  int count(int expert) const { return copies_.count_E[expert]; }
+  int copies_on(int expert, int node) const { return copies_.at(expert, node); }
   double share(int expert) const { return part_.load_E[expert] / count(expert); }
 
   bool fits(int expert, int node) const {
@@ -157,40 +158,41 @@ class Copies {
   bool add_where_best(int expert) {
     int best = -1;
     for (int node = 0; node < num_nodes_; node++) {
-      if (room_N_[node] <= 0 || at(expert, node) >= live_N_[node]) continue;
+      if (room_N_[node] <= 0 || copies_on(expert, node) >= live_N_[node]) continue;
       if (best < 0 || better_node(expert, node, best)) best = node;
     }
-    if (best >= 0) add(expert, best);
+    if (best >= 0) add_copy(expert, best);
     return best >= 0;
   }
 
   bool better_node(int expert, int node, int than) const {
-    const bool fresh = at(expert, node) == 0, than_fresh = at(expert, than) == 0;
+    const bool fresh = copies_on(expert, node) == 0, than_fresh = copies_on(expert, than) == 0;
     if (fresh != than_fresh) return fresh;
-    const double gain = fresh ? guests_.gain(expert, node) : 0.0, than_gain = fresh ? guests_.gain(expert, than) : 0.0;
+    const double gain = fresh ? gains_.gain(expert, node) : 0.0, than_gain = fresh ? gains_.gain(expert, than) : 0.0;
     if (gain != than_gain) return gain > than_gain;
     return load_N_[node] * speed_N_[than] < load_N_[than] * speed_N_[node];
   }
 
-  void add(int expert, int node) {
+  void add_copy(int expert, int node) {
     const double before = share(expert);
-    placed_.count_E[expert]++;
-    for (int other = 0; other < num_nodes_; other++) load_N_[other] += at(expert, other) * (share(expert) - before);
+    copies_.count_E[expert]++;
+    for (int other = 0; other < num_nodes_; other++)
+      load_N_[other] += copies_on(expert, other) * (share(expert) - before);
     load_N_[node] += share(expert);
     room_N_[node]--;
-    if (copies(expert, node)++ == 0) guests_.add(expert, node);
+    if (copies_.at(expert, node)++ == 0) gains_.add_copy(expert, node);
   }
 
   const Part& part_;
   int num_nodes_;
   double cap_;
-  Guests guests_;
-  NodeCopies placed_;
+  CopyGains gains_;
+  NodeCopies copies_;
   std::vector<int> room_N_, live_N_;
   std::vector<double> load_N_, speed_N_;
 };
 
-// Each node's copies onto its GPUs, the largest first. False when they do not fit.
+// Packs each node's copies onto its GPUs, the largest shares first. Returns false if they do not fit.
 bool pack_nodes(Packing& packing, const NodeCopies& copies) {
   const Part& part = packing.part();
   std::vector<int> order(part.num_experts());
@@ -210,7 +212,7 @@ bool pack_nodes(Packing& packing, const NodeCopies& copies) {
           if (packing.room(gpu) > 0 && !packing.holds(gpu, expert) && time < best_time) best = gpu, best_time = time;
         }
         if (best < 0) return false;
-        packing.place(expert, best);
+        packing.place_copy(expert, best);
       }
     }
   }
@@ -218,17 +220,17 @@ bool pack_nodes(Packing& packing, const NodeCopies& copies) {
   return true;
 }
 
-// How many times tokens are asked, which bounds the time: so many for each token and expert, up to what 58 layers can
-// have in a second on two cores; a plan of few layers may look longer at each.
+// Budget of token evaluations, which bounds the time. It grows with tokens and experts up to what 58 layers can use in
+// one second on two cores; a plan of fewer layers may spend more on each.
 double annealing_work(const Problem& problem, const Tokens& tokens) {
   const double wanted = 128.0 * static_cast<double>(tokens.num_tokens * problem.num_experts);
   const double most = (problem.num_nodes <= 4 ? 7e6 : 4e6) / static_cast<double>(problem.num_nodes);
   return std::min(wanted, most * std::clamp(58.0 / static_cast<double>(problem.num_layers), 1.0, 8.0));
 }
 
-// One layer's slots and their weights from the copies on each node. False when the largest time exceeds cap.
-bool place(const Problem& problem, const Part& part, const NodeCopies& copies, double cap, int64_t* slot_P,
-           double* weight_P) {
+// Places each node's copies in the layer's slots and fills the weights. Returns false if the largest time exceeds cap.
+bool place_copies(const Problem& problem, const Part& part, const NodeCopies& copies, double cap, int64_t* slot_P,
+                  double* weight_P) {
   std::vector<int> all(part.num_experts());
   std::iota(all.begin(), all.end(), 0);
   Packing packing(part);
@@ -280,7 +282,7 @@ AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tok
   std::iota(all.begin(), all.end(), 0);
   const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
   auto consider = [&](const NodeCopies& copies) {
-    if (!place(problem, part, copies, cap, other_P.data(), other_weight_P.data())) return;
+    if (!place_copies(problem, part, copies, cap, other_P.data(), other_weight_P.data())) return;
     node_masks(problem, other_P.data(), mask_E.data());
     const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
     if (crossings >= result.traffic) return;
@@ -291,16 +293,16 @@ AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tok
   const Incidence incidence(tokens, part.num_experts());
   const NodeLimits limits = node_limits(problem, layer, allowance);
   const std::vector<int> home_E = choose_homes(problem, layer, tokens, incidence, traffic, limits);
-  Copies copies(problem, part, tokens, incidence, traffic, home_E, cap);
+  CopyPlanner planner(problem, part, tokens, incidence, traffic, home_E, cap);
   const std::vector<int> greedy_E = replicate(part);
   double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());
   for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
-  if (!copies.add_needed(largest_share)) return result;
-  copies.add_useful();
-  consider(copies.placed());
+  if (!planner.add_needed(largest_share)) return result;
+  planner.add_useful();
+  consider(planner.copies());
   if (problem.num_nodes <= kMaxNodesInSets) {
-    copies.rearrange(tokens, incidence, traffic, annealing_work(problem, tokens), static_cast<uint64_t>(layer));
-    consider(copies.placed());
+    planner.anneal_copies(tokens, incidence, traffic, annealing_work(problem, tokens), static_cast<uint64_t>(layer));
+    consider(planner.copies());
   }
   return result;
 }

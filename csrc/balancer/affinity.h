@@ -1,4 +1,4 @@
-// Plans for less traffic between nodes at nearly the balance of plans for balance alone.
+// Plans that reduce the traffic between nodes at nearly the balance of plans for balance alone.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace eprt::balancer {
 struct AffinityResult {
   double bound;           // as plan_layer returns it
   double traffic_before;  // crossings of the tokens under the plan for balance alone
-  double traffic;         // under the plan returned
+  double traffic;         // crossings under the plan returned
 };
 
-// One layer: slot_P and weight_P as plan_layer writes them. The largest GPU time under the weights is at most
-// (1 + allowance) times that of the plan for balance alone, which is returned itself where nothing better is found.
+// Plans one layer; writes slot_P and weight_P as plan_layer does. The largest GPU time under the weights is at most
+// (1 + allowance) times that of the plan for balance alone. Falls back to that plan if none with less traffic is found.
 AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic,
                                 double allowance, int64_t* slot_P, double* weight_P);
 

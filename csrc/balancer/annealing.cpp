@@ -7,14 +7,14 @@
 namespace eprt::balancer {
 namespace {
 
-constexpr double kTemperature = 4e-4;  // crossings per token that a move may cost, about, at the beginning
-constexpr double kOverload = 6.0;      // crossings per token that a node costs which is above its limit by its own load
+constexpr double kTemperature = 4e-4;  // initial temperature, in crossings per token
+constexpr double kOverload = 6.0;  // penalty for exceeding a node's limit by a node's mean load, in crossings per token
 
 class Random {  // splitmix64
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
   size_t below(size_t limit) { return (next() >> 32) * limit >> 32; }
-  double unit() { return (static_cast<double>(next() >> 11) + 1) * 0x1p-53; }  // above 0
+  double unit() { return (static_cast<double>(next() >> 11) + 1) * 0x1p-53; }  // in (0, 1]
 
  private:
   uint64_t next() {
@@ -26,20 +26,20 @@ class Random {  // splitmix64
   uint64_t state_;
 };
 
-// What all tokens cross, kept up to date while the nodes of single experts change.
+// Crossings of all tokens, updated while the nodes of single experts change.
 template <int kWords>
 class Crossings {
  public:
   Crossings(const Tokens& tokens, const Incidence& incidence, const NodeCopies& copies)
       : tokens_(tokens),
         incidence_(incidence),
-        sets_(NodeSets<kWords>::of(copies.num_nodes)),
-        nobody_(copies.count_E.size()),
-        choice_TK_(tokens.num_tokens * tokens.num_choices, static_cast<int>(nobody_)),
-        covering_E_(nobody_ + 1, sets_.all()),
+        sets_(NodeSets<kWords>::for_nodes(copies.num_nodes)),
+        no_expert_(copies.count_E.size()),
+        choice_TK_(tokens.num_tokens * tokens.num_choices, static_cast<int>(no_expert_)),
+        covering_E_(no_expert_ + 1, sets_.all()),
         cost_T_(tokens.num_tokens),
-        asked_T_(tokens.num_tokens, 0) {
-    for (size_t expert = 0; expert < nobody_; expert++) {
+        seen_T_(tokens.num_tokens, 0) {
+    for (size_t expert = 0; expert < no_expert_; expert++) {
       uint64_t mask = 0;
       for (int node = 0; node < copies.num_nodes; node++)
         mask |= uint64_t{copies.at(static_cast<int>(expert), node) > 0} << node;
@@ -52,8 +52,8 @@ class Crossings {
     }
   }
 
-  // Crossings saved when experts a and b (-1: none) go to these nodes. keep() makes it so, undo() does not.
-  double move(int a, uint64_t mask_a, int b, uint64_t mask_b) {
+  // Crossings saved if experts a and b (-1: none) move to these nodes. Must be followed by accept() or reject().
+  double propose(int a, uint64_t mask_a, int b, uint64_t mask_b) {
     moved_ = {a, b};
     changed_.clear();
     for (int i = 0; i < 2; i++) {
@@ -66,31 +66,31 @@ class Crossings {
     for (int expert : moved_) {
       if (expert < 0) continue;
       for (int token : incidence_.tokens_E[expert]) {
-        if (asked_T_[token] == round_) continue;
-        asked_T_[token] = round_;
+        if (seen_T_[token] == round_) continue;
+        seen_T_[token] = round_;
         const auto now = static_cast<float>(cost(token));
         if (now == cost_T_[token]) continue;
         changed_.push_back({token, now});
         saved += cost_T_[token] - now;
       }
-      asked_ += static_cast<double>(incidence_.tokens_E[expert].size());
+      evaluations_ += static_cast<double>(incidence_.tokens_E[expert].size());
     }
     return saved;
   }
-  void keep() {
+  void accept() {
     for (const auto& [token, cost] : changed_) cost_T_[token] = cost;
   }
-  void undo() {
+  void reject() {
     for (int i = 0; i < 2; i++)
       if (moved_[i] >= 0) covering_E_[moved_[i]] = before_[i];
   }
-  double asked() const { return asked_; }  // tokens
+  double evaluations() const { return evaluations_; }  // of tokens
 
  private:
   double cost(int64_t token) const {
     auto covers = sets_.all();
     const int* choice_K = &choice_TK_[token * tokens_.num_choices];
-    for (int64_t k = 0; k < tokens_.num_choices; k++) sets_.keep(covers, covering_E_[choice_K[k]]);
+    for (int64_t k = 0; k < tokens_.num_choices; k++) sets_.intersect(covers, covering_E_[choice_K[k]]);
     return tokens_.weight(token) * sets_.visits(covers, tokens_.node_T ? tokens_.node_T[token] : -1);
   }
 
@@ -101,19 +101,19 @@ class Crossings {
   const Tokens& tokens_;
   const Incidence& incidence_;
   const NodeSets<kWords>& sets_;
-  size_t nobody_;
-  std::vector<int> choice_TK_;  // nobody_ where a token has fewer
+  size_t no_expert_;
+  std::vector<int> choice_TK_;  // no_expert_ pads tokens with fewer choices
   std::vector<typename NodeSets<kWords>::Bits> covering_E_;
   std::vector<float> cost_T_;
-  std::vector<int> asked_T_;  // in which round
+  std::vector<int> seen_T_;  // the last round in which the token was recounted
   int round_ = 0;
   std::array<int, 2> moved_{};
   std::array<typename NodeSets<kWords>::Bits, 2> before_{};
   std::vector<Changed> changed_;
-  double asked_ = 0.0;
+  double evaluations_ = 0.0;
 };
 
-// The same for messages: an expert's tokens cross from every node that has no copy of it, whatever else they choose.
+// The same for expert messages: an expert's tokens cross from every node without a copy of it.
 class Messages {
  public:
   Messages(const Tokens& tokens, const Incidence& incidence, const NodeCopies& copies)
@@ -128,17 +128,17 @@ class Messages {
     }
   }
 
-  double move(int a, uint64_t mask_a, int b, uint64_t mask_b) {
+  double propose(int a, uint64_t mask_a, int b, uint64_t mask_b) {
     moved_ = {a, b}, masks_ = {mask_a, mask_b};
-    asked_ += 200;
+    evaluations_ += 200;
     return saved(a, mask_a) + (b < 0 ? 0.0 : saved(b, mask_b));
   }
-  void keep() {
+  void accept() {
     for (int i = 0; i < 2; i++)
       if (moved_[i] >= 0) mask_E_[moved_[i]] = masks_[i];
   }
-  void undo() {}
-  double asked() const { return asked_; }
+  void reject() {}
+  double evaluations() const { return evaluations_; }
 
  private:
   double saved(int expert, uint64_t mask) const {
@@ -150,11 +150,11 @@ class Messages {
   }
 
   int num_nodes_;
-  std::vector<double> from_EN_;  // tokens of the expert that are on the node
+  std::vector<double> from_EN_;  // weight of the expert's tokens on each node
   std::vector<uint64_t> mask_E_;
   std::array<int, 2> moved_{};
   std::array<uint64_t, 2> masks_{};
-  double asked_ = 0.0;
+  double evaluations_ = 0.0;
 };
 
 template <typename Cost>
@@ -183,19 +183,19 @@ class Annealer {
   }
 
   void run(double work) {
-    for (double tries = 0; cost_.asked() + tries < work; tries += 16) {  // a move that cannot be made takes time too
-      // So much may be lost this time: less and less.
-      const double most = -temperature_ * (1 - (cost_.asked() + tries) / work) * std::log(random_.unit());
+    for (double tries = 0; cost_.evaluations() + tries < work; tries += 16) {  // impossible moves cost time too
+      // Metropolis criterion: the loss accepted for this move; the temperature falls linearly.
+      const double allowed_loss = -temperature_ * (1 - (cost_.evaluations() + tries) / work) * std::log(random_.unit());
       const int here = static_cast<int>(random_.below(copies_.num_nodes));
       const int there = (here + 1 + static_cast<int>(random_.below(copies_.num_nodes - 1))) % copies_.num_nodes;
       if (held_N_[here].empty() || held_N_[there].empty()) continue;
       const size_t at = random_.below(held_N_[here].size()), other_at = random_.below(held_N_[there].size());
-      const int leaves = held_N_[here][at], comes = held_N_[there][other_at];
-      if (copies_.at(comes, here) > 0) continue;
-      if (copies_.at(leaves, there) > 0 || random_.below(2))
-        try_replace(here, at, leaves, comes, most);
+      const int leaving = held_N_[here][at], entering = held_N_[there][other_at];
+      if (copies_.at(entering, here) > 0) continue;
+      if (copies_.at(leaving, there) > 0 || random_.below(2))
+        try_replace(here, at, leaving, entering, allowed_loss);
       else
-        try_exchange(here, at, leaves, there, other_at, comes, most);
+        try_exchange(here, at, leaving, there, other_at, entering, allowed_loss);
     }
   }
 
@@ -211,44 +211,44 @@ class Annealer {
     for (int node = 0; node < copies_.num_nodes; node++) mask |= uint64_t{copies_.at(expert, node) > 0} << node;
     return mask;
   }
-  void count(int expert, int node, int more) {
+  void change_count(int expert, int node, int more) {
     for (int one = 0; one < copies_.num_nodes; one++) load_N_[one] -= copies_.at(expert, one) * share(expert);
     copies_.at(expert, node) += more;
     copies_.count_E[expert] += more;
     for (int one = 0; one < copies_.num_nodes; one++) load_N_[one] += copies_.at(expert, one) * share(expert);
   }
 
-  // `leaves` has copies to spare: the one here goes, and `comes` gets one more.
-  void try_replace(int here, size_t at, int leaves, int comes, double most) {
-    if (copies_.count_E[leaves] <= copies_.min_E[leaves] || copies_.count_E[comes] >= part_.num_live()) return;
+  // Replaces the copy of `leaving` on node `here`, if it has copies to spare, by one more copy of `entering`.
+  void try_replace(int here, size_t at, int leaving, int entering, double allowed_loss) {
+    if (copies_.count_E[leaving] <= copies_.min_E[leaving] || copies_.count_E[entering] >= part_.num_live()) return;
     const double before = overload();
-    count(leaves, here, -1);
-    count(comes, here, 1);
+    change_count(leaving, here, -1);
+    change_count(entering, here, 1);
     const double eased = (before - overload()) * overload_cost_;
-    if (eased + cost_.move(leaves, mask(leaves), comes, mask(comes)) >= -most) {
-      cost_.keep();
-      held_N_[here][at] = comes;
+    if (eased + cost_.propose(leaving, mask(leaving), entering, mask(entering)) >= -allowed_loss) {
+      cost_.accept();
+      held_N_[here][at] = entering;
       return;
     }
-    cost_.undo();
-    count(comes, here, -1);
-    count(leaves, here, 1);
+    cost_.reject();
+    change_count(entering, here, -1);
+    change_count(leaving, here, 1);
   }
 
-  // Two experts change nodes.
-  void try_exchange(int here, size_t at, int leaves, int there, size_t other_at, int comes, double most) {
-    const double before = overload(), less = share(leaves) - share(comes);
+  // Exchanges the copy of `leaving` on node `here` with the copy of `entering` on node `there`.
+  void try_exchange(int here, size_t at, int leaving, int there, size_t other_at, int entering, double allowed_loss) {
+    const double before = overload(), less = share(leaving) - share(entering);
     load_N_[here] -= less, load_N_[there] += less;
     const double eased = (before - overload()) * overload_cost_;
     const uint64_t both = uint64_t{1} << here | uint64_t{1} << there;
-    if (eased + cost_.move(leaves, mask(leaves) ^ both, comes, mask(comes) ^ both) >= -most) {
-      cost_.keep();
+    if (eased + cost_.propose(leaving, mask(leaving) ^ both, entering, mask(entering) ^ both) >= -allowed_loss) {
+      cost_.accept();
       std::swap(held_N_[here][at], held_N_[there][other_at]);
-      std::swap(copies_.at(leaves, here), copies_.at(leaves, there));
-      std::swap(copies_.at(comes, here), copies_.at(comes, there));
+      std::swap(copies_.at(leaving, here), copies_.at(leaving, there));
+      std::swap(copies_.at(entering, here), copies_.at(entering, there));
       return;
     }
-    cost_.undo();
+    cost_.reject();
     load_N_[here] += less, load_N_[there] -= less;
   }
 
@@ -257,7 +257,7 @@ class Annealer {
   NodeCopies& copies_;
   Cost cost_;
   Random random_;
-  std::vector<std::vector<int>> held_N_;  // experts with one copy on the node; several there stay together
+  std::vector<std::vector<int>> held_N_;  // experts with exactly one copy on the node: only these move
   std::vector<double> load_N_;
   double temperature_ = 0.0, overload_cost_ = 0.0;
 };

@@ -7,8 +7,8 @@
 namespace eprt::balancer {
 namespace {
 
-// EPLB computes in fp32 and breaks ties by position, so every sum below is fp32 and in its order: the compiler must not
-// fuse or reorder (see CMakeLists.txt).
+// EPLB computes in fp32 and breaks ties by position. Every sum below is fp32 and in EPLB's order, so the compiler must
+// not fuse or reorder operations (see CMakeLists.txt).
 
 struct Pack {
   float load;
@@ -16,7 +16,8 @@ struct Pack {
   bool operator>(const Pack& other) const { return load != other.load ? load > other.load : index > other.index; }
 };
 
-// Largest first, each onto the least loaded pack with room. pack_N: where each item went, rank_N: its position there.
+// Places the largest items first, each in the least loaded pack with room. pack_N: the pack of each item, rank_N: its
+// position in the pack.
 void pack_evenly(const std::vector<float>& load_N, int num_packs, std::vector<int>& pack_N, std::vector<int>& rank_N) {
   const int num_items = static_cast<int>(load_N.size()), capacity = num_items / num_packs;
   pack_N.resize(num_items);
@@ -49,7 +50,7 @@ struct Busiest {
   }
 };
 
-// Slot by slot, one more replica for the expert whose replicas are busiest.
+// Gives slot after slot to the expert with the largest load per replica.
 void replicate(const std::vector<float>& load_E, int num_slots, std::vector<int>& expert_P, std::vector<int>& replica_P,
                std::vector<int>& count_E) {
   const int num_experts = static_cast<int>(load_E.size());
@@ -68,8 +69,8 @@ void replicate(const std::vector<float>& load_E, int num_slots, std::vector<int>
   }
 }
 
-// The sum that torch computes over a contiguous last dimension: vectors of 8 in 4 chains, each chain a cascade (sums of
-// 16 terms, then sums of those). Compared with torch in the tests; groups packed by other sums could end elsewhere.
+// The sum as torch computes it over a contiguous last dimension: vectors of 8 in 4 chains, each chain a cascade (sums
+// of 16 terms, then sums of those). The groups' packing depends on its rounding; tests compare it with torch.
 float sum_as_torch(const float* x, int size) {
   constexpr int kWidth = 8, kChains = 4, kLevels = 4;
   const int num_vectors = size / kWidth, rows = num_vectors / kChains;
@@ -120,7 +121,7 @@ void eplb_layer(const EplbShape& shape, const float* load_E, int64_t* slot_P, in
     load_of_group[group] = sum_as_torch(load_E + group * group_size, group_size);
   std::vector<int> node_of_group, rank_of_group;
   pack_evenly(load_of_group, num_nodes, node_of_group, rank_of_group);
-  std::vector<int> expert_of_place(shape.num_experts);  // experts in the order of node, then of group inside it
+  std::vector<int> expert_of_place(shape.num_experts);  // experts ordered by node, then by group within the node
   for (int group = 0; group < num_groups; group++) {
     const int place = (node_of_group[group] * (num_groups / num_nodes) + rank_of_group[group]) * group_size;
     std::iota(&expert_of_place[place], &expert_of_place[place] + group_size, group * group_size);

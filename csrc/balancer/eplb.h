@@ -1,4 +1,4 @@
-// Placement exactly as DeepSeek's EPLB chooses it (github.com/deepseek-ai/EPLB), with its sorts made stable.
+// The placement of DeepSeek's EPLB (github.com/deepseek-ai/EPLB), bit for bit, with stable sorts.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 
 namespace eprt::balancer {
 
+// Mirrored by class CEplbShape in balancer/core.py.
 struct EplbShape {
   int64_t num_experts;
   int64_t num_slots;
@@ -14,8 +15,8 @@ struct EplbShape {
   int64_t num_gpus;
 };
 
-// One layer. load_E in fp32, as EPLB computes. slot_P receives the expert of each slot, replica_P which of the expert's
-// replicas it is.
+// Plans one layer. load_E is fp32, as in EPLB. slot_P receives the expert of each slot, replica_P the number of the
+// replica among the expert's replicas.
 void eplb_layer(const EplbShape& shape, const float* load_E, int64_t* slot_P, int64_t* replica_P);
 
 }  // namespace eprt::balancer

@@ -58,56 +58,57 @@ class Refiner {
   };
 
   uint8_t& used(int token, int node) { return used_TN_[static_cast<size_t>(token) * num_nodes_ + node]; }
-  // What it costs the token that a node is among those it visits.
-  double visit(int token, int node) const {
+  // The token's cost of visiting the node.
+  double visit_cost(int token, int node) const {
     return tokens_.node_T && tokens_.node_T[token] == node ? 0.0 : tokens_.weight(token);
   }
 
-  // Whether an expert on a node costs the token a crossing when it has so many others there.
-  bool costs(int others) const { return others == 0 || traffic_ == Traffic::kExpertMessages; }
+  // Whether an expert on a node costs the token a crossing when `others` of its experts are there too.
+  bool crosses(int others) const { return others == 0 || traffic_ == Traffic::kExpertMessages; }
 
-  // Saved if each expert left its home, paid if it came to each node, everything else as it is.
-  void measure() {
+  // For each expert, the cost saved by leaving its home and the cost added by moving to each node, all else unchanged.
+  void measure_moves() {
     std::fill(leave_E_.begin(), leave_E_.end(), 0.0);
     std::fill(enter_EN_.begin(), enter_EN_.end(), 0.0);
     for (int expert = 0; expert < num_experts_; expert++) {
       double* enter_N = &enter_EN_[static_cast<size_t>(expert) * num_nodes_];
       const int home = home_E_[expert];
       for (int token : incidence_.tokens_E[expert]) {
-        if (costs(used(token, home) - 1)) leave_E_[expert] += visit(token, home);
+        if (crosses(used(token, home) - 1)) leave_E_[expert] += visit_cost(token, home);
         const uint8_t* used_N = &used(token, 0);
         const double weight = tokens_.weight(token);
-        for (int node = 0; node < num_nodes_; node++) enter_N[node] += costs(used_N[node]) ? weight : 0.0;
+        for (int node = 0; node < num_nodes_; node++) enter_N[node] += crosses(used_N[node]) ? weight : 0.0;
         if (!tokens_.node_T) continue;
         const int own = tokens_.node_T[token];
-        enter_N[own] -= costs(used_N[own]) ? weight : 0.0;
+        enter_N[own] -= crosses(used_N[own]) ? weight : 0.0;
       }
     }
   }
 
-  double change(int expert, int from, int to, int other) {  // tokens of both experts visit the same nodes as before
+  // Skips tokens of both experts: their nodes do not change.
+  double gain_of_move(int expert, int from, int to, int other) {
     double gain = 0.0;
     for (int token : incidence_.tokens_E[expert]) {
       if (mark_T_[token] == other) continue;
-      if (costs(used(token, from) - 1)) gain += visit(token, from);
-      if (costs(used(token, to))) gain -= visit(token, to);
+      if (crosses(used(token, from) - 1)) gain += visit_cost(token, from);
+      if (crosses(used(token, to))) gain -= visit_cost(token, to);
     }
     return gain;
   }
 
   double exact_gain(int a, int b) {
     for (int token : incidence_.tokens_E[b]) mark_T_[token] = b;
-    double gain = change(a, home_E_[a], home_E_[b], b);
+    double gain = gain_of_move(a, home_E_[a], home_E_[b], b);
     for (int token : incidence_.tokens_E[b]) mark_T_[token] = -1;
     for (int token : incidence_.tokens_E[a]) mark_T_[token] = a;
-    gain += change(b, home_E_[b], home_E_[a], a);
+    gain += gain_of_move(b, home_E_[b], home_E_[a], a);
     for (int token : incidence_.tokens_E[a]) mark_T_[token] = -1;
     return gain;
   }
 
   double overload(int node, double load) const { return std::max(0.0, load - limits_.load_N[node]); }
 
-  // By how much the swap eases nodes above their limit; negative when it puts one above.
+  // How much the swap reduces the overload of the two nodes; negative if it increases it.
   double relief(int a, int b) const {
     const int node_a = home_E_[a], node_b = home_E_[b];
     const double shift = load_E_[a] - load_E_[b];
@@ -115,7 +116,7 @@ class Refiner {
            overload(node_a, load_N_[node_a] - shift) - overload(node_b, load_N_[node_b] + shift);
   }
 
-  void swap(int a, int b) {
+  void swap_homes(int a, int b) {
     const int node_a = home_E_[a], node_b = home_E_[b];
     for (int token : incidence_.tokens_E[a]) used(token, node_a)--, used(token, node_b)++;
     for (int token : incidence_.tokens_E[b]) used(token, node_b)--, used(token, node_a)++;
@@ -124,10 +125,10 @@ class Refiner {
     std::swap(home_E_[a], home_E_[b]);
   }
 
-  // Screens all pairs by what measure() found, then takes them in order of promise, each with its exact gain. Returns
-  // the sum of these.
+  // Ranks all pairs by the estimates of measure_moves(), then swaps in that order each pair whose exact gain is
+  // positive. Returns the sum of the gains.
   double one_pass() {
-    measure();
+    measure_moves();
     std::vector<Swap> swaps;
     const double scale = static_cast<double>(tokens_.num_tokens) /
                          std::max(1e-300, std::accumulate(load_N_.begin(), load_N_.end(), 0.0));
@@ -139,7 +140,7 @@ class Refiner {
                             enter_EN_[static_cast<size_t>(b) * num_nodes_ + node_a];
         const double eased = relief(a, b);
         if (eased < 0 || (gain <= 0 && eased <= 0)) continue;
-        swaps.push_back({gain + kEase * eased * scale, a, b});
+        swaps.push_back({gain + kOverloadWeight * eased * scale, a, b});
       }
     }
     const size_t kept = std::min<size_t>(swaps.size(), 4 * static_cast<size_t>(num_experts_));
@@ -153,16 +154,16 @@ class Refiner {
       if (home_E_[a] == home_E_[b]) continue;
       const double eased = relief(a, b);
       if (eased < 0) continue;
-      const double gain = exact_gain(a, b) + kEase * eased * scale;
+      const double gain = exact_gain(a, b) + kOverloadWeight * eased * scale;
       if (gain <= 1e-9) continue;
-      swap(a, b);
+      swap_homes(a, b);
       saved += gain;
     }
     return saved;
   }
 
-  // Copies that a token's worth of overload may cost: large, since a node too busy cannot be balanced later.
-  static constexpr double kEase = 16.0;
+  // Crossings that one token of overload outweighs: large, because an overloaded node cannot be balanced later.
+  static constexpr double kOverloadWeight = 16.0;
 
   int num_experts_, num_nodes_;
   const double* load_E_;
@@ -172,7 +173,7 @@ class Refiner {
   const NodeLimits& limits_;
   std::vector<int> home_E_;
   std::vector<double> load_N_;
-  std::vector<uint8_t> used_TN_;  // experts of the token whose home is the node
+  std::vector<uint8_t> used_TN_;  // how many of the token's experts have their home on the node
   std::vector<double> leave_E_, enter_EN_;
   std::vector<int> mark_T_;
 };

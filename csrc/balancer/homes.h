@@ -1,4 +1,4 @@
-// The node stage: every expert gets a home node, so that tokens find their experts on few nodes.
+// Home nodes: assigns every expert to one node so that the experts of a token are on few nodes.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace eprt::balancer {
 
-// Tokens and experts, each by the other.
+// Which tokens chose which experts, indexed both ways.
 struct Incidence {
   Incidence(const Tokens& tokens, int num_experts);
   std::vector<std::vector<int>> tokens_E;   // distinct tokens of each expert, ascending
@@ -16,16 +16,16 @@ struct Incidence {
 };
 
 struct NodeLimits {
-  std::vector<int> experts_N;  // homes that a node must take, together all experts
-  std::vector<double> load_N;  // load that a node's homes should not exceed
+  std::vector<int> experts_N;  // number of homes on each node; they add up to the number of experts
+  std::vector<double> load_N;  // load that the homes on each node should not exceed
 };
 
-// start: a home for each expert that meets experts_N. Pairs of experts change homes while that saves traffic, and while
-// a node's load exceeds its limit. Returns the node of each expert.
+// Exchanges the homes of pairs of experts while that saves traffic or lowers a node's load that exceeds its limit.
+// start: a home for each expert that meets experts_N. Returns the node of each expert.
 std::vector<int> refine_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
                               Traffic traffic, const NodeLimits& limits, int max_passes, std::vector<int> start);
 
-// Nodes filled one after the other with the experts most often chosen together with those already there.
+// Fills one node after the other, each time with the expert most often chosen together with those already there.
 std::vector<int> cluster_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
                                const NodeLimits& limits);
 

@@ -1,4 +1,4 @@
-// Local search on a packing: the busiest GPU gets rid of load, by the step that leaves the smallest larger time.
+// Local search on a packing: lowers the busiest GPU by the move with the smallest resulting peak.
 
 #include <algorithm>
 
@@ -7,18 +7,18 @@
 namespace eprt::balancer {
 namespace {
 
-struct Step {
-  enum Kind { kNone, kExchange, kRecount } kind = kNone;
-  double peak = 0.0;  // the largest time of all GPUs that the step touches
-  int given = -1;     // exchange: leaves the busiest GPU. recount: gets a copy more, on `gpu`
-  int taken = -1;     // exchange: comes from `gpu`. recount: loses its copy on `gpu`
+struct LocalMove {
+  enum Kind { kNone, kExchange, kReassign } kind = kNone;
+  double peak = 0.0;  // largest time among the affected GPUs, afterwards
+  int given = -1;     // kExchange: leaves the busiest GPU. kReassign: gets one more copy, on `gpu`
+  int taken = -1;     // kExchange: comes from `gpu`. kReassign: loses its copy on `gpu`
   int gpu = -1;
 };
 
-// Copies `given` of the busiest GPU and `taken` of another change places.
-Step best_exchange(const Packing& packing, int busiest, double target, Scope scope) {
+// Exchanges a copy of the busiest GPU with a copy of another GPU.
+LocalMove best_exchange(const Packing& packing, int busiest, double target, Scope scope) {
   const int per_node = packing.part().gpus_per_node;
-  Step best;
+  LocalMove best;
   best.peak = packing.time(busiest) * (1 - 1e-12);
   const double load = packing.load(busiest);
   for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++) {
@@ -32,7 +32,7 @@ Step best_exchange(const Packing& packing, int busiest, double target, Scope sco
         const double peak =
             std::max(packing.time_with(busiest, load - less), packing.time_with(gpu, packing.load(gpu) + less));
         if (peak < best.peak) {
-          best = {Step::kExchange, peak, given, taken, gpu};
+          best = {LocalMove::kExchange, peak, given, taken, gpu};
           if (peak <= target) return best;
         }
       }
@@ -41,8 +41,8 @@ Step best_exchange(const Packing& packing, int busiest, double target, Scope sco
   return best;
 }
 
-// The largest time among the GPUs touched when `given` gets a copy on gpu, in the place of one of `taken`.
-double recount_peak(const Packing& packing, int busiest, int given, int taken, int gpu) {
+// The largest time among the affected GPUs after `given` replaces `taken` on gpu.
+double reassigned_peak(const Packing& packing, int busiest, int given, int taken, int gpu) {
   const double share_given = packing.share_with(given, packing.count(given) + 1);
   const double rise = packing.share_with(taken, packing.count(taken) - 1) - packing.share(taken);
   const double fall = packing.share(given) - share_given;
@@ -56,10 +56,10 @@ double recount_peak(const Packing& packing, int busiest, int given, int taken, i
   return std::max(peak, packing.time_with(busiest, packing.load(busiest) + more - fall));
 }
 
-// One of the busiest GPU's experts gets a copy elsewhere, in the place of an expert that has copies to spare.
-Step best_recount(const Packing& packing, int busiest, double target) {
+// Gives one of the busiest GPU's experts one more copy elsewhere, replacing an expert that has copies to spare.
+LocalMove best_reassignment(const Packing& packing, int busiest, double target) {
   const Part& part = packing.part();
-  Step best;
+  LocalMove best;
   best.peak = packing.time(busiest) * (1 - 1e-12);
   for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
     if (gpu == busiest || packing.time(gpu) >= best.peak) continue;
@@ -67,9 +67,9 @@ Step best_recount(const Packing& packing, int busiest, double target) {
       if (packing.count(taken) <= part.min_copies) continue;
       for (int given : packing.experts(busiest)) {
         if (packing.holds(gpu, given)) continue;
-        const double peak = recount_peak(packing, busiest, given, taken, gpu);
+        const double peak = reassigned_peak(packing, busiest, given, taken, gpu);
         if (peak < best.peak) {
-          best = {Step::kRecount, peak, given, taken, gpu};
+          best = {LocalMove::kReassign, peak, given, taken, gpu};
           if (peak <= target) return best;
         }
       }
@@ -81,23 +81,24 @@ Step best_recount(const Packing& packing, int busiest, double target) {
 }  // namespace
 
 void improve(Packing& packing, double target, Scope scope) {
-  // Each step lowers the busiest GPU and lifts none above where that was, so this ends by itself; the limit only keeps
-  // the time in bounds on inputs made of thousands of equal shares.
+  // Each move lowers the busiest GPU and raises none to its former time, so the loop terminates. The limit only bounds
+  // the time on inputs with thousands of equal shares.
   const int limit = 8 * packing.part().num_usable();
   for (int i = 0; i < limit; i++) {
     const int busiest = packing.busiest();
     if (packing.time(busiest) <= target) return;
-    Step step = best_exchange(packing, busiest, target, scope);
-    if (scope == Scope::kAnywhere && (step.kind == Step::kNone || step.peak > target)) {
-      const Step recount = best_recount(packing, busiest, target);
-      if (recount.kind != Step::kNone && (step.kind == Step::kNone || recount.peak < step.peak)) step = recount;
+    LocalMove move = best_exchange(packing, busiest, target, scope);
+    if (scope == Scope::kAnywhere && (move.kind == LocalMove::kNone || move.peak > target)) {
+      const LocalMove reassignment = best_reassignment(packing, busiest, target);
+      if (reassignment.kind != LocalMove::kNone && (move.kind == LocalMove::kNone || reassignment.peak < move.peak))
+        move = reassignment;
     }
-    if (step.kind == Step::kNone) return;
-    if (step.kind == Step::kExchange) {
-      packing.exchange(step.given, busiest, step.taken, step.gpu);
+    if (move.kind == LocalMove::kNone) return;
+    if (move.kind == LocalMove::kExchange) {
+      packing.exchange_copies(move.given, busiest, move.taken, move.gpu);
     } else {
-      packing.remove(step.taken, step.gpu);
-      packing.add(step.given, step.gpu);
+      packing.remove_copy(move.taken, move.gpu);
+      packing.add_copy(move.given, move.gpu);
     }
   }
 }

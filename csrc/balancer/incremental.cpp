@@ -7,17 +7,17 @@
 #include <stdexcept>
 #include <string>
 
-#include "placed.h"
+#include "compound_move.h"
+#include "placed_layer.h"
 #include "plan.h"
-#include "relay.h"
 #include "traffic_moves.h"
 #include "weights.h"
 
 namespace eprt::balancer {
 namespace {
 
-// More copies on a GPU than it may hold now: the cheapest go, first those that exist elsewhere.
-void give_up_surplus(Placed& placed) {
+// Drops copies from GPUs that hold more than they may now: first experts with other copies, smallest shares first.
+void drop_surplus(PlacedLayer& placed) {
   const Part& part = placed.packing.part();
   for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
     while (placed.packing.room(gpu) < 0) {
@@ -27,21 +27,21 @@ void give_up_surplus(Placed& placed) {
                    only_b = placed.packing.count(b) <= part.min_copies;
         return only_a != only_b ? only_b : placed.packing.share(a) < placed.packing.share(b);
       });
-      placed.drop(least, gpu);
+      placed.drop_copy(least, gpu);
     }
   }
 }
 
-// One more copy of an expert that has too few, where it is done earliest: in a free slot, or in the place of a copy
-// that can be spared. False when no GPU can take it.
-bool restore_copy(Placed& placed, int expert) {
+// Adds a copy of an expert that has too few, on the GPU that finishes earliest: in a free slot, or replacing a copy
+// that can be spared. Returns false if no GPU can take it.
+bool restore_copy(PlacedLayer& placed, int expert) {
   const Packing& packing = placed.packing;
   const Part& part = packing.part();
   const double share = packing.share_with(expert, packing.count(expert) + 1);
   double best = std::numeric_limits<double>::infinity();
   int best_gpu = -1, best_taken = -1;
   for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
-    if (part.usable_G[gpu] == 0 || packing.holds(gpu, expert) || !placed.allowed(gpu, expert)) continue;
+    if (part.usable_G[gpu] == 0 || packing.holds(gpu, expert) || !placed.may_move_to(gpu, expert)) continue;
     if (packing.room(gpu) > 0) {
       const double time = packing.time_with(gpu, packing.load(gpu) + share);
       if (time < best) best = time, best_gpu = gpu, best_taken = -1;
@@ -55,13 +55,13 @@ bool restore_copy(Placed& placed, int expert) {
   }
   if (best_gpu < 0) return false;
   if (best_taken < 0)
-    placed.add(expert, best_gpu);
+    placed.add_copy(expert, best_gpu);
   else
-    placed.replace(best_taken, expert, best_gpu);
+    placed.replace_copy(best_taken, expert, best_gpu);
   return true;
 }
 
-void restore_missing(Placed& placed) {
+void restore_missing(PlacedLayer& placed) {
   const Part& part = placed.packing.part();
   std::vector<int> order(part.num_experts());
   std::iota(order.begin(), order.end(), 0);
@@ -69,7 +69,7 @@ void restore_missing(Placed& placed) {
   for (int copies = 1; copies <= part.min_copies; copies++) {
     for (int expert : order) {
       if (placed.packing.count(expert) >= copies || restore_copy(placed, expert)) continue;
-      placed.allow_everywhere(expert);  // its node has no slot left: better elsewhere than nowhere
+      placed.allow_everywhere(expert);  // its nodes have no slot left
       if (!restore_copy(placed, expert))
         throw std::runtime_error("layer " + std::to_string(placed.layer()) + ": no slot can be spared for expert " +
                                  std::to_string(expert));
@@ -79,25 +79,25 @@ void restore_missing(Placed& placed) {
 
 struct Move {
   enum Kind { kNone, kExchange, kReplace, kFill, kShift } kind = kNone;
-  double score = 0.0;  // fall of the potential per slot moved
-  double peak = 0.0;   // largest time among the GPUs touched, afterwards
+  double score = 0.0;  // decrease of the potential per slot that receives an expert
+  double peak = 0.0;   // largest time among the affected GPUs, afterwards
   int given = -1, taken = -1, gpu = -1;
   int cost() const { return kind == kExchange ? 2 : 1; }
 };
 
-// The busiest GPU of those for which not everything was tried in vain; -1 when none is left.
-int busiest_but(const Packing& packing, const std::vector<uint8_t>& stuck_G) {
+// The busiest GPU that is not stuck; -1 if all are.
+int busiest_not_stuck(const Packing& packing, const std::vector<uint8_t>& stuck_G) {
   int busiest = -1;
   for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++)
     if (!stuck_G[gpu] && (busiest < 0 || packing.time(gpu) > packing.time(busiest))) busiest = gpu;
   return busiest;
 }
 
-// Looks for the move that takes most potential, sum of (time / mean)^16, off one busy GPU per slot moved. The 16th
-// power is a smooth maximum: it counts all GPUs near the top, where the maximum itself sees one.
-class Chooser {
+// Finds the move of one busy GPU's experts that lowers the potential, the sum of (time / mean)^16, most per slot. The
+// 16th power is a smooth maximum: it accounts for all GPUs near the maximum, not only for the largest.
+class MoveChooser {
  public:
-  Chooser(const Placed& placed, int busiest)
+  MoveChooser(const PlacedLayer& placed, int busiest)
       : placed_(placed),
         packing_(placed.packing),
         part_(packing_.part()),
@@ -114,7 +114,7 @@ class Chooser {
         if (packing_.holds(gpu, given)) continue;
         if (packing_.room(gpu) > 0) {
           consider_copy(Move::kFill, given, -1, gpu);
-          if (placed_.allowed(gpu, given)) consider_exchange(Move::kShift, given, -1, gpu);
+          if (placed_.may_move_to(gpu, given)) consider_exchange(Move::kShift, given, -1, gpu);
           continue;
         }
         for (int taken : packing_.experts(gpu))
@@ -142,26 +142,26 @@ class Chooser {
     if (move.score > best_.score * (1 + 1e-12) && move.score > 0) best_ = move;
   }
 
-  // Of all pairs that could change places with one GPU, the one that brings the two times closest: what the potential
-  // of two GPUs of equal speed falls by depends on that alone.
+  // Of all possible exchanges with one GPU only the one that brings the two times closest: for GPUs of equal speed the
+  // decrease of the potential depends on that alone.
   void consider_best_exchange(int gpu) {
     const double here = packing_.time(busiest_), there = packing_.time(gpu);
     const double ideal = (here - there) / (packing_.time_with(busiest_, 1.0) + packing_.time_with(gpu, 1.0));
-    double closest = ideal;  // |less - ideal| must be below this, or times would only change places
+    double closest = ideal;  // |less - ideal| must be below this, or the larger time would not decrease
     int best_given = -1, best_taken = -1;
     for (int given : packing_.experts(busiest_)) {
       const double share = packing_.share(given);
-      if (packing_.holds(gpu, given) || !placed_.allowed(gpu, given)) continue;
+      if (packing_.holds(gpu, given) || !placed_.may_move_to(gpu, given)) continue;
       for (int taken : packing_.experts(gpu)) {
         const double off = std::abs(share - packing_.share(taken) - ideal);
-        if (off >= closest || packing_.holds(busiest_, taken) || !placed_.allowed(busiest_, taken)) continue;
+        if (off >= closest || packing_.holds(busiest_, taken) || !placed_.may_move_to(busiest_, taken)) continue;
         closest = off, best_given = given, best_taken = taken;
       }
     }
     if (best_given >= 0) consider_exchange(Move::kExchange, best_given, best_taken, gpu);
   }
 
-  // `given` leaves the busiest GPU for `gpu`, for `taken` or for a free slot.
+  // `given` moves from the busiest GPU to `gpu`, in exchange for `taken` or into a free slot.
   void consider_exchange(Move::Kind kind, int given, int taken, int gpu) {
     const double less = packing_.share(given) - (taken < 0 ? 0.0 : packing_.share(taken));
     if (less <= 0) return;
@@ -172,7 +172,7 @@ class Chooser {
              before_G_[busiest_] + before_G_[gpu] - potential(here) - potential(there));
   }
 
-  // `given` gets a copy more on `gpu`, in a free slot or in the place of `taken`.
+  // `given` gets one more copy on `gpu`, in a free slot or replacing `taken`.
   void consider_copy(Move::Kind kind, int given, int taken, int gpu) {
     const double share = packing_.share_with(given, packing_.count(given) + 1);
     const double fall = packing_.share(given) - share;
@@ -197,7 +197,7 @@ class Chooser {
     if (peak < packing_.time(busiest_)) consider({kind, 0.0, peak, given, taken, gpu}, sum);
   }
 
-  const Placed& placed_;
+  const PlacedLayer& placed_;
   const Packing& packing_;
   const Part& part_;
   int busiest_;
@@ -206,64 +206,64 @@ class Chooser {
   Move best_;
 };
 
-void apply(Placed& placed, const Move& move, int busiest) {
+void apply(PlacedLayer& placed, const Move& move, int busiest) {
   switch (move.kind) {
     case Move::kExchange:
-      return placed.exchange(move.given, busiest, move.taken, move.gpu);
+      return placed.exchange_copies(move.given, busiest, move.taken, move.gpu);
     case Move::kReplace:
-      return placed.replace(move.taken, move.given, move.gpu);
+      return placed.replace_copy(move.taken, move.given, move.gpu);
     case Move::kFill:
-      return placed.add(move.given, move.gpu);
+      return placed.add_copy(move.given, move.gpu);
     case Move::kShift:
-      return placed.move(move.given, busiest, move.gpu);
+      return placed.move_copy(move.given, busiest, move.gpu);
     case Move::kNone:
       return;
   }
 }
 
-// Where GPUs have so few slots, the busiest is often stuck with what it holds while those behind it could be helped:
-// the next window may make any of them the busiest. With more slots some single move always helps.
+// With so few slots per GPU the busiest GPU is often stuck while the next busiest ones can still be improved, and any
+// of them may be the busiest in the next window. With more slots some single move always helps.
 constexpr int kFewSlots = 4;
 constexpr int kMaxStuck = 8;
 
-// Repairs, then the best moves for balance until the busiest GPU is at `enough`, or none is worth having. Returns how
-// many slots the moves took.
-int64_t even_out(Placed& placed, const Budget& budget, double enough) {
-  give_up_surplus(placed);
+// Repairs, then the best moves for balance until the busiest GPU reaches `target` or no move is worthwhile. Returns how
+// many slots the moves changed.
+int64_t balance_layer(PlacedLayer& placed, const Budget& budget, double target) {
+  drop_surplus(placed);
   restore_missing(placed);
-  placed.next_step(Change::kRepair, 0.0);
+  placed.end_step(Change::kRepair, 0.0);
   const double mean = placed.packing.part().mean_time();
   int64_t moved = 0;
   std::vector<uint8_t> stuck_G(placed.packing.part().num_gpus(), 0);
   int num_stuck = 0;
   while (moved < budget.max_moves && mean > 0) {
-    const int busiest = busiest_but(placed.packing, stuck_G);
+    const int busiest = busiest_not_stuck(placed.packing, stuck_G);
     if (busiest < 0) break;
-    Chooser chooser(placed, busiest);
+    MoveChooser chooser(placed, busiest);
     const double before = placed.packing.time(busiest), smooth = chooser.smooth_maximum();
-    if (before <= enough) break;
+    if (before <= target) break;
     const Move move = chooser.best(budget.max_moves - moved);
     auto worthwhile = [&](double peak, int cost) { return before - peak >= budget.min_gain * mean * cost; };
     if (move.kind != Move::kNone && worthwhile(move.peak, move.cost())) {
       apply(placed, move, busiest);
       moved += move.cost();
     } else {
-      if (placed.packing.part().slots_per_gpu > kFewSlots || moved + Relay::kCost > budget.max_moves) break;
-      const Relay relay = best_relay(placed, busiest);
-      if (relay.given < 0 || !worthwhile(relay.peak, Relay::kCost)) {
+      if (placed.packing.part().slots_per_gpu > kFewSlots || moved + CompoundMove::kCost > budget.max_moves) break;
+      const CompoundMove compound = best_compound_move(placed, busiest);
+      if (compound.given < 0 || !worthwhile(compound.peak, CompoundMove::kCost)) {
         if (++num_stuck > kMaxStuck) break;
         stuck_G[busiest] = 1;
         continue;
       }
-      apply(placed, relay);
-      moved += Relay::kCost;
+      apply(placed, compound);
+      moved += CompoundMove::kCost;
     }
-    placed.next_step(Change::kBalance, smooth - Chooser(placed, busiest).smooth_maximum());
+    placed.end_step(Change::kBalance, smooth - MoveChooser(placed, busiest).smooth_maximum());
   }
   return moved;
 }
 
-// The largest GPU time under slot weights, after the changes of the first steps.
+// The largest GPU time under slot weights after the first num_steps steps.
 double largest_time_after(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P,
                           const std::vector<Change>& changes, int64_t num_steps) {
   std::vector<int64_t> slot_P(current_P, current_P + problem.num_slots());
@@ -275,17 +275,17 @@ double largest_time_after(const Problem& problem, int64_t layer, const Part& par
                       false, weight_P.data());
 }
 
-std::vector<Change> first_steps(const Placed& placed, int64_t num_steps) {
+std::vector<Change> first_steps(const PlacedLayer& placed, int64_t num_steps) {
   std::vector<Change> changes;
   for (const Change& change : placed.changes)
     if (change.step < num_steps) changes.push_back(change);
   return changes;
 }
 
-// Moves are chosen for even shares, but what is served are the slot weights: with them, fewer moves may be better.
-// Returns after how many steps to stop.
+// Moves are chosen for even shares, but serving uses slot weights, and with them fewer moves may be better. Returns the
+// number of steps to keep.
 int64_t worthwhile_steps(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P,
-                         const Placed& placed) {
+                         const PlacedLayer& placed) {
   auto largest = [&](int64_t num_steps) {
     return largest_time_after(problem, layer, part, current_P, placed.changes, num_steps);
   };
@@ -312,21 +312,21 @@ Part whole_layer(const Problem& problem, int64_t layer) {
 std::vector<Change> improve_placement(const Problem& problem, int64_t layer, const int64_t* current_P,
                                       const Budget& budget) {
   const Part part = whole_layer(problem, layer);
-  Placed placed(problem, layer, part, current_P);
-  even_out(placed, budget, 0.0);
+  PlacedLayer placed(problem, layer, part, current_P);
+  balance_layer(placed, budget, 0.0);
   return first_steps(placed, worthwhile_steps(problem, layer, part, current_P, placed));
 }
 
 std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const int64_t* current_P,
                                     const Budget& budget, const Tokens& tokens, Traffic traffic, double allowance) {
   const Part part = whole_layer(problem, layer);
-  Placed balanced(problem, layer, part, current_P);
-  even_out(balanced, budget, 0.0);
+  PlacedLayer balanced(problem, layer, part, current_P);
+  balance_layer(balanced, budget, 0.0);
   const int64_t balanced_steps = worthwhile_steps(problem, layer, part, current_P, balanced);
   if (problem.num_nodes == 1 || tokens.num_tokens == 0) return first_steps(balanced, balanced_steps);
   const double cap = (1 + allowance) * balanced.packing.max_time();
-  Placed placed(problem, layer, part, current_P);
-  int64_t moved = even_out(placed, budget, cap);
+  PlacedLayer placed(problem, layer, part, current_P);
+  int64_t moved = balance_layer(placed, budget, cap);
   const int64_t num_balance_steps = placed.num_steps();
   const Incidence incidence(tokens, part.num_experts());
   TrafficSearch search(problem, placed, tokens, incidence, traffic);
@@ -336,11 +336,11 @@ std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const
     const TrafficMove move = search.best(static_cast<int>(std::min<int64_t>(budget.max_moves - moved, 2)), cap);
     if (move.kind == TrafficMove::kNone || move.gain < budget.min_gain * all_tokens) break;
     search.apply(placed, move);
-    placed.next_step(Change::kTraffic, move.gain * move.cost());
+    placed.end_step(Change::kTraffic, move.gain * move.cost());
     moved += move.cost();
   }
-  // The cap was on even shares; what counts is the largest time under slot weights, of both plans.
-  auto largest = [&](const Placed& one, int64_t num_steps) {
+  // The cap was for even shares, but the allowance is defined for largest times under slot weights: check it again.
+  auto largest = [&](const PlacedLayer& one, int64_t num_steps) {
     return largest_time_after(problem, layer, part, current_P, one.changes, num_steps);
   };
   const double limit = (1 + allowance) * largest(balanced, balanced_steps) * (1 + 1e-12);

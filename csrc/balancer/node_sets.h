@@ -1,4 +1,4 @@
-// Fewest nodes that hold all experts of a token, found for all sets of few nodes at once.
+// NodeSets: the fewest nodes that hold all experts of a token, found by bit operations over all sets of nodes.
 #pragma once
 
 #include <array>
@@ -9,15 +9,15 @@
 
 namespace eprt::balancer {
 
-// One bit for each of the 2^N sets of nodes, N <= 6 with one word and N <= 8 with four. A set "covers" an expert when
-// one of its nodes has a copy; the sets that cover each of a token's experts are the intersection of theirs.
+// One bit for each of the 2^N sets of nodes: N <= 6 with one word, N <= 8 with four. A set covers an expert if one of
+// its nodes has a copy. The sets that cover all experts of a token are the intersection of the experts' covering sets.
 template <int kWords>
 class NodeSets {
  public:
   using Bits = std::array<uint64_t, kWords>;
   static constexpr int kMaxNodes = kWords == 1 ? 6 : 8;
 
-  static const NodeSets& of(int64_t num_nodes) {
+  static const NodeSets& for_nodes(int64_t num_nodes) {
     static const auto all = [] {
       std::vector<NodeSets> sets;
       for (int nodes = 0; nodes <= kMaxNodes; nodes++) sets.push_back(NodeSets(nodes));
@@ -29,12 +29,12 @@ class NodeSets {
   // The sets that cover an expert whose copies are on these nodes, one bit each.
   const Bits& covering(uint64_t mask) const { return covering_[mask]; }
   const Bits& all() const { return all_; }
-  static void keep(Bits& bits, const Bits& of) {
-    for (int word = 0; word < kWords; word++) bits[word] &= of[word];
+  static void intersect(Bits& bits, const Bits& with) {
+    for (int word = 0; word < kWords; word++) bits[word] &= with[word];
   }
 
-  // Other nodes that a token on node `own` must visit; own < 0: on any node, equally likely. covers: the sets that
-  // cover all of its experts.
+  // How many other nodes a token on node `own` must visit. own < 0: the node is unknown, each equally likely. covers:
+  // the sets that cover all of its experts.
   double visits(const Bits& covers, int own) const {
     return own < 0 && !visits_.empty() ? visits_[covers[0]] : count_visits(covers, own);
   }
@@ -52,24 +52,24 @@ class NodeSets {
         if (set & mask) mark(covering_[mask]);
     }
     if (num_nodes > kMaxNodesInTable) return;
-    visits_.assign(all_[0] + 1, 0.0F);            // odd: the empty set covers all, so there is nothing to visit
-    const uint64_t everywhere = all_[0] / 2 + 1;  // all nodes together cover whatever there is
+    visits_.assign(all_[0] + 1, 0.0F);            // odd index: the empty set covers all, nothing to visit
+    const uint64_t everywhere = all_[0] / 2 + 1;  // the set of all nodes covers every expert
     for (uint64_t covers = 0; covers <= all_[0]; covers += 2)
       visits_[covers] = static_cast<float>(count_visits({covers | everywhere}, -1));
   }
 
   double count_visits(const Bits& covers, int own) const {
     int size = 0;
-    while (!meet(covers, of_size_[size])) size++;
+    while (!overlap(covers, of_size_[size])) size++;
     if (size == 0) return 0.0;  // no experts
     Bits smallest = covers;
-    keep(smallest, of_size_[size]);
-    if (own >= 0) return size - meet(smallest, with_[own]);
-    int inside = 0;  // own nodes that are themselves in one of the smallest sets
-    for (int node = 0; node < num_nodes_; node++) inside += meet(smallest, with_[node]);
+    intersect(smallest, of_size_[size]);
+    if (own >= 0) return size - overlap(smallest, with_[own]);
+    int inside = 0;  // possible own nodes that are in one of the smallest sets
+    for (int node = 0; node < num_nodes_; node++) inside += overlap(smallest, with_[node]);
     return size - static_cast<double>(inside) / num_nodes_;
   }
-  static bool meet(const Bits& a, const Bits& b) {
+  static bool overlap(const Bits& a, const Bits& b) {
     uint64_t both = 0;
     for (int word = 0; word < kWords; word++) both |= a[word] & b[word];
     return both != 0;
@@ -79,7 +79,7 @@ class NodeSets {
   int num_nodes_;
   Bits all_{};
   std::vector<Bits> covering_, of_size_, with_;
-  std::vector<float> visits_;  // by what covers, for very few nodes
+  std::vector<float> visits_;  // indexed by `covers`; only for few nodes
 };
 
 constexpr int kMaxNodesInSets = NodeSets<4>::kMaxNodes;

@@ -50,7 +50,7 @@ void Packing::set_count(int expert, int count) {
   share_E_[expert] = count ? share_with(expert, count) : 0.0;
 }
 
-// Loads are summed anew instead of adjusted: no rounding piles up, and equal states have equal loads.
+// Loads are summed again, not adjusted: rounding errors do not accumulate, and equal states have equal loads.
 void Packing::refresh(int gpu) {
   double load = 0.0;
   for (int expert : experts_G_[gpu]) load += share_E_[expert];
@@ -61,20 +61,20 @@ void Packing::refresh_holders(int expert) {
   for (int gpu : gpus_E_[expert]) refresh(gpu);
 }
 
-void Packing::place(int expert, int gpu) {
+void Packing::place_copy(int expert, int gpu) {
   experts_G_[gpu].push_back(expert);
   gpus_E_[expert].push_back(gpu);
   holds_GE_[static_cast<size_t>(gpu) * num_experts_ + expert] = 1;
   load_G_[gpu] += share_E_[expert];
 }
 
-void Packing::add(int expert, int gpu) {
+void Packing::add_copy(int expert, int gpu) {
   set_count(expert, count_E_[expert] + 1);
-  place(expert, gpu);
+  place_copy(expert, gpu);
   refresh_holders(expert);
 }
 
-void Packing::remove(int expert, int gpu) {
+void Packing::remove_copy(int expert, int gpu) {
   auto& experts = experts_G_[gpu];
   auto& gpus = gpus_E_[expert];
   experts.erase(std::find(experts.begin(), experts.end(), expert));
@@ -85,7 +85,7 @@ void Packing::remove(int expert, int gpu) {
   refresh(gpu);
 }
 
-void Packing::move(int expert, int from, int to) {
+void Packing::move_copy(int expert, int from, int to) {
   auto& experts = experts_G_[from];
   experts.erase(std::find(experts.begin(), experts.end(), expert));
   experts_G_[to].push_back(expert);
@@ -96,9 +96,9 @@ void Packing::move(int expert, int from, int to) {
   refresh(to);
 }
 
-void Packing::exchange(int a, int gpu_a, int b, int gpu_b) {
-  move(a, gpu_a, gpu_b);
-  move(b, gpu_b, gpu_a);
+void Packing::exchange_copies(int a, int gpu_a, int b, int gpu_b) {
+  move_copy(a, gpu_a, gpu_b);
+  move_copy(b, gpu_b, gpu_a);
 }
 
 std::vector<int> replicate(const Part& part) {
@@ -130,14 +130,14 @@ double lower_bound(const Part& part) {
     if (part.usable_G[gpu] > 0) fastest = std::max(fastest, part.speed_G[gpu]);
   for (int expert = 0; expert < part.num_experts(); expert++)
     largest = std::max(largest, part.load_E[expert] / count_E[expert]);
-  // With unequal speeds copies need not have equal shares, and then only the mean is certain.
+  // With unequal speeds copies need not have equal shares: then only the mean is a bound.
   const auto [slow, fast] = std::minmax_element(part.speed_G.begin(), part.speed_G.end());
   return *slow == *fast ? std::max(part.mean_time(), fastest > 0 ? largest / fastest : 0.0) : part.mean_time();
 }
 
 namespace {
 
-// The GPU that would be done earliest, among those with room and without a copy; -1 when there is none.
+// Among the GPUs with room and without a copy, the one that would finish earliest; -1 if there is none.
 int earliest_gpu(const Packing& packing, int expert) {
   int best = -1;
   double best_time = std::numeric_limits<double>::infinity();
@@ -149,8 +149,8 @@ int earliest_gpu(const Packing& packing, int expert) {
   return best;
 }
 
-// Every GPU with room holds a copy already: a full GPU without one passes another expert on to a GPU with room, and
-// takes the copy. Among all such pairs the one with the smallest larger time. False when there is none.
+// For when every GPU with room already holds a copy: a full GPU without a copy moves another expert to a GPU with room
+// and takes the copy. Chooses the pair with the smallest peak. Returns false if there is none.
 bool place_by_passing_on(Packing& packing, int expert) {
   const int num_gpus = packing.part().num_gpus();
   double best = std::numeric_limits<double>::infinity();
@@ -169,13 +169,13 @@ bool place_by_passing_on(Packing& packing, int expert) {
     }
   }
   if (best_from < 0) return false;
-  packing.move(best_other, best_from, best_to);
-  packing.place(expert, best_from);
+  packing.move_copy(best_other, best_from, best_to);
+  packing.place_copy(expert, best_from);
   return true;
 }
 
-// All copies at the minimum, each onto the GPU with most room: possible whenever anything is (the degrees of such a
-// graph are as even as they can be). Loads do not matter here; improve() evens them out.
+// The minimum number of copies, each on the GPU with most room. Finds a packing whenever one exists, since the degrees
+// of this bipartite graph stay as even as possible. Ignores loads; improve() balances them.
 Packing pack_by_room(const Part& part) {
   Packing packing(part);
   for (int expert = 0; expert < part.num_experts(); expert++) packing.set_count(expert, part.min_copies);
@@ -187,7 +187,7 @@ Packing pack_by_room(const Part& part) {
         if (best < 0 || packing.room(gpu) > packing.room(best)) best = gpu;
       }
       if (best < 0) throw std::runtime_error("usable slots are too few or too uneven to hold every expert");
-      packing.place(expert, best);
+      packing.place_copy(expert, best);
     }
   }
   return packing;
@@ -203,7 +203,7 @@ void fill_free_slots(Packing& packing) {
       for (int expert = 0; expert < part.num_experts(); expert++)
         if (!packing.holds(gpu, expert) && (best < 0 || packing.share(expert) > packing.share(best))) best = expert;
       if (best < 0) break;
-      packing.add(best, gpu);
+      packing.add_copy(best, gpu);
     }
   }
 }
@@ -223,7 +223,7 @@ Packing pack(const Part& part) {
     for (int copy = 0; copy < count_E[expert] && complete; copy++) {
       const int gpu = earliest_gpu(packing, expert);
       if (gpu >= 0)
-        packing.place(expert, gpu);
+        packing.place_copy(expert, gpu);
       else
         complete = place_by_passing_on(packing, expert);
     }

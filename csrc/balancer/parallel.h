@@ -1,4 +1,4 @@
-// Layers are planned independently of each other: a few threads take them in turn.
+// Plans layers in parallel: they are independent of each other, and threads claim them dynamically.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace eprt::balancer {
 
-// Calls body(layer) for each layer, on up to `threads` threads; rethrows the first exception. The results do not depend
-// on the number of threads as long as body(layer) writes only what belongs to its layer.
+// Calls body(layer) for each layer on up to `threads` threads and rethrows the first exception. The results do not
+// depend on the number of threads as long as body(layer) writes only its own layer's data.
 template <typename Body>
 void for_each_layer(int64_t num_layers, int64_t threads, const Body& body) {
   std::atomic<int64_t> next{0};

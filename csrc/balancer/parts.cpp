@@ -1,4 +1,4 @@
-// A layer cut into parts, and parts put back into the layer's slots.
+// Divides a layer into parts and writes their packings to the layer's slots.
 
 #include <algorithm>
 #include <numeric>
@@ -30,8 +30,8 @@ void write_slots(const Packing& packing, const std::vector<int>& experts, int fi
   for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++) {
     int64_t* slots = slot_P + static_cast<int64_t>(first_gpu + gpu) * per_gpu;
     std::fill(slots, slots + per_gpu, kEmpty);
-    for (int i = 0; i < packing.held(gpu); i++) slots[i] = experts[packing.experts(gpu)[i]];
-    if (sorted) std::sort(slots, slots + packing.held(gpu));
+    for (int i = 0; i < packing.num_held(gpu); i++) slots[i] = experts[packing.experts(gpu)[i]];
+    if (sorted) std::sort(slots, slots + packing.num_held(gpu));
   }
 }
 
@@ -62,7 +62,7 @@ Division divide(const Problem& problem, int64_t layer) {
   const bool equal = std::all_of(load_E, load_E + problem.num_experts, [&](double load) { return load == load_E[0]; });
   std::vector<int> size_of_node(problem.num_nodes, 0);
   for (int node : node_of_group) size_of_node[node]++;
-  if (equal) {  // as many groups per node, but in order
+  if (equal) {  // the same number of groups per node, but in order
     int node = 0;
     for (int& of_group : node_of_group) {
       while (size_of_node[node] == 0) node++;

@@ -12,7 +12,7 @@ bool all_equal(const Values& values) {
   return std::all_of(values.begin(), values.end(), [&](auto value) { return value == values[0]; });
 }
 
-// Without a difference in load nothing is known: experts in order, so that such a layer stays where models put it.
+// Equal loads carry no information: experts stay in order, as models place them by default.
 bool pack_in_order(const Part& part, Packing& packing) {
   if (!all_equal(part.load_E) || !all_equal(part.speed_G) || !all_equal(part.usable_G) || part.min_copies > 1)
     return false;
@@ -20,12 +20,12 @@ bool pack_in_order(const Part& part, Packing& packing) {
   int expert = 0;
   for (int gpu = 0; gpu < num_gpus; gpu++)
     for (int end = expert + num_experts / num_gpus + (gpu < num_experts % num_gpus); expert < end; expert++)
-      packing.add(expert, gpu);
+      packing.add_copy(expert, gpu);
   expert = 0;
   for (int gpu = 0; gpu < num_gpus; gpu++) {
     while (packing.room(gpu) > 0) {
       while (packing.holds(gpu, expert)) expert = (expert + 1) % num_experts;
-      packing.add(expert, gpu);
+      packing.add_copy(expert, gpu);
       expert = (expert + 1) % num_experts;
     }
   }
@@ -66,7 +66,7 @@ double plan_layer(const Problem& problem, int64_t layer, int64_t* slot_P, double
   target = std::min(target, eplb_time);
   if (largest_even_time(problem, layer, slot_P) > eplb_time || fill(false) > eplb_time) {
     plan_from_eplb(problem, layer, eplb_P, parts.bound, slot_P, weight_P);
-    // Where only uneven shares match it, such as two of three copies on one GPU, its split is the start.
+    // If only uneven shares match EPLB's time (such as two of three copies on one GPU), its split is the start.
     fill(largest_even_time(problem, layer, slot_P) > eplb_time);
   }
   return parts.bound;

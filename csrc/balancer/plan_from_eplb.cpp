@@ -1,4 +1,4 @@
-// EPLB's placement as a start: where it happens to be better than a plan of ours, ours starts from it.
+// Plans that start from EPLB's placement, for layers where it happens to be better than our own plan.
 
 #include <algorithm>
 #include <set>
@@ -9,7 +9,7 @@
 namespace eprt::balancer {
 namespace {
 
-// Copies that would have to be second ones on a GPU are replaced by copies of the experts they help most.
+// Fills the slots of dropped second copies with the experts whose shares stay smallest.
 void fill_anew(Packing& packing) {
   const Part& part = packing.part();
   for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
@@ -21,7 +21,7 @@ void fill_anew(Packing& packing) {
         if (!packing.holds(gpu, expert) && (best < 0 || share < best_share)) best = expert, best_share = share;
       }
       if (best < 0) break;
-      packing.add(best, gpu);
+      packing.add_copy(best, gpu);
     }
   }
 }
@@ -63,15 +63,15 @@ void plan_from_eplb(const Problem& problem, int64_t layer, const std::vector<int
       for (int64_t slot = 0; slot < per_gpu; slot++) {
         const auto expert = std::lower_bound(experts.begin(), experts.end(), first[gpu * per_gpu + slot]);
         const int local = static_cast<int>(expert - experts.begin());
-        if (!packing.holds(gpu, local)) packing.add(local, gpu);
+        if (!packing.holds(gpu, local)) packing.add_copy(local, gpu);
       }
     fill_anew(packing);
     improve(packing, bound * kCloseEnough);
     write_slots(packing, experts, i * gpus_per_part, slot_P);
   }
   if (largest_even_time(problem, layer, slot_P) <= eplb_time) return;
-  // Only uneven shares match it, such as two of an expert's three copies on one GPU: EPLB's placement itself, each
-  // GPU's copies of an expert made one slot with their weight together, the slots gained left without weight.
+  // Only uneven shares match EPLB's time (such as two of an expert's three copies on one GPU). Use EPLB's placement
+  // itself: copies of an expert on one GPU become one slot with their joint weight, the freed slots get no weight.
   std::vector<int> count_E(problem.num_experts, 0);
   for (int64_t expert : eplb_P) count_E[expert]++;
   std::fill(slot_P, slot_P + num_slots, kEmpty);
@@ -87,7 +87,7 @@ void plan_from_eplb(const Problem& problem, int64_t layer, const std::vector<int
     if (slot_P[slot] != kEmpty) continue;
     const int64_t* gpu_slots = slot_P + slot / per_gpu * per_gpu;
     const int64_t part = slot / (num_slots / num_parts);
-    int64_t best = kEmpty;  // of this part's experts that the GPU lacks, the busiest
+    int64_t best = kEmpty;  // the part's expert with the largest share that the GPU does not hold
     for (int64_t other = part * (num_slots / num_parts); other < (part + 1) * (num_slots / num_parts); other++) {
       const int64_t expert = eplb_P[other];
       if (std::find(gpu_slots, gpu_slots + per_gpu, expert) != gpu_slots + per_gpu) continue;

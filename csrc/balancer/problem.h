@@ -1,4 +1,4 @@
-// What is to be planned, as it crosses the C ABI: mirrored by class CProblem in balancer/core.py.
+// The planning problem as it crosses the C ABI, mirrored by class CProblem in balancer/core.py.
 //
 // Suffixes: L layers, E logical experts, G GPUs, P physical slots of all GPUs; arrays are C-contiguous.
 #pragma once
@@ -14,13 +14,13 @@ struct Problem {
   int64_t num_nodes;
   int64_t slots_per_gpu;
   int64_t num_groups;
-  int64_t hierarchical;  // whole groups stay inside nodes
-  int64_t min_copies;    // GPUs that must hold each expert
+  int64_t hierarchical;  // 1: whole expert groups stay inside nodes
+  int64_t min_copies;    // how many GPUs must hold each expert
   int64_t threads;
   const double* load_LE;
   const double* speed_G;      // 0: masked
-  const int32_t* usable_LG;   // slots that may be filled; 0 where masked
-  const int32_t* tie_rank_E;  // among equal loads the lower rank comes first
+  const int32_t* usable_LG;   // slots that may be filled; 0 for a masked GPU
+  const int32_t* tie_rank_E;  // breaks ties between equal loads: the lower rank comes first
 
   int64_t num_slots() const { return num_gpus * slots_per_gpu; }
   int64_t gpus_per_node() const { return num_gpus / num_nodes; }

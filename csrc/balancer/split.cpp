@@ -10,7 +10,7 @@
 namespace eprt::balancer {
 namespace {
 
-// A largest load that the batch can be split to, near the smallest: fractional, by water-filling from the weights.
+// A largest time that a fractional split can reach, close to the smallest: water-filling starting from the weights.
 double reachable_time(const Replicas& replicas, const std::vector<double>& load_E) {
   std::vector<double> load_P(replicas.num_slots, 0.0);
   for (int64_t expert = 0; expert < replicas.num_experts; expert++)
@@ -20,10 +20,10 @@ double reachable_time(const Replicas& replicas, const std::vector<double>& load_
   for (int64_t gpu = 0; gpu < replicas.num_gpus; gpu++) speed += replicas.speed_G[gpu];
   const double mean = std::accumulate(load_E.begin(), load_E.end(), 0.0) / speed;
   constexpr int kSweeps = 16;
-  return level_out(replicas, load_E.data(), mean * 1.001, kSweeps, load_P.data());
+  return level_loads(replicas, load_E.data(), mean * 1.001, kSweeps, load_P.data());
 }
 
-// quota_SP from the tokens that each slot takes: from its own GPU first, then its node, then whoever has tokens left.
+// Splits the tokens of each slot over the sources: first the slot's own GPU, then its node, then any source.
 class SourceSplit {
  public:
   SourceSplit(const Replicas& replicas, const int64_t* count_SE, int64_t only_source, int64_t* quota_SP)
@@ -33,23 +33,23 @@ class SourceSplit {
         quota_SP_(quota_SP),
         left_S_(replicas.num_gpus) {}
 
-  void expert(int64_t expert, const int64_t* slots, int64_t* tokens, int64_t num_slots) {
+  void split_expert(int64_t expert, const int64_t* slots, int64_t* tokens, int64_t num_slots) {
     for (int64_t source = 0; source < replicas_.num_gpus; source++)
       left_S_[source] = count_SE_[source * replicas_.num_experts + expert];
-    for (int64_t i = 0; i < num_slots; i++) take(replicas_.gpu(slots[i]), slots[i], tokens[i]);
+    for (int64_t i = 0; i < num_slots; i++) take_tokens(replicas_.gpu(slots[i]), slots[i], tokens[i]);
     for (int64_t i = 0; i < num_slots && replicas_.num_nodes > 1; i++) {
       const int64_t per_node = replicas_.num_gpus / replicas_.num_nodes;
       const int64_t first = replicas_.node(replicas_.gpu(slots[i])) * per_node;
       for (int64_t source = first; source < first + per_node && tokens[i] > 0; source++)
-        take(source, slots[i], tokens[i]);
+        take_tokens(source, slots[i], tokens[i]);
     }
     int64_t source = 0;
     for (int64_t i = 0; i < num_slots; i++)
-      for (; tokens[i] > 0; source += left_S_[source] == 0) take(source, slots[i], tokens[i]);
+      for (; tokens[i] > 0; source += left_S_[source] == 0) take_tokens(source, slots[i], tokens[i]);
   }
 
  private:
-  void take(int64_t source, int64_t slot, int64_t& tokens) {
+  void take_tokens(int64_t source, int64_t slot, int64_t& tokens) {
     const int64_t taken = std::min(tokens, left_S_[source]);
     if (taken == 0) return;
     tokens -= taken;
@@ -67,27 +67,27 @@ class SourceSplit {
   std::vector<int64_t> left_S_;
 };
 
-// Tokens that stay on their GPU, then on their node, as far as no GPU passes its capacity.
+// Keeps tokens on their GPU, then on their node, as far as no GPU exceeds its capacity.
 void keep_local(Flow& flow, const int64_t* count_SE) {
   const Replicas& replicas = flow.replicas();
   std::vector<int64_t> left_S(replicas.num_gpus);
-  for (int64_t expert : flow.shared_experts()) {
+  for (int64_t expert : flow.replicated_experts()) {
     for (int64_t i = replicas.first_E1[expert]; i < replicas.first_E1[expert + 1]; i++) {
       const int64_t slot = replicas.slot_by_expert[i];
-      flow.give(expert, slot, count_SE[replicas.gpu(slot) * replicas.num_experts + expert]);
+      flow.give_tokens(expert, slot, count_SE[replicas.gpu(slot) * replicas.num_experts + expert]);
     }
   }
   const int64_t per_node = replicas.num_gpus / replicas.num_nodes;
-  for (int64_t expert : flow.shared_experts()) {
+  for (int64_t expert : flow.replicated_experts()) {
     if (replicas.num_nodes == 1) break;
     for (int64_t node = 0; node < replicas.num_nodes; node++) {
-      int64_t here = 0;  // tokens of this node that have no slot yet
+      int64_t here = 0;  // unassigned tokens of this node
       for (int64_t gpu = node * per_node; gpu < (node + 1) * per_node; gpu++)
         here += count_SE[gpu * replicas.num_experts + expert];
       for (int64_t i = replicas.first_E1[expert]; i < replicas.first_E1[expert + 1]; i++)
         if (replicas.node(replicas.gpu(replicas.slot_by_expert[i])) == node)
           here -= flow.taken(replicas.slot_by_expert[i]);
-      flow.give_within(expert, node, here);
+      flow.give_on_node(expert, node, here);
     }
   }
 }
@@ -115,13 +115,13 @@ void split_batch(const Replicas& replicas, const int64_t* count_SE, bool exact, 
     const int64_t* slots = replicas.slot_by_expert + replicas.first_E1[expert];
     tokens.clear();
     for (int64_t i = 0; i < replicas.count(expert); i++) tokens.push_back(flow.taken(slots[i]));
-    by_source.expert(expert, slots, tokens.data(), replicas.count(expert));
+    by_source.split_expert(expert, slots, tokens.data(), replicas.count(expert));
   }
 }
 
 void split_by_weight(const Replicas& replicas, const int64_t* count_E, int64_t source, int64_t* quota_P) {
   std::fill(quota_P, quota_P + replicas.num_slots, 0);
-  std::vector<std::pair<double, int64_t>> rest;  // (-remainder, slot), in the order of this source's turn
+  std::vector<std::pair<double, int64_t>> rest;  // (-remainder, slot), rotated by source
   for (int64_t expert = 0; expert < replicas.num_experts; expert++) {
     const int64_t num = replicas.count(expert), tokens = count_E[expert];
     const int64_t* slots = replicas.slot_by_expert + replicas.first_E1[expert];
@@ -143,7 +143,7 @@ void split_by_weight(const Replicas& replicas, const int64_t* count_E, int64_t s
 int64_t assign(const Replicas& replicas, int64_t num_tokens, int64_t num_choices, const int64_t* expert_idx_TK,
                const int64_t* quota_P, int64_t source, int64_t* slot_idx_TK) {
   std::vector<int64_t> left_P(quota_P, quota_P + replicas.num_slots);
-  std::vector<int64_t> visited_N(replicas.num_nodes, -1);  // last token that visits the node
+  std::vector<int64_t> visited_N(replicas.num_nodes, -1);  // the last token that visits each node
   const int64_t own_node = replicas.node(source);
   auto use = [&](int64_t slot, int64_t token) {
     left_P[slot]--;
@@ -154,7 +154,8 @@ int64_t assign(const Replicas& replicas, int64_t num_tokens, int64_t num_choices
     const int64_t* experts = expert_idx_TK + token * num_choices;
     int64_t* out = slot_idx_TK + token * num_choices;
     visited_N[own_node] = token;
-    for (int pass = 0; pass < 2; pass++) {  // first the choices without an alternative: they say where the token goes
+    // The first pass places the choices without an alternative: they fix the nodes that the token visits.
+    for (int pass = 0; pass < 2; pass++) {
       for (int64_t k = 0; k < num_choices; k++) {
         const int64_t expert = experts[k];
         if (expert < 0) {

@@ -9,20 +9,20 @@ namespace {
 
 template <int kWords>
 double fewest_visits(const std::vector<uint64_t>& masks, int own, int64_t num_nodes) {
-  const NodeSets<kWords>& sets = NodeSets<kWords>::of(num_nodes);
+  const NodeSets<kWords>& sets = NodeSets<kWords>::for_nodes(num_nodes);
   auto covers = sets.all();
-  for (uint64_t mask : masks) sets.keep(covers, sets.covering(mask));
+  for (uint64_t mask : masks) sets.intersect(covers, sets.covering(mask));
   return sets.visits(covers, own);
 }
 
-// With many nodes, about as few. Other nodes visited by a token on node `own`, whose experts have these masks.
+// Greedy approximation for many nodes: how many other nodes a token on node `own` visits. masks: nodes of its experts.
 int visited_nodes(const std::vector<uint64_t>& masks, int own) {
   const uint64_t here = uint64_t{1} << own;
   uint64_t visited = 0;
   for (uint64_t mask : masks)
     if (!(mask & here) && std::has_single_bit(mask)) visited |= mask;
   for (;;) {
-    uint64_t open = 0;  // nodes that would cover an expert not covered yet
+    uint64_t open = 0;  // nodes that hold an expert not covered yet
     for (uint64_t mask : masks)
       if (!(mask & (here | visited))) open |= mask;
     if (!open) return std::popcount(visited);

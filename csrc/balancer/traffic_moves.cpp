@@ -6,9 +6,9 @@
 namespace eprt::balancer {
 namespace {
 
-constexpr size_t kCheap = 16;     // of each node's copies, those that cost least to give up
-constexpr size_t kPartners = 24;  // of each pair of nodes, the experts that gain most by changing sides
-constexpr size_t kExact = 24;     // proposals counted exactly
+constexpr size_t kCheap = 16;     // candidates per node for replacement: the copies that cost least to remove
+constexpr size_t kPartners = 24;  // candidates per pair of nodes for an exchange: the experts that gain most by moving
+constexpr size_t kExact = 24;     // proposals that are counted exactly
 
 std::vector<uint64_t> masks_of(const Packing& packing, int gpus_per_node) {
   std::vector<uint64_t> mask_E(packing.part().num_experts(), 0);
@@ -26,7 +26,7 @@ void keep_first(Items& items, size_t num) {
 
 }  // namespace
 
-TrafficSearch::TrafficSearch(const Problem& problem, const Placed& placed, const Tokens& tokens,
+TrafficSearch::TrafficSearch(const Problem& problem, const PlacedLayer& placed, const Tokens& tokens,
                              const Incidence& incidence, Traffic traffic)
     : num_nodes_(static_cast<int>(problem.num_nodes)),
       gpus_per_node_(static_cast<int>(problem.gpus_per_node())),
@@ -36,7 +36,7 @@ TrafficSearch::TrafficSearch(const Problem& problem, const Placed& placed, const
       incidence_(incidence),
       traffic_(traffic),
       mask_E_(masks_of(placed.packing, gpus_per_node_)),
-      guests_(problem, tokens, incidence, traffic, mask_E_),
+      gains_(problem, tokens, incidence, traffic, mask_E_),
       cost_T_(tokens.num_tokens),
       mark_T_(tokens.num_tokens, 0) {
   for (int64_t token = 0; token < tokens.num_tokens; token++)
@@ -59,24 +59,24 @@ TrafficMove TrafficSearch::best(int moves_left, double cap) {
   return best;
 }
 
-void TrafficSearch::apply(Placed& placed, const TrafficMove& move) {
+void TrafficSearch::apply(PlacedLayer& placed, const TrafficMove& move) {
   const int given = move.given, taken = move.taken;
   const uint64_t before_given = mask_E_[given], before_taken = taken >= 0 ? mask_E_[taken] : 0;
   if (move.kind == TrafficMove::kExchange)
-    placed.exchange(given, move.from, taken, move.gpu);
+    placed.exchange_copies(given, move.from, taken, move.gpu);
   else if (taken >= 0)
-    placed.replace(taken, given, move.gpu);
+    placed.replace_copy(taken, given, move.gpu);
   else
-    placed.add(given, move.gpu);
+    placed.add_copy(given, move.gpu);
   auto renew = [&](int expert, uint64_t before) {
     uint64_t now = 0;
     for (int gpu : packing_.gpus(expert)) now |= bit(gpu);
     mask_E_[expert] = now;
-    for (int at = 0; at < num_nodes_; at++) {  // first what comes: an expert is never nowhere
-      if ((now & ~before) >> at & 1) guests_.add(expert, at);
+    for (int at = 0; at < num_nodes_; at++) {  // additions first, so that the expert always has a node
+      if ((now & ~before) >> at & 1) gains_.add_copy(expert, at);
     }
     for (int at = 0; at < num_nodes_; at++) {
-      if ((before & ~now) >> at & 1) guests_.remove(expert, at);
+      if ((before & ~now) >> at & 1) gains_.remove_copy(expert, at);
     }
   };
   renew(given, before_given);
@@ -91,28 +91,28 @@ int TrafficSearch::copies_on(int expert, int at) const {
   return static_cast<int>(std::count_if(gpus.begin(), gpus.end(), [&](int gpu) { return node(gpu) == at; }));
 }
 
-// What it saves, about, that a copy goes from one node to another.
+// Estimate of the traffic saved by moving a copy from one node to another.
 double TrafficSearch::shift(int expert, int from, int to) const {
-  if (mask_E_[expert] >> to & 1) return copies_on(expert, from) > 1 ? 0.0 : -guests_.loss(expert, from);
-  if (copies_on(expert, from) > 1) return guests_.gain(expert, to);
-  if (mask_E_[expert] == uint64_t{1} << from) return guests_.pull(expert, to) - guests_.pull(expert, from);
-  return guests_.gain(expert, to) - guests_.loss(expert, from);
+  if (mask_E_[expert] >> to & 1) return copies_on(expert, from) > 1 ? 0.0 : -gains_.loss(expert, from);
+  if (copies_on(expert, from) > 1) return gains_.gain(expert, to);
+  if (mask_E_[expert] == uint64_t{1} << from) return gains_.pull(expert, to) - gains_.pull(expert, from);
+  return gains_.gain(expert, to) - gains_.loss(expert, from);
 }
 
 void TrafficSearch::propose_copies(double cap) {
   const Part& part = packing_.part();
   for (int at = 0; at < num_nodes_; at++) {
-    std::vector<std::tuple<double, int, int>> cheap;  // (loss, GPU, expert given up or -1)
+    std::vector<std::tuple<double, int, int>> cheap;  // (loss, GPU, expert replaced or -1)
     for (int gpu = at * gpus_per_node_; gpu < (at + 1) * gpus_per_node_; gpu++) {
       if (part.usable_G[gpu] == 0) continue;
       if (packing_.room(gpu) > 0) cheap.emplace_back(0.0, gpu, -1);
       for (int taken : packing_.experts(gpu))
         if (packing_.count(taken) > part.min_copies)
-          cheap.emplace_back(copies_on(taken, at) > 1 ? 0.0 : guests_.loss(taken, at), gpu, taken);
+          cheap.emplace_back(copies_on(taken, at) > 1 ? 0.0 : gains_.loss(taken, at), gpu, taken);
     }
     keep_first(cheap, kCheap);
     for (int given = 0; given < part.num_experts(); given++) {
-      const double gain = guests_.gain(given, at);
+      const double gain = gains_.gain(given, at);
       if (mask_E_[given] >> at & 1 || gain <= 0 || packing_.count(given) == part.num_live()) continue;
       for (const auto& [loss, gpu, taken] : cheap)
         if (gain > loss && copy_fits(given, taken, gpu, cap))

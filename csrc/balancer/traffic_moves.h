@@ -1,15 +1,15 @@
-// Single moves that save traffic between nodes, from a placement in force.
+// TrafficSearch: single moves on the current placement that save traffic between nodes.
 #pragma once
 
 #include <vector>
 
-#include "guests.h"
-#include "placed.h"
+#include "copy_gains.h"
+#include "placed_layer.h"
 
 namespace eprt::balancer {
 
-// kExchange: `given` of GPU `from` and `taken` of `gpu` change places. kCopy: `given` gets a copy more on `gpu`, in the
-// place of `taken`, or in a free slot where that is -1.
+// kExchange: `given` of GPU `from` is exchanged with `taken` of `gpu`. kCopy: `given` gets one more copy on `gpu`,
+// replacing `taken`, or in a free slot if taken is -1.
 struct TrafficMove {
   enum Kind { kNone, kExchange, kCopy } kind = kNone;
   double gain = 0.0;  // crossings saved per slot that receives an expert
@@ -19,12 +19,12 @@ struct TrafficMove {
 
 class TrafficSearch {
  public:
-  TrafficSearch(const Problem& problem, const Placed& placed, const Tokens& tokens, const Incidence& incidence,
+  TrafficSearch(const Problem& problem, const PlacedLayer& placed, const Tokens& tokens, const Incidence& incidence,
                 Traffic traffic);
 
-  // The move that saves most per slot, counted exactly, among the most promising; no GPU it touches exceeds cap.
+  // Of the most promising moves the one that saves most per slot, counted exactly. No affected GPU exceeds cap.
   TrafficMove best(int moves_left, double cap);
-  void apply(Placed& placed, const TrafficMove& move);
+  void apply(PlacedLayer& placed, const TrafficMove& move);
 
  private:
   uint64_t bit(int gpu) const { return uint64_t{1} << node(gpu); }
@@ -46,7 +46,7 @@ class TrafficSearch {
   const Incidence& incidence_;
   Traffic traffic_;
   std::vector<uint64_t> mask_E_;
-  Guests guests_;
+  CopyGains gains_;
   std::vector<double> cost_T_;
   std::vector<int> mark_T_;
   int round_ = 0;

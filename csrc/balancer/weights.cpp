@@ -6,17 +6,17 @@
 namespace eprt::balancer {
 namespace {
 
-struct Vessel {  // a slot while its expert is poured
+struct Vessel {  // a slot of the expert whose load is poured
   int64_t slot;
   double level;  // time of its GPU without this expert
   double speed;
 };
 
-// Raises the lowest vessels to one common level until `load` is used up.
+// Raises the lowest vessels to a common level until `load` is used up.
 void pour(std::vector<Vessel>& vessels, double load, double* load_P) {
   std::sort(vessels.begin(), vessels.end(),
             [](const Vessel& a, const Vessel& b) { return a.level != b.level ? a.level < b.level : a.slot < b.slot; });
-  double speed = 0.0, filled = 0.0, level = 0.0;  // filled: load that lifts the first vessels from 0 to their levels
+  double speed = 0.0, filled = 0.0, level = 0.0;  // filled: load below the levels of the first vessels
   size_t used = 0;
   for (; used < vessels.size(); used++) {
     if (used > 0 && vessels[used].level >= level) break;
@@ -37,7 +37,7 @@ double largest_time(const std::vector<double>& load_G, const double* speed_G) {
 
 }  // namespace
 
-double level_out(const Replicas& replicas, const double* load_E, double target, int max_sweeps, double* load_P) {
+double level_loads(const Replicas& replicas, const double* load_E, double target, int max_sweeps, double* load_P) {
   std::vector<double> load_G(replicas.num_gpus, 0.0);
   std::vector<int64_t> order;
   for (int64_t expert = 0; expert < replicas.num_experts; expert++) {
@@ -51,7 +51,7 @@ double level_out(const Replicas& replicas, const double* load_E, double target, 
   constexpr double kWorthwhile = 1e-5;  // of the largest time, per sweep
   std::vector<Vessel> vessels;
   for (int sweep = 0; sweep < max_sweeps; sweep++) {
-    for (int64_t expert : order) {  // the largest first: they can move most
+    for (int64_t expert : order) {  // largest loads first: they can shift most
       vessels.clear();
       const int64_t *first = replicas.slot_by_expert + replicas.first_E1[expert],
                     *last = replicas.slot_by_expert + replicas.first_E1[expert + 1];
@@ -61,7 +61,7 @@ double level_out(const Replicas& replicas, const double* load_E, double target, 
         const double speed = replicas.speed_G[gpu];
         if (speed > 0) vessels.push_back({*slot, load_G[gpu] / speed, speed});
       }
-      if (vessels.empty()) vessels.push_back({*first, 0.0, 1.0});  // all masked: it has to go somewhere
+      if (vessels.empty()) vessels.push_back({*first, 0.0, 1.0});  // all GPUs are masked: the load must go somewhere
       for (const int64_t* slot = first; slot != last; slot++) load_P[*slot] = 0.0;
       pour(vessels, load_E[expert], load_P);
       for (const int64_t* slot = first; slot != last; slot++) load_G[replicas.gpu(*slot)] += load_P[*slot];
@@ -91,7 +91,7 @@ double fill_weights(const int64_t* slot_P, int64_t num_slots, int64_t num_expert
     load_P[slot] = expert < 0 ? 0.0 : load_E[expert] * weight_P[slot];
   }
   constexpr int kMaxSweeps = 100;
-  const double largest = level_out(replicas, load_E, target, kMaxSweeps, load_P.data());
+  const double largest = level_loads(replicas, load_E, target, kMaxSweeps, load_P.data());
   for (int64_t expert = 0; expert < num_experts; expert++) {
     double sum = 0.0;
     for (int64_t i = first_E1[expert]; i < first_E1[expert + 1]; i++) sum += load_P[slot_by_expert[i]];

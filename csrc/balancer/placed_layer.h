@@ -1,4 +1,4 @@
-// A placement in force while it is changed: copies on GPUs, the slots they are in, and a record of what changed.
+// The placement of one layer while it is changed, with a record of every change.
 #pragma once
 
 #include <algorithm>
@@ -9,35 +9,36 @@
 
 namespace eprt::balancer {
 
-// A packing whose copies have slots, and a record of every slot that changed.
-class Placed {
+// A packing whose copies occupy slots. Every slot that changes is recorded, grouped in steps.
+class PlacedLayer {
  public:
-  Placed(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P)
+  PlacedLayer(const Problem& problem, int64_t layer, const Part& part, const int64_t* current_P)
       : packing(part),
         layer_(layer),
         per_gpu_(problem.slots_per_gpu),
         gpus_per_node_(static_cast<int>(problem.gpus_per_node())),
         hierarchical_(problem.hierarchical),
         slot_P_(current_P, current_P + problem.num_slots()),
-        lives_on_(part.num_experts() * problem.num_nodes, 0),
+        on_node_EN_(part.num_experts() * problem.num_nodes, 0),
         num_nodes_(problem.num_nodes),
         home_E_(problem.hierarchical ? group_homes(problem, current_P) : std::vector<int>()) {
     for (int64_t slot = 0; slot < problem.num_slots(); slot++) {
       const int64_t expert = slot_P_[slot];
       if (expert == kEmpty) continue;
       const int gpu = static_cast<int>(slot / per_gpu_);
-      lives_on_[expert * num_nodes_ + gpu / gpus_per_node_] = 1;
+      on_node_EN_[expert * num_nodes_ + gpu / gpus_per_node_] = 1;
       if (packing.part().usable_G[gpu] == 0 || packing.holds(gpu, static_cast<int>(expert)))
-        record(slot, kEmpty);  // masked, or a second copy on one GPU
+        record_change(slot, kEmpty);  // a masked GPU, or a second copy on one GPU
       else
-        packing.add(static_cast<int>(expert), gpu);
+        packing.add_copy(static_cast<int>(expert), gpu);
     }
   }
 
-  // In the hierarchical policy an expert leaves the nodes where it is only by copies: one stays where its group is.
-  bool allowed(int gpu, int expert) const {
-    return !hierarchical_ || lives_on_[expert * num_nodes_ + gpu / gpus_per_node_];
+  // In the hierarchical policy experts move only to nodes that held them at the start; more copies may go anywhere.
+  bool may_move_to(int gpu, int expert) const {
+    return !hierarchical_ || on_node_EN_[expert * num_nodes_ + gpu / gpus_per_node_];
   }
+  // Whether the GPU may drop its copy: enough copies remain, in the hierarchical policy one on the group's node.
   bool can_spare(int expert, int gpu) const {
     if (packing.count(expert) <= packing.part().min_copies) return false;
     const int home = home_E_.empty() ? -1 : home_E_[expert];
@@ -45,35 +46,35 @@ class Placed {
     const auto& gpus = packing.gpus(expert);
     return std::count_if(gpus.begin(), gpus.end(), [&](int other) { return other / gpus_per_node_ == home; }) > 1;
   }
-  void allow_everywhere(int expert) { std::fill_n(lives_on_.begin() + expert * num_nodes_, num_nodes_, uint8_t{1}); }
+  void allow_everywhere(int expert) { std::fill_n(on_node_EN_.begin() + expert * num_nodes_, num_nodes_, uint8_t{1}); }
 
-  void drop(int expert, int gpu) {
-    packing.remove(expert, gpu);
-    record(slot_of(expert, gpu), kEmpty);
+  void drop_copy(int expert, int gpu) {
+    packing.remove_copy(expert, gpu);
+    record_change(slot_of(expert, gpu), kEmpty);
   }
-  void add(int expert, int gpu) {
-    packing.add(expert, gpu);
-    record(slot_of(kEmpty, gpu), expert);
+  void add_copy(int expert, int gpu) {
+    packing.add_copy(expert, gpu);
+    record_change(slot_of(kEmpty, gpu), expert);
   }
-  void replace(int taken, int given, int gpu) {
-    packing.remove(taken, gpu);
-    packing.add(given, gpu);
-    record(slot_of(taken, gpu), given);
+  void replace_copy(int taken, int given, int gpu) {
+    packing.remove_copy(taken, gpu);
+    packing.add_copy(given, gpu);
+    record_change(slot_of(taken, gpu), given);
   }
-  void exchange(int a, int gpu_a, int b, int gpu_b) {
-    packing.exchange(a, gpu_a, b, gpu_b);
+  void exchange_copies(int a, int gpu_a, int b, int gpu_b) {
+    packing.exchange_copies(a, gpu_a, b, gpu_b);
     const int64_t slot_a = slot_of(a, gpu_a), slot_b = slot_of(b, gpu_b);
-    record(slot_a, b);
-    record(slot_b, a);
+    record_change(slot_a, b);
+    record_change(slot_b, a);
   }
-  void move(int expert, int from, int to) {
-    packing.move(expert, from, to);
-    record(slot_of(expert, from), kEmpty);
-    record(slot_of(kEmpty, to), expert);
+  void move_copy(int expert, int from, int to) {
+    packing.move_copy(expert, from, to);
+    record_change(slot_of(expert, from), kEmpty);
+    record_change(slot_of(kEmpty, to), expert);
   }
 
-  // Ends a step: the changes since the one before belong together.
-  void next_step(Change::Kind kind, double gain) {
+  // Ends a step: the changes since the end of the previous step belong together.
+  void end_step(Change::Kind kind, double gain) {
     for (size_t i = first_of_step_; i < changes.size(); i++)
       changes[i].step = step_, changes[i].kind = kind, changes[i].gain = gain;
     first_of_step_ = changes.size();
@@ -86,7 +87,7 @@ class Placed {
   std::vector<Change> changes;
 
  private:
-  // The node that holds most copies of the expert's group.
+  // For each expert, the node that holds most copies of its group.
   static std::vector<int> group_homes(const Problem& problem, const int64_t* current_P) {
     const int64_t group_size = problem.num_experts / problem.num_groups;
     std::vector<int> copies_DN(problem.num_groups * problem.num_nodes, 0), home_E(problem.num_experts);
@@ -104,7 +105,7 @@ class Placed {
     const auto first = slot_P_.begin() + gpu * per_gpu_;
     return std::find(first, first + per_gpu_, expert) - slot_P_.begin();
   }
-  void record(int64_t slot, int64_t expert) {
+  void record_change(int64_t slot, int64_t expert) {
     slot_P_[slot] = expert;
     changes.push_back({slot, expert, step_, Change::kRepair, 0.0});
   }
@@ -113,7 +114,7 @@ class Placed {
   int gpus_per_node_;
   bool hierarchical_;
   std::vector<int64_t> slot_P_;
-  std::vector<uint8_t> lives_on_;
+  std::vector<uint8_t> on_node_EN_;
   int64_t num_nodes_;
   std::vector<int> home_E_;  // empty in the global policy
   int64_t step_ = 0;
