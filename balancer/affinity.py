@@ -119,7 +119,6 @@ def plan_for_traffic(problem: Problem, balanced: Placement, goal: TrafficGoal) -
         slots_LP,
         weight_LP,
         bound_L,
-        np.empty((problem.num_layers, 2)),
     )
     found = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
     before_L, after_L = (count_traffic(one, goal.tokens, goal.objective) for one in (balanced, found))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 LIBRARY = "eprt_balancer.so"
-VERSION = 2
+VERSION = 3
 REMEDY = "run `make build` in the checkout, or install the wheel of this version"
 
 

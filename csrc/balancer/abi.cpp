@@ -39,7 +39,7 @@ int guarded(const Body& body) {
 EPRT_ABI const char* eprt_balancer_error() { return last_error.c_str(); }
 
 // Must be increased when a signature below changes: core.py refuses a library of another version.
-EPRT_ABI int eprt_balancer_version() { return 2; }
+EPRT_ABI int eprt_balancer_version() { return 3; }
 
 // load_LE: fp32 [L, E]. Outputs: slot_LP and replica_LP, int64 [L, P].
 EPRT_ABI int eprt_eplb(int64_t num_layers, const EplbShape* shape, int64_t threads, const float* load_LE,
@@ -122,16 +122,14 @@ EPRT_ABI int eprt_assign(const Replicas* replicas, int64_t num_tokens, int64_t n
   });
 }
 
-// tokens_L: one entry per layer. traffic_LX: [L, 2], crossings under the plan for balance alone and under this plan.
+// tokens_L: one entry per layer. Outputs as of eprt_plan.
 EPRT_ABI int eprt_affinity(const Problem* problem, const Tokens* tokens_L, int64_t traffic, double allowance,
-                           int64_t* slot_LP, double* weight_LP, double* bound_L, double* traffic_LX) {
+                           int64_t* slot_LP, double* weight_LP, double* bound_L) {
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
       const int64_t at = layer * problem->num_slots();
-      const auto result = plan_for_traffic(*problem, layer, tokens_L[layer], static_cast<Traffic>(traffic), allowance,
-                                           slot_LP + at, weight_LP + at);
-      bound_L[layer] = result.bound;
-      traffic_LX[2 * layer] = result.traffic_before, traffic_LX[2 * layer + 1] = result.traffic;
+      bound_L[layer] = plan_for_traffic(*problem, layer, tokens_L[layer], static_cast<Traffic>(traffic), allowance,
+                                        slot_LP + at, weight_LP + at);
     });
   });
 }

@@ -246,15 +246,7 @@ bool place_copies(const Problem& problem, const Part& part, const NodeCopies& co
   return fill() <= cap;
 }
 
-}  // namespace
-
-void node_masks(const Problem& problem, const int64_t* slot_P, uint64_t* mask_E) {
-  std::fill(mask_E, mask_E + problem.num_experts, 0);
-  const int64_t per_node = problem.slots_per_gpu * problem.gpus_per_node();
-  for (int64_t slot = 0; slot < problem.num_slots(); slot++)
-    if (slot_P[slot] >= 0) mask_E[slot_P[slot]] |= uint64_t{1} << (slot / per_node);
-}
-
+// The largest GPU time under these weights.
 double largest_time(const Problem& problem, int64_t layer, const int64_t* slot_P, const double* weight_P) {
   const double* load_E = problem.load_LE + layer * problem.num_experts;
   double largest = 0.0;
@@ -267,26 +259,33 @@ double largest_time(const Problem& problem, int64_t layer, const int64_t* slot_P
   return largest;
 }
 
-AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic,
-                                double allowance, int64_t* slot_P, double* weight_P) {
+}  // namespace
+
+void node_masks(const Problem& problem, const int64_t* slot_P, uint64_t* mask_E) {
+  std::fill(mask_E, mask_E + problem.num_experts, 0);
+  const int64_t per_node = problem.slots_per_gpu * problem.gpus_per_node();
+  for (int64_t slot = 0; slot < problem.num_slots(); slot++)
+    if (slot_P[slot] >= 0) mask_E[slot_P[slot]] |= uint64_t{1} << (slot / per_node);
+}
+
+double plan_for_traffic(const Problem& problem, int64_t layer, const Tokens& tokens, Traffic traffic, double allowance,
+                        int64_t* slot_P, double* weight_P) {
   if (problem.num_nodes > 64) throw std::invalid_argument("traffic can be planned for at most 64 nodes");
-  AffinityResult result{plan_layer(problem, layer, slot_P, weight_P), 0.0, 0.0};
+  const double bound = plan_layer(problem, layer, slot_P, weight_P);
   std::vector<uint64_t> mask_E(problem.num_experts);
   node_masks(problem, slot_P, mask_E.data());
-  result.traffic = result.traffic_before = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
+  double fewest = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
   const double cap = (1 + allowance) * largest_time(problem, layer, slot_P, weight_P);
-  if (problem.num_nodes == 1 || tokens.num_tokens == 0 || cap == 0.0) return result;
+  if (problem.num_nodes == 1 || tokens.num_tokens == 0 || cap == 0.0) return bound;
   std::vector<int64_t> other_P(problem.num_slots());
   std::vector<double> other_weight_P(problem.num_slots());
-  std::vector<int> all(problem.num_experts);
-  std::iota(all.begin(), all.end(), 0);
-  const Part part = make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+  const Part part = whole_layer(problem, layer);
   auto consider = [&](const NodeCopies& copies) {
     if (!place_copies(problem, part, copies, cap, other_P.data(), other_weight_P.data())) return;
     node_masks(problem, other_P.data(), mask_E.data());
     const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
-    if (crossings >= result.traffic) return;
-    result.traffic = crossings;
+    if (crossings >= fewest) return;
+    fewest = crossings;
     std::copy(other_P.begin(), other_P.end(), slot_P);
     std::copy(other_weight_P.begin(), other_weight_P.end(), weight_P);
   };
@@ -296,15 +295,16 @@ AffinityResult plan_for_traffic(const Problem& problem, int64_t layer, const Tok
   CopyPlanner planner(problem, part, tokens, incidence, traffic, home_E, cap);
   const std::vector<int> greedy_E = replicate(part);
   double largest_share = 0.35 * part.mean_time() * *std::max_element(part.speed_G.begin(), part.speed_G.end());
-  for (int expert : all) largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
-  if (!planner.add_needed(largest_share)) return result;
+  for (int expert = 0; expert < part.num_experts(); expert++)
+    largest_share = std::max(largest_share, part.load_E[expert] / greedy_E[expert]);
+  if (!planner.add_needed(largest_share)) return bound;
   planner.add_useful();
   consider(planner.copies());
   if (problem.num_nodes <= kMaxNodesInSets) {
     planner.anneal_copies(tokens, incidence, traffic, annealing_work(problem, tokens), static_cast<uint64_t>(layer));
     consider(planner.copies());
   }
-  return result;
+  return bound;
 }
 
 }  // namespace eprt::balancer

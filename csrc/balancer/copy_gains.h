@@ -24,7 +24,6 @@ class CopyGains {
   double loss(int expert, int node) const { return loss_EN_[at(expert, node)]; }
   // Traffic saved by a copy on this node, compared with no copy anywhere.
   double pull(int expert, int node) const { return pull_EN_[at(expert, node)]; }
-  const std::vector<uint64_t>& masks() const { return mask_E_; }
   void add_copy(int expert, int node) { set_nodes(expert, mask_E_[expert] | uint64_t{1} << node); }
   void remove_copy(int expert, int node) { set_nodes(expert, mask_E_[expert] & ~(uint64_t{1} << node)); }
 

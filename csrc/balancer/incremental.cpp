@@ -301,12 +301,6 @@ int64_t worthwhile_steps(const Problem& problem, int64_t layer, const Part& part
   return best;
 }
 
-Part whole_layer(const Problem& problem, int64_t layer) {
-  std::vector<int> all(problem.num_experts);
-  std::iota(all.begin(), all.end(), 0);
-  return make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
-}
-
 }  // namespace
 
 std::vector<Change> improve_placement(const Problem& problem, int64_t layer, const int64_t* current_P,

@@ -25,6 +25,12 @@ Part make_part(const Problem& problem, int64_t layer, const std::vector<int>& ex
   return part;
 }
 
+Part whole_layer(const Problem& problem, int64_t layer) {
+  std::vector<int> all(problem.num_experts);
+  std::iota(all.begin(), all.end(), 0);
+  return make_part(problem, layer, all, 0, static_cast<int>(problem.num_gpus));
+}
+
 void write_slots(const Packing& packing, const std::vector<int>& experts, int first_gpu, int64_t* slot_P, bool sorted) {
   const int per_gpu = packing.part().slots_per_gpu;
   for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++) {
@@ -53,8 +59,7 @@ double largest_even_time(const Problem& problem, int64_t layer, const int64_t* s
 Division divide(const Problem& problem, int64_t layer) {
   std::vector<int> all(problem.num_experts);
   std::iota(all.begin(), all.end(), 0);
-  const int num_gpus = static_cast<int>(problem.num_gpus);
-  Division parts{{all}, num_gpus, lower_bound(make_part(problem, layer, all, 0, num_gpus))};
+  Division parts{{all}, static_cast<int>(problem.num_gpus), lower_bound(whole_layer(problem, layer))};
   if (!problem.hierarchical) return parts;
   double best_time = 0.0;
   std::vector<int> node_of_group = groups_to_nodes(problem, layer, &best_time);

@@ -24,6 +24,7 @@ std::vector<int> groups_to_nodes(const Problem& problem, int64_t layer, double* 
 
 // The part of these experts on GPUs first_gpu .. first_gpu + num_gpus - 1.
 Part make_part(const Problem& problem, int64_t layer, const std::vector<int>& experts, int first_gpu, int num_gpus);
+Part whole_layer(const Problem& problem, int64_t layer);
 // Writes a part's packing to the layer's slots. sorted: ascending inside each GPU; else in the packing's order.
 void write_slots(const Packing& packing, const std::vector<int>& experts, int first_gpu, int64_t* slot_P,
                  bool sorted = true);
