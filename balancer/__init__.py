@@ -1,4 +1,4 @@
-"""Expert placement: which physical slot holds a copy of which logical expert. numpy only; torch is never imported.
+"""Expert placement: which physical slot holds a copy of which logical expert. Needs numpy and scipy, never torch.
 
     placement = plan(load_LE, num_slots=288, num_gpus=32, num_nodes=4)
     placement.save("placement.json")             # SGLang's --init-expert-location takes this file

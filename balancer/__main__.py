@@ -1,4 +1,4 @@
-"""eprt balance plan|replay|compare|show|record. Also `python -m eprt.balancer`. Each word is a file in commands/."""
+"""`eprt balance` and `python -m eprt.balancer`: chooses the subcommand. Each one is a file in commands/."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 when the input cannot be used."""
+    """Exit status 0, or 2 if the input cannot be used."""
     arguments = build_parser().parse_args(argv)
     try:
         return arguments.run(arguments)

@@ -1,41 +1,44 @@
-"""Plans for less traffic between nodes: what the native node stage is given, and what a placement's traffic is.
+"""Plans for less traffic between nodes, and the traffic of a given placement.
 
 Traffic objectives, counted per token and MoE layer:
 
-- node_copies: other nodes that receive the token. What kernels cost that send a token once to each node and fan out
-  inside (DeepEP's normal mode). A token may choose among replicas, so that its experts lie on few nodes.
-- expert_messages: the token's experts without a replica on its own node. What kernels cost that send a token once for
-  each expert (DeepEP's low-latency mode); only replicas on the token's own node help.
+- node_copies: other nodes that receive the token. For kernels that send a token once to each node and fan out inside it
+  (DeepEP's normal mode). A token may choose among replicas so that its experts are on few nodes.
+- expert_messages: the token's experts without a replica on its own node. For kernels that send a token once for each
+  expert (DeepEP's low-latency mode); only replicas on the token's own node help.
+
+The search itself is native (csrc/balancer/affinity.h); this module prepares its tokens and rates its plans.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .core import CProblem, CTokens, call, num_threads
-from .metrics import describe
+from .core import CProblem, CTokens, call_native, num_threads
+from .metrics import plan_metrics
 from .placement import Placement
-from .problem import Problem
+from .problem import PlacementProblem
 from .trace import RoutingTrace
 
 OBJECTIVES = {"node_copies": 0, "expert_messages": 1}
-MAX_NODES = 64  # one bit each
-_SEARCH_TOKENS = 3072  # of each layer; the result is recounted on all
+MAX_NODES = 64  # sets of nodes are 64-bit masks
+_SEARCH_TOKENS = 3072  # per layer; the result is recounted on all tokens
 
 
 @dataclass(frozen=True, eq=False)
 class TokenSample:
-    """topk_L: per layer int32 [T, K]. node_L: per layer int32 [T], each token's node; None: any, equally likely.
-    weight_L: per layer float32 [T], how many tokens each stands for; None: one. num_tokens_L: float64 [L]."""
+    """Routing choices as the native planner takes them."""
 
-    topk_L: tuple[np.ndarray, ...]
-    node_L: tuple[np.ndarray, ...] | None
-    weight_L: tuple[np.ndarray, ...] | None
-    num_tokens_L: np.ndarray
+    topk_L: tuple[np.ndarray, ...]  # per layer int32 [T, K]: experts, -1 for a masked choice
+    node_L: tuple[np.ndarray, ...] | None  # per layer int32 [T]: node of each token; None: equally likely any
+    weight_L: tuple[np.ndarray, ...] | None  # per layer float32 [T]: tokens that each one represents; None: one
+    num_tokens_L: np.ndarray  # float64 [L]: tokens that the sample represents
 
     @staticmethod
-    def of(coactivation: RoutingTrace | np.ndarray, num_layers: int, num_experts: int, num_gpus: int, num_nodes: int):
-        """ValueError when it is of another model or cluster, or no co-activation at all."""
+    def from_coactivation(
+        coactivation: RoutingTrace | np.ndarray, num_layers: int, num_experts: int, num_gpus: int, num_nodes: int
+    ) -> "TokenSample":
+        """coactivation as in plan(). ValueError if it does not fit the model or the cluster."""
         if not isinstance(coactivation, RoutingTrace):
             return _from_matrix(_checked_matrix(coactivation, num_layers, num_experts))
         trace = coactivation
@@ -51,7 +54,7 @@ class TokenSample:
         return TokenSample(trace.topk_idx, node_L, None, num_tokens_L)
 
     def for_search(self) -> "TokenSample":
-        """So many tokens of each layer, drawn without replacement, that a search stays quick."""
+        """At most _SEARCH_TOKENS tokens of each layer, drawn without replacement, to bound the time of a search."""
         if max(map(len, self.topk_L), default=0) <= _SEARCH_TOKENS or self.weight_L is not None:
             return self
         rng = np.random.default_rng(0)
@@ -61,7 +64,7 @@ class TokenSample:
         return TokenSample(topk_L, node_L, None, np.array([float(len(rows)) for rows in rows_L]))
 
     def as_c(self):
-        """Points into this object's arrays: keep it alive during the call."""
+        """An array of structs that point into this object's arrays: keep this object alive during the call."""
         tokens_L = (CTokens * len(self.topk_L))()
         for layer, topk_TK in enumerate(self.topk_L):
             tokens_L[layer] = CTokens(
@@ -76,9 +79,11 @@ class TokenSample:
 def traffic_per_token(
     placement: Placement, coactivation: RoutingTrace | np.ndarray, objective: str = "node_copies"
 ) -> np.ndarray:
-    """float64 [L]: what a token crosses between nodes, on average, under this placement. Counted token by token from a
-    RoutingTrace; estimated from pairs of experts where only a matrix is given."""
-    tokens = TokenSample.of(
+    """float64 [L]: mean crossings between nodes per token under this placement, counted token by token.
+
+    coactivation: a RoutingTrace, or a matrix as in plan(), from which traffic is only estimated by pairs of experts.
+    """
+    tokens = TokenSample.from_coactivation(
         coactivation, placement.num_layers, placement.num_experts, placement.num_gpus, placement.num_nodes
     )
     return count_traffic(placement, tokens, objective)
@@ -96,21 +101,22 @@ def check_nodes(num_nodes: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TrafficGoal:
-    """objective: a key of OBJECTIVES. allowance: fraction by which no layer's largest GPU time may exceed that of a
-    plan for balance alone."""
+    """Which traffic a plan reduces, and how much balance it may cost."""
 
     tokens: TokenSample
-    objective: str
-    allowance: float
+    objective: str  # a key of OBJECTIVES
+    allowance: float  # fraction by which a layer's largest GPU time may exceed that of the plan for balance alone
 
 
-def plan_for_traffic(problem: Problem, balanced: Placement, goal: TrafficGoal) -> Placement:
-    """balanced: the plan for balance alone; layers for which nothing better is found keep it. No layer's largest GPU
-    time under the slot weights exceeds (1 + allowance) times that of balanced."""
+def plan_for_traffic(problem: PlacementProblem, balanced: Placement, goal: TrafficGoal) -> Placement:
+    """A plan with less traffic. No layer's largest GPU time exceeds (1 + allowance) times that of balanced.
+
+    balanced: the plan for balance alone; layers without a better plan keep it.
+    """
     sample = goal.tokens.for_search()
     slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
     weight_LP, bound_L = np.empty(slots_LP.shape), np.empty(problem.num_layers)
-    call(
+    call_native(
         "eprt_affinity",
         problem.as_c(),
         sample.as_c(),
@@ -122,12 +128,12 @@ def plan_for_traffic(problem: Problem, balanced: Placement, goal: TrafficGoal) -
     )
     found = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
     before_L, after_L = (count_traffic(one, goal.tokens, goal.objective) for one in (balanced, found))
-    worse_L = after_L >= before_L  # on all tokens: the search saw some
+    worse_L = after_L >= before_L  # on all tokens, while the search used a part
     slots_LP[worse_L] = balanced.physical_to_logical_map[worse_L]
     weight_LP[worse_L] = balanced.weight_LP[worse_L]
     placement = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
     metrics = {
-        **describe(problem, placement, bound_L),
+        **plan_metrics(problem, placement, bound_L),
         "policy": "affinity",
         "balance_allowance": goal.allowance,
         "max_over_mean_balance_only": balanced.metrics["max_over_mean"],
@@ -155,7 +161,7 @@ def count_traffic(placement: Placement, tokens: TokenSample, objective: str) -> 
     )
     traffic_L = np.empty(placement.num_layers)
     slots_LP = np.ascontiguousarray(placement.physical_to_logical_map)
-    call("eprt_traffic", shape, tokens.as_c(), OBJECTIVES[objective], slots_LP, traffic_L)
+    call_native("eprt_traffic", shape, tokens.as_c(), OBJECTIVES[objective], slots_LP, traffic_L)
     return traffic_L / np.maximum(tokens.num_tokens_L, 1e-300)
 
 
@@ -169,20 +175,23 @@ def _checked_matrix(coactivation: np.ndarray, num_layers: int, num_experts: int)
     bad = np.argwhere(~np.isfinite(matrix_LEE) | (matrix_LEE < 0))
     if not len(bad):
         bad = np.argwhere(matrix_LEE != matrix_LEE.transpose(0, 2, 1))
-        word = "equal to the value of the same experts in the other order"
+        rule = "equal to the value of the same experts in the other order"
     else:
-        word = "finite and at least 0"
+        rule = "finite and at least 0"
     if len(bad):
         layer, a, b = bad[0]
         raise ValueError(
-            f"coactivation[layer {layer}, expert {a}, expert {b}] = {matrix_LEE[layer, a, b]}: must be {word}"
+            f"coactivation[layer {layer}, expert {a}, expert {b}] = {matrix_LEE[layer, a, b]}: must be {rule}"
         )
     return matrix_LEE
 
 
 def _from_matrix(matrix_LEE: np.ndarray) -> TokenSample:
-    """Every pair that occurs as a token with two choices. A token with K choices is in K - 1 pairs of each of its
-    experts, so that a pair counts 1 / (K - 1); the diagonal (how often each expert was chosen) tells K."""
+    """Each pair of experts as a token with two choices.
+
+    A token with K choices is in K - 1 pairs of each of its experts, so a pair counts 1 / (K - 1). K follows from the
+    diagonal, which counts how often each expert was chosen.
+    """
     num_layers, num_experts, _ = matrix_LEE.shape
     a, b = np.triu_indices(num_experts, 1)
     topk_L, weight_L = [], []

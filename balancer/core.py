@@ -1,13 +1,12 @@
-"""The native core: finds eprt_balancer.so, loads it with ctypes, and says plainly what to do when it is missing.
+"""The native planner: finds eprt_balancer.so, loads it with ctypes and calls its functions.
 
-Knows the C ABI of csrc/balancer/abi.cpp and nothing of what the functions mean.
+Knows the C ABI of csrc/balancer/abi.cpp, not what the functions mean.
 """
 
 import ctypes
 import functools
 import os
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +54,18 @@ class CTokens(ctypes.Structure):
 
 
 def library_path() -> Path | None:
-    """Where the library lies (an editable install keeps it apart from the sources), or None."""
-    package = __name__.partition(".")[0]
-    for root in sys.modules[package].__path__:
-        candidate = Path(root) / "lib" / LIBRARY
-        if candidate.exists():
-            return candidate
-    try:
-        candidate = Path(str(files(package).joinpath(f"lib/{LIBRARY}")))
-    except (FileNotFoundError, ModuleNotFoundError):
-        return None
-    return candidate if candidate.exists() else None
+    """Where the library is, or None: an editable install keeps it apart from the sources, on the package's path."""
+    package = sys.modules[__name__.partition(".")[0]]
+    candidates = (Path(root) / "lib" / LIBRARY for root in package.__path__)
+    return next((path for path in candidates if path.exists()), None)
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
-    """ImportError with the remedy when the library is missing or of another version."""
+def load_library() -> ctypes.CDLL:
+    """ImportError with the remedy if the library is missing or has another version."""
     path = library_path()
     if path is None:
-        raise ImportError(f"eprt.balancer's native core ({LIBRARY}) is not built; {REMEDY}")
+        raise ImportError(f"eprt.balancer's native planner ({LIBRARY}) is not built; {REMEDY}")
     library = ctypes.CDLL(str(path))
     found = library.eprt_balancer_version()
     if found != VERSION:
@@ -82,12 +74,12 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def call(name: str, *arguments: Any) -> None:
-    """Calls a function of the core. numpy arrays go as pointers, ints as int64, floats as double; others by reference.
+def call_native(name: str, *arguments: Any) -> None:
+    """Calls a function of the library; ValueError with its message if it fails.
 
-    ValueError with the core's words when it fails.
+    numpy arrays are passed as pointers, ints as int64, floats as double, structures by reference.
     """
-    library = load()
+    library = load_library()
     if getattr(library, name)(*(_as_c(argument) for argument in arguments)):
         raise ValueError(library.eprt_balancer_error().decode())
 
@@ -107,7 +99,7 @@ def _as_c(argument: Any) -> Any:
 
 
 def num_threads(threads: int | None) -> int:
-    """Default: the cores this process may run on."""
+    """threads, checked; default one per core that this process may use."""
     if threads is None:
         return len(os.sched_getaffinity(0))
     if not isinstance(threads, int | np.integer) or threads < 1:

@@ -1,4 +1,7 @@
-"""`eprt balancer`: keeps the experts of a running server balanced, from beside it. docs/rebalancing.md."""
+"""`eprt balancer`: keeps the experts of a running server balanced from a separate process. docs/rebalancing.md.
+
+Knows the command line, signals and the terminal; daemon.py does the work.
+"""
 
 import argparse
 import json
@@ -13,11 +16,11 @@ from .daemon import Daemon, Status
 from .remote import RemoteServer
 from .trigger import TriggerConfig
 
-_REPEAT_S = 60.0  # a line at least so often where nobody watches a terminal
+_REPEAT_S = 60.0  # without a terminal, a line at least this often
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs until told to stop: exit status 0. 2: a flag is wrong, or the server does not know the key."""
+    """Runs until it is stopped: exit status 0. Status 2: a flag is wrong, or the server does not accept the key."""
     arguments = _parser().parse_args(argv)
     try:
         server = RemoteServer(arguments.url, arguments.api_key)
@@ -25,13 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"eprt balancer: {error}", file=sys.stderr)
         return 2
-    show = _Json() if arguments.json else _Lines(sys.stdout.isatty())
+    show = _print_json if arguments.json else _LinePrinter(sys.stdout.isatty()).show
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     decided = False
     try:
         while True:
-            status = daemon.look()
+            status = daemon.poll()
             show(status)
             decided |= status.decision is not None
             if arguments.once and decided and status.state == "watching":
@@ -41,19 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"eprt balancer: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        job = "" if daemon.job_id is None else f"; the server goes on with migration {daemon.job_id}"
+        job = "" if daemon.job_id is None else f"; the server continues migration {daemon.job_id}"
         print(
             f"\neprt balancer: stopped{job}" if sys.stdout.isatty() else f"eprt balancer: stopped{job}", file=sys.stderr
         )
         return 0
-    except BrokenPipeError:  # whoever read the lines has gone
+    except BrokenPipeError:  # the reader of the lines has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _stop(number: int, frame: object) -> None:
     for other in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(other, signal.SIG_IGN)  # it is leaving
+        signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the exit
     raise KeyboardInterrupt
 
 
@@ -78,16 +81,16 @@ def _controller(arguments: argparse.Namespace) -> Controller:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eprt balancer",
-        description="Watches the load of a running server's experts, plans better placements and has the server move "
-        "to them while it serves. Waits for a server that is away or restarted; SIGTERM and Ctrl-C end it.",
+        description="Watches the load of a running server's experts, plans better placements and makes the server "
+        "migrate to them while it serves. Waits for a server that is away or restarts; SIGTERM and Ctrl-C end it.",
     )
     add, defaults = parser.add_argument, TriggerConfig()
-    add("--url", required=True, help="of the server, as it announced it: http://host:port")
-    add("--api-key", metavar="KEY", help="the server's, if it was started with one")
-    add("--interval", type=float, default=5.0, metavar="S", help="seconds between looks, default %(default)g")
-    add("--json", action="store_true", help="one JSON object per look instead of lines")
-    add("--dry-run", action="store_true", help="decide and say so; move nothing")
-    add("--once", action="store_true", help="end after the first decision and what follows from it")
+    add("--url", required=True, help="the server's address, as it announced it: http://host:port")
+    add("--api-key", metavar="KEY", help="the server's key, if it was started with one")
+    add("--interval", type=float, default=5.0, metavar="S", help="seconds between polls, default %(default)g")
+    add("--json", action="store_true", help="print one JSON object per poll, not lines")
+    add("--dry-run", action="store_true", help="report decisions, but move nothing")
+    add("--once", action="store_true", help="end after the first decision and its migration")
     add("--slow-ranks", action="store_true", help="less load for ranks that the server's diagnosis finds slow")
     add(
         "--max-moves-per-layer",
@@ -95,41 +98,62 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)",
     )
-    add("--hysteresis", type=float, default=defaults.hysteresis, metavar="X",
-        help="what a plan saves must be X times its cost, default %(default)g")  # fmt: skip
-    add("--min-gain", type=float, default=defaults.min_gain, metavar="X",
-        help="and the busiest rank must lose this part of the mean load, or the network of what crosses between nodes, "
-        "default %(default)g")  # fmt: skip
-    add("--us-per-crossing", type=float, default=defaults.us_per_crossing, metavar="US",
-        help="what a rank's network takes for one token to another node and back, default %(default)g; "
-        "0: balance alone counts")  # fmt: skip
-    add("--cooldown", type=float, default=defaults.cooldown_s, metavar="S",
-        help="seconds to wait after a migration, default %(default)g")  # fmt: skip
+    add(
+        "--hysteresis",
+        type=float,
+        default=defaults.hysteresis,
+        metavar="X",
+        help="a plan must save X times its cost, default %(default)g",
+    )
+    add(
+        "--min-gain",
+        type=float,
+        default=defaults.min_gain,
+        metavar="X",
+        help="and the busiest rank must lose this fraction of the mean load, or the network this fraction of the "
+        "crossings between nodes, default %(default)g",
+    )
+    add(
+        "--us-per-crossing",
+        type=float,
+        default=defaults.us_per_crossing,
+        metavar="US",
+        help="time of a rank's network for one token to another node and back, default %(default)g; 0: only balance "
+        "counts",
+    )
+    add(
+        "--cooldown",
+        type=float,
+        default=defaults.cooldown_s,
+        metavar="S",
+        help="seconds to wait after a migration, default %(default)g",
+    )
     return parser
 
 
-class _Json:
-    def __call__(self, status: Status) -> None:
-        print(json.dumps(status.to_json()), flush=True)
+def _print_json(status: Status) -> None:
+    print(json.dumps(status.to_json()), flush=True)
 
 
-class _Lines:
-    """On a terminal one line that is written anew, and kept where something has happened; elsewhere a line for what has
-    happened or changed, and now and then one all the same."""
+class _LinePrinter:
+    """On a terminal, rewrites one line and keeps it if it has news.
+
+    Elsewhere, prints a line for news and new states, and one every _REPEAT_S.
+    """
 
     def __init__(self, is_terminal: bool):
         self._is_terminal = is_terminal
         self._before: tuple = ()
-        self._said_s = 0.0
+        self._printed_s = 0.0
 
-    def __call__(self, status: Status) -> None:
+    def show(self, status: Status) -> None:
         now_s, seen = time.monotonic(), (status.state, status.epoch, status.news)
         before, self._before = self._before, seen
         is_new = seen[:2] != before[:2] or (status.news and seen != before)
         if self._is_terminal:
             print(f"\r\x1b[K{status}", end="\n" if status.news and is_new else "", flush=True)
-        elif is_new or now_s - self._said_s > _REPEAT_S:
-            self._said_s = now_s
+        elif is_new or now_s - self._printed_s > _REPEAT_S:
+            self._printed_s = now_s
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}", flush=True)
 
 

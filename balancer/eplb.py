@@ -1,15 +1,15 @@
-"""rebalance_experts: the signature and the answers of DeepSeek's EPLB (github.com/deepseek-ai/EPLB), much faster.
+"""rebalance_experts: the signature and results of DeepSeek's EPLB (github.com/deepseek-ai/EPLB), much faster.
 
-Loads of the GPUs equal EPLB's on any input; the maps equal those of an EPLB whose sorts are stable (torch's are not, so
-EPLB's own maps depend on the torch build where loads tie). That includes EPLB's habit of putting several replicas of an
-expert on one GPU; plan() never does that.
+GPU loads equal EPLB's on any input. The maps equal those of an EPLB with stable sorts; torch's sorts are not stable, so
+EPLB's own maps depend on the torch build where loads tie. Like EPLB, and unlike plan(), it may put several replicas of
+an expert on one GPU.
 """
 
 from typing import Any
 
 import numpy as np
 
-from .core import CEplbShape, call, num_threads
+from .core import CEplbShape, call_native, num_threads
 from .loads import check_load
 
 
@@ -18,9 +18,11 @@ def rebalance_experts(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(phy2log [L, P], log2phy [L, E, X], logcnt [L, E]), all int64; X = largest replica count, padded with -1.
 
-    weight: [L, E] load, a numpy array or anything numpy can view (a CPU tensor). num_replicas: all physical slots P.
-    Slot s is on GPU s // (P / num_gpus). As in EPLB, load is rounded to fp32, and groups stay inside nodes only when
-    num_nodes divides num_groups; otherwise placement is global. ValueError names the argument that does not fit.
+    As in EPLB, load is rounded to fp32, and groups stay inside nodes only if num_nodes divides num_groups; otherwise
+    the placement is global. Slot s is on GPU s // (P / num_gpus). ValueError names the argument that does not fit.
+
+    weight: load [L, E], a numpy array or anything numpy can view (a CPU tensor).
+    num_replicas: P, the number of all physical slots.
     """
     wide_LE = check_load(weight, name="weight")
     if len(large := np.argwhere(wide_LE > np.finfo(np.float32).max)):
@@ -34,7 +36,7 @@ def rebalance_experts(
     phy2log = np.empty((num_layers, num_replicas), dtype=np.int64)
     replica_LP = np.empty_like(phy2log)
     shape = CEplbShape(num_experts, num_replicas, groups, nodes, num_gpus)
-    call("eprt_eplb", num_layers, shape, num_threads(None), load_LE, phy2log, replica_LP)
+    call_native("eprt_eplb", num_layers, shape, num_threads(None), load_LE, phy2log, replica_LP)
     layer_LP = np.broadcast_to(np.arange(num_layers)[:, None], phy2log.shape)
     logcnt = np.bincount((layer_LP * num_experts + phy2log).ravel(), minlength=load_LE.size).reshape(load_LE.shape)
     log2phy = np.full((num_layers, num_experts, int(logcnt.max())), -1, dtype=np.int64)

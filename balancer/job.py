@@ -1,12 +1,12 @@
-"""Planning as a job for a process of its own, so that a server's latency never pays for it.
+"""Planning in a separate process, so that it does not delay the server.
 
     python -m eprt.balancer.job < request > answer.json
 
 A request holds the placement in force and either a load to plan for or the target to reach; the answer holds the target
-and the rounds that lead there. Exit status 0, or 2 with one line on standard error when the request cannot be met.
+and the rounds that lead there. Exit status 0, or 2 with one line on standard error if the request cannot be met.
 
-A request is a line of JSON and an .npz archive behind it: a routing sample has a million numbers, and who sends it
-serves requests meanwhile.
+A request is one line of JSON followed by an .npz archive: a routing sample has a million numbers, and the sender serves
+requests at the same time, so encoding must be fast. Knows nothing of the server that asks.
 """
 
 import io
@@ -24,29 +24,24 @@ from .placement import Placement
 from .plan import plan
 from .trace import RoutingTrace
 
-# Beside a server: whatever serves goes first.
-_NICE = 10
-_LAYERS_AT_ONCE = 8  # in a round that changes only weights
+_NICE = 10  # the server beside it has priority
+_LAYERS_PER_ROUND = 8  # in a round that changes only weights, because a round takes effect in one step
 _ARRAYS = ("load_LE", "gpu_speed")
-_WEIGHT_CHANGE = 0.01  # a smaller change of a slot's share is not worth telling the ranks
+_WEIGHT_CHANGE = 0.01  # smaller changes of a slot's share are not sent to the ranks
 
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """current: the placement in force. target: where to go, or None to plan for load_LE ([L, E]).
+    """What to plan: a load, or the migration to a given target."""
 
-    node_of_gpu: default by the placement's num_nodes. spare: see schedule_rounds. gpu_speed: [G] relative, a slow rank
-    gets less. trace: routing sample, for plans that save traffic between nodes; all layers of the same T.
-    """
-
-    current: Placement
-    target: Placement | None = None
-    load_LE: np.ndarray | None = None
-    node_of_gpu: tuple[int, ...] | None = None
-    spare: int = 2
-    max_moves_per_layer: int | None = None
-    gpu_speed: np.ndarray | None = None
-    trace: RoutingTrace | None = None
+    current: Placement  # in force
+    target: Placement | None = None  # None: plan for load_LE
+    load_LE: np.ndarray | None = None  # [L, E]
+    node_of_gpu: tuple[int, ...] | None = None  # default by the placement's num_nodes
+    spare: int = 2  # as in schedule_rounds
+    max_moves_per_layer: int | None = None  # as in plan()
+    gpu_speed: np.ndarray | None = None  # [G], as in plan()
+    trace: RoutingTrace | None = None  # for plans that save traffic between nodes; every layer has the same T
 
     def to_bytes(self) -> bytes:
         data = {
@@ -89,14 +84,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, eq=False)
 class PlanAnswer:
-    """target: the placement to reach. rounds: how. weights: layer -> its slots' shares, of the layers that change.
-    moves: experts by their way (count_moves). seconds: time spent."""
+    """A plan and the migration to it."""
 
     target: Placement
     rounds: tuple[Round, ...]
-    weights: dict[int, tuple[float, ...]]
-    moves: dict[str, int]
-    seconds: float
+    weights: dict[int, tuple[float, ...]]  # layer -> slot weights, for the layers that change
+    moves: dict[str, int]  # copies by path (count_moves)
+    seconds: float  # time spent on planning
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -119,7 +113,7 @@ class PlanAnswer:
 
 
 def solve(request: PlanRequest) -> PlanAnswer:
-    """ValueError names what cannot be met."""
+    """ValueError says why the request cannot be met."""
     start_s = time.perf_counter()
     current = request.current
     target = request.target or _plan(request)
@@ -135,9 +129,8 @@ def solve(request: PlanRequest) -> PlanAnswer:
         for layer in np.flatnonzero(reweighted).tolist()
         if layer not in changed
     }
-    # Few layers at a time: a round takes effect in one step.
     rows = list(only_weights.items())
-    rounds += [Round(dict(rows[i : i + _LAYERS_AT_ONCE]), ()) for i in range(0, len(rows), _LAYERS_AT_ONCE)]
+    rounds += [Round(dict(rows[i : i + _LAYERS_PER_ROUND]), ()) for i in range(0, len(rows), _LAYERS_PER_ROUND)]
     weights = {layer: tuple(target.weight_LP[layer].tolist()) for layer in sorted(changed | set(only_weights))}
     seconds = time.perf_counter() - start_s
     return PlanAnswer(target, tuple(rounds), weights, count_moves(rounds, nodes), seconds)

@@ -1,4 +1,7 @@
-"""Expert load: what a load file holds, and the checks every load passes before planning. formats/ reads the files."""
+"""LoadFile: measured expert load, and the checks that every load passes before planning.
+
+Does not know any file format (formats/ does).
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +13,12 @@ from .trace import RoutingTrace
 
 @dataclass(frozen=True, eq=False)
 class LoadFile:
-    """load_WLE: float64 [W, L, E], one count per window, layer and logical expert.
+    """The content of a load file."""
 
-    trace: the tokens' choices, where the file holds them. format: which one it was. notes: what the reader could
-    not use or had to assume, a sentence each.
-    """
-
-    load_WLE: np.ndarray
-    trace: RoutingTrace | None = None
-    format: str = "eprt"
-    notes: tuple[str, ...] = ()
+    load_WLE: np.ndarray  # float64 [W, L, E]: tokens per window, layer and logical expert
+    trace: RoutingTrace | None = None  # routing choices of sampled tokens, if the file holds any
+    format: str = "eprt"  # the program whose format the file has
+    notes: tuple[str, ...] = ()  # what the reader ignored or had to assume, one sentence each
 
     def __post_init__(self):
         object.__setattr__(self, "load_WLE", check_windows(self.load_WLE))
@@ -35,23 +34,23 @@ class LoadFile:
         return len(self.load_WLE)
 
     def total(self, last: int | None = None) -> np.ndarray:
-        """float64 [L, E]: sum over all windows, or over the last ones."""
+        """float64 [L, E]: sum over all windows, or over the last so many."""
         if last is not None and not 1 <= last <= self.num_windows:
             raise ValueError(f"last={last}: the file holds {self.num_windows} windows")
         return self.load_WLE[-(last or self.num_windows) :].sum(0)
 
     def regrouped(self, num_windows: int) -> "LoadFile":
-        """So many windows instead, each the sum of equally many in a row (give or take one)."""
+        """The same load in num_windows windows, each the sum of consecutive ones, equally many up to one."""
         if not 1 <= num_windows <= self.num_windows:
             raise ValueError(f"num_windows={num_windows}: the file holds {self.num_windows} windows")
         starts = np.arange(num_windows) * self.num_windows // num_windows
         window_of = np.searchsorted(starts, np.arange(self.num_windows), side="right") - 1
-        trace = self.trace and self.trace.in_windows(window_of)
+        trace = self.trace and self.trace.renumbered_windows(window_of)
         return LoadFile(np.add.reduceat(self.load_WLE, starts, axis=0), trace, self.format, self.notes)
 
 
 def check_windows(load: Any) -> np.ndarray:
-    """float64 [W, L, E] of finite, non-negative numbers from [W, L, E] or [L, E]."""
+    """Load [W, L, E] or [L, E] as float64 [W, L, E]; ValueError unless all numbers are finite and not negative."""
     load = np.asarray(load)
     load_WLE = load[None] if load.ndim == 2 else load
     if load_WLE.ndim != 3 or len(load_WLE) == 0:
@@ -66,10 +65,10 @@ def check_windows(load: Any) -> np.ndarray:
 
 
 def check_load(load_LE: np.ndarray, name: str = "load_LE") -> np.ndarray:
-    """float64 [L, E] of finite, non-negative numbers, or ValueError naming field, layer, expert and value."""
+    """load_LE as float64; ValueError names field, layer, expert and value unless all are finite and not negative."""
     load_LE = np.asarray(load_LE)
     if load_LE.ndim != 2 or 0 in load_LE.shape:
-        raise ValueError(f"{name} has shape {load_LE.shape}; it must be [layers, experts], none empty")
+        raise ValueError(f"{name} has shape {load_LE.shape}; it must be [layers, experts], neither empty")
     if load_LE.dtype.kind not in "fiu":
         raise ValueError(f"{name} has dtype {load_LE.dtype}; it must hold numbers")
     load_LE = load_LE.astype(np.float64)

@@ -1,32 +1,38 @@
-"""What a plan says of itself: plain JSON values for Placement.metrics."""
+"""How good a plan is, as plain JSON values for Placement.metrics.
+
+Knows GPU times under slot weights, not how a plan was found.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from .placement import Placement
-from .problem import Problem
+from .problem import PlacementProblem
 
 
-def gpu_time(placement: Placement, load_LE: np.ndarray, speed_G: np.ndarray, weight_LP: np.ndarray) -> np.ndarray:
-    """float64 [L, G]: load over speed under these slot weights; 0 for masked GPUs."""
-    load_LP = np.take_along_axis(load_LE, np.maximum(placement.physical_to_logical_map, 0), axis=1) * weight_LP
-    load_LG = load_LP.reshape(placement.num_layers, placement.num_gpus, -1).sum(-1)
+def gpu_time(
+    placement: Placement, load_LE: np.ndarray, speed_G: np.ndarray, weight_LP: np.ndarray | None = None
+) -> np.ndarray:
+    """float64 [L, G]: load over speed, 0 for masked GPUs. weight_LP: slot weights, default the placement's own."""
+    load_LG = placement.gpu_load(load_LE, weight_LP)
     return np.divide(load_LG, speed_G, out=np.zeros_like(load_LG), where=speed_G > 0)
 
 
 def max_over_mean(time_LG: np.ndarray, speed_G: np.ndarray) -> np.ndarray:
-    """float64 [L]: the busiest GPU's time over the time of a perfect split (1.0 is even); layers without load: 1."""
+    """float64 [L]: the busiest GPU's time over the time of a perfect split (1.0: even); 1 for a layer without load."""
     mean_L = time_LG @ speed_G / speed_G.sum()
     return np.divide(time_LG.max(1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
 
 
-def describe(problem: Problem, placement: Placement, bound_L: np.ndarray | None = None) -> dict[str, Any]:
-    """max_over_mean (under the placement's slot weights; even: under even ones), averaged over layers and of the worst
-    layer; max_over_bound: against the smallest largest time that any even split under the policy could have (uneven
-    weights may beat it)."""
+def plan_metrics(problem: PlacementProblem, placement: Placement, bound_L: np.ndarray | None = None) -> dict[str, Any]:
+    """max_over_mean under the placement's slot weights (even: under even weights), averaged over layers.
+
+    bound_L: float64 [L], lower bound of the largest GPU time of any even split under the policy. Adds max_over_bound;
+    uneven weights may reach less than 1.
+    """
     speed_G = problem.speed_G
-    time_LG = gpu_time(placement, problem.load_LE, speed_G, placement.weight_LP)
+    time_LG = gpu_time(placement, problem.load_LE, speed_G)
     even_LG = gpu_time(placement, problem.load_LE, speed_G, placement.even_weight_LP)
     skew_L = max_over_mean(time_LG, speed_G)
     worst = int(skew_L.argmax())

@@ -1,10 +1,9 @@
-"""From one placement to another without ever being without an expert: which weights travel when, and in what order.
+"""Migration schedule: the rounds and waves in which weights move while every expert stays available.
 
-A round moves at most `spare` experts onto each GPU and ends in a valid placement, so that it can take effect at once on
-all GPUs; until then the old one serves. Inside a round, waves follow one another; in a wave each GPU sends at most one
-expert and receives at most one. Knows nothing of how bytes travel (eprt/ep/migration/migrator.py does).
-
-P slots, G GPUs; a placement row is int64 [P], -1 for an empty slot, slot s on GPU s // (P / G).
+A round moves at most `spare` experts to each GPU and ends in a valid placement that takes effect on all GPUs at once;
+until then the previous placement serves. A round is a sequence of waves; in a wave each GPU sends at most one expert
+and receives at most one. P slots, G GPUs; a placement row is int64 [P], -1 for an empty slot, slot s on GPU
+s // (P / G). Does not know how bytes travel (eprt/ep/migration/migrator.py does).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,9 @@ Row = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class Stream:
-    """One expert of one layer from the GPU `source` to the GPUs `readers`.
+    """One expert of one layer, sent from the GPU `source` to the GPUs `readers`.
 
-    Readers on other nodes: each such node gets the bytes once, for its first reader (the entry), and fans them out.
+    A node other than the source's receives the bytes once, by its first reader (the entry), and fans them out.
     """
 
     layer: int
@@ -33,10 +32,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Round:
-    """rows: layer -> its placement row when the round ends. waves: what must travel before."""
+    """Moves that take effect together."""
 
-    rows: dict[int, tuple[int, ...]]
-    waves: tuple[tuple[Stream, ...], ...]
+    rows: dict[int, tuple[int, ...]]  # layer -> its placement row after the round
+    waves: tuple[tuple[Stream, ...], ...]  # what must be sent before the rows take effect
 
     def to_json(self) -> list[Any]:
         waves = [[[s.layer, s.expert, s.source, list(s.readers)] for s in wave] for wave in self.waves]
@@ -54,22 +53,23 @@ class Round:
 def schedule_rounds(
     current_LP: np.ndarray, target_LP: np.ndarray, node_of_gpu: Sequence[int], spare: int = 2
 ) -> list[Round]:
-    """Rounds that turn one placement into the other, slot by slot as the target says.
+    """Rounds that turn the current placement into the target, slot by slot.
 
-    spare: experts each GPU has memory for beyond its slots, at least 1; more make fewer, larger rounds. Every expert
-    keeps a copy throughout; experts trading places on full GPUs do so in one round, around the whole circle.
+    Every expert keeps a copy throughout. Experts on full GPUs that replace each other in a cycle move in one round.
+
+    spare: experts that each GPU has memory for beyond its slots, at least 1; more spare makes fewer, larger rounds.
     """
     current_LP, target_LP = np.asarray(current_LP), np.asarray(target_LP)
     if current_LP.shape != target_LP.shape:
         raise ValueError(f"the placements have shapes {current_LP.shape} and {target_LP.shape}; they must be equal")
     if spare < 1:
-        raise ValueError(f"spare={spare}: moving an expert needs room for at least one more")
+        raise ValueError(f"spare={spare}: must be at least 1, since a moving expert needs room")
     num_gpus = len(node_of_gpu)
     packed: list[dict[int, tuple[int, ...]]] = []
     used: list[np.ndarray] = []
     for layer in np.nonzero((current_LP != target_LP).any(1))[0].tolist():
         first = 0
-        for row, arrivals_G in _steps(current_LP[layer], target_LP[layer], num_gpus):
+        for row, arrivals_G in _layer_steps(current_LP[layer], target_LP[layer], num_gpus):
             while first < len(packed) and (used[first] + arrivals_G > spare).any():
                 first += 1
             if first == len(packed):
@@ -86,14 +86,13 @@ def schedule_rounds(
 
 
 def arrivals(old_P: Row, new_P: Row, num_gpus: int) -> list[tuple[int, int]]:
-    """(expert, GPU) for each expert that a GPU holds in the new row and not in the old one."""
+    """(expert, GPU) for each expert that a GPU holds in the new row but not in the old one."""
     old, new = _by_gpu(old_P, num_gpus), _by_gpu(new_P, num_gpus)
     return sorted((e, gpu) for gpu in range(num_gpus) for e in set(new[gpu]) - set(old[gpu]) - {EMPTY})
 
 
 def count_moves(rounds: Sequence[Round], node_of_gpu: Sequence[int]) -> dict[str, int]:
-    """Copies of experts by their way: "local" inside a node from one of its GPUs, "network" into a node, "fan_out" from
-    there to further GPUs of it."""
+    """Number of copies by path: "local" inside a node, "network" into a node, "fan_out" inside it afterwards."""
     counts = {"local": 0, "network": 0, "fan_out": 0}
     for stream in (stream for r in rounds for wave in r.waves for stream in wave):
         nodes = [node_of_gpu[reader] for reader in stream.readers]
@@ -113,25 +112,25 @@ def _by_gpu(row_P: Row, num_gpus: int) -> list[list[int]]:
 # -- one layer: small steps, each from a valid row to a valid row ------------------------------------------------------
 
 
-def _steps(old_P: np.ndarray, new_P: np.ndarray, num_gpus: int) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """(row after the step, arrivals per GPU). No step brings more than one expert to a GPU; the last row is new_P."""
-    layer = _Layer(old_P, new_P, num_gpus)
+def _layer_steps(old_P: np.ndarray, new_P: np.ndarray, num_gpus: int) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """(row after the step, arrivals per GPU). A step brings at most one expert to a GPU; the last row is new_P."""
+    layer = _LayerInTransit(old_P, new_P, num_gpus)
     target = tuple(int(e) for e in new_P)
     if not any(layer.pending):
         yield target, np.zeros(num_gpus, dtype=np.int64)
     while any(layer.pending):
-        arrivals_G = layer.step()
+        arrivals_G = layer.next_step()
         yield (tuple(layer.row()) if any(layer.pending) else target), arrivals_G
 
 
-class _Layer:
-    """One layer on its way. Where an expert lies inside a GPU does not matter before the last step."""
+class _LayerInTransit:
+    """One layer between two placements. The slot of an expert inside its GPU does not matter before the last step."""
 
     def __init__(self, old_P: np.ndarray, new_P: np.ndarray, num_gpus: int):
         self.slots = _by_gpu(old_P, num_gpus)
         self.wanted = [set(row) - {EMPTY} for row in _by_gpu(new_P, num_gpus)]
         self.pending = [sorted(want - set(have)) for want, have in zip(self.wanted, self.slots)]
-        self.copies: dict[int, int] = {}  # GPUs that hold the expert
+        self.copies: dict[int, int] = {}  # how many GPUs hold each expert
         for row in self.slots:
             for expert in set(row) - {EMPTY}:
                 self.copies[expert] = self.copies.get(expert, 0) + 1
@@ -139,8 +138,8 @@ class _Layer:
     def row(self) -> list[int]:
         return [expert for row in self.slots for expert in row]
 
-    def step(self) -> np.ndarray:
-        """One expert arrives where there is room or something to spare; else the experts of a circle trade places."""
+    def next_step(self) -> np.ndarray:
+        """Moves one expert to a free slot, or the experts of a cycle if there is none. Returns the arrivals per GPU."""
         moves: list[tuple[int, int, int]] = []  # gpu, slot, arriving expert
         for gpu, waiting in enumerate(self.pending):
             slot = self._free_slot(gpu) if waiting else None
@@ -148,20 +147,20 @@ class _Layer:
                 moves = [(gpu, slot, waiting[0])]
                 break
         else:
-            moves = self._circle()
+            moves = self._cycle()
         arrivals_G = np.zeros(len(self.slots), dtype=np.int64)
         for gpu, slot, expert in moves:
-            gone = self.slots[gpu][slot]
+            replaced = self.slots[gpu][slot]
             self.slots[gpu][slot] = expert
             self.pending[gpu].remove(expert)
             self.copies[expert] += 1
-            if gone != EMPTY and gone not in self.slots[gpu]:
-                self.copies[gone] -= 1
+            if replaced != EMPTY and replaced not in self.slots[gpu]:
+                self.copies[replaced] -= 1
             arrivals_G[gpu] += 1
         return arrivals_G
 
     def _free_slot(self, gpu: int) -> int | None:
-        """A slot that is empty, holds what the GPU has twice, or what it shall not keep and others have."""
+        """A slot that is empty, holds a second copy on the GPU, or an expert that the GPU drops and others hold."""
         row = self.slots[gpu]
         for slot, expert in enumerate(row):
             if expert == EMPTY or row.count(expert) > 1:
@@ -171,19 +170,22 @@ class _Layer:
                 return slot
         return None
 
-    def _circle(self) -> list[tuple[int, int, int]]:
-        """Every GPU that waits is full of last copies: whatever one gives up, another waits for. Following that from
-        GPU to GPU comes back to one met before."""
+    def _cycle(self) -> list[tuple[int, int, int]]:
+        """Moves (gpu, slot, arriving expert) around a cycle of GPUs without a free slot.
+
+        All experts that such GPUs drop are last copies, so another GPU waits for each of them. Following them from GPU
+        to GPU closes a cycle.
+        """
         gpu = next(g for g, waiting in enumerate(self.pending) if waiting)
-        path: list[tuple[int, int]] = []  # gpu, slot it gives up
+        path: list[tuple[int, int]] = []  # gpu, slot of the expert that it drops
         while gpu not in [g for g, _ in path]:
             slot = next(s for s, expert in enumerate(self.slots[gpu]) if expert not in self.wanted[gpu])
             path.append((gpu, slot))
-            given = self.slots[gpu][slot]
-            gpu = next(g for g, waiting in enumerate(self.pending) if given in waiting)
-        circle = path[[g for g, _ in path].index(gpu) :]
-        giving = [self.slots[g][slot] for g, slot in circle]
-        return [(g, slot, giving[i - 1]) for i, (g, slot) in enumerate(circle)]
+            dropped = self.slots[gpu][slot]
+            gpu = next(g for g, waiting in enumerate(self.pending) if dropped in waiting)
+        cycle = path[[g for g, _ in path].index(gpu) :]
+        dropped_by = [self.slots[g][slot] for g, slot in cycle]
+        return [(g, slot, dropped_by[i - 1]) for i, (g, slot) in enumerate(cycle)]
 
 
 # -- one round: who sends to whom --------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class _Layer:
 def _waves(
     state_LP: np.ndarray, rows: dict[int, tuple[int, ...]], node_of_gpu: Sequence[int]
 ) -> tuple[tuple[Stream, ...], ...]:
-    sending = [0] * len(node_of_gpu)  # streams each GPU sends in this round
+    sending = [0] * len(node_of_gpu)  # number of streams that each GPU sends in this round
     streams = []
     for layer, row in rows.items():
         readers_of: dict[int, list[int]] = {}
@@ -216,7 +218,7 @@ def _waves(
 def _streams(
     layer: int, expert: int, holders: list[int], readers: list[int], node_of_gpu: Sequence[int], sending: list[int]
 ) -> list[Stream]:
-    """The nearest holder sends, of equally near ones the least busy; a holder sends once for all it serves."""
+    """The nearest holder sends, the least busy of equally near ones; a holder sends once to all of its readers."""
     readers_of_source: dict[int, list[int]] = {}
     for node in sorted({node_of_gpu[reader] for reader in readers}):
         near = [holder for holder in holders if node_of_gpu[holder] == node] or holders

@@ -1,4 +1,7 @@
-"""What it costs to go from one placement to another, and how to make that less without changing the plan."""
+"""Moves between two placements: which slots receive weights, and how to rename GPUs so that fewer do.
+
+Knows neither rounds of a migration (migration.py) nor bytes.
+"""
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -7,9 +10,10 @@ from .placement import EMPTY, Placement
 
 
 def moved_slots(before: Placement, after: Placement) -> np.ndarray:
-    """bool [L, P]: slots of `after` whose expert their GPU did not hold before: weights must come from elsewhere.
+    """bool [L, P]: slots of `after` whose expert was not on their GPU before, so that weights must come from another
+    GPU.
 
-    Experts that only change slots inside their GPU do not count: that is a copy in local memory, or a renaming.
+    Experts that only change slots inside their GPU do not count: that is a copy in local memory or a renaming.
     """
     check_same_shape(before, after)
     moved_LP = np.zeros(after.physical_to_logical_map.shape, dtype=bool)
@@ -21,9 +25,9 @@ def moved_slots(before: Placement, after: Placement) -> np.ndarray:
 
 
 def aligned(plan: Placement, current: Placement) -> Placement:
-    """The same plan with GPUs of one node exchanged and slots inside a GPU reordered, so that fewest slots move.
+    """The same plan with GPUs exchanged inside each node and slots reordered inside each GPU so that fewer slots move.
 
-    For GPUs of equal speed and size. The renaming is optimal GPU by GPU (an assignment problem per layer and node).
+    For GPUs of equal speed and size. The exchange is optimal per layer and node (an assignment problem).
     """
     check_same_shape(current, plan)
     slots_LP = np.empty_like(plan.physical_to_logical_map)
@@ -52,19 +56,19 @@ def check_same_shape(before: Placement, after: Placement) -> None:
     for name in ("num_layers", "num_slots", "num_gpus", "num_nodes", "num_experts"):
         if getattr(before, name) != getattr(after, name):
             raise ValueError(
-                f"{name}: {getattr(before, name)} before and {getattr(after, name)} after; these placements are of "
+                f"{name}: {getattr(before, name)} before and {getattr(after, name)} after; the placements belong to "
                 "different models or clusters"
             )
 
 
 def _held(experts_GS: np.ndarray, num_experts: int) -> np.ndarray:
     held_GE = np.zeros((len(experts_GS), num_experts + 1))
-    np.put_along_axis(held_GE, experts_GS, 1.0, axis=1)  # -1 lands in the column that is cut off
+    np.put_along_axis(held_GE, experts_GS, 1.0, axis=1)  # -1 falls into the column that is cut off
     return held_GE[:, :num_experts]
 
 
 def _keep_slots(now_S: np.ndarray, new_S: np.ndarray) -> np.ndarray:
-    """Order of new_S in which every expert that now_S holds too keeps its slot."""
+    """An order of new_S in which every expert that is also in now_S keeps its slot."""
     order = np.full(len(new_S), -1)
     left = list(range(len(new_S)))
     for slot, expert in enumerate(now_S):

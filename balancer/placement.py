@@ -1,6 +1,6 @@
-"""Placement: the slot <-> expert maps of every MoE layer, and the invariants they keep.
+"""Placement: which slot holds a copy of which expert in every MoE layer.
 
-Knows nothing of how a placement is chosen (plan.py) or how weights move.
+Knows the invariants of a placement and its file format, not how it is chosen (plan.py) or how weights move.
 """
 
 import json
@@ -17,22 +17,20 @@ EMPTY = -1  # what an unused slot holds
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the copies of each expert are. Checked when built; a Placement that exists is valid.
+    """The slots of each expert in every layer. The constructor checks it, so every instance is valid.
 
-    physical_to_logical_map: int64 [L, P], the expert each slot holds, EMPTY (-1) for a slot without one. Read-only.
-        Slot s is on GPU s // (P / num_gpus), GPU g on node g // (num_gpus / num_nodes).
-    Every expert 0..E-1 has at least one slot in every layer, so E is the largest entry plus one.
-    epoch: counts the placements of one running server; larger is newer.
-    metrics: what the planner found, plain JSON values.
-    slot_weight: float64 [L, P], the share of its expert's load that each slot should take; an expert's slots sum to 1,
-        an EMPTY slot has 0. None: every expert's load is split evenly over its slots. Read-only.
+    Every expert 0..E-1 has at least one slot in every layer, so E is the largest entry of the map plus one.
     """
 
+    # int64 [L, P], read-only: the expert in each slot, EMPTY (-1) for an unused slot. Slot s is on GPU
+    # s // (P / num_gpus), GPU g on node g // (num_gpus / num_nodes).
     physical_to_logical_map: np.ndarray
     num_gpus: int
     num_nodes: int = 1
-    epoch: int = 0
-    metrics: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0  # counts the placements of one running server; larger is newer
+    metrics: dict[str, Any] = field(default_factory=dict)  # the planner's results, plain JSON values
+    # float64 [L, P], read-only: the share of its expert's load that each slot should take. The slots of an expert sum
+    # to 1, an EMPTY slot has 0. None: the load of every expert is split evenly over its slots.
     slot_weight: np.ndarray | None = None
 
     def __post_init__(self):
@@ -57,17 +55,18 @@ class Placement:
     def contiguous(
         num_layers: int, num_experts: int, num_gpus: int, num_slots: int | None = None, num_nodes: int = 1
     ) -> "Placement":
-        """One copy of each expert, in order, shared out as evenly as possible; slots left over stay EMPTY.
+        """One copy of each expert, in order, spread over the GPUs as evenly as possible; other slots stay EMPTY.
 
-        num_slots: default the fewest that hold all experts with equally many slots per GPU. The first
-        num_experts % num_gpus GPUs hold one expert more than the others.
+        The first num_experts % num_gpus GPUs hold one expert more than the others.
+
+        num_slots: default the fewest that hold all experts with equally many slots per GPU.
         """
         for name, value in (("num_layers", num_layers), ("num_experts", num_experts), ("num_gpus", num_gpus)):
             if value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
         num_slots = fewest_slots(num_experts, num_gpus) if num_slots is None else num_slots
         check_slots(num_slots, num_experts, num_gpus, num_nodes)
-        row_P = contiguous_row(num_experts, num_gpus, num_slots)
+        row_P = contiguous_row(num_experts, num_gpus, num_slots, range(num_gpus))
         return Placement(np.tile(row_P, (num_layers, 1)), num_gpus, num_nodes, metrics={"policy": "contiguous"})
 
     @property
@@ -109,17 +108,21 @@ class Placement:
             slots_LEX[layer, expert_P, np.arange(len(expert_P)) - first_E[expert_P]] = by_expert_P
         return _frozen(slots_LEX)
 
-    def gpu_load(self, load_LE: np.ndarray) -> np.ndarray:
-        """float64 [L, G]: load of each GPU when every expert's load is split over its slots by their weights."""
+    def gpu_load(self, load_LE: np.ndarray, weight_LP: np.ndarray | None = None) -> np.ndarray:
+        """float64 [L, G]: load of each GPU when every expert's load is split over its slots by their weights.
+
+        weight_LP: slot weights to use in place of the placement's own.
+        """
         load_LE = np.asarray(load_LE, dtype=np.float64)
         if load_LE.shape != self.replica_count.shape:
             raise ValueError(f"load_LE has shape {load_LE.shape}; this placement has {self.replica_count.shape}")
         load_LP = np.take_along_axis(load_LE, np.maximum(self.physical_to_logical_map, 0), axis=1)
-        return (load_LP * self.weight_LP).reshape(self.num_layers, self.num_gpus, -1).sum(-1)
+        load_LP = load_LP * (self.weight_LP if weight_LP is None else weight_LP)
+        return load_LP.reshape(self.num_layers, self.num_gpus, -1).sum(-1)
 
     @cached_property
     def weight_LP(self) -> np.ndarray:
-        """float64 [L, P]: slot_weight, or the even split where there is none."""
+        """float64 [L, P]: slot_weight, or the even split if there is none."""
         return self.even_weight_LP if self.slot_weight is None else self.slot_weight
 
     @cached_property
@@ -142,7 +145,7 @@ class Placement:
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Placement":
         if not isinstance(data, dict):
-            raise ValueError(f"a {type(data).__name__} at the top level; expected a placement, an object")
+            raise ValueError(f"a {type(data).__name__} at the top level; expected a placement, which is an object")
         for name in ("physical_to_logical_map", "num_gpus"):
             if name not in data:
                 raise ValueError(f"placement has no {name!r}; it has {', '.join(map(repr, data)) or 'nothing'}")
@@ -160,7 +163,7 @@ class Placement:
 
     @staticmethod
     def load(path: str | Path) -> "Placement":
-        """Reads what save() wrote. ValueError naming the file when it is no valid placement."""
+        """Reads a file that save() wrote. ValueError names the file if it does not hold a valid placement."""
         try:
             return Placement.from_json(json.loads(Path(path).read_text()))
         except ValueError as error:
@@ -168,8 +171,8 @@ class Placement:
 
 
 def even_nodes(node_of_gpu: Sequence[int]) -> int:
-    """num_nodes of a placement for these GPUs: a placement knows only nodes of equally many neighbours, in order; any
-    others count as one."""
+    """num_nodes of a placement for these GPUs: 1 unless all nodes have equally many GPUs, in node order, because a
+    placement can describe only such nodes."""
     nodes = list(node_of_gpu)
     is_even = len(set(map(nodes.count, nodes))) == 1 and nodes == sorted(nodes)
     return max(nodes) + 1 if is_even else 1
@@ -182,16 +185,14 @@ def fewest_slots(num_experts: int, num_gpus: int) -> int:
     return -(-num_experts // num_gpus) * num_gpus
 
 
-def contiguous_row(num_experts: int, num_gpus: int, num_slots: int) -> np.ndarray:
-    """int64 [P]: experts in order, shared out evenly over the GPUs, EMPTY where a GPU has slots to spare."""
-    row_GP = np.full((num_gpus, num_slots // num_gpus), EMPTY, dtype=np.int64)
-    base, extra = divmod(num_experts, num_gpus)
-    start = 0
-    for gpu in range(num_gpus):
-        count = base + (gpu < extra)
-        row_GP[gpu, :count] = np.arange(start, start + count)
-        start += count
-    return row_GP.reshape(-1)
+def contiguous_row(num_experts: int, num_gpus: int, num_slots: int, live_gpus: Sequence[int]) -> np.ndarray:
+    """int64 [P]: experts in order, spread evenly over the live GPUs, EMPTY in all other slots."""
+    slots_GS = np.full((num_gpus, num_slots // num_gpus), EMPTY, dtype=np.int64)
+    for gpu, experts in zip(live_gpus, np.array_split(np.arange(num_experts), len(live_gpus))):
+        if len(experts) > slots_GS.shape[1]:
+            raise ValueError(f"num_slots={num_slots}: {len(live_gpus)} GPUs cannot hold {num_experts} experts")
+        slots_GS[gpu, : len(experts)] = experts
+    return slots_GS.reshape(-1)
 
 
 def check_topology(num_slots: int, num_gpus: int, num_nodes: int) -> None:
@@ -218,7 +219,7 @@ def check_slots(num_slots: int, num_experts: int, num_gpus: int, num_nodes: int)
 
 
 def _rectangular(rows: Any) -> Any:
-    """rows, once each layer is known to be a list as long as the first; numpy's own message names no layer."""
+    """rows, if each layer is a list of the same length; numpy's own message would not name the layer."""
     if isinstance(rows, list):
         for layer, row in enumerate(rows):
             if not isinstance(row, list) or len(row) != len(rows[0]):
@@ -251,7 +252,7 @@ def _checked_weight(placement: Placement) -> np.ndarray:
         weight_LP = np.array(placement.slot_weight)
     except (TypeError, ValueError):
         weight_LP = np.empty(0, dtype=object)
-    if weight_LP.dtype.kind not in "iuf":  # strings and integers without end can be converted too, or nearly
+    if weight_LP.dtype.kind not in "iuf":  # astype would convert strings and huge integers too
         raise ValueError("slot_weight must be equally long lists of numbers, one list per layer")
     weight_LP = weight_LP.astype(np.float64)
     if weight_LP.shape != slots_LP.shape:

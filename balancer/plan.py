@@ -1,17 +1,19 @@
-"""plan(): from measured expert load to a Placement.
+"""plan(): computes a Placement from measured expert load.
 
-problem.py validates; the native core (csrc/balancer) replicates, packs and improves layer by layer; metrics.py says how
-good the result is.
+problem.py validates the arguments, the native planner (csrc/balancer) replicates, packs and improves layer by layer,
+and metrics.py rates the result.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
 from .affinity import TokenSample, TrafficGoal, check_nodes, check_objective, plan_for_traffic
-from .core import call
-from .incremental import Budget, incremental
-from .metrics import describe
+from .core import call_native
+from .incremental import MoveBudget, incremental
+from .metrics import plan_metrics
 from .placement import Placement
-from .problem import Problem
+from .problem import PlacementProblem
 from .trace import RoutingTrace
 
 
@@ -36,27 +38,30 @@ def plan(
     seed: int = 0,
     threads: int | None = None,
 ) -> Placement:
-    """Chooses which experts get copies and where each copy lives; never two copies of one expert on one GPU.
+    """Chooses which experts get copies and which slot holds each copy; never two copies of one expert on one GPU.
+
+    ValueError names field, layer and value.
 
     load_LE: [L, E], tokens (or any other additive cost) per expert; finite, not negative.
-    num_slots: P, default the fewest that hold all experts (or those of current); a multiple of num_gpus.
-    num_groups: expert groups of the router; whole inside nodes when num_nodes divides num_groups, else ignored.
-    coactivation: a RoutingTrace, or a symmetric [L, E, E] matrix of tokens that chose both experts (diagonal: the one).
-        Experts are then laid out, and copied across nodes, for less traffic; groups need no longer stay whole.
-    current: the placement in force. The plan then changes at most max_moves_per_layer slots per layer (default 8; with
-        at most four slots per GPU a third of the GPUs if that is more), the most useful first, and stops below
-        min_gain: a fraction of the mean load off one of the largest GPU loads, or, for moves that balance does not need
-        and coactivation puts to use, crossings per token.
-    max_bytes, bytes_per_expert (number or [L]): a limit over all layers, instead of or beside max_moves_per_layer.
-    traffic: "node_copies" or "expert_messages", see affinity.py. balance_allowance: the fraction by which a layer's
-        largest GPU load (under the slot weights) may exceed the balance-only plan's for less traffic.
+    num_slots: P, a multiple of num_gpus; default the fewest that hold all experts, or the slots of current.
+    num_groups: expert groups of the router; each stays inside one node if num_nodes divides num_groups, else ignored.
+    coactivation: a RoutingTrace, or a symmetric matrix [L, E, E] of tokens that chose both experts (diagonal: the one).
+        Experts are then placed and replicated for less traffic between nodes; groups may be split.
+    current: the placement in force; the plan changes it by the most useful moves within the budget.
+    max_moves_per_layer: budget of slots; default 8, with at most 4 slots per GPU num_gpus / 3 if that is more.
+    max_bytes: budget over all layers, in place of or in addition to max_moves_per_layer.
+    bytes_per_expert: number or [L], the size of one expert's weights.
+    min_gain: a move must take this fraction of the mean load off one of the largest GPU loads, or, if it only reduces
+        traffic, save this many crossings per token.
+    traffic: "node_copies" or "expert_messages", see affinity.py.
+    balance_allowance: fraction by which less traffic may raise a layer's largest GPU load (under the slot weights).
     gpu_speed: [G], relative; load is balanced in proportion. 0: the GPU is masked and holds nothing.
-    usable_slots: slots per GPU to fill, broadcast to [L, G]; default all. The rest stay EMPTY (-1).
-    min_gpus_per_expert: 2 survives the loss of any one rank.
-    seed: 0 breaks ties by index; any other value by a random order drawn from it. threads: default one per core.
-    ValueError names field, layer and value.
+    usable_slots: slots per GPU to fill, broadcast to [L, G]; default all. The other slots stay EMPTY (-1).
+    min_gpus_per_expert: GPUs that hold each expert; 2 survives the loss of any one rank.
+    seed: 0 breaks ties by index; any other value by a random order drawn from it.
+    threads: default one per core.
     """
-    problem = Problem.of(
+    problem = PlacementProblem.from_arguments(
         load_LE,
         num_slots=num_slots,
         num_gpus=num_gpus,
@@ -69,16 +74,16 @@ def plan(
         seed=seed,
         threads=threads,
     )
-    budget = Budget.of(problem, current, max_moves_per_layer, max_bytes, bytes_per_expert, min_gain)
-    goal = _goal(problem, coactivation, traffic, balance_allowance)
+    budget = MoveBudget.from_arguments(problem, current, max_moves_per_layer, max_bytes, bytes_per_expert, min_gain)
+    goal = _traffic_goal(problem, coactivation, traffic, balance_allowance)
     if current is not None:
         return incremental(problem, current, budget, goal)
     balanced = from_scratch(problem)
     return balanced if goal is None else plan_for_traffic(problem, balanced, goal)
 
 
-def _goal(
-    problem: Problem, coactivation: RoutingTrace | np.ndarray | None, traffic: str, allowance: float
+def _traffic_goal(
+    problem: PlacementProblem, coactivation: RoutingTrace | np.ndarray | None, traffic: str, allowance: float
 ) -> TrafficGoal | None:
     check_objective(traffic)
     if not 0 <= allowance < np.inf:
@@ -87,15 +92,14 @@ def _goal(
         return None
     check_nodes(problem.num_nodes)
     shape = (problem.num_layers, problem.num_experts, problem.num_gpus, problem.num_nodes)
-    return TrafficGoal(TokenSample.of(coactivation, *shape), traffic, float(allowance))
+    return TrafficGoal(TokenSample.from_coactivation(coactivation, *shape), traffic, float(allowance))
 
 
-def from_scratch(problem: Problem) -> Placement:
-    """The best balance that can be found, whatever is in force now."""
+def from_scratch(problem: PlacementProblem) -> Placement:
+    """The plan with the best balance, regardless of the placement in force."""
     slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
     weight_LP = np.empty(slots_LP.shape)
     bound_L = np.empty(problem.num_layers)
-    call("eprt_plan", problem.as_c(), slots_LP, weight_LP, bound_L)
+    call_native("eprt_plan", problem.as_c(), slots_LP, weight_LP, bound_L)
     placement = Placement(slots_LP, problem.num_gpus, problem.num_nodes, slot_weight=weight_LP)
-    metrics = describe(problem, placement, bound_L)
-    return Placement(slots_LP, problem.num_gpus, problem.num_nodes, metrics=metrics, slot_weight=weight_LP)
+    return replace(placement, metrics=plan_metrics(problem, placement, bound_L))

@@ -1,4 +1,7 @@
-"""Plots of replays and placements as PNG, and a page that shows them. Needs matplotlib (the extra eprt[plots])."""
+"""Plots of replays and placements as PNG files, and a page that shows them.
+
+Needs matplotlib (the extra eprt[plots]). Does not know which plots a subcommand wants, except those of a replay.
+"""
 
 import base64
 import html
@@ -9,7 +12,7 @@ import numpy as np
 
 from .replay import Replay
 
-# Distinct without colour as well: each policy has its own marker. Colours: Okabe and Ito's, safe for colour blindness.
+# Each policy has its own marker, distinct without colour too. Colours of Okabe and Ito, safe for colour blindness.
 _STYLES = (
     ("#555555", "o"),
     ("#D55E00", "s"),
@@ -23,7 +26,7 @@ _STYLES = (
 
 
 def pyplot():
-    """matplotlib without a display. ImportError with the remedy."""
+    """matplotlib.pyplot without a display; ImportError with the remedy if matplotlib is missing."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -35,7 +38,7 @@ def pyplot():
 
 
 def over_time(path: Path, values: dict[str, np.ndarray], title: str, label: str, *, even: float | None = None) -> Path:
-    """A line per policy over the windows. even: the value of a perfect split, drawn as a reference."""
+    """One line per policy over the windows. even: the value of a perfect split, drawn for reference."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for (name, values_V), (color, marker) in zip(values.items(), _cycle(len(values))):
@@ -56,7 +59,7 @@ def over_time(path: Path, values: dict[str, np.ndarray], title: str, label: str,
 
 
 def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Path:
-    """Load of each GPU [L, G] over the layer's mean, layers down and GPUs across, all on one scale."""
+    """Load [L, G] of each GPU over the layer's mean, layers down and GPUs across, all on the same scale."""
     plt = pyplot()
     from matplotlib.colors import TwoSlopeNorm
 
@@ -79,8 +82,8 @@ def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Pat
     return _save(plt, figure, path)
 
 
-def trade(path: Path, points: dict[str, tuple[float, float | None]], title: str, label: str) -> Path:
-    """Balance against traffic, a point for each plan: lower left is better. None: not drawn, but the style is its."""
+def scatter(path: Path, points: dict[str, tuple[float, float | None]], title: str, label: str) -> Path:
+    """Balance against traffic, one point per plan: lower left is better. A plan with None keeps its style, undrawn."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
     for (name, (skew, crossings)), (color, marker) in zip(points.items(), _cycle(len(points))):
@@ -106,15 +109,15 @@ def bars(path: Path, values: dict[str, float], title: str, label: str) -> Path:
     return _save(plt, figure, path)
 
 
-def of_replays(folder: Path, replays: Sequence[Replay], bytes_per_expert: float, traffic: str) -> list[Path]:
-    """All that a replay has to show."""
+def plot_replays(folder: Path, replays: Sequence[Replay], bytes_per_expert: float, traffic: str) -> list[Path]:
+    """All plots of a replay. traffic: the objective that the replays counted."""
     by_name = {one.name: one for one in replays}
     folder.mkdir(parents=True, exist_ok=True)
     gigabytes = {name: np.cumsum(one.moves_V) * bytes_per_expert / 1e9 for name, one in by_name.items()}
     skews = {name: one.max_over_mean_V for name, one in by_name.items()}
     last = {name: one.load_VLG[-1] for name, one in by_name.items()}
     paths = [
-        over_time(folder / "balance.png", skews, "Balance on the window after", "max/mean GPU load", even=1.0),
+        over_time(folder / "balance.png", skews, "Balance in the next window", "max/mean GPU load", even=1.0),
         gpu_load(folder / "gpu_load.png", last, "Load of each GPU in the last window"),
         over_time(folder / "moves.png", gigabytes, "Weights moved, all GPUs together", "GB since the start"),
     ]
@@ -125,8 +128,8 @@ def of_replays(folder: Path, replays: Sequence[Replay], bytes_per_expert: float,
     return paths
 
 
-def page(folder: Path, title: str, text: str, pngs: Sequence[Path]) -> Path:
-    """report.html: one file with the table and the plots inside, to be sent around."""
+def write_page(folder: Path, title: str, text: str, pngs: Sequence[Path]) -> Path:
+    """report.html: one self-contained file with the table and the plots."""
     images = "\n".join(
         f'<img alt="{html.escape(png.stem)}" src="data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}">'
         for png in pngs

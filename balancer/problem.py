@@ -1,4 +1,7 @@
-"""Problem: load, GPUs and constraints of one plan() call, validated once, as the native core takes them."""
+"""PlacementProblem: load, GPUs and constraints of one plan() call, validated once.
+
+Knows the arguments of plan() and the native planner's struct Problem, not how a plan is found.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +14,19 @@ from .placement import Placement, check_slots, fewest_slots
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """load_LE: float64 [L, E]. speed_G: float64 [G], 0 where masked. usable_LG: int32 [L, G], slots that may be filled.
-    tie_rank_E: int32 [E], the lower first among equal loads."""
+class PlacementProblem:
+    """What to plan, as the native planner takes it."""
 
-    load_LE: np.ndarray
+    load_LE: np.ndarray  # float64 [L, E]
     num_slots: int
     num_gpus: int
     num_nodes: int
     num_groups: int
-    hierarchical: bool
-    speed_G: np.ndarray
-    usable_LG: np.ndarray
-    tie_rank_E: np.ndarray
-    min_copies: int
+    hierarchical: bool  # whole expert groups stay inside nodes
+    speed_G: np.ndarray  # float64 [G], 0 for a masked GPU
+    usable_LG: np.ndarray  # int32 [L, G]: slots that may be filled, 0 for a masked GPU
+    tie_rank_E: np.ndarray  # int32 [E]: the lower rank comes first among equal loads
+    min_copies: int  # GPUs that must hold each expert
     threads: int
 
     @property
@@ -44,7 +46,7 @@ class Problem:
         return "hierarchical" if self.hierarchical else "global"
 
     def as_c(self) -> CProblem:
-        """Points into this object's arrays: keep it alive during the call."""
+        """A struct that points into this object's arrays: keep this object alive during the call."""
         return CProblem(
             num_layers=self.num_layers,
             num_experts=self.num_experts,
@@ -62,7 +64,7 @@ class Problem:
         )
 
     @staticmethod
-    def of(
+    def from_arguments(
         load_LE: Any,
         *,
         num_slots: int | None,
@@ -75,8 +77,8 @@ class Problem:
         min_gpus_per_expert: int,
         seed: int,
         threads: int | None,
-    ) -> "Problem":
-        """ValueError names field, layer and value. Arguments as in plan()."""
+    ) -> "PlacementProblem":
+        """Arguments as in plan(). ValueError names field, layer and value."""
         load_LE = np.ascontiguousarray(check_load(load_LE))
         num_experts = load_LE.shape[1]
         if current is not None:
@@ -88,7 +90,7 @@ class Problem:
             raise ValueError(f"num_groups={num_groups} does not divide the {num_experts} experts")
         speed_G = _speeds(gpu_speed, num_gpus)
         usable_LG = _usable(usable_slots, speed_G, load_LE.shape[0], num_slots // num_gpus)
-        problem = Problem(
+        problem = PlacementProblem(
             load_LE=load_LE,
             num_slots=int(num_slots),
             num_gpus=int(num_gpus),
@@ -105,17 +107,16 @@ class Problem:
         return problem
 
     def _check_copies(self) -> None:
-        """Enough slots for every expert, none so many that one GPU would need two copies of an expert."""
+        """ValueError unless the slots hold every expert and no GPU needs two copies of an expert."""
         min_copies = self.min_copies
         if not _is_int(min_copies) or not 1 <= min_copies <= self.num_gpus:
             raise ValueError(f"min_gpus_per_expert={min_copies!r}: must be from 1 to num_gpus={self.num_gpus}")
         local = self.num_experts // (self.num_nodes if self.hierarchical else 1)
-        where = f"the {local} experts of a node's groups (num_groups=1 plans globally)" if self.hierarchical else ""
+        groups = " of a node's groups (num_groups=1 plans globally)" if self.hierarchical else ""
         if self.slots_per_gpu > local:
             raise ValueError(
-                f"num_slots={self.num_slots}: {self.slots_per_gpu} slots per GPU are more than "
-                f"{where or f'the {local} experts'}; a GPU never holds an expert twice, use at most "
-                f"{local * self.num_gpus} slots"
+                f"num_slots={self.num_slots}: {self.slots_per_gpu} slots per GPU are more than the {local} experts"
+                f"{groups}; a GPU never holds an expert twice, use at most {local * self.num_gpus} slots"
             )
         for layer, usable_G in enumerate(self.usable_LG):
             have, live = int(usable_G.sum()), int((usable_G > 0).sum())
@@ -139,7 +140,7 @@ def _check_current(
     for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):
         if value != wanted:
             raise ValueError(
-                f"current has {value} {name}, load and arguments say {wanted}: it is another model's or cluster's"
+                f"current has {value} {name}, load and arguments say {wanted}: it belongs to another model or cluster"
             )
 
 
@@ -152,7 +153,7 @@ def _speeds(gpu_speed: Any, num_gpus: int) -> np.ndarray:
         return np.ones(num_gpus)
     speed_G = np.array(gpu_speed, dtype=np.float64)
     if speed_G.shape != (num_gpus,):
-        raise ValueError(f"gpu_speed has shape {speed_G.shape}; it must have one entry for each of {num_gpus} GPUs")
+        raise ValueError(f"gpu_speed has shape {speed_G.shape}; it must have one entry for each of the {num_gpus} GPUs")
     bad = np.flatnonzero(~np.isfinite(speed_G) | (speed_G < 0))
     if len(bad):
         raise ValueError(f"gpu_speed[GPU {bad[0]}] = {speed_G[bad[0]]}: must be finite and at least 0 (0: masked)")

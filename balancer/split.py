@@ -1,6 +1,6 @@
-"""Routing over replicas: how many tokens of a batch each slot takes, and which.
+"""Routing over replicas: how many tokens of a batch each slot takes, and which tokens.
 
-An expert with several slots (replicas) can be computed by any of them. Each step, for one layer:
+Any slot of an expert with several slots (replicas) can compute a token. In each step, for one layer:
 
     table = ReplicaTable.of_layer(placement, layer)           # once per epoch
     quota_SP = split_batch(table, count_SE)                    # all ranks' counts -> tokens from source s to slot p
@@ -11,11 +11,12 @@ computes the same quotas. Without that all-gather a rank splits its own tokens b
 
     quota_P = split_by_weight(table, count_E, rank)
 
-Tokens are handed out by these counts, in order; a token's position never chooses its replica. (Taking replicas in turn
-by token index sends the first tokens of all ranks to the same slot: with few tokens per rank, nearly all of them.)
+Tokens are assigned by these counts, in order; a token's position never determines its replica. (Round-robin by token
+index would send the first tokens of all ranks to the same slot: with few tokens per rank, nearly all of them.)
 
 All arrays are C-contiguous numpy arrays on the CPU; those of CPU tensors (tensor.numpy()) are used without a copy.
 Suffixes: S source ranks (= GPUs), E logical experts, P slots of all GPUs, G GPUs, T tokens, K choices per token.
+Knows nothing of how tokens or counts travel.
 """
 
 from dataclasses import dataclass
@@ -23,30 +24,31 @@ from functools import cached_property
 
 import numpy as np
 
-from .core import CReplicas, call
+from .core import CReplicas, call_native
 from .placement import EMPTY, Placement
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicaTable:
-    """One layer of a placement as the split needs it. Build once per epoch.
+    """One layer of a placement as the split needs it. Build it once per epoch."""
 
-    expert_of_slot_P: int64, EMPTY (-1) for none. weight_P: float64, the placement's slot weights. speed_G: float64.
-    first_E1: int64 [E + 1]; slots of expert e are slot_by_expert[first_E1[e] : first_E1[e + 1]], ascending.
-    """
-
-    expert_of_slot_P: np.ndarray
-    weight_P: np.ndarray
-    first_E1: np.ndarray
-    slot_by_expert: np.ndarray
+    expert_of_slot_P: np.ndarray  # int64, EMPTY (-1) for none
+    weight_P: np.ndarray  # float64: the placement's slot weights
+    first_E1: (
+        np.ndarray
+    )  # int64 [E + 1]: slots of expert e are slot_by_expert[first_E1[e] : first_E1[e + 1]], ascending
+    slot_by_expert: np.ndarray  # int64
     num_gpus: int
     num_nodes: int
-    speed_G: np.ndarray
+    speed_G: np.ndarray  # float64
 
     @staticmethod
     def of_layer(placement: Placement, layer: int, gpu_speed: np.ndarray | None = None) -> "ReplicaTable":
-        """layer: row of the placement (MoE layers count from 0). gpu_speed: [G], relative; default all equal. A GPU of
-        speed 0 takes nothing of an expert that has a slot elsewhere."""
+        """The table of one layer.
+
+        layer: row of the placement (MoE layers count from 0).
+        gpu_speed: [G], relative; default all equal. A GPU of speed 0 gets no tokens of an expert with a slot elsewhere.
+        """
         expert_P = np.ascontiguousarray(placement.physical_to_logical_map[layer])
         order = np.argsort(expert_P, kind="stable")
         order = order[expert_P[order] != EMPTY]
@@ -97,13 +99,15 @@ def split_batch(
     slack: float = 0.01,
     source: int | None = None,
 ) -> np.ndarray:
-    """int64 [S, P]: tokens that source rank s sends to slot p. Row s sums to count_SE[s] expert by expert.
+    """int64 [S, P]: tokens that source rank s sends to slot p. Row s sums to count_SE[s] for every expert.
+
+    Every rank computes the same quotas from the same counts.
 
     count_SE: int64 [S, E], this batch's tokens of each source rank for each expert; S = num_gpus.
-    method: how small the largest GPU load is made: "water_filling" (sweeps that fill the least busy replicas, close to
+    method: how the largest GPU load is minimised: "water_filling" (sweeps that fill the least busy replicas, close to
         the minimum) or "lp" (the minimum in whole tokens, by maximum flow).
-    slack: GPU loads may exceed that by this fraction where it keeps tokens on their own GPU, then on their own node.
-    source: only this rank's row, [P]. Every rank finds the same quotas from the same counts.
+    slack: fraction by which GPU loads may exceed that to keep tokens on their own GPU, then on their own node.
+    source: return only this rank's row, [P].
     """
     if method not in METHODS:
         raise ValueError(f"method={method!r}: must be one of {', '.join(METHODS)}")
@@ -116,29 +120,32 @@ def split_batch(
         _check_source(table, source)
         quota = np.empty(table.num_slots, dtype=np.int64)
     row = -1 if source is None else int(source)
-    call("eprt_split_batch", table.as_c, count_SE, METHODS[method], float(slack), row, quota)
+    call_native("eprt_split_batch", table.as_c, count_SE, METHODS[method], float(slack), row, quota)
     return quota
 
 
 def split_by_weight(table: ReplicaTable, count_E: np.ndarray, source: int) -> np.ndarray:
-    """int64 [P]: one rank's tokens over the slots by the placement's weights; sums to count_E exactly.
+    """int64 [P]: one rank's tokens split over the slots by the placement's weights; sums to count_E exactly.
 
-    count_E: int64 [E]. Largest remainders first; equal ones start at another replica on each rank (source), so that
-    single tokens of many ranks spread instead of meeting on one slot.
+    Leftover tokens go to the largest remainders. Ties start at a different replica on each rank (source), so that
+    single tokens of many ranks do not all go to the same slot.
+
+    count_E: int64 [E].
     """
     _check_source(table, source)
     count_E = _counts(count_E, (table.num_experts,), "count_E")
     quota_P = np.empty(table.num_slots, dtype=np.int64)
-    call("eprt_split_by_weight", table.as_c, count_E, int(source), quota_P)
+    call_native("eprt_split_by_weight", table.as_c, count_E, int(source), quota_P)
     return quota_P
 
 
 def assign(table: ReplicaTable, expert_idx_TK: np.ndarray, quota_P: np.ndarray, source: int) -> np.ndarray:
     """int64 [T, K]: the slot of each choice; -1 stays -1.
 
-    quota_P: int64 [P], what split_batch or split_by_weight gave this rank for the choices in expert_idx_TK (ValueError
-    names the expert for which it is too small). Among an expert's slots with quota left, a token takes one on its own
-    GPU, then one on a node that it visits anyway, then the one with most left.
+    Among an expert's slots with quota left, a token takes one on its own GPU, else one on a node that it visits anyway,
+    else the one with most quota left. ValueError names an expert whose quota is too small.
+
+    quota_P: int64 [P], the result of split_batch or split_by_weight for this rank and the choices in expert_idx_TK.
     """
     _check_source(table, source)
     quota_P = _counts(quota_P, (table.num_slots,), "quota_P")
@@ -146,7 +153,7 @@ def assign(table: ReplicaTable, expert_idx_TK: np.ndarray, quota_P: np.ndarray, 
     if expert_idx_TK.ndim != 2:
         raise ValueError(f"expert_idx_TK has shape {expert_idx_TK.shape}; it must be [tokens, choices]")
     slot_idx_TK = np.empty_like(expert_idx_TK)
-    call("eprt_assign", table.as_c, *expert_idx_TK.shape, expert_idx_TK, quota_P, int(source), slot_idx_TK)
+    call_native("eprt_assign", table.as_c, *expert_idx_TK.shape, expert_idx_TK, quota_P, int(source), slot_idx_TK)
     return slot_idx_TK
 
 

@@ -1,6 +1,6 @@
-"""Seeded loads and routing traces for trying the planner without a model: tests, benchmarks, `eprt balance` demos.
+"""Synthetic loads and routing traces with a seed, for tests and benchmarks of the planner without a model.
 
-Nothing here is measured; what each generator assumes stands in its docstring.
+Nothing here is measured; each generator's docstring says what it assumes.
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ from .trace import RoutingTrace
 
 
 def lognormal_load(num_layers: int, num_experts: int, sigma: float = 0.8, seed: int = 0) -> np.ndarray:
-    """float64 [L, E]. sigma 0.6 to 0.8 resembles loads published for DeepSeek-V3 (busiest expert about 3 times the
-    mean)."""
+    """float64 [L, E]. A sigma of 0.6 to 0.8 resembles loads published for DeepSeek-V3, whose busiest expert has about 3
+    times the mean."""
     return np.random.default_rng(seed).lognormal(sigma=sigma, size=(num_layers, num_experts))
 
 
 def zipf_load(num_layers: int, num_experts: int, exponent: float = 1.0, seed: int = 0) -> np.ndarray:
-    """float64 [L, E]: the i-th busiest expert of a layer has 1 / i^exponent; which one that is, is drawn."""
+    """float64 [L, E]: the i-th busiest expert of a layer has load 1 / i^exponent; the order of experts is random."""
     rng = np.random.default_rng(seed)
     by_rank_E = np.arange(1, num_experts + 1) ** -float(exponent)
     return np.stack([rng.permutation(by_rank_E) for _ in range(num_layers)])
@@ -24,8 +24,8 @@ def zipf_load(num_layers: int, num_experts: int, exponent: float = 1.0, seed: in
 def drifting_load(
     num_windows: int, num_layers: int, num_experts: int, sigma: float = 0.8, step: float = 0.12, seed: int = 0
 ) -> np.ndarray:
-    """float64 [W, L, E]: log loads wander as a stationary random walk; from window to window about step / 2.2 of the
-    tokens change their expert (total variation)."""
+    """float64 [W, L, E]: log loads follow a stationary autoregressive process. From window to window about step / 2.2
+    of the tokens change their expert (total variation)."""
     rng = np.random.default_rng(seed)
     keep = np.sqrt(max(0.0, 1 - (step / sigma) ** 2))
     log_WLE = np.empty((num_windows, num_layers, num_experts))
@@ -49,12 +49,15 @@ def topic_trace(
     seed: int = 0,
     token_seed: int = 0,
 ) -> RoutingTrace:
-    """Tokens have a topic each, and a topic favours some experts of each layer.
+    """Routing of tokens that each have a topic, where a topic favours some experts of each layer.
 
-    Scores are topic preference * strength + noise of the token, both standard normal; strength 0 has no structure. As
-    in DeepSeek-V3, top_groups of num_groups groups are kept by the sum of their two best scores, and a bias per expert
-    has been trained until the load of all topics together is even. skew: how unevenly topics occur now (sigma of a
-    lognormal), which makes the load uneven again. Equal seed, other token_seed: other tokens of the same model.
+    Scores are the topic's preferences times strength plus noise of the token, both standard normal. As in DeepSeek-V3,
+    top_groups of num_groups groups are selected by the sum of their two best scores, and a bias per expert is trained
+    until the load of all topics together is even.
+
+    strength: 0 has no structure.
+    skew: sigma of the lognormal frequency of the topics, which makes the load uneven again.
+    token_seed: another value with the same seed gives other tokens of the same model.
     """
     rng, token_rng = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2, token_seed])
     frequency_Z = rng.lognormal(sigma=skew, size=num_topics)

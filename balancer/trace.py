@@ -1,4 +1,7 @@
-"""RoutingTrace: which experts sampled tokens chose, layer by layer. What co-activation and traffic are counted from."""
+"""RoutingTrace: the experts that sampled tokens chose in each layer.
+
+Co-activation and traffic are counted from it. Knows neither placements nor file formats.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,23 +12,19 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class RoutingTrace:
-    """topk_idx: per layer int32 [T, K], the logical experts that each sampled token chose; -1 for a masked choice.
+    """Routing choices of sampled tokens. Layers may have sampled different tokens (and different T); K is the same."""
 
-    Layers may have sampled different tokens (and different T), K is the same everywhere.
-    source_gpu: per layer int32 [T], the rank that each token came from; None: any rank, equally likely.
-    window: per layer int32 [T], the window of the load that each token was in, -1 for one before the first; None: not
-    known.
-    """
-
-    topk_idx: tuple[np.ndarray, ...]
+    topk_idx: tuple[np.ndarray, ...]  # per layer int32 [T, K]: logical experts, -1 for a masked choice
+    # Per layer int32 [T]: the rank of each token. None: unknown, every rank equally likely.
     source_gpu: tuple[np.ndarray, ...] | None = None
+    # Per layer int32 [T]: the window of the load that each token was in, -1 before the first. None: unknown.
     window: tuple[np.ndarray, ...] | None = None
 
     def __post_init__(self):
         topk = tuple(_as_topk(idx_TK, layer) for layer, idx_TK in enumerate(self.topk_idx))
         if len({idx_TK.shape[1] for idx_TK in topk}) > 1:
             raise ValueError(
-                f"topk_idx has {sorted({i.shape[1] for i in topk})} choices per token; all layers need the same"
+                f"topk_idx has {sorted({i.shape[1] for i in topk})} choices per token; all layers need the same number"
             )
         object.__setattr__(self, "topk_idx", topk)
         for name in ("source_gpu", "window"):
@@ -34,15 +33,15 @@ class RoutingTrace:
 
     @staticmethod
     def joined(traces: Sequence["RoutingTrace"]) -> "RoutingTrace":
-        """The tokens of all of them, which know sources and windows alike. At least one."""
+        """The tokens of all traces: at least one, either all or none with sources, and likewise with windows."""
 
-        def of(name: str) -> tuple[np.ndarray, ...] | None:
+        def concatenated(name: str) -> tuple[np.ndarray, ...] | None:
             parts = [getattr(trace, name) for trace in traces]
             return None if parts[0] is None else tuple(np.concatenate(layer) for layer in zip(*parts, strict=True))
 
-        topk_idx = of("topk_idx")
+        topk_idx = concatenated("topk_idx")
         assert topk_idx is not None
-        return RoutingTrace(topk_idx, of("source_gpu"), of("window"))
+        return RoutingTrace(topk_idx, concatenated("source_gpu"), concatenated("window"))
 
     @property
     def num_layers(self) -> int:
@@ -50,32 +49,32 @@ class RoutingTrace:
 
     @property
     def num_tokens(self) -> int:
-        """Of the layer with most."""
+        """Of the layer with the most tokens."""
         return max(map(len, self.topk_idx), default=0)
 
     def check_experts(self, num_experts: int) -> None:
-        """ValueError naming layer, token and choice that is no expert of such a model."""
+        """ValueError names layer, token and choice that is not an expert of a model with num_experts."""
         for layer, idx_TK in enumerate(self.topk_idx):
             bad = np.argwhere(idx_TK >= num_experts)
             if len(bad):
                 token, choice = bad[0]
                 raise ValueError(
                     f"topk_idx[layer {layer}, token {token}, choice {choice}] = {idx_TK[token, choice]}: the model has "
-                    f"experts 0 to {num_experts - 1}; the trace is another model's"
+                    f"experts 0 to {num_experts - 1}; the trace is from another model"
                 )
 
     def check_sources(self, num_gpus: int) -> None:
-        """ValueError naming layer and token whose rank is none of so many."""
+        """ValueError names layer and token whose rank is not below num_gpus."""
         for layer, source_T in enumerate(self.source_gpu or ()):
             bad = np.flatnonzero((source_T < 0) | (source_T >= num_gpus))
             if len(bad):
                 raise ValueError(
                     f"source_gpu[layer {layer}, token {bad[0]}] = {source_T[bad[0]]}: must be from 0 to "
-                    f"{num_gpus - 1}; leave source_gpu out to plan for another cluster than the one recorded"
+                    f"{num_gpus - 1}; leave out source_gpu to plan for a cluster other than the recorded one"
                 )
 
     def check_windows(self, num_windows: int) -> None:
-        """ValueError naming layer and token whose window is none of so many."""
+        """ValueError names layer and token whose window is not below num_windows."""
         for layer, window_T in enumerate(self.window or ()):
             bad = np.flatnonzero((window_T < -1) | (window_T >= num_windows))
             if len(bad):
@@ -85,30 +84,34 @@ class RoutingTrace:
                 )
 
     def without_sources(self) -> "RoutingTrace":
-        """The same tokens, each on any rank, equally likely."""
+        """The same tokens with unknown ranks."""
         return RoutingTrace(self.topk_idx, None, self.window)
 
     def every_other(self, start: int) -> "RoutingTrace":
         """Tokens start, start + 2, ... of each layer."""
-        return self._rows(tuple(slice(start, None, 2) for _ in self.topk_idx))
+        return self._select_rows(tuple(slice(start, None, 2) for _ in self.topk_idx))
 
-    def of_windows(self, first: int, end: int) -> "RoutingTrace":
-        """The tokens of windows first .. end - 1; needs window."""
+    def in_windows(self, first: int, end: int) -> "RoutingTrace":
+        """The tokens of windows first .. end - 1. Needs `window`."""
         assert self.window is not None
-        return self._rows(tuple(np.flatnonzero((w_T >= first) & (w_T < end)) for w_T in self.window))
+        return self._select_rows(tuple(np.flatnonzero((w_T >= first) & (w_T < end)) for w_T in self.window))
 
-    def in_windows(self, window_of: np.ndarray) -> "RoutingTrace":
-        """The same tokens, what was window w now being window_of[w]. window_of: int [W]."""
+    def renumbered_windows(self, window_of: np.ndarray) -> "RoutingTrace":
+        """The same tokens with window w renumbered to window_of[w]. window_of: int [W]."""
         if self.window is None:
             return self
-        numbers = np.append(window_of, -1).astype(np.int32)  # -1 stays what it is
+        numbers = np.append(window_of, -1).astype(np.int32)  # -1 stays -1
         return replace(self, window=tuple(numbers[window_T] for window_T in self.window))
 
-    def _rows(self, rows_L: Sequence[Any]) -> "RoutingTrace":
-        def of(layers: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    def _select_rows(self, rows_L: Sequence[Any]) -> "RoutingTrace":
+        def selected(layers: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
             return tuple(array[rows] for array, rows in zip(layers, rows_L))
 
-        return RoutingTrace(of(self.topk_idx), self.source_gpu and of(self.source_gpu), self.window and of(self.window))
+        return RoutingTrace(
+            selected(self.topk_idx),
+            self.source_gpu and selected(self.source_gpu),
+            self.window and selected(self.window),
+        )
 
     def load(self, num_experts: int) -> np.ndarray:
         """float64 [L, E]: how often each expert was chosen."""
@@ -126,20 +129,20 @@ class RoutingTrace:
         return matrix_LEE
 
     def sample(self, max_tokens: int, seed: int = 0) -> "RoutingTrace":
-        """At most max_tokens of each layer, drawn without replacement."""
+        """At most max_tokens tokens of each layer, drawn without replacement."""
         rng = np.random.default_rng(seed)
         chosen = [
             np.sort(rng.permutation(len(idx_TK))[:max_tokens]) if len(idx_TK) > max_tokens else np.arange(len(idx_TK))
             for idx_TK in self.topk_idx
         ]
-        return self._rows(chosen)
+        return self._select_rows(chosen)
 
 
 _LEAST, _MOST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def _per_token(layers: Sequence[np.ndarray], name: str, topk: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """int32 [T] of each layer, or ValueError."""
+    """`layers` as int32 [T] arrays, one per layer; ValueError names the layer that does not fit topk."""
     arrays = tuple(np.asarray(array) for array in layers)
     if len(arrays) != len(topk):
         raise ValueError(f"{name} has {len(arrays)} layers, topk_idx has {len(topk)}")
@@ -152,7 +155,7 @@ def _per_token(layers: Sequence[np.ndarray], name: str, topk: tuple[np.ndarray, 
             )
         bad = np.flatnonzero((array_T < _LEAST) | (array_T > _MOST))
         if len(bad):
-            raise ValueError(f"{name}[layer {layer}, token {bad[0]}] = {array_T[bad[0]]}: does not fit 32 bits")
+            raise ValueError(f"{name}[layer {layer}, token {bad[0]}] = {array_T[bad[0]]}: does not fit in 32 bits")
     return tuple(np.ascontiguousarray(array_T, dtype=np.int32) for array_T in arrays)
 
 

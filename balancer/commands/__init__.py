@@ -1,2 +1,5 @@
-"""The words of `eprt balance`, one file each: add_parser(commands) declares its options, run(arguments) does the work
-and returns the exit status. ValueError and OSError become one line on standard error and status 2."""
+"""The subcommands of `eprt balance`, one file each.
+
+add_parser(commands) declares the options, run(arguments) does the work and returns the exit status. ValueError and
+OSError become one line on standard error and status 2.
+"""

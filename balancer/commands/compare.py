@@ -1,4 +1,4 @@
-"""eprt balance compare: plans and placement files side by side, on one load."""
+"""eprt balance compare: plans and placement files side by side, on the same load."""
 
 import argparse
 import json
@@ -13,19 +13,18 @@ from ..moves import moved_slots
 from ..placement import Placement
 from ..plan import plan
 from ..replay import eplb_placement, halves
+from ..trace import RoutingTrace
 from . import options
 from .tables import table
 
-KNOBS = (0.0, 0.02, 0.05, 0.1, 0.2)
+ALLOWANCES = (0.0, 0.02, 0.05, 0.1, 0.2)
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser("compare", help="plans and placement files side by side, on one load")
+    parser = commands.add_parser("compare", help="plans and placement files side by side, on the same load")
     options.add_load(parser)
     options.add_cluster(parser)
-    parser.add_argument(
-        "placements", nargs="*", type=Path, metavar="PLACEMENT", help="placement files to compare as well"
-    )
+    parser.add_argument("placements", nargs="*", type=Path, metavar="PLACEMENT", help="placement files to include")
     parser.add_argument("--last", type=int, metavar="N", help="use only the last N windows of the file")
     options.add_traffic(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -36,13 +35,14 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plots:
         plots.pyplot()
-    file = options.read(arguments)
+    file = options.read_load_file(arguments)
     load_LE = file.total(arguments.last)
-    trace = None if arguments.num_nodes == 1 else file.trace
-    trace = trace.without_sources() if trace is not None and arguments.any_source else trace
-    seen, judged = (None, None) if trace is None else halves(trace)
-    chosen = options.cluster(arguments, load_LE.shape[1])
-    candidates = {"none": options.contiguous(load_LE.shape, chosen), **_plans(arguments, load_LE, chosen, seen)}
+    seen = judged = None
+    if file.trace is not None and arguments.num_nodes > 1:
+        seen, judged = halves(options.usable_trace(arguments, file.trace))
+    cluster = options.cluster_arguments(arguments, load_LE.shape[1])
+    candidates = {"none": options.contiguous_placement(load_LE.shape, cluster)}
+    candidates |= _plans(arguments, load_LE, cluster, seen)
     given = {}
     for path in arguments.placements:
         placement = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
@@ -56,18 +56,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plans(arguments: argparse.Namespace, load_LE: np.ndarray, chosen: dict, seen) -> dict[str, Placement]:
-    found = {}
-    if not {"gpu_speed", "usable_slots"} & set(chosen):
-        found["eplb"] = eplb_placement(load_LE, chosen)
-    found["plan"] = plan(load_LE, **chosen)
-    for knob in KNOBS if seen is not None else ():
-        goal = {"coactivation": seen, "traffic": arguments.traffic, "balance_allowance": knob}
-        found[f"affinity {knob:g}"] = plan(load_LE, **chosen, **goal)
-    return found
+def _plans(
+    arguments: argparse.Namespace, load_LE: np.ndarray, cluster: dict, seen: RoutingTrace | None
+) -> dict[str, Placement]:
+    plans = {}
+    if not {"gpu_speed", "usable_slots"} & set(cluster):
+        plans["eplb"] = eplb_placement(load_LE, cluster)
+    plans["plan"] = plan(load_LE, **cluster)
+    for allowance in ALLOWANCES if seen is not None else ():
+        goal = {"coactivation": seen, "traffic": arguments.traffic, "balance_allowance": allowance}
+        plans[f"affinity {allowance:g}"] = plan(load_LE, **cluster, **goal)
+    return plans
 
 
-def _row(name, placement: Placement, load_LE, candidates: dict[str, Placement], judged, objective) -> dict[str, Any]:
+def _row(
+    name: str,
+    placement: Placement,
+    load_LE: np.ndarray,
+    candidates: dict[str, Placement],
+    judged: RoutingTrace | None,
+    objective: str,
+) -> dict[str, Any]:
     try:
         load_LG = placement.gpu_load(load_LE)
     except ValueError as error:
@@ -78,7 +87,7 @@ def _row(name, placement: Placement, load_LE, candidates: dict[str, Placement], 
         "max/mean": float((load_LG.max(1) / mean_L).mean()),
         "worst layer": float((load_LG.max(1) / mean_L).max()),
         "most copies": int(placement.replica_count.max()),
-        "doubled": _doubled(placement),
+        "doubled": _num_doubled(placement),
     }
     before = candidates["none"]
     if placement.num_slots == before.num_slots and placement.num_nodes == before.num_nodes:
@@ -88,8 +97,8 @@ def _row(name, placement: Placement, load_LE, candidates: dict[str, Placement], 
     return row
 
 
-def _doubled(placement: Placement) -> int:
-    """Slots that hold an expert which their GPU holds already: memory without use."""
+def _num_doubled(placement: Placement) -> int:
+    """Slots that hold an expert that their GPU already holds in another slot: wasted memory."""
     sorted_LGS = np.sort(placement.physical_to_logical_map.reshape(placement.num_layers, placement.num_gpus, -1))
     return int(((np.diff(sorted_LGS) == 0) & (sorted_LGS[..., 1:] >= 0)).sum())
 
@@ -97,7 +106,7 @@ def _doubled(placement: Placement) -> int:
 def _plots(arguments, load_LE, candidates: dict[str, Placement], given: list[str], rows, text: str) -> None:
     folder = arguments.plots
     folder.mkdir(parents=True, exist_ok=True)
-    names = [name for name in ("none", "eplb", "plan", f"affinity {KNOBS[1]:g}") if name in candidates]
+    names = [name for name in ("none", "eplb", "plan", f"affinity {ALLOWANCES[1]:g}") if name in candidates]
     loads = {name: candidates[name].gpu_load(load_LE) for name in [*names, *given]}
     pngs = [
         plots.gpu_load(folder / "gpu_load.png", loads, "Load of each GPU"),
@@ -106,9 +115,9 @@ def _plots(arguments, load_LE, candidates: dict[str, Placement], given: list[str
         ),
     ]
     points = {row["plan"]: (row["max/mean"], row.get("traffic/token")) for row in rows}
-    points["none"] = (points["none"][0], None)  # far from all others
+    points["none"] = (points["none"][0], None)  # so far from the others that it would hide their differences
     if any(crossings is not None for _, crossings in points.values()):
         label = f"{arguments.traffic.replace('_', ' ')} per token and layer"
-        pngs.append(plots.trade(folder / "trade.png", points, "Balance against traffic, on unseen tokens", label))
-    page = plots.page(folder, f"Plans for {arguments.load.name}", text, pngs)
-    options.say(f"wrote {page} and {', '.join(png.name for png in pngs)} beside it")
+        pngs.append(plots.scatter(folder / "trade.png", points, "Balance against traffic, on unseen tokens", label))
+    page = plots.write_page(folder, f"Plans for {arguments.load.name}", text, pngs)
+    options.print_status(f"wrote {page} and {', '.join(png.name for png in pngs)} beside it")

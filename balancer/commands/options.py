@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean to plan()."""
+"""Options that several subcommands share, and the arguments of plan() that follow from them."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ import numpy as np
 from ..affinity import OBJECTIVES
 from ..formats import read_load
 from ..loads import LoadFile
-from ..placement import EMPTY, Placement, fewest_slots
+from ..placement import Placement, contiguous_row, fewest_slots
 from ..trace import RoutingTrace
 
 # One expert of DeepSeek-V3 in fp8: three matrices of 7168 x 2048 and their block scales.
@@ -32,11 +32,13 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--num-gpus", type=int, required=True, metavar="N", help="of all nodes; of a server of eprt: its ranks"
+        "--num-gpus", type=int, required=True, metavar="N", help="GPUs of all nodes; for a server of eprt its ranks"
     )
-    parser.add_argument("--num-slots", type=int, metavar="N", help="physical slots of all GPUs; default: no spare ones")
     parser.add_argument(
-        "--num-nodes", type=int, default=1, metavar="N", help="that the GPUs are on, in order; default %(default)s"
+        "--num-slots", type=int, metavar="N", help="physical slots of all GPUs; default: no spare slots"
+    )
+    parser.add_argument(
+        "--num-nodes", type=int, default=1, metavar="N", help="nodes, GPUs in node order; default %(default)s"
     )
     parser.add_argument(
         "--num-groups",
@@ -46,14 +48,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="expert groups of the router (DeepSeek-V3: 8); default %(default)s",
     )
     parser.add_argument("--gpu-speed", type=_numbers, metavar="S,S,...", help="relative speed of each GPU; 0: masked")
-    parser.add_argument("--masked-gpus", type=_integers, metavar="G,G,...", help="GPUs that may hold nothing")
+    parser.add_argument("--masked-gpus", type=_integers, metavar="G,G,...", help="GPUs that must stay empty")
     parser.add_argument("--usable-slots", type=int, metavar="N", help="slots of each GPU to fill; the rest stay empty")
     parser.add_argument(
         "--min-gpus-per-expert",
         type=int,
         default=1,
         metavar="N",
-        help="copies on so many GPUs, default %(default)s; 2: survives the loss of any one GPU",
+        help="GPUs that hold each expert, default %(default)s; 2: survives the loss of any one GPU",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="how ties are broken; 0 (default) is by index")
 
@@ -63,7 +65,7 @@ def add_traffic(parser: argparse.ArgumentParser) -> None:
         "--traffic",
         choices=list(OBJECTIVES),
         default="node_copies",
-        help="what is saved between nodes, default %(default)s",
+        help="which traffic between nodes to reduce, default %(default)s",
     )
     parser.add_argument(
         "--balance-allowance",
@@ -73,7 +75,9 @@ def add_traffic(parser: argparse.ArgumentParser) -> None:
         help="fraction by which the largest GPU load may exceed that of a plan for balance alone; default %(default)s",
     )
     parser.add_argument(
-        "--any-source", action="store_true", help="forget which rank the tokens came from: the cluster is another one"
+        "--any-source",
+        action="store_true",
+        help="ignore the ranks of the tokens: they were recorded on another cluster",
     )
 
 
@@ -83,19 +87,21 @@ def add_plots(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read(arguments: argparse.Namespace) -> LoadFile:
+def read_load_file(arguments: argparse.Namespace) -> LoadFile:
+    """--load, with its notes on standard error."""
     file = read_load(arguments.load)
     for note in file.notes:
-        say(f"{arguments.load}: {note}")
+        print_status(f"{arguments.load}: {note}")
     return file
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
+    """One line on standard error; standard output is for results."""
     print(f"eprt balance: {text}", file=sys.stderr)
 
 
-def cluster(arguments: argparse.Namespace, num_experts: int) -> dict[str, Any]:
-    """Keyword arguments of plan()."""
+def cluster_arguments(arguments: argparse.Namespace, num_experts: int) -> dict[str, Any]:
+    """Keyword arguments of plan() that describe the cluster."""
     names = ("num_gpus", "num_nodes", "num_groups", "min_gpus_per_expert", "seed")
     chosen = {name: getattr(arguments, name) for name in names}
     num_slots = arguments.num_slots
@@ -105,25 +111,25 @@ def cluster(arguments: argparse.Namespace, num_experts: int) -> dict[str, Any]:
     speed_G = np.ones(arguments.num_gpus) if arguments.gpu_speed is None else np.array(arguments.gpu_speed)
     for gpu in arguments.masked_gpus or ():
         if not 0 <= gpu < len(speed_G):
-            raise ValueError(f"--masked-gpus: {gpu} is none of the GPUs 0 to {len(speed_G) - 1}")
+            raise ValueError(f"--masked-gpus: {gpu} is not one of the GPUs 0 to {len(speed_G) - 1}")
         speed_G[gpu] = 0
     if arguments.gpu_speed is not None or arguments.masked_gpus:
         chosen["gpu_speed"] = speed_G
     return chosen
 
 
-def traffic(arguments: argparse.Namespace, trace: RoutingTrace) -> dict[str, Any]:
-    """Keyword arguments of plan() that make it save traffic."""
-    trace = trace.without_sources() if arguments.any_source else trace
-    return {
-        "coactivation": trace,
-        "traffic": arguments.traffic,
-        "balance_allowance": arguments.balance_allowance,
-    }
+def traffic_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of plan() beside coactivation that reduce traffic."""
+    return {"traffic": arguments.traffic, "balance_allowance": arguments.balance_allowance}
+
+
+def usable_trace(arguments: argparse.Namespace, trace: RoutingTrace) -> RoutingTrace:
+    """The trace, with --any-source without the ranks of its tokens."""
+    return trace.without_sources() if arguments.any_source else trace
 
 
 def read_placement(path: Path, num_gpus: int | None, num_nodes: int | None) -> Placement:
-    """A placement file of eprt, a server's answer, or SGLang's (physical_to_logical_map alone)."""
+    """A placement file of eprt, a server's answer, or a file of SGLang, which has only physical_to_logical_map."""
     try:
         data = json.loads(path.read_text())
         if isinstance(data, dict):
@@ -134,18 +140,13 @@ def read_placement(path: Path, num_gpus: int | None, num_nodes: int | None) -> P
         raise ValueError(f"{path}: {error}") from None
 
 
-def contiguous(file_shape: Sequence[int], chosen: dict[str, Any]) -> Placement:
-    """What serves without a balancer: one copy of each expert, in order, on the GPUs that are not masked."""
-    num_layers, num_experts = file_shape
-    speed_G = chosen.get("gpu_speed", np.ones(chosen["num_gpus"]))
-    live = np.flatnonzero(speed_G)
-    per_gpu = chosen["num_slots"] // chosen["num_gpus"]
-    rows_GS = np.full((chosen["num_gpus"], per_gpu), EMPTY)
-    for gpu, experts in zip(live, np.array_split(np.arange(num_experts), len(live))):
-        if len(experts) > per_gpu:
-            raise ValueError(f"num_slots={chosen['num_slots']}: {len(live)} GPUs cannot hold {num_experts} experts")
-        rows_GS[gpu, : len(experts)] = experts
-    return Placement(np.tile(rows_GS.ravel(), (num_layers, 1)), chosen["num_gpus"], chosen["num_nodes"])
+def contiguous_placement(load_shape: Sequence[int], cluster: dict[str, Any]) -> Placement:
+    """The placement without a balancer: one copy of each expert, in order, on the GPUs that are not masked."""
+    num_layers, num_experts = load_shape
+    num_gpus = cluster["num_gpus"]
+    live_gpus = np.flatnonzero(cluster.get("gpu_speed", np.ones(num_gpus))).tolist()
+    row_P = contiguous_row(num_experts, num_gpus, cluster["num_slots"], live_gpus)
+    return Placement(np.tile(row_P, (num_layers, 1)), num_gpus, cluster["num_nodes"])
 
 
 def _numbers(text: str) -> list[float]:
@@ -160,4 +161,4 @@ def _listed(text: str, kind: type, words: str) -> list:
     try:
         return [kind(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of {words} with commas between them") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma-separated list of {words}") from None

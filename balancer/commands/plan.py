@@ -1,4 +1,4 @@
-"""eprt balance plan: a load file in, a placement file out."""
+"""eprt balance plan: computes a placement file from a load file."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ def add_parser(commands) -> None:
         type=Path,
         nargs="?",
         const=Path(),
-        help="save traffic between nodes, by the routing traces (topk_idx) of FILE, default those of --load",
+        help="reduce traffic between nodes, using the routing traces (topk_idx) of FILE, default those of --load",
     )
     options.add_traffic(parser)
     current = parser.add_argument_group("from the placement in force")
@@ -42,29 +42,32 @@ def add_parser(commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    file = options.read(arguments)
+    file = options.read_load_file(arguments)
     load_LE = file.total(arguments.last)
-    chosen = options.cluster(arguments, load_LE.shape[1])
+    cluster = options.cluster_arguments(arguments, load_LE.shape[1])
     if arguments.current is not None:
-        chosen["current"] = options.read_placement(arguments.current, arguments.num_gpus, arguments.num_nodes)
-        chosen["num_slots"] = arguments.num_slots
+        cluster["current"] = options.read_placement(arguments.current, arguments.num_gpus, arguments.num_nodes)
+        cluster["num_slots"] = arguments.num_slots
+    traffic = {}
     if arguments.coactivation is not None:
-        chosen |= options.traffic(arguments, _trace(arguments, file.trace))
+        trace = options.usable_trace(arguments, _trace(arguments, file.trace))
+        traffic = {"coactivation": trace, **options.traffic_arguments(arguments)}
     elif file.trace is not None and arguments.num_nodes > 1:
-        options.say(
-            f"{arguments.load} also holds routing traces; --coactivation uses them to save traffic between nodes"
+        options.print_status(
+            f"{arguments.load} also holds routing traces; --coactivation uses them to reduce traffic between nodes"
         )
     placement = plan(
         load_LE,
-        **chosen,
+        **cluster,
+        **traffic,
         max_moves_per_layer=arguments.max_moves_per_layer,
         max_bytes=arguments.max_bytes,
         bytes_per_expert=arguments.bytes_per_expert,
     )
-    options.say(summary(placement))
+    options.print_status(_summary(placement))
     if arguments.out:
         placement.save(arguments.out)
-        options.say(f"wrote {arguments.out}")
+        options.print_status(f"wrote {arguments.out}")
     else:
         print(json.dumps(placement.to_json()))
     return 0
@@ -78,7 +81,7 @@ def _trace(arguments: argparse.Namespace, own: RoutingTrace | None) -> RoutingTr
     return trace
 
 
-def summary(placement: Placement) -> str:
+def _summary(placement: Placement) -> str:
     metrics = placement.metrics
     text = (
         f"{metrics['policy']} placement of {placement.num_experts} experts on {placement.num_slots} slots, "

@@ -1,4 +1,4 @@
-"""eprt balance replay: what each policy would have made of recorded load, window by window."""
+"""eprt balance replay: how each policy would have balanced recorded load, window by window."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import plots
 from ..loads import LoadFile
-from ..replay import Replay, Tokens, policies, replay
+from ..replay import Replay, TraceSplit, policies, replay
 from . import options
 from .tables import table
 
@@ -21,10 +21,10 @@ def add_parser(commands) -> None:
         "--policies",
         type=lambda text: text.split(","),
         metavar="A,B,...",
-        help="of none, eplb (from scratch), scratch (plan() from scratch), aligned (the same, GPUs renamed so that "
-        "less moves), incremental, affinity; default: none,eplb,incremental and, where the file has traces, affinity",
+        help="any of none, eplb (from scratch), scratch (plan() from scratch), aligned (the same with GPUs renamed to "
+        "move less), incremental, affinity; default: none,eplb,incremental and affinity if the file has traces",
     )
-    parser.add_argument("--windows", type=int, metavar="N", help="group the file's windows into so many")
+    parser.add_argument("--windows", type=int, metavar="N", help="group the file's windows into N windows")
     parser.add_argument("--memory", type=int, default=1, metavar="N", help="plan from the last N windows; default 1")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="plan every N windows; default 1")
     parser.add_argument(
@@ -50,35 +50,39 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.plots:
-        plots.pyplot()  # before the work, not after it
-    file = options.read(arguments)
+        plots.pyplot()  # fail before the work if matplotlib is missing
+    file = options.read_load_file(arguments)
     file = file.regrouped(arguments.windows) if arguments.windows else file
     replays = replay_all(arguments, file)
     rows = [summary(one, arguments.bytes_per_expert, arguments.num_gpus) for one in replays]
     text = table(rows)
     print(json.dumps(document(replays, rows), indent=1) if arguments.json else text)
     if arguments.plots:
-        pngs = plots.of_replays(arguments.plots, replays, arguments.bytes_per_expert, arguments.traffic)
-        page = plots.page(arguments.plots, f"Replay of {arguments.load.name}", text, pngs)
-        options.say(f"wrote {page} and {', '.join(png.name for png in pngs)} beside it")
+        pngs = plots.plot_replays(arguments.plots, replays, arguments.bytes_per_expert, arguments.traffic)
+        page = plots.write_page(arguments.plots, f"Replay of {arguments.load.name}", text, pngs)
+        options.print_status(f"wrote {page} and {', '.join(png.name for png in pngs)} beside it")
     return 0
 
 
 def replay_all(arguments: argparse.Namespace, file: LoadFile) -> list[Replay]:
-    chosen = options.cluster(arguments, file.load_WLE.shape[2])
+    cluster = options.cluster_arguments(arguments, file.load_WLE.shape[2])
     goal = tokens = None
     if file.trace is not None and arguments.num_nodes > 1:
-        tokens = Tokens(file.trace.without_sources() if arguments.any_source else file.trace)
-        goal = {"traffic": arguments.traffic, "balance_allowance": arguments.balance_allowance}
+        tokens = TraceSplit(options.usable_trace(arguments, file.trace))
+        goal = options.traffic_arguments(arguments)
     names = arguments.policies or [name for name in DEFAULT if name != "affinity" or goal is not None]
-    start = options.contiguous(file.load_WLE.shape[1:], chosen)
+    start = options.contiguous_placement(file.load_WLE.shape[1:], cluster)
     shared = {"memory": arguments.memory, "every": arguments.every, "tokens": tokens, "objective": arguments.traffic}
-    known = policies(chosen, goal, arguments.max_moves_per_layer, names)
-    return [replay(name, policy, file.load_WLE, start, **shared) for name, policy in known.items()]
+    chosen = policies(cluster, goal, arguments.max_moves_per_layer, names)
+    return [replay(name, policy, file.load_WLE, start, **shared) for name, policy in chosen.items()]
 
 
 def summary(one: Replay, bytes_per_expert: float, num_gpus: int) -> dict[str, Any]:
-    """first_GB: the first plan's, from experts in order; then_GB: all later ones; both of all GPUs together."""
+    """A row of the table.
+
+    first_GB are the moves of the first plan, which starts from experts in order, then_GB those of all later plans; both
+    are totals of all GPUs.
+    """
     row: dict[str, Any] = {
         "policy": one.name,
         "max/mean": float(one.max_over_mean_V.mean()),

@@ -1,4 +1,4 @@
-"""eprt balance show: what a load file or a placement holds."""
+"""eprt balance show: prints what a load file or a placement file holds."""
 
 import argparse
 import json
@@ -19,10 +19,10 @@ _SHOWN_LAYERS = 12
 def add_parser(commands) -> None:
     parser = commands.add_parser("show", help="what a load file or a placement holds")
     parser.add_argument("file", type=Path, metavar="FILE", help="a load file, or a placement (JSON)")
-    parser.add_argument("--load", type=Path, metavar="FILE", help="show what a placement makes of this load")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="show the GPU loads of a placement under this load")
     parser.add_argument("--num-gpus", type=int, metavar="N", help="for a placement that does not say")
     parser.add_argument("--num-nodes", type=int, metavar="N", help="for a placement that does not say")
-    parser.add_argument("--all-layers", action="store_true", help=f"also those after the first {_SHOWN_LAYERS}")
+    parser.add_argument("--all-layers", action="store_true", help=f"show more than the first {_SHOWN_LAYERS} layers")
     options.add_plots(parser)
     parser.set_defaults(run=run)
 
@@ -31,10 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     if _is_placement(arguments.file):
         placement = options.read_placement(arguments.file, arguments.num_gpus, arguments.num_nodes)
         load_LE = None if arguments.load is None else read_load(arguments.load).total()
-        text = _placement(placement, load_LE, arguments.all_layers)
+        text = _placement_text(placement, load_LE, arguments.all_layers)
     else:
         placement, load_LE = None, None
-        text = _load(read_load(arguments.file), arguments.all_layers)
+        text = _load_text(read_load(arguments.file), arguments.all_layers)
     print(text)
     if arguments.plots:
         if placement is None or load_LE is None:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.plots.mkdir(parents=True, exist_ok=True)
         loads = {arguments.file.stem: placement.gpu_load(load_LE)}
         png = plots.gpu_load(arguments.plots / "gpu_load.png", loads, "Load of each GPU")
-        options.say(f"wrote {plots.page(arguments.plots, arguments.file.name, text, [png])} and {png}")
+        options.print_status(f"wrote {plots.write_page(arguments.plots, arguments.file.name, text, [png])} and {png}")
     return 0
 
 
@@ -58,7 +58,7 @@ def _is_placement(path: Path) -> bool:
     return isinstance(data, dict) and "physical_to_logical_map" in data
 
 
-def _load(file: LoadFile, all_layers: bool) -> str:
+def _load_text(file: LoadFile, all_layers: bool) -> str:
     num_windows, num_layers, num_experts = file.load_WLE.shape
     total_LE = file.total()
     shape = f"{num_windows} windows, {num_layers} layers, {num_experts} experts"
@@ -84,14 +84,14 @@ def _load(file: LoadFile, all_layers: bool) -> str:
 
 
 def _drift(load_WLE: np.ndarray) -> np.ndarray | None:
-    """[L]: the share of tokens that change their expert from window to window (total variation, mean)."""
+    """[L]: the share of tokens that change their expert from window to window (mean total variation)."""
     if len(load_WLE) < 2:
         return None
     share_WLE = load_WLE / np.maximum(load_WLE.sum(2, keepdims=True), 1e-300)
     return np.abs(np.diff(share_WLE, axis=0)).sum(2).mean(0) / 2
 
 
-def _placement(placement: Placement, load_LE: np.ndarray | None, all_layers: bool) -> str:
+def _placement_text(placement: Placement, load_LE: np.ndarray | None, all_layers: bool) -> str:
     slots_LP = placement.physical_to_logical_map
     nodes = "1 node" if placement.num_nodes == 1 else f"{placement.num_nodes} nodes"
     lines = [

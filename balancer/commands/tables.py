@@ -1,11 +1,11 @@
-"""Plain text tables."""
+"""Tables as plain text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns in order of first appearance; the first aligned left, numbers right."""
+    """Columns in the order of first appearance; the first is aligned left, the others right."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]

@@ -1,6 +1,7 @@
-"""Readers of load files, ours and other programs'. Each is a function from a path to a LoadFile.
+"""read_load: reads load files of eprt and of other programs.
 
-To add one: write it in a file of its own, and say below by which names or fields it is known.
+Each format is a module with a function from a path to a LoadFile. A new format is a new module and an entry below that
+says by which file names it is recognised. The formats know nothing of each other.
 """
 
 import zipfile
@@ -20,9 +21,12 @@ _BY_SUFFIX = {
 
 
 def read_load(path: str | Path) -> LoadFile:
-    """Any of the formats that docs/files.md lists, by suffix and content; a directory for dumps of several files.
+    """Reads any format that docs/files.md lists, recognised by suffix and content.
 
-    OSError when it cannot be opened, ValueError naming file, field, layer and value when it holds no valid load.
+    OSError if the file cannot be opened; ValueError names file, field, layer and value if it does not hold a valid
+    load.
+
+    path: a file, or the directory of a dump of several files.
     """
     path = Path(path)
     if not path.exists():
@@ -31,12 +35,12 @@ def read_load(path: str | Path) -> LoadFile:
         return _reader(path)(path)
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from None
-    except (zlib.error, NotImplementedError, RuntimeError) as error:  # what zipfile says of damaged members
+    except (zlib.error, NotImplementedError, RuntimeError) as error:  # zipfile raises these for damaged members
         raise ValueError(f"{path}: damaged: {error}") from None
     except OSError as error:
         if error.filename is not None:
             raise
-        raise ValueError(f"{path}: damaged: {error}") from None  # zipfile sought where a false offset led
+        raise ValueError(f"{path}: damaged: {error}") from None  # zipfile followed a damaged offset
 
 
 def _reader(path: Path):
@@ -52,6 +56,6 @@ def _reader(path: Path):
         return tensorrt_llm.read
     if path.suffix not in _BY_SUFFIX:
         raise ValueError(
-            f"cannot read {path.suffix or 'files without suffix'}; give {', '.join(_BY_SUFFIX)} or a directory of dumps"
+            f"cannot read {path.suffix or 'files without suffix'}; use {', '.join(_BY_SUFFIX)} or a directory of dumps"
         )
     return _BY_SUFFIX[path.suffix]

@@ -1,7 +1,7 @@
-"""eprt's own .npz: load [W, L, E] or [L, E]; optionally topk_idx with source_gpu and topk_window.
+"""eprt's own .npz files: `load` [W, L, E] or [L, E], and optionally `topk_idx` with `source_gpu` and `topk_window`.
 
-topk_idx: one array [L, T, K], or topk_idx_0, topk_idx_1, ... [T, K] of layers that sampled different tokens; source_gpu
-and topk_window [L, T] or source_gpu_0, ... likewise.
+topk_idx is one array [L, T, K], or topk_idx_0, topk_idx_1, ... [T, K] if layers sampled different tokens. source_gpu
+and topk_window are [L, T], or source_gpu_0, ... [T] likewise.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..trace import RoutingTrace
 
 
 def read(path: Path) -> LoadFile:
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:  # closed also where it is no zip
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:  # closes the file even if it is not a zip
         if "load" not in data:
             raise ValueError(f"no array 'load'; it has {', '.join(data.files) or 'none'}")
         topk, sources = _layers(data, "topk_idx"), _layers(data, "source_gpu")
@@ -30,7 +30,7 @@ def write(path: Path, load_WLE: np.ndarray, trace: RoutingTrace | None = None) -
             arrays[name] = np.stack(layers)
         elif layers:
             arrays |= {f"{name}_{layer}": array for layer, array in enumerate(layers)}
-    with open(path, "wb") as file:  # by name, numpy would add a suffix
+    with open(path, "wb") as file:  # given a name, numpy would add a suffix
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -1,9 +1,10 @@
-"""JSON: one document, or one object per line.
+"""Load in JSON: one document, or one object per line.
 
-- {"load": [[...]]}: eprt's plain form, [layers][experts] or [windows][layers][experts]; a line each is a window each.
-- {"schema": "eprt.load/1", ...}: what a server answers to GET /v1/eprt/load. Counters since its start: of several
-  lines, the differences are the windows.
-- {"logical_count": ...}: what SGLang's --init-expert-location takes, of the same shapes as load.
+- {"load": [[...]]}: eprt's plain form, [layers][experts] or [windows][layers][experts]; with several lines, each is a
+  window.
+- {"schema": "eprt.load/1", ...}: a server's answer to GET /v1/eprt/load. The counters start with the server; with
+  several lines, the differences are the windows.
+- {"logical_count": ...}: the input of SGLang's --init-expert-location, with the same shapes as load.
 - {"log_stats": [[...]], "phy2log": ...}: a line of RTP-LLM's gpu_load_*.json.
 """
 
@@ -46,7 +47,7 @@ def read(path: Path) -> LoadFile:
 def _file(windows: list[tuple[str, np.ndarray]], name: str) -> LoadFile:
     notes = (_MOVING_SUM,) if name == "RTP-LLM" else ()
     if not windows:
-        raise ValueError("the server's counters stood still: no window to plan for")
+        raise ValueError("the server's counters did not change: there is no window to plan for")
     if len(windows) == 1:
         return LoadFile(windows[0][1], None, name, notes)
     for where, load in windows:
@@ -66,12 +67,12 @@ def _lines(text: str, whole: json.JSONDecodeError) -> dict[int, Any]:
         try:
             documents[number] = json.loads(line)
         except json.JSONDecodeError as error:
-            if number == 1:  # not one object per line either: what is wrong with the whole says more
-                raise ValueError(f"no JSON: {whole}") from None
+            if number == 1:  # not one object per line: the error of the whole document says more
+                raise ValueError(f"not JSON: {whole}") from None
             cut = " (the file is cut off?)" if number == len(lines) else ""
-            raise ValueError(f"line {number}: no JSON: {error}{cut}") from None
+            raise ValueError(f"line {number}: not JSON: {error}{cut}") from None
     if not documents:
-        raise ValueError("no JSON: the file is empty")
+        raise ValueError("not JSON: the file is empty")
     return documents
 
 
@@ -105,7 +106,7 @@ def _array(rows: Any, field: str) -> np.ndarray:
 
 
 def _difference(load_LE: np.ndarray, document: dict, last: dict | None) -> np.ndarray | None:
-    """Tokens since the answer before; everything after a restart and in the first; None where nothing was counted."""
+    """Tokens since the previous answer; all tokens in the first answer and after a restart; None if there are none."""
     if last is not None and last.get("server_id") == document.get("server_id"):
         load_LE = load_LE - _load(last)[1]
         if (load_LE < 0).any():

@@ -1,4 +1,4 @@
-"""Reads a safetensors file: the length of a JSON header, the header, and the tensors' bytes behind it."""
+"""Reads safetensors files without their library: the length of a JSON header, the header, and the tensors' bytes."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ _DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "F6
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """ValueError says what is missing or unknown."""
+    """The tensors by name; ValueError says what is missing or unknown."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     try:
@@ -17,7 +17,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
     except ValueError:
         header = None
     if not isinstance(header, dict):
-        raise ValueError("cut off, or no safetensors file: its header is not complete")
+        raise ValueError("cut off, or not a safetensors file: its header is incomplete")
     header.pop("__metadata__", None)
     return {name: _tensor(name, entry, data[start:]) for name, entry in header.items()}
 
@@ -30,10 +30,10 @@ def _tensor(name: str, entry: dict, data: bytes) -> np.ndarray:
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"damaged: the header's entry {name!r} is {entry!r}") from None
     if dtype not in _DTYPES:
-        raise ValueError(f"{name} has dtype {dtype}; counts have one of {', '.join(_DTYPES)}")
+        raise ValueError(f"{name} has dtype {dtype}; it must be one of {', '.join(_DTYPES)}")
     if end > len(data):
         raise ValueError(f"cut off: {name} ends at byte {end}, the file has {len(data)}")
     items = np.frombuffer(data[begin:end], dtype=_DTYPES[dtype])
     if items.size != np.prod(shape, dtype=int):
-        raise ValueError(f"{name} has {items.size} values, its shape {shape} needs others")
+        raise ValueError(f"{name} has {items.size} values, but its shape is {shape}")
     return items.reshape(shape)

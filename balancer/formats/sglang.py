@@ -1,12 +1,12 @@
-"""SGLang's expert distribution recorder: expert_distribution_recorder_*.pt, one file or a directory of them.
+"""Files of SGLang's expert distribution recorder: expert_distribution_recorder_*.pt, one file or a directory of them.
 
-- mode stat: {rank, logical_count [steps, L, E], ...}, one file per dump. Steps without a token are left out.
+- mode stat: {rank, logical_count [steps, L, E], ...}, one file per dump. Steps without a token are skipped.
 - modes per_pass and per_token: one file per rank, {records, last_physical_to_logical_map}. A record has the
   global_physical_count [L, P] of one rank's tokens in one forward pass, and in per_token topk_ids_of_layer [L, T, K]:
   physical ids, -1 for none. Passes become windows, the ids a RoutingTrace whose sources are the ranks.
 
 Rows are the model's layers as SGLang counts them: layers without experts are rows of zeros, which a placement for
-SGLang needs as well.
+SGLang needs too.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..trace import RoutingTrace
 from . import torch_file
 
 NAME = "SGLang"
-_MAX_TOKENS = 131_072  # of each layer; more say no more and fill the memory
+_MAX_TOKENS = 131_072  # per layer; more cost memory without adding information
 
 
 def read(path: Path) -> LoadFile:
@@ -32,14 +32,16 @@ def read(path: Path) -> LoadFile:
             raise ValueError(f"{one.name}: {error}" if path.is_dir() else str(error)) from None
     kinds = {"logical_count" in dump for _, dump in dumps}
     if len(kinds) > 1:
-        raise ValueError("dumps of mode stat and of mode per_pass or per_token lie together; give one kind")
+        raise ValueError(
+            "the directory mixes dumps of mode stat with dumps of mode per_pass or per_token; use one kind"
+        )
     return _read_stat(dumps) if kinds.pop() else _read_records(dumps)
 
 
 def _checked(dump: Any) -> dict:
     if not isinstance(dump, dict) or not ({"logical_count"} <= set(dump) or {"records"} <= set(dump)):
         have = ", ".join(map(repr, dump)) if isinstance(dump, dict) else type(dump).__name__
-        raise ValueError(f"no expert distribution dump: neither 'logical_count' nor 'records'; it has {have}")
+        raise ValueError(f"not an expert distribution dump: neither 'logical_count' nor 'records'; it has {have}")
     return dump
 
 
@@ -53,14 +55,14 @@ def _read_stat(dumps: list[tuple[Path, dict]]) -> LoadFile:
         if windows[-1].shape[1:] != windows[0].shape[1:]:
             raise ValueError(
                 f"{path.name}: logical_count has shape {count.shape}, {dumps[0][0].name} has {windows[0].shape}: they "
-                "are of different models"
+                "belong to different models"
             )
     count_WLE = np.concatenate(windows)
     used_W = np.asarray(count_WLE.any(axis=(1, 2)))
     if not used_W.any():
         raise ValueError("logical_count is 0 everywhere: nothing was recorded")
     skipped = int((~used_W).sum())
-    notes = (f"{skipped} of {used_W.size} steps are empty and left out",) if skipped else ()
+    notes = (f"{skipped} of {used_W.size} steps are empty and skipped",) if skipped else ()
     return LoadFile(count_WLE[used_W], None, NAME, notes)
 
 
@@ -90,15 +92,15 @@ def _read_records(dumps: list[tuple[Path, dict]]) -> LoadFile:
     for window, at in enumerate(sorted(passes)):
         np.add.at(load_WLE[window], (layer_LP, slots_LP), passes[at])
     used_W = load_WLE.any(axis=(1, 2))
-    notes = ["the map from slots to experts is the last one: counts before a rebalance are attributed by it"]
+    notes = ["counts from before a rebalance are attributed by the last map from slots to experts"]
     trace = None
     if tokens:
         source_T = np.concatenate(sources)
-        # A pass without counts is no window; its tokens, if it has any, belong to the one before.
+        # A pass without counts is not a window; its tokens, if any, belong to the previous window.
         window_T = (np.cumsum(used_W) - 1)[np.searchsorted(sorted(passes), np.concatenate(pass_of))]
         trace = RoutingTrace(tuple(np.concatenate(tokens, axis=1)), (source_T,) * num_layers, (window_T,) * num_layers)
         if trace.num_tokens > _MAX_TOKENS:
-            notes.append(f"{_MAX_TOKENS} of {trace.num_tokens} recorded tokens are kept, drawn evenly")
+            notes.append(f"{_MAX_TOKENS} of {trace.num_tokens} recorded tokens are kept, drawn at random")
             trace = trace.sample(_MAX_TOKENS)
     return LoadFile(load_WLE[used_W], trace, NAME, tuple(notes))
 

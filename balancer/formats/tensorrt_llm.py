@@ -1,6 +1,6 @@
-"""TensorRT-LLM's expert statistic (EXPERT_STATISTIC_PATH): a directory of meta_info.json and rank{r}.safetensors.
+"""TensorRT-LLM's expert statistic (EXPERT_STATISTIC_PATH): a directory with meta_info.json and rank{r}.safetensors.
 
-Each tensor "{iteration}_{layer}" counts one rank's choices of each expert. Ranks are added up; iterations are windows.
+Each tensor "{iteration}_{layer}" counts one rank's choices of each expert. Ranks are summed; iterations are windows.
 """
 
 import json
@@ -22,7 +22,7 @@ def read(path: Path) -> LoadFile:
     files = sorted(folder.glob("rank*.safetensors"))
     if not files:
         raise ValueError(
-            "no rank*.safetensors beside meta_info.json: the run was stopped before its statistic was written"
+            "no rank*.safetensors beside meta_info.json: the run was stopped before it wrote its statistic"
         )
     counts: dict[tuple[int, int], np.ndarray] = {}
     for file in files:
@@ -44,7 +44,7 @@ def read(path: Path) -> LoadFile:
                     f"no counts of iteration {iteration}, layer {layer} in any rank's file: the dump is cut off"
                 )
             load_WLE[window, row] = counts[iteration, layer]
-    notes = [f"rows are the model's layers {layers[0]} to {layers[-1]}, those with experts"] if layers != [0] else []
+    notes = [f"rows are the model's layers with experts, {layers[0]} to {layers[-1]}"] if layers != [0] else []
     if any(folder.glob("cooccurrence_rank*.safetensors")):
         notes.append("cooccurrence_rank*.safetensors are not read")
     return LoadFile(load_WLE, None, NAME, tuple(notes))

@@ -1,7 +1,7 @@
-"""Reads tensors, numbers, strings and containers out of a torch.save file, without torch and without running its code.
+"""Reads tensors, numbers, strings and containers from a torch.save file without torch and without running its code.
 
-A .pt file is a zip with a pickle and one file per storage. The pickle may name the few functions below and nothing
-else; whatever else it asks for is refused by name.
+A .pt file is a zip with a pickle and one file per storage. The pickle may only name the few functions below; anything
+else is refused by name.
 """
 
 import io
@@ -28,18 +28,18 @@ _DTYPES = {
 
 
 def load(path: Path) -> Any:
-    """What was saved, with tensors as numpy arrays (bfloat16 as float32). ValueError says what cannot be read."""
+    """The saved object with tensors as numpy arrays (bfloat16 as float32). ValueError says what cannot be read."""
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile:
         raise ValueError(
-            "no complete torch.save file: its zip directory, which stands at the end, is missing (cut off while it was "
+            "not a complete torch.save file: its zip directory, which is at the end, is missing (cut off while it was "
             "written or copied, or saved by torch before 1.6)"
         ) from None
     with archive:
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
         if len(pickles) != 1:
-            raise ValueError("a zip, but no torch.save file: it holds no data.pkl")
+            raise ValueError("a zip, but not a torch.save file: it holds no data.pkl")
         root = pickles[0][: -len("data.pkl")]
         order = archive.read(f"{root}byteorder").decode() if f"{root}byteorder" in archive.namelist() else "little"
         try:
@@ -48,8 +48,8 @@ def load(path: Path) -> Any:
             raise ValueError(f"its data.pkl cannot be read: {error}") from None
 
 
-class _Storage:
-    """Names a type of storage while the pickle is read."""
+class _StorageType:
+    """Stands for a torch storage class while the pickle is read."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype
@@ -62,19 +62,19 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if module_name == "torch" and global_name in _DTYPES:
-            return _Storage(_DTYPES[global_name])
+            return _StorageType(_DTYPES[global_name])
         if (module_name, global_name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuild
+            return _rebuild_tensor
         if (module_name, global_name) == ("collections", "OrderedDict"):
             return OrderedDict
         raise ValueError(
-            f"it asks for {module_name}.{global_name}, which is no plain tensor or container: refused. Save a dict of "
-            "tensors, numbers and lists"
+            f"it asks for {module_name}.{global_name}, which is not a plain tensor or container: refused. Save a dict "
+            "of tensors, numbers and lists"
         )
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         kind, storage, key, _, num_items = pid
-        if kind != "storage" or not isinstance(storage, _Storage):
+        if kind != "storage" or not isinstance(storage, _StorageType):
             raise ValueError(f"it refers to a {kind!r} of an unknown type: refused")
         dtype = np.dtype("u2" if storage.dtype == "bf16" else storage.dtype).newbyteorder(self._byte_order)  # type: ignore[arg-type]
         try:
@@ -87,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
         return (items.astype(np.uint32) << 16).view(np.float32) if storage.dtype == "bf16" else items
 
 
-def _rebuild(items: np.ndarray, offset: int, size: tuple, stride: tuple, *_: Any) -> np.ndarray:
+def _rebuild_tensor(items: np.ndarray, offset: int, size: tuple, stride: tuple, *_: Any) -> np.ndarray:
     last = offset + sum((n - 1) * step for n, step in zip(size, stride)) if 0 not in size else offset - 1
     if offset < 0 or min(stride, default=0) < 0 or last >= len(items):
         raise ValueError(f"a tensor of shape {tuple(size)} reaches beyond its storage of {len(items)} values")

@@ -56,7 +56,7 @@ class RebalanceCollector(Collector):
             yield metric
 
     def _balance(self) -> Iterable[Metric]:
-        balance = self._rebalancer.controller.balance(self._rebalancer.placement)
+        balance = self._rebalancer.controller.max_over_mean(self._rebalancer.placement)
         if balance is not None:
             name, text = "eprt_rank_load_max_over_mean", "Busiest rank's recent load over the mean, mean of the layers"
             yield GaugeMetricFamily(name, text, value=balance)

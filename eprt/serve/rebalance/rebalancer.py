@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from eprt.balancer import Placement
-from eprt.balancer.controller import Controller, Snapshot
+from eprt.balancer.controller import Controller, ServerSnapshot
 from eprt.balancer.job import PlanAnswer, PlanRequest
 from eprt.balancer.placement import even_nodes
 from eprt.balancer.statistics import PHASES
@@ -120,7 +120,7 @@ class Rebalancer:
         return {**document, **self._work()}
 
     def _work(self) -> dict[str, Any]:
-        """Counters of all ranks together, as eprt.balancer.controller.Snapshot has them."""
+        """Counters of all ranks together, as eprt.balancer.controller.ServerSnapshot has them."""
         statuses = self.statuses()
         ranks = [r for r in self._pool.ranks.values() if r.stats is not None and r.waits is not None]
         return {
@@ -171,7 +171,7 @@ class Rebalancer:
             "buffer_bytes": max((s.buffer_bytes for s in statuses), default=0),
             "chunk_bytes": max((s.chunk_bytes for s in statuses), default=0),
             "max_work_s": max((s.max_work_s for s in statuses), default=0.0),
-            "windows": 0 if statistics is None else len(statistics.current),
+            "windows": 0 if statistics is None else len(statistics.current_windows),
             "rank_speeds": None if self.controller.gpu_speed is None else self.controller.gpu_speed.tolist(),
             "load_changes": 0 if statistics is None else statistics.num_changes,
             "migration": None if self.migration is None else asdict(self.migration),
@@ -231,7 +231,7 @@ class Rebalancer:
                 sample = await self._sample()
                 trace = await asyncio.to_thread(sample.trace, _TRACE_TOKENS)
             async with self._using_statistics:
-                plan_request = self.controller.request(self.placement, trace)
+                plan_request = self.controller.plan_request(self.placement, trace)
         if plan_request is None:
             return None
         moves = request.max_moves_per_layer or plan_request.max_moves_per_layer
@@ -305,7 +305,7 @@ class Rebalancer:
         if migration.state == "done":
             for way, count in migration.moves.items():
                 self.moved[way] += count
-        self.controller.ended(time.monotonic(), migration.state == "done")
+        self.controller.migration_ended(time.monotonic(), migration.state == "done")
 
     async def run(self) -> None:
         """Looks at the counters in every window; with mode auto or dry-run also plans. Never raises."""
@@ -352,12 +352,12 @@ class Rebalancer:
         wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1
         return wanted and not self._planning and not self.is_migrating
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> ServerSnapshot | None:
         total_PLE = total_load(self._pool.infos, self._pool.stats)
         if total_PLE is None:
             return None
         expert_bytes = self._pool.infos[0].expert_bytes
-        return Snapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **self._work())
+        return ServerSnapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **self._work())
 
     async def _decide(self, answer: PlanAnswer, asked_by: str) -> Decision:
         async with self._using_statistics:

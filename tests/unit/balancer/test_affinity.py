@@ -208,7 +208,7 @@ def test_balance_comes_before_traffic_in_a_budget():
         ({"coactivation": RoutingTrace((np.array([[0, 1]]),) * 2)}, "the trace has 2 layers, load_LE has 1"),
         (
             {"coactivation": RoutingTrace((np.array([[0, 1]]),), (np.array([4]),))},
-            r"source_gpu\[layer 0, token 0\] = 4: must be from 0 to 3; leave source_gpu out",
+            r"source_gpu\[layer 0, token 0\] = 4: must be from 0 to 3; leave out source_gpu",
         ),
         ({"traffic": "bytes"}, "traffic='bytes': must be one of node_copies, expert_messages"),
         ({"balance_allowance": -0.1}, "balance_allowance=-0.1"),

@@ -111,42 +111,42 @@ def make(played: Played, slow_ranks: bool = False, **options) -> Daemon:
 
 
 def looks(daemon: Daemon, count: int) -> list[str]:
-    return [daemon.look().state for _ in range(count)]
+    return [daemon.poll().state for _ in range(count)]
 
 
 def test_it_watches_plans_posts_and_follows(played):
     daemon = make(played)
     assert looks(daemon, 3) == ["watching"] * 3 and daemon.pause_s == 5
-    status = daemon.look()
+    status = daemon.poll()
     assert status.state == "migrating" and status.decision.migrate and daemon.job_id == 1 and daemon.pause_s < 1
     assert status.max_over_mean == pytest.approx(1.6) and status.lifetime_s == pytest.approx(15, rel=0.1)
     assert played.posted[0].gpu_load([RATE_E]).max() == 500
     assert "migrate: worth it" in status.news and "max/mean 1.600 over 3 windows" in str(status)
     assert looks(daemon, 2) == ["migrating"] * 2
     played.end_migration()
-    status = daemon.look()
+    status = daemon.poll()
     assert status.state == "watching" and "migration 1 done: 1 experts in 0.1 s" in status.news
     assert daemon.job_id is None and daemon.pause_s == 5 and status.epoch == 1
     assert looks(daemon, 9) == ["watching"] * 9 and len(played.posted) == 1
-    assert daemon.look().max_over_mean == pytest.approx(1.0)
+    assert daemon.poll().max_over_mean == pytest.approx(1.0)
 
 
 def test_a_migration_that_failed_is_not_tried_again_at_once(played):
     daemon = make(played, cooldown_s=0)
     looks(daemon, 4)
     played.end_migration("rolled_back", "the deadline of the round passed, says rank 1")
-    assert "migration 1 rolled_back: 1 experts in 0.1 s: the deadline" in daemon.look().news
+    assert "migration 1 rolled_back: 1 experts in 0.1 s: the deadline" in daemon.poll().news
     assert looks(daemon, 6) == ["watching"] * 6 and len(played.posted) == 1
 
 
 def test_dry_run_posts_nothing_and_a_server_that_balances_itself_is_left_alone(played):
     daemon = make(played, dry_run=True)
     looks(daemon, 3)
-    status = daemon.look()
+    status = daemon.poll()
     assert status.state == "watching" and status.decision.verdict == "dry_run"
     played.mode = "auto"
     daemon = make(played)
-    status = [daemon.look() for _ in range(6)][-1]
+    status = [daemon.poll() for _ in range(6)][-1]
     assert status.state == "standing by" and "--rebalance auto" in status.news
     assert not played.posted
 
@@ -155,16 +155,16 @@ def test_it_waits_for_a_server_longer_and_longer(played):
     daemon, pauses = make(played), []
     played.failure = (503, "no new requests: the model is loading")
     for _ in range(7):
-        status = daemon.look()
+        status = daemon.poll()
         pauses.append(daemon.pause_s)
     assert status.state == "unreachable" and status.news.endswith("answers 503: no new requests: the model is loading")
     assert pauses == [0.5, 1, 2, 4, 5, 5, 5]
     played.failure = None
-    assert daemon.look().state == "watching" and daemon.pause_s == 5
+    assert daemon.poll().state == "watching" and daemon.pause_s == 5
     played.failure = (409, "this model has no MoE layers")
-    assert daemon.look().state == "refused" and daemon.pause_s == 0.5
+    assert daemon.poll().state == "refused" and daemon.pause_s == 0.5
     nobody = Daemon(RemoteServer("http://127.0.0.1:9"), Controller())
-    status = nobody.look()
+    status = nobody.poll()
     assert status.state == "unreachable" and "no answer: " in status.news
 
 
@@ -173,7 +173,7 @@ def test_after_a_restart_everything_begins_anew(played):
     looks(daemon, 4)
     assert daemon.job_id == 1
     played.restart()
-    status = daemon.look()
+    status = daemon.poll()
     assert daemon.job_id is None and "the server was restarted" in status.news and status.windows == 0
     assert looks(daemon, 8) == ["watching"] * 8  # a failed migration is not followed by another at once
     assert len(played.posted) == 1
@@ -183,8 +183,8 @@ def test_what_cannot_be_planned_for_is_told_and_tried_again_later(played):
     """The placement of another model than the load's, as while one server takes another's place."""
     daemon = make(played)
     played.serving = Placement(np.array([[0, 1, 2, -1]]), num_gpus=2)
-    assert daemon.look().state == "watching"
-    first = daemon.look()
+    assert daemon.poll().state == "watching"
+    first = daemon.poll()
     assert first.state == "refused" and "load_LE has shape (1, 5)" in first.news and daemon.pause_s < 5
     assert looks(daemon, 4) == ["refused"] * 4 and daemon.pause_s == 5 and not played.posted
     played.serving = FIRST
@@ -195,7 +195,7 @@ def test_slow_ranks_get_less_where_that_is_wanted(played):
     played.speeds = [1.0, 0.5]
     daemon = make(played, slow_ranks=True)
     looks(daemon, 3)
-    status = daemon.look()
+    status = daemon.poll()
     assert status.decision.migrate and status.rank_speeds == [1.0, 0.5] and "slow ranks 1 (0.50)" in str(status)
     load_G = played.posted[0].gpu_load([RATE_E])[0]
     assert load_G[1] < 0.7 * load_G[0], load_G
@@ -204,7 +204,7 @@ def test_slow_ranks_get_less_where_that_is_wanted(played):
 
 def test_a_wrong_key_or_flag_ends_it_in_one_line(played, capsys):
     played.key = "secret"
-    assert make(played).look().state == "watching"
+    assert make(played).poll().state == "watching"
     for arguments, words in (
         (["--url", played.url], "401: wrong or missing API key; --api-key gives the server's key"),
         (["--url", "localhost:8000"], "--url localhost:8000: must begin with http:// or https://"),
@@ -240,7 +240,7 @@ def test_signals_end_it_cleanly_and_json_is_one_object_a_line(played, number):
     lines = [json.loads(process.stdout.readline()) for _ in range(5)]
     process.send_signal(getattr(signal, number))
     out, err = process.communicate(timeout=100)
-    assert process.returncode == 0 and "stopped; the server goes on with migration 1" in err, err
+    assert process.returncode == 0 and "stopped; the server continues migration 1" in err, err
     assert all(json.loads(line)["schema"] == "eprt.balancer/1" for line in out.splitlines())
     assert [line["state"] for line in lines] == ["watching"] * 3 + ["migrating"] * 2
     assert lines[3]["decision"]["verdict"] == "migrate" and lines[3]["url"] == played.url

@@ -240,12 +240,12 @@ def test_a_servers_answer_is_a_load_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "{", "a.json: no JSON: Expecting"),
+        ("a.json", "{", "a.json: not JSON: Expecting"),
         ("a.json", "[]", "expected an object with a field 'load'"),
         ("a.json", '{"load": [[1, 2], [3]]}', "equally long lists"),
         ("a.json", '{"load": [[1, -2]]}', r"window 0: load\[layer 0, expert 1\] = -2.0"),
         ("a.json", '{"load": []}', "shape"),
-        ("a.pt", "", "no complete torch.save file"),
+        ("a.pt", "", "not a complete torch.save file"),
         ("a.npz", "not a zip", "a.npz"),
     ],
 )

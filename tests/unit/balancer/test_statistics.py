@@ -29,7 +29,7 @@ def test_the_mean_forgets_by_half_lives_and_keeps_phases_apart():
     statistics = make(half_life=2.0, min_tokens=1)
     counts_WPLE = np.random.default_rng(0).integers(1, 99, (5, 2, NUM_LAYERS, NUM_EXPERTS))
     for k, counts_PLE in enumerate(counts_WPLE):
-        statistics.add(counts_PLE, seconds=1.0 + k, steps=10 * k)
+        statistics.add_window(counts_PLE, seconds=1.0 + k, steps=10 * k)
     weight_W = 0.5 ** (np.array([4, 3, 2, 1, 0]) / 2)
     seconds = (weight_W * (1 + np.arange(5))).sum()
     want_PLE = (weight_W[:, None, None, None] * counts_WPLE).sum(0) / seconds
@@ -45,7 +45,7 @@ def test_the_noise_of_a_rate_falls_with_its_windows():
     statistics = make(half_life=1e9)
     for count in (1, 4, 16):
         while len(statistics) < count:
-            statistics.add(np.full((2, NUM_LAYERS, NUM_EXPERTS), 100), 1.0)
+            statistics.add_window(np.full((2, NUM_LAYERS, NUM_EXPERTS), 100), 1.0)
         assert statistics.noise() == pytest.approx(1 / np.sqrt(count))
     assert statistics.noise(last=4) == pytest.approx(1 / 2)
     assert make().noise() == 0
@@ -56,11 +56,11 @@ def test_a_window_that_ends_while_a_rate_is_worked_out_counts_in_the_next(monkey
     rng = np.random.default_rng(0)
     statistics, weights = make(max_windows=2), LoadStatistics._weights
     for _ in range(2):
-        statistics.add(window(rng, skewed(rng)), 1.0)
+        statistics.add_window(window(rng, skewed(rng)), 1.0)
 
     def interrupted(self, num_windows):
         monkeypatch.setattr(LoadStatistics, "_weights", weights)
-        self.add(window(rng, skewed(rng)), 1.0)
+        self.add_window(window(rng, skewed(rng)), 1.0)
         return weights(self, num_windows)
 
     monkeypatch.setattr(LoadStatistics, "_weights", interrupted)
@@ -77,7 +77,7 @@ def test_without_a_window_nothing_is_known():
     assert statistics.windows().shape == (0, NUM_LAYERS, NUM_EXPERTS)
     idle_PLE = np.zeros((2, NUM_LAYERS, NUM_EXPERTS))
     idle_PLE[0, 0, 0] = 300  # fewer than min_tokens (256) per layer: an idle server tells nothing
-    assert not statistics.add(idle_PLE, 5.0)
+    assert not statistics.add_window(idle_PLE, 5.0)
     assert len(statistics) == 0 and statistics.rate() is None
 
 
@@ -86,18 +86,18 @@ def test_what_is_no_count_is_named(bad, words):
     counts_PLE = np.ones((2, NUM_LAYERS, NUM_EXPERTS))
     counts_PLE[1, 0, 3] = bad
     with pytest.raises(ValueError, match=rf"tokens\[decode, layer 0, expert 3\] {words}"):
-        make().add(counts_PLE, 1.0)
+        make().add_window(counts_PLE, 1.0)
     with pytest.raises(ValueError, match=r"shape \(2, 1, 16\), expected \(2, 2, 16\)"):
-        make().add(np.ones((2, 1, 16)), 1.0)
+        make().add_window(np.ones((2, 1, 16)), 1.0)
     with pytest.raises(ValueError, match=r"seconds=0\.0"):
-        make().add(np.full((2, NUM_LAYERS, NUM_EXPERTS), 99), 0.0)
+        make().add_window(np.full((2, NUM_LAYERS, NUM_EXPERTS), 99), 0.0)
 
 
 def test_steps_are_found_in_their_windows():
     """Windows of few tokens are left out, and so are their steps."""
     statistics = LoadStatistics(1, 4, max_windows=3)
     for last_step, tokens in ((10, 900), (20, 900), (30, 1), (40, 900), (45, 900)):
-        statistics.add(np.full((2, 1, 4), tokens), 1.0, 10 if last_step < 45 else 5, last_step)
+        statistics.add_window(np.full((2, 1, 4), tokens), 1.0, 10 if last_step < 45 else 5, last_step)
     assert len(statistics) == 3, "the first is forgotten"
     steps = np.array([1, 10, 11, 20, 21, 30, 31, 40, 41, 45, 46])
     assert statistics.window_of_steps(steps).tolist() == [-1, -1, 0, 0, -1, -1, 1, 1, 2, 2, -1]
@@ -109,7 +109,7 @@ def test_memory_is_bounded():
     for k in range(300):
         if k % 10 == 0:
             share_LE = skewed(rng)
-        statistics.add(window(rng, share_LE), 1.0)
+        statistics.add_window(window(rng, share_LE), 1.0)
         assert len(statistics) <= 40 and len(statistics._skew_WD) <= 32 and statistics._gram_WW.shape[0] <= 32
     assert len(statistics) == 40 and len(statistics._changes) <= 16
 
@@ -117,10 +117,10 @@ def test_memory_is_bounded():
 def test_a_change_is_found_soon_and_what_came_before_is_forgotten():
     rng = np.random.default_rng(2)
     statistics, first_LE, second_LE = make(), skewed(rng), skewed(rng)
-    assert not any(statistics.add(window(rng, first_LE), 5.0) for _ in range(12))
-    found = [statistics.add(window(rng, second_LE), 5.0) for _ in range(8)]
+    assert not any(statistics.add_window(window(rng, first_LE), 5.0) for _ in range(12))
+    found = [statistics.add_window(window(rng, second_LE), 5.0) for _ in range(8)]
     assert sum(found) == 1 and found.index(True) <= 3  # four windows at most
-    assert statistics.num_changes == 1 and len(statistics.current) == 8 and statistics.stable_s == 40
+    assert statistics.num_changes == 1 and len(statistics.current_windows) == 8 and statistics.stable_s == 40
     rate_LE = statistics.rate()
     share_LE = rate_LE / rate_LE.sum(1, keepdims=True)
     distance = [np.abs(share_LE - one_LE).sum(1).mean() / 2 for one_LE in (first_LE, second_LE)]
@@ -132,7 +132,7 @@ def test_noise_is_seldom_taken_for_a_change():
     for tokens in (300, 3000, 100_000):
         statistics, share_LE = make(min_shift=0.0), skewed(rng)
         for _ in range(100):
-            statistics.add(window(rng, share_LE, tokens), 5.0)
+            statistics.add_window(window(rng, share_LE, tokens), 5.0)
         assert statistics.num_changes <= 2, tokens
 
 
@@ -145,7 +145,7 @@ def test_a_change_too_small_to_matter_is_none():
     for min_shift, changes in ((0.02, 0), (0.002, 1)):
         statistics = make(min_shift=min_shift)
         for k in range(24):
-            statistics.add(window(rng, share_LE if k < 12 else other_LE, 10**6), 5.0)
+            statistics.add_window(window(rng, share_LE if k < 12 else other_LE, 10**6), 5.0)
         assert statistics.num_changes == changes
 
 
@@ -171,7 +171,7 @@ def lifetime(
     statistics, x_LE = make(**options), rng.normal(size=(NUM_LAYERS, NUM_EXPERTS))
     for _ in range(num_windows):
         weight_LE = np.exp(0.8 * x_LE)
-        statistics.add(window(rng, weight_LE / weight_LE.sum(1, keepdims=True), tokens), 5.0)
+        statistics.add_window(window(rng, weight_LE / weight_LE.sum(1, keepdims=True), tokens), 5.0)
         if turnover_windows is not None:
             keep = np.exp(-1 / turnover_windows)
             x_LE = keep * x_LE + np.sqrt(1 - keep**2) * rng.normal(size=x_LE.shape)
@@ -198,7 +198,7 @@ def test_a_load_that_jumps_to_and_fro_is_not_trusted():
     rng = np.random.default_rng(6)
     statistics, shares = make(), (skewed(rng), skewed(rng))
     for k in range(60):
-        statistics.add(window(rng, shares[k // 10 % 2]), 5.0)
+        statistics.add_window(window(rng, shares[k // 10 % 2]), 5.0)
     assert statistics.num_changes == 5
     assert 20 <= statistics.lifetime_s <= 100  # it lasts 50 s
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from eprt.balancer import Placement, RoutingTrace
-from eprt.balancer.controller import Controller, Snapshot
+from eprt.balancer.controller import Controller, ServerSnapshot
 from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.trigger import Costs, Outlook, Trigger, TriggerConfig
 
@@ -91,22 +91,22 @@ def test_a_small_gain_is_left_alone():
 
 def test_a_pause_follows_each_migration_and_grows_with_failures():
     trigger = Trigger(TriggerConfig(cooldown_s=30, failure_cooldown_s=60))
-    trigger.ended(100.0, succeeded=True)
-    assert trigger.cooling_s(110.0) == 20
+    trigger.migration_ended(100.0, succeeded=True)
+    assert trigger.cooldown_left_s(110.0) == 20
     cooling = decide(trigger, now_s=110.0)
     assert cooling.verdict == "cooling" and "20 s to wait" in cooling.reason
     assert decide(trigger, now_s=130.0).migrate
     waits = []
     for now_s in (200.0, 1000.0, 3000.0):
-        trigger.ended(now_s, succeeded=False)
-        waits.append(trigger.cooling_s(now_s))
+        trigger.migration_ended(now_s, succeeded=False)
+        waits.append(trigger.cooldown_left_s(now_s))
     assert waits == [60, 120, 240]
     for _ in range(20):
-        trigger.ended(0.0, succeeded=False)
-    assert trigger.cooling_s(0.0) == 60 * 64  # an hour, whatever happens
-    trigger.ended(0.0, succeeded=True)
-    trigger.ended(0.0, succeeded=False)
-    assert trigger.cooling_s(0.0) == 60
+        trigger.migration_ended(0.0, succeeded=False)
+    assert trigger.cooldown_left_s(0.0) == 60 * 64  # an hour, whatever happens
+    trigger.migration_ended(0.0, succeeded=True)
+    trigger.migration_ended(0.0, succeeded=False)
+    assert trigger.cooldown_left_s(0.0) == 60
 
 
 def test_a_dry_run_says_what_it_would_do():
@@ -155,20 +155,20 @@ class Server:
         self.copied: tuple[int, float] = (0, 0.0)
         self.rate_E = RATE_LE[0]
 
-    def work(self, seconds: float = 5.0) -> Snapshot:
+    def work(self, seconds: float = 5.0) -> ServerSnapshot:
         self.time_s += seconds
         self.steps += int(10 * seconds)
         self.tokens_PLE[1, 0] += self.rng.poisson(self.rate_E * seconds)
         rows = int(self.tokens_PLE.sum())
-        return Snapshot(
+        return ServerSnapshot(
             self.server_id, self.time_s, self.tokens_PLE.copy(), self.steps, 20.0 * rows, rows, 10**6, *self.copied
         )
 
 
 def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
     controller, server = Controller(), Server()
-    assert controller.request(NOW) is None and controller.costs.steps_per_s == 0
-    assert not controller.observe(server.work()) and controller.request(NOW) is None  # a window needs two looks
+    assert controller.plan_request(NOW) is None and controller.costs.steps_per_s == 0
+    assert not controller.observe(server.work()) and controller.plan_request(NOW) is None  # a window needs two looks
     for _ in range(12):
         controller.observe(server.work())
     server.copied = (5_000_000, 0.05)
@@ -176,14 +176,14 @@ def test_a_controller_plans_once_there_is_load_and_learns_the_costs():
     costs = controller.costs
     assert costs.steps_per_s == pytest.approx(10) and costs.us_per_token == pytest.approx(20)
     assert (costs.expert_bytes, costs.bytes_per_us) == (10**6, pytest.approx(100))
-    request = controller.request(NOW)
+    request = controller.plan_request(NOW)
     np.testing.assert_allclose(request.load_LE, RATE_LE, rtol=0.1)
     answer = solve(request)
     decision = controller.decide(0.0, NOW, answer)
     assert decision.migrate and decision.after < 1.1 < decision.before
     assert decision.lifetime_steps == pytest.approx(65 * 10, rel=0.1)  # as long as it was watched
-    assert controller.balance(NOW) == pytest.approx(decision.before)
-    controller.ended(0.0, succeeded=True)
+    assert controller.max_over_mean(NOW) == pytest.approx(decision.before)
+    controller.migration_ended(0.0, succeeded=True)
     assert controller.decide(1.0, NOW, answer).verdict == "cooling"
 
 
@@ -194,7 +194,7 @@ def test_plans_are_made_when_they_may_bring_something_new():
         assert not controller.due(0.0), looks
         controller.observe(server.work())
     assert controller.due(0.0)
-    answer, now_s, waits = solve(controller.request(NOW)), 0.0, []
+    answer, now_s, waits = solve(controller.plan_request(NOW)), 0.0, []
     for _ in range(6):
         controller.decide(now_s, NOW, answer)
         assert not controller.due(now_s + 1e6)  # idle ever since: the answer would be the same
@@ -207,11 +207,11 @@ def test_plans_are_made_when_they_may_bring_something_new():
     controller.decide(now_s, NOW, answer)
     assert not controller.set_speed(None) and not controller.set_speed(np.ones(2)) and not controller.due(now_s)
     assert controller.set_speed(np.array([0.5, 1])) and controller.due(now_s)
-    np.testing.assert_array_equal(controller.request(NOW).gpu_speed, [0.5, 1])
+    np.testing.assert_array_equal(controller.plan_request(NOW).gpu_speed, [0.5, 1])
     controller.decide(now_s, NOW, answer)
     assert not controller.set_speed(np.array([0.52, 1])) and not controller.due(now_s)  # no news
     assert controller.set_speed(None) and controller.gpu_speed is None and controller.due(now_s)
-    controller.ended(now_s, succeeded=True)
+    controller.migration_ended(now_s, succeeded=True)
     assert not controller.due(now_s + 29) and controller.due(now_s + 30)
 
 
@@ -220,10 +220,10 @@ def test_what_plans_promised_too_much_is_taken_off_the_next_promise():
     controller, server = Controller(TriggerConfig(cooldown_s=0)), Server()
     for _ in range(5):
         controller.observe(server.work())
-    good = solve(controller.request(NOW))
+    good = solve(controller.plan_request(NOW))
     first = controller.decide(0.0, NOW, good)
     assert first.migrate and first.after < 1.05
-    controller.ended(0.0, succeeded=True)
+    controller.migration_ended(0.0, succeeded=True)
     serves = good.target
     hot = int(serves.physical_to_logical_map[0][0])  # its GPU gets 200 tokens more, so 1.17 of the mean
     server.rate_E = RATE_LE[0] + 200 * (np.arange(5) == hot)
@@ -232,7 +232,7 @@ def test_what_plans_promised_too_much_is_taken_off_the_next_promise():
     naive = Controller(TriggerConfig(cooldown_s=0))
     naive.statistics = controller.statistics
     assert controller.statistics.num_changes == 0
-    controller.request(serves)
+    controller.plan_request(serves)
     one, other = controller.decide(1.0, NOW, good), naive.decide(1.0, NOW, good)
     noise = (controller.statistics.noise(), np.sqrt(1 / 4) + np.sqrt(1 / 3))  # now; of the plan and of what it met
     assert one.after - other.after == pytest.approx(0.16 * noise[0] / noise[1], abs=0.03)
@@ -250,7 +250,7 @@ def test_idle_time_does_not_count():
         controller.observe(server.work())
     before = controller.costs.steps_per_s
     server.time_s += 3600
-    controller.observe(Snapshot("first", server.time_s, server.tokens_PLE.copy(), server.steps, 0.0, 0, 10**6))
+    controller.observe(ServerSnapshot("first", server.time_s, server.tokens_PLE.copy(), server.steps, 0.0, 0, 10**6))
     assert controller.costs.steps_per_s == before
     assert controller.statistics.lifetime_s == pytest.approx(4 * 5)
 
@@ -261,18 +261,18 @@ def test_after_a_restart_of_the_server_everything_begins_anew():
         controller.observe(server.work())
     assert len(controller.statistics) == 5
     assert not controller.observe(Server("second").work())  # its counters are smaller: no negative load
-    assert len(controller.statistics) == 0 and controller.request(NOW) is None
+    assert len(controller.statistics) == 0 and controller.plan_request(NOW) is None
 
 
 def test_a_snapshot_is_read_from_what_a_server_says():
     layer = {"per_expert": [5, 7], "per_expert_prefill": [5, 1]}
     data = {"server_id": "x", "time_s": 3.5, "layers": [layer], "num_steps": 4, "expert_us": 9.5, "expert_rows": 12,
             "expert_bytes": 100, "copied_bytes": 0, "copied_s": 0.0, "num_ranks": 2}  # fmt: skip
-    snapshot = Snapshot.from_json(data)
+    snapshot = ServerSnapshot.from_json(data)
     np.testing.assert_array_equal(snapshot.tokens_PLE, [[[5, 1]], [[0, 6]]])
     assert (snapshot.server_id, snapshot.time_s, snapshot.num_steps, snapshot.expert_bytes) == ("x", 3.5, 4, 100)
     for name in ("server_id", "layers", "expert_bytes"):
         with pytest.raises(ValueError, match=f"no '{name}'"):
-            Snapshot.from_json({k: v for k, v in data.items() if k != name})
+            ServerSnapshot.from_json({k: v for k, v in data.items() if k != name})
     with pytest.raises(ValueError, match="counted no load yet"):
-        Snapshot.from_json({**data, "layers": []})
+        ServerSnapshot.from_json({**data, "layers": []})

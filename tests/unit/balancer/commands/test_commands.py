@@ -13,7 +13,7 @@ from eprt.balancer import Placement, RoutingTrace, plan, read_load, traffic_per_
 from eprt.balancer.__main__ import main
 from eprt.balancer.formats import eprt_npz
 from eprt.balancer.loads import LoadFile
-from eprt.balancer.replay import Seen, Tokens, policies, replay
+from eprt.balancer.replay import PolicyInput, TraceSplit, policies, replay
 from eprt.balancer.synthetic import drifting_load, topic_trace
 
 CLUSTER = ["--num-gpus", "8", "--num-nodes", "4", "--num-slots", "40"]
@@ -74,8 +74,11 @@ def test_constraints_reach_the_plan(load, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["plan", *CLUSTER, "--current", "OTHER"], "current has 16 experts, load and arguments say 32: it is another"),
-        (["plan", *CLUSTER, "--masked-gpus", "8"], "--masked-gpus: 8 is none of the GPUs 0 to 7"),
+        (
+            ["plan", *CLUSTER, "--current", "OTHER"],
+            "current has 16 experts, load and arguments say 32: it belongs to another",
+        ),
+        (["plan", *CLUSTER, "--masked-gpus", "8"], "--masked-gpus: 8 is not one of the GPUs 0 to 7"),
         (
             ["plan", "--num-gpus", "8", "--num-slots", "41"],
             "num_slots=41 is not a multiple of num_gpus=8; use 40 or 48",
@@ -83,10 +86,10 @@ def test_constraints_reach_the_plan(load, tmp_path):
         (["plan", "--num-gpus", "8", "--num-slots", "0"], "num_slots=0: must be an integer of at least 1"),
         (["plan", *CLUSTER, "--coactivation", "OTHER"], "none of the fields 'load'"),
         (["plan", *CLUSTER, "--max-moves-per-layer", "3"], "they need current"),
-        (["replay", *CLUSTER, "--policies", "magic"], "no policy 'magic'; there are none, eplb"),
+        (["replay", *CLUSTER, "--policies", "magic"], "unknown policy 'magic'; known are none, eplb"),
         (["replay", "--num-gpus", "8", "--policies", "affinity"], "affinity needs routing traces"),
         (["replay", *CLUSTER, "--windows", "1"], "1 window: a replay needs two or more"),
-        (["replay", *CLUSTER, "--masked-gpus", "7"], "gpu_speed: EPLB knows nothing of it; leave the policy eplb out"),
+        (["replay", *CLUSTER, "--masked-gpus", "7"], "gpu_speed: EPLB does not support it; leave out the policy eplb"),
         (["compare", *CLUSTER, "OTHER"], "other: load_LE has shape .*a placement of another model"),
     ],
 )
@@ -101,7 +104,7 @@ def test_what_cannot_be_is_said(load, tmp_path, capsys, words, message):
 def test_a_replay_counts_what_it_says(load):
     """Recounted by hand: the policy's own plans, judged on the windows after them."""
     file = read_load(load)
-    tokens = Tokens(file.trace)
+    tokens = TraceSplit(file.trace)
     start = Placement.contiguous(2, 32, 8, 40, 4)
     goal = {"balance_allowance": 0.1}
     made = {}
@@ -133,11 +136,11 @@ def test_a_replay_looks_at_no_token_before_its_window(load):
     trace = RoutingTrace(file.trace.topk_idx, None, tuple(window_LT))
     start, looked = Placement.contiguous(2, 32, 8, 40, 4), []
 
-    def affinity(seen: Seen) -> Placement:
+    def affinity(seen: PolicyInput) -> Placement:
         looked.append(seen.trace)
         return plan(seen.load_LE, coactivation=seen.trace, **OPTIONS)
 
-    made = replay("affinity", affinity, file.load_WLE, start, tokens=Tokens(trace))
+    made = replay("affinity", affinity, file.load_WLE, start, tokens=TraceSplit(trace))
     for window, seen in enumerate(looked, start=1):
         placement = plan(file.load_WLE[window - 1], coactivation=seen, **OPTIONS)
         for layer in range(2):
@@ -145,7 +148,7 @@ def test_a_replay_looks_at_no_token_before_its_window(load):
                 seen.topk_idx[layer], trace.topk_idx[layer][window_LT[layer] < window], f"window {window}"
             )
         if window != 4:
-            want = traffic_per_token(placement, trace.of_windows(window, window + 1)).mean()
+            want = traffic_per_token(placement, trace.in_windows(window, window + 1)).mean()
             assert made.traffic_V[window - 1] == pytest.approx(want)
     assert made.traffic_V[3] == made.traffic_V[2]
     grouped = LoadFile(file.load_WLE, trace).regrouped(3).trace
@@ -228,9 +231,10 @@ class FakeServer(http.server.BaseHTTPRequestHandler):
             return self.answer(buffer.getvalue())
         FakeServer.looks += 1
         total = FakeServer.looks * (FakeServer.looks + 1) // 2
-        layers = [{"per_expert": [total, 0]}, {"per_expert": [0, total]}]
-        document = {"schema": "eprt.load/1", "server_id": "a", "layers": layers, "num_steps": 2 * FakeServer.looks - 2}
-        return self.answer(json.dumps(document).encode())
+        layers = [{"per_expert": row, "per_expert_prefill": [0, 0]} for row in ([total, 0], [0, total])]
+        counters = dict.fromkeys(("time_s", "expert_us", "expert_rows", "expert_bytes", "copied_bytes", "copied_s"), 0)
+        counters |= {"server_id": "a", "num_steps": 2 * FakeServer.looks - 2}
+        return self.answer(json.dumps({"schema": "eprt.load/1", "layers": layers, **counters}).encode())
 
     def answer(self, body, status=200):
         self.send_response(status)

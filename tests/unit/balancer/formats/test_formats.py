@@ -98,7 +98,7 @@ def test_json_lines_are_windows(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"load": [[1]]}\n{"load": [[1', r"line 2: no JSON: .*\(the file is cut off\?\)"),
+        ('{"load": [[1]]}\n{"load": [[1', r"line 2: not JSON: .*\(the file is cut off\?\)"),
         ('{"load": [[1]]}\n{"load": [[1, 2]]}', r"line 2: load has shape \(1, 2\), the first line has \(1, 1\)"),
         ('{"load": [[1]]}\n{"log_stats": [[1]]}', "lines of different kinds: JSON, RTP-LLM"),
         ('{"load": [[1]]}\n{"load": [[-1]]}', r"window 1: load\[layer 0, expert 0\] = -1.0"),
@@ -106,7 +106,7 @@ def test_json_lines_are_windows(tmp_path):
         ('{"weight": [[1]]}', "none of the fields 'load', .*it has 'weight'"),
         ('{"load": [["a"]]}', "equally long lists of numbers"),
         ('{"schema": "eprt.load/1", "layers": [3]}', "'layers' must be a list of objects with a field 'per_expert'"),
-        ("", "no JSON"),
+        ("", "not JSON"),
     ],
 )
 def test_bad_json_is_named(tmp_path, text, message):
@@ -223,7 +223,7 @@ def test_damaged_sglang_dumps_are_named(tmp_path):
     stat_dump(path, RNG.integers(0, 50, size=(4, 3, 64)).astype(np.int32))
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"dump.pt: no complete torch.save file: .*cut off"):
+    with pytest.raises(ValueError, match=r"dump.pt: not a complete torch.save file: .*cut off"):
         read_load(path)
     with zipfile.ZipFile(tmp_path / "short.pt", "w") as short, zipfile.ZipFile(tmp_path / "x.zip", "w") as _:
         path.write_bytes(whole)
@@ -316,7 +316,7 @@ def test_tensorrt_llm(tmp_path):
     for path in (tmp_path / "expert_statistic", tmp_path / "expert_statistic" / "meta_info.json"):
         file = read_load(path)
         np.testing.assert_array_equal(file.load_WLE, counts.sum(0))
-        assert file.format == "TensorRT-LLM" and "layers 3 to 4" in file.notes[0]
+        assert file.format == "TensorRT-LLM" and "layers with experts, 3 to 4" in file.notes[0]
 
 
 def test_damaged_tensorrt_llm_dumps_are_named(tmp_path):
@@ -370,7 +370,7 @@ def test_damaged_bytes_are_refused_or_read_and_nothing_else(tmp_path):
 
 def test_what_cannot_be_read_says_what_can(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("1")
-    with pytest.raises(ValueError, match=r"cannot read .csv; give .npz, .pt, .json"):
+    with pytest.raises(ValueError, match=r"cannot read .csv; use .npz, .pt, .json"):
         read_load(tmp_path / "a.csv")
     with pytest.raises(ValueError, match=r"neither meta_info.json \(TensorRT-LLM\) nor \*.pt \(SGLang\)"):
         read_load(tmp_path)

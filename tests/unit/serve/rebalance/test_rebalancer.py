@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from eprt.balancer import Placement
-from eprt.balancer.controller import Snapshot
+from eprt.balancer.controller import ServerSnapshot
 from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.migration import Round
 
@@ -112,9 +112,9 @@ def test_what_cannot_be_asked_is_named(body, words):
     assert caught.value.status == 400 and words in caught.value.message
 
 
-def snapshot(step: int) -> Snapshot:
+def snapshot(step: int) -> ServerSnapshot:
     """The counters as they are after so many steps, one a second."""
-    return Snapshot("server", float(step), np.full((2, 1, 3), 1000 * step), step, 0.0, 0, 0)
+    return ServerSnapshot("server", float(step), np.full((2, 1, 3), 1000 * step), step, 0.0, 0, 0)
 
 
 def observe(rebalancer: Rebalancer, step: int) -> None:
@@ -174,7 +174,7 @@ def test_what_is_planned_when_balancing_is_switched_off_is_not_carried_out(monke
     target = Placement(np.array([[1, 0, 2, 1]]), num_gpus=2)
     controller = rebalancer.controller
     monkeypatch.setattr(controller, "due", lambda now_s: True)
-    monkeypatch.setattr(controller, "request", lambda placement, trace: PlanRequest(placement, target))
+    monkeypatch.setattr(controller, "plan_request", lambda placement, trace: PlanRequest(placement, target))
 
     async def look() -> None:
         await rebalancer._look()
