@@ -7,7 +7,7 @@ The same code runs in the server (--rebalance auto) and beside it (`eprt balance
         request = controller.plan_request(placement)
         answer = solve(request)                     # in any process: job.py
         decision = controller.decide(now_s, placement, answer)
-        controller.migration_ended(now_s, succeeded)  # after the migration that followed
+        controller.migration_ended(now_s, succeeded)
 
 Does no input or output and does not plan.
 """

@@ -20,8 +20,8 @@ _FEW_SLOTS = 4  # kFewSlots of csrc/balancer/incremental.cpp
 
 
 def default_moves(num_gpus: int, slots_per_gpu: int) -> int:
-    """Default of max_moves_per_layer. It is larger if GPUs have few slots: there a change of one expert's load
-    unbalances its GPU more, and following the load takes moves on a third of the GPUs."""
+    """Default of max_moves_per_layer. With few slots per GPU a change of one expert's load unbalances its GPU more, and
+    following the load takes moves on about a third of the GPUs."""
     return max(_DEFAULT_MOVES, num_gpus // 3) if slots_per_gpu <= _FEW_SLOTS else _DEFAULT_MOVES
 
 

@@ -34,13 +34,13 @@ class LoadFile:
         return len(self.load_WLE)
 
     def total(self, last: int | None = None) -> np.ndarray:
-        """float64 [L, E]: sum over all windows, or over the last so many."""
+        """float64 [L, E]: sum over all windows. last: sum only this many of the latest windows."""
         if last is not None and not 1 <= last <= self.num_windows:
             raise ValueError(f"last={last}: the file holds {self.num_windows} windows")
         return self.load_WLE[-(last or self.num_windows) :].sum(0)
 
     def regrouped(self, num_windows: int) -> "LoadFile":
-        """The same load in num_windows windows, each the sum of consecutive ones, equally many up to one."""
+        """The same load in num_windows windows, each the sum of as many consecutive ones, give or take one."""
         if not 1 <= num_windows <= self.num_windows:
             raise ValueError(f"num_windows={num_windows}: the file holds {self.num_windows} windows")
         starts = np.arange(num_windows) * self.num_windows // num_windows

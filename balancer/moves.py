@@ -10,8 +10,7 @@ from .placement import EMPTY, Placement
 
 
 def moved_slots(before: Placement, after: Placement) -> np.ndarray:
-    """bool [L, P]: slots of `after` whose expert was not on their GPU before, so that weights must come from another
-    GPU.
+    """bool [L, P]: slots of `after` whose expert their GPU did not hold before: another GPU must send its weights.
 
     Experts that only change slots inside their GPU do not count: that is a copy in local memory or a renaming.
     """

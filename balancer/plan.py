@@ -54,7 +54,7 @@ def plan(
     min_gain: a move must take this fraction of the mean load off one of the largest GPU loads, or, if it only reduces
         traffic, save this many crossings per token.
     traffic: "node_copies" or "expert_messages", see affinity.py.
-    balance_allowance: fraction by which less traffic may raise a layer's largest GPU load (under the slot weights).
+    balance_allowance: fraction by which a layer's largest GPU load (under the slot weights) may rise for less traffic.
     gpu_speed: [G], relative; load is balanced in proportion. 0: the GPU is masked and holds nothing.
     usable_slots: slots per GPU to fill, broadcast to [L, G]; default all. The other slots stay EMPTY (-1).
     min_gpus_per_expert: GPUs that hold each expert; 2 survives the loss of any one rank.

@@ -100,7 +100,7 @@ class LoadStatistics:
         None without a window.
 
         phase: "prefill" or "decode"; default both together.
-        last: use only the latest so many windows.
+        last: use only this many of the latest windows.
         """
         # add_window() in another thread replaces this dictionary, so a rate never outlives the windows it is made from.
         rates = self._rates

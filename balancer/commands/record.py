@@ -18,8 +18,8 @@ _TIMEOUT_S = 30.0
 
 def add_parser(commands) -> None:
     parser = commands.add_parser("record", help="record the load of a running server")
-    parser.add_argument("--url", required=True, help="of the server, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's, if it was started with one")
+    parser.add_argument("--url", required=True, help="the server's address, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key, if it was started with one")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
     parser.add_argument("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
     parser.add_argument("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
