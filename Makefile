@@ -94,7 +94,7 @@ test: $(VENV)/.browser lint  ## lint, then every test that needs no GPU: ARGS="-
 
 # Some 8 minutes; every change is tested with 80 to 120 of each kind.
 properties: $(VENV)/.test ## 20,000 drawn problems of each kind for the planner, beyond what `make test` tries
-	@$(PY) -m pytest tests/unit/balancer/test_plan_properties.py tests/unit/balancer/test_split.py --hypothesis-profile=thorough $(ARGS)
+	@$(PY) -m pytest tests/unit/balancer -m properties --hypothesis-profile=thorough $(ARGS)
 
 lint: $(VENV)/.test       ## ruff, pyright, clang-format (import layering and size limits are tests)
 	@ruff check -q . && ruff format -q --check .

@@ -39,20 +39,17 @@ def plan(
     threads: int | None = None,
 ) -> Placement:
     """Chooses which experts get copies and which slot holds each copy; never two copies of one expert on one GPU.
-
     ValueError names field, layer and value.
 
     load_LE: [L, E], tokens (or any other additive cost) per expert; finite, not negative.
     num_slots: P, a multiple of num_gpus; default the fewest that hold all experts, or the slots of current.
     num_groups: expert groups of the router; each stays inside one node if num_nodes divides num_groups, else ignored.
-    coactivation: a RoutingTrace, or a symmetric matrix [L, E, E] of tokens that chose both experts (diagonal: the one).
-        Experts are then placed and replicated for less traffic between nodes; groups may be split.
+    coactivation: a RoutingTrace, or what its coactivation() returns: reduce traffic between nodes; may split groups.
     current: the placement in force; the plan changes it by the most useful moves within the budget.
     max_moves_per_layer: budget of slots; default 8, with at most 4 slots per GPU num_gpus / 3 if that is more.
     max_bytes: budget over all layers, in place of or in addition to max_moves_per_layer.
     bytes_per_expert: number or [L], the size of one expert's weights.
-    min_gain: a move must take this fraction of the mean load off one of the largest GPU loads, or, if it only reduces
-        traffic, save this many crossings per token.
+    min_gain: least gain of a move: fraction of the mean load off a largest GPU load, or crossings saved per token.
     traffic: "node_copies" or "expert_messages", see affinity.py.
     balance_allowance: fraction by which a layer's largest GPU load (under the slot weights) may rise for less traffic.
     gpu_speed: [G], relative; load is balanced in proportion. 0: the GPU is masked and holds nothing.

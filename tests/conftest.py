@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples in every run, so that a red test is red again. Explore with --hypothesis-profile=explore.
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
-# 20,000 drawn plans: tests/unit/balancer/test_plan_properties.py.
+# 20,000 drawn plans: `make properties`.
 hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile("reproducible")
 

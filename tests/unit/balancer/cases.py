@@ -1,17 +1,41 @@
-"""Drawn planning problems, and what every placement must be."""
+"""Drawn planning problems, what every placement must be, and a small placement to decide about."""
 
 import numpy as np
-from eprt.balancer import RoutingTrace
+import pytest
+from eprt.balancer import Placement, RoutingTrace
+from eprt.balancer.job import PlanRequest, solve
+from eprt.balancer.trigger import Costs, Decision, Outlook, Trigger
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 
 _MOST = 0 if settings.default is None else settings.default.max_examples
-THOROUGH = _MOST > 1000  # --hypothesis-profile=thorough
+_THOROUGH = _MOST > 1000  # --hypothesis-profile=thorough
+
+LOAD_LE = np.random.default_rng(3).lognormal(sigma=0.8, size=(3, 32))
+
+# Two GPUs of three slots; experts 0 and 1 are hot and on the same GPU, slot 5 is empty.
+NOW = Placement(np.array([[0, 1, 2, 3, 4, -1]]), num_gpus=2)
+RATE_LE = np.array([[400.0, 300.0, 100.0, 100.0, 100.0]])  # tokens per second; GPU 0: 800, GPU 1: 200
+BETTER = solve(PlanRequest(NOW, Placement(np.array([[0, 2, -1, 3, 4, 1]]), num_gpus=2)))  # 500 and 500
+COSTS = Costs(steps_per_s=10.0, us_per_token=20.0, expert_bytes=1e6, bytes_per_us=100.0)
+
+
+def decide(
+    trigger: Trigger, now_s: float = 0.0, answer=BETTER, lifetime_s: float = 1000.0, costs=COSTS, **options
+) -> Decision:
+    """What the trigger says about a plan from NOW under RATE_LE."""
+    outlook = Outlook(RATE_LE, costs, lifetime_s, **options)
+    return trigger.decide(now_s, NOW, answer.target, answer.rounds, outlook)
 
 
 def examples(few):
-    """Decorator: so many examples, or those of the thorough profile."""
-    return settings(max_examples=_MOST if THOROUGH else few, deadline=None)
+    """Decorator of a property: so many drawn problems, or with `make properties` those of the thorough profile."""
+
+    def decorate(test):
+        test = settings(max_examples=_MOST if _THOROUGH else few, deadline=None)(test)
+        return pytest.mark.properties(pytest.mark.timeout(0 if _THOROUGH else 300)(test))
+
+    return decorate
 
 
 @st.composite

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from tests.unit.balancer.cases import THOROUGH, examples
-
-pytestmark = pytest.mark.timeout(0 if THOROUGH else 300)
+from tests.unit.balancer.cases import examples
 
 SKEWS = ("even", "lognormal", "all to one", "empty ranks", "nothing")
 

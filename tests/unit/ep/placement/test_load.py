@@ -1,6 +1,7 @@
 """Counts of experts' tokens: the recorder that keeps choices on a device counts what the plain one does."""
 
 import numpy as np
+import pytest
 import torch
 
 from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
@@ -43,3 +44,33 @@ def test_both_recorders_count_steps_with_drafts_alike():
     steps = plain.sample_steps()
     assert len(steps) == len(plain.sample()[0]) and set(steps.tolist()) <= set(range(1, 41, 8)), "every eighth step"
     assert len(plain.sample()[0]) > 100 and np.array_equal(plain.sample(), device.sample())
+
+
+def test_a_rank_counts_prefill_and_decode_apart_and_no_padding():
+    recorder = LoadRecorder(num_layers=2, num_experts=6, top_k=2)
+    recorder.begin(num_tokens=4, num_decode=1)
+    recorder.record(1, torch.tensor([[0, 1], [2, 3], [2, -1], [-1, -1]]))
+    want_PLE = np.zeros((2, 2, 6), dtype=np.int64)
+    want_PLE[0, 1] = [0, 0, 2, 1, 0, 0]  # prefill: the last three tokens, masked choices left out
+    want_PLE[1, 1] = [1, 1, 0, 0, 0, 0]
+    np.testing.assert_array_equal(recorder.tokens_PLE, want_PLE)
+    assert recorder.sample()[1].tolist() == [[0, 1], [2, 3], [2, -1], [-1, -1]]  # what is masked is no expert
+    recorder.begin(num_tokens=0, num_decode=0)
+    recorder.record(1, torch.empty(0, 2, dtype=torch.int64))
+    np.testing.assert_array_equal(recorder.tokens_PLE, want_PLE)
+
+
+@pytest.mark.parametrize("num_experts, dtype", [(8, np.int8), (128, np.int8), (256, np.int16)])
+def test_a_rank_samples_the_same_tokens_in_every_layer_and_keeps_the_latest(num_experts, dtype):
+    """Token t of step s chooses experts that tell (s, t), plus the layer: so rows of layers can be compared."""
+    recorder = LoadRecorder(num_layers=2, num_experts=num_experts, top_k=2, sample_size=100)
+    size = recorder.sample().nbytes
+    for step in range(80):  # every 8th is looked at, 64 tokens of it
+        recorder.begin(num_tokens=200, num_decode=0)
+        first_T = torch.arange(200) % (num_experts - 1)
+        for layer in range(2):
+            recorder.record(layer, torch.stack((first_T + layer, torch.full((200,), step % 4 + layer)), dim=1))
+    sample_LAK = recorder.sample()
+    assert size == 0 and sample_LAK.shape == (2, 100, 2) and sample_LAK.dtype == dtype
+    np.testing.assert_array_equal(sample_LAK[1], sample_LAK[0] + 1)
+    assert len(np.unique(sample_LAK[0, :, 0])) > 5  # spread over the whole batch
