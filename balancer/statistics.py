@@ -53,7 +53,7 @@ class LoadStatistics:
         # Of the windows since the latest change: each layer's shares minus even shares, and their inner products.
         self._skew_WD = np.empty((0, num_layers * num_experts), dtype=np.float32)
         self._gram_WW = np.empty((0, 0))
-        self._rates: dict[tuple[str | None, int], np.ndarray] = {}  # cache for the present windows
+        self._rates: dict[int, np.ndarray] = {}  # cache for the present windows
         self._num_current = 0  # windows since the latest change
         self.num_changes = self.num_windows = 0  # since the start
         self.stable_s = 0.0  # time since the latest change, in windows that were not ignored
@@ -94,12 +94,11 @@ class LoadStatistics:
         """The windows since the latest change, oldest first."""
         return list(self._windows)[len(self._windows) - self._num_current :]
 
-    def rate(self, phase: str | None = None, last: int | None = None) -> np.ndarray | None:
+    def rate(self, last: int | None = None) -> np.ndarray | None:
         """float64 [L, E]: tokens per second, an exponentially weighted mean over the windows since the latest change.
 
         None without a window.
 
-        phase: "prefill" or "decode"; default both together.
         last: use only this many of the latest windows.
         """
         # add_window() in another thread replaces this dictionary, so a rate never outlives the windows it is made from.
@@ -107,17 +106,15 @@ class LoadStatistics:
         windows = self.current_windows if last is None else self.current_windows[-last:]
         if not windows:
             return None
-        key = (phase, len(windows))
-        if key not in rates:
+        if len(windows) not in rates:
             weight_W = self._weights(len(windows))
             tokens_PLE = np.zeros(self.shape)
             for weight, window in zip(weight_W, windows):
                 tokens_PLE += weight * window.tokens_PLE
-            tokens_LE = tokens_PLE.sum(0) if phase is None else tokens_PLE[PHASES.index(phase)]
-            rate_LE = tokens_LE / float(weight_W @ [w.seconds for w in windows])
+            rate_LE = tokens_PLE.sum(0) / float(weight_W @ [w.seconds for w in windows])
             rate_LE.setflags(write=False)
-            rates[key] = rate_LE
-        return rates[key]
+            rates[len(windows)] = rate_LE
+        return rates[len(windows)]
 
     @property
     def steps_per_s(self) -> float:

@@ -85,12 +85,10 @@ def _trained_bias(
 
 
 def _top_k(score_TE: np.ndarray, top_k: int, num_groups: int, top_groups: int) -> np.ndarray:
-    if num_groups > 1:
-        score_TGM = score_TE.reshape(len(score_TE), num_groups, -1)
+    if top_groups < num_groups:
+        score_TGM = score_TE.reshape(len(score_TE), num_groups, -1).copy()
         group_TG = np.partition(score_TGM, -2, axis=2)[..., -2:].sum(2)
-        dropped_TG = np.argpartition(-group_TG, top_groups, axis=1)[:, top_groups:] if top_groups < num_groups else None
-        if dropped_TG is not None:
-            score_TGM = score_TGM.copy()
-            np.put_along_axis(score_TGM, dropped_TG[..., None], -np.inf, axis=1)
-            score_TE = score_TGM.reshape(score_TE.shape)
+        dropped_TG = np.argpartition(-group_TG, top_groups, axis=1)[:, top_groups:]
+        np.put_along_axis(score_TGM, dropped_TG[..., None], -np.inf, axis=1)
+        score_TE = score_TGM.reshape(score_TE.shape)
     return np.argpartition(-score_TE, top_k - 1, axis=1)[:, :top_k].astype(np.int32)

@@ -68,9 +68,7 @@ EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const 
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
       const int64_t at = layer * problem->num_slots();
-      fill_weights(slot_LP + at, problem->num_slots(), problem->num_experts, problem->num_gpus,
-                   problem->load_LE + layer * problem->num_experts, problem->speed_G, target_L[layer], false,
-                   weight_LP + at);
+      fill_weights(*problem, layer, slot_LP + at, target_L[layer], false, weight_LP + at);
     });
   });
 }

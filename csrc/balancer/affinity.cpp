@@ -1,7 +1,6 @@
 #include "affinity.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -26,11 +25,11 @@ NodeLimits node_limits(const Problem& problem, int64_t layer, double allowance) 
   std::vector<int> usable_N(num_nodes, 0);
   std::vector<double> speed_N(num_nodes, 0.0);
   for (int64_t gpu = 0; gpu < problem.num_gpus; gpu++) {
-    const int usable = problem.usable_LG[layer * problem.num_gpus + gpu];
+    const int usable = problem.usable(layer, gpu);
     usable_N[gpu / problem.gpus_per_node()] += usable;
     if (usable > 0) speed_N[gpu / problem.gpus_per_node()] += problem.speed_G[gpu];
   }
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   const double load = std::accumulate(load_E, load_E + problem.num_experts, 0.0);
   const double speed = std::accumulate(speed_N.begin(), speed_N.end(), 0.0);
   const int64_t usable = std::accumulate(usable_N.begin(), usable_N.end(), int64_t{0});
@@ -195,24 +194,12 @@ class CopyPlanner {
 // Packs each node's copies onto its GPUs, the largest shares first. Returns false if they do not fit.
 bool pack_nodes(Packing& packing, const NodeCopies& copies) {
   const Part& part = packing.part();
-  std::vector<int> order(part.num_experts());
-  std::iota(order.begin(), order.end(), 0);
-  for (int expert : order) packing.set_count(expert, copies.count_E[expert]);
-  std::sort(order.begin(), order.end(), [&](int a, int b) {
-    if (packing.share(a) != packing.share(b)) return packing.share(a) > packing.share(b);
-    return part.tie_rank_E[a] < part.tie_rank_E[b];
-  });
-  for (int expert : order) {
+  for (int expert : set_counts(packing, copies.count_E)) {
     for (int first = 0; first < part.num_gpus(); first += part.gpus_per_node) {
       for (int copy = 0; copy < copies.at(expert, first / part.gpus_per_node); copy++) {
-        int best = -1;
-        double best_time = std::numeric_limits<double>::infinity();
-        for (int gpu = first; gpu < first + part.gpus_per_node; gpu++) {
-          const double time = packing.time_with(gpu, packing.load(gpu) + packing.share(expert));
-          if (packing.room(gpu) > 0 && !packing.holds(gpu, expert) && time < best_time) best = gpu, best_time = time;
-        }
-        if (best < 0) return false;
-        packing.place_copy(expert, best);
+        const int gpu = earliest_gpu(packing, expert, first, first + part.gpus_per_node);
+        if (gpu < 0) return false;
+        packing.place_copy(expert, gpu);
       }
     }
   }
@@ -229,8 +216,8 @@ double annealing_work(const Problem& problem, const Tokens& tokens) {
 }
 
 // Places each node's copies in the layer's slots and fills the weights. Returns false if the largest time exceeds cap.
-bool place_copies(const Problem& problem, const Part& part, const NodeCopies& copies, double cap, int64_t* slot_P,
-                  double* weight_P) {
+bool place_copies(const Problem& problem, int64_t layer, const Part& part, const NodeCopies& copies, double cap,
+                  int64_t* slot_P, double* weight_P) {
   std::vector<int> all(part.num_experts());
   std::iota(all.begin(), all.end(), 0);
   Packing packing(part);
@@ -238,8 +225,7 @@ bool place_copies(const Problem& problem, const Part& part, const NodeCopies& co
   improve(packing, part.mean_time() * kCloseEnough, Scope::kInsideNodes);
   auto fill = [&] {
     write_slots(packing, all, 0, slot_P);
-    return fill_weights(slot_P, problem.num_slots(), problem.num_experts, problem.num_gpus, part.load_E.data(),
-                        problem.speed_G, part.mean_time() * kCloseEnough, false, weight_P);
+    return fill_weights(problem, layer, slot_P, part.mean_time() * kCloseEnough, false, weight_P);
   };
   if (fill() <= cap) return true;
   improve(packing, cap);
@@ -248,7 +234,7 @@ bool place_copies(const Problem& problem, const Part& part, const NodeCopies& co
 
 // The largest GPU time under these weights.
 double largest_time(const Problem& problem, int64_t layer, const int64_t* slot_P, const double* weight_P) {
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   double largest = 0.0;
   for (int64_t gpu = 0; gpu < problem.num_gpus; gpu++) {
     double load = 0.0;
@@ -281,7 +267,7 @@ double plan_for_traffic(const Problem& problem, int64_t layer, const Tokens& tok
   std::vector<double> other_weight_P(problem.num_slots());
   const Part part = whole_layer(problem, layer);
   auto consider = [&](const NodeCopies& copies) {
-    if (!place_copies(problem, part, copies, cap, other_P.data(), other_weight_P.data())) return;
+    if (!place_copies(problem, layer, part, copies, cap, other_P.data(), other_weight_P.data())) return;
     node_masks(problem, other_P.data(), mask_E.data());
     const double crossings = count_traffic(tokens, traffic, problem.num_nodes, mask_E.data());
     if (crossings >= fewest) return;

@@ -39,12 +39,8 @@ class Crossings {
         covering_E_(no_expert_ + 1, sets_.all()),
         cost_T_(tokens.num_tokens),
         seen_T_(tokens.num_tokens, 0) {
-    for (size_t expert = 0; expert < no_expert_; expert++) {
-      uint64_t mask = 0;
-      for (int node = 0; node < copies.num_nodes; node++)
-        mask |= uint64_t{copies.at(static_cast<int>(expert), node) > 0} << node;
-      covering_E_[expert] = sets_.covering(mask);
-    }
+    for (size_t expert = 0; expert < no_expert_; expert++)
+      covering_E_[expert] = sets_.covering(copies.mask(static_cast<int>(expert)));
     for (int64_t token = 0; token < tokens.num_tokens; token++) {
       for (size_t k = 0; k < incidence.experts_T[token].size(); k++)
         choice_TK_[token * tokens.num_choices + k] = incidence.experts_T[token][k];
@@ -123,8 +119,7 @@ class Messages {
         for (int node = 0; node < num_nodes_; node++)
           from_EN_[expert * num_nodes_ + node] +=
               tokens.weight(token) * (tokens.node_T ? tokens.node_T[token] == node : 1.0 / num_nodes_);
-      for (int node = 0; node < num_nodes_; node++)
-        mask_E_[expert] |= uint64_t{copies.at(static_cast<int>(expert), node) > 0} << node;
+      mask_E_[expert] = copies.mask(static_cast<int>(expert));
     }
   }
 
@@ -169,8 +164,8 @@ class Annealer {
         random_(seed),
         held_N_(copies.num_nodes),
         load_N_(copies.num_nodes, 0.0) {
-    double all_tokens = 0.0, load = 0.0;
-    for (int64_t token = 0; token < tokens.num_tokens; token++) all_tokens += tokens.weight(token);
+    const double all_tokens = tokens.total_weight();
+    double load = 0.0;
     for (int expert = 0; expert < part.num_experts(); expert++) {
       load += part.load_E[expert];
       for (int node = 0; node < copies.num_nodes; node++) {
@@ -206,11 +201,6 @@ class Annealer {
     for (int node = 0; node < copies_.num_nodes; node++) sum += std::max(0.0, load_N_[node] - limit_N_[node]);
     return sum;
   }
-  uint64_t mask(int expert) const {
-    uint64_t mask = 0;
-    for (int node = 0; node < copies_.num_nodes; node++) mask |= uint64_t{copies_.at(expert, node) > 0} << node;
-    return mask;
-  }
   void change_count(int expert, int node, int more) {
     for (int one = 0; one < copies_.num_nodes; one++) load_N_[one] -= copies_.at(expert, one) * share(expert);
     copies_.at(expert, node) += more;
@@ -225,7 +215,7 @@ class Annealer {
     change_count(leaving, here, -1);
     change_count(entering, here, 1);
     const double eased = (before - overload()) * overload_cost_;
-    if (eased + cost_.propose(leaving, mask(leaving), entering, mask(entering)) >= -allowed_loss) {
+    if (eased + cost_.propose(leaving, copies_.mask(leaving), entering, copies_.mask(entering)) >= -allowed_loss) {
       cost_.accept();
       held_N_[here][at] = entering;
       return;
@@ -241,7 +231,8 @@ class Annealer {
     load_N_[here] -= less, load_N_[there] += less;
     const double eased = (before - overload()) * overload_cost_;
     const uint64_t both = uint64_t{1} << here | uint64_t{1} << there;
-    if (eased + cost_.propose(leaving, mask(leaving) ^ both, entering, mask(entering) ^ both) >= -allowed_loss) {
+    if (eased + cost_.propose(leaving, copies_.mask(leaving) ^ both, entering, copies_.mask(entering) ^ both) >=
+        -allowed_loss) {
       cost_.accept();
       std::swap(held_N_[here][at], held_N_[there][other_at]);
       std::swap(copies_.at(leaving, here), copies_.at(leaving, there));

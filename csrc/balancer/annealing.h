@@ -22,6 +22,11 @@ struct NodeCopies {
 
   int& at(int expert, int node) { return copies_EN[static_cast<size_t>(expert) * num_nodes + node]; }
   int at(int expert, int node) const { return copies_EN[static_cast<size_t>(expert) * num_nodes + node]; }
+  uint64_t mask(int expert) const {  // the nodes with a copy, one bit each
+    uint64_t mask = 0;
+    for (int node = 0; node < num_nodes; node++) mask |= uint64_t{at(expert, node) > 0} << node;
+    return mask;
+  }
 };
 
 // For at most kMaxNodesInSets nodes. Every node keeps its number of used slots. limit_N: load that a node should not

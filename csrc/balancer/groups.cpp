@@ -24,7 +24,7 @@ std::vector<NodeRoom> describe_nodes(const Problem& problem, int64_t layer) {
   std::vector<NodeRoom> nodes(problem.num_nodes);
   for (int64_t gpu = 0; gpu < problem.num_gpus; gpu++) {
     NodeRoom& node = nodes[gpu / problem.gpus_per_node()];
-    const int usable = problem.usable_LG[layer * problem.num_gpus + gpu];
+    const int usable = problem.usable(layer, gpu);
     node.usable += usable;
     if (usable > 0) node.live++, node.speed += problem.speed_G[gpu];
   }
@@ -105,7 +105,7 @@ class GroupSearch {
 
 std::vector<int> groups_to_nodes(const Problem& problem, int64_t layer, double* best_time) {
   const int64_t group_size = problem.num_experts / problem.num_groups;
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   std::vector<double> load_of_group(problem.num_groups);
   for (int64_t group = 0; group < problem.num_groups; group++)
     load_of_group[group] = std::accumulate(load_E + group * group_size, load_E + (group + 1) * group_size, 0.0);

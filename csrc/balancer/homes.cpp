@@ -25,7 +25,7 @@ class Refiner {
           const NodeLimits& limits, std::vector<int> home_E)
       : num_experts_(static_cast<int>(problem.num_experts)),
         num_nodes_(static_cast<int>(problem.num_nodes)),
-        load_E_(problem.load_LE + layer * problem.num_experts),
+        load_E_(problem.load_E(layer)),
         tokens_(tokens),
         incidence_(incidence),
         traffic_(traffic),
@@ -44,8 +44,7 @@ class Refiner {
 
   std::vector<int> run(int max_passes) {
     constexpr double kWorthwhile = 2e-3;  // crossings per token that a pass must save
-    double all_tokens = 0.0;
-    for (int64_t token = 0; token < tokens_.num_tokens; token++) all_tokens += tokens_.weight(token);
+    const double all_tokens = tokens_.total_weight();
     for (int pass = 0; pass < max_passes && one_pass() > kWorthwhile * all_tokens; pass++) {
     }
     return std::move(home_E_);
@@ -188,7 +187,7 @@ std::vector<int> refine_homes(const Problem& problem, int64_t layer, const Token
 std::vector<int> cluster_homes(const Problem& problem, int64_t layer, const Tokens& tokens, const Incidence& incidence,
                                const NodeLimits& limits) {
   const int num_experts = static_cast<int>(problem.num_experts);
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   std::vector<int> home_E(num_experts, -1);
   for (int node = 0; node < static_cast<int>(problem.num_nodes); node++) {
     std::vector<double> together_E(num_experts, 0.0);

@@ -270,9 +270,7 @@ double largest_time_after(const Problem& problem, int64_t layer, const Part& par
   for (const Change& change : changes)
     if (change.step < num_steps) slot_P[change.slot] = change.expert;
   std::vector<double> weight_P(problem.num_slots());
-  return fill_weights(slot_P.data(), problem.num_slots(), problem.num_experts, problem.num_gpus,
-                      problem.load_LE + layer * problem.num_experts, problem.speed_G, part.mean_time() * kCloseEnough,
-                      false, weight_P.data());
+  return fill_weights(problem, layer, slot_P.data(), part.mean_time() * kCloseEnough, false, weight_P.data());
 }
 
 std::vector<Change> first_steps(const PlacedLayer& placed, int64_t num_steps) {
@@ -324,8 +322,7 @@ std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const
   const int64_t num_balance_steps = placed.num_steps();
   const Incidence incidence(tokens, part.num_experts());
   TrafficSearch search(problem, placed, tokens, incidence, traffic);
-  double all_tokens = 0.0;
-  for (int64_t token = 0; token < tokens.num_tokens; token++) all_tokens += tokens.weight(token);
+  const double all_tokens = tokens.total_weight();
   while (moved < budget.max_moves) {
     const TrafficMove move = search.best(static_cast<int>(std::min<int64_t>(budget.max_moves - moved, 2)), cap);
     if (move.kind == TrafficMove::kNone || move.gain < budget.min_gain * all_tokens) break;

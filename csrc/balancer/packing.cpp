@@ -137,18 +137,6 @@ double lower_bound(const Part& part) {
 
 namespace {
 
-// Among the GPUs with room and without a copy, the one that would finish earliest; -1 if there is none.
-int earliest_gpu(const Packing& packing, int expert) {
-  int best = -1;
-  double best_time = std::numeric_limits<double>::infinity();
-  for (int gpu = 0; gpu < packing.part().num_gpus(); gpu++) {
-    if (packing.room(gpu) <= 0 || packing.holds(gpu, expert)) continue;
-    const double time = packing.time_with(gpu, packing.load(gpu) + packing.share(expert));
-    if (time < best_time) best = gpu, best_time = time;
-  }
-  return best;
-}
-
 // For when every GPU with room already holds a copy: a full GPU without a copy moves another expert to a GPU with room
 // and takes the copy. Chooses the pair with the smallest peak. Returns false if there is none.
 bool place_by_passing_on(Packing& packing, int expert) {
@@ -195,6 +183,28 @@ Packing pack_by_room(const Part& part) {
 
 }  // namespace
 
+int earliest_gpu(const Packing& packing, int expert, int first_gpu, int end_gpu) {
+  int best = -1;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (int gpu = first_gpu; gpu < end_gpu; gpu++) {
+    if (packing.room(gpu) <= 0 || packing.holds(gpu, expert)) continue;
+    const double time = packing.time_with(gpu, packing.load(gpu) + packing.share(expert));
+    if (time < best_time) best = gpu, best_time = time;
+  }
+  return best;
+}
+
+std::vector<int> set_counts(Packing& packing, const std::vector<int>& count_E) {
+  std::vector<int> order(count_E.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (int expert : order) packing.set_count(expert, count_E[expert]);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    if (packing.share(a) != packing.share(b)) return packing.share(a) > packing.share(b);
+    return packing.part().tie_rank_E[a] < packing.part().tie_rank_E[b];
+  });
+  return order;
+}
+
 void fill_free_slots(Packing& packing) {
   const Part& part = packing.part();
   for (int gpu = 0; gpu < part.num_gpus(); gpu++) {
@@ -211,17 +221,10 @@ void fill_free_slots(Packing& packing) {
 Packing pack(const Part& part) {
   const std::vector<int> count_E = replicate(part);
   Packing packing(part);
-  std::vector<int> order(part.num_experts());
-  std::iota(order.begin(), order.end(), 0);
-  for (int expert : order) packing.set_count(expert, count_E[expert]);
-  std::sort(order.begin(), order.end(), [&](int a, int b) {
-    if (packing.share(a) != packing.share(b)) return packing.share(a) > packing.share(b);
-    return part.tie_rank_E[a] < part.tie_rank_E[b];
-  });
   bool complete = true;
-  for (int expert : order) {
+  for (int expert : set_counts(packing, count_E)) {
     for (int copy = 0; copy < count_E[expert] && complete; copy++) {
-      const int gpu = earliest_gpu(packing, expert);
+      const int gpu = earliest_gpu(packing, expert, 0, part.num_gpus());
       if (gpu >= 0)
         packing.place_copy(expert, gpu);
       else

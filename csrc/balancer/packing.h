@@ -73,6 +73,10 @@ class Packing {
 std::vector<int> replicate(const Part& part);
 // Lower bound of the largest time of any even split: the mean, or the largest share on the fastest GPU.
 double lower_bound(const Part& part);
+// Of GPUs first_gpu .. end_gpu - 1 with room and without a copy, the one that would finish earliest; -1 if none.
+int earliest_gpu(const Packing& packing, int expert, int first_gpu, int end_gpu);
+// Sets the number of copies of every expert. Returns the experts in the order of packing: the largest shares first.
+std::vector<int> set_counts(Packing& packing, const std::vector<int>& count_E);
 // Places the largest shares first, each on the GPU that finishes earliest with it. Fills every usable slot.
 Packing pack(const Part& part);
 // Fills each free slot with one more copy of the expert with the largest share that the GPU does not hold.

@@ -9,14 +9,14 @@ namespace eprt::balancer {
 
 Part make_part(const Problem& problem, int64_t layer, const std::vector<int>& experts, int first_gpu, int num_gpus) {
   Part part;
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   for (int expert : experts) {
     part.load_E.push_back(load_E[expert]);
     part.tie_rank_E.push_back(problem.tie_rank_E[expert]);
   }
   for (int gpu = first_gpu; gpu < first_gpu + num_gpus; gpu++) {
     part.speed_G.push_back(problem.speed_G[gpu]);
-    const int usable = problem.usable_LG[layer * problem.num_gpus + gpu];
+    const int usable = problem.usable(layer, gpu);
     part.usable_G.push_back(std::min(usable, part.num_experts()));
   }
   part.slots_per_gpu = static_cast<int>(problem.slots_per_gpu);
@@ -42,7 +42,7 @@ void write_slots(const Packing& packing, const std::vector<int>& experts, int fi
 }
 
 double largest_even_time(const Problem& problem, int64_t layer, const int64_t* slot_P) {
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   std::vector<int> count_E(problem.num_experts, 0);
   for (int64_t slot = 0; slot < problem.num_slots(); slot++)
     if (slot_P[slot] >= 0) count_E[slot_P[slot]]++;
@@ -63,7 +63,7 @@ Division divide(const Problem& problem, int64_t layer) {
   if (!problem.hierarchical) return parts;
   double best_time = 0.0;
   std::vector<int> node_of_group = groups_to_nodes(problem, layer, &best_time);
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   const bool equal = std::all_of(load_E, load_E + problem.num_experts, [&](double load) { return load == load_E[0]; });
   std::vector<int> size_of_node(problem.num_nodes, 0);
   for (int node : node_of_group) size_of_node[node]++;

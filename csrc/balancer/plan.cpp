@@ -53,10 +53,7 @@ double plan_layer(const Problem& problem, int64_t layer, int64_t* slot_P, double
     if (part.num_experts() > 0) plan_part(part, parts.experts[i], first_gpu, parts.bound, slot_P);
   }
   double target = parts.bound * kCloseEnough;
-  auto fill = [&](bool keep_start) {
-    return fill_weights(slot_P, problem.num_slots(), problem.num_experts, problem.num_gpus,
-                        problem.load_LE + layer * problem.num_experts, problem.speed_G, target, keep_start, weight_P);
-  };
+  auto fill = [&](bool keep_start) { return fill_weights(problem, layer, slot_P, target, keep_start, weight_P); };
   if (!eplb_can_plan(problem, layer)) {
     fill(false);
     return parts.bound;

@@ -36,7 +36,7 @@ bool eplb_can_plan(const Problem& problem, int64_t layer) {
 }
 
 std::vector<int64_t> eplb_slots(const Problem& problem, int64_t layer) {
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   const std::vector<float> load32_E(load_E, load_E + problem.num_experts);
   std::vector<int64_t> eplb_P(problem.num_slots()), replica_P(problem.num_slots());
   eplb_layer({problem.num_experts, problem.num_slots(), problem.hierarchical ? problem.num_groups : 1,
@@ -48,7 +48,7 @@ std::vector<int64_t> eplb_slots(const Problem& problem, int64_t layer) {
 void plan_from_eplb(const Problem& problem, int64_t layer, const std::vector<int64_t>& eplb_P, double bound,
                     int64_t* slot_P, double* weight_P) {
   const int64_t num_slots = problem.num_slots(), per_gpu = problem.slots_per_gpu;
-  const double* load_E = problem.load_LE + layer * problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   const double eplb_time = largest_even_time(problem, layer, eplb_P.data());
   std::fill(slot_P, slot_P + num_slots, kEmpty);
   const int num_parts = problem.hierarchical ? static_cast<int>(problem.num_nodes) : 1;

@@ -24,6 +24,8 @@ struct Problem {
 
   int64_t num_slots() const { return num_gpus * slots_per_gpu; }
   int64_t gpus_per_node() const { return num_gpus / num_nodes; }
+  const double* load_E(int64_t layer) const { return load_LE + layer * num_experts; }
+  int usable(int64_t layer, int64_t gpu) const { return usable_LG[layer * num_gpus + gpu]; }
 };
 
 constexpr int64_t kEmpty = -1;

@@ -15,6 +15,11 @@ struct Tokens {
   const float* weight_T;   // how many tokens each sampled token represents; null: one
 
   double weight(int64_t token) const { return weight_T ? weight_T[token] : 1.0; }
+  double total_weight() const {
+    double total = 0.0;
+    for (int64_t token = 0; token < num_tokens; token++) total += weight(token);
+    return total;
+  }
 };
 
 enum class Traffic : int64_t {

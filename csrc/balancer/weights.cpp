@@ -73,8 +73,10 @@ double level_loads(const Replicas& replicas, const double* load_E, double target
   return largest;
 }
 
-double fill_weights(const int64_t* slot_P, int64_t num_slots, int64_t num_experts, int64_t num_gpus,
-                    const double* load_E, const double* speed_G, double target, bool keep_start, double* weight_P) {
+double fill_weights(const Problem& problem, int64_t layer, const int64_t* slot_P, double target, bool keep_start,
+                    double* weight_P) {
+  const int64_t num_slots = problem.num_slots(), num_experts = problem.num_experts;
+  const double* load_E = problem.load_E(layer);
   std::vector<int64_t> first_E1(num_experts + 1, 0), slot_by_expert(num_slots);
   for (int64_t slot = 0; slot < num_slots; slot++)
     if (slot_P[slot] >= 0) first_E1[slot_P[slot] + 1]++;
@@ -82,8 +84,8 @@ double fill_weights(const int64_t* slot_P, int64_t num_slots, int64_t num_expert
   std::vector<int64_t> next_E(first_E1.begin(), first_E1.end() - 1);
   for (int64_t slot = 0; slot < num_slots; slot++)
     if (slot_P[slot] >= 0) slot_by_expert[next_E[slot_P[slot]]++] = slot;
-  const Replicas replicas{num_experts,           num_slots, num_gpus, 1, first_E1.data(),
-                          slot_by_expert.data(), nullptr,   speed_G};
+  const Replicas replicas{num_experts,           num_slots, problem.num_gpus, 1, first_E1.data(),
+                          slot_by_expert.data(), nullptr,   problem.speed_G};
   std::vector<double> load_P(num_slots, 0.0);
   for (int64_t slot = 0; slot < num_slots; slot++) {
     const int64_t expert = slot_P[slot];

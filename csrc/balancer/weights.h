@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "problem.h"
+
 namespace eprt::balancer {
 
 // The slots of each expert in one layer. Slot s is on GPU s / (num_slots / num_gpus).
@@ -30,7 +32,7 @@ double level_loads(const Replicas& replicas, const double* load_E, double target
 
 // Slot weights of one layer. slot_P: the expert of each slot or -1. weight_P receives the weights; an expert without
 // load gets even ones. keep_start: start from the weights passed in, not from the even split. Returns the largest time.
-double fill_weights(const int64_t* slot_P, int64_t num_slots, int64_t num_experts, int64_t num_gpus,
-                    const double* load_E, const double* speed_G, double target, bool keep_start, double* weight_P);
+double fill_weights(const Problem& problem, int64_t layer, const int64_t* slot_P, double target, bool keep_start,
+                    double* weight_P);
 
 }  // namespace eprt::balancer
