@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .core import CProblem, CTokens, call_native, num_threads
+from .core import CProblem, CTokens, as_struct, call_native, num_threads
 from .metrics import plan_metrics
 from .placement import Placement
 from .problem import PlacementProblem
@@ -36,19 +36,19 @@ class TokenSample:
 
     @staticmethod
     def from_coactivation(
-        coactivation: RoutingTrace | np.ndarray, num_layers: int, num_experts: int, num_gpus: int, num_nodes: int
+        coactivation: RoutingTrace | np.ndarray, shape: PlacementProblem | Placement
     ) -> "TokenSample":
-        """coactivation as in plan(). ValueError if it does not fit the model or the cluster."""
+        """coactivation as in plan(). ValueError if it does not fit the model and cluster of `shape`."""
         if not isinstance(coactivation, RoutingTrace):
-            return _from_matrix(_checked_matrix(coactivation, num_layers, num_experts))
+            return _from_matrix(_checked_matrix(coactivation, shape.num_layers, shape.num_experts))
         trace = coactivation
-        if trace.num_layers != num_layers:
-            raise ValueError(f"coactivation: the trace has {trace.num_layers} layers, load_LE has {num_layers}")
-        trace.check_experts(num_experts)
-        per_node = num_gpus // num_nodes
+        if trace.num_layers != shape.num_layers:
+            raise ValueError(f"coactivation: the trace has {trace.num_layers} layers, load_LE has {shape.num_layers}")
+        trace.check_experts(shape.num_experts)
+        per_node = shape.num_gpus // shape.num_nodes
         node_L = None
         if trace.source_gpu is not None:
-            trace.check_sources(num_gpus)
+            trace.check_sources(shape.num_gpus)
             node_L = tuple(np.ascontiguousarray(source_T // per_node, dtype=np.int32) for source_T in trace.source_gpu)
         num_tokens_L = np.array([len(topk_TK) for topk_TK in trace.topk_idx], dtype=np.float64)
         return TokenSample(trace.topk_idx, node_L, None, num_tokens_L)
@@ -83,10 +83,7 @@ def traffic_per_token(
 
     coactivation: a RoutingTrace, or a matrix as in plan(), from which traffic is only estimated by pairs of experts.
     """
-    tokens = TokenSample.from_coactivation(
-        coactivation, placement.num_layers, placement.num_experts, placement.num_gpus, placement.num_nodes
-    )
-    return count_traffic(placement, tokens, objective)
+    return count_traffic(placement, TokenSample.from_coactivation(coactivation, placement), objective)
 
 
 def check_objective(objective: str) -> None:
@@ -118,7 +115,7 @@ def plan_for_traffic(problem: PlacementProblem, balanced: Placement, goal: Traff
     weight_LP, bound_L = np.empty(slots_LP.shape), np.empty(problem.num_layers)
     call_native(
         "eprt_affinity",
-        problem.as_c(),
+        as_struct(CProblem, problem),
         sample.as_c(),
         OBJECTIVES[goal.objective],
         goal.allowance,

@@ -53,6 +53,12 @@ class CTokens(ctypes.Structure):
     )
 
 
+def as_struct(kind: type[ctypes.Structure], source: Any) -> Any:
+    """A structure of the source's attributes of the same names, which points into its arrays: keep the source alive."""
+    values = {field[0]: getattr(source, field[0]) for field in kind._fields_}
+    return kind(**{name: v.ctypes.data if isinstance(v, np.ndarray) else int(v) for name, v in values.items()})
+
+
 def library_path() -> Path | None:
     """Where the library is, or None: an editable install keeps it apart from the sources, on the package's path."""
     package = sys.modules[__name__.partition(".")[0]]

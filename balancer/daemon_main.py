@@ -87,7 +87,6 @@ def _parser() -> argparse.ArgumentParser:
     add, defaults = parser.add_argument, TriggerConfig()
     add("--url", required=True, help="the server's address, as it announced it: http://host:port")
     add("--api-key", metavar="KEY", help="the server's key, if it was started with one")
-    add("--interval", type=float, default=5.0, metavar="S", help="seconds between polls, default %(default)g")
     add("--json", action="store_true", help="print one JSON object per poll, not lines")
     add("--dry-run", action="store_true", help="report decisions, but move nothing")
     add("--once", action="store_true", help="end after the first decision and its migration")
@@ -98,36 +97,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)",
     )
-    add(
-        "--hysteresis",
-        type=float,
-        default=defaults.hysteresis,
-        metavar="X",
-        help="a plan must save X times its cost, default %(default)g",
-    )
-    add(
-        "--min-gain",
-        type=float,
-        default=defaults.min_gain,
-        metavar="X",
-        help="and the busiest rank must lose this fraction of the mean load, or the network this fraction of the "
-        "crossings between nodes, default %(default)g",
-    )
-    add(
-        "--us-per-crossing",
-        type=float,
-        default=defaults.us_per_crossing,
-        metavar="US",
-        help="time of a rank's network for one token to another node and back, default %(default)g; 0: only balance "
-        "counts",
-    )
-    add(
-        "--cooldown",
-        type=float,
-        default=defaults.cooldown_s,
-        metavar="S",
-        help="seconds to wait after a migration, default %(default)g",
-    )
+    for flag, default, metavar, text in (
+        ("--interval", 5.0, "S", "seconds between polls"),
+        ("--hysteresis", defaults.hysteresis, "X", "a plan must save X times its cost"),
+        ("--min-gain", defaults.min_gain, "X", "and this fraction of the mean load or of the crossings"),
+        (
+            "--us-per-crossing",
+            defaults.us_per_crossing,
+            "US",
+            "network time of a token to a node and back (0: ignored)",
+        ),
+        ("--cooldown", defaults.cooldown_s, "S", "seconds to wait after a migration"),
+    ):
+        add(flag, type=float, default=default, metavar=metavar, help=f"{text}, default %(default)g")
     return parser
 
 

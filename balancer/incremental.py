@@ -5,12 +5,13 @@ The moves are found natively (csrc/balancer/incremental.h); this module decides 
 
 import heapq
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from .affinity import OBJECTIVES, TrafficGoal, count_traffic
-from .core import call_native
+from .core import CProblem, as_struct, call_native
 from .metrics import gpu_time, max_over_mean, plan_metrics
 from .placement import EMPTY, Placement
 from .problem import PlacementProblem
@@ -152,7 +153,7 @@ def _find_steps(
     sample = None if goal is None else goal.tokens.for_search()
     call_native(
         "eprt_incremental",
-        problem.as_c(),
+        as_struct(CProblem, problem),
         now_LP,
         moves_L,
         budget.min_gain,
@@ -168,14 +169,10 @@ def _find_steps(
 
 
 def _steps_of_layer(change_C4: np.ndarray, gain_C: np.ndarray) -> list[PlanStep]:
-    steps: list[PlanStep] = []
-    last = -1
-    for (slot, expert, step, kind), gain in zip(change_C4.tolist(), gain_C.tolist()):
-        if step != last:
-            steps.append(PlanStep(((slot, expert),), gain, kind))
-            last = step
-        else:
-            steps[-1] = PlanStep((*steps[-1].changes, (slot, expert)), gain, kind)
+    steps = []
+    for _, rows in groupby(zip(change_C4.tolist(), gain_C.tolist()), key=lambda row: row[0][2]):
+        changes, gains = zip(*rows)
+        steps.append(PlanStep(tuple((slot, expert) for slot, expert, _, _ in changes), gains[0], changes[0][3]))
     return steps
 
 
@@ -214,5 +211,5 @@ def _fill_weights(problem: PlacementProblem, slots_LP: np.ndarray) -> np.ndarray
     """float64 [L, P]: the slot weights that balance the load best on these slots."""
     weight_LP = np.empty(slots_LP.shape)
     target_L = problem.load_LE.sum(1) / problem.speed_G[problem.usable_LG.any(0)].sum() * 1.0002
-    call_native("eprt_weights", problem.as_c(), np.ascontiguousarray(slots_LP), target_L, weight_LP)
+    call_native("eprt_weights", as_struct(CProblem, problem), np.ascontiguousarray(slots_LP), target_L, weight_LP)
     return weight_LP

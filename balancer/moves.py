@@ -71,10 +71,8 @@ def _keep_slots(now_S: np.ndarray, new_S: np.ndarray) -> np.ndarray:
     order = np.full(len(new_S), -1)
     left = list(range(len(new_S)))
     for slot, expert in enumerate(now_S):
-        for index in left:
-            if new_S[index] == expert:
-                order[slot] = index
-                left.remove(index)
-                break
+        if (index := next((i for i in left if new_S[i] == expert), None)) is not None:
+            order[slot] = index
+            left.remove(index)
     order[order < 0] = left
     return order

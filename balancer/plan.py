@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from .affinity import TokenSample, TrafficGoal, check_nodes, check_objective, plan_for_traffic
-from .core import call_native
+from .core import CProblem, as_struct, call_native
 from .incremental import MoveBudget, incremental
 from .metrics import plan_metrics
 from .placement import Placement
@@ -88,8 +88,7 @@ def _traffic_goal(
     if coactivation is None:
         return None
     check_nodes(problem.num_nodes)
-    shape = (problem.num_layers, problem.num_experts, problem.num_gpus, problem.num_nodes)
-    return TrafficGoal(TokenSample.from_coactivation(coactivation, *shape), traffic, float(allowance))
+    return TrafficGoal(TokenSample.from_coactivation(coactivation, problem), traffic, float(allowance))
 
 
 def from_scratch(problem: PlacementProblem) -> Placement:
@@ -97,6 +96,6 @@ def from_scratch(problem: PlacementProblem) -> Placement:
     slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
     weight_LP = np.empty(slots_LP.shape)
     bound_L = np.empty(problem.num_layers)
-    call_native("eprt_plan", problem.as_c(), slots_LP, weight_LP, bound_L)
+    call_native("eprt_plan", as_struct(CProblem, problem), slots_LP, weight_LP, bound_L)
     placement = Placement(slots_LP, problem.num_gpus, problem.num_nodes, slot_weight=weight_LP)
     return replace(placement, metrics=plan_metrics(problem, placement, bound_L))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .core import CProblem, num_threads
+from .core import num_threads
 from .loads import check_load
 from .placement import Placement, check_slots, fewest_slots
 
@@ -44,24 +44,6 @@ class PlacementProblem:
     @property
     def policy(self) -> str:
         return "hierarchical" if self.hierarchical else "global"
-
-    def as_c(self) -> CProblem:
-        """A struct that points into this object's arrays: keep this object alive during the call."""
-        return CProblem(
-            num_layers=self.num_layers,
-            num_experts=self.num_experts,
-            num_gpus=self.num_gpus,
-            num_nodes=self.num_nodes,
-            slots_per_gpu=self.slots_per_gpu,
-            num_groups=self.num_groups,
-            hierarchical=int(self.hierarchical),
-            min_copies=self.min_copies,
-            threads=self.threads,
-            load_LE=self.load_LE.ctypes.data,
-            speed_G=self.speed_G.ctypes.data,
-            usable_LG=self.usable_LG.ctypes.data,
-            tie_rank_E=self.tie_rank_E.ctypes.data,
-        )
 
     @staticmethod
     def from_arguments(

@@ -24,7 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .core import CReplicas, call_native
+from .core import CReplicas, as_struct, call_native
 from .placement import EMPTY, Placement
 
 
@@ -76,16 +76,7 @@ class ReplicaTable:
 
     @cached_property
     def as_c(self) -> CReplicas:
-        return CReplicas(
-            num_experts=self.num_experts,
-            num_slots=self.num_slots,
-            num_gpus=self.num_gpus,
-            num_nodes=self.num_nodes,
-            first_E1=self.first_E1.ctypes.data,
-            slot_by_expert=self.slot_by_expert.ctypes.data,
-            weight_P=self.weight_P.ctypes.data,
-            speed_G=self.speed_G.ctypes.data,
-        )
+        return as_struct(CReplicas, self)
 
 
 METHODS = {"water_filling": 0, "lp": 1}

@@ -1,5 +1,7 @@
 """The native planner: a library that is missing, of another version, or given what it cannot take."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from eprt.balancer import core
@@ -50,3 +52,14 @@ def test_threads_default_to_the_cores_of_this_process(monkeypatch):
     for bad in (0, -1, 1.0, "2"):
         with pytest.raises(ValueError, match=r"threads=.*: must be an integer of at least 1"):
             core.num_threads(bad)
+
+
+def test_a_structure_takes_the_attributes_of_its_fields():
+    source = SimpleNamespace(
+        num_tokens=np.int64(2), num_choices=True, topk_TK=np.array([[1], [2]]), node_T=np.array([3, 4]), weight_T=None
+    )
+    with pytest.raises(TypeError):
+        core.as_struct(core.CTokens, source)
+    source.weight_T = np.array([0.5, 2.0])
+    struct = core.as_struct(core.CTokens, source)
+    assert (struct.num_tokens, struct.num_choices) == (2, 1) and struct.node_T == source.node_T.ctypes.data
