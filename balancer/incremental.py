@@ -148,14 +148,13 @@ def _find_steps(
     change_LC4 = np.empty((problem.num_layers, most, 4), dtype=np.int64)
     gain_LC = np.empty((problem.num_layers, most))
     num_L = np.empty(problem.num_layers, dtype=np.int64)
-    moves_L = np.full(problem.num_layers, max_moves, dtype=np.int64)
     now_LP = np.ascontiguousarray(current.physical_to_logical_map)
     sample = None if goal is None else goal.tokens.for_search()
     call_native(
         "eprt_incremental",
         as_struct(CProblem, problem),
         now_LP,
-        moves_L,
+        max_moves,
         budget.min_gain,
         None if sample is None else sample.as_c(),
         0 if goal is None else OBJECTIVES[goal.objective],

@@ -76,16 +76,14 @@ EPRT_ABI int eprt_weights(const Problem* problem, const int64_t* slot_LP, const 
 // Improves current_LP. tokens_L: null for balance alone, else one entry per layer. Outputs, with C = max_changes:
 // change_LC, int64 [L, C, 4]: slot, expert, step and kind of each change in order; gain_LC, fp64 [L, C]; num_L, int64
 // [L], the number of changes.
-EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP, const int64_t* max_moves_L,
-                              double min_gain, const Tokens* tokens_L, int64_t traffic, double allowance,
-                              int64_t max_changes, int64_t* change_LC, double* gain_LC, int64_t* num_L) {
+EPRT_ABI int eprt_incremental(const Problem* problem, const int64_t* current_LP, int64_t max_moves, double min_gain,
+                              const Tokens* tokens_L, int64_t traffic, double allowance, int64_t max_changes,
+                              int64_t* change_LC, double* gain_LC, int64_t* num_L) {
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {
-      const int64_t* current_P = current_LP + layer * problem->num_slots();
-      const Budget budget{max_moves_L[layer], min_gain};
-      const auto changes = tokens_L ? improve_traffic(*problem, layer, current_P, budget, tokens_L[layer],
-                                                      static_cast<Traffic>(traffic), allowance)
-                                    : improve_placement(*problem, layer, current_P, budget);
+      const auto changes =
+          improve_placement(*problem, layer, current_LP + layer * problem->num_slots(), {max_moves, min_gain},
+                            tokens_L ? tokens_L + layer : nullptr, static_cast<Traffic>(traffic), allowance);
       if (static_cast<int64_t>(changes.size()) > max_changes) throw std::length_error("too many changes");
       num_L[layer] = static_cast<int64_t>(changes.size());
       for (size_t i = 0; i < changes.size(); i++) {

@@ -302,27 +302,19 @@ int64_t worthwhile_steps(const Problem& problem, int64_t layer, const Part& part
 }  // namespace
 
 std::vector<Change> improve_placement(const Problem& problem, int64_t layer, const int64_t* current_P,
-                                      const Budget& budget) {
-  const Part part = whole_layer(problem, layer);
-  PlacedLayer placed(problem, layer, part, current_P);
-  balance_layer(placed, budget, 0.0);
-  return first_steps(placed, worthwhile_steps(problem, layer, part, current_P, placed));
-}
-
-std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const int64_t* current_P,
-                                    const Budget& budget, const Tokens& tokens, Traffic traffic, double allowance) {
+                                      const Budget& budget, const Tokens* tokens, Traffic traffic, double allowance) {
   const Part part = whole_layer(problem, layer);
   PlacedLayer balanced(problem, layer, part, current_P);
   balance_layer(balanced, budget, 0.0);
   const int64_t balanced_steps = worthwhile_steps(problem, layer, part, current_P, balanced);
-  if (problem.num_nodes == 1 || tokens.num_tokens == 0) return first_steps(balanced, balanced_steps);
+  if (!tokens || problem.num_nodes == 1 || tokens->num_tokens == 0) return first_steps(balanced, balanced_steps);
   const double cap = (1 + allowance) * balanced.packing.max_time();
   PlacedLayer placed(problem, layer, part, current_P);
   int64_t moved = balance_layer(placed, budget, cap);
   const int64_t num_balance_steps = placed.num_steps();
-  const Incidence incidence(tokens, part.num_experts());
-  TrafficSearch search(problem, placed, tokens, incidence, traffic);
-  const double all_tokens = tokens.total_weight();
+  const Incidence incidence(*tokens, part.num_experts());
+  TrafficSearch search(problem, placed, *tokens, incidence, traffic);
+  const double all_tokens = tokens->total_weight();
   while (moved < budget.max_moves) {
     const TrafficMove move = search.best(static_cast<int>(std::min<int64_t>(budget.max_moves - moved, 2)), cap);
     if (move.kind == TrafficMove::kNone || move.gain < budget.min_gain * all_tokens) break;

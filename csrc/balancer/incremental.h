@@ -29,12 +29,9 @@ struct Budget {
   double min_gain;
 };
 
+// Without tokens (null) the budget is for balance alone. With tokens it balances only until the largest GPU time is
+// within the allowance of what balance alone would reach; the rest of the budget saves traffic within the allowance.
 std::vector<Change> improve_placement(const Problem& problem, int64_t layer, const int64_t* current_P,
-                                      const Budget& budget);
-
-// Balances only until the largest GPU time is within the allowance of what balance alone would reach with this budget.
-// The rest of the budget saves traffic within the allowance.
-std::vector<Change> improve_traffic(const Problem& problem, int64_t layer, const int64_t* current_P,
-                                    const Budget& budget, const Tokens& tokens, Traffic traffic, double allowance);
+                                      const Budget& budget, const Tokens* tokens, Traffic traffic, double allowance);
 
 }  // namespace eprt::balancer
