@@ -52,8 +52,7 @@ EPRT_ABI int eprt_eplb(int64_t num_layers, const EplbShape* shape, int64_t threa
   });
 }
 
-// Outputs: slot_LP, int64 [L, P]; weight_LP, fp64 [L, P]; bound_L, fp64 [L], lower bound of the largest GPU time of any
-// even split.
+// Outputs: slot_LP, int64 [L, P]; weight_LP, fp64 [L, P]; bound_L, fp64 [L], least largest GPU time of an even split.
 EPRT_ABI int eprt_plan(const Problem* problem, int64_t* slot_LP, double* weight_LP, double* bound_L) {
   return guarded([&] {
     for_each_layer(problem->num_layers, problem->threads, [&](int64_t layer) {

@@ -18,8 +18,7 @@ struct Division {
 };
 
 Division divide(const Problem& problem, int64_t layer);
-// The node of each group, chosen to minimise the largest node time. If all nodes are alike, each gets equally many
-// groups.
+// The node of each group, chosen to minimise the largest node time. Equal nodes get equally many groups.
 std::vector<int> groups_to_nodes(const Problem& problem, int64_t layer, double* best_time);
 
 // The part of these experts on GPUs first_gpu .. first_gpu + num_gpus - 1.
