@@ -1,20 +1,20 @@
-"""Faults on purpose, in a running job: to try the diagnosis, and to see what a fault would do.
+"""Fault injection in a running job: to try the diagnosis, and to see what a fault does. Knows no torch, no runtime.
 
     python -m eprt.serve -n 8 --model DIR --inject slow-rank:3:2x
     with Injector(["late-compute:3:2x@10-40"], rank, num_ranks) as injector:     # every rank of your own program
         backend = injector.wrap(backend)
 
-Each is written KIND:RANK[:PEER]:SIZE, and @FROM-TO adds seconds after the start (default: from 0 to the end).
+A fault is written KIND:RANK[:PEER]:SIZE, and @FROM-TO adds seconds after the start (default: from 0 to the end).
 
-    slow-rank:3:2x        rank 3 is paused half of the time (SIGSTOP, SIGCONT), in pieces of 50 ms
+    slow-rank:3:2x        rank 3 is paused half of the time (SIGSTOP, SIGCONT), 50 ms at a time
     slow-link:2:5:3ms     what rank 5 sends reaches rank 2 3 ms later
     late-compute:3:2x     rank 3's experts take twice as long; 2ms: 2 ms longer
-    skewed-tokens:3:4x    so many tokens go to rank 3's experts as to four ranks (answers change)
+    skewed-tokens:3:4x    as many tokens go to rank 3's experts as to four ranks (answers change)
     bursty:3:3x           late-compute for 2 s of every 6 s
     stop:3:5s             rank 3 is stopped for 5 s, once; by default 5 s after the start
 
-Nothing is made up: a fault costs real time, and the runtime measures it as it measures everything. This module imports
-neither torch nor the runtime; a backend is anything with the verbs of Backend.
+Nothing is simulated: a fault costs real time, and the runtime measures it like any other. A backend is any object with
+the EP calls.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = ("slow-rank", "slow-link", "late-compute", "skewed-tokens", "bursty", "stop")
-_OF_ALL_RANKS = ("skewed-tokens",)  # every rank sends the one more of its tokens
+_OF_ALL_RANKS = ("skewed-tokens",)  # every rank sends the named rank more of its tokens
 _PAUSE_S = 0.05  # longer than a call of many ranks on few cores, in which a shorter one would be lost
 _BURST_S, _BURST_PERIOD_S = 2.0, 6.0
 _STOP_AFTER_S = 5.0
@@ -39,19 +39,16 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Injection:
-    """One fault. rank: who is hit. peer: slow-link only, whose data come late. factor or seconds: the size.
-
-    start_s, end_s: when it is on, after the start. text: as it was written.
-    """
+    """One fault. Its size is a factor or a time."""
 
     kind: str
-    rank: int
-    peer: int | None = None
+    rank: int  # who is hit
+    peer: int | None = None  # slow-link only: whose data come late
     factor: float | None = None
     seconds: float | None = None
-    start_s: float = 0.0
+    start_s: float = 0.0  # after the start, when it begins
     end_s: float = float("inf")
-    text: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)  # as it was written
 
     def __str__(self) -> str:
         return self.text
@@ -104,7 +101,7 @@ def _seconds_of(text: str, when: str) -> tuple[float, float]:
 
 
 class Injector:
-    """The faults of one rank. Those of other ranks are ignored, so every rank may be given the same list."""
+    """The faults of one rank. Those of other ranks are ignored, so all ranks may be given the same list."""
 
     def __init__(self, faults: Sequence[str | Injection], rank: int, num_ranks: int):
         parsed = [Injection.parse(fault) if isinstance(fault, str) else fault for fault in faults]
@@ -122,15 +119,15 @@ class Injector:
         return time.monotonic() - self._start_s
 
     def wrap(self, backend: Any) -> Any:
-        """The backend with this rank's faults; itself when there are none that concern it."""
+        """The backend with this rank's faults; the backend itself where none concern it."""
         faults = [fault for fault in self.faults if fault.kind not in ("slow-rank", "stop")]
         for fault in faults:
             if fault.kind == "slow-link":
-                backend.delay_link(fault.peer, 0.0)  # raises ValueError where there is no link to delay
+                backend.delay_link(fault.peer, 0.0)  # a backend whose links cannot be delayed refuses now
         return FaultyBackend(backend, faults, self) if faults else backend
 
     def close(self) -> None:
-        """Ends the pausing. The wrapped backends go on with their faults."""
+        """Ends the pausing. Wrapped backends keep their faults."""
         for pauser in self._pausers:
             pauser.terminate()
             pauser.wait()
@@ -144,7 +141,7 @@ class Injector:
 
 
 class FaultyBackend:
-    """A backend between whose verbs time is lost. Everything else is the backend's own."""
+    """A backend that loses time between its EP calls. Everything else is the wrapped backend's own."""
 
     def __init__(self, backend: Any, faults: Sequence[Injection], injector: Injector):
         self._backend, self._injector = backend, injector
@@ -196,7 +193,7 @@ class FaultyBackend:
                 time.sleep(fault.seconds if fault.seconds is not None else ((fault.factor or 1) - 1) * took_s)
 
     def _skewed(self, slot_idx_TK: Any, fault: Injection) -> Any:
-        """The first tokens go to the rank's slots, as many as give it `factor` ranks' share."""
+        """Sends the first tokens to the rank's slots: as many as give it the share of `factor` ranks."""
         num_ranks = self._injector.num_ranks
         slots_per_rank = self._backend.config.num_slots // num_ranks
         share = min(1.0, ((fault.factor or 1) - 1) / max(1, num_ranks - 1))
@@ -216,7 +213,7 @@ class FaultyBackend:
 
 
 def _start_pauser(fault: Injection) -> subprocess.Popen:
-    """A paused process cannot wake itself: a child does it. It ends with its parent."""
+    """A paused process cannot wake itself, so a child does it, which ends with its parent."""
     if fault.kind == "stop":
         paused_s, running_s, end_s = fault.seconds or 0.0, 3600.0, fault.start_s + 2 * (fault.seconds or 0.0)
     else:
@@ -227,11 +224,11 @@ def _start_pauser(fault: Injection) -> subprocess.Popen:
 
 
 def pause(pid: int, paused_s: float, running_s: float, start_s: float, end_s: float) -> None:
-    """Stops and continues process pid, the parent, in turns, from start_s to end_s seconds from now."""
+    """Stops and continues process pid, the parent, in turn, from start_s to end_s seconds from now."""
     begin_s = time.monotonic()
 
     def sleep(seconds: float) -> bool:
-        """False when the parent has gone or the time is up."""
+        """False when the parent has ended or the time is up."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             if os.getppid() != pid or time.monotonic() - begin_s > end_s:
@@ -252,7 +249,7 @@ def pause(pid: int, paused_s: float, running_s: float, start_s: float, end_s: fl
 
 def _main(words: Sequence[str]) -> None:
     def leave(number: int, frame: Any) -> None:
-        raise SystemExit(0)  # so that what is paused is continued
+        raise SystemExit(0)  # so that a paused process is continued
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave)

@@ -128,13 +128,17 @@ def test_a_link_is_delayed_from_the_first_second_to_the_last():
     backend = injector.wrap(inner)
     for injector.now_s in (0.0, 9.9, 10.0, 15.0, 19.9, 20.0, 30.0):
         backend.dispatch_send(None, slots(), None)
-    assert inner.delays == [(5, 0.02), (5, 0.0)]
+    assert inner.delays == [(5, 0.0), (5, 0.02), (5, 0.0)], "first without a delay: can it be delayed at all?"
     assert At(["slow-link:2:5:20ms"], 5, RANKS).wrap(inner) is inner, "the receiver delays it, and nobody else"
 
 
 def test_links_of_a_backend_that_has_none_cannot_be_delayed():
-    with pytest.raises(ValueError, match="has no links that can be delayed"):
-        At(["slow-link:2:5:20ms"], 2, RANKS).wrap(SimpleNamespace())
+    class Unlinked(Recorder):
+        def delay_link(self, peer: int, seconds: float):
+            raise ValueError("Unlinked has no link that can be delayed")
+
+    with pytest.raises(ValueError, match="has no link that can be delayed"):
+        At(["slow-link:2:5:20ms"], 2, RANKS).wrap(Unlinked())
 
 
 @pytest.mark.parametrize(
