@@ -1,4 +1,4 @@
-"""Which rank or link is slow, from the waits every rank measures. Standard library and numpy; torch is never imported.
+"""Which rank or link is slow, from the waits that every rank measures. Uses numpy only; knows no torch and no runtime.
 
     writer = WindowWriter("run/diagnose")             # rank 0 of a running job, once per window and rank
     writer.write(WindowRecord(...))
@@ -8,12 +8,14 @@ M[i][j] is the time rank i waited for rank j, per call. A high column j: rank j 
 rank i waits for everyone. A high point (i, j): that link.
 """
 
-from .detect.analysis import Finding, Outliers
-from .detect.report import STATE_NAMES, ExpertLoad, Report, analyse
+from .detect.analysis import Finding
+from .detect.report import STATE_NAMES, Report, analyse
+from .detect.sightings import Outliers
 from .detect.speeds import rank_speeds
 from .log.events import ExpertRows, WindowRecord
 from .log.reader import LogProblem, WindowLog, read_log
 from .log.writer import WindowWriter
+from .windows.expert_load import ExpertLoad
 from .windows.matrices import WindowMatrices
 
 __all__ = [

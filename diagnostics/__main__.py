@@ -19,7 +19,7 @@ from .page.recording import Recording
 from .page.server import DEFAULT_PORT, PageServer
 from .page.server_source import Client, ServerError, ServerSource
 from .text import to_text, wants_colour
-from .windows.window import Totals, Window
+from .windows.window_sums import WindowSums
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,11 +37,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--method",
         choices=METHODS,
-        default=METHODS[0],
-        help="of --json and --text on DIR: medians (the default), or plain mean and standard deviation to compare with",
+        default="robust",
+        help="of --json and --text on DIR: medians (the default), or plain mean and standard deviation for comparison",
     )
     parser.add_argument(
-        "--windows", metavar="A-B", type=_windows, help="only the windows with these numbers, of DIR; B may be left out"
+        "--windows",
+        metavar="A-B",
+        type=_parse_windows,
+        help="only the windows with these numbers, of DIR; B may be left out",
     )
     parser.add_argument(
         "--run", metavar="K", type=int, help="of a DIR that several runs have used: which, from 1; default: the newest"
@@ -62,16 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _windows(text: str) -> tuple[int, int]:
+def _parse_windows(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     try:
         numbers = (int(first), int(last)) if dash and last else (int(first), 1 << 62 if dash else int(first))
     except ValueError:
         numbers = 1, 0
     if numbers[0] > numbers[1]:
-        raise argparse.ArgumentTypeError(
-            f"{text}: must be A-B, A- or A, two window numbers of which A is not the larger"
-        )
+        raise argparse.ArgumentTypeError(f"{text}: must be A-B, A- or A, window numbers of which A is not the larger")
     return numbers
 
 
@@ -107,41 +108,36 @@ def _print_json(arguments: argparse.Namespace) -> int:
     if arguments.url:
         return _print(Client(arguments.url, arguments.api_key).findings())
     report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
-    _complain(report.problems)
+    _warn_of(report.problems)
     return _print(report.to_json())
 
 
 def _print(findings: dict[str, Any]) -> int:
-    _say(json.dumps(findings))
+    _write(json.dumps(findings))
     return _status(findings)
 
 
 def _print_text(arguments: argparse.Namespace) -> int:
     if arguments.url:
         findings, records, problems = Client(arguments.url, arguments.api_key).windows(-1)
-        nodes = records[0].node_of_rank if records else ()
-        totals = Totals(findings["num_ranks"])
-        for record in records:
-            totals.add(record)
-        window = totals.window() if records else None
+        matrices = WindowSums.from_records(records).matrices() if records else None
     else:
         report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
-        findings, problems, nodes = report.to_json(), report.problems, report.matrices.node_of_rank_N.tolist()
-        window = Window.over(report.matrices)
-    _complain(problems)
-    _say(to_text(findings, window, nodes, colour=wants_colour(sys.stdout, arguments.color)))
+        findings, problems, matrices = report.to_json(), report.problems, report.matrices
+    _warn_of(problems)
+    _write(to_text(findings, matrices, colour=wants_colour(sys.stdout, arguments.color)))
     return _status(findings)
 
 
-def _say(text: str) -> None:
-    """To standard output, whose reader may have had enough (`| head`): that changes no status."""
+def _write(text: str) -> None:
+    """To standard output. A reader that has seen enough (`| head`) does not change the exit status."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(problems: Sequence[object]) -> None:
+def _warn_of(problems: Sequence[object]) -> None:
     for problem in problems:
         print(f"eprt diagnose: skipped: {problem}", file=sys.stderr)
 
@@ -165,7 +161,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
             if arguments.open:
                 webbrowser.open(server.url)
-            # A shell starts background jobs with SIGINT ignored; whoever sends it all the same means it.
+            # A shell starts background jobs with SIGINT ignored, but one that is sent shall end this process.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
             try:
@@ -173,7 +169,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 print()
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)  # a second one does not wait until the pages have gone
+                signal.signal(number, signal.SIG_DFL)  # a second one does not wait for the pages
             server.closing = True
     finally:
         source.close()

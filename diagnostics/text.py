@@ -1,19 +1,18 @@
-"""The terminal's view: findings as sentences, the matrix in colours where the terminal has them."""
+"""The terminal's view: findings as sentences, the matrix in colours where the terminal has them. Knows no sources."""
 
 import os
 import shutil
 import textwrap
-from collections.abc import Sequence
 from typing import Any, TextIO
 
 import numpy as np
 
-from .windows.window import Window
+from .windows.matrices import WindowMatrices
 
 _MOST_NUMBERED = 20  # ranks whose cells carry figures
 _CELL = 7
-# xterm's 256 colours, dark to bright on both sides of the usual wait: blue is shorter, orange longer. Told apart by
-# lightness and by blue against orange, so also by those who do not see red or green.
+# xterm's 256 colours, dark to bright on both sides of the usual wait: blue is shorter, orange longer. Lightness and
+# blue against orange tell them apart, also for readers who do not see red or green.
 _SHORTER, _USUAL, _LONGER = (25, 31, 67), 238, (94, 130, 172, 208, 214, 220, 228)
 _STEP = 0.35  # of the natural logarithm of the ratio, per colour: 1.4x
 _SHADES = " .:-=+*#%@"
@@ -27,8 +26,8 @@ def wants_colour(stream: TextIO, choice: str = "auto") -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def to_text(findings: dict[str, Any], window: Window | None, node_of_rank: Sequence[int], *, colour: bool) -> str:
-    """findings: eprt.findings/1. window: all windows together; None: there are none."""
+def to_text(findings: dict[str, Any], matrices: WindowMatrices | None, *, colour: bool) -> str:
+    """findings: eprt.findings/1. matrices: the windows; None: there are none."""
     num_ranks, num_windows = findings["num_ranks"], findings["windows"]
     lines = [f"{_count(num_ranks, 'rank')}, {_count(num_windows, 'window')}"]
     if num_ranks == 1:
@@ -37,17 +36,17 @@ def to_text(findings: dict[str, Any], window: Window | None, node_of_rank: Seque
         lines.append("fewer than four ranks: only a rank that all others wait for can be told from its links")
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     for finding in findings["findings"]:
-        lines += ["", *_finding(finding, width, colour)]
+        lines += ["", *_finding_lines(finding, width, colour)]
     if not num_windows:
         lines.append("no window yet: one closes every few seconds while requests run")
     elif not findings["findings"]:
         lines.append("no rank and no link stands out")
-    if window is not None and num_ranks > 1:
-        lines += ["", *_matrix(window, np.asarray(node_of_rank), colour)]
+    if matrices is not None and num_ranks > 1:
+        lines += ["", *_matrix_lines(matrices, colour)]
     return "\n".join(lines)
 
 
-def _finding(finding: dict[str, Any], width: int, colour: bool) -> list[str]:
+def _finding_lines(finding: dict[str, Any], width: int, colour: bool) -> list[str]:
     kind, cause = finding["kind"], finding["cause"]
     where = f"rank {finding['rank']}" if kind != "point" else f"rank {finding['src']} <- rank {finding['dst']}"
     head = f"{kind} {where}"
@@ -63,17 +62,17 @@ def _finding(finding: dict[str, Any], width: int, colour: bool) -> list[str]:
     return [facts, *(f"  {line}" for line in words)]
 
 
-def _matrix(window: Window, node_of_rank_N: np.ndarray, colour: bool) -> list[str]:
-    wait_us_NN = window.planes_PNN[0] + window.planes_PNN[1]
+def _matrix_lines(matrices: WindowMatrices, colour: bool) -> list[str]:
+    wait_us_NN, node_of_rank_N = matrices.mean_wait_us_NN, matrices.node_of_rank_N
     np.fill_diagonal(wait_us_NN, np.nan)
     ratio_NN = _ratio_to_usual(wait_us_NN, node_of_rank_N)
     if len(wait_us_NN) <= _MOST_NUMBERED:
-        return _numbers(wait_us_NN, ratio_NN, node_of_rank_N, colour)
-    return _shades(ratio_NN, colour)
+        return _number_lines(wait_us_NN, ratio_NN, node_of_rank_N, colour)
+    return _shade_lines(ratio_NN, colour)
 
 
 def _ratio_to_usual(wait_us_NN: np.ndarray, node_of_rank_N: np.ndarray) -> np.ndarray:
-    """Over the median of the links inside nodes, or of those between nodes."""
+    """Over the median of the links inside nodes, or of those between nodes; NaN where that is 0."""
     same_NN = node_of_rank_N[:, None] == node_of_rank_N[None, :]
     out = np.full_like(wait_us_NN, np.nan)
     for tier_NN in (same_NN, ~same_NN):
@@ -84,7 +83,7 @@ def _ratio_to_usual(wait_us_NN: np.ndarray, node_of_rank_N: np.ndarray) -> np.nd
     return out
 
 
-def _numbers(wait_us_NN: np.ndarray, ratio_NN: np.ndarray, node_of_rank_N: np.ndarray, colour: bool) -> list[str]:
+def _number_lines(wait_us_NN: np.ndarray, ratio_NN: np.ndarray, node_of_rank_N: np.ndarray, colour: bool) -> list[str]:
     ranks = range(len(wait_us_NN))
     several = len(set(node_of_rank_N.tolist())) > 1
 
@@ -96,17 +95,17 @@ def _numbers(wait_us_NN: np.ndarray, ratio_NN: np.ndarray, node_of_rank_N: np.nd
     for i in ranks:
         if gap(i):
             lines.append(" " * 6 + "-" * (len(ranks) * _CELL + 2 * len(set(node_of_rank_N.tolist())) - 2))
-        cells = (gap(j) + _paint(_figure(wait_us_NN[i, j], i == j), ratio_NN[i, j], colour) for j in ranks)
+        cells = (gap(j) + _paint(_cell_text(wait_us_NN[i, j], i == j), ratio_NN[i, j], colour) for j in ranks)
         lines.append(f"{i:>6}" + "".join(cells))
     return [*lines, *_legend(colour)]
 
 
-def _figure(value: float, own: bool) -> str:
+def _cell_text(value: float, own: bool) -> str:
     text = "." if own else "-" if np.isnan(value) else f"{value:.0f}" if value >= 10 else f"{value:.2g}"
     return f"{text:>{_CELL - 1}} "
 
 
-def _shades(ratio_NN: np.ndarray, colour: bool) -> list[str]:
+def _shade_lines(ratio_NN: np.ndarray, colour: bool) -> list[str]:
     """Too many ranks for figures: one character per rank, or per block of ranks, with the longest wait in it."""
     columns = max(20, shutil.get_terminal_size((100, 24)).columns - 8)
     per_cell = -(-len(ratio_NN) // columns)
@@ -141,12 +140,12 @@ def _shade(ratio: float) -> str:
 def _paint(text: str, ratio: float, colour: bool) -> str:
     if not colour or np.isnan(ratio):
         return text
-    number = _colour(ratio)
+    number = _colour_number(ratio)
     ink = 16 if number in _LONGER[2:] else 255
     return f"\x1b[38;5;{ink};48;5;{number}m{text}\x1b[0m"
 
 
-def _colour(ratio: float) -> int:
+def _colour_number(ratio: float) -> int:
     step = round(float(np.log(max(ratio, 1e-9)) / _STEP))
     if step == 0:
         return _USUAL

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from eprt.diagnostics.detect.analysis import Finding, find
-from eprt.diagnostics.synthetic.job import FAULT_KINDS, NOISES, Fault, Job, generate
+from eprt.diagnostics.detect.analysis import Finding, find_faults
+from eprt.diagnostics.synthetic import FAULT_KINDS, NOISES, PlantedFault, SyntheticJob, generate
 
 from benchmarks.diagnosis import ratio_to_mean
 from benchmarks.diagnosis.fault_noises import TUNING
@@ -61,19 +61,20 @@ class FaultCase:
     faults: tuple[tuple[str, str], ...]  # (kind, cause) of each
     factor: float
 
-    def job(self, seed: int) -> Job:
+    def job(self, seed: int) -> SyntheticJob:
         rng = np.random.default_rng([seed, self.num_ranks, len(self.faults)])
         ranks = rng.permutation(self.num_ranks).tolist()
         faults = []
         for kind, cause in self.faults:
             place = {"src": ranks.pop(), "dst": ranks.pop()} if kind == "point" else {"rank": ranks.pop()}
-            faults.append(Fault(kind, factor=self.factor, cause=cause, windows=(ONSET, NUM_WINDOWS - 1), **place))
+            windows = ONSET, NUM_WINDOWS - 1
+            faults.append(PlantedFault(kind, factor=self.factor, cause=cause, windows=windows, **place))
         return job_of(self.noise, self.num_ranks, seed, tuple(faults))
 
 
-def job_of(noise: str, num_ranks: int, seed: int, faults: tuple[Fault, ...] = (), **burden: Any) -> Job:
+def job_of(noise: str, num_ranks: int, seed: int, faults: tuple[PlantedFault, ...] = (), **burden: Any) -> SyntheticJob:
     nodes = max(4, num_ranks // 2) if seed % 2 else None  # every other job on two nodes
-    return Job(num_ranks, NUM_WINDOWS, seed, noise, ranks_per_node=nodes, faults=faults, **burden)
+    return SyntheticJob(num_ranks, NUM_WINDOWS, seed, noise, ranks_per_node=nodes, faults=faults, **burden)
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Tally:
     causes: Counter = field(default_factory=Counter)  # (planted, found) -> count
     delays: list[int] = field(default_factory=list)  # windows from onset to the first alarm
 
-    def add(self, faults: Sequence[Fault], places: Sequence[tuple]) -> None:
+    def add(self, faults: Sequence[PlantedFault], places: Sequence[tuple]) -> None:
         """places: of the findings, the most certain first."""
         planted = {place(fault) for fault in faults}
         hits = planted & set(places)
@@ -96,7 +97,7 @@ class Tally:
         self.wrong += sum(at not in planted for at in places)
         self.first += bool(places) and places[0] in planted
 
-    def add_causes(self, faults: Sequence[Fault], findings: Sequence[Finding]) -> None:
+    def add_causes(self, faults: Sequence[PlantedFault], findings: Sequence[Finding]) -> None:
         causes = {place(fault): fault.cause for fault in faults}
         self.causes.update((causes[place(f)], f.cause) for f in findings if place(f) in causes)
 
@@ -143,7 +144,7 @@ Tallies = dict[str, Tally]  # by method
 METHODS = ("robust", "zscore", "ratio")
 
 
-def place(at: Fault | Finding) -> tuple:
+def place(at: PlantedFault | Finding) -> tuple:
     return at.kind, at.rank, at.src, at.dst
 
 
@@ -163,7 +164,7 @@ def run_case(
             if method == "ratio":
                 tally.add(job.faults, ratio_to_mean.places(matrices.wait_us_WNN))
                 continue
-            findings = find(matrices, method)[1]
+            findings = find_faults(matrices, method)[1]
             places = [place(finding) for finding in findings]
             tally.add(job.faults, places)
             tally.add_causes(job.faults, findings)
@@ -173,10 +174,10 @@ def run_case(
     return tallies
 
 
-def delay(matrices, fault: Fault) -> int:
+def delay(matrices, fault: PlantedFault) -> int:
     """Windows that had to be seen since the onset until the fault was reported."""
     for num in range(ONSET + 1, NUM_WINDOWS):
-        if any(place(finding) == place(fault) for finding in find(matrices.first(num))[1]):
+        if any(place(finding) == place(fault) for finding in find_faults(matrices.first(num))[1]):
             return num - ONSET
     return NUM_WINDOWS - ONSET
 
@@ -212,7 +213,7 @@ def run_clean(case: CleanCase, num_seeds: int, methods: Sequence[str] = METHODS)
             if method == "ratio":
                 counts.update(kind for kind, *_ in ratio_to_mean.places(matrices.wait_us_WNN))
             else:
-                counts.update(finding.kind for finding in find(matrices, method)[1])
+                counts.update(finding.kind for finding in find_faults(matrices, method)[1])
     return alarms
 
 
@@ -223,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "onset": ONSET,
         "seeds": arguments.seeds,
         "first_seed": FIRST_SEED,
-        "cv": Job.cv,
+        "cv": SyntheticJob.cv,
         "compared_seeds": arguments.compared_seeds,
     }
     planted_cases = (

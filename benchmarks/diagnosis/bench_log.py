@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eprt.diagnostics.log.events import SCHEMA
-from eprt.diagnostics.synthetic.job import Fault, Job, generate, records_of
+from eprt.diagnostics.synthetic import PlantedFault, SyntheticJob, generate, records_of
 
 from benchmarks.tools.report import BenchmarkReport
 
@@ -31,7 +31,7 @@ COMMAND = (sys.executable, "-m", "eprt.diagnostics")
 
 def write(directory: Path, num_ranks: int, num_bytes: int) -> int:
     """Number of windows written. A pool of windows, clean ones and late ones, repeats with other numbers and times."""
-    late = Fault("column", rank=LATE_RANK, cause="comp", factor=3.0)
+    late = PlantedFault("column", rank=LATE_RANK, cause="comp", factor=3.0)
     pools = [_lines(num_ranks, ()), _lines(num_ranks, (late,))]
     num_windows = max(4, num_bytes // sum(len(line) + 80 for line in pools[0][0]))
     files = [(directory / f"diagnose_rank{rank}.log").open("w") for rank in range(num_ranks)]
@@ -45,9 +45,9 @@ def write(directory: Path, num_ranks: int, num_bytes: int) -> int:
     return num_windows
 
 
-def _lines(num_ranks: int, faults: tuple[Fault, ...]) -> list[list[str]]:
+def _lines(num_ranks: int, faults: tuple[PlantedFault, ...]) -> list[list[str]]:
     """[window][rank] lines from the field "rank" on."""
-    job = Job(num_ranks, POOL, ranks_per_node=max(1, num_ranks // 2), faults=faults)
+    job = SyntheticJob(num_ranks, POOL, ranks_per_node=max(1, num_ranks // 2), faults=faults)
     lines = [record.to_line() for record in records_of(generate(job))]
     rests = [line[line.index('"rank":') :] for line in lines]
     return [rests[k : k + num_ranks] for k in range(0, len(rests), num_ranks)]

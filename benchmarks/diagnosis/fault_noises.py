@@ -1,6 +1,6 @@
-"""Noise that the detector is tuned on, apart from that by which the fault suite judges it (synthetic.NOISES).
+"""Noise that the detector is tuned on, apart from the noise by which the fault suite judges it (synthetic/noises.py).
 
-Importing this adds them to what eprt.diagnostics.synthetic knows. `bench_faults --tuning` runs the suite on them, with
+Importing this module adds them to NOISES. `bench_faults --tuning` runs the suite on them, with
 seeds of their own; thresholds were chosen by what comes out of that.
 """
 
@@ -8,23 +8,18 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from eprt.diagnostics.synthetic.job import NOISES
-
-
-def _scale(cv: float) -> float:
-    """Deviation of the logarithm that gives this coefficient of variation."""
-    return math.sqrt(math.log(1 + cv**2))
+from eprt.diagnostics.synthetic.noises import NOISES, log_sigma
 
 
 def _laplace(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
     """Tails between the normal and Student's."""
-    return np.exp(_scale(cv) * rng.laplace(0, 1 / math.sqrt(2), shape))
+    return np.exp(log_sigma(cv) * rng.laplace(0, 1 / math.sqrt(2), shape))
 
 
 def _spikes(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
     """One window in fifty of a link is two to five times as long."""
     hit = rng.random(shape) < 0.02
-    return rng.lognormal(0, _scale(cv), shape) * np.where(hit, rng.uniform(2, 5, shape), 1.0)
+    return rng.lognormal(0, log_sigma(cv), shape) * np.where(hit, rng.uniform(2, 5, shape), 1.0)
 
 
 def _moving(weights: Sequence[float]):
@@ -33,14 +28,14 @@ def _moving(weights: Sequence[float]):
     def noise(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
         fresh, num = rng.standard_normal((shape[0] + len(weights) - 1, *shape[1:])), len(weights)
         total = sum(weight * fresh[num - 1 - k : num - 1 - k + shape[0]] for k, weight in enumerate(weights))
-        return np.exp(_scale(cv) / math.hypot(*weights) * total)
+        return np.exp(log_sigma(cv) / math.hypot(*weights) * total)
 
     return noise
 
 
 def _lasting(rng: np.random.Generator, shape: tuple[int, ...], cv: float) -> np.ndarray:
     """Links differ for good, by half of the variance."""
-    scale = _scale(cv) / math.sqrt(2)
+    scale = log_sigma(cv) / math.sqrt(2)
     return np.exp(scale * (rng.standard_normal(shape) + rng.standard_normal((1, *shape[1:]))))
 
 

@@ -1,38 +1,36 @@
-"""From what stands out to findings: which rank or link is at fault, since when, why, and what is only an echo of it."""
+"""Findings: which rank or link is at fault, since when and why. Knows no files; ignores what only echoes a fault."""
 
 import math
 from dataclasses import asdict, dataclass
 
 from ..windows.matrices import WindowMatrices
-from .detector import METHODS, MIN_RANKS_FOR_MEDIANS, Outliers, Place, Sighting, detect
+from . import detector, zscore
 from .evidence import Evidence, advice
+from .sightings import Outliers, Sighting
 from .yardstick import Yardstick
 
+METHODS = {"robust": detector.detect, "zscore": zscore.detect}
 # A rank that gets a link's data late is late itself by as much, so that the others wait for it in turn.
 ECHO_RATIOS = (0.2, 1.6)
-LIGHT_LOAD = 0.67  # a rank with fewer tokens of its own comes early and waits; that is no fault
+LIGHT_LOAD = 0.67  # a rank with fewer tokens of its own comes early and waits; that is not a fault
 # A rank with more tokens of its own comes late by up to as much; that is a finding (mixed) only when it is much.
 HEAVY_LOAD, HEAVY_RATIO, MOST_LATE = 1.2, 1.75, 2.5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """kind: "column" or "row" (of `rank`) or "point" (`src` waits for `dst`).
-    cause: "comm", "comp" or "mixed". score: how many standard errors it stands out. ratio: its wait over the usual.
-    confidence: 1 - the chance that noise alone brings such a score to any place in any run of the log.
-    first_window, last_window: where it was seen.
-    """
+    """A rank or link that is at fault, as eprt.findings/1 has it."""
 
-    kind: str
+    kind: str  # "column" or "row" (of `rank`) or "point" (`src` waits for `dst`)
     rank: int | None
     src: int | None
     dst: int | None
-    cause: str
-    score: float
-    ratio: float
-    first_window: int
+    cause: str  # "comm", "comp" or "mixed"
+    score: float  # how many standard errors it stands out
+    ratio: float  # its wait over the usual
+    first_window: int  # in which it was seen
     last_window: int
-    confidence: float
+    confidence: float  # 1 - the chance that noise alone brings such a score to any place in any run of the log
     evidence: str
     advice: str
 
@@ -40,17 +38,19 @@ class Finding:
         return asdict(self)
 
 
-def find(matrices: WindowMatrices, method: str = "robust") -> tuple[Outliers, list[Finding]]:
+def find_faults(matrices: WindowMatrices, method: str = "robust") -> tuple[Outliers, list[Finding]]:
     """Findings, most certain first. method: one of METHODS."""
-    outliers, sightings = detect(matrices, method)
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: must be {' or '.join(METHODS)}")
+    outliers, sightings = METHODS[method](matrices)
     yardstick = Yardstick(matrices, outliers)
     kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)])
     kept, echoed = _without_echoes(kept, yardstick)
-    findings = [_finding(sighting, yardstick, echoed.get(id(sighting))) for sighting in kept]
+    findings = [_make_finding(sighting, yardstick, echoed.get(id(sighting))) for sighting in kept]
     return outliers, sorted(findings, key=lambda finding: -finding.score)
 
 
-def _finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) -> Finding:
+def _make_finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) -> Finding:
     evidence = Evidence.gather(yardstick, sighting)
     matrices, cause, text = yardstick.matrices, evidence.cause(), evidence.text()
     if echo is not None:
@@ -79,7 +79,7 @@ def _confidence(sighting: Sighting, matrices: WindowMatrices) -> float:
 
 
 def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
-    """What the sizes of the ranks' own batches explain: every server has that, and the router evens it out."""
+    """Whether the sizes of the ranks' own batches explain it: every server has that, and the router evens it out."""
     if sighting.place.kind == "row":
         return yardstick.own_tokens(sighting) <= LIGHT_LOAD
     if sighting.place.kind == "column":
@@ -91,15 +91,16 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
 
 
 def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[list[Sighting], dict[int, int]]:
-    """Drops a rank's column where one slow link into the rank explains it; tells which link has which rank for echo.
+    """Drops a rank's column where one slow link into the rank explains it. Returns the others, and by the id of a
+    link's sighting the rank that it makes late.
 
-    The link need not be sure enough yet to be told: in the first window of a fault its echo often is, being wider.
+    The link need not be sure enough yet to be reported: in a fault's first window its wider echo often is.
     """
     points = [s for s in sightings if s.place.kind == "point"]
     dropped, echoed = set(), {}
     for column in (s for s in sightings if s.place.kind == "column"):
-        told = [p for p in points if p.place.src == column.place.rank and p.overlaps(column)]
-        for point in [*told, *yardstick.links_into(column)]:
+        seen = [p for p in points if p.place.src == column.place.rank and p.overlaps(column)]
+        for point in [*seen, *yardstick.links_into(column)]:
             share = yardstick.excess_us(column) / max(1e-9, yardstick.excess_us(point))
             if ECHO_RATIOS[0] <= share <= ECHO_RATIOS[1]:
                 dropped.add(id(column))
@@ -108,7 +109,7 @@ def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[li
 
 
 def _without_parts(sightings: list[Sighting]) -> list[Sighting]:
-    """A link of a slow rank is no finding of its own, and neither is the slow rank's row."""
+    """Drops links of a slow rank, and the slow rank's own row: neither is a finding of its own."""
     ranks = [s for s in sightings if s.place.kind != "point"]
     columns = [s for s in ranks if s.place.kind == "column"]
 
@@ -119,6 +120,3 @@ def _without_parts(sightings: list[Sighting]) -> list[Sighting]:
         return s.place.kind == "point" and any(r.place.rank == ends[r.place.kind] and r.overlaps(s) for r in ranks)
 
     return [s for s in sightings if not is_part(s)]
-
-
-__all__ = ["METHODS", "MIN_RANKS_FOR_MEDIANS", "Finding", "Outliers", "Place", "find"]

@@ -1,8 +1,8 @@
 """Chance: how a log's own noise behaves from window to window, so that runs of windows are scored fairly.
 
-Noise comes in three parts, all taken from the links that are surely not at fault: links differ for good (lasting), what
-comes stays for a while (fading), and the rest is new in each window. A sum over windows averages only the last of them
-away. Heavy tails widen what counts as chance, too.
+Knows z-scores of links, and no faults. Noise has three parts, all fitted to the links that are surely not at fault:
+links differ permanently (lasting), some noise stays for a while (fading), and the rest is new in each window. A sum
+over windows averages out only the last part. Heavy tails also widen what counts as chance.
 """
 
 import math
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CLIP_Z = 5.0  # one window counts for no more: a burst in one window is no persistent fault
+CLIP_Z = 5.0  # one window counts for no more: a burst in one window is not a persistent fault
 HIGH_Z, RAISED_Z = 3.5, 2.0
 # Share of links that are surely not at fault, and the variance of normal noise among them.
 _QUIET, _QUIET_ENERGY = 0.95, 0.93
 _LINKS_THAT_TELL = 16_384
-_RUN_CHANCE = 3e-4  # that chance alone gives one run of so many high windows
+_RUN_CHANCE = 3e-4  # the chance that noise alone gives one run of so many high windows
 _FAR_Z = 20.0
 _MAX_LAG, _MOST_REMEMBERED = 32, 0.97
 _FADINGS = np.arange(0.05, 0.96, 0.05)
@@ -30,7 +30,7 @@ class Memory:
     rho: float = 0.0
 
     @staticmethod
-    def of(z_WP: np.ndarray) -> "Memory":
+    def from_noise(z_WP: np.ndarray) -> "Memory":
         """Least squares over the correlations at up to 32 lags."""
         lags = np.arange(1, min(len(z_WP) - 1, _MAX_LAG) + 1)
         variance = max(1e-9, float((z_WP**2).mean()))
@@ -58,24 +58,22 @@ class Memory:
 
 @dataclass(frozen=True)
 class Chance:
-    """memory: of the links' noise. tail: variance of clipped z over that of normal noise. high_rate: share of a link's
-    windows that are high and alone, as noise is and a fault is not.
-    """
+    """The noise of a log's links."""
 
     memory: Memory = Memory()
-    tail: float = 1.0
-    high_rate: float = 1e-3
+    tail: float = 1.0  # variance of clipped z over that of normal noise
+    high_rate: float = 1e-3  # share of a link's windows that are high and alone, as noise is and a fault is not
 
     @staticmethod
-    def of(z_WP: np.ndarray) -> "Chance":
-        """z_WP: of the links. Of very many links some tell enough."""
+    def from_links(z_WP: np.ndarray) -> "Chance":
+        """Of very many links a sample is enough."""
         z_WP = z_WP[:, :: max(1, z_WP.shape[1] // _LINKS_THAT_TELL)]
         num_known = max(1, int((~np.isnan(z_WP)).sum()))
         floor = min(1e-3, 0.5 / num_known)
         if len(z_WP) < 3:
             return Chance(high_rate=floor)
         # A faulty link is among the loudest, which are left out; and however loud one is, its share is bounded.
-        memory = Memory.of(_quiet(np.clip(np.nan_to_num(z_WP), -RAISED_Z, RAISED_Z)))
+        memory = Memory.from_noise(_quiet(np.clip(np.nan_to_num(z_WP), -RAISED_Z, RAISED_Z)))
         fresh_WP = np.linalg.solve(np.linalg.cholesky(memory.correlation(len(z_WP))), clipped(z_WP))
         tail = float((_quiet(fresh_WP) ** 2).mean()) / _QUIET_ENERGY
         high, raised = np.pad(z_WP >= HIGH_Z, ((1, 1), (0, 0))), np.pad(z_WP >= RAISED_Z, ((1, 1), (0, 0)))
@@ -83,14 +81,14 @@ class Chance:
         return Chance(memory, max(1.0, tail), max(floor, float(alone.sum()) / num_known))
 
     def is_enough(self, z_W: np.ndarray, num_places: int, num_windows: int) -> bool:
-        """Whether a run has more high windows than chance gives to any of the places; two, where they are far out, and
-        all of a log that has fewer (num_windows)."""
+        """Whether a run has more high windows than chance gives to any of the places: two where they are far out, and
+        all num_windows of a log that has fewer than chance may give."""
         needed = max(2, math.ceil(math.log(_RUN_CHANCE / num_places) / math.log(min(self.high_rate, 0.5))))
         return (z_W >= HIGH_Z).sum() >= min(num_windows, needed) or (z_W >= _FAR_Z).sum() >= 2
 
 
 def clipped(z: np.ndarray) -> np.ndarray:
-    """One window counts for no more than CLIP_Z, and one without data for nothing."""
+    """One window counts for at most CLIP_Z, and a window without data for nothing."""
     return np.clip(np.nan_to_num(z), -CLIP_Z, CLIP_Z)
 
 

@@ -1,14 +1,16 @@
-"""Effects: a window's waits taken apart into what each rank adds as awaited (column), as waiter (row), and what is left
-of each link (point), in logarithms and with medians, so that a fault does not shift the yardstick it is measured by.
+"""Effects: a window's waits split into what each awaited rank (column), each waiter (row) and each link (point) adds.
 
-The logarithm is a started one, log(wait + a quarter of the usual wait): near zero a wait says "came first", and how
-near is chance. Links inside a node are compared with each other, and so are links between nodes.
+Knows one window at a time, and no faults. It works on logarithms, and with medians, so that a fault does not shift the
+scale that it is measured by. The logarithm is log(wait + a quarter of the usual wait): a wait near zero only says "came
+first", and how near is chance. Links inside a node are compared with each other, and so are links between nodes.
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+
+from ..windows.medians import low_median, median
 
 START = 0.25  # of the tier's median wait, added before the logarithm
 FLOOR_US = 1.0  # waits below the cost of looking are noise
@@ -19,19 +21,16 @@ _ROUNDS = 3  # of Tukey's median polish; more change the third digit
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """W windows, N ranks, natural logarithms; NaN where there are no data and on the diagonal.
-
-    sigma_W1: scale of what is left of a link. rank_error_W1: standard error of a column or row.
-    """
+    """W windows, N ranks, natural logarithms; NaN where there are no data and on the diagonal."""
 
     column_WN: np.ndarray
     row_WN: np.ndarray
-    point_WNN: np.ndarray
-    sigma_W1: np.ndarray
-    rank_error_W1: np.ndarray
+    point_WNN: np.ndarray  # what is left of each link
+    sigma_W1: np.ndarray  # standard deviation of point_WNN
+    rank_error_W1: np.ndarray  # standard error of a column or row
 
     @staticmethod
-    def of(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> "Effects":
+    def from_waits(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> "Effects":
         num_ranks = len(node_of_rank_N)
         left_WNN = _started_logs(wait_us_WNN, node_of_rank_N)
         column_WN, row_WN = np.zeros(left_WNN.shape[:2]), np.zeros(left_WNN.shape[:2])
@@ -46,18 +45,18 @@ class Effects:
         column_WN, row_WN = column_WN - median(column_WN, 1)[:, None], row_WN - median(row_WN, 1)[:, None]
         sigma_W1 = _scale(left_WNN)
         num_known_W1 = np.maximum(1, num_ranks - 1 - silent_WN.sum(axis=1, keepdims=True))
-        # Of a median of n values, in the normal case; and what ranks differ by anyway.
+        # The standard error of a median of n normal values, and the spread of healthy ranks.
         error_W1 = np.hypot(sigma_W1 * np.sqrt(math.pi / 2 / num_known_W1), MIN_RANK_SIGMA)
         return Effects(column_WN, row_WN, left_WNN, sigma_W1, error_W1)
 
 
-def ratio(effect: np.ndarray) -> np.ndarray:
+def ratio_of(effect: np.ndarray) -> np.ndarray:
     """How many times the usual wait an effect makes of it."""
     return np.maximum(0.0, (1 + START) * np.exp(effect) - START)
 
 
 def _started_logs(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> np.ndarray:
-    """Less the median of their tier; NaN on the diagonal."""
+    """Logarithms minus the median of their tier; NaN on the diagonal."""
     num_ranks = len(node_of_rank_N)
     off_diagonal = ~np.eye(num_ranks, dtype=bool)
     same_node = node_of_rank_N[:, None] == node_of_rank_N[None, :]
@@ -75,30 +74,10 @@ def _started_logs(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> np.nda
 def _scale(left_WNN: np.ndarray) -> np.ndarray:
     """Median absolute deviation as a standard deviation, half of it shared by all windows: one window has few links.
 
-    The polish leaves exact zeros, one per rank and direction: they say nothing of the noise. Without them the scale is
-    right within 7 % from 4 to 256 ranks (found by simulation with normal noise).
+    The median polish leaves exact zeros, one per rank and direction, which say nothing about the noise. Without them
+    the scale is right within 7 % from 4 to 256 ranks (found by simulation with normal noise).
     """
     size_WX = np.abs(left_WNN).reshape(len(left_WNN), -1)
     deviation_W = median(np.where(size_WX < 1e-9, np.nan, size_WX), 1)
     shared_W = np.sqrt(np.nan_to_num(deviation_W) * np.nan_to_num(median(deviation_W, 0)))
     return np.maximum(MIN_SIGMA, 1.4826 * shared_W)[:, None]
-
-
-def median(values: np.ndarray, axis: int) -> np.ndarray:
-    """Median without NaN; NaN where there is nothing else. Much faster than numpy's."""
-    ordered, count = _ordered(values, axis)
-    low = np.take_along_axis(ordered, np.maximum(0, (count - 1) // 2), axis)
-    high = np.take_along_axis(ordered, np.minimum(count // 2, values.shape[axis] - 1), axis)
-    return np.squeeze(np.where(count > 0, (low + high) / 2, np.nan), axis)
-
-
-def low_median(values: np.ndarray, axis: int) -> np.ndarray:
-    """The same, but of two middle values the lower: always one of the values."""
-    ordered, count = _ordered(values, axis)
-    low = np.take_along_axis(ordered, np.maximum(0, (count - 1) // 2), axis)
-    return np.squeeze(np.where(count > 0, low, np.nan), axis)
-
-
-def _ordered(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted with NaN last, and how many are not NaN."""
-    return np.sort(values, axis=axis), np.sum(~np.isnan(values), axis=axis, keepdims=True)

@@ -1,42 +1,38 @@
-"""What speaks for a finding, what caused it, and what to do: the words and numbers around an outlier.
+"""Evidence: the figures of a sighting, its cause, and what to do about it. Does not decide whether it is a finding.
 
 A rank that computes too long arrives late, so others wait for it while it waits for nobody: its column is high, its row
-low. A rank whose messages come late gets its answers late too: its row is not low. A wait that grows with the tokens is
-load, not wire.
+low. A rank whose messages are late gets its answers late too: its row is not low. A wait that grows with the tokens is
+caused by the load, not by the network.
 """
 
 import math
 from dataclasses import dataclass
 
 from ..windows.matrices import WindowMatrices
-from .detector import Sighting
+from .sightings import Sighting
 from .yardstick import Yardstick
 
 HIGH_COMPUTE, LOW_COMPUTE = 1.25, 0.8
 LOW_ROW, LOW_ROW_Z = 0.93, -2.5
-SPARED, SHARES_IT = 0.5, 0.2  # of what the others wait longer, a late rank is spared, and a late sender is not
-COMPUTE_EXPLAINS = 0.5  # of what the others wait longer
+SPARED, SHARES_IT = 0.5, 0.2  # parts of the others' extra wait: a late rank is spared more, a late sender less
+COMPUTE_EXPLAINS = 0.5  # of the others' extra wait
 HIGH_TOKENS, TOKENS_EXPLAIN = 1.3, 0.5  # of the wait's logarithm
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Ratios are to the median rank (for tokens of a point: to the median pair). wait_us: per call.
-
-    row_ratio, row_z: of a column's own row. compute_share: what of the longer wait longer computing makes up.
-    blocked_ratio, spared: of a column, see Yardstick.blocked; NaN where the log does not tell. seen: when, in words.
-    """
+    """Ratios are to the median rank (for tokens of a point: to the median pair)."""
 
     sighting: Sighting
-    wait_us: float
-    row_ratio: float
+    wait_us: float  # per call
+    row_ratio: float  # of a column's own row
     row_z: float
     compute_ratio: float
-    compute_share: float
+    compute_share: float  # the part of the longer wait that longer computing makes up
     token_ratio: float
-    blocked_ratio: float
+    blocked_ratio: float  # of a column, see Yardstick.blocked; NaN where the log does not tell
     spared: float
-    seen: str
+    seen: str  # when, in words
 
     @staticmethod
     def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
@@ -98,18 +94,19 @@ def _when(matrices: WindowMatrices, sighting: Sighting) -> str:
     return f"in {num} of {total} windows, from {since:.0f} s {end}"
 
 
+_LOOK_AT_EXPERTS = "even out the experts (eprt balance)"
 _ADVICE = {
     ("column", "comp"): "the rank arrives late: look for a throttled, shared or paused processor (its clock, other "
     "processes, its host)",
     ("column", "comm"): "the rank computes in time but its messages come late: check its network card, its links and "
     "what else uses them",
-    ("column", "mixed"): "the rank has more tokens than its peers and takes longer for them: even out the experts "
-    "(eprt balance) or the requests",
-    ("row", "comp"): "the rank has less to compute than its peers, so it waits for them: even out the experts "
-    "(eprt balance)",
+    (
+        "column",
+        "mixed",
+    ): f"the rank has more tokens than its peers and takes longer for them: {_LOOK_AT_EXPERTS} or the requests",
+    ("row", "comp"): f"the rank has less to compute than its peers, so it waits for them: {_LOOK_AT_EXPERTS}",
     ("row", "comm"): "the rank receives slowly from everyone: check its network card and what else runs on its cores",
-    ("row", "mixed"): "the rank receives more tokens than its peers, all at once (incast): even out the experts "
-    "(eprt balance)",
+    ("row", "mixed"): f"the rank receives more tokens than its peers, all at once (incast): {_LOOK_AT_EXPERTS}",
     (
         "point",
         "comm",

@@ -1,4 +1,4 @@
-"""Report: everything known about a run's waits, for the terminal, the page, the server and the balancer.
+"""Report: the waits of a run and the findings in them. Knows no terminal, page or server.
 
 report = analyse("run/diagnose")          # a log directory
 report = Report.of_records(records)       # windows in memory, as a server keeps them
@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from ..log.events import WindowRecord
-from ..log.reader import LogProblem, no_line, open_log
+from ..log.reader import LogProblem, no_usable_line, open_log
+from ..windows.expert_load import ExpertLoad
 from ..windows.matrices import WindowMatrices
 from ..windows.window_sums import WindowSums, most_kept
-from .analysis import Finding, Outliers, find
+from .analysis import Finding, find_faults
+from .sightings import Outliers
 
 # Values of Report.state_WN.
 OK, SLOW, WAITS, IDLE, SILENT = range(5)
@@ -23,47 +25,26 @@ _MOST_PROBLEMS_IN_JSON = 50
 
 
 @dataclass(frozen=True, eq=False)
-class ExpertLoad:
-    """One window. L layers, P slots of all ranks (rank-major), E experts.
-
-    epoch: of the placement. layers_L: model layer numbers. physical_to_logical_LP: expert of each slot, -1 for none.
-    slot_rows_LP: tokens each slot got. load_LE: the same by expert. rank_of_slot_P: who holds the slot.
-    """
-
-    epoch: int
-    layers_L: np.ndarray
-    physical_to_logical_LP: np.ndarray
-    slot_rows_LP: np.ndarray
-    load_LE: np.ndarray
-    rank_of_slot_P: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
 class Report:
-    """matrices: the windows as arrays. outliers: how far each column, row and point stands out in each window.
+    """A run of N ranks."""
 
-    findings: most certain first. problems: what of the log could not be used, the first of each file one by one.
-    num_skipped: lines that could not be used. num_windows: windows read; more than len(matrices.window_W) when a long
-    log was thinned.
-    """
-
-    matrices: WindowMatrices
-    outliers: Outliers
-    findings: tuple[Finding, ...]
-    problems: tuple[LogProblem, ...]
-    num_windows: int
-    num_skipped: int = 0
+    matrices: WindowMatrices  # the windows as arrays
+    outliers: Outliers  # how far each column, row and point stands out in each window
+    findings: tuple[Finding, ...]  # most certain first
+    problems: tuple[LogProblem, ...]  # of the log, the first of each file one by one
+    num_windows: int  # windows read; more than len(matrices.window_W) when a long log was thinned
+    num_skipped: int = 0  # lines that could not be used
 
     @staticmethod
     def of_records(records: Sequence[WindowRecord], method: str = "robust") -> "Report":
-        """records: of one job, at least one, in any order."""
-        return Report.of(WindowMatrices.of(records), method=method)
+        """records: of one run, at least one, in any order."""
+        return Report.from_matrices(WindowSums.from_records(records).matrices(), method=method)
 
     @staticmethod
-    def of(
+    def from_matrices(
         matrices: WindowMatrices, problems: Sequence[LogProblem] = (), num_skipped: int = 0, method: str = "robust"
     ) -> "Report":
-        outliers, findings = find(matrices, method)
+        outliers, findings = find_faults(matrices, method)
         num_windows = int(matrices.num_windows_W.sum())
         return Report(matrices, outliers, tuple(findings), tuple(problems), num_windows, num_skipped)
 
@@ -74,16 +55,17 @@ class Report:
     def to_json(self) -> dict:
         """The object that `eprt diagnose DIR --json` prints (eprt.findings/1).
 
-        problems: skipped_lines, and the first problems in words. windows_per_entry: 1 unless a long log was thinned.
+        problems: number of skipped lines, and the first problems in words. windows_per_entry: 1 unless a long log was
+        thinned.
         """
-        told = [str(problem) for problem in self.problems[:_MOST_PROBLEMS_IN_JSON]]
+        first = [str(problem) for problem in self.problems[:_MOST_PROBLEMS_IN_JSON]]
         return {
             "schema": "eprt.findings/1",
             "num_ranks": self.num_ranks,
             "windows": self.num_windows,
             "windows_per_entry": int(self.matrices.num_windows_W.max()),
             "findings": [finding.to_json() for finding in self.findings],
-            "problems": {"skipped_lines": self.num_skipped, "first": told},
+            "problems": {"skipped_lines": self.num_skipped, "first": first},
         }
 
     @property
@@ -103,19 +85,8 @@ class Report:
 
     def expert_load(self, w: int) -> ExpertLoad | None:
         """Of the w-th window; None unless every rank's line has it."""
-        places = [self.matrices.experts.get((w, rank)) for rank in range(self.num_ranks)]
-        known = [part for place in places if place is not None and (part := place()) is not None]
-        if len(known) < self.num_ranks or len({part.layers for part in known}) > 1:
-            return None
-        expert_LP = np.concatenate([np.array(part.expert_of_slot, dtype=np.int64) for part in known], axis=1)
-        rows_LP = np.concatenate([np.array(part.rows, dtype=np.int64) for part in known], axis=1)
-        load_LE = np.zeros((len(expert_LP), int(expert_LP.max(initial=-1)) + 1), dtype=np.int64)
-        for layer, (experts, rows) in enumerate(zip(expert_LP, rows_LP)):
-            np.add.at(load_LE[layer], experts[experts >= 0], rows[experts >= 0])
-        slots = [len(part.rows[0]) if part.rows else 0 for part in known]
-        rank_P = np.repeat(np.arange(self.num_ranks), slots)
-        epoch = max(part.epoch for part in known)
-        return ExpertLoad(epoch, np.array(known[0].layers), expert_LP, rows_LP, load_LE, rank_P)
+        readers = [self.matrices.experts.get((w, rank)) for rank in range(self.num_ranks)]
+        return ExpertLoad.from_rows([None if read is None else read() for read in readers])
 
 
 def analyse(
@@ -125,20 +96,19 @@ def analyse(
     run: int | None = None,
     windows: tuple[int, int] | None = None,
 ) -> Report:
-    """Reads a log directory and says what stands out. The log may be larger than the memory: lines are added up.
+    """Reads a log directory and finds what stands out. The log may be larger than the memory: lines are added up.
 
     method: "robust" (medians, docs/diagnosis.md) or "zscore" (plain mean and standard deviation, for comparison).
     run: by number, of a directory that several runs have used; None: the newest. windows: the first and the last.
     OSError when the directory cannot be read; ValueError when it holds no such log, run or window, or no usable line.
     """
     reader = open_log(directory, run, windows)
-    sums = WindowSums(reader.run.num_ranks, (), most_kept(reader.run.num_ranks))
+    sums = WindowSums(reader.run.num_ranks, most_kept(reader.run.num_ranks))
     for record, place in reader.new_records():
-        sums.add(record, None if record.experts is None else place.experts)
-    problems = [*reader.problems.told(), *reader.remarks()]
-    if reader.node_of_rank is None:
-        raise no_line(directory, problems)
-    sums.node_of_rank = reader.node_of_rank
+        sums.add_record(record, None if record.experts is None else place.read_experts)
+    problems = reader.problems()
+    if not sums.num_windows:
+        raise no_usable_line(directory, problems)
     matrices = sums.matrices()
-    del sums  # as large as what is made of them
-    return Report.of(matrices, problems, reader.problems.num_lines, method)
+    del sums  # as large as the matrices
+    return Report.from_matrices(matrices, problems, reader.skipped.num_lines, method)

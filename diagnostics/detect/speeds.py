@@ -1,33 +1,34 @@
-"""rank_speeds: findings as weights for the balancer. A slow rank gets less load, so that it is done with the others.
+"""rank_speeds: findings as weights for the balancer, so that a slow rank gets less load. Plans no placement.
 
     speeds_N = rank_speeds(report)                   # 1.0: as the others; 0.5: twice as long for the same tokens
     speeds_N = rank_speeds(later_report, speeds_N)   # and so on, window by window
 
-Give a rank load in proportion to its speed. A rank that got less load is no longer waited for, so its finding ends with
-the trouble it made; what it was given last is therefore kept for as long as it still takes longer per token.
+Give a rank load in proportion to its speed. Nobody waits any longer for a rank that got less load, so its finding ends;
+its last speed is therefore kept for as long as it still takes longer per token.
 """
 
 import numpy as np
 
 from ..windows.matrices import WindowMatrices
+from ..windows.medians import median
 from .analysis import Finding
-from .effects import median
 from .report import Report
 
 MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carried
-RECOVERED = 0.9  # from this speed on a rank counts as well again
+RECOVERED = 0.9  # from this speed on a rank counts as healthy again
 LATEST = 6  # windows that tell how fast a rank is now
-# Windows after it was last seen for which a finding counts. Slow messages show in nothing else, so less load may be
-# what hides them; of late compute the time per token tells whether it is over.
+# For how many windows after it was last seen a finding counts. Slow messages show in nothing else, so less load may
+# hide them; whether late compute is over shows in the time per token.
 _REMEMBERED = {"comm": 30, "comp": 2}
 
 
 def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarray:
-    """float64 [N] in MIN_SPEED..1. before_N: what was returned for the windows before, if anything.
+    """float64 [N] in MIN_SPEED..1. before_N: the result for the windows before, if any.
 
     Only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that were slow
-    before. comp: by time in the experts per token, or by time it is not blocked, where the log tells, over the latest
-    windows of the finding. comm: by how much later its outputs come. Uneven load (mixed) is no rank's fault.
+    before, are below 1. comp: by time in the experts per token, or by time it is not blocked, where the log tells, over
+    the latest windows of the finding. comm: by how much later its outputs come. Uneven load (mixed) is not a rank's
+    fault.
     """
     matrices, num_ranks = report.matrices, report.num_ranks
     if before_N is not None and np.shape(before_N) != (num_ranks,):
@@ -68,8 +69,8 @@ def _pace(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
 
 
 def _busy(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
-    """[N], at least 1: a rank's time per call in which it waits for nobody, over the median rank's. A pause that hits
-    anything but the experts shows here. Idle time is everybody's, and makes the ranks look more alike."""
+    """[N], at least 1: a rank's time per call in which it waits for nobody, over the median rank's. A pause outside the
+    experts shows here. Idle time, which all ranks share, makes the ranks look more alike."""
     span_us_W1 = ((matrices.end_s_W - matrices.start_s_W)[latest] * 1e6)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         busy_us_N = median(span_us_W1 / matrices.calls_WN[latest] - matrices.blocked_us_WN[latest], 0)
@@ -78,7 +79,7 @@ def _busy(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
 
 
 def _lateness(matrices: WindowMatrices, within_W: np.ndarray, rank: int) -> float:
-    """At least 1: the usual time in the experts and what the rank's outputs are late beyond it, over the usual."""
+    """At least 1: the usual time in the experts plus the delay of the rank's outputs, over the usual time."""
     waits_us_NN = median(matrices.combine_us_WNN[within_W], 0)
     awaited_us_N = median(np.where(np.eye(matrices.num_ranks, dtype=bool), np.nan, waits_us_NN), 0)
     others_N = np.arange(matrices.num_ranks) != rank

@@ -1,6 +1,6 @@
-"""The diagnosis log: one JSON line per rank and window, in one file per rank. The format of a line, eprt.diagnose/1.
+"""The format of the diagnosis log, eprt.diagnose/1: one JSON line per rank and window, in one file per rank.
 
-Knows the format, not its meaning (detect/analysis.py). writer.py writes it; index.py and reader.py read it.
+Knows the format of a line, not its meaning (detect/analysis.py). writer.py writes it; index.py and reader.py read it.
 """
 
 import json
@@ -13,24 +13,21 @@ from typing import Any
 SCHEMA = "eprt.diagnose/1"
 # Of a rank's file: its rank, and a number where it was rotated away.
 FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
-_PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
+# Fields of a record that have one entry per rank.
+PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 _OPTIONAL = ("experts", "blocked_us")
-# Numbers beyond these come from no clock and no counter, and would not fit into what they are added up in.
+# Larger numbers come from no clock and no counter, and their sums would overflow.
 MOST, MOST_SECONDS, MOST_EXPERTS, MOST_RANKS = 10**18, 10**11, 10**6, 4096
 
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """Load of one rank's expert slots in one window. L layers, E slots of this rank.
+    """Load of one rank's expert slots in one window. L layers, E slots of this rank."""
 
-    epoch: of the placement, at the end of the window. layers: [L] model layer numbers. expert_of_slot: [L][E] logical
-    expert, -1 for an empty slot. rows: [L][E] tokens routed to the slot.
-    """
-
-    epoch: int
-    layers: tuple[int, ...]
-    expert_of_slot: tuple[tuple[int, ...], ...]
-    rows: tuple[tuple[int, ...], ...]
+    epoch: int  # of the placement, at the end of the window
+    layers: tuple[int, ...]  # [L] model layer numbers
+    expert_of_slot: tuple[tuple[int, ...], ...]  # [L][E] logical expert, -1 for an empty slot
+    rows: tuple[tuple[int, ...], ...]  # [L][E] tokens routed to the slot
 
     def __post_init__(self):
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -47,32 +44,25 @@ class ExpertRows:
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """What one rank saw in one window. Lists have one entry per rank.
+    """What one rank saw in one window. Tuples have one entry per rank j."""
 
-    window: counts up from 0, equal on all ranks. t_start, t_end: Unix time, seconds. num_calls: dispatch + combine
-    pairs in the window. node_of_rank: node index of each rank.
-    dispatch_wait_us, combine_wait_us: total time this rank waited for rank j. compute_us: total time in its experts.
-    recv_tokens, sent_tokens: tokens received from, sent to rank j. blocked_us: optional, how long it waited at all,
-    until the last rank's data were there, call by call. experts: optional, what each expert slot got.
-    """
-
-    window: int
-    t_start: float
+    window: int  # counts up from 0, equal on all ranks
+    t_start: float  # Unix time, seconds
     t_end: float
     rank: int
     num_ranks: int
-    node_of_rank: tuple[int, ...]
-    num_calls: int
-    dispatch_wait_us: tuple[float, ...]
-    combine_wait_us: tuple[float, ...]
-    recv_tokens: tuple[int, ...]
-    compute_us: float
-    sent_tokens: tuple[int, ...]
-    experts: ExpertRows | None = None
-    blocked_us: float | None = None
+    node_of_rank: tuple[int, ...]  # node index of rank j
+    num_calls: int  # dispatch + combine pairs in the window
+    dispatch_wait_us: tuple[float, ...]  # total time this rank waited for rank j's dispatch
+    combine_wait_us: tuple[float, ...]  # the same for its combine
+    recv_tokens: tuple[int, ...]  # tokens received from rank j
+    compute_us: float  # total time in this rank's experts
+    sent_tokens: tuple[int, ...]  # tokens sent to rank j
+    experts: ExpertRows | None = None  # what each expert slot got, where it is logged
+    blocked_us: float | None = None  # total time it waited at all, in each call until the last rank's data were there
 
     def __post_init__(self):
-        for name in ("node_of_rank", *_PER_RANK):
+        for name in ("node_of_rank", *PER_RANK):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         problem = self._problem()
         if problem:
@@ -96,7 +86,7 @@ class WindowRecord:
                 return f"{name}={_shown(getattr(self, name))}: must be Unix time, from 0 to {MOST_SECONDS:.0e} seconds"
         if self.t_end < self.t_start:
             return f"t_end={self.t_end} is before t_start={self.t_start}"
-        for name in ("node_of_rank", *_PER_RANK):
+        for name in ("node_of_rank", *PER_RANK):
             values = getattr(self, name)
             if len(values) != self.num_ranks:
                 return f"{name} has {len(values)} entries for {self.num_ranks} ranks"
@@ -127,15 +117,15 @@ class WindowRecord:
         missing = [name for name in _NAMES if name not in data]
         if missing:
             raise ValueError(f"fields are missing: {', '.join(missing)}")
-        for name in ("node_of_rank", *_PER_RANK):
+        for name in ("node_of_rank", *PER_RANK):
             if not isinstance(data[name], list):
-                raise ValueError(f"{name} is no list")
+                raise ValueError(f"{name} is not a list")
         experts = data.get("experts")
         if experts is not None:
             try:
                 experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
             except (TypeError, KeyError) as error:
-                raise ValueError(f"experts is no such table: {error}") from None
+                raise ValueError(f"experts is not a table of expert rows: {error}") from None
         return WindowRecord(**{name: data[name] for name in _NAMES}, experts=experts, blocked_us=data.get("blocked_us"))
 
 
@@ -147,7 +137,7 @@ def _is_amount(value: Any, most: int = MOST) -> bool:
 
 
 def _are_amounts(values: Sequence[Any]) -> bool:
-    """The same of all values, fast: a log of a gigabyte has a hundred million. Three passes in C; sums tell of NaN."""
+    """_is_amount of all values, fast: a log of a gigabyte has a hundred million. Three passes in C; sums reveal NaN."""
     if not set(map(type, values)) <= {int, float} or not min(values, default=0) >= 0:
         return False
     return max(values, default=0) <= MOST and math.isfinite(sum(values))

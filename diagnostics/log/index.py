@@ -1,11 +1,11 @@
-"""LogIndex: where the lines of each window lie in a log directory, found without reading them in full.
+"""LogIndex: where the lines of each window are in a log directory. Knows the first fields of a line, and no others.
 
-Keeps up with a directory that a running job writes: `refresh` looks only at what was appended, and a file that was
-rotated away is known again by its inode.
+It keeps up with a directory that a running job writes to: `refresh` reads only what was appended, and recognises a
+rotated file by its inode.
 
-A job that is started again with the same directory begins anew with window 0. The index keeps such runs apart: in each
-rank's file a run ends where window numbers go back and time does not; parts of different ranks that overlap in time are
-one run.
+A job that is started again with the same directory may begin anew with window 0. The index keeps such runs apart: in
+each rank's file a run ends where window numbers go back and time does not; parts of different ranks that overlap in
+time are one run.
 """
 
 import os
@@ -32,64 +32,63 @@ _FIELDS = tuple(
 )
 _HEAD_BYTES = 256
 _BLOCK_BYTES = 1 << 20
-MOST_LINE_BYTES = 16 << 20  # longer ones are no lines of this log
-UNKNOWN = -1  # instead of a window number: a line that does not tell one
+MOST_LINE_BYTES = 16 << 20  # a longer line is not one of this log
+UNKNOWN = -1  # the window number of a line that does not tell it
 
 
 class _Head(NamedTuple):
-    """What a line tells at its beginning. start_s: Unix time."""
+    """What a line tells at its beginning."""
 
     window: int
-    start_s: float
+    start_s: float  # Unix time
     num_ranks: int
 
 
 class _Part:
-    """Consecutive lines of one rank that belong to one run. index: among the rank's parts. num_ranks: how many lines
-    tell of so many ranks."""
+    """Consecutive lines of one rank that belong to one run."""
 
     def __init__(self, rank: int, index: int, first: _Head):
-        self.rank, self.index = rank, index
+        self.rank = rank
+        self.index = index  # among the rank's parts
         self.first_s = self.last_s = first.start_s
         self.first_window = self.last_window = first.window
-        self.num_ranks: Counter[int] = Counter()
+        self.num_ranks: Counter[int] = Counter()  # number of ranks -> lines that tell it
 
     def is_followed_by_another_run(self, head: _Head) -> bool:
         return head.window <= self.last_window and head.start_s > self.last_s
 
-    def add(self, head: _Head) -> None:
+    def add_line(self, head: _Head) -> None:
         self.first_window, self.last_window = min(self.first_window, head.window), max(self.last_window, head.window)
         self.last_s = max(self.last_s, head.start_s)
         self.num_ranks[head.num_ranks] += 1
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One start of a job. number: counts from 1. num_ranks: of most of its lines. parts: (rank, index of its part)."""
+class LogRun:
+    """One start of a job."""
 
-    number: int
-    first_s: float
+    number: int  # counts from 1
     first_window: int
     last_window: int
-    num_ranks: int
-    parts: frozenset[tuple[int, int]]
+    num_ranks: int  # as most of its lines tell
+    parts: frozenset[tuple[int, int]]  # (rank, index of its part)
 
 
 @dataclass(eq=False)
 class LogFile:
-    """One file. Entries of offsets, windows and parts: one per line; windows: UNKNOWN where the line does not tell."""
+    """One file, line by line."""
 
     path: Path
     rank: int
     inode: int
     head: bytes  # its first bytes: inode numbers are used again
     end: int = 0  # up to which it is indexed: always the start of a line
-    offsets: array = field(default_factory=lambda: array("q"))
-    windows: array = field(default_factory=lambda: array("q"))
-    parts: array = field(default_factory=lambda: array("i"))
+    offsets: array = field(default_factory=lambda: array("q"))  # of each line
+    windows: array = field(default_factory=lambda: array("q"))  # of each line; UNKNOWN where it does not tell
+    parts: array = field(default_factory=lambda: array("i"))  # of each line, the index of its part
 
     def lines(self, first: int, last: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(index, line) from `first` up to and without `last`. OSError; FileNotFoundError when it was rotated away."""
+        """(index, line) from `first` to before `last`. OSError; FileNotFoundError when the file was rotated away."""
         num = len(self.offsets)
         last = num if last is None else last
         if first >= last:
@@ -107,41 +106,42 @@ class LogFile:
                 else:
                     yield k, stream.read(length)
 
-    def at(self, first_window: int, last_window: int) -> list[int]:
+    def find_lines(self, first_window: int, last_window: int) -> list[int]:
         """Indices of the lines of these windows."""
         windows = np.frombuffer(self.windows, dtype=np.int64)
         return np.flatnonzero((windows >= first_window) & (windows <= last_window)).tolist()
 
 
-class _Rest:
-    """A line whose end is not there yet. What is too long for a line is counted, not kept."""
+class _UnfinishedLine:
+    """A line whose end has not been read yet. The bytes of one that is too long are counted, not kept."""
 
     def __init__(self):
         self._pieces, self._num_bytes = [], 0
 
-    def add(self, piece: bytes) -> None:
+    def add_piece(self, piece: bytes) -> None:
         self._num_bytes += len(piece)
         self._pieces = [*self._pieces, piece] if self._num_bytes <= MOST_LINE_BYTES else []
 
     def end_with(self, piece: bytes) -> tuple[bytes, int]:
-        """The line, and its length with its newline. Nothing is left over."""
-        self.add(piece)
+        """The line, and its length with its newline. The next line begins empty."""
+        self.add_piece(piece)
         line, length = b"".join(self._pieces), self._num_bytes + 1
         self._pieces, self._num_bytes = [], 0
         return line, length
 
 
 class LogIndex:
-    """files: the oldest of each rank first. runs: the oldest first."""
+    """The files of a directory and the runs in them."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self._files: dict[int, LogFile] = {}  # by inode
         self._parts: dict[int, list[_Part]] = {}  # by rank
-        self.runs: list[Run] = []
+        self.runs: list[LogRun] = []  # the oldest first
 
     @property
     def files(self) -> list[LogFile]:
+        """The oldest of each rank first."""
         return list(self._files.values())
 
     @property
@@ -161,48 +161,48 @@ class LogIndex:
             try:
                 status = path.stat()
                 if not stat.S_ISREG(status.st_mode):  # a pipe would never end
-                    raise ValueError(f"{path} is no regular file")
+                    raise ValueError(f"{path} is not a regular file")
                 file = self._files.get(status.st_ino)
                 if file is None or status.st_size < file.end or not _begins_with(path, file.head):
-                    file = LogFile(path, rank, status.st_ino, _first_bytes(path))  # new, or written anew
+                    file = LogFile(path, rank, status.st_ino, _first_bytes(path))  # new, or rewritten
                 file.path = path
                 present[status.st_ino] = file
-                grown |= self._index(file, status.st_size)
+                grown |= self._index_file(file, status.st_size)
             except FileNotFoundError:  # rotated this very moment; the next refresh finds it
                 continue
         self._files = present
         if grown:
-            self.runs = _runs(self._parts)
+            self.runs = _find_runs(self._parts)
         return grown
 
-    def _index(self, file: LogFile, size: int) -> bool:
-        """Takes in the whole lines, and what stands behind the last newline when it is a whole line too."""
+    def _index_file(self, file: LogFile, size: int) -> bool:
+        """Indexes every whole line, and what follows the last newline when it is a whole line too."""
         if size <= file.end:
             return False
-        before, rest = len(file.offsets), _Rest()
+        before, rest = len(file.offsets), _UnfinishedLine()
         with file.path.open("rb") as stream:
             stream.seek(file.end)
             while block := stream.read(_BLOCK_BYTES):
                 first, *others = block.split(b"\n")
                 if not others:
-                    rest.add(first)
+                    rest.add_piece(first)
                     continue
-                self._take(file, *rest.end_with(first))
+                self._index_line(file, *rest.end_with(first))
                 for line in others[:-1]:
-                    self._take(file, line, len(line) + 1)
-                rest.add(others[-1])
+                    self._index_line(file, line, len(line) + 1)
+                rest.add_piece(others[-1])
         line, length = rest.end_with(b"")
         if line.endswith(b"}"):
-            self._take(file, line, length - 1)
+            self._index_line(file, line, length - 1)
         return len(file.offsets) > before
 
-    def _take(self, file: LogFile, line: bytes, length: int) -> None:
+    def _index_line(self, file: LogFile, line: bytes, length: int) -> None:
         parts = self._parts.setdefault(file.rank, [])
         head = _head_of(line)
         if head is not None:
             if not parts or parts[-1].is_followed_by_another_run(head):
                 parts.append(_Part(file.rank, len(parts), head))
-            parts[-1].add(head)
+            parts[-1].add_line(head)
         file.offsets.append(file.end)
         file.windows.append(UNKNOWN if head is None else head.window)
         file.parts.append(max(0, len(parts) - 1))
@@ -219,7 +219,7 @@ def _begins_with(path: Path, head: bytes) -> bool:
 
 
 def _head_of(line: bytes) -> _Head | None:
-    """None where the line does not tell, or nothing that may be."""
+    """None where the line does not tell it, or tells impossible numbers."""
     match = _HEAD.match(line)
     fields = match.groups() if match else [found[1] for pattern in _FIELDS if (found := pattern.search(line))]
     try:
@@ -230,8 +230,8 @@ def _head_of(line: bytes) -> _Head | None:
     return head if possible else None
 
 
-def _runs(parts_of_rank: dict[int, list[_Part]]) -> list[Run]:
-    """Parts that overlap in time are of one run, but never two of the same rank."""
+def _find_runs(parts_of_rank: dict[int, list[_Part]]) -> list[LogRun]:
+    """Parts that overlap in time are one run, except two of the same rank."""
     parts = sorted(chain(*parts_of_rank.values()), key=lambda part: (part.first_s, part.rank, part.index))
     runs: list[list[_Part]] = []
     end_s = -np.inf
@@ -241,14 +241,13 @@ def _runs(parts_of_rank: dict[int, list[_Part]]) -> list[Run]:
             end_s = -np.inf
         runs[-1].append(part)
         end_s = max(end_s, part.last_s)
-    return [_run(number, members) for number, members in enumerate(runs, start=1)]
+    return [_make_run(number, members) for number, members in enumerate(runs, start=1)]
 
 
-def _run(number: int, members: list[_Part]) -> Run:
+def _make_run(number: int, members: list[_Part]) -> LogRun:
     num_ranks = sum((part.num_ranks for part in members), Counter())
-    return Run(
+    return LogRun(
         number=number,
-        first_s=min(part.first_s for part in members),
         first_window=min(part.first_window for part in members),
         last_window=max(part.last_window for part in members),
         num_ranks=num_ranks.most_common(1)[0][0],

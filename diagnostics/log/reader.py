@@ -1,83 +1,84 @@
-"""LogReader: the usable lines of one run of a log directory, each once, and what of the log could not be used.
+"""LogReader: the usable lines of one run, each once, and the problems of the others. Does not interpret the records.
 
-Reads a rank's file after the other and keeps none of the lines, so that a log may be larger than the memory.
+It reads the ranks' files one after another and keeps no line, so that a log may be larger than the memory.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .events import ExpertRows, WindowRecord
-from .index import MOST_LINE_BYTES, UNKNOWN, LogFile, LogIndex, Run
+from .index import MOST_LINE_BYTES, UNKNOWN, LogFile, LogIndex, LogRun
+from .window_ranges import WindowRanges
 
-_MOST_PROBLEMS = 20  # of a file that are told one by one
+_MOST_PROBLEMS = 20  # of a file that are listed one by one
 
 
 @dataclass(frozen=True)
 class LogProblem:
-    """Something in the log that could not be used. line: 1-based, 0 when the whole file is meant."""
+    """Something in the log that could not be used."""
 
     file: Path
-    line: int
+    line: int  # 1-based; 0: the whole file
     message: str
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
 
 
-class Problems:
-    """The first of each file in words, the others counted. num_lines: lines that were skipped."""
+class ProblemList:
+    """The skipped lines: the first of each file one by one, the others counted."""
 
     def __init__(self):
-        self._told: dict[Path, list[LogProblem]] = {}
-        self._lines_of: Counter[Path] = Counter()
+        self._first: dict[Path, list[LogProblem]] = {}
+        self._num_lines: Counter[Path] = Counter()
 
     @property
     def num_lines(self) -> int:
-        return self._lines_of.total()
+        return self._num_lines.total()
 
-    def add(self, problem: LogProblem) -> None:
-        self._lines_of[problem.file] += bool(problem.line)
-        told = self._told.setdefault(problem.file, [])
-        if len(told) < _MOST_PROBLEMS or not problem.line:
-            told.append(problem)
+    def add_line(self, file: Path, line: int, message: str) -> None:
+        self._num_lines[file] += 1
+        first = self._first.setdefault(file, [])
+        if len(first) < _MOST_PROBLEMS:
+            first.append(LogProblem(file, line, message))
 
-    def told(self) -> list[LogProblem]:
-        out = []
-        for file, problems in self._told.items():
-            more = self._lines_of[file] - sum(bool(problem.line) for problem in problems)
-            out += problems
-            if more:
-                out.append(LogProblem(file, 0, f"{more} more lines could not be used"))
-        return out
+    def to_list(self) -> list[LogProblem]:
+        problems = []
+        for file, first in self._first.items():
+            problems += first
+            if more := self._num_lines[file] - len(first):
+                problems.append(LogProblem(file, 0, f"{more} more lines could not be used"))
+        return problems
 
 
 @dataclass(frozen=True)
 class LogPlace:
-    """Where a line stands."""
+    """Where a line is."""
 
     file: LogFile
     index: int
 
     def read(self) -> WindowRecord | None:
-        """None when it is not there any more."""
+        """None when it is no longer there."""
         try:
             ((_, raw),) = self.file.lines(self.index, self.index + 1)
             return WindowRecord.from_line(raw.decode())
         except (OSError, ValueError):
             return None
 
-    def experts(self) -> ExpertRows | None:
+    def read_experts(self) -> ExpertRows | None:
         record = self.read()
         return None if record is None else record.experts
 
 
 class LogReader:
-    """run: which of index.runs, by number; None: the newest. windows: first and last to read; None: all of the run.
+    """Reads what the index has found. ValueError when there is no such run or window.
 
-    ValueError when there is no such run or window.
+    index: of the directory.
+    run: which of index.runs, by number; None: the newest.
+    windows: first and last to read; None: all of the run.
     """
 
     def __init__(self, index: LogIndex, run: int | None = None, windows: tuple[int, int] | None = None):
@@ -89,48 +90,47 @@ class LogReader:
         first, last = self.run.first_window, self.run.last_window
         if windows is not None and not (windows[0] <= last and first <= windows[1]):
             raise ValueError(f"{index.directory} has the windows {first} to {last}, and none of those asked for")
-        self.problems = Problems()
-        self.node_of_rank: tuple[int, ...] | None = None
-        self.num_windows = 0
-        self._taken: dict[LogFile, int] = {}  # lines
-        self._seen: dict[int, _Windows] = {}  # by rank
         self.bytes_read = 0
+        self.skipped = ProblemList()
+        self._node_of_rank: tuple[int, ...] | None = None  # as the first usable line has it
+        self._lines_read: dict[LogFile, int] = {}
+        self._seen: dict[int, WindowRanges] = {}  # by rank
 
     @property
-    def run(self) -> Run:
+    def run(self) -> LogRun:
         return self.index.runs[self.run_number - 1]
 
     def new_records(self) -> Iterator[tuple[WindowRecord, LogPlace]]:
         """What the index has found since the last call."""
-        self._taken = {file: k for file, k in self._taken.items() if file in self.index.files}
+        self._lines_read = {file: k for file, k in self._lines_read.items() if file in self.index.files}
         for file in self.index.files:
-            first, last = self._taken.get(file, 0), len(file.offsets)
+            first, last = self._lines_read.get(file, 0), len(file.offsets)
             try:
-                for k, raw in self._lines(file, first, last):
-                    self._taken[file] = k + 1
-                    record = self._record(file, k, raw)
+                for k, raw in self._wanted_lines(file, first, last):
+                    self._lines_read[file] = k + 1
+                    record = self._parse(file, k, raw)
                     if record is not None:
                         yield record, LogPlace(file, k)
-                self._taken[file] = last
-            except FileNotFoundError:  # rotated this very moment: the next refresh knows where it is
+                self._lines_read[file] = last
+            except FileNotFoundError:  # rotated this very moment: the next refresh finds it
                 continue
 
     def records(self, first_window: int, last_window: int) -> Iterator[WindowRecord]:
-        """The usable lines of windows that were read before, again."""
+        """The usable lines of windows that were read before, read again."""
         run, seen = self.run, set()
         for file in self.index.files:
-            for k in file.at(first_window, last_window):
-                if (file.rank, file.parts[k]) not in run.parts or k >= self._taken.get(file, 0):
+            for k in file.find_lines(first_window, last_window):
+                if (file.rank, file.parts[k]) not in run.parts or k >= self._lines_read.get(file, 0):
                     continue
                 record = LogPlace(file, k).read()
                 if record is None or (record.rank, record.num_ranks) != (file.rank, run.num_ranks):
                     continue
-                if record.node_of_rank == self.node_of_rank and (record.window, record.rank) not in seen:
+                if record.node_of_rank == self._node_of_rank and (record.window, record.rank) not in seen:
                     seen.add((record.window, record.rank))
                     yield record
 
-    def _lines(self, file: LogFile, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """Those of the run and the windows, and those that tell no window."""
+    def _wanted_lines(self, file: LogFile, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """The lines of the run and the windows, and those that do not tell their window."""
         parts, run = file.parts, self.run.parts
         begin, end = self._windows or (0, 1 << 62)
 
@@ -151,11 +151,11 @@ class LogReader:
                 yield line, raw
             k = stop
 
-    def _record(self, file: LogFile, k: int, raw: bytes) -> WindowRecord | None:
+    def _parse(self, file: LogFile, k: int, raw: bytes) -> WindowRecord | None:
         start = file.offsets[k]
         end = file.offsets[k + 1] if k + 1 < len(file.offsets) else file.end
         if end - start > MOST_LINE_BYTES:
-            self.problems.add(LogProblem(file.path, k + 1, f"{end - start} bytes without a newline"))
+            self.skipped.add_line(file.path, k + 1, f"{end - start} bytes without a newline")
             return None
         if not raw.strip():
             return None
@@ -163,7 +163,7 @@ class LogReader:
             record = WindowRecord.from_line(raw.decode())
             self._check(file, record)
         except ValueError as error:
-            self.problems.add(LogProblem(file.path, k + 1, str(error)))
+            self.skipped.add_line(file.path, k + 1, str(error))
             return None
         return record
 
@@ -172,19 +172,17 @@ class LogReader:
             raise ValueError(f"a line of rank {record.rank} in the file of rank {file.rank}")
         if record.num_ranks != self.run.num_ranks:
             raise ValueError(f"a line of {record.num_ranks} ranks; most lines of this run tell of {self.run.num_ranks}")
-        self.node_of_rank = self.node_of_rank or record.node_of_rank
-        if record.node_of_rank != self.node_of_rank:
-            other = next(r for r, (a, b) in enumerate(zip(record.node_of_rank, self.node_of_rank)) if a != b)
-            raise ValueError(
-                f"rank {other} is on node {record.node_of_rank[other]}; in the lines before: {self.node_of_rank[other]}"
-            )
-        seen = self._seen.setdefault(record.rank, _Windows())
-        if not seen.add(record.window):
+        self._node_of_rank = self._node_of_rank or record.node_of_rank
+        if record.node_of_rank != self._node_of_rank:
+            nodes = zip(record.node_of_rank, self._node_of_rank)
+            rank, (node, before) = next((r, pair) for r, pair in enumerate(nodes) if pair[0] != pair[1])
+            raise ValueError(f"rank {rank} is on node {node}; in the lines before: {before}")
+        if not self._seen.setdefault(record.rank, WindowRanges()).add_window(record.window):
             raise ValueError(f"window {record.window} is there twice")
 
-    def remarks(self) -> list[LogProblem]:
-        """What is wrong with the log as a whole, and lines that end in the middle."""
-        out, directory = [], self.index.directory
+    def problems(self) -> list[LogProblem]:
+        """The skipped lines, lines that end in the middle, and what is wrong with the log as a whole."""
+        out, directory = self.skipped.to_list(), self.index.directory
         num_runs, run = len(self.index.runs), self.run
         if num_runs > 1:
             others = f"runs 1 to {num_runs - 1} are" if num_runs > 2 else "run 1 is"
@@ -202,39 +200,12 @@ class LogReader:
         return out
 
 
-class _Windows:
-    """A set of window numbers, kept as ranges: most logs are one."""
-
-    def __init__(self):
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
-
-    def add(self, window: int) -> bool:
-        """Whether it is new."""
-        k = bisect_right(self._firsts, window) - 1
-        if k >= 0 and window <= self._lasts[k]:
-            return False
-        joins_before = k >= 0 and self._lasts[k] == window - 1
-        joins_after = k + 1 < len(self._firsts) and self._firsts[k + 1] == window + 1
-        if joins_before and joins_after:
-            self._lasts[k] = self._lasts.pop(k + 1)
-            del self._firsts[k + 1]
-        elif joins_before:
-            self._lasts[k] = window
-        elif joins_after:
-            self._firsts[k + 1] = window
-        else:
-            self._firsts.insert(k + 1, window)
-            self._lasts.insert(k + 1, window)
-        return True
-
-
 @dataclass(frozen=True)
 class WindowLog:
-    """records: sorted by window, then rank, one of each pair. problems: what was skipped, and where."""
+    """A run, read into memory."""
 
-    records: tuple[WindowRecord, ...]
-    problems: tuple[LogProblem, ...]
+    records: tuple[WindowRecord, ...]  # sorted by window, then rank, one of each pair
+    problems: tuple[LogProblem, ...]  # what was skipped, and where
 
 
 def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, int] | None = None) -> LogReader:
@@ -244,22 +215,22 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
     if not index.files:
         raise ValueError(f"{directory} holds no diagnose_rank*.log")
     if not index.runs:
-        problems = Problems()
+        problems = ProblemList()
         for file in index.files:
             for k, raw in file.lines(0):
                 if raw.strip():
-                    problems.add(LogProblem(file.path, k + 1, _what_is_wrong(raw)))
+                    problems.add_line(file.path, k + 1, _problem_of(raw))
             if file.path.stat().st_size > file.end:
-                problems.add(LogProblem(file.path, len(file.offsets) + 1, "the line is cut off"))
-        raise no_line(directory, problems.told())
+                problems.add_line(file.path, len(file.offsets) + 1, "the line is cut off")
+        raise no_usable_line(directory, problems.to_list())
     return LogReader(index, run, windows)
 
 
-def no_line(directory: str | Path, problems: list[LogProblem]) -> ValueError:
+def no_usable_line(directory: str | Path, problems: list[LogProblem]) -> ValueError:
     return ValueError(f"{directory}: no usable line" + "".join(f"\n  {problem}" for problem in problems[:10]))
 
 
-def _what_is_wrong(raw: bytes) -> str:
+def _problem_of(raw: bytes) -> str:
     try:
         WindowRecord.from_line(raw.decode())
     except ValueError as error:
@@ -268,13 +239,12 @@ def _what_is_wrong(raw: bytes) -> str:
 
 
 def read_log(directory: str | Path, run: int | None = None) -> WindowLog:
-    """All usable lines of a run (by number; None: the newest), in memory. Broken lines are skipped and reported.
+    """All usable lines of a run, in memory. Broken lines are skipped and reported. run: by number; None: the newest.
 
     OSError when the directory cannot be read; ValueError when it holds no such file or no usable line.
     """
     reader = open_log(directory, run)
     records = sorted((record for record, _ in reader.new_records()), key=lambda r: (r.window, r.rank))
-    problems = [*reader.problems.told(), *reader.remarks()]
     if not records:
-        raise no_line(directory, problems)
-    return WindowLog(tuple(records), tuple(problems))
+        raise no_usable_line(directory, reader.problems())
+    return WindowLog(tuple(records), tuple(reader.problems()))

@@ -1,6 +1,4 @@
-"""RecentWindows: the latest windows of a running job, as many as a bound on memory allows."""
-
-from collections.abc import Iterable
+"""RecentWindows: the latest windows of a running job, as many as a bound on memory allows. Knows no files."""
 
 from .events import WindowRecord
 
@@ -9,28 +7,32 @@ _FEWEST_WINDOWS = 6
 
 
 class RecentWindows:
-    """most_windows: older ones are forgotten, and so are those that do not fit in most_values numbers."""
+    """Records by window and rank.
+
+    most_windows: older ones are forgotten.
+    most_values: numbers kept; older windows are forgotten, except the newest few.
+    """
 
     def __init__(self, most_windows: int, most_values: int = MOST_VALUES):
         self._most_windows, self._most_values = most_windows, most_values
-        self._windows: dict[int, dict[int, WindowRecord]] = {}  # window -> rank -> line
+        self._windows: dict[int, dict[int, WindowRecord]] = {}  # window -> rank -> record
         self._num_values = 0
 
-    def add(self, record: WindowRecord) -> bool:
-        """False for a second line of the same window and rank, and for a window that is older than all that fit."""
+    def add_record(self, record: WindowRecord) -> bool:
+        """False for a second record of the same window and rank, and for a window that is older than all that fit."""
         ranks = self._windows.setdefault(record.window, {})
         if record.rank in ranks:
             return False
         ranks[record.rank] = record
         self._num_values += _size(record)
-        while self._too_many():
+        while self._is_too_large():
             self._num_values -= sum(map(_size, self._windows.pop(self.oldest).values()))
         return record.window in self._windows
 
-    def _too_many(self) -> bool:
+    def _is_too_large(self) -> bool:
         num_windows = len(self._windows)
-        too_large = num_windows > _FEWEST_WINDOWS and self._num_values > self._most_values
-        return num_windows > self._most_windows or too_large
+        too_many_values = num_windows > _FEWEST_WINDOWS and self._num_values > self._most_values
+        return num_windows > self._most_windows or too_many_values
 
     @property
     def oldest(self) -> int:
@@ -40,16 +42,13 @@ class RecentWindows:
     def __len__(self) -> int:
         return len(self._windows)
 
-    def window(self, number: int) -> list[WindowRecord]:
-        """Its lines; empty where there are none."""
-        return list(self._windows.get(number, {}).values())
+    def records_of(self, window: int) -> list[WindowRecord]:
+        """By rank; empty where there are none."""
+        return [record for _, record in sorted(self._windows.get(window, {}).items())]
 
-    def after(self, number: int) -> list[WindowRecord]:
-        """The lines of all windows after `number`, by window and rank."""
-        return [record for window in sorted(self._windows) if window > number for record in self._sorted(window)]
-
-    def _sorted(self, window: int) -> Iterable[WindowRecord]:
-        return (record for _, record in sorted(self._windows[window].items()))
+    def records_after(self, window: int) -> list[WindowRecord]:
+        """Those of all windows after `window`, by window and rank."""
+        return [record for later in sorted(self._windows) if later > window for record in self.records_of(later)]
 
 
 def _size(record: WindowRecord) -> int:

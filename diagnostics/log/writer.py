@@ -1,4 +1,4 @@
-"""WindowWriter: appends windows to a diagnosis log and keeps the files bounded. The format is in events.py."""
+"""WindowWriter: appends records to a diagnosis log and keeps its files bounded. Does not know a line's format."""
 
 import os
 from collections.abc import Sequence
@@ -7,17 +7,19 @@ from pathlib import Path
 from .events import FILE_NAME, WindowRecord
 
 MAX_BYTES = 32 << 20
-_TAIL_BYTES = 4 << 20  # of a file, within which its last whole line lies
+_TAIL_BYTES = 4 << 20  # of a file, in which its last whole line is looked for
 
 
 class WindowWriter:
-    """Appends records to directory/diagnose_rank{r}.log. Rank 0 writes for all ranks, so a rank's log outlives it.
+    """Writes directory/diagnose_rank{r}.log. Rank 0 writes for all ranks, so that a rank's log outlives the rank.
 
-    A line is written by one append, so a reader never sees a half line of a living writer; what a crash cut off is
-    closed by a newline at the next start, so that only that line is lost. A file that would pass max_bytes becomes
-    diagnose_rank{r}.log.1, replacing the one before: a rank never takes more than twice max_bytes.
+    A line is written by one append, so a reader never sees half a line of a living writer; a line that a crash cut off
+    is ended by a newline at the next start, so that only that line is lost. A new run in an old directory continues
+    after the directory's last window: tell `new_run` its ranks and count from `first_window`.
 
-    A new run in an old directory goes on after its last window: use `first_window`, and tell `new_run` the ranks.
+    directory: created where it does not exist.
+    max_bytes: a file that would pass it becomes diagnose_rank{r}.log.1 and replaces the one before: a rank never takes
+        more than twice as much.
     """
 
     def __init__(self, directory: str | Path, max_bytes: int = MAX_BYTES):
@@ -28,7 +30,7 @@ class WindowWriter:
         self._started: set[int] = set()
 
     def new_run(self, num_ranks: int, node_of_rank: Sequence[int]) -> Path | None:
-        """A log of other ranks or nodes cannot be gone on with: it is moved to directory/earlier-K, which is returned.
+        """A log of other ranks or nodes cannot be continued: it is moved to directory/earlier-K, which is returned.
 
         OSError when the disk refuses.
         """

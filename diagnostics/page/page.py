@@ -1,4 +1,6 @@
-"""The page, whoever serves it (server.py by itself, eprt.serve inside a running server): files, data and headers.
+"""Page: the answers to the page's requests: files, data and headers. Knows no sockets.
+
+server.py serves it by itself, eprt.serve inside a running server.
 
 GET index.html and the files of web/        GET api/overview, api/state
 GET api/windows/{number|all}                 packed: the matrices of a window
@@ -39,13 +41,15 @@ HEADERS = {
 
 
 class Reply(NamedTuple):
+    """An answer to a GET request."""
+
     status: int
     media_type: str
     body: bytes
 
 
 class Page:
-    """Knows its files from the start: a path that is not one of them leads nowhere, whatever it is made of."""
+    """All files are read at the start: a path that is not one of theirs is refused, whatever it contains."""
 
     def __init__(self, source: Recording):
         self._source = source
@@ -55,11 +59,11 @@ class Page:
             if path.suffix in _TYPES
         }
         self._data: dict[str, Callable[[str], Any]] = {
-            "windows": lambda name: source.window(None if name == "all" else _number(name)).pack(),
+            "windows": lambda name: source.window(None if name == "all" else _parse_number(name)).pack(),
             "timeline": source.timeline,
-            "ranks": lambda name: source.rank(_number(name)),
-            "links": lambda name: source.link(*_pair(name)),
-            "experts": lambda name: source.experts(None if name == "newest" else _number(name)),
+            "ranks": lambda name: source.rank(_parse_number(name)),
+            "links": lambda name: source.link(*_parse_pair(name)),
+            "experts": lambda name: source.experts(None if name == "newest" else _parse_number(name)),
         }
 
     def reply(self, path: str) -> Reply:
@@ -68,8 +72,10 @@ class Page:
             return self._files["index.html"]
         if path in self._files:
             return self._files[path]
-        if path in ("api/overview", "api/state"):
-            return _answer(getattr(self._source, path.removeprefix("api/"))())
+        if path == "api/overview":
+            return _answer(self._source.overview())
+        if path == "api/state":
+            return _answer(self._source.state())
         api, _, rest = path.partition("/")
         kind, _, name = rest.partition("/")
         if api != "api" or kind not in self._data or not name:
@@ -80,21 +86,21 @@ class Page:
             return _refusal(f"no such entry in {kind}")
 
     def event(self) -> bytes:
-        """The source's state as a server-sent event; the same bytes as long as nothing changes."""
+        """The source's state as a server-sent event; the same bytes while nothing changes."""
         return b"data: " + json.dumps(self._source.state()).encode() + b"\n\n"
 
 
-def _number(name: str) -> int:
+def _parse_number(name: str) -> int:
     if not (name.isascii() and name.isdigit() and len(name) < 16):
         raise LookupError(name)
     return int(name)
 
 
-def _pair(name: str) -> tuple[int, int]:
+def _parse_pair(name: str) -> tuple[int, int]:
     src, dash, dst = name.partition("-")
     if not dash:
         raise LookupError(name)
-    return _number(src), _number(dst)
+    return _parse_number(src), _parse_number(dst)
 
 
 def _answer(content: Any) -> Reply:

@@ -1,59 +1,64 @@
-"""Recording: what the page is served from: a directory (log_source.py), the memory of a running server (kept_source.py)
-or such a server over HTTP (server_source.py). Holds a History and the findings; says when something changed."""
+"""Recording: what the page is served from, and when it changed. Knows neither HTTP nor where the records come from.
+
+Its sources: a directory (log_source.py), windows in memory (kept_source.py), a server over HTTP (server_source.py).
+"""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from ..log.events import WindowRecord
+from ..windows.expert_load import ExpertLoad
 from ..windows.history import History
-from ..windows.window import Window, pack
-from . import expert_view
+from ..windows.view import WindowView, pack
 
 PAGE_SCHEMA = "eprt.page/1"
 _MOST_PROBLEMS_SHOWN = 50
 
 
-class Recording:
-    """Subclasses fill `history` under `lock`, call `say` after each analysis, and provide `window` and `records`."""
+class Recording(ABC):
+    """The base of the sources. Subclasses fill `history` under `lock` and call `set_findings` after each analysis.
 
-    def __init__(self, name: str, num_ranks: int, node_of_rank: Sequence[int], *, most_windows: int | None = None):
+    name: shown on the page.
+    num_ranks, node_of_rank: of the run.
+    """
+
+    def __init__(self, name: str, num_ranks: int, node_of_rank: Sequence[int]):
         self.name, self.num_ranks, self.node_of_rank = name, num_ranks, list(node_of_rank)
-        self.live, self.progress = False, 1.0
+        self.live = False  # whether records still come
+        self.progress = 1.0  # 0..1 of what is there has been read
         self.run = self.num_runs = 1  # of a directory that several runs have used
-        self.history = History(num_ranks, most_windows)
+        self.history = History(num_ranks)
         self.lock = threading.RLock()
         self._findings: dict[str, Any] | None = None
-        self._problems: tuple[int, list[str]] = (0, [])
+        self._problems: tuple[int, list[str]] = (0, [])  # how many, and the first
         self._trouble = ""
         self._version = 0
 
     # -- for subclasses --
 
-    def window(self, number: int | None) -> Window:
+    @abstractmethod
+    def window(self, number: int | None) -> WindowView:
         """One window; None: all of them together, per call. LookupError where there is no such window."""
-        raise NotImplementedError
 
-    def records(self, number: int) -> list[WindowRecord]:
+    @abstractmethod
+    def records(self, window: int) -> list[WindowRecord]:
         """The usable lines of one window; empty where there are none."""
-        raise NotImplementedError
 
-    def outside_experts(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """Experts as something other than the log tells them (expert_view.from_replies), and remarks."""
-        return None, []
-
+    @abstractmethod
     def link(self, src: int, dst: int) -> dict[str, Any]:
-        """How long rank src waited for rank dst over time: WindowSums.link. KeyError where there is no such rank."""
-        raise NotImplementedError
+        """The course of a link (WindowSums.link). KeyError where there is no such rank."""
 
+    @abstractmethod
     def close(self) -> None:
-        pass
+        """Ends what runs in the background."""
 
-    def changed(self) -> None:
+    def mark_changed(self) -> None:
         with self.lock:
             self._version += 1
 
-    def say(self, findings: dict[str, Any], problems: Sequence[object] = (), trouble: str = "") -> None:
+    def set_findings(self, findings: dict[str, Any], problems: Sequence[object] = (), trouble: str = "") -> None:
         """findings: eprt.findings/1. problems: lines that could not be used. trouble: why there is nothing newer."""
         with self.lock:
             self._findings, self._trouble = findings, trouble
@@ -63,14 +68,13 @@ class Recording:
     # -- for the page --
 
     def state(self) -> dict[str, Any]:
-        """Cheap; asked about once a second while somebody looks."""
+        """Cheap; asked for about once a second while somebody looks."""
         with self.lock:
             windows = len(self.history.windows())
             return {"version": self._version, "windows": windows, "progress": self.progress, "live": self.live}
 
     def overview(self) -> dict[str, Any]:
-        """windows: History.table. progress: 0..1 of what is there has been read. findings: null before the first
-        analysis."""
+        """windows: History.table. findings: null before the first analysis."""
         with self.lock:
             return {
                 "schema": PAGE_SCHEMA,
@@ -98,14 +102,16 @@ class Recording:
             return self.history.rank(rank)
 
     def experts(self, number: int | None) -> dict[str, Any]:
-        """Load, placement and migrations. number: of the window; None: of the newest that tells."""
-        windows = self.history.windows() if number is None else [number]
-        notes: list[str] = []
-        view = next(filter(None, (expert_view.from_records(self.records(w)) for w in windows[-1:])), None)
-        if view is None:
-            view, notes = self.outside_experts()
+        """Load, placement and migrations. number: of the window; None: of the newest for which all ranks tell."""
         with self.lock:
             moves = self.history.migrations.to_json()
-        if view is None and not notes:
-            notes = ["expert load and placement: not recorded"]
-        return {"schema": "eprt.experts/1", "experts": view, "migrations": moves, "notes": notes}
+            newest = self.history.migrations.newest_window(self.num_ranks)
+        window = newest if number is None else number
+        rows = {} if window is None else {record.rank: record.experts for record in self.records(window)}
+        load = ExpertLoad.from_rows([rows.get(rank) for rank in range(self.num_ranks)])
+        return {
+            "schema": "eprt.experts/1",
+            "experts": None if load is None else {"source": f"window {window}", **load.to_json()},
+            "migrations": moves,
+            "notes": ["expert load and placement: not recorded"] if load is None else [],
+        }

@@ -1,4 +1,4 @@
-"""Serves the page on this machine, to this machine's browsers, with the standard library alone."""
+"""PageServer: serves the page to this machine's browsers, with the standard library alone. Knows no data."""
 
 import contextlib
 import ipaddress
@@ -13,9 +13,12 @@ DEFAULT_PORT = 8321
 
 
 class PageServer(ThreadingHTTPServer):
-    """host: 127.0.0.1 unless others on the network shall see the page. port: 0 for any that is free.
+    """OSError when it cannot listen on the address.
 
-    OSError when the address cannot be had.
+    page: what is served.
+    host: 127.0.0.1 unless others on the network are to see the page.
+    port: 0 for any that is free.
+    allowed_hosts: further names under which the page is served.
     """
 
     daemon_threads = True
@@ -28,7 +31,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without the base class's look-up of the host's full name, which may hang where there is no name server."""
+        """Without the base class's look-up of the host's full name, which may hang without a name server."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -40,9 +43,9 @@ class PageServer(ThreadingHTTPServer):
         host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(str(host), str(host))
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
-    def knows(self, host_header: str) -> bool:
-        """Whether a request's Host is ours. A foreign site that points its own name at this address (DNS rebinding)
-        cannot read the page: it comes with that name. Any port: an SSH forwarding has its own."""
+    def is_own_name(self, host_header: str) -> bool:
+        """Whether a request's Host names this server. A foreign site that points its own name at this address (DNS
+        rebinding) cannot read the page, as its requests carry that name. Any port: an SSH forwarding has its own."""
         try:
             name = urlsplit(f"//{host_header}").hostname or ""
         except ValueError:
@@ -50,7 +53,7 @@ class PageServer(ThreadingHTTPServer):
         return name in self._allowed_hosts or _is_address(name)
 
     def handle_error(self, request, client_address) -> None:
-        """A browser that leaves in the middle of an answer is no news."""
+        """Nothing is printed: a browser may leave in the middle of an answer."""
 
     def shutdown(self) -> None:
         self.closing = True
@@ -88,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _path(self) -> str | None:
         """Below the page's address; None after a refusal."""
-        if not self.server.knows(self.headers.get("host", "")):
+        if not self.server.is_own_name(self.headers.get("host", "")):
             message = "this address is not among the names the page is served under; --allow-host NAME adds one\n"
             self._send(Reply(403, "text/plain; charset=utf-8", message.encode()))
             return None
@@ -126,4 +129,4 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(EVENT_POLL_S)
 
     def log_message(self, format: str, *args) -> None:
-        """Whoever looks at a page knows what it loads."""
+        """Nothing is printed: the user sees what the page loads."""

@@ -1,4 +1,4 @@
-"""A running server, over HTTP: its findings, and a source that keeps up with its windows."""
+"""ServerSource: a recording of a running server, over HTTP. Knows the server's replies, and nothing of its inside."""
 
 import json
 import logging
@@ -8,16 +8,16 @@ import urllib.request
 from typing import Any
 
 from ..log.events import WindowRecord
-from . import expert_view
 from .kept_source import KeptSource
 
 _log = logging.getLogger(__name__)
 _POLL_S = 3.0
 _TIMEOUT_S = 20.0
 _MOST_WINDOWS = 360  # an hour, as far as this process has seen it; the server itself remembers ten minutes
-_LATE_WINDOWS = 2  # lines of late ranks are asked for so long
-_FINDINGS = {"num_ranks": int, "windows": int, "findings": list}
-_FINDING = dict.fromkeys(("kind", "cause", "evidence", "advice"), str) | {
+_LATE_WINDOWS = 2  # for how many windows the lines of late ranks are asked for again
+# Types of the fields of eprt.findings/1, and of each finding.
+_REPLY_TYPES = {"num_ranks": int, "windows": int, "findings": list}
+_FINDING_TYPES = dict.fromkeys(("kind", "cause", "evidence", "advice"), str) | {
     **dict.fromkeys(("score", "ratio", "confidence"), (int, float)),
     **dict.fromkeys(("first_window", "last_window"), int),
 }
@@ -28,7 +28,11 @@ class ServerError(Exception):
 
 
 class Client:
-    """url: as the server announced it, http://host:port. api_key: what it was started with, if any."""
+    """Asks the server.
+
+    url: as the server announced it, http://host:port.
+    api_key: of the server, if it has one.
+    """
 
     def __init__(self, url: str, api_key: str | None = None):
         if not url.startswith(("http://", "https://")):
@@ -41,7 +45,7 @@ class Client:
         if self._api_key:
             request.add_header("authorization", f"Bearer {self._api_key}")
         try:
-            # A proxy of the environment is for the world outside, never for the server that somebody debugs.
+            # A proxy of the environment is for other networks, never for the server that somebody debugs.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(request, timeout=_TIMEOUT_S) as reply:
                 return json.load(reply)
@@ -54,30 +58,30 @@ class Client:
 
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 of the last ten minutes of work."""
-        reply = self._findings_of(self.get("/v1/eprt/diagnose"))
+        reply = self._checked(self.get("/v1/eprt/diagnose"))
         reply.pop("records", None)
         return reply
 
     def windows(self, since: int) -> tuple[dict[str, Any], list[WindowRecord], list[str]]:
-        """Findings, the lines of the windows after `since` (-1: all that the server remembers), and what was wrong."""
+        """Findings, the records of the windows after `since` (-1: all that the server remembers), and problems."""
         reply = self.get(f"/v1/eprt/diagnose?since={since}")
         lines = reply.pop("records", None) if isinstance(reply, dict) else None
         if not isinstance(lines, list):
-            raise ServerError(f"{self.url} does not tell its windows; is it of an older version?")
+            raise ServerError(f"{self.url} does not send its windows; is it an older version?")
         records, problems = [], []
         for line in lines:
             try:
                 records.append(WindowRecord.from_line(json.dumps(line)))
             except ValueError as error:
                 problems.append(f"{self.url}: {error}")
-        return self._findings_of(reply), records, problems
+        return self._checked(reply), records, problems
 
-    def _findings_of(self, reply: Any) -> dict[str, Any]:
-        """The reply as it is, or ServerError with what it lacks of eprt.findings/1."""
-        what = f"{self.url}/v1/eprt/diagnose is no answer of an eprt server"
+    def _checked(self, reply: Any) -> dict[str, Any]:
+        """The reply, or ServerError with what it lacks of eprt.findings/1."""
+        what = f"{self.url}/v1/eprt/diagnose is not an answer of an eprt server"
         if not isinstance(reply, dict) or reply.get("schema") != "eprt.findings/1":
             raise ServerError(f"{what}: it has no schema eprt.findings/1")
-        for place, fields, types in (("", reply, _FINDINGS), *_placed(reply.get("findings"))):
+        for place, fields, types in (("", reply, _REPLY_TYPES), *_each_finding(reply.get("findings"))):
             for name, kind in types.items():
                 if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
                     got = fields.get(name) if isinstance(fields, dict) else fields
@@ -85,21 +89,21 @@ class Client:
         return reply
 
 
-def _placed(findings: Any) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Each finding with where it stands and the types of its fields."""
+def _each_finding(findings: Any) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Each finding with its place in the reply and the types of its fields."""
     each = enumerate(findings) if isinstance(findings, list) else ()
-    return [(f"findings[{i}].", finding, _FINDING) for i, finding in each]
+    return [(f"findings[{i}].", finding, _FINDING_TYPES) for i, finding in each]
 
 
 class ServerSource(KeptSource):
-    """ServerError when the server cannot be asked at the start; later troubles are shown, and asking goes on."""
+    """ServerError when the server cannot be asked at the start; later errors are shown, and asking goes on."""
 
     def __init__(self, client: Client):
         self._client = client
         findings, records, problems = client.windows(-1)
         super().__init__(client.url, int(findings["num_ranks"]), _MOST_WINDOWS)
-        self.add(records)
-        self.say(findings, problems)
+        self.add_records(records)
+        self.set_findings(findings, problems)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="eprt-server-reader", daemon=True)
         self._thread.start()
@@ -112,7 +116,7 @@ class ServerSource(KeptSource):
             try:
                 self._catch_up()
             except ServerError as error:
-                self.say(self.overview()["findings"], trouble=str(error))
+                self.set_findings(self.overview()["findings"], trouble=str(error))
             except Exception as error:
                 _log.warning("%s: %s", self.name, error)
 
@@ -120,20 +124,8 @@ class ServerSource(KeptSource):
         newest = max(self.history.windows(), default=-1)
         findings, records, problems = self._client.windows(max(-1, newest - _LATE_WINDOWS))
         if records and records[0].num_ranks != self.num_ranks:
-            raise ServerError(f"{self.name} now has {records[0].num_ranks} ranks; start `eprt diagnose` anew")
+            raise ServerError(f"{self.name} now has {records[0].num_ranks} ranks; start `eprt diagnose` again")
         before = self.overview()
-        self.add(records)
+        self.add_records(records)
         if findings != before["findings"] or before["trouble"] or problems:
-            self.say(findings, problems)
-
-    def outside_experts(self) -> tuple[dict[str, Any] | None, list[str]]:
-        replies, notes = {}, []
-        for name in ("load", "placement"):
-            try:
-                replies[name] = self._client.get(f"/v1/eprt/{name}")
-            except ServerError as error:
-                notes.append(str(error))
-        try:
-            return expert_view.from_replies(replies.get("load"), replies.get("placement"), "since the start"), notes
-        except ValueError as error:
-            return None, [*notes, str(error)]
+            self.set_findings(findings, problems)

@@ -1,8 +1,8 @@
-"""The world "arrivals" of synthetic.py: dispatch and combine played call by call, waits measured as a runtime does.
+"""Played arrivals: dispatch and combine call by call, waits measured as a runtime measures them.
 
-Per call every rank gets ready, its tokens reach every other rank, it computes when it has all, and its outputs reach
-every rank. A wait is the time from being ready to wait until the peer's data are there, 0 if they were before. All
-windows are played side by side, each a chain of calls of its own.
+In each call every rank gets ready, its tokens reach every other rank, it computes when it has all tokens, and its
+outputs reach every rank. A wait is the time from being ready to wait until the peer's data are there, 0 if they were
+there before. All windows are played side by side, each a chain of calls of its own.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..windows.matrices import WindowMatrices
+from .job import NODE_FACTOR, USUAL_TOKENS, PlantedFault, SyntheticJob
+from .log_form import make_matrices
 
 READY_US, COMPUTE_US, LATENCY_US = 60.0, 200.0, 15.0
 JITTER = 0.5  # coefficient of variation of a rank's own times, per call
@@ -19,23 +21,21 @@ JITTER = 0.5  # coefficient of variation of a rank's own times, per call
 
 @dataclass(eq=False)
 class _World:
-    """What determines the waits. ready_N: usual time to get ready; the rest per window."""
+    """What determines the waits, in microseconds."""
 
-    ready_N: np.ndarray
-    latency_WNN: np.ndarray
-    late_WN: np.ndarray
+    ready_N: np.ndarray  # usual time to get ready
+    latency_WNN: np.ndarray  # [w][i][j] from rank j to rank i
+    late_WN: np.ndarray  # added to the time in the experts
 
     @staticmethod
-    def of(node_of_rank_N: np.ndarray, num_windows: int) -> "_World":
-        from .job import NODE_FACTOR
-
+    def without_faults(node_of_rank_N: np.ndarray, num_windows: int) -> "_World":
         num_ranks = len(node_of_rank_N)
         same_node_NN = node_of_rank_N[:, None] == node_of_rank_N[None, :]
         latency_NN = LATENCY_US * np.where(same_node_NN, 1.0, NODE_FACTOR)
         latency_WNN = np.repeat(latency_NN[None], num_windows, axis=0)
         return _World(np.full(num_ranks, READY_US), latency_WNN, np.zeros((num_windows, num_ranks)))
 
-    def delay(self, fault, at: slice, by_us: float) -> None:
+    def add_delay(self, fault: PlantedFault, at: slice, by_us: float) -> None:
         if fault.kind == "point":
             self.latency_WNN[at, fault.src, fault.dst] += by_us
         elif fault.kind == "row" or fault.cause == "comm":  # a slow network card: here both directions look alike
@@ -53,17 +53,16 @@ class _Played(NamedTuple):
     blocked_WN: np.ndarray
 
 
-def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
-    """job: synthetic.Job. A fault's delay is such that the waits at its place become `factor` times as long."""
-    from .job import USUAL_TOKENS, matrices_of
-
-    world = _World.of(job.node_of_rank_N, job.num_windows)
+def play_calls(job: SyntheticJob, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
+    """A fault's delay is such that the waits at its place become `factor` times as long."""
+    node_N = job.node_of_rank_N
+    world = _World.without_faults(node_N, job.num_windows)
     tokens_WNN = np.full(world.latency_WNN.shape, USUAL_TOKENS)
     for fault in job.faults:
-        first, last = fault.windows or (0, job.num_windows - 1)
-        at, node_N = slice(first, last + 1), job.node_of_rank_N
+        at = job.windows_of(fault)
         across = fault.kind == "point" and node_N[fault.src] != node_N[fault.dst]
-        world.delay(fault, at, _delay_us(tuple(node_N.tolist()), fault.kind, fault.cause, bool(across), fault.factor))
+        delay_us = _delay_us(tuple(node_N.tolist()), fault.kind, fault.cause, bool(across), fault.factor)
+        world.add_delay(fault, at, delay_us)
         if fault.cause == "mixed":
             where = (at, fault.src, fault.dst) if fault.kind == "point" else (at, fault.rank)
             tokens_WNN[where] *= fault.factor
@@ -75,7 +74,7 @@ def play(job, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
     tokens_WNN[:, :, list(job.idle)] = 0.0
     played = _play(world, rng, num_calls)
     waits = played.dispatch_WNN, played.combine_WNN
-    return matrices_of(job, *waits, tokens_WNN, played.compute_WN, played.blocked_WN)
+    return make_matrices(job, *waits, tokens_WNN, played.compute_WN, played.blocked_WN)
 
 
 def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
@@ -106,18 +105,17 @@ def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
 
 @lru_cache(maxsize=256)
 def _delay_us(node_of_rank: tuple[int, ...], kind: str, cause: str, across: bool, factor: float) -> float:
-    """The delay that makes the waits for the rank (of the row, the link) `factor` times as long, found by playing."""
-    from .job import Fault
-
+    """The delay that makes the waits of a column, row or point `factor` times as long, found by playing."""
     node_N = np.array(node_of_rank)
     src = int(np.flatnonzero((node_N != node_N[0]) == across)[-1])
-    fault = Fault(kind, src=src, dst=0, cause=cause) if kind == "point" else Fault(kind, rank=0, cause=cause)
+    rank, link = (None, (src, 0)) if kind == "point" else (0, (None, None))
+    fault = PlantedFault(kind, rank, *link, cause=cause)
     others = slice(1, None)
     place = {"point": (src, 0), "row": (0, others), "column": (others, 0)}[kind]
 
     def waits(delay_us: float) -> np.ndarray:
-        world = _World.of(node_N, num_windows=8)
-        world.delay(fault, slice(None), delay_us)
+        world = _World.without_faults(node_N, num_windows=8)
+        world.add_delay(fault, slice(None), delay_us)
         played = _play(world, np.random.default_rng(0), num_calls=60)
         return (played.dispatch_WNN + played.combine_WNN).mean(axis=0)[place]
 

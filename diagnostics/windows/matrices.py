@@ -1,41 +1,37 @@
-"""WindowMatrices: the log as arrays, waits per call."""
+"""WindowMatrices: the log as arrays, waits per call. Knows nothing of lines, and does not judge."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from ..log.events import ExpertRows, WindowRecord
+from ..log.events import ExpertRows
 
 _NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class WindowMatrices:
-    """W windows, N ranks; NaN where a rank has no line for a window, or made no call in it.
+    """W entries, each of one window or, where a very long log was thinned, of several; N ranks.
 
-    window_W: window numbers. start_s_W, end_s_W: Unix time. node_of_rank_N: node index of each rank.
-    dispatch_us_WNN, combine_us_WNN: [w][i][j] = microseconds rank i waited for rank j per call. recv_tokens_WNN: tokens
-    i received from j per call; sent_tokens_WNN: tokens i sent to j. compute_us_WN: time in the experts per call.
-    calls_WN: number of calls.
-    experts: (w, rank) -> what returns the load of that rank's expert slots, where the log tells; None when it is gone.
-    blocked_us_WN: how long a rank waited at all per call, until the last one's data were there; NaN where not logged.
-    A very long log is thinned: an entry then stands for num_windows_W windows, window_W to last_window_W.
+    NaN where a rank has no line for a window, or made no call in it.
     """
 
-    window_W: np.ndarray
-    start_s_W: np.ndarray
+    window_W: np.ndarray  # window number; of several windows the first
+    start_s_W: np.ndarray  # Unix time
     end_s_W: np.ndarray
-    node_of_rank_N: np.ndarray
-    dispatch_us_WNN: np.ndarray
-    combine_us_WNN: np.ndarray
-    recv_tokens_WNN: np.ndarray
-    sent_tokens_WNN: np.ndarray
-    compute_us_WN: np.ndarray
-    calls_WN: np.ndarray
+    node_of_rank_N: np.ndarray  # node index of each rank
+    dispatch_us_WNN: np.ndarray  # [w][i][j]: microseconds per call that rank i waited for rank j's dispatch
+    combine_us_WNN: np.ndarray  # the same for its combine
+    recv_tokens_WNN: np.ndarray  # tokens per call that rank i received from rank j
+    sent_tokens_WNN: np.ndarray  # tokens per call that rank i sent to rank j
+    compute_us_WN: np.ndarray  # time in the experts per call
+    calls_WN: np.ndarray  # number of dispatch + combine pairs
+    # (w, rank) -> reads the load of that rank's expert slots, where the log tells; None when the line is gone
     experts: dict[tuple[int, int], Callable[[], ExpertRows | None]]
-    last_window_W: np.ndarray = field(default_factory=lambda: _NONE)
-    num_windows_W: np.ndarray = field(default_factory=lambda: _NONE)
+    last_window_W: np.ndarray = field(default_factory=lambda: _NONE)  # default: window_W
+    num_windows_W: np.ndarray = field(default_factory=lambda: _NONE)  # windows in the entry; default: 1
+    # time per call that a rank waited at all, until the last one's data were there; default: NaN, not logged
     blocked_us_WN: np.ndarray = field(default_factory=lambda: _NONE)
 
     def __post_init__(self):
@@ -53,20 +49,15 @@ class WindowMatrices:
     def wait_us_WNN(self) -> np.ndarray:
         return self.dispatch_us_WNN + self.combine_us_WNN
 
+    @property
+    def mean_wait_us_NN(self) -> np.ndarray:
+        """Over all windows together: total time over total calls."""
+        calls_N = self.calls_WN.sum(axis=0)
+        total_us_NN = np.nansum(self.wait_us_WNN * self.calls_WN[:, :, None], axis=0)
+        return total_us_NN / np.where(calls_N > 0, calls_N, np.nan)[:, None]
+
     def first(self, num_windows: int) -> "WindowMatrices":
         """The same job, seen when only so many windows had passed."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         cut = {name: value[:num_windows] for name, value in parts.items() if name not in ("node_of_rank_N", "experts")}
         return WindowMatrices(**{**parts, **cut})
-
-    @staticmethod
-    def of(records: Sequence[WindowRecord]) -> "WindowMatrices":
-        """records: of one job, at least one; of the same window and rank only the last counts."""
-        from .window_sums import WindowSums
-
-        if not records:
-            raise ValueError("no records")
-        sums = WindowSums(records[0].num_ranks, records[0].node_of_rank)
-        for record in {(record.window, record.rank): record for record in records}.values():
-            sums.add(record)
-        return sums.matrices()

@@ -208,25 +208,6 @@ def test_experts_not_recorded(tmp_path):
         assert document["experts"] is None and document["notes"] == ["expert load and placement: not recorded"]
 
 
-def test_experts_from_replies_beside_the_log(tmp_path):
-    write_log(tmp_path, 2, 2, 2, experts=False)
-    layers = [{"layer": 3, "per_expert": [5, 6, 7], "per_rank": [9, 9]}]
-    (tmp_path / "load.json").write_text(json.dumps({"layers": layers}))
-    (tmp_path / "placement.json").write_text(
-        json.dumps({"epoch": 4, "num_ranks": 2, "physical_to_logical_map": [[0, 1, 2, 0]], "layers": [3]})
-    )
-    with served(open_log(tmp_path)) as server:
-        experts = get(server, "/api/experts/newest")["experts"]
-        assert experts["source"] == "load.json and placement.json" and experts["epoch"] == 4
-        assert experts["load"] == [[5, 6, 7]] and experts["expert_of_slot"] == [[0, 1, 2, 0]]
-        assert experts["rank_of_slot"] == [0, 0, 1, 1] and experts["layers"] == [3]
-        (tmp_path / "placement.json").write_text('{"physical_to_logical_map": [[0, 1, 2]], "num_ranks": 2}')
-        (note,) = get(server, "/api/experts/newest")["notes"]
-        assert "3 slots do not divide among 2 ranks" in note
-        (tmp_path / "load.json").write_text("{")
-        assert "load.json cannot be read" in get(server, "/api/experts/newest")["notes"][0]
-
-
 # ---- a log that grows -----------------------------------------------------------------------------------------------
 
 
@@ -320,7 +301,7 @@ def test_a_long_run_is_drawn_in_fewer_columns(tmp_path):
     try:
         for window in range(1, 1500):
             for record in make_window(window % 6, 2, 2, experts=False)[:2]:
-                source.history.add(type(record)(**{**record.__dict__, "window": window}))
+                source.history.add_record(type(record)(**{**record.__dict__, "window": window}))
         line = source.history.timeline("awaited")
         assert len(line.first_C) == 500 and (line.first_C[1], line.last_C[1], line.last_C[-1]) == (3, 5, 1499)
     finally:

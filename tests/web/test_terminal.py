@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_said_without_error_numbers(log_8, tmp_path, caps
     os.mkfifo(tmp_path / "diagnose_rank0.log")
     for arguments, message in (
         ([str(tmp_path / "missing")], f"{tmp_path / 'missing'}: No such file or directory"),
-        ([str(tmp_path)], "diagnose_rank0.log is no regular file"),
+        ([str(tmp_path)], "diagnose_rank0.log is not a regular file"),
         ([str(log_8), "--windows", "999999-"], "has the windows 0 to "),
         ([str(log_8), "--run", "7"], "holds 1 run; there is no run 7"),
     ):
@@ -257,10 +257,10 @@ def test_a_server_that_goes_away_is_told_and_waited_for(speaker, monkeypatch):
 def test_the_windows_of_a_finding_are_counted(last, words):
     finding = {"kind": "column", "rank": 3, "src": None, "dst": None, "cause": "comp", "score": 9.0, "ratio": 4.0}
     more = {"first_window": 4, "last_window": last, "confidence": 1.0, "evidence": "e", "advice": "a"}
-    text = to_text({"num_ranks": 8, "windows": 9, "findings": [{**finding, **more}]}, None, (), colour=False)
+    text = to_text({"num_ranks": 8, "windows": 9, "findings": [{**finding, **more}]}, None, colour=False)
     assert words in text
 
 
 def test_without_a_window_nothing_is_called_healthy():
-    text = to_text({"num_ranks": 4, "windows": 0, "findings": []}, None, (), colour=False)
+    text = to_text({"num_ranks": 4, "windows": 0, "findings": []}, None, colour=False)
     assert "stands out" not in text and "one closes every few seconds while requests run" in text

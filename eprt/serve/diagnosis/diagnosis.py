@@ -82,10 +82,10 @@ class Diagnosis:
             return
         self.num_windows += 1
         for record in collected.records:
-            self._recent.add(record)
+            self._recent.add_record(record)
         await asyncio.to_thread(self._write, collected.records)
         if self._analysing is None or self._analysing.done():  # a large job may take longer than a window
-            self._analysing = asyncio.get_running_loop().create_task(self._analyse(self._recent.after(-1)))
+            self._analysing = asyncio.get_running_loop().create_task(self._analyse(self._recent.records_after(-1)))
 
     async def settled(self) -> None:
         """Until what was closed is analysed too."""
@@ -153,7 +153,7 @@ class Diagnosis:
 
     def records(self, since: int) -> list[WindowRecord]:
         """The lines of the windows after `since` that are remembered."""
-        return self._recent.after(since)
+        return self._recent.records_after(since)
 
     def findings(self) -> dict[str, Any]:
         """eprt.findings/1 over the last ten minutes of work, and three fields more: newest_window (null before the

@@ -1,26 +1,23 @@
 """/v1/eprt/diagnose/page/: what `eprt diagnose --url` shows, from the server itself. The page is eprt.diagnostics'."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
-from eprt.serve.errors import ApiError
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 _MOST_WINDOWS = 360  # an hour of work, from the moment somebody looks
 _LATE_WINDOWS = 2  # lines of late ranks are taken in for so long
 
 
 class DiagnosisPage:
-    """load, placement: the endpoints of these names. is_open: whether the server still serves; streams end with it."""
+    """is_open: whether the server still serves; streams end with it."""
 
-    def __init__(self, diagnosis: Diagnosis, load: Endpoint, placement: Endpoint, is_open: Callable[[], bool]):
-        self._diagnosis, self._load, self._placement, self._is_open = diagnosis, load, placement, is_open
+    def __init__(self, diagnosis: Diagnosis, is_open: Callable[[], bool]):
+        self._diagnosis, self._is_open = diagnosis, is_open
         self._page: Any = None
         self._source: Any = None
         self._seen: tuple[int, int] | None = None
@@ -36,8 +33,6 @@ class DiagnosisPage:
         await self._catch_up(request)
         if path == EVENTS:
             return StreamingResponse(self._events(request), headers=HEADERS, media_type="text/event-stream")
-        if path.startswith("api/experts/"):
-            self._source.replies = await _document(self._load, request), await _document(self._placement, request)
         reply = await asyncio.to_thread(self._page.reply, path)
         return Response(reply.body, reply.status, {**HEADERS, "content-type": reply.media_type})
 
@@ -63,22 +58,14 @@ class DiagnosisPage:
             return
         newest = max(self._source.history.windows(), default=-1)
         records = self._diagnosis.records(max(-1, newest - _LATE_WINDOWS))
-        await asyncio.to_thread(self._source.add, records)  # many ranks have megabytes of them
-        self._source.say(self._diagnosis.findings())
+        await asyncio.to_thread(self._source.add_records, records)  # many ranks have megabytes of them
+        self._source.set_findings(self._diagnosis.findings())
 
     def _start(self, name: str) -> None:
-        from eprt.diagnostics.page.kept_source import ServedSource
+        from eprt.diagnostics.page.kept_source import KeptSource
         from eprt.diagnostics.page.page import Page
 
         findings = self._diagnosis.findings()
-        self._source = ServedSource(name, findings["num_ranks"], _MOST_WINDOWS)
-        self._source.say(findings)
+        self._source = KeptSource(name, findings["num_ranks"], _MOST_WINDOWS)
+        self._source.set_findings(findings)
         self._page = Page(self._source)
-
-
-async def _document(endpoint: Endpoint, request: Request) -> Any:
-    """What an endpoint answers; None while it has no answer."""
-    try:
-        return json.loads(bytes((await endpoint(request)).body))
-    except ApiError:
-        return None

@@ -56,7 +56,7 @@ class Api:
 
     def app(self) -> Callable[..., Awaitable[None]]:
         """The ASGI application."""
-        page = DiagnosisPage(self._diagnosis, self.load, self.placement, lambda: self._pool.state == "serving")
+        page = DiagnosisPage(self._diagnosis, lambda: self._pool.state == "serving")
         routes = [
             Route("/health", self.health),
             Route("/metrics", self.metrics),

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from eprt.diagnostics import ExpertRows, Report, WindowMatrices, WindowRecord, WindowWriter, analyse, read_log
+from eprt.diagnostics import ExpertRows, Report, WindowRecord, WindowWriter, analyse, read_log
 from eprt.diagnostics.__main__ import main
+from eprt.diagnostics.windows.window_sums import WindowSums
 
 
 def record(rank: int = 0, window: int = 0, num_ranks: int = 4, **changes) -> WindowRecord:
@@ -231,7 +232,7 @@ def test_a_wrong_record_is_refused_before_it_is_written(changes, message):
 def test_matrices_are_per_call_and_miss_what_is_missing():
     records = [record(rank, window) for window in (4, 7) for rank in range(4) if (rank, window) != (2, 7)]
     records[0] = replace(records[0], num_calls=0)
-    matrices = WindowMatrices.of(records)
+    matrices = WindowSums.from_records(records).matrices()
     assert matrices.window_W.tolist() == [4, 7]
     assert matrices.dispatch_us_WNN[0, 1, 0] == 60 and matrices.wait_us_WNN[1, 3, 2] == 100
     assert matrices.recv_tokens_WNN[1, 0, 0] == 32 and matrices.compute_us_WN[0, 1] == 200

@@ -1,4 +1,4 @@
-// Experts: how many tokens each got per layer, which rank holds it, and which moved.
+// Experts: the tokens of each expert per layer, the rank that holds it, and the experts that moved.
 
 import { amountScale, colours, Scale } from "./colour.js";
 import { getJson } from "./data.js";
@@ -14,7 +14,6 @@ const MOST_MOVES_LISTED = 9;
 export class Experts {
   #store;
   #document = null;
-  #load = []; // [layer][expert]
   #asked = 0;
 
   constructor(store) {
@@ -32,7 +31,6 @@ export class Experts {
       const document = await getJson(`api/experts/${at === "all" ? "newest" : at}`);
       if (mine !== this.#asked) return;
       this.#document = document;
-      this.#load = loadOf(document.experts);
       this.#show();
     } catch (error) {
       console.warn(error);
@@ -43,32 +41,28 @@ export class Experts {
     if (!this.#document) return;
     const { experts, notes, migrations } = this.#document;
     const body = $("experts-body");
-    $("expert-order").hidden = !experts || this.#load.length === 0;
+    $("expert-order").hidden = !experts;
     if (!experts) {
       $("experts-hint").textContent = "";
       body.replaceChildren(element("p", {}, notes.join("; ")));
       return;
     }
     const layer = Math.min(this.#store.get("layer"), experts.layers.length - 1);
-    const skew = this.#load.length ? `, busiest expert of layer ${experts.layers[layer]} at ${times(peak(this.#load[layer]))} the mean` : "";
-    $("experts-hint").textContent = `${experts.source}, placement epoch ${experts.epoch}${skew}`;
+    const name = experts.layers[layer];
+    const skew = `busiest expert of layer ${name} at ${times(peak(experts.load[layer]))} the mean`;
+    $("experts-hint").textContent = `${experts.source}, placement epoch ${experts.epoch}, ${skew}`;
     const load = element("canvas", { id: "expert-load", "aria-label": "Tokens per layer and expert" });
-    const place = element("canvas", { id: "placement", "aria-label": `Slots of layer ${experts.layers[layer]}` });
-    const parts = [];
-    if (this.#load.length) parts.push(element("div", {}, load));
-    if (experts.expert_of_slot) {
-      const moves = latestMoves(migrations.moves, experts.layers[layer], this.#store.get("at"));
-      const title = element("h3", {}, `Placement of layer ${experts.layers[layer]}: who holds which expert`);
-      if (moves.size) title.append(element("small", {}, "frame: moved in this window, corner: before"));
-      const left = element("div", {}, title, place);
-      parts.push(element("div", { class: "pair" }, left, this.#moves(migrations)));
-      body.replaceChildren(...parts, ...notes.map((note) => element("p", {}, note)));
-      this.#paintPlacement(place, experts, layer, moves);
-    } else body.replaceChildren(...parts, ...notes.map((note) => element("p", {}, note)));
-    if (this.#load.length) this.#paintLoad(load, experts, layer);
+    const place = element("canvas", { id: "placement", "aria-label": `Slots of layer ${name}` });
+    const moves = latestMoves(migrations.moves, name, this.#store.get("at"));
+    const title = element("h3", {}, `Placement of layer ${name}: which rank holds which expert`);
+    if (moves.size) title.append(element("small", {}, "frame: moved in this window, corner: before"));
+    const pair = element("div", { class: "pair" }, element("div", {}, title, place), this.#moves(migrations));
+    body.replaceChildren(element("div", {}, load), pair);
+    this.#paintPlacement(place, experts, layer, moves);
+    this.#paintLoad(load, experts, layer);
   }
 
-  #paintLoad(canvas, { layers }, chosen) {
+  #paintLoad(canvas, { layers, load }, chosen) {
     const width = $("experts").clientWidth - 40;
     const row = Math.max(9, Math.min(22, 330 / layers.length));
     const pen = fit(canvas, width, row * layers.length);
@@ -77,12 +71,12 @@ export class Experts {
     const left = 58 * ratio;
     const scale = new Scale("amount", 0.25, 8); // of the layer's mean
     const { css: paints } = colours("amount", this.#store.get("theme"));
-    const orders = this.#load.map((loads) => this.#order(loads));
+    const orders = load.map((loads) => this.#order(loads));
     pen.font = font(pen, 11, 500);
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     const step = Math.ceil(15 / row);
-    this.#load.forEach((loads, l) => {
+    load.forEach((loads, l) => {
       const mean = loads.reduce((a, b) => a + b, 0) / loads.length;
       const slot = (pen.canvas.width - left) / loads.length;
       const y = Math.round(l * row * ratio);
@@ -100,15 +94,17 @@ export class Experts {
         pen.strokeRect(left - 0.5 * ratio, y - 0.5 * ratio, pen.canvas.width - left, h + ratio);
       }
     });
-    this.#listen(canvas, row, left / ratio, width, layers, orders);
+    this.#listen(canvas, row, left / ratio, width, orders);
   }
 
-  #listen(canvas, row, left, width, layers, orders) {
+  #listen(canvas, row, left, width, orders) {
     const at = (event) => {
       const l = Math.floor(event.offsetY / row);
       const k = Math.floor(((event.offsetX - left) / (width - left)) * (orders[l]?.length ?? 0));
       return orders[l]?.[k] === undefined ? null : { l, expert: orders[l][k] };
     };
+    const { experts } = this.#document;
+    const { layers, load } = experts;
     canvas.onclick = (event) => this.#store.set({ layer: Math.max(0, Math.min(layers.length - 1, Math.floor(event.offsetY / row))) });
     canvas.onpointerleave = () => tooltip(null);
     canvas.onpointermove = (event) => {
@@ -117,12 +113,12 @@ export class Experts {
         tooltip(null);
         return;
       }
-      const loads = this.#load[spot.l];
+      const loads = load[spot.l];
       const mean = loads.reduce((a, b) => a + b, 0) / loads.length;
       tooltip(
         event,
         element("h3", {}, `Expert ${spot.expert}, layer ${layers[spot.l]}`),
-        figures([["tokens", whole(loads[spot.expert]), times(loads[spot.expert] / mean)], ["held by", holders(this.#document.experts, spot)]]),
+        figures([["tokens", whole(loads[spot.expert]), times(loads[spot.expert] / mean)], ["held by", holders(experts, spot)]]),
       );
     };
   }
@@ -145,8 +141,8 @@ export class Experts {
     const pen = fit(canvas, width, perColumn * height + 2);
     if (!pen) return;
     const { ratio } = pen;
-    const values = rows?.[layer] ?? null;
-    const scale = values ? amountScale(Float64Array.from(values)) : null;
+    const values = rows[layer];
+    const scale = amountScale(Float64Array.from(values));
     const { css: paints, ink } = colours("amount", this.#store.get("theme"));
     const next = new Array(n).fill(0);
     const cells = [];
@@ -162,7 +158,7 @@ export class Experts {
         pen.fillText(rank, left + 28 * ratio, y + (height / 2) * ratio);
       }
       const box = [left + (36 + local * cell) * ratio, y + ratio, (cell - 1) * ratio, (height - 2) * ratio];
-      const index = values ? scale.index(values[p]) : -1;
+      const index = scale.index(values[p]);
       pen.fillStyle = slots[layer][p] < 0 || index < 0 ? css("--missing") : paints[index];
       pen.fillRect(...box);
       if (cell >= 20 && slots[layer][p] >= 0) {
@@ -234,37 +230,19 @@ function pointAt(event, cells, experts, layer) {
     return;
   }
   const expert = experts.expert_of_slot[layer][spot.p];
-  const rows = experts.rows?.[layer]?.[spot.p];
   tooltip(
     event,
     element("h3", {}, expert < 0 ? "Empty slot" : `Expert ${expert}`),
     figures([
       ["rank / slot", `${spot.rank} / ${spot.local}`],
-      ...(rows === undefined ? [] : [["tokens", whole(rows)]]),
+      ["tokens", whole(experts.rows[layer][spot.p])],
       ["held by", holders(experts, { l: layer, expert })],
       ...(spot.move ? [["since", `window ${spot.move.window}, ${spot.move.before < 0 ? "empty" : `expert ${spot.move.before}`} before`]] : []),
     ]),
   );
 }
 
-// [layer][expert] tokens: given, or added up from the slots.
-function loadOf(experts) {
-  if (!experts) return [];
-  if (experts.load) return experts.load;
-  if (!experts.rows || !experts.expert_of_slot) return [];
-  const number = Math.max(...experts.expert_of_slot.map((row) => Math.max(...row))) + 1;
-  return experts.rows.map((row, l) => {
-    const out = new Array(number).fill(0);
-    row.forEach((tokens, p) => {
-      const expert = experts.expert_of_slot[l][p];
-      if (expert >= 0) out[expert] += tokens;
-    });
-    return out;
-  });
-}
-
 function holders(experts, { l, expert }) {
-  if (!experts.expert_of_slot) return "not recorded";
   const ranks = experts.rank_of_slot.filter((_, p) => experts.expert_of_slot[l][p] === expert);
   const names = [...new Set(ranks)];
   return names.length > 6 ? count(names.length, "rank") : `rank ${names.join(", ")}`;

@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from eprt.diagnostics.detect.analysis import find
-from eprt.diagnostics.synthetic.job import Fault, Job, generate
+from eprt.diagnostics.detect.analysis import find_faults
+from eprt.diagnostics.synthetic import PlantedFault, SyntheticJob, generate
 
 from benchmarks.diagnosis.bench_faults import (
     CLEAN,
@@ -78,16 +78,19 @@ def test_the_echo_of_a_slow_link_is_never_told(factor):
     in the window in which it recovers, and afterwards."""
     for seed in range(4):
         link = {"src": 1 + seed, "dst": 14 - seed}
-        slow = Fault("point", **link, factor=factor, windows=(4, 7))
-        matrices = generate(job_of("arrivals", 16, seed, (slow, Fault("point", **link, factor=2.0, windows=(8, 8)))))
-        told = [{place(finding) for finding in find(matrices.first(num))[1]} for num in range(4, NUM_WINDOWS + 1)]
+        slow = PlantedFault("point", **link, factor=factor, windows=(4, 7))
+        recovering = PlantedFault("point", **link, factor=2.0, windows=(8, 8))
+        matrices = generate(job_of("arrivals", 16, seed, (slow, recovering)))
+        seen = [find_faults(matrices.first(num))[1] for num in range(4, NUM_WINDOWS + 1)]
+        told = [set(map(place, findings)) for findings in seen]
         assert set().union(*told) == {place(slow)} and told[4] == {place(slow)}
 
 
 @pytest.mark.parametrize(("more", "cause"), [(1.4, "comm"), (8.0, "comp")])
 def test_compute_is_the_cause_only_where_it_makes_up_the_wait(more, cause):
     """A slow sender waits as long as the others. That it computes a little longer too is not what all wait for."""
-    matrices = generate(Job(8, noise="arrivals", seed=3, faults=(Fault("column", rank=5, factor=4.0, cause="comm"),)))
+    sender = PlantedFault("column", rank=5, factor=4.0, cause="comm")
+    matrices = generate(SyntheticJob(8, noise="arrivals", seed=3, faults=(sender,)))
     matrices.compute_us_WN[:, 5] *= more
-    findings = [f for f in find(matrices)[1] if f.kind == "column"]
+    findings = [f for f in find_faults(matrices)[1] if f.kind == "column"]
     assert [(f.rank, f.cause) for f in findings] == [(5, cause)]

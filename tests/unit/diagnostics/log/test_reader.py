@@ -4,18 +4,18 @@ import json
 
 import numpy as np
 import pytest
-from eprt.diagnostics import ExpertRows, WindowMatrices, WindowRecord, WindowWriter, analyse, read_log
+from eprt.diagnostics import ExpertRows, WindowRecord, WindowWriter, analyse, read_log
 from eprt.diagnostics.__main__ import main
 from eprt.diagnostics.log.index import LogIndex
 from eprt.diagnostics.log.reader import open_log
 from eprt.diagnostics.page.log_source import LogSource
-from eprt.diagnostics.synthetic.job import Fault, Job, generate, records_of
+from eprt.diagnostics.synthetic import PlantedFault, SyntheticJob, generate, records_of
 from eprt.diagnostics.windows.history import History
 from eprt.diagnostics.windows.window_sums import WindowSums, most_kept
 
 
 def records(num_ranks=4, num_windows=6, *, seed=0, first=0, start_s=0.0, faults=()) -> list[WindowRecord]:
-    made = records_of(generate(Job(num_ranks, num_windows, seed, faults=faults)))
+    made = records_of(generate(SyntheticJob(num_ranks, num_windows, seed, faults=faults)))
     return [
         WindowRecord(
             **{**r.__dict__, "window": r.window + first, "t_start": r.t_start + start_s, "t_end": r.t_end + start_s}
@@ -138,8 +138,8 @@ def test_what_was_skipped_is_on_standard_error_and_in_the_json(tmp_path, capsys)
 
 def two_runs(directory):
     """First rank 2 is late, then, with as many windows and the same numbers, rank 1."""
-    write(directory, records(8, 8, faults=(Fault("column", rank=2, cause="comp", factor=3.0),)))
-    second = (Fault("column", rank=1, cause="comp", factor=3.0),)
+    write(directory, records(8, 8, faults=(PlantedFault("column", rank=2, cause="comp", factor=3.0),)))
+    second = (PlantedFault("column", rank=1, cause="comp", factor=3.0),)
     return write(directory, records(8, 6, seed=1, start_s=200.0, faults=second))
 
 
@@ -211,25 +211,25 @@ def test_a_rank_whose_lines_come_late_stays_in_its_run(tmp_path):
 def test_a_thinned_log_loses_nothing(tmp_path):
     """Totals over totals: several windows in one place are the average over all their calls."""
     lines = records(4, 50)
-    sums = WindowSums(4, lines[0].node_of_rank, most=8)
+    sums = WindowSums(4, most=8)
     for record in lines:
-        sums.add(record)
-    thin, full = sums.matrices(), WindowMatrices.of(lines)
-    assert sums.num_windows == 50 and len(thin.window_W) == 7 and sums.per_group == 8
+        sums.add_record(record)
+    thin, full = sums.matrices(), WindowSums.from_records(lines).matrices()
+    assert sums.num_windows == 50 and len(thin.window_W) == 7 and sums.windows_per_span == 8
     assert thin.window_W.tolist() == list(range(0, 50, 8)) and thin.last_window_W.tolist() == [*range(7, 50, 8), 49]
     assert thin.num_windows_W.tolist() == [8] * 6 + [2]
     np.testing.assert_allclose(thin.wait_us_WNN[1], full.wait_us_WNN[8:16].mean(axis=0))
     np.testing.assert_allclose((thin.calls_WN).sum(axis=0), full.calls_WN.sum(axis=0))
     np.testing.assert_allclose(thin.start_s_W, full.start_s_W[::8])
-    shuffled = WindowSums(4, lines[0].node_of_rank, most=8)
+    shuffled = WindowSums(4, most=8)
     for k in np.random.default_rng(0).permutation(len(lines)):
-        shuffled.add(lines[k])
+        shuffled.add_record(lines[k])
     np.testing.assert_allclose(shuffled.matrices().wait_us_WNN, thin.wait_us_WNN)
 
 
 def test_a_long_log_is_analysed_in_the_log_s_window_numbers(tmp_path):
     most = most_kept(4)
-    late = (Fault("column", rank=1, cause="comp", factor=3.0, windows=(most, 2 * most)),)
+    late = (PlantedFault("column", rank=1, cause="comp", factor=3.0, windows=(most, 2 * most)),)
     write(tmp_path, records(4, 3 * most, faults=late))
     report = analyse(tmp_path)
     assert report.num_windows == 3 * most and report.to_json()["windows_per_entry"] == 4
@@ -245,8 +245,8 @@ def test_history_joins_windows_and_keeps_their_averages():
     lines = records(4, 40)
     apart, joined = History(4), History(4, most_rows=16)
     for record in lines:
-        apart.add(record)
-        joined.add(record)
+        apart.add_record(record)
+        joined.add_record(record)
     assert joined.windows() == list(range(0, 40, 4)) and joined.table()["last"] == list(range(3, 40, 4))
     assert joined.table()["ranks"] == [4] * 10
     mean_4N = apart.timeline("awaited").values_CN[4:8].mean(axis=0)
@@ -261,7 +261,7 @@ def test_windows_of_a_joined_row_are_added_up(tmp_path, monkeypatch):
         wait_for(lambda: source.overview()["findings"])
         table = source.overview()["windows"]
         assert (table["window"], table["last"]) == ([0, 4, 8, 12], [3, 7, 11, 15])
-        full = WindowMatrices.of(records(4, 16))
+        full = WindowSums.from_records(records(4, 16)).matrices()
         expected = full.dispatch_us_WNN[4:8].mean(axis=0)
         np.testing.assert_allclose(source.window(4).planes_PNN[0], expected, rtol=1e-6)
         link = source.link(1, 2)
@@ -302,4 +302,4 @@ def test_a_reader_takes_each_line_once_while_the_log_grows_and_rotates(tmp_path)
         reader.index.refresh()
         seen += [(r.window, r.rank) for r, _ in reader.new_records()]
     assert sorted(seen) == [(w, r) for w in range(40) for r in range(2)]
-    assert (tmp_path / "diagnose_rank0.log.1").exists() and reader.problems.num_lines == 0
+    assert (tmp_path / "diagnose_rank0.log.1").exists() and reader.skipped.num_lines == 0

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -242,29 +241,6 @@ def test_metrics_never_grow_with_the_links():
     assert len(generate_latest(registry_of_many).splitlines()) < 10 * 256
 
 
-def test_old_windows_make_room():
-    from eprt.diagnostics.log.recent import RecentWindows
-
-    records = [record for window in range(40) for record in _records(window)]
-    recent = RecentWindows(most_windows=1000, most_values=20 * N * (4 * N + 8))
-    for record in records:
-        recent.add(record)
-    assert {r.window for r in recent.after(-1)} == set(range(20, 40))
-    assert not recent.add(records[0]) and not recent.add(records[-1]) and len(recent) == 20
-    few = RecentWindows(most_windows=1000, most_values=1)
-    for record in records:
-        few.add(record)
-    assert len(few) == 6, "enough to analyse, however large"
-
-
-def _records(window: int) -> list:
-    from eprt.serve.diagnosis.collector import Collector
-
-    collected = Collector(INFO.node_of_rank, INFO.moe_layers).close_window(totals(1))
-    assert collected is not None
-    return [replace(record, window=window) for record in collected.records]
-
-
 def test_a_window_of_a_few_calls_goes_on():
     from eprt.serve.diagnosis.collector import Collector
 
@@ -301,8 +277,7 @@ def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(
     asked: list[int] = []
     records = diagnosis.records
     monkeypatch.setattr(diagnosis, "records", lambda since: asked.append(since) or records(since))
-    nothing = cast(Any, None)
-    page = DiagnosisPage(diagnosis, nothing, nothing, lambda: True)
+    page = DiagnosisPage(diagnosis, lambda: True)
 
     async def windows_shown() -> int:
         request: Any = SimpleNamespace(

@@ -1,0 +1,64 @@
+"""WindowTotals: the records of one window or of several, added up per link. Knows no files and no detector."""
+
+from collections.abc import Callable, Iterable
+from typing import Self
+
+import numpy as np
+
+from ..log.events import PER_RANK, ExpertRows, WindowRecord
+from .spans import WindowSpan
+from .view import PLANES, WindowView
+
+ReadExperts = Callable[[], ExpertRows | None]  # None where the line is gone
+
+
+class WindowTotals(WindowSpan):
+    """Totals over all calls. A window without calls has times only: there is nothing to average."""
+
+    def __init__(self, num_ranks: int):
+        super().__init__()
+        self.planes_PNN = np.zeros((len(PER_RANK), num_ranks, num_ranks))  # [p][i][j]: PER_RANK[p] of rank i with j
+        self.compute_us_N = np.zeros(num_ranks)
+        self.blocked_us_N = np.zeros(num_ranks)  # NaN where a record does not tell
+        self.calls_N = np.zeros(num_ranks)
+        self.experts: dict[int, tuple[int, ReadExperts]] = {}  # rank -> the latest window that tells, and its rows
+
+    @staticmethod
+    def from_records(num_ranks: int, records: Iterable[WindowRecord]) -> "WindowTotals":
+        totals = WindowTotals(num_ranks)
+        for record in records:
+            totals.add_record(record)
+        return totals
+
+    def add_record(self, record: WindowRecord, experts: ReadExperts | None = None) -> None:
+        super().add_record(record)
+        rank = record.rank
+        if experts is not None:
+            self._keep_latest(rank, record.window, experts)
+        if record.num_calls == 0:
+            return
+        self.calls_N[rank] += record.num_calls
+        self.compute_us_N[rank] += record.compute_us
+        self.blocked_us_N[rank] += np.nan if record.blocked_us is None else record.blocked_us
+        for plane, name in enumerate(PER_RANK):
+            self.planes_PNN[plane, rank] += getattr(record, name)
+
+    def append_span(self, later: Self) -> None:
+        super().append_span(later)
+        self.planes_PNN += later.planes_PNN
+        self.compute_us_N += later.compute_us_N
+        self.blocked_us_N += later.blocked_us_N
+        self.calls_N += later.calls_N
+        for rank, (window, experts) in later.experts.items():
+            self._keep_latest(rank, window, experts)
+
+    def _keep_latest(self, rank: int, window: int, experts: ReadExperts) -> None:
+        if rank not in self.experts or self.experts[rank][0] <= window:
+            self.experts[rank] = window, experts
+
+    def view(self, number: int | None) -> WindowView:
+        """Per call. number: of the window; None: of all windows together."""
+        known_N = np.where(self.calls_N > 0, self.calls_N, np.nan)
+        planes_PNN = self.planes_PNN[: len(PLANES)] / known_N[:, None]
+        t_start, t_end = (self.t_start, self.t_end) if len(self.windows) else (0.0, 0.0)
+        return WindowView(number, t_start, t_end, planes_PNN, self.compute_us_N / known_N, self.calls_N.copy())
