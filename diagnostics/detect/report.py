@@ -32,7 +32,6 @@ class Report:
     outliers: Outliers  # how far each column, row and point stands out in each window
     findings: tuple[Finding, ...]  # most certain first
     problems: tuple[LogProblem, ...]  # of the log, the first of each file one by one
-    num_windows: int  # windows read; more than len(matrices.window_W) when a long log was thinned
     num_skipped: int = 0  # lines that could not be used
 
     @staticmethod
@@ -45,12 +44,16 @@ class Report:
         matrices: WindowMatrices, problems: Sequence[LogProblem] = (), num_skipped: int = 0, method: str = "robust"
     ) -> "Report":
         outliers, findings = find_faults(matrices, method)
-        num_windows = int(matrices.num_windows_W.sum())
-        return Report(matrices, outliers, tuple(findings), tuple(problems), num_windows, num_skipped)
+        return Report(matrices, outliers, tuple(findings), tuple(problems), num_skipped)
 
     @property
     def num_ranks(self) -> int:
         return self.matrices.num_ranks
+
+    @property
+    def num_windows(self) -> int:
+        """Windows read; more than len(matrices.window_W) when a long log was thinned."""
+        return int(self.matrices.num_windows_W.sum())
 
     def to_json(self) -> dict:
         """The object that `eprt diagnose DIR --json` prints (eprt.findings/1).
@@ -107,7 +110,7 @@ def analyse(
     for record, place in reader.new_records():
         sums.add_record(record, None if record.experts is None else place.read_experts)
     problems = reader.problems()
-    if not sums.num_windows:
+    if not sums.spans:
         raise no_usable_line(directory, problems)
     matrices = sums.matrices()
     del sums  # as large as the matrices

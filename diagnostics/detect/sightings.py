@@ -61,10 +61,10 @@ FindRuns = Callable[[np.ndarray, np.ndarray, bool], Iterator[tuple[WindowRun, fl
 
 def sightings_of(outliers: Outliers, find_runs: FindRuns) -> Iterator[Sighting]:
     """Columns, then rows, then points."""
-    for run, ratio in find_runs(outliers.column_z_WN, outliers.column_ratio_WN, False):
-        yield Sighting(Place("column", run.place, None, None), run.first, run.last, run.score, ratio)
-    for run, ratio in find_runs(outliers.row_z_WN, outliers.row_ratio_WN, False):
-        yield Sighting(Place("row", run.place, None, None), run.first, run.last, run.score, ratio)
+    columns, rows = (outliers.column_z_WN, outliers.column_ratio_WN), (outliers.row_z_WN, outliers.row_ratio_WN)
+    for kind, of_ranks in (("column", columns), ("row", rows)):
+        for run, ratio in find_runs(*of_ranks, False):
+            yield Sighting(Place(kind, run.place, None, None), run.first, run.last, run.score, ratio)
     pairs_P2, z_WP, ratio_WP = outliers.links()
     for run, ratio in find_runs(z_WP, ratio_WP, True):
         src, dst = pairs_P2[run.place].tolist()

@@ -126,7 +126,7 @@ class History:
         return self._rows.windows_per_span
 
     def windows(self) -> list[int]:
-        return self._rows.first_windows()
+        return [window for window, _ in self._rows.items()]
 
     def table(self) -> dict[str, list]:
         """One entry per row: its window (first and last of several), times, ranks that reported every one, calls of
@@ -134,8 +134,7 @@ class History:
         nothing to compare)."""
         names = ("window", "last", "t_start", "t_end", "ranks", "calls", "peak")
         columns: dict[str, list] = {name: [] for name in names}
-        for window in self.windows():
-            row = self._rows[window]
+        for window, row in self._rows.items():
             awaited_N = row.values_SN[SERIES.index("awaited")]
             usual = median_of_known(awaited_N)
             peak = round(float(np.nanmax(awaited_N)) / usual, 3) if usual > 0 else None
@@ -145,26 +144,25 @@ class History:
                 columns[name].append(value)
         return columns
 
-    def timeline(self, series: str, most_columns: int = MOST_COLUMNS) -> Timeline:
+    def timeline(self, series: str) -> Timeline:
         """KeyError for a series that is none."""
         if series not in SERIES:
             raise KeyError(series)
-        first_C, last_C, values_CSN = self._columns(most_columns)
+        first_C, last_C, values_CSN = self._columns()
         return Timeline(first_C, last_C, values_CSN[:, SERIES.index(series)])
 
-    def rank(self, rank: int, most_columns: int = MOST_COLUMNS) -> dict[str, Any]:
+    def rank(self, rank: int) -> dict[str, Any]:
         """The course of a rank, beside the median over the ranks. KeyError where there is no such rank."""
         if not 0 <= rank < self.num_ranks:
             raise KeyError(rank)
-        first_C, last_C, values_CSN = self._columns(most_columns)
+        first_C, last_C, values_CSN = self._columns()
         return {"rank": rank, **to_course(SERIES, first_C, last_C, values_CSN[:, :, rank], median(values_CSN, 2))}
 
-    def _columns(self, most_columns: int) -> tuple[list[int], list[int], np.ndarray]:
+    def _columns(self) -> tuple[list[int], list[int], np.ndarray]:
         """First and last window of each column, values_CSN."""
-        windows = self.windows()
-        per_column = max(1, -(-len(windows) // most_columns))
-        groups = [windows[k : k + per_column] for k in range(0, len(windows), per_column)]
-        columns = [np.fmax.reduce([self._rows[window].values_SN for window in group]) for group in groups]
+        rows = self._rows.items()
+        per_column = max(1, -(-len(rows) // MOST_COLUMNS))
+        groups = [rows[k : k + per_column] for k in range(0, len(rows), per_column)]
+        columns = [np.fmax.reduce([row.values_SN for _, row in group]) for group in groups]
         values_CSN = np.stack(columns) if columns else np.zeros((0, len(SERIES), self.num_ranks))
-        last_C = [self._rows[group[-1]].windows.last for group in groups]
-        return [group[0] for group in groups], last_C, values_CSN
+        return [group[0][0] for group in groups], [group[-1][1].windows.last for group in groups], values_CSN

@@ -45,17 +45,9 @@ class SpanTable(Generic[Span]):
         self._new_span, self._most = new_span, most
         self._spans: dict[int, Span] = {}
 
-    def __len__(self) -> int:
-        return len(self._spans)
-
-    def __getitem__(self, first_window: int) -> Span:
-        return self._spans[first_window]
-
-    def first_windows(self) -> list[int]:
-        return sorted(self._spans)
-
-    def in_order(self) -> list[Span]:
-        return [self._spans[first] for first in sorted(self._spans)]
+    def items(self) -> list[tuple[int, Span]]:
+        """In the order of the windows."""
+        return sorted(self._spans.items())
 
     def span_of(self, window: int) -> Span:
         """The one the window is in; an empty one where it is the first of its span."""

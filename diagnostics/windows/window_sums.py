@@ -31,7 +31,7 @@ class WindowSums:
     def __init__(self, num_ranks: int, most: int | None = None):
         self.num_ranks = num_ranks
         self.node_of_rank: tuple[int, ...] = ()  # as the first record has it
-        self._spans = SpanTable(partial(WindowTotals, num_ranks), most)
+        self._table = SpanTable(partial(WindowTotals, num_ranks), most)
 
     @staticmethod
     def from_records(records: Sequence[WindowRecord]) -> "WindowSums":
@@ -48,26 +48,22 @@ class WindowSums:
         if experts is None and record.experts is not None:
             experts = partial(_itself, record.experts)
         self.node_of_rank = self.node_of_rank or record.node_of_rank
-        self._spans.span_of(record.window).add_record(record, experts)
+        self._table.span_of(record.window).add_record(record, experts)
 
     @property
-    def num_windows(self) -> int:
-        return sum(len(span.windows) for span in self._spans.in_order())
-
-    @property
-    def windows_per_span(self) -> int:
-        return self._spans.windows_per_span
+    def spans(self) -> list[WindowTotals]:
+        return [span for _, span in self._table.items()]
 
     def total(self) -> WindowTotals:
         """All windows together."""
         total = WindowTotals(self.num_ranks)
-        for span in self._spans.in_order():
+        for span in self.spans:
             total.append_span(span)
         return total
 
     def matrices(self) -> WindowMatrices:
         """ValueError without any window."""
-        spans = self._spans.in_order()
+        spans = self.spans
         if not spans:
             raise ValueError("no records")
         calls_WN = np.stack([span.calls_N for span in spans])
@@ -103,7 +99,7 @@ class WindowSums:
         node_N = np.array(self.node_of_rank)
         same_NN = node_N[:, None] == node_N[None, :]
         tier_NN = (same_NN == same_NN[src, dst]) & ~np.eye(self.num_ranks, dtype=bool)
-        spans = self._spans.in_order()
+        spans = self.spans
         own_CS, usual_CS = np.zeros((2, len(spans), len(LINK_SERIES)))
         for c, span in enumerate(spans):
             dispatch_NN, combine_NN, tokens_NN = span.view(None).planes_PNN
