@@ -59,7 +59,7 @@ def run(form: str, directory: Path) -> tuple[float, float]:
     if form == "page":
         with subprocess.Popen([*COMMAND, str(directory), "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            url = process.stdout.readline().split(" on ")[1].split()[0]
+            url = next(word for word in process.stdout.readline().split() if word.startswith("http"))
             while get(url, "api/overview")["findings"] is None:
                 time.sleep(0.5)
             with urllib.request.urlopen(f"{url}api/windows/all") as reply:
