@@ -179,8 +179,12 @@ def test_a_click_on_a_cell_shows_the_link(open_page, server_8):
 
 def test_keys_go_everywhere(open_page, server_8):
     page = open_page(server_8.url)
-    for key, title in (("2", "Dispatch wait per call"), ("3", "Combine wait per call"), ("4", "Tokens per call"),
-                       ("1", "Wait per call")):  # fmt: skip
+    for key, title in (
+        ("2", "Dispatch wait per call"),
+        ("3", "Combine wait per call"),
+        ("4", "Tokens per call"),
+        ("1", "Wait per call"),
+    ):
         page.keyboard.press(key)
         wait_until(lambda title=title: text(page, "#matrix-title") == title, title)
     page.keyboard.press("j")

@@ -143,9 +143,15 @@ def test_links_of_a_backend_that_has_none_cannot_be_delayed():
 
 @pytest.mark.parametrize(
     ("fault", "now_s", "wanted_s"),
-    [("late-compute:3:30ms", 0.0, 0.03), ("late-compute:3:3x", 0.0, 0.04), ("bursty:3:30ms", 1.9, 0.03),
-     ("bursty:3:30ms", 2.1, None), ("bursty:3:30ms", 6.1, 0.03), ("late-compute:3:30ms@1-2", 2.0, None)],
-)  # fmt: skip
+    [
+        ("late-compute:3:30ms", 0.0, 0.03),
+        ("late-compute:3:3x", 0.0, 0.04),
+        ("bursty:3:30ms", 1.9, 0.03),
+        ("bursty:3:30ms", 2.1, None),
+        ("bursty:3:30ms", 6.1, 0.03),
+        ("late-compute:3:30ms@1-2", 2.0, None),
+    ],
+)
 def test_experts_take_longer(fault, now_s, wanted_s, monkeypatch):
     """What is slept, where the experts themselves take 20 ms."""
     slept, clock = [], iter((100.0, 100.02))

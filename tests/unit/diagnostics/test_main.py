@@ -1,0 +1,190 @@
+"""`eprt diagnose`: exit statuses, JSON and text, of a directory and of a server; arguments; the page until Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from eprt.diagnostics import Report
+from eprt.diagnostics.__main__ import main
+from eprt.diagnostics.page.server_source import Client
+
+from tests.unit.diagnostics.cases import add_line, late, synthetic_records, write_records
+from tests.unit.diagnostics.speaker import Speaker
+from tests.web.logs import LATE_RANK, make_window
+
+
+def test_what_was_skipped_is_on_standard_error_and_in_the_json(tmp_path, capsys):
+    write_records(tmp_path, synthetic_records())
+    (tmp_path / "diagnose_rank1.log").unlink()
+    add_line(tmp_path, 0, "{")
+    assert main([str(tmp_path), "--json"]) == 0
+    streams = capsys.readouterr()
+    problems = json.loads(streams.out)["problems"]
+    assert problems["skipped_lines"] == 1 and len(problems["first"]) == 2
+    assert "diagnose_rank0.log:7" in streams.err and "nothing from rank 1 of 4" in streams.err
+
+
+def test_exit_status_and_json(tmp_path, capsys):
+    write_records(tmp_path / "clean", synthetic_records(8))
+    write_records(tmp_path / "late", synthetic_records(8, faults=[late(3)]))
+    assert main([str(tmp_path / "clean"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": "eprt.findings/1",
+        "num_ranks": 8,
+        "windows": 6,
+        "windows_per_entry": 1,
+        "findings": [],
+        "problems": {"skipped_lines": 0, "first": []},
+    }
+    assert main([str(tmp_path / "late"), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert set(finding) == {
+        "kind",
+        "rank",
+        "src",
+        "dst",
+        "cause",
+        "score",
+        "ratio",
+        "first_window",
+        "last_window",
+        "confidence",
+        "evidence",
+        "advice",
+    }
+    assert main([str(tmp_path / "late"), "--text"]) == 1
+    text = capsys.readouterr().out
+    assert "column rank 3" in text and "8 ranks, 6 windows" in text
+
+
+def test_unreadable_input_is_status_2(tmp_path, capsys):
+    assert main([str(tmp_path / "missing")]) == 2 and "missing" in capsys.readouterr().err
+    assert main([str(tmp_path)]) == 2 and "holds no diagnose_rank*.log" in capsys.readouterr().err
+    (tmp_path / "diagnose_rank0.log").write_text("garbage\n")
+    assert main([str(tmp_path)]) == 2
+    assert "diagnose_rank0.log:1: " in capsys.readouterr().err
+
+
+def test_a_broken_line_is_reported_on_standard_error(tmp_path, capsys):
+    write_records(tmp_path, synthetic_records(4))
+    with (tmp_path / "diagnose_rank1.log").open("a") as file:
+        file.write("{\n")
+    assert main([str(tmp_path), "--json"]) == 0
+    streams = capsys.readouterr()
+    assert "diagnose_rank1.log:7: " in streams.err and json.loads(streams.out)["windows"] == 6
+
+
+def test_text_has_colours_where_they_are_wanted(log_8, capsys):
+    assert main([str(log_8), "--text"]) == 1
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain and f"column rank {LATE_RANK}" in plain, "no terminal, no colours"
+    assert main([str(log_8), "--text", "--color", "always"]) == 1
+    assert "\x1b[" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "either DIR or --url"),
+        (["x", "--url", "http://y"], "either DIR or --url"),
+        (["x", "--json", "--text"], "not allowed with"),
+        (["x", "--port", "65536"], "0..65535"),
+        (["x", "--windows", "5-3"], "5-3: must be A-B, A- or A"),
+        (["x", "--windows", "-"], "-: must be A-B, A- or A"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [[], ["--text"], ["--json"]])
+def test_unreadable_input_is_status_2_in_every_form(tmp_path, capsys, form):
+    assert main([str(tmp_path / "missing"), *form]) == 2
+    assert main(["--url", "http://127.0.0.1:9", *form]) == 2
+    assert main(["--url", "127.0.0.1:9", *form]) == 2
+    errors = capsys.readouterr().err
+    assert "missing" in errors and "127.0.0.1:9/v1/eprt/diagnose" in errors and "must begin with http://" in errors
+
+
+def test_what_cannot_be_read_is_said_without_error_numbers(log_8, tmp_path, capsys):
+    os.mkfifo(tmp_path / "diagnose_rank0.log")
+    for arguments, message in (
+        ([str(tmp_path / "missing")], f"{tmp_path / 'missing'}: No such file or directory"),
+        ([str(tmp_path)], "diagnose_rank0.log is not a regular file"),
+        ([str(log_8), "--windows", "999999-"], "has the windows 0 to "),
+        ([str(log_8), "--run", "7"], "holds 1 run; there is no run 7"),
+    ):
+        assert main([*arguments, "--json"]) == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith("eprt diagnose: ") and message in errors and "Errno" not in errors
+
+
+@pytest.mark.parametrize("form", ["--text", "--json"])
+def test_a_reader_that_has_enough_is_no_error(log_8, form):
+    command = [sys.executable, "-m", "eprt.diagnostics", str(log_8), form]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 1 and "Broken pipe" not in errors and "BrokenPipe" not in errors
+
+
+def test_a_port_that_is_taken(log_8, server_8, capsys):
+    port = server_8.server_port
+    assert main([str(log_8), "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_the_command_serves_the_page_until_it_is_interrupted(log_8):
+    command = [sys.executable, "-m", "eprt.diagnostics", str(log_8), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert url and "ssh -L" in process.stdout.readline()
+        with urllib.request.urlopen(url[0], timeout=20) as reply:
+            assert b"<title>eprt diagnose</title>" in reply.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        assert process.stderr is not None and process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---- a running server -----------------------------------------------------------------------------------------------
+
+
+def test_a_servers_findings(speaker, capsys):
+    assert main(["--url", speaker, "--api-key", "secret", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == Report.of_records(Speaker.records).to_json()
+    assert main(["--url", speaker + "/v1/", "--api-key", "secret", "--text"]) == 1
+    assert "point rank 2 <- rank 6" in capsys.readouterr().out
+    assert main(["--url", speaker, "--json"]) == 2
+    assert "401" in (error := capsys.readouterr().err) and "--api-key" in error
+
+
+@pytest.mark.parametrize(
+    "broken, named",
+    [
+        ({"num_ranks": None}, "num_ranks is null"),
+        ({"windows": "3"}, 'windows is "3"'),
+        ({"findings": {"rank": 1}}, "findings is"),
+        ({"findings": ["slow"]}, 'findings[0].kind is "slow"'),
+        ({"findings": [{"kind": "column", "rank": 1}]}, "findings[0].cause is null"),
+        ({"schema": "eprt.findings/9"}, "schema"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--text", "--json"])
+def test_an_answer_that_breaks_the_schema_is_named(monkeypatch, capsys, broken, named, form):
+    whole = {**Report.of_records(make_window(0, 8, 4)).to_json(), "records": [], **broken}
+    monkeypatch.setattr(Client, "get", lambda self, path: dict(whole))
+    assert main(["--url", "http://somewhere", form]) == 2
+    assert named in (error := capsys.readouterr().err) and "http://somewhere" in error and "Traceback" not in error

@@ -1,0 +1,28 @@
+"""What the page reads: a line of JSON, then float32 arrays that start at a multiple of four."""
+
+import json
+
+import numpy as np
+import pytest
+from eprt.diagnostics.windows.view import WindowView, pack
+
+
+@pytest.mark.parametrize("name", ["", "a", "ab", "abc", "é"])
+def test_arrays_start_at_a_multiple_of_four(name):
+    arrays = np.arange(6.0).reshape(2, 3), np.array([np.nan])
+    head, _, rest = pack({"name": name}, *arrays).partition(b"\n")
+    assert (len(head) + 1) % 4 == 0 and json.loads(head) == {"name": name}
+    np.testing.assert_array_equal(np.frombuffer(rest, "<f4"), [0, 1, 2, 3, 4, 5, np.nan])
+
+
+def test_a_header_that_json_does_not_have_is_refused():
+    with pytest.raises(ValueError):
+        pack({"t": float("nan")})
+
+
+def test_a_view_says_what_it_holds():
+    view = WindowView(7, 1.0, 2.0, np.zeros((3, 2, 2)), np.full(2, 5.0), np.array([100.0, 0.0]))
+    head, _, rest = view.pack().partition(b"\n")
+    planes = ["dispatch", "combine", "tokens"]
+    assert json.loads(head) == {"window": 7, "t_start": 1.0, "t_end": 2.0, "num_ranks": 2, "planes": planes}
+    assert np.frombuffer(rest, "<f4").tolist() == [0.0] * 12 + [5.0, 5.0, 100.0, 0.0]
