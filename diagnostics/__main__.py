@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("directory", metavar="DIR", nargs="?", help="holds diagnose_rank*.log")
     parser.add_argument("--url", help="a running server, as http://host:port, instead of a directory")
-    parser.add_argument("--api-key", metavar="KEY", help="what that server was started with")
+    parser.add_argument("--api-key", metavar="KEY", help="the API key of that server")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object (eprt.findings/1)")
     form.add_argument("--text", action="store_true", help="print the findings and the wait matrix")
@@ -161,7 +161,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
             if arguments.open:
                 webbrowser.open(server.url)
-            # A shell starts background jobs with SIGINT ignored, but one that is sent shall end this process.
+            # A shell starts background jobs with SIGINT ignored; a SIGINT that is sent must still end this one.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
             try:

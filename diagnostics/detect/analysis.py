@@ -84,7 +84,9 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
         return yardstick.own_tokens(sighting) <= LIGHT_LOAD
     if sighting.place.kind == "column":
         own = yardstick.own_tokens(sighting)
-        if math.isinf(own):  # idle ranks come at once and wait for whoever computes: compared with those that do
+        if math.isinf(
+            own
+        ):  # idle ranks arrive at once and wait for those that compute, so these are compared with each other
             return yardstick.beyond_peers(sighting) < HEAVY_RATIO
         return own >= HEAVY_LOAD and sighting.ratio < max(HEAVY_RATIO, min(own, MOST_LATE))
     return False

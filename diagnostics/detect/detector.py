@@ -1,8 +1,8 @@
 """The detector: which columns, rows and points of the wait matrices stand out, and in which windows. Knows no causes.
 
 It compares logarithms with medians per tier (effects.py), and scores runs of windows by how noise persists (chance.py,
-runs.py). With two or three ranks a median cannot tell a rank from its link; there only a rank that all others wait for,
-while it waits for nobody, is reported.
+runs.py). With two or three ranks a median cannot distinguish a rank from its link; there only a rank that all others
+wait for, while it waits for nobody, is reported.
 """
 
 import math

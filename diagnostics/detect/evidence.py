@@ -30,7 +30,7 @@ class Evidence:
     compute_ratio: float
     compute_share: float  # the part of the longer wait that longer computing makes up
     token_ratio: float
-    blocked_ratio: float  # of a column, see Yardstick.blocked; NaN where the log does not tell
+    blocked_ratio: float  # of a column, see Yardstick.blocked; NaN where it is not logged
     spared: float
     seen: str  # when, in words
 

@@ -16,7 +16,7 @@ from .report import Report
 
 MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carried
 RECOVERED = 0.9  # from this speed on a rank counts as healthy again
-LATEST = 6  # windows that tell how fast a rank is now
+LATEST = 6  # windows that show how fast a rank is now
 # For how many windows after it was last seen a finding counts. Slow messages show in nothing else, so less load may
 # hide them; whether late compute is over shows in the time per token.
 _REMEMBERED = {"comm": 30, "comp": 2}
@@ -25,10 +25,9 @@ _REMEMBERED = {"comm": 30, "comp": 2}
 def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarray:
     """float64 [N] in MIN_SPEED..1. before_N: the result for the windows before, if any.
 
-    Only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that were slow
-    before, are below 1. comp: by time in the experts per token, or by time it is not blocked, where the log tells, over
-    the latest windows of the finding. comm: by how much later its outputs come. Uneven load (mixed) is not a rank's
-    fault.
+    Below 1 are only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that
+    were slow before. comp: by time in the experts per token, or by time it is not blocked, where that is logged, over
+    the latest windows of the finding. comm: by the delay of its outputs. Uneven load (mixed) is not a rank's fault.
     """
     matrices, num_ranks = report.matrices, report.num_ranks
     if before_N is not None and np.shape(before_N) != (num_ranks,):

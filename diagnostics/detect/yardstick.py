@@ -111,7 +111,7 @@ class Yardstick:
 
     def blocked(self, sighting: Sighting) -> tuple[float, float]:
         """How long a column's rank waited at all: (over the median of the others; the part of their extra wait that
-        the rank itself was spared). NaN where the log does not tell.
+        the rank itself was spared). NaN where it is not logged.
 
         A rank that arrives late finds everybody there and is spared all of it. A rank whose messages are late then
         waits for the ranks that they made late: in the next phase, and as long.

@@ -33,11 +33,11 @@ _FIELDS = tuple(
 _HEAD_BYTES = 256
 _BLOCK_BYTES = 1 << 20
 MOST_LINE_BYTES = 16 << 20  # a longer line is not one of this log
-UNKNOWN = -1  # the window number of a line that does not tell it
+UNKNOWN = -1  # the window number of a line that has none
 
 
 class _Head(NamedTuple):
-    """What a line tells at its beginning."""
+    """The first fields of a line."""
 
     window: int
     start_s: float  # Unix time
@@ -52,7 +52,7 @@ class _Part:
         self.index = index  # among the rank's parts
         self.first_s = self.last_s = first.start_s
         self.first_window = self.last_window = first.window
-        self.num_ranks: Counter[int] = Counter()  # number of ranks -> lines that tell it
+        self.num_ranks: Counter[int] = Counter()  # number of ranks -> lines that have it
 
     def is_followed_by_another_run(self, head: _Head) -> bool:
         return head.window <= self.last_window and head.start_s > self.last_s
@@ -70,7 +70,7 @@ class LogRun:
     number: int  # counts from 1
     first_window: int
     last_window: int
-    num_ranks: int  # as most of its lines tell
+    num_ranks: int  # as most of its lines have it
     parts: frozenset[tuple[int, int]]  # (rank, index of its part)
 
 
@@ -84,7 +84,7 @@ class LogFile:
     head: bytes  # its first bytes: inode numbers are used again
     end: int = 0  # up to which it is indexed: always the start of a line
     offsets: array = field(default_factory=lambda: array("q"))  # of each line
-    windows: array = field(default_factory=lambda: array("q"))  # of each line; UNKNOWN where it does not tell
+    windows: array = field(default_factory=lambda: array("q"))  # of each line, its window number or UNKNOWN
     parts: array = field(default_factory=lambda: array("i"))  # of each line, the index of its part
 
     def lines(self, first: int, last: int | None = None) -> Iterator[tuple[int, bytes]]:
@@ -219,7 +219,7 @@ def _begins_with(path: Path, head: bytes) -> bool:
 
 
 def _head_of(line: bytes) -> _Head | None:
-    """None where the line does not tell it, or tells impossible numbers."""
+    """None where the fields are missing or their numbers impossible."""
     match = _HEAD.match(line)
     fields = match.groups() if match else [found[1] for pattern in _FIELDS if (found := pattern.search(line))]
     try:

@@ -130,7 +130,7 @@ class LogReader:
                     yield record
 
     def _wanted_lines(self, file: LogFile, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """The lines of the run and the windows, and those that do not tell their window."""
+        """The lines of the run and the windows, and those without a window number."""
         parts, run = file.parts, self.run.parts
         begin, end = self._windows or (0, 1 << 62)
 

@@ -15,7 +15,7 @@ class WindowWriter:
 
     A line is written by one append, so a reader never sees half a line of a living writer; a line that a crash cut off
     is ended by a newline at the next start, so that only that line is lost. A new run in an old directory continues
-    after the directory's last window: tell `new_run` its ranks and count from `first_window`.
+    after the directory's last window: call `new_run`, then count from `first_window`.
 
     directory: created where it does not exist.
     max_bytes: a file that would pass it becomes diagnose_rank{r}.log.1 and replaces the one before: a rank never takes

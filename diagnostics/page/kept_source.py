@@ -24,8 +24,8 @@ class KeptSource(Recording):
         self._recent = RecentWindows(most_windows)
 
     def add_records(self, records: Sequence[WindowRecord]) -> bool:
-        """Records of any windows; a second one of the same window and rank is ignored. The first ones tell
-        node_of_rank. Returns whether there was anything new."""
+        """Records of any windows; a second one of the same window and rank is ignored. node_of_rank is the first one's.
+        Returns whether there was anything new."""
         new = False
         with self.lock:
             if records and not len(self._recent):

@@ -68,7 +68,7 @@ class Recording(ABC):
     # -- for the page --
 
     def state(self) -> dict[str, Any]:
-        """Cheap; asked for about once a second while somebody looks."""
+        """Cheap: requested about once a second while the page is open."""
         with self.lock:
             windows = len(self.history.windows())
             return {"version": self._version, "windows": windows, "progress": self.progress, "live": self.live}
@@ -102,7 +102,7 @@ class Recording(ABC):
             return self.history.rank(rank)
 
     def experts(self, number: int | None) -> dict[str, Any]:
-        """Load, placement and migrations. number: of the window; None: of the newest for which all ranks tell."""
+        """Load, placement and migrations. number: of the window; None: the newest that has the rows of all ranks."""
         with self.lock:
             moves = self.history.migrations.to_json()
             newest = self.history.migrations.newest_window(self.num_ranks)

@@ -45,7 +45,7 @@ class Client:
         if self._api_key:
             request.add_header("authorization", f"Bearer {self._api_key}")
         try:
-            # A proxy of the environment is for other networks, never for the server that somebody debugs.
+            # A proxy of the environment is for other networks, not for a server that is being debugged.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(request, timeout=_TIMEOUT_S) as reply:
                 return json.load(reply)

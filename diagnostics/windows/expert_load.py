@@ -22,7 +22,7 @@ class ExpertLoad:
 
     @staticmethod
     def from_rows(rows_N: Sequence[ExpertRows | None]) -> "ExpertLoad | None":
-        """rows_N: of each rank. None unless every rank tells, all of the same layers with as many slots in each."""
+        """rows_N: of each rank. None unless all ranks have rows of the same layers, with equally many slots in each."""
         known = [rows for rows in rows_N if rows is not None]
         layers = {rows.layers for rows in known}
         if len(known) < len(rows_N) or len(layers) != 1 or layers == {()}:

@@ -27,7 +27,7 @@ class WindowMatrices:
     sent_tokens_WNN: np.ndarray  # tokens per call that rank i sent to rank j
     compute_us_WN: np.ndarray  # time in the experts per call
     calls_WN: np.ndarray  # number of dispatch + combine pairs
-    # (w, rank) -> reads the load of that rank's expert slots, where the log tells; None when the line is gone
+    # (w, rank) -> reads the load of that rank's expert slots, where it is logged; None when the line is gone
     experts: dict[tuple[int, int], Callable[[], ExpertRows | None]]
     last_window_W: np.ndarray = field(default_factory=lambda: _NONE)  # default: window_W
     num_windows_W: np.ndarray = field(default_factory=lambda: _NONE)  # windows in the entry; default: 1

@@ -11,7 +11,7 @@ class Migrations:
     """Seen in the log, record by record."""
 
     def __init__(self):
-        self._last: dict[int, tuple[int, ExpertRows]] = {}  # rank -> the newest window that tells, and its rows
+        self._last: dict[int, tuple[int, ExpertRows]] = {}  # rank -> its newest window that has rows, and the rows
         self._moves: list[dict[str, int]] = []
         self._total = 0
 
@@ -40,7 +40,7 @@ class Migrations:
         del self._moves[:-_MOST_MOVES]
 
     def newest_window(self, num_ranks: int) -> int | None:
-        """The newest window for which all ranks have told who holds which expert; None: some rank never has."""
+        """The newest window that has the rows of all ranks; None: some rank never had any."""
         return min(window for window, _ in self._last.values()) if len(self._last) == num_ranks else None
 
     def to_json(self) -> dict[str, Any]:

@@ -19,9 +19,11 @@ class WindowTotals(WindowSpan):
         super().__init__()
         self.planes_PNN = np.zeros((len(PER_RANK), num_ranks, num_ranks))  # [p][i][j]: PER_RANK[p] of rank i with j
         self.compute_us_N = np.zeros(num_ranks)
-        self.blocked_us_N = np.zeros(num_ranks)  # NaN where a record does not tell
+        self.blocked_us_N = np.zeros(num_ranks)  # NaN where a record does not have it
         self.calls_N = np.zeros(num_ranks)
-        self.experts: dict[int, tuple[int, ReadExperts]] = {}  # rank -> the latest window that tells, and its rows
+        self.experts: dict[
+            int, tuple[int, ReadExperts]
+        ] = {}  # rank -> the latest window that has rows, and how to read them
 
     @staticmethod
     def from_records(num_ranks: int, records: Iterable[WindowRecord]) -> "WindowTotals":

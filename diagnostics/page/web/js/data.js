@@ -46,7 +46,7 @@ export async function getWindow(number, { fresh = false } = {}) {
       if (old !== "all" && old !== key) kept.delete(old);
     }
   } else {
-    const value = kept.get(key); // the newest use last
+    const value = kept.get(key); // the most recently used last
     kept.delete(key);
     kept.set(key, value);
   }

@@ -1,4 +1,4 @@
-// What is picked: a rank or a link, its figures now, and the rank's own course over all windows.
+// Details of the picked rank or link: its figures now, and its course over all windows.
 
 import { getJson } from "./data.js";
 import { $, element, figures, shape } from "./dom.js";
@@ -46,7 +46,7 @@ export function showDetails(store) {
   });
 }
 
-// With nothing picked: the whole, in a few figures, and who is at its ends.
+// With nothing picked: a few figures of all ranks, and the ranks with the largest values.
 function summary(store, data, { node_of_rank: nodes, num_ranks: ranks }) {
   const { margins } = derive(data, "wait", nodes);
   const usual = usualOf(data.wait, data.n, nodes, false);
@@ -95,10 +95,10 @@ function linkHead(store, { i, j }, data, nodes, across) {
       row("Dispatch", "dispatch", micros),
       row("Combine", "combine", micros),
       row("Tokens", "tokens", digits),
-      ["The other way", micros(data.wait[back]), times(derive(data, "wait", nodes).ratios[back])],
+      ["Opposite direction", micros(data.wait[back]), times(derive(data, "wait", nodes).ratios[back])],
     ]),
     ...LINK_CHARTS.map(([series, name, figure]) => chart(across, series, name, figure, store.get("at"))),
-    element("div", { class: "chips", role: "group", "aria-label": "Whose course" }, chip("column", j), chip("row", i)),
+    element("div", { class: "chips", role: "group", "aria-label": "Rank whose course is shown" }, chip("column", j), chip("row", i)),
   ];
 }
 

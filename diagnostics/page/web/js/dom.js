@@ -20,7 +20,7 @@ export function shape(tag, attributes) {
   return node;
 }
 
-// A canvas as large as its place on the page, in device pixels; null while it has no size.
+// The pen of a canvas that is resized to its place on the page, in device pixels; null while it has no size.
 export function fit(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   if (width < 4 || height < 4) return null;

@@ -1,4 +1,4 @@
-// Downloads: the matrix as a picture with its title and scale, and what is shown as figures.
+// Downloads: the matrix as a picture with its title and scale, and the figures that it shows.
 
 import { $, css, font } from "./dom.js";
 import { title } from "./findings.js";

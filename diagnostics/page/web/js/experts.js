@@ -133,7 +133,7 @@ export class Experts {
     const n = Math.max(...ranks) + 1;
     const most = Math.max(...Array.from({ length: n }, (_, rank) => ranks.filter((r) => r === rank).length));
     const width = Math.max(200, canvas.parentElement.clientWidth);
-    // As many columns of ranks as keep the cells of a readable width.
+    // As many columns of ranks as leave the cells a readable width.
     const cell = Math.max(7, Math.min(52, (width - 44) / most));
     const columns = Math.max(1, Math.min(Math.ceil(n / 8), Math.floor(width / (44 + cell * most))));
     const perColumn = Math.ceil(n / columns);

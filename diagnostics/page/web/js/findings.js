@@ -23,11 +23,11 @@ export function title(finding) {
   return finding.kind === "point" ? `Link ${finding.dst} → ${finding.src} stands out` : `Rank ${finding.rank} stands out`;
 }
 
-export function pickOf({ kind, rank, src, dst }) {
+function pickOf({ kind, rank, src, dst }) {
   return kind === "point" ? { i: src, j: dst } : { rank };
 }
 
-// In a very long run several windows share a place: the last of those that begin with `at`.
+// The last of the windows that share the place that begins with `at`, as they do in a very long run.
 export function endOf(windows, at) {
   return windows.last[windows.window.indexOf(at)] ?? at;
 }

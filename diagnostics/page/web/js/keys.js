@@ -1,4 +1,4 @@
-// The keyboard: what works everywhere on the page. Arrow keys belong to what has the focus.
+// Keys that work everywhere on the page. Arrow keys are handled by the element that has the focus.
 
 import { $, element } from "./dom.js";
 import { choose } from "./findings.js";

@@ -1,4 +1,4 @@
-// Starts the page: the store, the views, and what keeps them up to date.
+// Starts the page: creates the store and the views, and keeps them up to date.
 
 import { forgetWindows, getJson, getWindow, watch } from "./data.js";
 import { showDetails } from "./details.js";
@@ -15,7 +15,7 @@ import { startTheme } from "./theme.js";
 import { TimeBar } from "./timebar.js";
 import { SERIES, Timeline } from "./timeline.js";
 
-const REFRESH_MS = 1000; // between two looks at a log that grows
+const REFRESH_MS = 1000; // between two requests while a log grows
 
 const store = new Store({
   overview: null, // api/overview
@@ -107,7 +107,7 @@ async function update(overview) {
     else if (store.get("follow") || at === null || (at !== "all" && !numbers.includes(at))) changes.at = newest;
   }
   store.set(changes);
-  // The newest window may still get the lines of late ranks.
+  // Lines of late ranks may still come for the newest window.
   if (numbers.length && at === newest && changes.at === undefined) loadWindow({ fresh: true });
   showState(overview);
 }
@@ -119,7 +119,7 @@ function showState(overview) {
   $("source").textContent = name;
   $("source").title = name;
   $("status").textContent = `${count(ranks, "rank")}${nodes > 1 ? ` on ${count(nodes, "node")}` : ""}${runs > 1 ? ` · run ${run} of ${runs}` : ""}${reading}`;
-  $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow all the same (l)";
+  $("follow").title = live ? "Follow the newest window (l)" : "Nothing has been written for a while; follow anyway (l)";
   document.title = `${overview.findings?.findings.length || ""} ${name} – eprt diagnose`.trim();
   const empty = overview.windows.window.length === 0;
   $("empty").hidden = !empty;
@@ -129,7 +129,7 @@ function showState(overview) {
 
 function trouble() {
   const text = store.get("overview")?.trouble;
-  return text ? `No news: ${text}` : "";
+  return text ? `Nothing newer: ${text}` : "";
 }
 
 function banner(text) {

@@ -1,4 +1,4 @@
-// Draws what is pointed at and what was found, over the cells: a layer of its own, redrawn with every mouse move.
+// Draws the hovered cell and the findings over the cells: a layer of its own, redrawn with every mouse move.
 
 import { css, font } from "./dom.js";
 
@@ -37,7 +37,7 @@ function paintFinding(pen, place, item, colour) {
   else paintOutline(pen, place, item, box, colour);
 }
 
-// Around a cell, a column or a row that is wide enough to be seen inside its outline.
+// An outline around a cell, or around a column or row that is wide enough to stay visible inside it.
 function paintOutline(pen, place, { finding: { kind }, number, selected }, box, colour) {
   const { ratio } = place;
   const least = kind === "point" ? 13 * ratio : 0; // a ring is seen even around a cell of 2 pixels
@@ -60,7 +60,7 @@ function paintOutline(pen, place, { finding: { kind }, number, selected }, box, 
   paintBadge(pen, ...spot, number, colour, selected ? 9.5 : 8);
 }
 
-// At both ends of a line too thin for an outline, which would hide it; hairs beside it when selected.
+// Arrows at one end of a column or row that an outline would hide; thin lines beside it when it is selected.
 function paintArrows(pen, { left, top, side, ratio }, { finding: { kind }, number, selected }, [x, y, w, h], colour) {
   pen.fillStyle = colour;
   const size = (selected ? 6 : 4.5) * ratio;
@@ -136,7 +136,7 @@ function paintHover(pen, place, { i, j, drag }) {
     pen.globalAlpha = 1;
     return;
   }
-  // Hairs that stop short of the cell, so that it stays to be seen.
+  // Cross hairs that stop short of the cell, so that the cell stays visible.
   pen.globalAlpha = 0.6;
   const hair = Math.max(1, Math.round(ratio));
   const [cx, cy] = [Math.round(x.middle(j)), Math.round(y.middle(i))];

@@ -11,7 +11,7 @@ export class Matrix {
   #store;
   #place = null;
   #hover = null;
-  #pointed = null; // what the tooltip tells of: {at, event}
+  #pointed = null; // what the tooltip describes: {at, event}
   #drag = null;
 
   constructor(store) {
@@ -149,7 +149,7 @@ export class Matrix {
 
   #zoom({ r0, r1, c0, c1 }) {
     const n = this.#store.get("shown").n;
-    const least = Math.min(n, 4) - 1; // a 4 x 4 block is as near as it gets
+    const least = Math.min(n, 4) - 1; // the closest zoom shows a 4 x 4 block
     const widen = (a, b) => {
       const missing = Math.max(0, least - (b - a));
       const low = Math.max(0, Math.min(a - (missing >> 1), n - 1 - least));
@@ -210,8 +210,8 @@ function sentence(store, { i, j }) {
   return `rank ${i} waited ${micros(value)} per call for rank ${j}, ${times(view.ratios[i * view.n + j])} the usual`;
 }
 
-// What the tooltip says of {i, j} or {rank}.
-export function describe(store, at) {
+// The tooltip's text for {i, j} or {rank}.
+function describe(store, at) {
   const [view, data] = [store.get("shown"), store.get("data")];
   const { n, nodes } = view;
   const ratio = (r) => [times(r), tendency(r)];

@@ -21,7 +21,7 @@ export const TITLES = {
   tokens: "Tokens per call",
 };
 
-export function ownCounts(metric) {
+function ownCounts(metric) {
   return metric === "tokens"; // a rank keeps tokens for itself, but does not wait for itself
 }
 
@@ -37,7 +37,7 @@ export function derive(data, metric, nodes) {
 }
 
 // The scale comes from all windows together, so that a colour means the same in every window.
-export function makeScale(kind, metric, all, nodes) {
+function makeScale(kind, metric, all, nodes) {
   if (kind === "amount") {
     const values = all[metric].filter((_, k) => ownCounts(metric) || k % (all.n + 1) !== 0);
     return amountScale(values);

@@ -22,7 +22,7 @@ export class Store {
     }
   }
 
-  // view() runs when one of the names changes, and once now.
+  // Runs view() now, and whenever one of the names changes.
   on(names, view) {
     this.#views.push([names.split(" "), view]);
     view();

@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until somebody chooses.
+// Light or dark: as the system has it, until the user chooses.
 
 import { $, shape } from "./dom.js";
 
@@ -6,7 +6,7 @@ const KEY = "eprt-theme";
 const SUN = "M8 1.2v1.6M8 13.2v1.6M1.2 8h1.6M13.2 8h1.6M3.2 3.2l1.1 1.1M11.7 11.7l1.1 1.1M3.2 12.8l1.1-1.1M11.7 4.3l1.1-1.1M8 5a3 3 0 1 0 0 6a3 3 0 0 0 0-6z";
 const MOON = "M13.6 9.6A6 6 0 0 1 6.4 2.4a6 6 0 1 0 7.2 7.2z";
 
-// Returns the function that changes it.
+// Returns the function that switches between the two.
 export function startTheme(store) {
   const system = matchMedia("(prefers-color-scheme: light)");
   const chosen = remembered();
@@ -24,7 +24,7 @@ export function startTheme(store) {
     try {
       localStorage.setItem(KEY, theme);
     } catch {
-      // private windows may refuse; the choice then lasts as long as the page
+      // a private window may refuse to store it; the choice then lasts as long as the page
     }
     apply(theme);
   };

@@ -1,4 +1,4 @@
-// The bar at the foot: a stroke per window, the time each finding lasted, and the slider.
+// The bar at the bottom: a stroke per window, the windows of each finding, and the slider.
 
 import { $, css, fit } from "./dom.js";
 import { clock, count, day } from "./format.js";
@@ -18,7 +18,7 @@ export class TimeBar {
       $("all").setAttribute("aria-pressed", String(store.get("at") === "all"));
     });
     $("slider").addEventListener("input", () => this.#go(Number($("slider").value)));
-    // At "all" the slider may already stand where it is sent, and then says nothing by itself.
+    // At "all" the slider may already have the wanted value; then it sends no input event.
     $("slider").addEventListener("pointerup", () => this.#go(Number($("slider").value)));
     $("slider").addEventListener("keyup", ({ key }) => /^(Home|End|Arrow|Page)/.test(key) && this.#go(Number($("slider").value)));
     $("follow").addEventListener("click", () => this.toggleFollow());

@@ -1,4 +1,4 @@
-// What is usual: medians, per kind of link. Waits between nodes are compared with waits between nodes only.
+// Usual values: medians per tier. Links inside nodes and links between nodes are never compared with each other.
 
 export function median(values) {
   const known = Float64Array.from(values).filter(Number.isFinite).sort();
@@ -21,7 +21,7 @@ export function usualOf(values, n, nodes, own) {
   return { inside: median(inside), between: median(between) };
 }
 
-// values over what is usual for their kind of link; NaN where nothing is.
+// Values over the usual value of their tier; NaN where it is 0 or unknown.
 export function ratios(values, n, nodes, own) {
   const usual = usualOf(values, n, nodes, own);
   const out = new Float32Array(n * n);
