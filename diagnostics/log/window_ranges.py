@@ -21,6 +21,11 @@ class WindowRanges:
     def last(self) -> int:
         return self._lasts[-1]
 
+    def last_until(self, window: int) -> int:
+        """The largest number that is not above `window`; -1 where there is none."""
+        k = bisect_right(self._firsts, window) - 1
+        return min(window, self._lasts[k]) if k >= 0 else -1
+
     def add_window(self, window: int) -> bool:
         """Whether it is new."""
         k = bisect_right(self._firsts, window) - 1

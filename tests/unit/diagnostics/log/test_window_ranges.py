@@ -33,6 +33,12 @@ def test_a_window_far_away_costs_no_memory():
     assert len(ranges) == 2 and (ranges.first, ranges.last) == (0, 10**18)
 
 
+def test_the_last_until_a_window():
+    ranges = ranges_of([2, 3, 7])
+    assert [ranges.last_until(window) for window in (1, 2, 3, 4, 6, 7, 99)] == [-1, 2, 3, 3, 3, 7, 7]
+    assert WindowRanges().last_until(5) == -1
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"), [([1, 2], [3, 4, 9]), ([1, 2], [4]), ([1], []), ([], [7, 9]), ([1, 5], [6]), ([], [])]
 )

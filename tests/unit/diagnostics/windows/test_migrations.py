@@ -49,3 +49,11 @@ def test_the_newest_window_is_the_newest_that_all_ranks_tell():
     assert seen.newest_window(2) == 3
     seen.add_record(with_experts(record(1, 4, 2), 1))
     assert seen.newest_window(2) == 4
+
+
+def test_ranks_that_miss_different_windows_share_an_older_one():
+    windows = {0: (1, 2, 3, 5, 7, 9), 1: (2, 3, 4, 6, 8, 9), 2: (1, 2, 3, 4, 6, 7, 8)}
+    seen = migrations_of(*(with_experts(record(rank, w, 3), 0) for rank in windows for w in windows[rank]))
+    assert seen.newest_window(3) == 3
+    apart = migrations_of(with_experts(record(0, 5, 2), 0), with_experts(record(1, 4, 2), 0))
+    assert apart.newest_window(2) is None
