@@ -9,9 +9,8 @@ Two worlds. The plain noises draw every wait from a distribution and multiply th
 link's lateness echoes in its receiver's column, as on a real machine.
 """
 
-from .drawn import FAULT_KINDS
 from .generate import generate
-from .job import PlantedFault, SyntheticJob
+from .job import FAULT_KINDS, PlantedFault, SyntheticJob
 from .log_form import records_of
 from .noises import NOISES
 

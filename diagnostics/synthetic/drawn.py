@@ -1,6 +1,5 @@
 """Drawn waits: every wait from a distribution (noises.py), multiplied where a fault or a burden lengthens it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +32,7 @@ def draw_waits(job: SyntheticJob, rng: np.random.Generator) -> WindowMatrices:
     )
     _add_burdens(job, rng, drawn)
     for fault in job.faults:
-        _EFFECTS[fault.kind, fault.cause](drawn, job.windows_of(fault), fault)
+        _add_fault(drawn, job.windows_of(fault), fault)
     dispatch_WNN, combine_WNN = _DISPATCH_SHARE * drawn.wait_WNN, (1 - _DISPATCH_SHARE) * drawn.wait_WNN
     return make_matrices(job, dispatch_WNN, combine_WNN, drawn.tokens_WNN, drawn.compute_WN)
 
@@ -52,52 +51,12 @@ def _add_burdens(job: SyntheticJob, rng: np.random.Generator, drawn: _Drawn) -> 
         drawn.wait_WNN[w] *= np.where(hit_NN, 4.0, 1.0)
 
 
-# ---- faults ---------------------------------------------------------------------------------------------------------
-
-
-def _late_rank(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    """The others wait for it, and it waits for nobody."""
-    drawn.wait_WNN[at, :, fault.rank] *= fault.factor
-    drawn.wait_WNN[at, fault.rank, :] /= fault.factor
-    drawn.compute_WN[at, fault.rank] *= fault.factor
-
-
-def _slow_sender(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    drawn.wait_WNN[at, :, fault.rank] *= fault.factor
-
-
-def _crowded_rank(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    """Hot experts: it gets more tokens, computes longer, is late."""
-    _late_rank(drawn, at, fault)
-    drawn.tokens_WNN[at, fault.rank, :] *= fault.factor
-
-
-def _slow_receiver(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    drawn.wait_WNN[at, fault.rank, :] *= fault.factor
-
-
-def _incast(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    """All ranks send it more than they send to others, and its waits grow with that."""
-    _slow_receiver(drawn, at, fault)
-    drawn.tokens_WNN[at, fault.rank, :] *= fault.factor
-
-
-def _slow_link(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    drawn.wait_WNN[at, fault.src, fault.dst] *= fault.factor
-
-
-def _crowded_link(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
-    _slow_link(drawn, at, fault)
-    drawn.tokens_WNN[at, fault.src, fault.dst] *= fault.factor
-
-
-_EFFECTS: dict[tuple[str, str], Callable[[_Drawn, slice, PlantedFault], None]] = {
-    ("column", "comp"): _late_rank,
-    ("column", "comm"): _slow_sender,
-    ("column", "mixed"): _crowded_rank,
-    ("row", "comm"): _slow_receiver,
-    ("row", "mixed"): _incast,
-    ("point", "comm"): _slow_link,
-    ("point", "mixed"): _crowded_link,
-}
-FAULT_KINDS = tuple(_EFFECTS)  # (kind, cause)
+def _add_fault(drawn: _Drawn, at: slice, fault: PlantedFault) -> None:
+    kind, rank, factor = fault.kind, fault.rank, fault.factor
+    place = {"column": (at, slice(None), rank), "row": (at, rank), "point": (at, fault.src, fault.dst)}[kind]
+    drawn.wait_WNN[place] *= factor
+    if kind == "column" and fault.cause != "comm":  # a rank that computes longer is late and waits for nobody
+        drawn.wait_WNN[at, rank] /= factor
+        drawn.compute_WN[at, rank] *= factor
+    if fault.cause == "mixed":  # more tokens: hot experts, incast, a crowded link
+        drawn.tokens_WNN[place if kind == "point" else (at, rank)] *= factor

@@ -4,8 +4,8 @@ import numpy as np
 
 from ..windows.matrices import WindowMatrices
 from .arrivals import play_calls
-from .drawn import FAULT_KINDS, draw_waits
-from .job import SyntheticJob
+from .drawn import draw_waits
+from .job import FAULT_KINDS, SyntheticJob
 from .noises import NOISES
 
 _PLAYED_CALLS = 48  # of a window of "arrivals"

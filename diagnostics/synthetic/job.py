@@ -6,6 +6,15 @@ import numpy as np
 
 NODE_FACTOR = 4.0  # waits between nodes over those inside
 USUAL_WAIT_US, USUAL_COMPUTE_US, USUAL_TOKENS = 100.0, 200.0, 32.0  # per call
+FAULT_KINDS = (  # (kind, cause)
+    ("column", "comp"),
+    ("column", "comm"),
+    ("column", "mixed"),
+    ("row", "comm"),
+    ("row", "mixed"),
+    ("point", "comm"),
+    ("point", "mixed"),
+)
 CALLS = 5800  # of a window of ten seconds: 58 layers, 10 steps a second
 
 
