@@ -1,13 +1,13 @@
-"""The `eprt` command: one word chooses a program, the rest are its own arguments.
+"""The `eprt` command: one word chooses a program, the rest are the program's own arguments.
 
-Programs are imported when chosen, so that `eprt env` runs where torch or MPI is missing.
+A program is imported when it is chosen, so that `eprt env` runs where torch or MPI is missing. Knows nothing of flags.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-# word: (module with main(argv) -> exit status, one line)
+# word: (module with main(argv) -> exit status, summary for the usage)
 COMMANDS = {
     "serve": ("eprt.serve.__main__", "OpenAI-compatible server of a DeepSeek-style MoE model"),
     "generate": ("eprt.generate", "completions of prompts, without a server"),
@@ -26,9 +26,9 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status of the chosen program; 2 for a word that is none."""
-    word, *rest = [*(sys.argv[1:] if argv is None else argv), ""]
-    rest = rest[:-1]
+    """Exit status of the chosen program; 2 where the word names none."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    word, rest = (arguments or [""])[0], arguments[1:]
     if word in ("", "-h", "--help", "help"):
         print(usage())
         return 0 if word else 2

@@ -8,22 +8,22 @@ from pathlib import Path
 
 @dataclass(frozen=True, order=True)
 class Cpu:
-    """One hardware thread. core: smallest id among the threads of its core. Sorts by node, core, id."""
+    """One hardware thread. Sorts by node, core, id."""
 
     node: int
-    core: int
+    core: int  # smallest id among the hardware threads of its core
     id: int
 
 
 @dataclass(frozen=True)
 class CpuTopology:
-    """The hardware threads that may be used, sorted. quota: CPU time the container may use, in CPUs; None if unlimited.
+    """The hardware threads that may be used.
 
-    A machine that tells nothing about NUMA is one node; one that tells nothing about cores has a core per thread.
+    A machine that reports no NUMA nodes counts as one node; where it reports no cores, each hardware thread is one.
     """
 
-    cpus: tuple[Cpu, ...]
-    quota: float | None = None
+    cpus: tuple[Cpu, ...]  # sorted
+    quota: float | None = None  # CPU time that the container may use, in CPUs; None: unlimited
 
     def __post_init__(self):
         if not self.cpus:

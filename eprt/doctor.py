@@ -1,4 +1,7 @@
-"""eprt env: what was found on this machine, what is wrong with it, and the command that mends each thing."""
+"""`eprt env`: what was found on this machine, what is wrong with it, and the command that mends each problem.
+
+Knows how results are printed; what is looked at, and how, is in probe.py.
+"""
 
 import argparse
 import json
@@ -38,26 +41,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _configure_mpi()
     if arguments.build_kernels is not None:
         return _build_kernels(arguments.build_kernels or ["sm_90a"])
-    findings = probe.all_findings()
-    problems = [problem for finding in findings for problem in finding.problems]
+    results = probe.run_probes()
+    problems = [problem for result in results for problem in result.problems]
     serving = not any(problem.fatal for problem in problems)
     if arguments.json:
         report = {
             "machine": machine.describe().to_json(),
-            "findings": {f.name: {"summary": f.summary, **f.facts} for f in findings},
+            "findings": {result.name: {"summary": result.summary, **result.facts} for result in results},
             "problems": [vars(problem) for problem in problems],
             "cpu_serving": serving,
         }
         print(json.dumps(report, indent=1))
     else:
-        _print(findings, problems, serving)
+        _print(results, problems, serving)
     return 0 if serving else 1
 
 
-def _print(findings: list[probe.Finding], problems: list[probe.Problem], serving: bool) -> None:
+def _print(results: list[probe.ProbeResult], problems: list[probe.SetupProblem], serving: bool) -> None:
     print(f"eprt {machine.version('eprt') or '(not installed)'}, Python {machine.describe().python}")
-    for finding in findings:
-        print(f"  {finding.name:10} {finding.summary}")
+    for result in results:
+        print(f"  {result.name:10} {result.summary}")
     for problem in sorted(problems, key=lambda problem: not problem.fatal):
         print(f"\n{'problem' if problem.fatal else 'warning'}: {problem.what}\n  mend: {problem.remedy}")
     print("\nserving on CPU works" if serving else "\nserving on CPU does not work yet")
@@ -76,7 +79,7 @@ def _build_kernels(architectures: Sequence[str]) -> int:
     from eprt.ep.nvlink.prebuild import ARCHITECTURES, build
 
     if unknown := [arch for arch in architectures if arch not in ARCHITECTURES]:
-        print(f"eprt env: --build-kernels {' '.join(unknown)}: know {', '.join(ARCHITECTURES)}", file=sys.stderr)
+        print(f"eprt env: --build-kernels {' '.join(unknown)}: must be {', '.join(ARCHITECTURES)}", file=sys.stderr)
         return 2
     try:
         for arch in architectures:

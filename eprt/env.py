@@ -1,6 +1,7 @@
-"""The only reader of os.environ. Every variable eprt understands is in TABLE; bad values raise, naming the variable.
+"""Environment variables: the only reader of os.environ. Every variable that eprt understands is in TABLE.
 
-`eprt env --variables` prints the table.
+A bad value raises ValueError that names the variable. `eprt env --variables` prints the table. Knows nothing of who
+uses a variable.
 """
 
 import os
@@ -11,10 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Variable:
+    """One environment variable. get(name) gives its parsed value."""
+
     name: str
     default: Any
-    parse: Callable[[str], Any]
-    meaning: str
+    parse: Callable[[str], Any]  # raises ValueError for text that is no value
+    meaning: str  # one line, as docs/environment.md has it
 
 
 def _positive_int(text: str) -> int:
@@ -43,30 +46,54 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 TABLE: dict[str, Variable] = {
     v.name: v
     for v in (
-        Variable("EPRT_RANKS_PER_NODE", None, _positive_int,
-                 "split one host into virtual nodes of this many ranks, so that node-aware code runs on one machine"),
-        Variable("EPRT_TIMEOUT_S", 30.0, _positive_float,
-                 "deadline of every wait between ranks, in seconds"),
-        Variable("EPRT_GPU_TIMEOUT_S", 10.0, _positive_float,
-                 "deadline of a GPU kernel's wait for another rank, in seconds"),
-        Variable("EPRT_DEEP_EP_TOKENS", 4096, _positive_int,
-                 "tokens of a rank in one normal-mode call that the size hint of DeepEP's interface makes room for"),
-        Variable("EPRT_CPU_ISA", None, _one_of("scalar", "avx2", "avx512", "amx"),
-                 "widest instruction set the CPU kernels may use; default: the widest this CPU has"),
-        Variable("EPRT_GPU_ATTENTION", "auto", _one_of("auto", "triton", "flashmla"),
-                 "decoding attention on GPUs; auto: FlashMLA where it is installed and fits, else Triton"),
+        Variable(
+            "EPRT_RANKS_PER_NODE",
+            None,
+            _positive_int,
+            "split one host into virtual nodes of this many ranks, so that node-aware code runs on one machine",
+        ),
+        Variable("EPRT_TIMEOUT_S", 30.0, _positive_float, "deadline of every wait between ranks, in seconds"),
+        Variable(
+            "EPRT_GPU_TIMEOUT_S", 10.0, _positive_float, "deadline of a GPU kernel's wait for another rank, in seconds"
+        ),
+        Variable(
+            "EPRT_DEEP_EP_TOKENS",
+            4096,
+            _positive_int,
+            "tokens of a rank in one normal-mode call that the size hint of DeepEP's interface makes room for",
+        ),
+        Variable(
+            "EPRT_CPU_ISA",
+            None,
+            _one_of("scalar", "avx2", "avx512", "amx"),
+            "widest instruction set the CPU kernels may use; default: the widest this CPU has",
+        ),
+        Variable(
+            "EPRT_GPU_ATTENTION",
+            "auto",
+            _one_of("auto", "triton", "flashmla"),
+            "decoding attention on GPUs; auto: FlashMLA where it is installed and fits, else Triton",
+        ),
         Variable(
             "EPRT_KERNEL_CACHE",
             "~/.cache/eprt/cubins",
             str,
             "directory of compiled CUDA kernels, named by the hash of all that decides them",
         ),
-        Variable("EPRT_LAUNCHER_PID", None, _positive_int,
-                 "set by `python -m eprt.serve -n` for its ranks: they stop when this process is gone"),
-        Variable("EPRT_LOG_LEVEL", "info", _one_of("debug", "info", "warning", "error"),
-                 "how much the ranks log to standard error"),
+        Variable(
+            "EPRT_LAUNCHER_PID",
+            None,
+            _positive_int,
+            "set by `python -m eprt.serve -n` for its ranks: they stop when this process is gone",
+        ),
+        Variable(
+            "EPRT_LOG_LEVEL",
+            "info",
+            _one_of("debug", "info", "warning", "error"),
+            "how much the ranks log to standard error",
+        ),
     )
-}  # fmt: skip
+}
 
 
 def get(name: str) -> Any:
@@ -82,7 +109,7 @@ def get(name: str) -> Any:
 
 
 def check() -> None:
-    """Raises for the first bad value, and for any EPRT_ variable that does not exist (a typo would be ignored)."""
+    """Raises ValueError for the first bad value, and for an EPRT_ variable that does not exist: it is a typo."""
     for name in os.environ:
         if name.startswith("EPRT_") and name not in TABLE:
             raise ValueError(f"unknown environment variable {name}; eprt reads {', '.join(TABLE)}")
@@ -90,11 +117,11 @@ def check() -> None:
         get(name)
 
 
-# Open MPI runs as root only with both of these, and takes them from nowhere but the environment.
+# Open MPI runs as root only with both of these, and reads them from the environment alone.
 ROOT_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-# Parameters of Open MPI, by the file under PREFIX/etc that may hold them: more ranks than cores, ranks left for
-# eprt/bind.py to bind, and no complaint of UCX about shared windows.
+# Parameters of Open MPI, by the file under PREFIX/etc that may hold them. They allow more ranks than cores, leave the
+# binding to eprt/bind.py, and keep UCX from complaining about shared windows.
 MPI_PARAMETERS = {
     "prte-mca-params.conf": {
         "rmaps_default_mapping_policy": ":oversubscribe",
@@ -118,14 +145,14 @@ def mpi_parameter_is_set(file: str, name: str) -> bool:
 def mpi_environment() -> dict[str, str]:
     """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun.
 
-    HOME is one of them: Open MPI does not start without, and services have none (systemd's, of the system).
+    HOME is one of them: Open MPI does not start without it, and system services of systemd have none.
     """
     home = os.path.expanduser("~")
     return {**MPI_ENVIRONMENT, "HOME": home if os.path.isabs(home) else "/", **os.environ, **ROOT_ENVIRONMENT}
 
 
 def without_mpi() -> dict[str, str]:
-    """A copy of the environment that no longer says "you are an MPI rank", for child processes that are none."""
+    """A copy of the environment without the variables that mark an MPI rank, for child processes that are not ranks."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
 
 

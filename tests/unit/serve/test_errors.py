@@ -1,0 +1,34 @@
+"""Errors as clients and operators see them."""
+
+import json
+import socket
+
+from eprt.serve import errors
+
+
+def test_one_rank_tells_what_all_find(capfd, monkeypatch):
+    monkeypatch.setattr(errors, "RANK_0_SPEAKS_FIRST_S", 0.0)
+    for rank, told in ((None, "eprt x: no"), (0, "eprt x: no"), (2, f"eprt x: rank 2 on {socket.gethostname()}: no")):
+        errors.tell_mistake("eprt x", ValueError("no"), rank)
+        assert capfd.readouterr().err == told + "\n"
+
+
+def test_an_error_has_openais_shape():
+    error = errors.invalid("n", "n=0: must be in 1..128")
+    assert json.loads(error.json()) == {
+        "error": {
+            "message": "n=0: must be in 1..128",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "invalid_value",
+        }
+    }
+    assert errors.queue_full("full", retry_after_s=7).retry_after_s == 7
+    assert errors.unavailable("soon", code="loading").kind == "service_unavailable_error"
+    assert errors.ApiError(500, "a defect", code="internal_error").kind == "server_error"
+
+
+def test_values_in_messages_are_json_and_short():
+    assert errors.quoted({"a": [1, None]}) == '{"a":[1,null]}'
+    assert len(errors.quoted("x" * 1000)) == 64 and errors.quoted("x" * 1000).endswith("...")
+    assert errors.shortened("x" * 64) == "x" * 64
