@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
-    from eprt.config import EngineConfig, ModelConfig, MoEConfig, ParallelConfig
+    from eprt.config import EngineConfig, ModelConfig, MoEConfig
     from eprt.engine.llm import LLM
     from eprt.engine.sampling_params import SamplingParams
     from eprt.ep.group.group import EPGroup
@@ -25,7 +25,6 @@ __all__ = [
     "EngineConfig",
     "MoEConfig",
     "ModelConfig",
-    "ParallelConfig",
     "SamplingParams",
     "__version__",
 ]
@@ -37,7 +36,6 @@ _MODULE_OF = {
     "LLM": "eprt.engine.llm",
     "MoEConfig": "eprt.config",
     "ModelConfig": "eprt.config",
-    "ParallelConfig": "eprt.config",
     "SamplingParams": "eprt.engine.sampling_params",
 }
 

@@ -2,12 +2,12 @@
 
     binding = bind("core", group.allgather)     # every rank of the job, before its first torch operation
 
-    core   each rank gets whole cores of its own, inside one NUMA node where that costs nobody a core
+    core   each rank gets whole cores of its own, inside one NUMA node where that takes no core from another rank
     numa   each rank may use every core of its NUMA node(s), and takes its memory there
     none   the operating system places everything
 
-In every policy a rank runs as many threads as its share has cores. Where there are more ranks than cores nobody is
-bound and each rank runs one thread: two ranks tied to one core could only take turns.
+In every policy a rank runs as many threads as its share has cores. Where there are more ranks than cores no rank is
+bound and each runs one thread: two ranks bound to one core could only take turns. Knows nothing of MPI or of models.
 """
 
 import ctypes
@@ -20,20 +20,18 @@ from typing import Any
 
 from eprt.cpu_topology import Cpu, CpuTopology, format_cpus, read_topology
 
-POLICIES = ("numa", "core", "none")
+DEFAULT_POLICY = "core"
 
 
 @dataclass(frozen=True)
 class Binding:
-    """cpus: hardware threads this rank may use. nodes: NUMA nodes to take memory from, () for no preference.
-    num_threads: compute threads. bound: False when cpus is everything the job may use. reason: one clause for the log.
-    """
+    """One rank's share of its host."""
 
-    cpus: tuple[int, ...]
-    nodes: tuple[int, ...]
-    num_threads: int
-    bound: bool
-    reason: str
+    cpus: tuple[int, ...]  # hardware threads that the rank may use
+    nodes: tuple[int, ...]  # NUMA nodes to take memory from, () for no preference
+    num_threads: int  # compute threads
+    bound: bool  # False where cpus is everything the job may use
+    reason: str  # one clause for the log
 
     def __str__(self) -> str:
         memory = f", memory of NUMA node {format_cpus(self.nodes)}" if self.nodes else ""
@@ -45,10 +43,14 @@ class BindError(RuntimeError):
     """A rank cannot be bound as asked."""
 
 
+def check_policy(policy: str) -> None:
+    if policy not in ("numa", "core", "none"):
+        raise ValueError(f"--bind {policy}: must be numa, core or none")
+
+
 def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy: str) -> Binding:
     """The share of rank local_rank among local_size ranks on this host. topology: what the job may use."""
-    if policy not in POLICIES:
-        raise ValueError(f"--bind {policy}: must be {', '.join(POLICIES)}")
+    check_policy(policy)
     if not 0 <= local_rank < local_size:
         raise ValueError(f"local rank {local_rank} is not in 0..{local_size - 1}")
     everything = tuple(cpu.id for cpu in topology.cpus)
@@ -70,10 +72,10 @@ def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy
 
 
 def _own_cores(topology: CpuTopology, local_rank: int, local_size: int) -> list[list[Cpu]]:
-    """The cores of one rank, each a list of its hardware threads.
+    """The cores of one rank, each as a list of its hardware threads.
 
-    Ranks are dealt to NUMA nodes evenly when the poorest rank fares no worse than under one plain cut through all
-    cores; the ranks move in lockstep, so the poorest sets the pace.
+    Ranks are spread over NUMA nodes evenly where the rank with the fewest cores then has no fewer than under one plain
+    cut through all cores; the ranks move in lockstep, so that rank sets the pace.
     """
     by_core: dict[int, list[Cpu]] = {}
     for cpu in topology.cpus:  # sorted by node, then core
@@ -101,12 +103,11 @@ def _cut(items: Any, index: int, count: int) -> Any:
 def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [value]) -> Binding:
     """Binds the calling rank and sizes torch's threads; returns what was done, for the log.
 
-    allgather: collective over all ranks of the job (EPGroup.allgather); hosts are told apart by their names. What a
-    launcher has already bound stays: only ranks that it gave the same CPUs share them out among themselves.
+    allgather: collective over all ranks of the job (EPGroup.allgather); hosts are told apart by their names. A binding
+    that the launcher has made stays: only ranks to which it gave the same CPUs share them out among themselves.
     BindError names rank, CPUs and remedy.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"--bind {policy}: must be {', '.join(POLICIES)}")
+    check_policy(policy)
     allowed = sorted(os.sched_getaffinity(0))
     me = (socket.gethostname(), os.getpid(), allowed)
     here = [other for other in allgather(me) if other[0] == me[0]]
@@ -117,11 +118,11 @@ def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [val
         topology = replace(topology, quota=topology.quota * size / len(here))
     binding = plan_binding(topology, rank, size, policy)
     if size < len(here):
-        binding = replace(binding, reason=f"{binding.reason} within what the launcher gave")
+        binding = replace(binding, reason=f"{binding.reason} within the launcher's binding")
     if binding.bound:
         _set_affinity(binding, f"[local rank {here.index(me)}/{len(here)}]", allowed)
     error = _set_memory_policy(binding.nodes) if binding.nodes else None
-    if error:  # containers forbid it by default; pages then still land on the node that first touches them
+    if error:  # containers forbid it by default; pages are then still placed on the node that first touches them
         binding = replace(binding, nodes=(), reason=f"{binding.reason}; set_mempolicy: {error}")
     import torch
 
@@ -131,7 +132,7 @@ def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [val
 
 def _set_affinity(binding: Binding, who: str, allowed: list[int]) -> None:
     try:
-        for thread in os.listdir("/proc/self/task"):  # also those that libraries started before us
+        for thread in os.listdir("/proc/self/task"):  # threads that libraries started before are bound too
             try:
                 os.sched_setaffinity(int(thread), binding.cpus)
             except ProcessLookupError:

@@ -1,7 +1,9 @@
-"""eprt generate: completions on standard output, on one rank or under mpirun.
+"""`eprt generate`: completions on standard output, on one rank or under mpirun.
 
 eprt generate --model examples/demo_model/checkpoint --prompt "12 + 30 ="
 mpirun -n 4 eprt generate --model DIR --file prompts.txt --json
+
+Knows nothing of HTTP; flags of the engine and chat templates are the server's.
 """
 
 import argparse
@@ -11,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eprt import env
-from eprt.config import EngineConfig, ParallelConfig
+from eprt.bind import bind, check_policy
+from eprt.config import EngineConfig
+from eprt.engine.outputs import CompletionOutput, RequestOutput
 from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_flag, engine_options
 from eprt.serve.errors import tell_mistake
 
 
@@ -21,34 +26,24 @@ def build_parser() -> argparse.ArgumentParser:
         prog="eprt generate",
         description="Completions of prompts. Under mpirun the ranks share the experts and the work.",
     )
+    add_model_flag(parser)
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="Hugging Face checkpoint directory")
     add("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
     add("--file", metavar="FILE", help="one prompt per line; - reads standard input (one rank only)")
     add("--chat", action="store_true", help="put each prompt into the checkpoint's chat template")
     add("--max-tokens", type=int, default=128, metavar="N", help="of a completion at most, default %(default)s")
     add("--temperature", type=float, default=0.0, metavar="T", help="0..2, default 0: the likeliest token")
-    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens that make up P of the "
-        "probability, default 1: all")  # fmt: skip
+    text = "draw from the likeliest tokens that make up P of the probability, default 1: all"
+    add("--top-p", type=float, default=1.0, metavar="P", help=text)
     add("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens, default 0: all")
-    add("--seed", type=int, metavar="N", help="of the sampling; default: fixed by the engine")
+    text = "of the sampling; default: fixed by the engine"
+    add("--seed", dest="sampling_seed", type=int, metavar="N", help=text)
     add("--stop", action="append", default=[], metavar="TEXT", help="ends a completion; may be given several times")
     add("-n", type=int, default=1, metavar="N", help="completions per prompt, default %(default)s")
     add("--json", action="store_true", help="one JSON object per completion instead of text")
-    add("--dtype", default=EngineConfig.dtype, help="auto (the checkpoint's, default), float32 or bfloat16")
-    add("--quantization", help="int8: quantise the experts' weights at load; default: as they are")
-    add("--device", default=EngineConfig.device, help="cpu, cuda (a GPU for each rank) or auto; default %(default)s")
-    add("--overlap", default=EngineConfig.overlap, help="none, tbo, sbo or auto (default; docs/overlap.md)")
-    add("--num-speculative-tokens", type=int, default=0, metavar="K",
-        help="tokens the checkpoint's MTP layer guesses per completion and step, default 0")  # fmt: skip
-    add("--kv-cache-gb", type=float, default=EngineConfig.kv_cache_gb, metavar="GB",
-        help="memory of the KV cache of each rank (2**30 bytes), default %(default)s")  # fmt: skip
-    add("--max-model-len", type=int, metavar="N", help="most tokens of prompt and completion; default: the model's")
-    add(
-        "--bind",
-        default=ParallelConfig.bind,
-        help="pin each rank to its share of the machine: core (default), numa or none",
-    )
+    add_engine_flags(parser, "dtype", "quantization", "device", "overlap", "num_speculative_tokens")
+    add_engine_flags(parser, "kv_cache_gb", "max_model_len")
+    add_bind_flag(parser)
     return parser
 
 
@@ -72,15 +67,14 @@ def _generate(arguments: argparse.Namespace) -> int:
         temperature=arguments.temperature,
         top_p=arguments.top_p,
         top_k=arguments.top_k,
-        seed=arguments.seed,
+        seed=arguments.sampling_seed,
         stop=tuple(arguments.stop),
         n=arguments.n,
     )
-    named = ("dtype", "device", "quantization", "max_model_len", "overlap", "num_speculative_tokens", "kv_cache_gb")
-    engine_options = {name: getattr(arguments, name) for name in named}
-    EngineConfig(arguments.model, **engine_options)  # wrong flags show before torch is loaded
+    options = engine_options(arguments)
+    check_policy(arguments.bind)
+    EngineConfig(**options)  # wrong flags show before torch is loaded
 
-    from eprt.bind import bind
     from eprt.engine.llm import LLM
     from eprt.ep.group.group import EPGroup
 
@@ -91,7 +85,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         group = EPGroup.from_mpi()
         end_job_on_errors()  # those that main() does not expect
     bind(arguments.bind, group.allgather)
-    with LLM(arguments.model, group, **engine_options) as llm:
+    with LLM(group=group, **options) as llm:
         prompts = [_in_chat_template(llm, text) for text in texts] if arguments.chat else texts
         results = llm.generate(prompts, params)
     group.close()
@@ -134,7 +128,7 @@ def _in_chat_template(llm, prompt: str) -> list[int]:
     return llm.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _json(prompt: str, result, output) -> str:
+def _json(prompt: str, result: RequestOutput, output: CompletionOutput) -> str:
     return json.dumps(
         {
             "prompt": prompt,
@@ -149,7 +143,7 @@ def _json(prompt: str, result, output) -> str:
 
 
 def _abort_job() -> None:
-    """Ends the other ranks too: they would wait for this one at the next collective."""
+    """Ends the other ranks too: they would wait for this one in the next collective call."""
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Abort(2)

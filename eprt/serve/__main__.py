@@ -11,7 +11,8 @@ import sys
 
 from eprt import env
 from eprt.serve.errors import tell_mistake
-from eprt.serve.options import OptionError, parse
+from eprt.serve.flags import parse_options
+from eprt.serve.options import OptionError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
             env.check()
         except ValueError as error:
             raise OptionError(str(error)) from None
-        options = parse(argv)
+        options = parse_options(argv)
         if rank is None and (options.num_ranks or 1) > 1:
             from eprt.serve.ranks import launch
 

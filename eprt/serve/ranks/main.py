@@ -20,7 +20,7 @@ from eprt import env
 from eprt.ep.group.agreement import first_difference
 from eprt.ep.group.group import EPGroup
 from eprt.serve.errors import say
-from eprt.serve.options import FrontendConfig, ServeOptions, make_diagnose_dir, of_all_ranks
+from eprt.serve.options import FrontendConfig, ServeOptions, common_flags, make_diagnose_dir
 from eprt.serve.ranks import worker
 from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.ranks.messages import Drain, Hello
@@ -59,7 +59,7 @@ def run(options: ServeOptions) -> int:
 
 def _check_job(options: ServeOptions, group: EPGroup) -> None:
     """ValueError, on all ranks, where they were not started as one server. Collective."""
-    if differs := first_difference(group, of_all_ranks(options)):
+    if differs := first_difference(group, common_flags(options)):
         if differs.name == "--api-key":
             what = "has another --api-key than rank 0"
         else:

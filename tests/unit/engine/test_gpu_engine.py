@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +19,6 @@ from eprt.models.deepseek_builder import load_deepseek
 from eprt.models.loader import load_model
 from eprt.ops import tuning
 from eprt.ops.tuning import Shape, Tiling
-from eprt.serve.options import OptionError, parse
-from eprt.serve.ranks import worker
 from tests import tiny
 from tests.paged import PagedRunner
 from tests.ranks import cases_ep
@@ -157,95 +154,6 @@ def test_products_that_were_not_measured_are_told_once(caplog, monkeypatch, tmp_
     assert "32 experts" in record.message and "2048 x 7168" in record.message and "NVIDIA H900" in record.message
     assert "tune_grouped_gemm" in record.message
     tuning.read.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "flags, error",
-    [
-        (["--device", "cuda", "--quantization", "int8"], "--quantization int8: int8 weights run on the CPU only"),
-        (["--num-hidden-layers", "3"], "--num-hidden-layers 3: .* with --load-format dummy only"),
-        (["--load-format", "gguf"], "--load-format gguf: must be auto or dummy"),
-        (["--graph-sizes", "0", "8"], r"--graph-sizes 0 8: must be whole numbers of at least 1"),
-        (["--graph-sizes", "8", "-1"], r"--graph-sizes 8 -1: must be whole numbers of at least 1"),
-        (["--graph-sizes", "8", "--no-graphs"], "--no-graphs: not allowed with argument --graph-sizes"),
-        (["--speculative-acceptance", "rejection"], "--speculative-acceptance rejection: .* --num-speculative-tokens"),
-        (["--overlap-schedule", "--num-speculative-tokens", "1"], "--overlap-schedule: steps wait for their drafts"),
-        (["--kv-cache-gb", "inf"], "--kv-cache-gb inf: must be above 0 and at most 2147483647"),
-        (["--kv-cache-gb", "1e300"], "--kv-cache-gb 1e.300: must be above 0 and at most 2147483647"),
-        (["--max-num-seqs", "9" * 40], "--max-num-seqs 9+: must be at most 2147483647"),
-        (["--chunk-size", str(1 << 31)], "--chunk-size 2147483648: must be at most 2147483647"),
-        (["--diagnose-dir", ""], "--diagnose-dir is empty: give it a value or leave it out"),
-        (["--served-model-name", ""], "--served-model-name is empty: give it a value or leave it out"),
-        (["--model", ""], "--model is empty"),
-        (["--host", ""], "--host is empty"),
-        (["--drain-timeout", "inf"], "--drain-timeout inf: must be finite and at least 0"),
-        (["--body-timeout", "inf"], "--body-timeout inf: must be finite and above 0"),
-        (["--load-window", "inf"], "--load-window inf: must be in 0.1..86400"),
-        (["--migration-timeout", "inf"], "--migration-timeout inf: must be finite and above 0"),
-        (["--max-body-mb", "inf"], "--max-body-mb inf: must be finite and above 0"),
-        (["--diagnose-log-mb", "inf"], "--diagnose-log-mb inf: must be finite and at least 1"),
-    ],
-)
-def test_flags_that_cannot_be_are_refused(flags, error):
-    with pytest.raises(OptionError, match=error):
-        parse(["--model", DEMO, *flags])
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_faults_on_purpose_reach_recorded_steps(rank):
-    """A replayed graph calls no backend: with faults, steps are launched anew, on all ranks alike."""
-    group, backend = SimpleNamespace(rank=rank, size=2), make_backend("local", LOCAL, EPGroup.single())
-    engine = SimpleNamespace(
-        group=group,
-        model=SimpleNamespace(exchange=Exchange({"low_latency": backend})),
-        runner=SimpleNamespace(graphs="recorded"),
-        drafter=SimpleNamespace(graphs="recorded"),
-    )
-    with worker.inject(["late-compute:0:2ms"], engine):
-        assert (engine.model.exchange["low_latency"] is backend) == (rank == 1)
-    assert engine.runner.graphs is None and engine.drafter.graphs is None
-
-
-def test_flags_reach_the_engine():
-    engine = parse(
-        ["--model", DEMO, "--device", "cuda", "--load-format", "dummy", "--num-hidden-layers", "3", "--no-graphs",
-         "--low-latency-max-tokens", "128", "--rebalance", "auto", "--exact-combine"]
-    ).engine  # fmt: skip
-    assert engine.exact_combine and engine.spare_experts == EngineConfig.spare_experts
-    assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
-    assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128
-    assert parse(["--model", DEMO]).engine.graph_sizes == EngineConfig.graph_sizes
-    assert parse(["--model", DEMO, "--graph-sizes", "64", "8", "64", "1"]).engine.graph_sizes == (1, 8, 64)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"num_speculative_tokens": 1.5}, "--num-speculative-tokens 1.5: must be a whole number"),
-        ({"chunk_size": "512"}, "--chunk-size '512': must be a whole number"),
-        ({"spare_experts": None}, "--spare-experts None: must be a whole number"),
-        ({"num_hidden_layers": True, "load_format": "dummy"}, "--num-hidden-layers True: must be a whole number"),
-        ({"kv_cache_gb": "1"}, "--kv-cache-gb '1': must be a number"),
-        ({"exact_combine": "no"}, "--exact-combine 'no': must be True or False"),
-        ({"seed": -1}, "--seed -1: must be at least 0"),
-    ],
-)
-def test_options_of_another_type_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        EngineConfig("somewhere", **options)
-    whole = EngineConfig("somewhere", chunk_size=np.int64(64), kv_cache_gb=1, max_model_len=None)
-    assert whole.chunk_size == 64
-
-
-def test_pages_have_the_size_that_the_fastest_attention_takes_wherever_there_may_be_a_gpu():
-    sizes = [EngineConfig("somewhere", device=device).page_size for device in ("cpu", "cuda", "auto")]
-    assert sizes == [16, 64, 64] and EngineConfig("somewhere", device="auto", page_size=8).page_size == 8
-
-
-@pytest.mark.parametrize("sizes", [8, (1, 2.5), (True,), "8", None])
-def test_graph_sizes_are_whole_numbers(sizes):
-    with pytest.raises(ValueError, match=r"--graph-sizes .*: must be whole numbers of at least 1"):
-        EngineConfig("somewhere", graph_sizes=sizes)
 
 
 def test_an_option_for_gpus_is_refused_where_auto_finds_none(tmp_path):

@@ -1,13 +1,8 @@
 """Ranks that were not given the same are told so before they hang or answer wrongly."""
 
-import pytest
 
 from eprt.ep.group.agreement import Difference, first_difference
-from eprt.ep.group.group import EPGroup
-from eprt.serve.options import of_all_ranks, parse
-from eprt.serve.ranks import main as rank_main
 from tests.gather_group import GatherGroup
-from tests.serve.conftest import MODEL
 
 
 class _Told(GatherGroup):
@@ -24,48 +19,6 @@ class _Told(GatherGroup):
     def close(self) -> None: ...
 
 
-def _options(*arguments: str):
-    return parse(["--model", str(MODEL), *arguments])
-
-
 def test_the_first_difference_names_value_and_rank():
     assert first_difference(_Told({"a": 1, "b": 2}, {"a": 1, "b": 2}), {"a": 1, "b": 2}) is None
     assert first_difference(_Told({"a": 1, "b": 2}, {"a": 1}), {"a": 1, "b": 2}) == Difference("b", 2, None, 2)
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--num-speculative-tokens", "1"], "rank 1 has --num-speculative-tokens 1, rank 0 has 0"),
-        (["--max-model-len", "64"], "rank 1 has --max-model-len 64, rank 0 has the default"),
-        (["--no-prefix-cache"], "rank 1 has --no-prefix-cache True, rank 0 has False"),
-        (["--diagnose-log-mb", "2"], "rank 1 has --diagnose-log-mb 2, rank 0 has 1024"),
-        (["--inject", "slow-rank:1:2x"], "rank 1 has --inject slow-rank:1:2x, rank 0 has none"),
-        (["--api-key", "secret"], "rank 1 has another --api-key than rank 0"),
-        (["-n", "2"], "rank 1 has -n 2, rank 0 has the default"),
-    ],
-)
-def test_flags_of_one_rank_only_are_refused(arguments, words, capfd, monkeypatch):
-    group = _Told(of_all_ranks(_options("--port", "0", *arguments)))
-    monkeypatch.setattr(EPGroup, "from_mpi", staticmethod(lambda: group))
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    assert rank_main.run(_options("--port", "0")) == 2
-    told = capfd.readouterr().err
-    assert told == f"eprt serve: error: {words}; give all ranks the same flags\n", told
-
-
-def test_hosts_may_keep_the_model_elsewhere(tmp_path):
-    for file in MODEL.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    here, there = _options(), parse(["--model", str(tmp_path), "--bind", "none"])
-    assert first_difference(_Told(of_all_ranks(there)), of_all_ranks(here)) is None
-
-
-def test_a_group_that_cannot_be_is_one_line(capfd, monkeypatch):
-    def from_mpi():
-        raise ValueError("[rank 0/2] EPRT_RANKS_PER_NODE differs between ranks: [None, 1]")
-
-    monkeypatch.setattr(EPGroup, "from_mpi", staticmethod(from_mpi))
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    assert rank_main.run(_options("--port", "0")) == 2
-    assert capfd.readouterr().err.startswith("eprt serve: error: [rank 0/2] EPRT_RANKS_PER_NODE differs")

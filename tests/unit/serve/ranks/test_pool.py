@@ -5,7 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from eprt.serve.options import FrontendConfig, parse
+from eprt.serve.flags import parse_options
+from eprt.serve.options import FrontendConfig
 from eprt.serve.ranks.messages import Drain, Fatal
 from eprt.serve.ranks.metrics import Metrics
 from eprt.serve.ranks.pool import Rank, RankPool
@@ -16,7 +17,7 @@ def _told(signal: str, fatal: str | None) -> str:
     """The reason of a server of two ranks that was told to drain by this signal and then lost rank 1."""
 
     async def drain_and_lose() -> str:
-        config = FrontendConfig(parse(["--model", str(MODEL)]), 2, "token", -1, -1, -1)
+        config = FrontendConfig(parse_options(["--model", str(MODEL)]), 2, "token", -1, -1, -1)
         pool = RankPool(config, Metrics(), on_drain=lambda reason, rank: pool.set_state("draining", reason))
         pool.ranks = {rank: Rank(rank, 100 + rank, "host", Mock()) for rank in range(2)}
         pool.set_state("serving", "")

@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,40 +16,16 @@ from eprt.balancer.migration import Round
 
 from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
-from eprt.serve.options import OptionError, parse
+from eprt.serve.flags import parse_options
 from eprt.serve.ranks.messages import Sampled
 from eprt.serve.rebalance import rebalancer as rebalance
 from eprt.serve.rebalance.migration import placement_after
 from eprt.serve.rebalance.rebalancer import Rebalancer
 from eprt.serve.rebalance.request import RebalanceRequest, parse_rebalance
+from tests.unit.cases import MODEL
 
-MODEL = Path(__file__).resolve().parents[4] / "examples" / "demo_model" / "checkpoint"
 CURRENT = Placement(np.array([[0, 1, 2, 0]]), num_gpus=2)
 ROW = {"physical_to_logical_map": [[1, 2, 0, 2]]}
-
-
-def test_the_flags_say_what_they_are_for():
-    options = parse(["--model", str(MODEL), "--rebalance", "auto", "--load-window", "2", "--rebalance-slow-ranks"])
-    assert (options.rebalance, options.load_window_s, options.rebalance_slow_ranks) == ("auto", 2.0, True)
-    assert parse(["--model", str(MODEL), "--replica-routing", "batch-lp"]).engine.replica_routing == "batch-lp"
-
-
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--rebalance", "on"], "--rebalance on: must be off, auto or dry-run"),
-        (["--rebalance", "auto", "--spare-experts", "0"], "--rebalance auto needs --spare-experts of at least 1"),
-        (["--replica-routing", "random"], "--replica-routing random: must be weights, local, batch or batch-lp"),
-        (["--us-per-crossing", "-1"], "--us-per-crossing -1.0: must be finite and at least 0"),
-        (["--load-window", "0"], "--load-window 0.0: must be in 0.1..86400"),
-        (["--load-window", "1e-9"], "--load-window 1e-09: must be in 0.1..86400"),
-        (["--migration-timeout", "-1"], "--migration-timeout -1.0: must be finite and above 0"),
-    ],
-)
-def test_a_flag_that_cannot_be_met_is_named(flags, words):
-    with pytest.raises(OptionError) as caught:
-        parse(["--model", str(MODEL), *flags])
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +110,7 @@ def rebalancer_of(
         infos=infos, stats=stats, state="serving", num_ranks=len(rows), ranks={}, check_open=lambda: None,
         sample=sample, migrate=migrate,
     )  # fmt: skip
-    options = parse(["--model", str(MODEL), "--rebalance", "auto"])
+    options = parse_options(["--model", str(MODEL), "--rebalance", "auto"])
     return Rebalancer(options, pool, lambda: np.ones(len(rows)))  # type: ignore[arg-type]
 
 
@@ -246,7 +221,7 @@ def test_after_a_plan_that_failed_the_next_waits_longer(monkeypatch):
 def test_new_speeds_for_the_placement_that_serves_reach_the_ranks_that_split_by_them(monkeypatch, routing, num_jobs):
     jobs: list[MigrationJob] = []
     rebalancer = rebalancer_of(migrate=jobs.append)
-    rebalancer._options = parse(["--model", str(MODEL), "--replica-routing", routing])
+    rebalancer._options = parse_options(["--model", str(MODEL), "--replica-routing", routing])
 
     async def solve_here(request: PlanRequest):
         return solve(request)

@@ -1,0 +1,92 @@
+"""Flags of the engine, declared once for `eprt serve` and `eprt generate`.
+
+A flag is a field of EngineConfig and takes its default and its type from there. Knows nothing of flags that only one
+program has.
+"""
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from eprt.bind import DEFAULT_POLICY
+from eprt.config import EngineConfig
+
+# field: placeholder of the value (None: the flag's own name), help
+_FLAGS: dict[str, tuple[str | None, str]] = {
+    "dtype": (None, "auto (the checkpoint's, default), float32 or bfloat16"),
+    "load_format": ("HOW", "auto (the files, default) or dummy (random weights)"),
+    "num_hidden_layers": ("K", "fewer layers than the model's, with dummy weights only"),
+    "quantization": ("HOW", "int8: quantise the experts' weights at load, on CPUs; default: as they are"),
+    "device": (None, "cpu, cuda (a GPU for each rank) or auto; default %(default)s"),
+    "ep_payload": ("WHAT", "what dispatch sends: same (the dtype, default) or fp8"),
+    "num_redundant_experts": ("N", "slots of all ranks for replicas, in each MoE layer, default %(default)s"),
+    "spare_experts": (
+        "N",
+        "experts that a rank has memory for while they move, default %(default)s; 0: they cannot move",
+    ),
+    "replica_routing": (
+        "HOW",
+        "which replica a token takes: weights (the plan's, default), local (nearest first, in the same proportion), "
+        "batch or batch-lp (split anew in each step, evenly and then locally)",
+    ),
+    "exact_combine": (
+        None,
+        "GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs",
+    ),
+    "max_model_len": ("N", "most tokens of prompt and completion together; default: the model's"),
+    "kv_cache_gb": ("GB", "memory of each rank's KV cache (2**30 bytes), default %(default)g"),
+    "kv_cache_dtype": ("TYPE", "auto (the model's, default), bf16 or fp8, which fits 1.75 times the tokens of bf16"),
+    "page_size": ("N", "tokens per KV page, default 16, with --device cuda or auto 64"),
+    "max_num_seqs": ("N", "running sequences, default %(default)s"),
+    "max_queue": ("N", "waiting sequences, more get 429, default %(default)s"),
+    "chunk_size": ("N", "most tokens of one step, default %(default)s"),
+    "seed": ("N", "of requests that bring no seed, default %(default)s"),
+    "num_speculative_tokens": (
+        "K",
+        "tokens that the checkpoint's MTP layer drafts per request and step, default %(default)s",
+    ),
+    "speculative_acceptance": (
+        "HOW",
+        "exact: drafts never change an answer; rejection: with a temperature more drafted tokens are accepted, and "
+        "answers follow the same distribution; default %(default)s",
+    ),
+    "low_latency_max_tokens": (
+        "N",
+        "steps of no more tokens on any rank use the low-latency exchange, default %(default)s",
+    ),
+    "overlap": (
+        "HOW",
+        "what is computed while tokens travel: none, tbo (two half batches in turn), sbo (decodes: the shared expert "
+        "and the experts' second product), auto (default; docs/overlap.md)",
+    ),
+    "overlap_sms": ("N", "sbo: SMs of a GPU that send outputs beside the experts; default: as many as pay"),
+    "overlap_schedule": (None, "prepare each step while the one before computes; default: on GPUs, without drafts"),
+}
+_FIELDS = {field.name: field for field in fields(EngineConfig)}
+_TYPES = {"int": int, "float": float, "str": str}
+
+
+def add_engine_flags(group: argparse._ActionsContainer, *names: str) -> None:
+    """Adds the flags of these fields of EngineConfig."""
+    for name in names:
+        flag, field, (placeholder, text) = "--" + name.replace("_", "-"), _FIELDS[name], _FLAGS[name]
+        kind, _, or_none = str(field.type).partition(" | ")
+        if kind == "bool":
+            group.add_argument(flag, action=argparse.BooleanOptionalAction if or_none else "store_true", help=text)
+        else:
+            group.add_argument(flag, type=_TYPES[kind], default=field.default, metavar=placeholder, help=text)
+
+
+def add_model_flag(group: argparse._ActionsContainer) -> None:
+    text = "Hugging Face directory: config.json, safetensors, tokenizer.json"
+    group.add_argument("--model", dest="model_dir", required=True, metavar="DIR", help=text)
+
+
+def add_bind_flag(group: argparse._ActionsContainer) -> None:
+    text = "pin each rank to its share of the machine: core (default), numa or none"
+    group.add_argument("--bind", default=DEFAULT_POLICY, metavar="HOW", help=text)
+
+
+def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """EngineConfig's fields that the program has flags for, as they were given."""
+    return {name: value for name, value in vars(arguments).items() if name in _FIELDS}

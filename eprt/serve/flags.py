@@ -1,0 +1,236 @@
+"""The command line of `eprt serve`: its flags, and the checks that turn them into ServeOptions.
+
+Loads no torch, so a bad flag shows at once. Knows nothing of what the options do.
+"""
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from eprt.bind import check_policy
+from eprt.config import EngineConfig
+from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_flag, engine_options
+from eprt.serve.options import OptionError, ServeOptions
+
+_INF = float("inf")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise OptionError(f"{message}; --help lists the flags")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="eprt serve",
+        description="OpenAI-compatible server of a DeepSeek-style MoE model over MPI ranks.",
+        epilog="Start it as `eprt serve -n 4 --model DIR` (drains on SIGTERM and Ctrl-C) or under an mpirun of your "
+        "own (`mpirun -n 4 eprt serve --model DIR`). `python -m eprt.serve` is the same program; docs/operations.md "
+        "has the details.",
+        allow_abbrev=False,
+    )
+    group = parser.add_argument_group("model")
+    add_model_flag(group)
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="what clients call it; default: the directory's name"
+    )
+    add_engine_flags(group, "dtype", "load_format", "num_hidden_layers", "quantization")
+    group.add_argument(
+        "--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed"
+    )
+
+    group = parser.add_argument_group("ranks")
+    group.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; not under an mpirun of your own"
+    )
+    add_engine_flags(group, "device")
+    add_bind_flag(group)
+    add_engine_flags(group, "ep_payload")
+
+    _add_diagnosis(parser.add_argument_group("diagnosis"))
+    _add_expert_load(parser.add_argument_group("expert load"))
+
+    group = parser.add_argument_group("limits of each rank")
+    add_engine_flags(group, "max_model_len", "kv_cache_gb", "kv_cache_dtype", "page_size")
+    add_engine_flags(group, "max_num_seqs", "max_queue", "chunk_size")
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="enable_prefix_cache",
+        action="store_false",
+        help="never reuse the KV pages of an equal prompt beginning",
+    )
+    add_engine_flags(group, "seed")
+
+    add_engine_flags(parser.add_argument_group("drafts"), "num_speculative_tokens", "speculative_acceptance")
+    group = parser.add_argument_group("steps")
+    add_engine_flags(group, "low_latency_max_tokens", "overlap", "overlap_sms", "overlap_schedule")
+    _add_graphs(group.add_mutually_exclusive_group())
+    _add_http(parser.add_argument_group("HTTP"))
+    return parser
+
+
+def _add_number(group: argparse._ArgumentGroup, flag: str, default: float, unit: str, text: str) -> None:
+    group.add_argument(flag, type=float, default=default, metavar=unit, help=f"{text}, default %(default)g")
+
+
+def _add_diagnosis(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
+    text = "seconds of one window of the diagnosis"
+    _add_number(group, "--diagnose-window", ServeOptions.diagnose_window_s, "S", text)
+    text = "disk space of the diagnosis log, whose oldest windows are deleted first"
+    _add_number(group, "--diagnose-log-mb", ServeOptions.diagnose_log_bytes / 2**20, "MB", text)
+    group.add_argument(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated (docs/diagnosis.md)",
+    )
+
+
+def _add_expert_load(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--rebalance",
+        default=ServeOptions.rebalance,
+        metavar="MODE",
+        help="auto: move experts when their load asks for it; dry-run: only log that; off: move as posted (default)",
+    )
+    group.add_argument(
+        "--rebalance-slow-ranks",
+        action="store_true",
+        help="plans give less load to ranks that the diagnosis finds slow",
+    )
+    group.add_argument(
+        "--us-per-crossing",
+        type=float,
+        default=ServeOptions.us_per_crossing,
+        metavar="US",
+        help="us that a rank's network takes for one token to another node and back, default %(default)g; 0: plans "
+        "for balance alone",
+    )
+    add_engine_flags(group, "num_redundant_experts", "spare_experts", "replica_routing", "exact_combine")
+    _add_number(group, "--load-window", ServeOptions.load_window_s, "S", "seconds of one window of expert load")
+    text = "seconds until a round of a migration is rolled back"
+    _add_number(group, "--migration-timeout", ServeOptions.migration_timeout_s, "S", text)
+
+
+def _add_graphs(group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument(
+        "--graph-sizes",
+        type=int,
+        nargs="+",
+        default=EngineConfig.graph_sizes,
+        metavar="N",
+        help="on GPUs: numbers of decodes, drafts included, to record steps for as CUDA graphs, as far as "
+        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256",
+    )
+    text = "on GPUs: launch every kernel of a decoding step anew"
+    group.add_argument("--no-graphs", dest="graph_sizes", action="store_const", const=(), help=text)
+
+
+def _add_http(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
+    group.add_argument("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
+    group.add_argument("--api-key", metavar="KEY", help="require `Authorization: Bearer KEY` on /v1 paths")
+    text = "largest request body (2**20 bytes)"
+    _add_number(group, "--max-body-mb", ServeOptions.max_body_bytes / 2**20, "MB", text)
+    text = "seconds that a request body may take to arrive"
+    _add_number(group, "--body-timeout", ServeOptions.body_timeout_s, "S", text)
+    text = "seconds that a stopping server gives running requests to finish"
+    _add_number(group, "--drain-timeout", ServeOptions.drain_timeout_s, "S", text)
+
+
+def parse_options(argv: list[str]) -> ServeOptions:
+    """Raises OptionError with one line that names the flag, the value and the remedy."""
+    args = _parser().parse_args(argv)
+    try:
+        check_policy(args.bind)
+        engine = EngineConfig(**engine_options(args))
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    _check_values(args)
+    _check_faults(args.inject, args.ranks)
+    if args.rebalance == "auto" and not args.spare_experts:
+        raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
+    _check_model_dir(Path(args.model_dir), args.skip_tokenizer_init)
+    return ServeOptions(
+        engine=engine,
+        model_name=args.served_model_name or Path(args.model_dir).resolve().name,
+        host=args.host,
+        port=args.port,
+        bind=args.bind,
+        num_ranks=args.ranks,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+        api_key=args.api_key,
+        drain_timeout_s=args.drain_timeout,
+        diagnose_dir=args.diagnose_dir,
+        diagnose_window_s=args.diagnose_window,
+        diagnose_log_bytes=int(args.diagnose_log_mb * 2**20),
+        inject=tuple(args.inject),
+        rebalance=args.rebalance,
+        rebalance_slow_ranks=args.rebalance_slow_ranks,
+        us_per_crossing=args.us_per_crossing,
+        load_window_s=args.load_window,
+        migration_timeout_s=args.migration_timeout,
+        max_body_bytes=int(args.max_body_mb * 2**20),
+        body_timeout_s=args.body_timeout,
+    )
+
+
+def _check_values(args: argparse.Namespace) -> None:
+    for flag, value in (
+        ("--model", args.model_dir),
+        ("--served-model-name", args.served_model_name),
+        ("--diagnose-dir", args.diagnose_dir),
+        ("--host", args.host),
+    ):
+        if value == "":  # an unset variable of a shell
+            raise OptionError(f"{flag} is empty: give it a value or leave it out")
+    key = args.api_key
+    for flag, value, ok, want in (
+        ("--ranks", args.ranks, args.ranks is None or args.ranks >= 1, "at least 1"),
+        ("--port", args.port, 0 <= args.port <= 65535, "in 0..65535"),
+        ("--drain-timeout", args.drain_timeout, 0 <= args.drain_timeout < _INF, "finite and at least 0"),
+        ("--body-timeout", args.body_timeout, 0 < args.body_timeout < _INF, "finite and above 0"),
+        ("--diagnose-window", args.diagnose_window, 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
+        ("--diagnose-log-mb", args.diagnose_log_mb, 1 <= args.diagnose_log_mb < _INF, "finite and at least 1"),
+        ("--rebalance", args.rebalance, args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
+        ("--load-window", args.load_window, 0.1 <= args.load_window <= 86400, "in 0.1..86400"),
+        ("--us-per-crossing", args.us_per_crossing, 0 <= args.us_per_crossing < _INF, "finite and at least 0"),
+        ("--migration-timeout", args.migration_timeout, 0 < args.migration_timeout < _INF, "finite and above 0"),
+        ("--max-body-mb", args.max_body_mb, 0 < args.max_body_mb < _INF, "finite and above 0"),
+        ("--api-key", key, key is None or (key.isascii() and key.isprintable() and key), "printable ASCII, not empty"),
+    ):
+        if not ok:
+            raise OptionError(f"{flag} {value}: must be {want}")
+
+
+def _check_faults(faults: list[str], num_ranks: int | None) -> None:
+    if not faults:
+        return
+    from eprt.diagnostics.inject import Injection
+
+    for fault in faults:
+        try:
+            injection = Injection.parse(fault)
+            if num_ranks is not None:
+                injection.check_ranks(num_ranks)
+        except ValueError as error:
+            raise OptionError(f"--inject {error}") from None
+
+
+def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool) -> None:
+    """What can be known of the directory without reading weights."""
+    if not model_dir.is_dir():
+        raise OptionError(f"--model {model_dir}: no such directory")
+    if not (model_dir / "config.json").is_file():
+        raise OptionError(f"--model {model_dir}: has no config.json; it must be a Hugging Face model directory")
+    try:
+        msgspec.json.decode((model_dir / "config.json").read_bytes())
+    except ValueError as error:
+        raise OptionError(f"--model {model_dir}: config.json is not JSON: {error}") from None
+    if not skip_tokenizer_init and not (model_dir / "tokenizer.json").is_file():
+        raise OptionError(
+            f"--model {model_dir}: has no tokenizer.json; add it, or serve token ids only with --skip-tokenizer-init"
+        )

@@ -1,0 +1,59 @@
+"""A rank's process before it serves: ranks that were not started as one server are told so in one line."""
+
+import pytest
+
+from eprt.ep.group.group import EPGroup
+from eprt.serve.flags import parse_options
+from eprt.serve.options import common_flags
+from eprt.serve.ranks import main as rank_main
+from tests.gather_group import GatherGroup
+from tests.unit.cases import MODEL
+
+
+class _GroupWithOthers(GatherGroup):
+    """The rank 0 of a group whose others give these."""
+
+    def __init__(self, *others):
+        self.rank, self.size, self.others = 0, 1 + len(others), others
+
+    def allgather(self, value):
+        return [value, *self.others]
+
+    def barrier(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _options(*arguments: str):
+    return parse_options(["--model", str(MODEL), *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--num-speculative-tokens", "1"], "rank 1 has --num-speculative-tokens 1, rank 0 has 0"),
+        (["--max-model-len", "64"], "rank 1 has --max-model-len 64, rank 0 has the default"),
+        (["--no-prefix-cache"], "rank 1 has --no-prefix-cache True, rank 0 has False"),
+        (["--diagnose-log-mb", "2"], "rank 1 has --diagnose-log-mb 2, rank 0 has 1024"),
+        (["--inject", "slow-rank:1:2x"], "rank 1 has --inject slow-rank:1:2x, rank 0 has none"),
+        (["--api-key", "secret"], "rank 1 has another --api-key than rank 0"),
+        (["-n", "2"], "rank 1 has -n 2, rank 0 has the default"),
+    ],
+)
+def test_flags_of_one_rank_only_are_refused(arguments, words, capfd, monkeypatch):
+    group = _GroupWithOthers(common_flags(_options("--port", "0", *arguments)))
+    monkeypatch.setattr(EPGroup, "from_mpi", staticmethod(lambda: group))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert rank_main.run(_options("--port", "0")) == 2
+    told = capfd.readouterr().err
+    assert told == f"eprt serve: error: {words}; give all ranks the same flags\n", told
+
+
+def test_a_group_that_cannot_be_is_one_line(capfd, monkeypatch):
+    def from_mpi():
+        raise ValueError("[rank 0/2] EPRT_RANKS_PER_NODE differs between ranks: [None, 1]")
+
+    monkeypatch.setattr(EPGroup, "from_mpi", staticmethod(from_mpi))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert rank_main.run(_options("--port", "0")) == 2
+    assert capfd.readouterr().err.startswith("eprt serve: error: [rank 0/2] EPRT_RANKS_PER_NODE differs")

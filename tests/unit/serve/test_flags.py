@@ -1,0 +1,82 @@
+"""The server's command line: what a flag becomes, and mistakes told with the flag and its value."""
+
+import pytest
+
+from eprt.config import EngineConfig
+from eprt.serve.flags import parse_options
+from eprt.serve.options import OptionError
+from tests.unit.cases import MODEL
+
+
+@pytest.mark.parametrize(
+    "flags, error",
+    [
+        (["--device", "cuda", "--quantization", "int8"], "--quantization int8: int8 weights run on the CPU only"),
+        (["--num-hidden-layers", "3"], "--num-hidden-layers 3: .* with --load-format dummy only"),
+        (["--load-format", "gguf"], "--load-format gguf: must be auto or dummy"),
+        (["--graph-sizes", "0", "8"], r"--graph-sizes 0 8: must be whole numbers of at least 1"),
+        (["--graph-sizes", "8", "-1"], r"--graph-sizes 8 -1: must be whole numbers of at least 1"),
+        (["--graph-sizes", "8", "--no-graphs"], "--no-graphs: not allowed with argument --graph-sizes"),
+        (["--speculative-acceptance", "rejection"], "--speculative-acceptance rejection: .* --num-speculative-tokens"),
+        (["--overlap-schedule", "--num-speculative-tokens", "1"], "--overlap-schedule: steps wait for their drafts"),
+        (["--kv-cache-gb", "inf"], "--kv-cache-gb inf: must be above 0 and at most 2147483647"),
+        (["--kv-cache-gb", "1e300"], "--kv-cache-gb 1e.300: must be above 0 and at most 2147483647"),
+        (["--max-num-seqs", "9" * 40], "--max-num-seqs 9+: must be at most 2147483647"),
+        (["--chunk-size", str(1 << 31)], "--chunk-size 2147483648: must be at most 2147483647"),
+        (["--diagnose-dir", ""], "--diagnose-dir is empty: give it a value or leave it out"),
+        (["--served-model-name", ""], "--served-model-name is empty: give it a value or leave it out"),
+        (["--model", ""], "--model is empty"),
+        (["--host", ""], "--host is empty"),
+        (["--drain-timeout", "inf"], "--drain-timeout inf: must be finite and at least 0"),
+        (["--body-timeout", "inf"], "--body-timeout inf: must be finite and above 0"),
+        (["--load-window", "inf"], "--load-window inf: must be in 0.1..86400"),
+        (["--migration-timeout", "inf"], "--migration-timeout inf: must be finite and above 0"),
+        (["--max-body-mb", "inf"], "--max-body-mb inf: must be finite and above 0"),
+        (["--diagnose-log-mb", "inf"], "--diagnose-log-mb inf: must be finite and at least 1"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(flags, error):
+    with pytest.raises(OptionError, match=error):
+        parse_options(["--model", str(MODEL), *flags])
+
+
+def test_flags_reach_the_engine():
+    engine = parse_options(
+        ["--model", str(MODEL), "--device", "cuda", "--load-format", "dummy", "--num-hidden-layers", "3", "--no-graphs",
+         "--low-latency-max-tokens", "128", "--rebalance", "auto", "--exact-combine"]
+    ).engine  # fmt: skip
+    assert engine.exact_combine and engine.spare_experts == EngineConfig.spare_experts
+    assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
+    assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128
+    assert parse_options(["--model", str(MODEL)]).engine.graph_sizes == EngineConfig.graph_sizes
+    assert parse_options(["--model", str(MODEL), "--graph-sizes", "64", "8", "64", "1"]).engine.graph_sizes == (
+        1,
+        8,
+        64,
+    )
+
+
+def test_the_flags_say_what_they_are_for():
+    options = parse_options(
+        ["--model", str(MODEL), "--rebalance", "auto", "--load-window", "2", "--rebalance-slow-ranks"]
+    )
+    assert (options.rebalance, options.load_window_s, options.rebalance_slow_ranks) == ("auto", 2.0, True)
+    assert parse_options(["--model", str(MODEL), "--replica-routing", "batch-lp"]).engine.replica_routing == "batch-lp"
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--rebalance", "on"], "--rebalance on: must be off, auto or dry-run"),
+        (["--rebalance", "auto", "--spare-experts", "0"], "--rebalance auto needs --spare-experts of at least 1"),
+        (["--replica-routing", "random"], "--replica-routing random: must be weights, local, batch or batch-lp"),
+        (["--us-per-crossing", "-1"], "--us-per-crossing -1.0: must be finite and at least 0"),
+        (["--load-window", "0"], "--load-window 0.0: must be in 0.1..86400"),
+        (["--load-window", "1e-9"], "--load-window 1e-09: must be in 0.1..86400"),
+        (["--migration-timeout", "-1"], "--migration-timeout -1.0: must be finite and above 0"),
+    ],
+)
+def test_a_flag_that_cannot_be_met_is_named(flags, words):
+    with pytest.raises(OptionError) as caught:
+        parse_options(["--model", str(MODEL), *flags])
+    assert words in str(caught.value)
