@@ -18,7 +18,7 @@ from eprt.config import EngineConfig
 from eprt.engine.outputs import CompletionOutput, RequestOutput
 from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_flag, engine_options
-from eprt.serve.errors import tell_mistake
+from eprt.serve.errors import report_mistake
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         env.check()
         return _generate(arguments)
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        tell_mistake("eprt generate", error, env.launched_rank())
+        report_mistake("eprt generate", error, env.launched_rank())
         if "mpi4py.MPI" in sys.modules:
             _abort_job()
         return 2
@@ -115,13 +115,13 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _in_chat_template(llm, prompt: str) -> list[int]:
-    """Token ids of the prompt as a user's message. The template writes BOS itself, so the tokenizer must not."""
+    """Token ids of the prompt as a user's message. The template writes BOS, so the tokenizer must not."""
     from eprt.serve.openai.chat import ChatTemplate
     from eprt.serve.openai.protocol import Message
 
     if llm.tokenizer is None:
         raise ValueError(f"--chat: {llm.engine.config.model_dir} has no tokenizer.json, so no text can be encoded")
-    template = ChatTemplate.of_checkpoint(llm.engine.config.model_dir, llm.tokenizer)
+    template = ChatTemplate.from_checkpoint(llm.engine.config.model_dir, llm.tokenizer)
     if template is None:
         raise ValueError(f"--chat: {llm.engine.config.model_dir} has no chat template")
     text = template.render([Message(role="user", content=prompt)])

@@ -1,4 +1,4 @@
-"""LLM: offline generation, on one rank or many.
+"""LLM: offline generation, on one rank or many. Knows nothing of HTTP.
 
     with LLM("path/to/checkpoint") as llm:
         for output in llm.generate(["1 + 1 ="], SamplingParams(max_tokens=8)):
@@ -22,11 +22,11 @@ import numpy as np
 from eprt import env
 from eprt.bind import bind
 from eprt.config import EngineConfig
-from eprt.engine.detokenizer import IncrementalText
 from eprt.engine.engine import Engine
 from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.sequence_text import SequenceText
 from eprt.engine.tokenizer import Tokenizer
 from eprt.ep.group.group import EPGroup
 
@@ -38,13 +38,13 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to one completion. finish_reason: set on its last piece."""
+    """What one step added to one completion."""
 
     prompt_idx: int
-    sample_idx: int
+    sample_idx: int  # 0..n-1
     token_id: int
     text: str
-    finish_reason: str | None
+    finish_reason: str | None  # set on the completion's last piece
 
 
 @dataclass(slots=True)
@@ -54,48 +54,39 @@ class _Completion:
     request_id: str
     prompt_idx: int
     sample_idx: int
-    token_ids: list[int]
+    prompt_token_ids: list[int]
     params: SamplingParams
-    text: IncrementalText | None
-    shown: list[str] = field(default_factory=list)
-    output_ids: list[int] = field(default_factory=list)
+    text: SequenceText
+    pieces: list[str] = field(default_factory=list)  # of the text
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    finish_reason: str | None = None
     error: str | None = None
-    first: TokenOutput | None = None
+    first: TokenOutput | None = None  # carries what is known of the prompt
 
-    def accept(self, output: TokenOutput) -> Piece:
-        """Takes a token in; sets finish_reason when the completion has ended, be it by a stop string."""
+    @property
+    def finish_reason(self) -> str | None:
+        """None while the completion runs."""
+        return self.text.finish_reason
+
+    def add_output(self, output: TokenOutput) -> Piece:
         self.first = self.first or output
         self.error = output.error
-        self.finish_reason = output.finish_reason
         if output.token_id >= 0:
-            self.output_ids.append(output.token_id)
+            self.token_ids.append(output.token_id)
             if output.logprob is not None:
                 self.logprobs.append(output.logprob)
                 self.top_logprobs.append(output.top_logprobs)
-        text = "" if self.text is None else self._read(output, self.text)
-        return Piece(self.prompt_idx, self.sample_idx, output.token_id, text, self.finish_reason)
+        self.pieces.append(self.text.add_output(output))
+        return Piece(self.prompt_idx, self.sample_idx, output.token_id, self.pieces[-1], self.finish_reason)
 
-    def _read(self, output: TokenOutput, text: IncrementalText) -> str:
-        # The token that stops a completion is EOS or a stop token: it belongs to token_ids, not to the text.
-        shows = output.token_id >= 0 and output.finish_reason != "stop"
-        piece = text.feed([output.token_id]) if shows else ""
-        if output.finish_reason is not None:
-            piece += text.finish()
-        if text.stopped:
-            self.finish_reason = "stop"
-        self.shown.append(piece)
-        return piece
-
-    def output(self) -> CompletionOutput:
+    def result(self) -> CompletionOutput:
         assert self.finish_reason is not None
         wants_logprobs = self.params.logprobs is not None
         return CompletionOutput(
             self.sample_idx,
-            self.output_ids,
-            None if self.text is None else "".join(self.shown),
+            self.token_ids,
+            "".join(self.pieces) if self.text.is_decoded else None,
             self.finish_reason,
             self.logprobs if wants_logprobs else None,
             self.top_logprobs if wants_logprobs else None,
@@ -106,10 +97,12 @@ class _Completion:
 class LLM:
     """A model ready to generate. Construction is collective over the group's ranks.
 
-    model_dir: a Hugging Face checkpoint directory. Its tokenizer.json is used where there is one; without it prompts
-    must be token ids. group: default this process alone or, where mpirun started it, all ranks of the job, each then
-    bound to its share of the cores; an error that one of them does not catch then ends them all.
-    engine_options: fields of EngineConfig but max_queue. progress: progress(bytes_read, bytes_to_read) while loading.
+    Args:
+        model_dir: a Hugging Face checkpoint directory. Without a tokenizer.json in it, prompts must be token ids.
+        group: default this process alone or, where mpirun started it, all ranks of the job, each then bound to its
+            share of the cores; an error that one of them does not catch then ends them all.
+        progress: progress(bytes_read, bytes_to_read) is called while the model loads.
+        engine_options: fields of EngineConfig, except max_queue.
 
     Requests without a seed get one from engine_options' seed: two runs of the same program give the same tokens.
     """
@@ -131,9 +124,9 @@ class LLM:
         self.group = group
         self.tokenizer = Tokenizer(model_dir) if (Path(model_dir) / "tokenizer.json").exists() else None
         self.engine = Engine(config, group, progress=progress)
-        self._seeds = np.random.default_rng(config.seed)  # in step on all ranks
+        self._seeds = np.random.default_rng(config.seed)  # in the same state on all ranks
         self._num_requests = 0
-        self._stream: Generator[Piece, None, None] | None = None  # the latest
+        self._stream: Generator[Piece, None, None] | None = None  # of the latest call of stream()
 
     def generate(
         self,
@@ -157,7 +150,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Piece]:
-        """Pieces of the completions that run on this rank, as they come; the first prompt runs on rank 0.
+        """Pieces of the completions that run on this rank, as they are generated; the first prompt runs on rank 0.
 
         Collective like generate(): every rank must iterate. Leaving the loop early drops this rank's completions, and
         so does the next call of generate() or stream().
@@ -169,7 +162,7 @@ class LLM:
     def _begin(self) -> None:
         """RuntimeError where nothing can be generated any more, before a rank waits for the others."""
         self.engine.check_alive()
-        # An iterator that was left may live on, in a traceback for instance, and its requests with it.
+        # An iterator that the caller left may still exist, in a traceback for instance, and its requests with it.
         if self._stream is not None and inspect.getgeneratorstate(self._stream) == inspect.GEN_SUSPENDED:
             _log.warning("a stream was not read to its end: what it still had to generate is dropped")
             self._stream.close()
@@ -184,7 +177,7 @@ class LLM:
         return self
 
     def __exit__(self, error_type: type | None, *_: object) -> None:
-        # After an error on one rank the others will not come to a collective close.
+        # After an error on one rank the others will not join a collective close.
         if error_type is None or self.group.size == 1:
             self.close()
 
@@ -194,9 +187,9 @@ class LLM:
         """What to run. Raises on all ranks where one of them refuses it, or where they do not agree."""
         before = self._num_requests, self._seeds.bit_generator.state
         try:
-            prepared = self._read(prompts, sampling_params)
-            said = repr([(completion.token_ids, completion.params) for completion in prepared[0]])
-            error, digest = None, hashlib.sha256(said.encode()).hexdigest()
+            prepared = self._completions_of(prompts, sampling_params)
+            given = repr([(completion.prompt_token_ids, completion.params) for completion in prepared[0]])
+            error, digest = None, hashlib.sha256(given.encode()).hexdigest()
         except ValueError as raised:
             prepared, error, digest = None, raised, str(raised)
         for rank, other in enumerate(self.group.allgather((digest, error is None))):
@@ -204,15 +197,13 @@ class LLM:
                 what = "has other prompts or sampling_params; give all ranks the same" if other[1] else other[0]
                 error = error or ValueError(f"[rank {self.group.rank}/{self.group.size}] rank {rank}: {what}")
         if prepared is None or error is not None:
-            self._num_requests, self._seeds.bit_generator.state = before  # in step on all ranks again
+            self._num_requests, self._seeds.bit_generator.state = before  # equal on all ranks again
             raise error or AssertionError
         return prepared
 
-    def _read(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
-        if isinstance(prompts, bytes | Mapping) or not hasattr(prompts, "__len__"):
-            raise ValueError(f"prompts is {str(prompts)[:80]}; give one or many, each a text or a list of token ids")
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
-            prompts = [prompts]
+    def _completions_of(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
+        """The completions to run, and the prompts' texts."""
+        prompts = _listed(prompts)
         if not isinstance(sampling_params, Sequence):
             sampling_params = [SamplingParams() if sampling_params is None else sampling_params] * len(prompts)
         if len(sampling_params) != len(prompts):
@@ -220,12 +211,12 @@ class LLM:
         completions: list[_Completion] = []
         for prompt_idx, (prompt, params) in enumerate(zip(prompts, sampling_params)):
             try:
-                completions += self._expand(prompt_idx, prompt, params)
+                completions += self._completions_of_prompt(prompt_idx, prompt, params)
             except ValueError as error:
                 raise ValueError(f"prompt {prompt_idx}: {error}") from None
         return completions, [prompt if isinstance(prompt, str) else None for prompt in prompts]
 
-    def _expand(self, prompt_idx: int, prompt: Prompt, params: SamplingParams) -> list[_Completion]:
+    def _completions_of_prompt(self, prompt_idx: int, prompt: Prompt, params: SamplingParams) -> list[_Completion]:
         """The params.n completions of one prompt, which share one seed."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params is {params!r:.80}; give a SamplingParams")
@@ -239,18 +230,18 @@ class LLM:
         self._num_requests += params.n
         return [
             _Completion(
-                request_id=f"{first + sample_idx}",
+                request_id=str(first + sample_idx),
                 prompt_idx=prompt_idx,
                 sample_idx=sample_idx,
-                token_ids=token_ids,
+                prompt_token_ids=token_ids,
                 params=params,
-                text=self.tokenizer and IncrementalText(self.tokenizer.detokenizer(), params.stop),
+                text=SequenceText(self.tokenizer, params.stop),
             )
             for sample_idx in range(params.n)
         ]
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, bytes):  # or they would pass as token ids, one per byte
+        if isinstance(prompt, bytes):  # else each byte would pass as a token id
             raise ValueError(f"a prompt is a text or a list of token ids, not {prompt[:80]!r}")
         if not isinstance(prompt, str):
             try:
@@ -266,19 +257,21 @@ class LLM:
     def _run(self, completions: list[_Completion]) -> Generator[Piece, None, None]:
         """Runs this rank's share; yields what each step adds to it."""
         router = Router(self.group.size, _NO_LIMIT, self.engine.config.page_size)
-        mine = {c.request_id: c for c in completions if router.assign(c.request_id, c.token_ids) == self.group.rank}
+        mine = {
+            c.request_id: c for c in completions if router.assign(c.request_id, c.prompt_token_ids) == self.group.rank
+        }
         all_idle = False
         try:
             for c in mine.values():
-                self.engine.add_request(c.request_id, c.token_ids, c.params, c.sample_idx)
+                self.engine.add_request(c.request_id, c.prompt_token_ids, c.params, c.sample_idx)
             while not all_idle:
                 result = self.engine.step(self._num_requests)
                 all_idle = result.all_idle
                 for output in result.outputs:
                     completion = mine[output.request_id]
                     if completion.finish_reason is not None:
-                        continue  # drafted behind its stop string
-                    piece = completion.accept(output)
+                        continue  # a drafted token after the stop string
+                    piece = completion.add_output(output)
                     if completion.finish_reason is not None:
                         self.engine.abort(completion.request_id)  # ended by a stop string; else it has ended already
                     yield piece
@@ -292,7 +285,7 @@ class LLM:
             raise
 
     def _gather(self, completions: list[_Completion], texts: list[str | None]) -> list[RequestOutput]:
-        mine = {(c.prompt_idx, c.sample_idx): (c.output(), c.first) for c in completions if c.finish_reason is not None}
+        mine = {(c.prompt_idx, c.sample_idx): (c.result(), c.first) for c in completions if c.finish_reason is not None}
         everyones = {key: value for part in self.group.allgather(mine) for key, value in part.items()}
         outputs = [RequestOutput(text, [], []) for text in texts]
         for completion in completions:
@@ -302,11 +295,24 @@ class LLM:
             if completion.sample_idx == 0:
                 outputs[completion.prompt_idx] = replace(
                     result,
-                    prompt_token_ids=completion.token_ids,
+                    prompt_token_ids=completion.prompt_token_ids,
                     prompt_logprobs=first.prompt_logprobs,
                     num_cached_tokens=first.num_cached_tokens,
                 )
         return outputs
+
+
+def _listed(prompts: Any) -> Sequence[Prompt]:
+    """One or many prompts as many. An array or another sequence of token ids is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    try:
+        if isinstance(prompts, bytes | Mapping):
+            raise TypeError
+        return [prompts] if len(prompts) and isinstance(prompts[0], Integral) else prompts
+    except TypeError:
+        what = f"prompts is {str(prompts)[:80]}; give one or many, each a text or a list of token ids"
+        raise ValueError(what) from None
 
 
 def _default_group() -> EPGroup:

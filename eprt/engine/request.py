@@ -1,6 +1,7 @@
-"""Request: one sequence on its way through the engine. RequestLimits: what a rank can take, checked before queueing.
+"""Request: one sequence on its way through the engine. RequestLimits: what a rank can run, checked before queueing.
 
-Imports no torch, so that the process that serves HTTP can refuse a bad request without asking a rank.
+Imports no torch, so that the process that serves HTTP can refuse a bad request without asking a rank. Knows nothing of
+text or of other requests.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,11 @@ class QueueFullError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What every request must respect. max_model_len: most tokens of prompt and completion together.
-
-    kv_tokens: tokens the KV cache of one rank holds; where that is what bounds max_model_len, messages say so.
-    """
+    """What every request must respect."""
 
     vocab_size: int
-    max_model_len: int
-    kv_tokens: int
+    max_model_len: int  # most tokens of prompt and completion together
+    kv_tokens: int  # tokens for which one rank's KV cache has room; where that bounds max_model_len, messages say so
 
     def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raises ValueError, naming the numbers, for a request that can never run."""
@@ -51,35 +49,26 @@ class RequestLimits:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence and where it stands. Only the scheduler changes it.
-
-    tokens_L: int32, prompt and generated, as of when it was last queued; while it runs, BatchRows has its tokens.
-    max_len: number of tokens at which it ends with "length". stop_ids: token ids that
-    end it. seed: 64 bits; with sample_idx and the output position it fixes every random draw.
-
-    row: its row in BatchRows, -1 unless running. num_prefilled: tokens whose KV entries prefill has put into pages, up
-    to prefill_end; from then on it is decoding, and all tokens but the last have theirs. prefix_node, num_registered:
-    how far its full pages are known to the prefix cache (see kv_cache.py). prompt_logprobs: collected so far, None if
-    not wanted.
-    """
+    """A sequence and its state. Only the scheduler changes it."""
 
     request_id: str
-    tokens_L: np.ndarray
+    tokens_L: np.ndarray  # int32, prompt and generated, when it was last queued; while it runs they are in BatchRows
     num_prompt: int
     params: SamplingParams
     sample_idx: int
-    seed: int
-    max_len: int
-    stop_ids: frozenset[int]
-    row: int = -1
+    seed: int  # 64 bits; with sample_idx and the output position it determines every random draw
+    max_len: int  # number of tokens at which it ends with "length"
+    stop_ids: frozenset[int]  # token ids that end it
+    row: int = -1  # its row in BatchRows, -1 unless it runs
     pages: list[int] = field(default_factory=list)
-    num_prefilled: int = 0
+    num_prefilled: int = 0  # tokens whose KV entries prefill has put into pages, up to prefill_end
     prefill_end: int = 0
-    decoding: bool = False
+    decoding: bool = False  # then all tokens but the last have KV entries
+    # How far its full pages are known to the prefix cache (kv_cache.py).
     prefix_node: int = 0
     num_registered: int = 0
     num_cached_tokens: int | None = None
-    prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None
+    prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None  # so far; None: not wanted
 
     @classmethod
     def new(

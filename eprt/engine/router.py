@@ -1,11 +1,12 @@
-"""Router: which rank gets a request. Imports no torch; used by the HTTP frontend and by LLM.
+"""Router: which rank gets a request. Used by the HTTP frontend and by LLM.
 
-Each rank is charged the tokens it still has to compute or to keep: prompt plus generated, for every request that has
-not ended. A request goes where the charge plus the part of its prompt that the rank must compute is least; a rank that
-had the same prefix before saves that much, as its prefix cache probably still holds it. The memory of prefixes is a
-guess, bounded and never wrong in a way that matters: it only tips the balance.
+Each rank is charged the tokens that it has to compute or keep: prompt plus generated, for every request that has not
+ended. A request goes to the rank where the charge plus the part of its prompt that must be computed is least; a rank
+that had the same prefix before saves that much, because its prefix cache probably still has it. The record of prefixes
+is an estimate of bounded size: a wrong entry costs time, never correctness.
 
-Deterministic: the same calls give the same choices, so every rank of an offline run can keep its own copy.
+Deterministic: the same calls give the same choices, so every rank of an offline run can keep its own copy. Knows no
+rank's state but what it is told here; imports no torch.
 """
 
 from collections import OrderedDict
@@ -14,13 +15,16 @@ from collections.abc import Iterator, Sequence
 from eprt.engine.request import QueueFullError
 
 _MAX_PREFIXES = 65_536
-_MAX_PAGES_LOOKED_AT = 64
+_MAX_PAGES_COMPARED = 64
 
 
 class Router:
-    """num_ranks ranks, each of which takes at most max_requests_per_rank requests, running and waiting together.
+    """Chooses ranks for requests, and keeps account of what each rank has.
 
-    page_size: granularity at which the ranks share prefixes.
+    Args:
+        num_ranks: ranks to choose from.
+        max_requests_per_rank: that a rank takes, running and waiting together.
+        page_size: granularity, in tokens, at which the ranks share prefixes.
     """
 
     def __init__(self, num_ranks: int, max_requests_per_rank: int, page_size: int = 16):
@@ -60,11 +64,6 @@ class Router:
             self.num_tokens[rank] -= charged
             self.num_requests[rank] -= 1
 
-    def rank_of(self, request_id: str) -> int | None:
-        """Where the request is; None when it has ended."""
-        rank, _ = self._request.get(request_id, (None, 0))
-        return rank
-
     def _charge(self, request_id: str, rank: int, num_tokens: int) -> None:
         self._request[request_id] = (rank, num_tokens)
         self.num_tokens[rank] += num_tokens
@@ -73,7 +72,7 @@ class Router:
     def _prefixes(self, tokens: Sequence[int]) -> Iterator[int]:
         """Hashes of the prompt's first page, first two pages, and so on."""
         prefix = 0
-        last = min(len(tokens) - 1, _MAX_PAGES_LOOKED_AT * self.page_size)
+        last = min(len(tokens) - 1, _MAX_PAGES_COMPARED * self.page_size)
         for end in range(self.page_size, last + 1, self.page_size):
             prefix = hash((prefix, *tokens[end - self.page_size : end]))
             yield prefix

@@ -1,4 +1,4 @@
-"""SamplingParams: how one request's tokens are chosen. Frozen, validated once."""
+"""SamplingParams: how one request's tokens are chosen. Frozen, checked once. Knows no model and no vocabulary."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,32 +7,24 @@ from numbers import Integral, Real
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Names and meanings follow the OpenAI API (top_k, min_p, repetition_penalty, ignore_eos: the usual extensions).
-
-    temperature 0 is greedy. top_p in (0, 1]; top_k 0 means all; min_p in [0, 1].
-    repetition_penalty in 0.001..1000: far beyond that a float32 logit overflows.
-    n: completions per prompt, each with its own random stream. seed: None draws one from the engine.
-    stop: strings (matched by the layer that owns the text); stop_token_ids: token ids. logprobs: None, or how many
-    alternatives to report beside the chosen token (0..20). logit_bias: token id -> bias in -100..100.
-    prompt_logprobs: report log-probabilities of the prompt's tokens too (echo).
-    """
+    """Names and meanings follow the OpenAI API (top_k, min_p, repetition_penalty, ignore_eos: the usual extensions)."""
 
     max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    n: int = 1
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # in (0, 1]
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0  # in [0, 1]
+    n: int = 1  # completions per prompt, each with its own random stream
+    seed: int | None = None  # None: the engine draws one
+    stop: tuple[str, ...] = ()  # strings, matched where tokens become text
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: bool = False
+    logprobs: int | None = None  # how many alternatives to report beside the chosen token, in 0..20; None: no report
+    prompt_logprobs: bool = False  # report log-probabilities of the prompt's tokens too (echo)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0  # in 0.001..1000: far beyond that a float32 logit overflows
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> bias in -100..100
 
     def __post_init__(self):
         self._check_types()
@@ -55,7 +47,7 @@ class SamplingParams:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be {want}")
 
     def _check_types(self):
-        """A wrong type would show only later, on the rank that runs the request, or never: "ab" is also two stops."""
+        """A wrong type would show later, on the rank that runs the request, or never: stop="ab" is also two strings."""
         kinds = (
             (Integral, "an integer", ("max_tokens", "top_k", "n")),
             (Integral | None, "an integer or None", ("seed", "logprobs")),

@@ -1,7 +1,7 @@
 """Tokenizer: text to token ids and back, from a Hugging Face directory (tokenizer.json, tokenizer_config.json).
 
 Uses the `tokenizers` library alone: transformers takes seconds to import and is not needed to serve. Ids equal those of
-transformers.AutoTokenizer (a test compares them).
+transformers.AutoTokenizer (a test compares them). Knows nothing of text that arrives token by token (detokenizer.py).
 """
 
 import json
@@ -12,11 +12,9 @@ from typing import Any
 
 import tokenizers
 
-from eprt.engine.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-
 
 class Tokenizer:
-    """config: tokenizer_config.json. special_tokens: name ("bos_token", ...) -> text, as chat templates want them."""
+    """One checkpoint's tokenizer."""
 
     def __init__(self, model_dir: str | Path):
         model_dir = Path(model_dir)
@@ -27,10 +25,11 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path}: {error}") from None
-        # Left over from training in some checkpoints; transformers does not heed them either.
+        # Some checkpoints keep these settings from training; transformers ignores them too.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.config: dict[str, Any] = _read_json(model_dir / "tokenizer_config.json")
+        # name ("bos_token", ...) -> text, as chat templates expect them
         self.special_tokens = _special_tokens(self.config, _read_json(model_dir / "special_tokens_map.json"))
         self._add_declared_tokens()
         self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
@@ -40,8 +39,8 @@ class Tokenizer:
         self._forced_bos = [bos_id] if self.config.get("add_bos_token") and bos_id is not None else []
 
     def _add_declared_tokens(self) -> None:
-        """Tokens that the configuration knows and tokenizer.json does not, as transformers adds them: after the others,
-        with the next free ids where they are no words of the vocabulary."""
+        """Adds the tokens that the configuration has and tokenizer.json lacks, as transformers does: after the others,
+        and with the next free ids where they are not words of the vocabulary."""
         added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         declared = sorted((self.config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
         tokens = [
@@ -66,9 +65,9 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. add_special_tokens: with BOS where the checkpoint wants one (not for rendered chat templates,
-        which write it themselves). ValueError for a text that has half of a surrogate pair, as bytes become that are no
-        UTF-8 on a command line."""
+        """Token ids. add_special_tokens: with BOS where the checkpoint wants one; not for rendered chat templates,
+        which write it themselves. ValueError for a text that has half of a surrogate pair, which is what Python makes
+        of bytes on a command line that are not UTF-8."""
         if _HALF_PAIR.search(text):
             raise ValueError(f"{text[:80]!r} has half of a surrogate pair, which is no character; is it UTF-8?")
         if len(text) < _LONG_TEXT:
@@ -85,12 +84,12 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int | None:
-        """Most bytes of text that one token can stand for; None where a token may swallow text without bound."""
+        """Largest number of bytes of text that one token can stand for; None where there is no bound."""
         pieces = self._spec.get("pre_tokenizer") or {}
         pieces = pieces.get("pretokenizers", [pieces])
         keeps_all = all(p.get("type") in _KEEPING and p.get("behavior") != "Removed" for p in pieces)
         strips = any(token["lstrip"] or token["rstrip"] for token in self._spec.get("added_tokens", []))
-        if not (self._is_byte_level and keeps_all) or strips or self._spec.get("normalizer"):
+        if not (self.is_byte_level and keeps_all) or strips or self._spec.get("normalizer"):
             return None
         return max((len(self.token_bytes(token_id)) for token_id in self._tokenizer.get_vocab().values()), default=None)
 
@@ -101,11 +100,11 @@ class Tokenizer:
         return self._tokenizer.token_to_id(text) is not None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for; a part of a character is possible. Unknown ids stand for nothing."""
+        """The bytes that one token stands for, possibly a part of a character. Unknown ids stand for nothing."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if self._is_byte_level:
+        if self.is_byte_level:
             # As in the library: a token with a character outside the alphabet (an added token) stands for itself.
             try:
                 return bytes(_BYTE_OF_CHARACTER[c] for c in token)
@@ -115,17 +114,13 @@ class Tokenizer:
             return bytes.fromhex(token[3:5])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental detokenizer for one completion."""
-        return (ByteDetokenizer if self._is_byte_level else WindowDetokenizer)(self, skip_special_tokens)
-
     @cached_property
     def _decoder_kinds(self) -> list[str]:
         decoder = self._spec.get("decoder") or {}
         return [d["type"] for d in decoder.get("decoders", [decoder]) if d]
 
     @cached_property
-    def _is_byte_level(self) -> bool:
+    def is_byte_level(self) -> bool:
         return self._decoder_kinds == ["ByteLevel"]
 
     @cached_property
@@ -146,7 +141,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
-    """bos_token and its kin; a token is written as text or as {"content": text, ...}. The first source wins."""
+    """bos_token and the like; a token is written as text or as {"content": text, ...}. The first source wins."""
     found: dict[str, str] = {}
     for source in sources:
         for name, value in source.items():
@@ -167,12 +162,12 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
-# Pre-tokenizers that cut a text, and drop none of it unless their behavior is "Removed".
+# Pre-tokenizers that split a text and drop none of it, unless their behavior is "Removed".
 _KEEPING = frozenset(("ByteLevel", "Digits", "Punctuation", "Split"))
 
 _TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
-# Characters from which on it pays to let other threads run.
+# From this many characters on, letting other threads run is worth its cost.
 _LONG_TEXT = 10_000
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 

@@ -1,7 +1,8 @@
 """The OpenAI-compatible server: one frontend process that speaks HTTP, and the ranks behind it.
 
-__main__    which role this process has       options    every flag
-frontend    the process that speaks HTTP      running    a server for as long as a block lasts
-http/       connections, bodies, routes       openai/    requests, chat templates, answers
+__main__    which role this process has       flags, engine_flags    the command line
+frontend    the process that speaks HTTP      options    what the server was asked for
+http/       connections, bodies, routes       running    a server for as long as a block lasts
+openai/     requests, chat templates, answers
 ranks/      launching, messages, rank loops   rebalance/, diagnosis/    what runs beside serving
 """

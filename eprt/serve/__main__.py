@@ -1,4 +1,4 @@
-"""`python -m eprt.serve`: the OpenAI-compatible server.
+"""`python -m eprt.serve`: the OpenAI-compatible server. Decides which role this process has, and knows no more.
 
     python -m eprt.serve -n 4 --model DIR            # starts mpirun itself; drains on SIGTERM and Ctrl-C
     mpirun -n 4 python -m eprt.serve --model DIR     # under an mpirun of your own
@@ -10,7 +10,7 @@ Exit status: 0 drained and stopped, 1 something was lost, 2 a flag, file or addr
 import sys
 
 from eprt import env
-from eprt.serve.errors import tell_mistake
+from eprt.serve.errors import report_mistake
 from eprt.serve.flags import parse_options
 from eprt.serve.options import OptionError
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return rank_main.run(options)
     except OptionError as error:
-        tell_mistake("eprt serve: error", error, rank)
+        report_mistake("eprt serve: error", error, rank)
         return 2
 
 

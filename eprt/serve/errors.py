@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served, in OpenAI's shape; and what the operator is told.
+"""Errors: what a client is told when a request cannot be served, in OpenAI's shape; and lines for the operator.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
@@ -12,32 +12,42 @@ from typing import Any
 
 import msgspec
 
-# The first rank that ends with another status than 0 ends mpirun's whole job, heard or not.
-RANK_0_SPEAKS_FIRST_S = 10.0
+# The first rank that ends with another status than 0 ends mpirun's whole job, whether its words have arrived or not.
+RANK_0_REPORTS_FIRST_S = 10.0
 
 
-def say(line: str) -> None:
-    """One line for the operator, on standard error, where "eprt: " begins what must not be missed."""
+def print_line(line: str) -> None:
+    """One line for the operator, on standard error, where lines that must not be missed begin with "eprt: "."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        pass  # mpirun, who would have passed it on, is gone
+        pass  # mpirun, which forwards the output, is gone
 
 
-def tell_mistake(program: str, error: Exception, rank: int | None) -> None:
+def report_mistake(program: str, error: Exception, rank: int | None) -> None:
     """One line on standard error; the caller then ends with a status. rank: as env.launched_rank() says.
 
-    Most mistakes all ranks find: rank 0 tells of them and mpirun ends the rest, which wait for that. A folder that only
-    another host lacks, rank 0 does not miss: a rank that still lives after the wait tells of it with its name.
+    Most mistakes are found by all ranks: rank 0 reports them, and mpirun ends the others while they wait here. A
+    mistake that rank 0 does not share, as a directory that another host lacks, is reported by the rank that is still
+    alive after the wait, with its name.
     """
     if rank:
-        time.sleep(RANK_0_SPEAKS_FIRST_S)
-    teller = f"rank {rank} on {socket.gethostname()}: " if rank else ""
-    say(f"{program}: {teller}{error}")
+        time.sleep(RANK_0_REPORTS_FIRST_S)
+    where = f"rank {rank} on {socket.gethostname()}: " if rank else ""
+    print_line(f"{program}: {where}{error}")
 
 
 class ApiError(Exception):
-    """A refusal or failure that the client should see. status is the HTTP status, retry_after_s a header."""
+    """A refusal or failure that the client should see.
+
+    Args:
+        status: of HTTP.
+        message: for a person.
+        code: stable, for programs.
+        param: the field to mend, if one is wrong.
+        kind: OpenAI's `type` of the error; default: by the status.
+        retry_after_s: value of the Retry-After header.
+    """
 
     def __init__(
         self,
@@ -62,12 +72,12 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
-    """400: the request itself is wrong; `param` is the field to mend."""
+    """400: the request itself is wrong."""
     return ApiError(400, message, code=code, param=param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """400: a known or unknown field that eprt does not serve. Refused by name: ignoring it would change the answer."""
+    """400: a field that eprt does not serve. It is refused by name, because ignoring it would change the answer."""
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
@@ -84,7 +94,7 @@ def unavailable(message: str, *, code: str, retry_after_s: int | None = None) ->
 
 
 def shortened(text: str, length: int = 64) -> str:
-    """Cut to a length that fits in a message."""
+    """The text, cut to a length that fits in a message."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

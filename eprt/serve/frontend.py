@@ -1,8 +1,8 @@
-"""The HTTP frontend's process: started by rank 0, which hands it open sockets and, on standard input, its settings.
+"""The HTTP frontend's process: started by rank 0, which hands it open sockets and, on standard input, its options.
 
-It imports neither torch nor MPI. Its life: loading, serving, draining (SIGTERM, SIGINT, or a rank that was signalled),
-stopping; or lost, when a rank is gone: then it tells every client, answers /health for a few seconds and ends with
-status 1. mpirun waits for it, because it holds rank 0's output.
+Its states: loading, serving, draining (after SIGTERM, SIGINT, or when a rank was signalled), stopping; or lost, when a
+rank is gone: then it tells every client, answers /health for a few seconds and exits with status 1. mpirun waits for
+it, because it keeps rank 0's output open. Imports neither torch nor MPI.
 """
 
 import asyncio
@@ -20,24 +20,25 @@ from eprt import env
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.metrics import DiagnosisCollector
-from eprt.serve.errors import say
+from eprt.serve.errors import print_line
 from eprt.serve.http.api import Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.options import FrontendConfig, ServeOptions
-from eprt.serve.ranks.metrics import Metrics
+from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.rebalance.metrics import RebalanceCollector
 from eprt.serve.rebalance.rebalancer import Rebalancer
 
 _log = logging.getLogger(__name__)
 
-# How long ranks that were told to leave may take: the step under way, then freeing their windows.
+# How long ranks may take to leave: the step under way, then freeing their shared memory.
 _LEAVE_TIMEOUT_S = 30
-_LAST_WORDS_S = 0.3
-# Whoever pressed Ctrl-C has sent no SIGUSR1 and would wonder: it is how the launcher passes the wish on (launch.py).
-_ASKED = {"SIGUSR1": "asked to stop (SIGUSR1)"}
+_LAST_MESSAGE_S = 0.3
+# The launcher forwards Ctrl-C as SIGUSR1 (launch.py): the signal's bare name would puzzle whoever pressed it.
+_REASONS = {"SIGUSR1": "asked to stop (SIGUSR1)"}
 
 
 class _Server(uvicorn.Server):
@@ -49,14 +50,14 @@ class _Server(uvicorn.Server):
 
 
 class Frontend:
-    """Runs until the ranks have left or are lost; `run` returns the exit status."""
+    """Everything that the frontend's process runs: HTTP, the pool of ranks, diagnosis and rebalancing."""
 
     def __init__(self, config: FrontendConfig):
         self._options = options = config.options
         self._num_ranks = config.num_ranks
-        metrics = Metrics()
+        metrics = RequestMetrics()
         self._pool = RankPool(config, metrics, on_drain=self.drain)
-        metrics.watch(self._pool)
+        metrics.registry.register(RankCollector(self._pool))
         tokenizer, template = _read_tokenizer(options)
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
@@ -81,6 +82,7 @@ class Frontend:
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
+        """Returns the exit status when the ranks have left or are lost."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain, signal.Signals(number).name)
@@ -91,7 +93,7 @@ class Frontend:
         rebalancing = loop.create_task(self._rebalancer.run())
         await self._pool.ended.wait()
         diagnosing.cancel()
-        await self._diagnosis.finish(self._pool)
+        await self._diagnosis.close_last_window(self._pool)
         status = 0
         if self._pool.state == "lost":
             status = 1
@@ -121,17 +123,17 @@ class Frontend:
     def drain(self, reason: str, rank: int | None = None) -> None:
         """Takes no new requests, lets the running ones finish, then stops. The second signal does not wait for them.
 
-        rank: who was signalled, None for this process. mpirun signals every rank, which is one signal.
+        rank: the one that was signalled, None for this process. mpirun signals every rank, which counts as one signal.
         """
         pool = self._pool
-        reason = _ASKED.get(reason, reason)
+        reason = _REASONS.get(reason, reason)
         again = rank in self._signalled
         self._signalled.add(rank)
         if pool.state == "loading":
-            # The ranks got the signal too, and are gone in the middle of their work: nothing to stop together. Or
-            # mpirun sent it because one of them failed: then its last words are on their way, and are waited for.
+            # The ranks got the signal too and exit amid their work: there is nothing to stop together. Or mpirun sent
+            # it because one of them failed: then that rank's last message is on its way, and is waited for.
             pool.set_state("stopping", "the server is stopping")
-            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._stop_loading, reason)
+            asyncio.get_running_loop().call_later(_LAST_MESSAGE_S, self._stop_loading, reason)
         elif pool.state == "serving":
             pool.set_state("draining", "the server is stopping")
             self._draining = asyncio.get_running_loop().create_task(self._drain(reason))
@@ -146,7 +148,7 @@ class Frontend:
     async def _drain(self, reason: str) -> None:
         pool, timeout_s = self._pool, self._options.drain_timeout_s
         if pool.num_sequences:
-            _log.info("%s: up to %g s for what runs, sequences: %d", reason, timeout_s, pool.num_sequences)
+            _log.info("%s: up to %g s for running sequences: %d", reason, timeout_s, pool.num_sequences)
         else:
             _log.info("%s: stopping", reason)
         quiet, hurry = asyncio.ensure_future(pool.quiet.wait()), asyncio.ensure_future(self._hurry.wait())
@@ -162,15 +164,15 @@ class Frontend:
         try:
             await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)
         except TimeoutError:
-            silent = ", ".join(str(rank) for rank in pool.ranks.values() if not rank.left)
-            pool.give_up(f"{silent}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,")
+            remaining = ", ".join(str(rank) for rank in pool.ranks.values() if not rank.left)
+            pool.give_up(f"{remaining}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,")
 
 
 def _read_tokenizer(options: ServeOptions) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if options.skip_tokenizer_init:
         return None, None
     tokenizer = Tokenizer(options.engine.model_dir)
-    return tokenizer, ChatTemplate.of_checkpoint(options.engine.model_dir, tokenizer)
+    return tokenizer, ChatTemplate.from_checkpoint(options.engine.model_dir, tokenizer)
 
 
 def main() -> int:
@@ -185,7 +187,7 @@ def main() -> int:
         try:
             frontend = Frontend(config)
         except (ValueError, OSError) as error:
-            say(f"eprt serve: error: {error}")
+            print_line(f"eprt serve: error: {error}")
             return 1
         return await frontend.run()
 

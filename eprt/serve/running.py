@@ -1,7 +1,9 @@
-"""A server for as long as a block lasts: for tests, benchmarks and scripts.
+"""RunningServer: a server for as long as a block lasts: for tests, benchmarks and scripts.
 
 with RunningServer("path/to/checkpoint", num_ranks=4) as server:
     requests.get(server.url + "/health")
+
+Knows nothing of the server but its command line and the line that it prints when it is ready.
 """
 
 import os
@@ -22,8 +24,13 @@ _ANNOUNCEMENT = re.compile(r"^eprt serving (.+) on (http://\S+), (\d+) ranks?$",
 class RunningServer:
     """Starts on construction; `wait_ready` (or entering the block) returns when requests are served.
 
-    under: "launcher" (python -m eprt.serve -n N) or "mpirun" (mpirun -n N python -m eprt.serve). variables: more
-    environment variables. url, model: known once ready. process: what was started.
+    Args:
+        model_dir: the checkpoint.
+        num_ranks: of the server.
+        arguments: more flags of `eprt serve`.
+        under: "launcher" (python -m eprt.serve -n N) or "mpirun" (mpirun -n N python -m eprt.serve).
+        variables: more environment variables.
+        timeout_s: within which the server must be ready.
     """
 
     def __init__(
@@ -42,7 +49,7 @@ class RunningServer:
             command = mpirun_command("-n", str(num_ranks), *python)
         self._output = tempfile.NamedTemporaryFile(prefix="eprt-server-", suffix=".log")  # noqa: SIM115
         self._timeout_s = timeout_s
-        self.url = self.model = ""
+        self.url = self.model = ""  # known once the server is ready
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -71,7 +78,7 @@ class RunningServer:
         return self
 
     def wait_exit(self, timeout_s: float = 60.0) -> int:
-        """The exit status; TimeoutError with what was printed when it does not end."""
+        """The exit status; TimeoutError with what was printed where the server does not end."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -84,7 +91,7 @@ class RunningServer:
         return self.wait_exit(timeout_s)
 
     def kill(self) -> None:
-        """Ends it at once, mpirun and ranks too; their frontend follows by itself."""
+        """Ends the server at once, mpirun and ranks too; their frontend ends by itself."""
         if self.process.poll() is None:
             # The launcher kills everything at its third signal, mpirun at its second.
             for _ in range(3):

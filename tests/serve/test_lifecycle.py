@@ -156,7 +156,7 @@ def test_launcher_drains_and_exits_0(number):
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
         assert health.status_code == 503 and health.json()["status"] == "draining"
         assert status == 0, server.output()
-        assert "asked to stop (SIGUSR1): up to 200 s for what runs, sequences: 5" in server.output()
+        assert "asked to stop (SIGUSR1): up to 200 s for running sequences: 5" in server.output()
         assert "Traceback" not in server.output() and "prterun" not in server.output()
         assert_nothing_left(processes)
 

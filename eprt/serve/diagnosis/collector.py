@@ -1,6 +1,7 @@
-"""Collector: the ranks' running totals, cut into windows. Says which ranks had nothing to tell.
+"""Collector: cuts the ranks' running totals into windows, and names the ranks that had nothing to report.
 
-Ranks report totals since their start, so nothing is lost when a report is late: the window in which it comes has all.
+Ranks report totals since their start, so a late report loses nothing: the window in which it comes has all of it.
+Knows nothing of what the windows mean (eprt.diagnostics).
 """
 
 import time
@@ -10,24 +11,29 @@ from dataclasses import dataclass
 from eprt.diagnostics import ExpertRows, WindowRecord
 from eprt.serve.ranks.messages import SlotTotals, WaitTotals
 
-# A window goes on until some rank has made so many: an average over a few calls is mostly chance, and on a machine that
-# hardly moves chance can look like a slow rank.
+# A window goes on until some rank has made so many calls: an average over a few is mostly chance, and on a machine that
+# barely progresses chance can look like a slow rank.
 MIN_CALLS = 16
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One window. records: of the ranks that made calls, in rank order; none when nobody did. silent: ranks that had
-    made no call, or not reported any, while others did: they are late, stopped or gone."""
+    """One window."""
 
-    records: tuple[WindowRecord, ...]
-    silent: tuple[int, ...]
+    records: tuple[WindowRecord, ...]  # of the ranks that made calls, in rank order
+    silent: tuple[int, ...]  # ranks that reported no call while others did: they are late, stopped or gone
 
 
 class Collector:
-    """first_window: number of the first one. layers: model layer of each row of the ranks' slots. since_s: Unix time at
-    which the first window began; None: now."""
+    """Makes windows.
+
+    Args:
+        node_of_rank: node index of each rank.
+        layers: model layer of each row of the ranks' slots.
+        first_window: number of the first window.
+        since_s: Unix time at which the first window began; None: now.
+    """
 
     def __init__(
         self, node_of_rank: Sequence[int], layers: Sequence[int], first_window: int = 0, since_s: float | None = None
@@ -38,9 +44,9 @@ class Collector:
         self._since_s = dict.fromkeys(range(len(self._node_of_rank)), time.time() if since_s is None else since_s)
 
     def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
-        """Ends a window with the latest totals of the ranks that have reported any. is_last: however few calls it has.
+        """Ends a window with the latest totals of the ranks that have reported any.
 
-        None when it goes on for want of calls.
+        None where the window goes on for lack of calls. is_last: end it however few calls it has.
         """
         now_s = time.time()
         most_calls = max((now.num_calls - self._calls(rank) for rank, now in totals.items()), default=0)
@@ -65,7 +71,7 @@ class Collector:
         zeros = [0] * len(self._node_of_rank)
         return WindowRecord(
             window=self._window,
-            t_start=min(self._since_s[rank], now_s),  # clocks are set back now and then
+            t_start=min(self._since_s[rank], now_s),  # a clock may have been set back
             t_end=now_s,
             rank=rank,
             num_ranks=len(self._node_of_rank),

@@ -1,8 +1,8 @@
-"""Diagnosis: the ranks' counters as windows, their log, and what they show: at /v1/eprt/diagnose, in the server's log,
-in the metrics and to the balancer.
+"""Diagnosis: the ranks' counters as windows, their log, and the findings: at /v1/eprt/diagnose, in the server's log, in
+the metrics and for the balancer.
 
-Nothing here can hold up a step: ranks send their counters without waiting for anybody, and what comes late is in the
-next window. Writing and analysing go on in a thread. What windows mean is eprt.diagnostics' business.
+Nothing here delays a step: ranks send their counters without waiting, and what comes late is in the next window.
+Windows are written and analysed in a thread. Knows nothing of what windows mean (eprt.diagnostics).
 """
 
 import asyncio
@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from eprt.diagnostics import Report, WindowRecord, WindowWriter, rank_speeds
+from eprt.diagnostics import Report, WindowMatrices, WindowRecord, WindowWriter, rank_speeds
 from eprt.diagnostics.log.recent import RecentWindows
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.diagnosis.notices import Notices
 from eprt.serve.ranks.messages import EngineInfo, WaitTotals
+from eprt.serve.ranks.pool import RankPool
 
 _log = logging.getLogger(__name__)
 
@@ -27,36 +28,38 @@ _MAX_LOG_FILE = 32 << 20
 
 
 class Diagnosis:
-    """log_dir: where to write diagnose_rank*.log, None for nowhere. max_log_bytes: of all its files together.
+    """Diagnoses one server's ranks.
 
-    speeds_N: eprt.diagnostics.rank_speeds of the latest windows, for whoever gives out load. silent: ranks that told
-    nothing in the latest window. notices.current: findings that last. matrices: of the windows analysed last.
+    Args:
+        num_ranks: N.
+        log_dir: where to write diagnose_rank*.log; None: nowhere.
+        max_log_bytes: of all files of the log together.
     """
 
     def __init__(self, num_ranks: int, log_dir: str | None = None, max_log_bytes: int = 1 << 30):
         self._num_ranks, self._log_dir = num_ranks, log_dir
         self._file_bytes = max(1, min(_MAX_LOG_FILE, max_log_bytes // (2 * num_ranks)))
         self._collector: Collector | None = None
-        self._unheard_s = time.time()  # until when no rank had told anything
+        self._unheard_s = time.time()  # until when no rank had reported anything
         self._writer: WindowWriter | None = None
         self._recent = RecentWindows(_MAX_WINDOWS)
         self._analysing: asyncio.Task | None = None
         self._report: Report | None = None
         self.notices = Notices()
-        self.speeds_N = np.ones(num_ranks)
-        self.silent: tuple[int, ...] = ()
+        self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
+        self.silent: tuple[int, ...] = ()  # ranks that reported no call in the latest window
         self.num_windows = self.num_log_errors = self._num_reports = 0
 
-    async def run(self, pool: Any, window_s: float) -> None:
+    async def run(self, pool: RankPool, window_s: float) -> None:
         """Closes a window of the pool's ranks every window_s seconds. Ends only by cancellation."""
         loop = asyncio.get_running_loop()
         next_s = loop.time() + window_s
         while True:
             await asyncio.sleep(next_s - loop.time())
             next_s = max(next_s + window_s, loop.time())
-            await self.take(pool)
+            await self.close_pool_window(pool)
 
-    async def take(self, pool: Any, is_last: bool = False) -> None:
+    async def close_pool_window(self, pool: RankPool, is_last: bool = False) -> None:
         """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
         totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
         try:
@@ -68,14 +71,14 @@ class Diagnosis:
             _log.exception("diagnosis: a defect; the server goes on")
 
     async def close_window(self, totals: Mapping[int, WaitTotals], info: EngineInfo, is_last: bool = False) -> None:
-        """totals: of the ranks that have reported any. Returns when the window is written; analysing goes on."""
+        """totals: of the ranks that have reported any. Returns when the window is written; its analysis goes on."""
         if self._collector is None:
             first_window = await asyncio.to_thread(self._open_log, info)
             self._collector = Collector(info.node_of_rank, info.moe_layers, first_window, self._unheard_s)
         collected = self._collector.close_window(totals, is_last)
         if collected is None:
             return
-        for line in self.notices.silent(collected.silent):
+        for line in self.notices.silence_lines(collected.silent):
             _log.warning("diagnosis: %s", line)
         self.silent = collected.silent
         if not collected.records:
@@ -87,28 +90,28 @@ class Diagnosis:
         if self._analysing is None or self._analysing.done():  # a large job may take longer than a window
             self._analysing = asyncio.get_running_loop().create_task(self._analyse(self._recent.records_after(-1)))
 
-    async def settled(self) -> None:
-        """Until what was closed is analysed too."""
+    async def wait_analysed(self) -> None:
+        """Returns when the windows that were closed are analysed too."""
         if self._analysing is not None:
             await self._analysing
 
-    async def finish(self, pool: Any) -> None:
-        """The last window, however short, with the ranks that are left."""
-        await self.take(pool, is_last=True)
+    async def close_last_window(self, pool: RankPool) -> None:
+        """Closes the last window, however short, with the ranks that remain."""
+        await self.close_pool_window(pool, is_last=True)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.settled(), 2.0)
+            await asyncio.wait_for(self.wait_analysed(), 2.0)
 
     # -- the log --
 
     def _open_log(self, info: EngineInfo) -> int:
-        """The first window's number: a directory that has a log already is gone on with."""
+        """The first window's number: a log that the directory already has is continued."""
         if self._log_dir is None:
             return 0
         try:
             self._writer = writer = WindowWriter(self._log_dir, self._file_bytes)
             aside = writer.new_run(self._num_ranks, info.node_of_rank)
             if aside is not None:
-                _log.warning("diagnosis: %s held a log of other ranks; it is in %s now", self._log_dir, aside)
+                _log.warning("diagnosis: %s had a log of other ranks; it is in %s now", self._log_dir, aside)
             return writer.first_window
         except OSError as error:
             self._cannot_write(error)
@@ -129,7 +132,7 @@ class Diagnosis:
         if self.num_log_errors & (self.num_log_errors - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
             _log.error("diagnosis: the log cannot be written (%d windows so far): %s", self.num_log_errors, error)
 
-    # -- what it shows --
+    # -- results --
 
     async def _analyse(self, records: list[WindowRecord]) -> None:
         try:
@@ -139,24 +142,25 @@ class Diagnosis:
             return
         self._report, self.speeds_N = report, speeds_N
         self._num_reports += 1
-        for line in self.notices.findings(report.to_json()["findings"], int(report.matrices.window_W[-1])):
+        for line in self.notices.finding_lines(report.to_json()["findings"], int(report.matrices.window_W[-1])):
             _log.warning("diagnosis: %s", line)
 
     @property
-    def matrices(self) -> Any:
+    def matrices(self) -> WindowMatrices | None:
+        """Of the windows analysed last."""
         return None if self._report is None else self._report.matrices
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever there are other records or findings."""
+        """Changes whenever there are new records or findings."""
         return self.num_windows, self._num_reports
 
     def records(self, since: int) -> list[WindowRecord]:
-        """The lines of the windows after `since` that are remembered."""
+        """The records of the windows after number `since`, as far as they are kept."""
         return self._recent.records_after(since)
 
     def findings(self) -> dict[str, Any]:
-        """eprt.findings/1 over the last ten minutes of work, and three fields more: newest_window (null before the
+        """eprt.findings/1 over the last ten minutes of work, with three more fields: newest_window (null before the
         first), silent_ranks, rank_speeds."""
         report = self._report
         none = {"schema": "eprt.findings/1", "num_ranks": self._num_ranks, "windows": 0, "findings": []}

@@ -1,7 +1,7 @@
-"""What /metrics shows of waits and findings. Read when scraped.
+"""Metrics of waits and findings, read when /metrics is scraped.
 
-Label sets are bounded by the ranks and by the kinds and causes there are. Links are counted, never listed: there are
-ranks squared of them; /v1/eprt/diagnose names them.
+Label sets are bounded by the number of ranks and by the kinds and causes of findings. Links are counted, never listed,
+because their number grows with the square of the ranks; /v1/eprt/diagnose names them.
 """
 
 from collections.abc import Iterable
@@ -16,6 +16,8 @@ KINDS, CAUSES = ("column", "row", "point"), ("comp", "comm", "mixed")
 
 
 class DiagnosisCollector(Collector):
+    """Series of the latest window, and of the findings that last."""
+
     def __init__(self, diagnosis: Diagnosis, num_ranks: int):
         self._diagnosis, self._num_ranks = diagnosis, num_ranks
 
@@ -38,14 +40,18 @@ class DiagnosisCollector(Collector):
         ranks = range(self._num_ranks)
         for name, text, values in (
             ("eprt_rank_slow", "1 while all others wait for the rank", [rank in slow for rank in ranks]),
-            ("eprt_rank_silent", "1 while it tells nothing though others do", [r in diagnosis.silent for r in ranks]),
-            ("eprt_rank_speed", "What it can carry of an even load's share", diagnosis.speeds_N.tolist()),
+            (
+                "eprt_rank_silent",
+                "1 while the rank reports no call though others do",
+                [r in diagnosis.silent for r in ranks],
+            ),
+            ("eprt_rank_speed", "Part of an even load's share that the rank can carry", diagnosis.speeds_N.tolist()),
         ):
             yield self._per_rank(name, text, values)
         yield from self._waits()
 
     def _waits(self) -> Iterable[Metric]:
-        """Of the latest window; no series for a rank without data."""
+        """Waits in the latest window; no series for a rank without data."""
         matrices = self._diagnosis.matrices
         if matrices is None or self._num_ranks < 2:
             return
@@ -54,10 +60,12 @@ class DiagnosisCollector(Collector):
         known_N = ~np.isnan(wait_s_NN).all(axis=1)
         awaited_N = np.nansum(wait_s_NN, axis=0) / max(1, known_N.sum() - 1)
         waits_N = np.where(known_N, np.nansum(wait_s_NN, axis=1) / others, np.nan)
-        yield self._per_rank("eprt_rank_awaited_seconds", "How long another rank waits for it per call", awaited_N)
-        yield self._per_rank("eprt_rank_waits_seconds", "How long it waits for another rank per call", waits_N)
+        yield self._per_rank(
+            "eprt_rank_awaited_seconds", "How long another rank waits for this one per call", awaited_N
+        )
+        yield self._per_rank("eprt_rank_waits_seconds", "How long this rank waits for another one per call", waits_N)
         compute_N = matrices.compute_us_WN[-1] * 1e-6
-        yield self._per_rank("eprt_rank_expert_seconds", "Time in its experts per call", compute_N)
+        yield self._per_rank("eprt_rank_expert_seconds", "Time in the rank's experts per call", compute_N)
 
     def _per_rank(self, name: str, text: str, values: Iterable[float]) -> Metric:
         metric = GaugeMetricFamily(name, text, labels=["rank"])

@@ -1,9 +1,12 @@
-"""Notices: what the server's log says of findings and silent ranks. A line when one begins, a line when it is over."""
+"""Notices: what the server's log says of findings and silent ranks: a line when one begins, a line when it is over.
+
+Knows nothing of how findings are made (eprt.diagnostics).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_MISSED = 3  # so many analyses without a finding and it is over: at the edge of certainty it comes and goes
+_MISSED = 3  # analyses without a finding until it is over: one of low confidence comes and goes
 _KINDS = {
     "column": "the others wait for rank {rank}",
     "row": "rank {rank} waits for all others",
@@ -12,16 +15,16 @@ _KINDS = {
 
 
 class Notices:
-    """current: the findings that last, as in eprt.findings/1, in the order they began."""
+    """Remembers what was logged, so that each finding is logged once."""
 
     def __init__(self):
-        self.current: list[Mapping[str, Any]] = []
+        self.current: list[Mapping[str, Any]] = []  # findings that last, as in eprt.findings/1, in the order they began
         self._missed: dict[tuple, int] = {}
         self._silent: set[int] = set()
 
-    def findings(self, findings: Sequence[Mapping[str, Any]], newest_window: int) -> Iterator[str]:
-        """The lines that the findings of an analysis are worth. newest_window: of those analysed."""
-        # Who gets a link's data late is late too, and in the first window it may be that alone which stands out.
+    def finding_lines(self, findings: Sequence[Mapping[str, Any]], newest_window: int) -> Iterator[str]:
+        """The lines to log after an analysis. newest_window: of those analysed."""
+        # A rank that gets a link's data late is late too, and in the first window that may be all that stands out.
         known_longer = [f for f in findings if f["first_window"] < newest_window]
         lasting = {_place(f): f for f in known_longer if f["last_window"] >= newest_window - 1}
         known = {_place(f): f for f in self.current}
@@ -38,8 +41,8 @@ class Notices:
             del self._missed[place]
         self.current = [lasting.get(place, known.get(place)) for place in self._missed]  # type: ignore[misc]
 
-    def silent(self, silent: Sequence[int]) -> Iterator[str]:
-        """silent: the ranks with nothing to tell in the latest window."""
+    def silence_lines(self, silent: Sequence[int]) -> Iterator[str]:
+        """The lines to log after a window. silent: the ranks that reported no call in it."""
         new, back = sorted(set(silent) - self._silent), sorted(self._silent - set(silent))
         if new:
             yield f"{_ranks(new)} silent: no call in this window while others made some; late, stopped or gone"

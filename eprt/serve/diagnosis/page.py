@@ -1,4 +1,7 @@
-"""/v1/eprt/diagnose/page/: what `eprt diagnose --url` shows, from the server itself. The page is eprt.diagnostics'."""
+"""DiagnosisPage: the page of `eprt diagnose --url`, from the server itself, under /v1/eprt/diagnose/page/.
+
+Knows nothing of what the page shows: that is eprt.diagnostics.page.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,11 +13,16 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 
 _MOST_WINDOWS = 360  # an hour of work, from the moment somebody looks
-_LATE_WINDOWS = 2  # lines of late ranks are taken in for so long
+_LATE_WINDOWS = 2  # for so many windows, records of late ranks are still added
 
 
 class DiagnosisPage:
-    """is_open: whether the server still serves; streams end with it."""
+    """Replies for the paths under page/.
+
+    Args:
+        diagnosis: whose windows and findings are shown.
+        is_open: whether the server still serves; event streams end when it does not.
+    """
 
     def __init__(self, diagnosis: Diagnosis, is_open: Callable[[], bool]):
         self._diagnosis, self._is_open = diagnosis, is_open
@@ -50,7 +58,7 @@ class DiagnosisPage:
             silent_s += EVENT_POLL_S
 
     async def _catch_up(self, request: Request) -> None:
-        """Takes in what was closed and found since the last look, which is nothing most of the time."""
+        """Adds the windows and findings since the last call; most of the time there are none."""
         if self._page is None:
             self._start(f"{request.url.scheme}://{request.url.netloc}")
         version, self._seen = self._seen, self._diagnosis.version

@@ -1,5 +1,7 @@
-"""The HTTP face: routes, request ids, the key, error bodies. What a request means is prepare.py's and answer.py's
-business."""
+"""Api: the HTTP routes, request ids, the API key and error bodies.
+
+Knows nothing of what a request means (openai/), of how load is balanced (rebalance/) or of findings (diagnosis/).
+"""
 
 import asyncio
 import hmac
@@ -23,7 +25,8 @@ from eprt.serve.diagnosis.page import DiagnosisPage
 from eprt.serve.errors import ApiError, invalid, not_found
 from eprt.serve.http.bodies import LONG_BODY, Bodies
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
-from eprt.serve.openai.answer import Answer, Job
+from eprt.serve.openai.answer import Answer
+from eprt.serve.openai.job import GenerationJob
 from eprt.serve.openai.parsing import parse_chat, parse_completion
 from eprt.serve.openai.prepare import Preparer
 from eprt.serve.options import ServeOptions
@@ -94,7 +97,7 @@ class Api:
             async with self._bodies.read(request) as body:
                 self._pool.check_open()
                 limits = self._pool.limits
-                job: Job
+                job: GenerationJob
                 if len(body) < LONG_BODY:
                     job = prepare(parse(body), request_id, limits)
                 else:
@@ -102,37 +105,37 @@ class Api:
                     job = await asyncio.to_thread(prepare, parsed, request_id, limits)
             generation = self._pool.submit(job.sequences)
         except ApiError as error:
-            self._pool.metrics.request(endpoint, error.code, started_s)
+            self._pool.metrics.observe_request(endpoint, error.code, started_s)
             _log.info("[%s] %s %d %s: %s", request_id, endpoint, error.status, error.code, error.message)
             raise
         answer = Answer(job, generation, self._preparer.tokenizer)
         if job.stream:
-            return EventStream(self._told(answer.events(), answer, started_s))
+            return EventStream(self._logged_events(answer, started_s))
         try:
             return JsonResponse(await unless_disconnected(answer.collect(), request.receive))
         finally:
-            self._tell(answer, started_s)
+            self._log_end(answer, started_s)
 
     async def _parse_long(self, request: Request, body: bytes, parse) -> Any:
-        """parse(body) in a thread, so that everybody else's streams keep flowing. One at a time: decoders of JSON keep
-        the interpreter to themselves, so that several would be no faster, but leave the server's loop no turn."""
+        """parse(body) in a thread, so that other clients' streams keep flowing. One at a time: JSON decoders keep the
+        interpreter to themselves, so several would be no faster and would leave the server's loop no turn."""
         async with self._reading:
             if await request.is_disconnected():
                 raise ClientDisconnect
             return await asyncio.to_thread(parse, body)
 
-    async def _told(self, events: AsyncIterator[bytes], answer: Answer, started_s: float) -> AsyncIterator[bytes]:
-        """events, with a log line and metrics at whichever end they come to."""
+    async def _logged_events(self, answer: Answer, started_s: float) -> AsyncIterator[bytes]:
+        """The answer's events, with a log line and metrics however they end."""
         try:
-            async with aclosing(events) as source:  # type: ignore[type-var]
+            async with aclosing(answer.events()) as source:  # type: ignore[type-var]
                 async for data in source:
                     yield data
         finally:
-            self._tell(answer, started_s)
+            self._log_end(answer, started_s)
 
-    def _tell(self, answer: Answer, started_s: float) -> None:
+    def _log_end(self, answer: Answer, started_s: float) -> None:
         job, usage = answer.job, answer.usage()
-        self._pool.metrics.request(job.endpoint, answer.outcome, started_s)
+        self._pool.metrics.observe_request(job.endpoint, answer.outcome, started_s)
         _log.info(
             "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s",
             job.request_id,
@@ -173,7 +176,7 @@ class Api:
         """200 while requests are served; else 503 with the reason, naming a rank where one is to blame."""
         pool = self._pool
         status, reason = ("ok", "") if pool.state == "serving" else (pool.state, pool.reason)
-        if stalled := pool.stalled():
+        if stalled := pool.stalled_ranks():
             status = "stalled"
             reason = "; ".join(f"{rank} has work and has been silent for {pool.stall_s:g} s" for rank in stalled)
         ranks = [
@@ -189,7 +192,7 @@ class Api:
     # -- expert parallelism --
 
     async def load(self, request: Request) -> Response:
-        """Where the tokens went: ranks, layers and experts, since the start; ?format=npz: by windows, as a file."""
+        """Tokens per rank, layer and expert since the start; with ?format=npz by windows, as a file."""
         wanted = request.query_params.get("format", "json")
         if wanted not in ("json", "npz"):
             raise invalid("format", f"format={wanted!r}: must be json or npz")
@@ -211,12 +214,12 @@ class Api:
             records = self._diagnosis.records(int(since))
         except ValueError:
             raise invalid("since", f"since={since!r}: must be a window number") from None
-        # Seconds of work for hundreds of ranks, which nobody's stream waits for.
+        # Seconds of work for hundreds of ranks; no stream must wait for it.
         lines = await asyncio.to_thread(lambda: [msgspec.Raw(record.to_line().encode()) for record in records])
         return JsonResponse({**self._diagnosis.findings(), "records": lines})
 
     async def rebalance(self, request: Request) -> Response:
-        """GET: mode, migration under way or latest, decisions. POST: go to a placement, plan one, or cancel."""
+        """GET: mode, the latest migration, decisions. POST: move to a placement, plan one, cancel, or set the mode."""
         if request.method == "POST":
             async with self._bodies.read(request) as body:
                 return JsonResponse(await self._rebalancer.post(body), status_code=202)
@@ -224,7 +227,7 @@ class Api:
 
 
 class _Outer:
-    """Around everything: the request id, the key, and the log of what nobody else caught (_defect has answered it)."""
+    """Around all routes: the request id, the API key, and the log of errors that no handler knows (_defect answers)."""
 
     def __init__(self, app: Starlette, api_key: str | None):
         self._app, self._api_key = app, api_key
@@ -242,7 +245,7 @@ class _Outer:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)
 
-        if self._api_key and scope["path"].startswith("/v1") and not self._knows_key(headers):
+        if self._api_key and scope["path"].startswith("/v1") and not self._has_key(headers):
             error = ApiError(401, "wrong or missing API key", code="invalid_api_key", kind="authentication_error")
             await _error_response(error)(scope, receive, send_with_id)
             return
@@ -251,7 +254,7 @@ class _Outer:
         except Exception:
             _log.exception("[%s] %s %s: internal error", request_id, scope["method"], scope["path"])
 
-    def _knows_key(self, headers: dict[bytes, bytes]) -> bool:
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), (self._api_key or "").encode())
 
@@ -280,10 +283,10 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # nobody receives it
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    """Starlette sends this where nothing was sent yet, then raises the error once more."""
+    """Starlette sends this where nothing was sent yet, then raises the error again."""
     message = f"internal error; the log has request {request.scope['eprt.request_id']}"
     return _error_response(ApiError(500, message, code="internal_error"))

@@ -1,7 +1,7 @@
 """Connection: uvicorn's HTTP protocol, with bounds on a request's head and refusals in OpenAI's shape.
 
-A body has its limits in api.py. Without these a client that opens connections and says nothing, or sends a header
-without end, would keep descriptors and memory for as long as it likes.
+Without them a client that opens connections and sends nothing, or a header without end, would keep descriptors and
+memory for as long as it likes. Bodies have their bounds in bodies.py. Knows no routes.
 """
 
 import asyncio
@@ -18,8 +18,11 @@ _MOST_HEAD_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. A head may take HEAD_TIMEOUT_S, also that of the first request, and so many bytes. What
-    follows an answer, a body that was refused or nothing that begins a request, may not take longer either."""
+    """One client's connection.
+
+    A request's head may take HEAD_TIMEOUT_S and _MOST_HEAD_BYTES, the first request's too. Bytes after an answer that
+    begin no request (the rest of a refused body, empty lines) have the same deadline.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -32,7 +35,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        for cycle in self._unanswered():  # uvicorn tells the latest alone
+        for cycle in self._unanswered():  # uvicorn notifies only the latest
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
@@ -66,7 +69,7 @@ class Connection(HttpToolsProtocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "invalid_http", "this is no HTTP request")
+        self._refuse(400, "invalid_http", "this is not an HTTP request")
 
     def _unanswered(self) -> deque[RequestResponseCycle]:
         while self._cycles and self._cycles[0].response_complete:
@@ -83,12 +86,12 @@ class Connection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         if self._num_head_bytes:
-            self._refuse(408, "head_timeout", f"the request's head did not come whole within {HEAD_TIMEOUT_S:g} s")
+            self._refuse(408, "head_timeout", f"the request's head did not arrive within {HEAD_TIMEOUT_S:g} s")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Closes the connection; with words where they would not be taken for a part of another request's answer."""
+        """Closes the connection; with an answer where it cannot be mistaken for a part of another request's answer."""
         others = [cycle for cycle in self._unanswered() if cycle.response_started or not cycle.more_body]
         if not others:
             body = ApiError(status, message, code=code).json()
@@ -98,8 +101,8 @@ class Connection(HttpToolsProtocol):
 
 
 class _Unchunked:
-    """ASGI's send for HTTP/1.0, which has no chunks: uvicorn sends them all the same. What has no length ends with the
-    connection."""
+    """ASGI's send for HTTP/1.0, which has no chunks; uvicorn would send them all the same. An answer without a length
+    ends with the connection."""
 
     def __init__(self, cycle: RequestResponseCycle):
         self._cycle, self._send, self._has_length = cycle, cycle.send, True
@@ -114,7 +117,8 @@ class _Unchunked:
 
 
 def raise_descriptor_limit() -> None:
-    """A connection is a descriptor, and many systems start processes with room for 1024: more, silently dropped."""
+    """Each connection takes a descriptor, and many systems start processes with room for 1024; more would be dropped
+    silently."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""What goes back over HTTP: JSON, or server-sent events; and work that ends when its client is gone."""
+"""Responses: JSON or server-sent events, and work that ends when its client leaves. Knows nothing of their content."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,8 @@ _json = msgspec.json.Encoder()
 
 
 class JsonResponse(Response):
+    """msgspec's JSON of any value."""
+
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -39,13 +41,13 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        # Starlette has no way to handle an exception after the head is sent, and a client may leave when it likes.
+        # Starlette cannot handle an exception after the head was sent, and a client may leave at any time.
         with contextlib.suppress(ClientDisconnect):
             await unless_disconnected(pump(), receive)
 
 
 async def unless_disconnected(work, receive) -> Any:
-    """The result of a coroutine; when the client goes away first, cancels it and raises ClientDisconnect."""
+    """The result of a coroutine. Where the client leaves first, the coroutine is cancelled: ClientDisconnect."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -1,4 +1,4 @@
-"""Answer: one HTTP request on its way through the ranks, as one JSON document or as server-sent events.
+"""Answer: one request's response, as one JSON document or as server-sent events.
 
 Knows what a response looks like; nothing of HTTP frameworks or of how a request was parsed.
 """
@@ -6,16 +6,15 @@ Knows what a response looks like; nothing of HTTP frameworks or of how a request
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
-from eprt.serve.openai.choice import Choice, Delta, LogprobShapes
-from eprt.serve.openai.tools import Format
+from eprt.serve.openai.choice import Choice, Delta
+from eprt.serve.openai.job import GenerationJob, Prompt
+from eprt.serve.openai.logprobs import LogprobWriter
 from eprt.serve.ranks.generation import Generation
 
 _log = logging.getLogger(__name__)
@@ -23,56 +22,28 @@ _json = msgspec.json.Encoder()
 _DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """text: None where it was given as token ids."""
-
-    text: str | None
-    token_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request, parsed and checked. is_chat: which of the two shapes. tool_format: None unless tools were given."""
-
-    request_id: str
-    model: str
-    is_chat: bool
-    prompts: list[Prompt]
-    params: SamplingParams
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
-    echo: bool = False
-    tool_format: Format | None = None
-    user: str | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-    started_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def endpoint(self) -> str:
-        return "chat" if self.is_chat else "completions"
-
-    @property
-    def sequences(self) -> list[tuple[list[int], SamplingParams]]:
-        return [(prompt.token_ids, self.params) for prompt in self.prompts]
-
-
 class Answer:
-    """outcome: after the end, the finish reason of the first choice or the error's code (for logs and metrics)."""
+    """The response to one job, while the ranks generate it. Read it with collect() or with events(), once."""
 
-    def __init__(self, job: Job, generation: Generation, tokenizer: Tokenizer | None):
-        self.job, self.outcome = job, "disconnect"
-        self.first_token_s: float | None = None
+    def __init__(self, job: GenerationJob, generation: Generation, tokenizer: Tokenizer | None):
+        self.job = job
+        # For logs and metrics: at the end the first choice's finish reason or an error's code.
+        self.outcome = "disconnect"
+        self.first_token_s: float | None = None  # from the job's start to its first token
         self._generation, self._tokenizer = generation, tokenizer
-        self._logprobs = LogprobShapes(tokenizer)
+        self._logprobs = LogprobWriter(tokenizer)
         self.choices = [
-            Choice(i * job.params.n + k, prompt.token_ids, job.params, tokenizer,
-                   echo=self._echo(prompt), tool_format=job.tool_format)
+            Choice(
+                i * job.params.n + k,
+                prompt.token_ids,
+                job.params,
+                tokenizer,
+                echo=self._echo(prompt),
+                tool_format=job.tool_format,
+            )
             for i, prompt in enumerate(job.prompts)
             for k in range(job.params.n)
-        ]  # fmt: skip
+        ]
 
     def _echo(self, prompt: Prompt) -> str | None:
         if not self.job.echo:
@@ -84,28 +55,28 @@ class Answer:
     async def collect(self) -> dict[str, Any]:
         """The whole response. Raises ApiError."""
         try:
-            async for _ in self._advances():
+            async for _ in self._advanced_choices():
                 pass
         except ApiError as error:
             self.outcome = error.code
             raise
         finally:
             self._generation.abort_all()
-        shape = self._chat_choice if self.job.is_chat else self._completion_choice
-        choices = [shape(choice, choice.take_delta()) for choice in self.choices]
+        write = self._chat_choice if self.job.is_chat else self._completion_choice
+        choices = [write(choice, choice.take_delta()) for choice in self.choices]
         kind = "chat.completion" if self.job.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": self.usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events. An error becomes an event too, as the status line is long gone; [DONE] ends both ways."""
+        """Server-sent events, the last one [DONE]. An error becomes an event, as the status line was sent before."""
         job = self.job
-        shape = self._chat_chunk if job.is_chat else self._completion_choice
+        write = self._chat_chunk if job.is_chat else self._completion_choice
         head = self._head("chat.completion.chunk" if job.is_chat else "text_completion")
         try:
-            async for advanced in self._advances():
+            async for advanced in self._advanced_choices():
                 data = []
                 for choice in advanced:
-                    chunk = {**head, "choices": [shape(choice, choice.take_delta())]}
+                    chunk = {**head, "choices": [write(choice, choice.take_delta())]}
                     if job.include_usage or job.continuous_usage:
                         chunk["usage"] = self.usage() if job.continuous_usage else None
                     data.append(_event(chunk))
@@ -123,22 +94,22 @@ class Answer:
             self._generation.abort_all()
         yield _DONE
 
-    async def _advances(self) -> AsyncIterator[list[Choice]]:
-        """Takes outputs until every choice has finished; after each batch, the choices that moved."""
+    async def _advanced_choices(self) -> AsyncIterator[list[Choice]]:
+        """Reads outputs until every choice has finished; yields the choices that each batch of outputs advanced."""
         num_open = len(self.choices)
         while num_open:
             advanced: dict[int, Choice] = {}
-            for index, output in await self._generation.next():
+            for index, output in await self._generation.next_outputs():
                 choice = self.choices[index]
                 if choice.finish_reason is not None:
-                    continue  # tokens that came after a stop string
+                    continue  # a token after the stop string
                 if self.first_token_s is None and output.token_id >= 0:
                     self.first_token_s = time.monotonic() - self.job.started_s
-                choice.take(output)
+                choice.add_output(output)
                 advanced[index] = choice
                 if choice.finish_reason is not None:
                     num_open -= 1
-                    self._generation.abort(index)  # where a stop string ended it, the rank does not know yet
+                    self._generation.abort(index)  # the rank does not know yet of a stop string that ended it
             if not num_open:
                 self.outcome = self.choices[0].finish_reason or "stop"
             if advanced:
@@ -164,7 +135,7 @@ class Answer:
             "model": self.job.model,
         }
 
-    # -- shapes of one choice --
+    # -- one choice, as each kind of response writes it --
 
     def _completion_choice(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         wants_logprobs = self.job.params.logprobs is not None
@@ -208,15 +179,15 @@ class Answer:
 
     def _tool_calls(self, choice: Choice, delta: Delta, streamed: bool) -> list[dict[str, Any]]:
         begin = choice.num_calls - len(delta.calls)
-        calls = []
-        for number, call in enumerate(delta.calls, begin):
-            calls.append({
+        return [
+            {
                 "id": f"call_{self.job.request_id}_{choice.index}_{number}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
                 **({"index": number} if streamed else {}),
-            })  # fmt: skip
-        return calls
+            }
+            for number, call in enumerate(delta.calls, begin)
+        ]
 
     def _with_token_ids(self, result: dict[str, Any], choice: Choice, delta: Delta) -> dict[str, Any]:
         if self.job.return_token_ids:

@@ -2,8 +2,8 @@
 
 The template is looked for where Hugging Face puts it: chat_template.jinja and additional_chat_templates/NAME.jinja,
 chat_template.json, then "chat_template" of tokenizer_config.json (one text, or a list of named ones). Of named ones
-"tool_use" serves requests with tools. It is a file from the internet, so it runs in Jinja's immutable sandbox. The text
-equals that of transformers (a test compares).
+"tool_use" serves requests with tools. A template is a file from the internet, so it runs in Jinja's immutable sandbox.
+The text equals that of transformers (a test compares). Knows nothing of tokens.
 """
 
 import json
@@ -24,7 +24,7 @@ NAMED_TEMPLATES = "additional_chat_templates"
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it only shows its body."""
+    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -35,7 +35,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    # Jinja's own filter escapes HTML and sorts keys, which templates of language models do not expect.
+    # Jinja's own filter escapes HTML and sorts keys; templates of language models expect neither.
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
 
 
@@ -44,7 +44,12 @@ def _raise_exception(message: str):
 
 
 class ChatTemplate:
-    """One checkpoint's template. source: the text, or name -> text."""
+    """One checkpoint's template.
+
+    Args:
+        source: the template, or name -> template.
+        special_tokens: name -> text, which templates may refer to.
+    """
 
     def __init__(self, source: str | dict[str, str], special_tokens: dict[str, str]):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -61,7 +66,7 @@ class ChatTemplate:
             raise ValueError(f"the chat template has an error in line {error.lineno}: {error}") from None
 
     @staticmethod
-    def of_checkpoint(model_dir: str | Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
+    def from_checkpoint(model_dir: str | Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
         """The checkpoint's template; None when it has none."""
         model_dir = Path(model_dir)
         source: Any = tokenizer.config.get("chat_template")
@@ -101,15 +106,15 @@ class ChatTemplate:
             try:
                 return template.render(messages=_messages(messages, arguments_as_text=False), **context)
             except TypeError:
-                # Most templates print a call's arguments with `| tojson` and want an object; DeepSeek's join them to
-                # other text and want the text.
+                # Most templates print a call's arguments with `| tojson` and need an object; DeepSeek's concatenate
+                # them with other text and need a string.
                 return template.render(messages=_messages(messages, arguments_as_text=True), **context)
-        except Exception as error:  # a program of others, run on values of the client
+        except Exception as error:  # the checkpoint's program, run on a client's values
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from None
 
 
 def _messages(messages: list[Message], arguments_as_text: bool) -> list[dict[str, Any]]:
-    """Plain dicts, as templates expect them; what was not given is left out."""
+    """Plain dicts, as templates expect them, without the fields that were not given."""
     return [_message(message, arguments_as_text) for message in messages]
 
 
@@ -117,7 +122,7 @@ def _message(message: Message, arguments_as_text: bool) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text or "" for part in content)
-    # "developer" is OpenAI's newer word for "system"; templates know the old one.
+    # "developer" is OpenAI's newer name of "system"; templates know the old one.
     role = "system" if message.role == "developer" else message.role
     result: dict[str, Any] = {"role": role, "content": content}
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -134,7 +139,7 @@ def _tool_call(call, arguments_as_text: bool) -> dict[str, Any]:
         try:
             arguments = msgspec.json.decode(arguments)
         except msgspec.DecodeError:
-            pass  # the model once wrote something that is no JSON; show it as it was
+            pass  # the model once wrote something that is not JSON: render it as it was
     result = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return {"id": call.id, **result} if call.id is not None else result
 

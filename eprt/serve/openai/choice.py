@@ -1,50 +1,54 @@
 """Choice: one sequence's tokens become its text, log-probabilities and tool calls, in pieces or at once.
 
 The rule for every piece: token_ids and logprobs cover each generated token, an ending EOS or stop token included; text
-covers neither those nor special tokens, and ends before a stop string.
+covers neither those nor special tokens, and ends before a stop string. Knows nothing of how OpenAI's API writes them
+(answer.py, logprobs.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from eprt.engine.detokenizer import IncrementalText
+from eprt.engine.detokenizer import new_detokenizer
 from eprt.engine.outputs import TokenOutput
 from eprt.engine.sampling_params import SamplingParams
+from eprt.engine.sequence_text import SequenceText
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
-from eprt.serve.openai.tools import Call, Format, ToolCallParser
-
-# JSON has no minus infinity; OpenAI's API writes this instead.
-_LOWEST_LOGPROB = -9999.0
+from eprt.serve.openai.tools import GeneratedCall, ToolCallParser, ToolFormat
 
 TopLogprobs = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobEntry:
-    """One token: its id, log-probability (None for the first of a prompt), the alternatives, where its text begins."""
+    """One token with its log-probability."""
 
     token_id: int
-    logprob: float | None
-    top: TopLogprobs
-    offset: int
+    logprob: float | None  # None for the first token of a prompt
+    top: TopLogprobs  # (token id, logprob) of the likeliest tokens
+    offset: int  # in the choice's text, at which the token's text begins
 
 
 @dataclass(slots=True)
 class Delta:
-    """What a choice has gained since the last one. prompt_token_ids: on the first, where they were asked for."""
+    """What a choice has gained since the previous delta."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     entries: list[LogprobEntry] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[GeneratedCall] = field(default_factory=list)
     finish_reason: str | None = None
     is_first: bool = False
 
 
 class Choice:
-    """index: among the choices of the response. echo: text of the prompt to begin with, None for none."""
+    """One sequence of a response.
+
+    Args:
+        index: among the choices of the response.
+        echo: text of the prompt with which the choice begins; None: without.
+        tool_format: how tool calls are written in the text; None: the text has none.
+    """
 
     def __init__(
         self,
@@ -54,50 +58,46 @@ class Choice:
         tokenizer: Tokenizer | None,
         *,
         echo: str | None = None,
-        tool_format: Format | None = None,
+        tool_format: ToolFormat | None = None,
     ):
         self.index, self.prompt_token_ids = index, prompt_token_ids
         self.num_tokens = self.num_cached_tokens = self.num_calls = 0
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None  # None while the sequence runs
         self._params, self._tokenizer, self._echo = params, tokenizer, echo
-        self._text = IncrementalText(tokenizer.detokenizer(), params.stop) if tokenizer else None
+        self._text = SequenceText(tokenizer, params.stop)
         self._tools = ToolCallParser(tool_format) if tool_format else None
         self._num_echoed = len(echo or "")
         self._delta = Delta(text=echo or "", is_first=True)
 
-    def take(self, output: TokenOutput) -> None:
+    def add_output(self, output: TokenOutput) -> None:
         """Adds one output to the current delta. Raises ApiError when the engine gave the sequence up."""
         if output.error is not None:
             raise ApiError(500, f"the engine gave the request up: {output.error}", code="engine_error")
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None and self._echo is not None:
-            self._take_prompt(output.prompt_logprobs)
+            self._add_prompt_logprobs(output.prompt_logprobs)
         if output.token_id >= 0:
-            self._take_token(output)
-        if self._text is not None and self._text.stopped:
-            self._finish("stop")
-        elif output.finish_reason is not None:
-            self._finish(output.finish_reason)
+            self._add_token(output)
+        self._add_text(self._text.add_output(output))
+        if self._text.finish_reason is not None:
+            self._finish(self._text.finish_reason)
 
     def take_delta(self) -> Delta:
         """What has been gained since the last call."""
         delta, self._delta = self._delta, Delta()
         return delta
 
-    def _take_token(self, output: TokenOutput) -> None:
+    def _add_token(self, output: TokenOutput) -> None:
         self.num_tokens += 1
         self._delta.token_ids.append(output.token_id)
         if self._params.logprobs is not None:
-            offset = self._num_echoed + (self._text.num_decoded if self._text else 0)
+            offset = self._num_echoed + self._text.num_decoded
             self._delta.entries.append(LogprobEntry(output.token_id, output.logprob, output.top_logprobs, offset))
-        # "stop" from the engine: this token ended the sequence and is no part of the text.
-        if self._text is not None and output.finish_reason != "stop":
-            self._show(self._text.feed([output.token_id]))
 
-    def _take_prompt(self, prompt_logprobs: Sequence[tuple[float, TopLogprobs]]) -> None:
+    def _add_prompt_logprobs(self, prompt_logprobs: Sequence[tuple[float, TopLogprobs]]) -> None:
         logprobs: list[tuple[float | None, TopLogprobs]] = [(None, ()), *prompt_logprobs]
         widths = self._prompt_widths()
-        # A BOS that the tokenizer put before the client's text lies before its beginning.
+        # A BOS that the tokenizer put in front has a negative offset: the client's text begins behind it.
         offset = self._num_echoed - sum(widths)
         for token_id, (logprob, top), width in zip(self.prompt_token_ids, logprobs, widths):
             self._delta.entries.append(LogprobEntry(token_id, logprob, top, max(0, offset)))
@@ -107,80 +107,23 @@ class Choice:
         """Characters that each prompt token completes."""
         if self._tokenizer is None:
             return [0] * len(self.prompt_token_ids)
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
-        return [len(detokenizer.add(token_id)) for token_id in self.prompt_token_ids]
+        detokenizer = new_detokenizer(self._tokenizer, skip_special_tokens=False)
+        return [len(detokenizer.add_token(token_id)) for token_id in self.prompt_token_ids]
+
+    def _add_text(self, text: str) -> None:
+        if self._tools is None:
+            self._delta.text += text
+        else:
+            self._add_calls(*self._tools.add_text(text))
 
     def _finish(self, reason: str) -> None:
-        if self._text is not None:
-            self._show(self._text.finish())
-            if self._text.stopped:
-                reason = "stop"
         if self._tools is not None:
-            text, calls = self._tools.finish()
-            self._delta.text += text
-            self._delta.calls += calls
-            self.num_calls += len(calls)
+            self._add_calls(*self._tools.finish())
             if self.num_calls and reason == "stop":
                 reason = "tool_calls"
         self.finish_reason = self._delta.finish_reason = reason
 
-    def _show(self, text: str) -> None:
-        if self._tools is None:
-            self._delta.text += text
-            return
-        shown, calls = self._tools.feed(text)
-        self._delta.text += shown
+    def _add_calls(self, text: str, calls: list[GeneratedCall]) -> None:
+        self._delta.text += text
         self._delta.calls += calls
         self.num_calls += len(calls)
-
-
-class LogprobShapes:
-    """Log-probabilities as the two endpoints write them."""
-
-    def __init__(self, tokenizer: Tokenizer | None):
-        self._tokenizer = tokenizer
-
-    def _text(self, token_id: int) -> str:
-        """The token as text; a part of a character as "bytes:\\xe2\\x80", so that different tokens stay different."""
-        if self._tokenizer is None:
-            return f"token_id:{token_id}"
-        data = self._tokenizer.token_bytes(token_id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def completion(self, entries: list[LogprobEntry]) -> dict[str, Any]:
-        """Four parallel lists. top_logprobs always has the chosen token too, as in OpenAI's API."""
-        tops: list[dict[str, float] | None] = []
-        for entry in entries:
-            if entry.logprob is None:
-                tops.append(None)
-                continue
-            top = {self._text(token_id): _finite(logprob) for token_id, logprob in entry.top}
-            top.setdefault(self._text(entry.token_id), _finite(entry.logprob))
-            tops.append(top)
-        return {
-            "tokens": [self._text(entry.token_id) for entry in entries],
-            "token_logprobs": [None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
-            "top_logprobs": tops,
-            "text_offset": [entry.offset for entry in entries],
-        }
-
-    def chat(self, entries: list[LogprobEntry]) -> dict[str, Any]:
-        content = [
-            {
-                **self._chat_token(entry.token_id, entry.logprob or 0.0),
-                "top_logprobs": [self._chat_token(token_id, logprob) for token_id, logprob in entry.top],
-            }
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        data = list(self._tokenizer.token_bytes(token_id)) if self._tokenizer else None
-        return {"token": self._text(token_id), "logprob": _finite(logprob), "bytes": data}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LOWEST_LOGPROB)

@@ -1,6 +1,7 @@
-"""From the bytes of a body to a request that is checked, or an ApiError that names the field and its value.
+"""Parsing: the bytes of a body become a checked request, or an ApiError that names the field and its value.
 
-Nothing is ignored: a field is honoured, or accepted because its value asks for what happens anyway, or refused by name.
+No field is ignored: it is honoured, or accepted because its value asks for what happens anyway, or refused by name.
+Knows nothing of tokens, of chat templates or of the model's limits (prepare.py).
 """
 
 import json
@@ -13,7 +14,7 @@ import msgspec
 from eprt.serve.errors import ApiError, invalid, quoted, shortened, unsupported
 from eprt.serve.openai.protocol import ChatRequest, CompletionRequest
 
-# Fields of OpenAI's schema that eprt does not serve, with the values that ask for nothing: those are accepted.
+# Fields of OpenAI's schema that eprt does not serve, and the values that are accepted because they ask for nothing.
 _COMPLETION_DEFAULTS: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 _CHAT_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -65,12 +66,12 @@ def _parse(body: bytes, kind: type[_Request], defaults: Mapping[str, tuple[Any, 
 
 
 def decode_body(body: bytes) -> Any:
-    """The body's JSON. ApiError 400, also for an object that has a key twice, of which JSON decoders drop one."""
+    """The body's JSON. ApiError 400, also for an object with the same key twice: JSON decoders drop one of them."""
     try:
         raw = msgspec.json.decode(body)
         json.loads(body, object_pairs_hook=_refuse_repeated, parse_int=str, parse_float=str)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not JSON: {_why_no_json(body, error)}", code="invalid_json") from None
+        raise ApiError(400, f"the body is not JSON: {_why_not_json(body, error)}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     return raw
@@ -83,9 +84,9 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
         raise invalid(shortened(twice), f"the body has {quoted(twice)} twice in one object; send it once")
 
 
-def _why_no_json(body: bytes, error: Exception) -> str:
-    """msgspec calls a string with half a surrogate pair truncated, and says of NaN only where it stands; the standard
-    library lets both through."""
+def _why_not_json(body: bytes, error: Exception) -> str:
+    """Better words than msgspec's, which calls a string with half a surrogate pair truncated, and of NaN names only the
+    position. The standard library accepts both."""
     constants: list[str] = []
     try:
         json.dumps(json.loads(body, parse_constant=constants.append), ensure_ascii=False).encode()
@@ -108,7 +109,7 @@ def _refuse_unknown(raw: dict[str, Any], known: set[str], defaults: Mapping[str,
 
 
 def _as_api_error(error: msgspec.ValidationError, raw: Any) -> ApiError:
-    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`": add the value, split off the path."""
+    """msgspec says "Expected `int`, got `str` - at `$.max_tokens`": adds the value, makes the path the parameter."""
     what, _, path = str(error).partition(" - at ")
     param = path.strip("`").removeprefix("$").removeprefix(".") or None
     missing = re.search(r"missing required field `(\w+)`", what)
@@ -125,7 +126,7 @@ def _as_api_error(error: msgspec.ValidationError, raw: Any) -> ApiError:
 
 
 def _lookup(raw: Any, path: str | None) -> tuple[bool, Any]:
-    """The value at msgspec's path "a.b[3].c"; False where the path has a part that cannot be followed ("[...]")."""
+    """The value at msgspec's path "a.b[3].c"; False where a part of the path cannot be followed ("[...]")."""
     try:
         for name, index in re.findall(r"(\w+)|\[(\d+|\.\.\.)\]", path or ""):
             raw = raw[name] if name else raw[int(index)]

@@ -1,5 +1,8 @@
-"""From a checked request body to a Job: template, tokens, limits. Everything a client can get wrong is refused here,
-before a rank hears of it. Takes no longer than the body is long: what is far too much is refused by its size."""
+"""Preparer: a parsed request becomes a GenerationJob: chat template, tokens, limits.
+
+Everything a client can get wrong is refused here or in parsing.py, before a rank hears of it. The work is bounded by
+the length of the body: a prompt that is far too long is refused by its size. Knows nothing of HTTP.
+"""
 
 from typing import Any
 
@@ -7,28 +10,32 @@ from eprt.engine.request import RequestLimits
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError, invalid, not_found
-from eprt.serve.openai.answer import Job, Prompt
 from eprt.serve.openai.chat import ChatTemplate
+from eprt.serve.openai.job import GenerationJob, Prompt
 from eprt.serve.openai.protocol import ChatRequest, CompletionRequest
-from eprt.serve.openai.tools import format_of
+from eprt.serve.openai.tools import tool_format_of
 
 # OpenAI's default for /v1/completions. A chat answer may be as long as the model can go on.
 _DEFAULT_MAX_TOKENS = 16
 
 
 class Preparer:
-    """tokenizer: None with --skip-tokenizer-init. template: None where the checkpoint has none.
+    """Prepares requests for one model.
 
-    limits: set when the ranks have loaded; nothing is prepared before.
+    Args:
+        model_name: what clients call the model.
+        tokenizer: None with --skip-tokenizer-init.
+        template: None where the checkpoint has none.
+        max_sequences: that the server runs and queues at most.
     """
 
     def __init__(self, model_name: str, tokenizer: Tokenizer | None, template: ChatTemplate | None, max_sequences: int):
         self._model_name, self.tokenizer, self._template = model_name, tokenizer, template
         self._max_sequences = max_sequences
-        self._tool_format = format_of(tokenizer) if tokenizer else None
+        self._tool_format = tool_format_of(tokenizer) if tokenizer else None
         self._longest_token = tokenizer.longest_token if tokenizer else None
 
-    def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> Job:
+    def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> GenerationJob:
         self._check_model(request.model)
         self._check_number(request.num_prompts, request.n or 1)
         given = request.prompts()
@@ -40,9 +47,9 @@ class Preparer:
             logprobs=request.logprobs,
             prompt_logprobs=echo and request.logprobs is not None,
         )
-        return self._job(request, request_id, limits, prompts, params, is_chat=False, echo=echo)
+        return self._make_job(request, request_id, limits, prompts, params, is_chat=False, echo=echo)
 
-    def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> Job:
+    def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> GenerationJob:
         self._check_model(request.model)
         if self.tokenizer is None:
             raise invalid("messages", "the server runs without a tokenizer: send token ids to /v1/completions")
@@ -62,9 +69,9 @@ class Preparer:
             logprobs=request.num_logprobs,
         )
         form = self._tool_format if uses_tools else None
-        return self._job(request, request_id, limits, [prompt], params, is_chat=True, tool_format=form)
+        return self._make_job(request, request_id, limits, [prompt], params, is_chat=True, tool_format=form)
 
-    def _job(
+    def _make_job(
         self,
         request: CompletionRequest | ChatRequest,
         request_id: str,
@@ -72,7 +79,7 @@ class Preparer:
         prompts: list[Prompt],
         params: SamplingParams,
         **more: Any,
-    ) -> Job:
+    ) -> GenerationJob:
         if params.stop and self.tokenizer is None:
             raise invalid("stop", "the server runs without a tokenizer: use stop_token_ids")
         for i, prompt in enumerate(prompts):
@@ -87,7 +94,7 @@ class Preparer:
                 where = _prompt_name(i, len(prompts))
                 raise invalid(where, f"{where}: {error}") from None
         options = request.stream_options
-        return Job(
+        return GenerationJob(
             request_id=request_id,
             model=self._model_name,
             prompts=prompts,
@@ -126,7 +133,7 @@ class Preparer:
         return Prompt(prompt, token_ids)
 
     def _encode(self, param: str, text: str, limits: RequestLimits, *, add_special_tokens: bool) -> list[int]:
-        """Refuses what is surely too long before it is tokenised, which takes seconds and a gigabyte for 8 MB."""
+        """Refuses a text that is surely too long before it is tokenised: 8 MB would take seconds and a gigabyte."""
         assert self.tokenizer is not None
         longest = self._longest_token
         if longest is not None and len(text) > longest * limits.max_model_len:
@@ -142,10 +149,10 @@ def _prompt_name(i: int, num_prompts: int) -> str:
 
 
 def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, default: int | None = None) -> int:
-    """max_tokens to use where asked were asked for: None is the default, and without one all the room.
+    """max_tokens to use. asked: what the client gave; None: the default, or all the room where there is no default.
 
-    ApiError 400 when prompt and completion cannot fit together. It names max_tokens where less of it would help, else
-    the prompt's field.
+    ApiError 400 where prompt and completion do not fit together. It names max_tokens where a smaller value would help,
+    else the prompt's field.
     """
     room = limits.max_model_len - num_prompt
     wanted = default if asked is None else asked

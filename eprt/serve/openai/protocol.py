@@ -1,4 +1,4 @@
-"""What a client may send to /v1/completions and /v1/chat/completions, field by field; what it means as SamplingParams.
+"""Request schemas: what a client may send to /v1/completions and /v1/chat/completions, and its SamplingParams.
 
 Knows nothing of bytes (parsing.py), tokens, text or ranks.
 """
@@ -10,12 +10,14 @@ import msgspec
 from eprt.engine.sampling_params import SamplingParams
 from eprt.serve.errors import invalid, quoted, unsupported
 
-# Without bounds an integer of a thousand digits would travel on.
+# Without bounds an integer of a thousand digits would reach code that computes with it.
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _MAX_STOPS = 16
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream reports besides its choices."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -53,7 +55,7 @@ class _Sampling(msgspec.Struct, kw_only=True, frozen=True):
         return new if old is None else old
 
     def check(self) -> None:
-        """What no other place checks. Raises ApiError."""
+        """Checks of values that msgspec and SamplingParams do not know. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "stream_options is only for stream=true")
         for text in self.stop_strings:
@@ -109,6 +111,8 @@ class _Sampling(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CompletionRequest(_Sampling, kw_only=True, frozen=True):
+    """The body of POST /v1/completions."""
+
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: Int | None = None
@@ -121,7 +125,7 @@ class CompletionRequest(_Sampling, kw_only=True, frozen=True):
 
     @property
     def num_prompts(self) -> int:
-        """Without a look at each."""
+        """Found without looking at each prompt."""
         is_one = not isinstance(self.prompt, list) or type(next(iter(self.prompt), None)) is int
         return 1 if is_one else len(self.prompt)
 
@@ -145,7 +149,7 @@ class CompletionRequest(_Sampling, kw_only=True, frozen=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """image_url and the like are known, so that the refusal names the part's type, which says more."""
+    """One part of a message. Fields other than text are known so that a refusal can name the part's type."""
 
     type: str
     text: str | None = None
@@ -161,6 +165,8 @@ class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that an assistant's message carries."""
+
     function: FunctionCall
     id: str | None = None
     type: Literal["function"] = "function"
@@ -168,7 +174,7 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """refusal, annotations, audio, function_call: clients send an answer of the API back as it was, with nulls."""
+    """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -176,6 +182,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    # Clients send an answer of the API back as it was, with nulls in these fields.
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -190,11 +197,15 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
     type: Literal["function"]
     function: FunctionSpec
 
 
 class ChatRequest(_Sampling, kw_only=True, frozen=True):
+    """The body of POST /v1/chat/completions."""
+
     messages: list[Message]
     logprobs: bool | None = None
     top_logprobs: Int | None = None

@@ -1,7 +1,7 @@
-"""The sockets: the HTTP port, and the connection between a rank and the frontend (unix inside a host, TCP between).
+"""Sockets: the HTTP port, and the connection between a rank and the frontend (unix inside a host, TCP between hosts).
 
-A stream socket rather than a message queue library: its end-of-file tells each side at once, on any host, that the
-other process is gone, it needs no thread beside the engine, and abstract unix names leave nothing on disk.
+A stream socket rather than a message queue library: its end of file tells each side at once, on any host, that the
+other process is gone; it needs no thread beside the engine; and abstract unix names leave nothing on disk.
 Knows nothing of what the messages mean.
 """
 
@@ -34,7 +34,7 @@ def bind_http(host: str, port: int) -> socket.socket:
 
 
 def _why(error: OSError) -> str:
-    """create_server adds the address to the system's words, and it is told already; a name's errors are not errno's."""
+    """The system's words without the address, which the message has already. Errors of host names are not errno's."""
     if isinstance(error, socket.gaierror) or not error.errno:
         return error.strerror or str(error)
     remedy = "; --port takes another, 0 any free one" if error.errno == errno.EADDRINUSE else ""
@@ -82,7 +82,7 @@ def connect(endpoint: str, timeout_s: float) -> socket.socket:
 
 
 def _notice_dead_host(sock: socket.socket) -> None:
-    """A host that loses power sends no end-of-file: let the kernel probe after 2 s of silence and give up after 5 s."""
+    """A host that loses power sends no end of file: the kernel probes after 2 s of silence and gives up after 5 s."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -91,21 +91,26 @@ def _notice_dead_host(sock: socket.socket) -> None:
 
 
 class Channel:
-    """A rank's end. Sending never blocks the engine: what the socket does not take at once waits here."""
+    """A rank's end of its connection. Sending never blocks the engine: what the socket does not take waits here.
+
+    Args:
+        sock: connected to the frontend.
+        hello: sent first.
+    """
 
     def __init__(self, sock: socket.socket, hello: Hello):
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
-        self._watched: dict[int, str] = {}  # descriptor -> who
+        self._watched: dict[int, str] = {}  # descriptor of a process -> the reason to stop when it ends
         self._signal_pipe = (-1, -1)
         sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self.stop_reasons: list[str] = []
+        self.stop_reasons: list[str] = []  # signals that came and starters that ended, for the caller to remove
         self.send(hello)
 
-    def take_signals(self, signals: tuple[signal.Signals, ...]) -> None:
-        """From now on these wake `receive` and are put down in `stop_reasons`, instead of what they did before."""
-        # Python restarts an interrupted poll; the wake-up descriptor is what makes it return.
+    def catch_signals(self, signals: tuple[signal.Signals, ...]) -> None:
+        """From now on these wake `receive` and are appended to `stop_reasons`, instead of what they did before."""
+        # Python restarts an interrupted poll; the wake-up descriptor makes it return.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._signal_pipe = (reader, writer)
         self._poll.register(reader, select.POLLIN)
@@ -114,17 +119,17 @@ class Channel:
             signal.signal(number, lambda taken, frame: self.stop_reasons.append(signal.Signals(taken).name))
 
     def watch_starters(self) -> None:
-        """From now on the end of mpirun, or of the launcher that started it, wakes `receive` and is put down in
-        `stop_reasons`. A rank would otherwise serve on, with nobody left who could stop it.
+        """From now on the end of mpirun, or of the launcher that started it, wakes `receive` and is appended to
+        `stop_reasons`. A rank would otherwise serve on, and nobody could stop it.
         """
         mpirun, launcher = os.getppid(), env.get("EPRT_LAUNCHER_PID")
         self._watch("mpirun", mpirun)
-        # Elsewhere than on the launcher's host its number is nobody's, or somebody else's.
+        # On other hosts than the launcher's its pid is that of no process, or of another one.
         if launcher is not None and _parent_of(mpirun) == launcher:
             self._watch("the launcher", launcher)
 
     def _watch(self, who: str, pid: int) -> None:
-        # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no number here.
+        # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no pid here.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.pidfd_open(pid)
             self._watched[fd] = f"{who} (pid {pid}) is gone"
@@ -158,7 +163,7 @@ class Channel:
         for fd, event in events:
             if fd in self._watched:
                 self.stop_reasons.append(self._watched[fd])
-                self._unwatch()  # the other follows, which is no second signal
+                self._unwatch()  # the other one ends next, which must not count as a second signal
                 continue
             if fd != self._sock.fileno():
                 if fd == self._signal_pipe[0]:
@@ -181,10 +186,10 @@ class Channel:
                 raise FrontendLostError(str(error)) from None
             if not data:
                 raise FrontendLostError("the frontend closed the connection")
-            messages += self._unpacker.feed(data)
+            messages += self._unpacker.add_bytes(data)
 
-    def finish(self, timeout_s: float) -> bool:
-        """Sends what is left; False when the frontend did not take it in time or is gone."""
+    def send_rest(self, timeout_s: float) -> bool:
+        """Sends what still waits; False where the frontend did not take it in time or is gone."""
         deadline = time.monotonic() + timeout_s
         try:
             while self._unsent and time.monotonic() < deadline:
@@ -194,7 +199,7 @@ class Channel:
         return not self._unsent
 
     def wait_closed(self, timeout_s: float) -> bool:
-        """Sends what is left, then drops what arrives until the frontend has closed its end; False after timeout_s."""
+        """Sends what still waits, then drops what arrives until the frontend closes its end; False after timeout_s."""
         deadline = time.monotonic() + timeout_s
         try:
             while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Tokens per rank and per expert, put together from what the ranks report."""
+"""Expert load: tokens per rank and per expert, from what the ranks report. Knows nothing of windows or placements."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,13 @@ from eprt.serve.ranks.messages import EngineInfo
 
 
 class LayerLoad(msgspec.Struct, frozen=True):
-    """layer: model layer index. Tokens since the start: rows each rank's experts were given, choices of each logical
-    expert, and those of them in prefill. skew: the busiest rank's tokens over the mean; 1.0 is even."""
+    """One MoE layer's tokens since the start."""
 
-    layer: int
-    per_rank: list[int]
-    per_expert: list[int]
-    per_expert_prefill: list[int]
-    skew: float
+    layer: int  # model layer index
+    per_rank: list[int]  # rows that each rank's experts received
+    per_expert: list[int]  # how often each logical expert was chosen
+    per_expert_prefill: list[int]  # how often in prefill
+    skew: float  # the busiest rank's tokens over the mean; 1.0 is even
 
 
 def total_load(infos: Sequence[EngineInfo], stats: Sequence[EngineStats]) -> np.ndarray | None:

@@ -1,39 +1,31 @@
-"""Generation: what comes back from the ranks for one client, until it ends or the client leaves."""
+"""Generation: what comes back from the ranks for one client, until it ends or the client leaves.
+
+Knows nothing of ranks or connections: who makes a Generation says how a sequence is aborted.
+"""
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from eprt.engine.outputs import TokenOutput
 from eprt.serve.errors import ApiError
 
-if TYPE_CHECKING:
-    from eprt.serve.ranks.pool import RankPool
-
-
-@dataclass(slots=True)
-class RunningSequence:
-    """One sequence under way: whose it is, and when it last moved."""
-
-    generation: "Generation"
-    index: int
-    rank: int
-    started_s: float
-    last_token_s: float | None = None
-
 
 class Generation:
-    """The outputs of one client's sequences, in the order of arrival."""
+    """The outputs of one client's sequences, in the order of arrival.
 
-    def __init__(self, pool: "RankPool"):
-        self._pool = pool
-        self.request_ids: list[str] = []
+    Args:
+        abort: ends the sequence of a request id; ended sequences are ignored.
+    """
+
+    def __init__(self, abort: Callable[[str], None]):
+        self._abort = abort
+        self.request_ids: list[str] = []  # of the sequences, by index
         self._arrived: list[tuple[int, TokenOutput]] = []
         self._wake = asyncio.Event()
         self._error: ApiError | None = None
 
-    async def next(self) -> list[tuple[int, TokenOutput]]:
-        """(index of the sequence, output) of all that has arrived, at least one. ApiError when ranks are lost."""
+    async def next_outputs(self) -> list[tuple[int, TokenOutput]]:
+        """(index of the sequence, output) of all that has arrived, at least one. ApiError where ranks are lost."""
         await self._wake.wait()
         self._wake.clear()
         arrived, self._arrived = self._arrived, []
@@ -43,22 +35,19 @@ class Generation:
             self._wake.set()
         return arrived
 
-    def rank_of(self, index: int) -> int | None:
-        """The rank that runs sequence `index`; None when it has ended."""
-        return self._pool.router.rank_of(self.request_ids[index])
-
     def abort(self, index: int) -> None:
-        """Ends one sequence; nothing more comes from it. Ended sequences are ignored."""
-        self._pool.abort(self.request_ids[index])
+        """Ends one sequence; no more outputs come from it. Ended sequences are ignored."""
+        self._abort(self.request_ids[index])
 
     def abort_all(self) -> None:
         for request_id in self.request_ids:
-            self._pool.abort(request_id)
+            self._abort(request_id)
 
-    def add(self, index: int, output: TokenOutput) -> None:
+    def add_output(self, index: int, output: TokenOutput) -> None:
         self._arrived.append((index, output))
         self._wake.set()
 
     def fail(self, error: ApiError) -> None:
+        """From now on next_outputs() raises this error, once it has returned what had arrived."""
         self._error = error
         self._wake.set()

@@ -1,9 +1,10 @@
-"""`python -m eprt.serve -n N`: starts mpirun and stands between the ranks and the signals.
+"""Launcher (`python -m eprt.serve -n N`): starts mpirun, and forwards signals to the ranks so that they drain.
 
-mpirun answers SIGTERM and SIGINT by killing the ranks half a second later, with exit status 1, whatever its settings;
-SIGUSR1 it passes on to them, but not everywhere: Open MPI 4.1, as Ubuntu 24.04 has it, was seen to notice no signal at
-all. So this process takes SIGTERM and SIGINT and signals the ranks itself: they drain, and everything exits 0. A
-second signal does not wait for the drain, a third kills. So does a server that does not end in time.
+mpirun answers SIGTERM and SIGINT by killing the ranks half a second later, with exit status 1, whatever its settings.
+It forwards SIGUSR1 to them, but not everywhere: Open MPI 4.1, as Ubuntu 24.04 has it, was seen to react to no signal at
+all. So this process catches SIGTERM and SIGINT and signals the ranks itself: they drain, and everything exits 0. A
+second signal does not wait for the drain; a third one kills, and so does the launcher where the server does not end in
+time. Knows nothing of what the ranks do.
 """
 
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from eprt import env
 from eprt.mpirun import mpirun_command
-from eprt.serve.errors import say
+from eprt.serve.errors import print_line
 from eprt.serve.options import OptionError, ServeOptions, make_diagnose_dir
 from eprt.serve.ranks.channel import bind_http
 
@@ -29,34 +30,34 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
         command = mpirun_command("-n", str(options.num_ranks), sys.executable, "-m", "eprt.serve", *argv)
     except FileNotFoundError as error:
         raise OptionError(str(error)) from None
-    # Rank 0 does both for good; trying it here tells of a port in use without mpirun's words about a failed rank.
+    # Rank 0 does both again; trying it here reports a port in use without mpirun's words about a failed rank.
     bind_http(options.host, options.port).close()
     make_diagnose_dir(options)
     environment = {**env.mpi_environment(), "EPRT_LAUNCHER_PID": str(os.getpid())}
     started: list[subprocess.Popen] = []
-    taken_s: list[float] = []
-    told = False  # whether ranks of this host were
+    caught_s: list[float] = []  # when signals came
+    told = False  # whether ranks of this host were signalled
 
-    def pass_on(number: int, frame) -> None:
+    def forward(number: int, frame) -> None:
         nonlocal told
-        taken_s.append(time.monotonic())
-        told = _end(started[0], hard=len(taken_s) > 2) if started else False
+        caught_s.append(time.monotonic())
+        told = _end(started[0], hard=len(caught_s) > 2) if started else False
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     # Its own session: Ctrl-C in a terminal reaches this process only.
     mpirun = subprocess.Popen(command, env=environment, start_new_session=True)
     started.append(mpirun)
     allowed_s = options.drain_timeout_s + _LEAVE_S
     while (status := _wait(mpirun, 1.0)) is None:
-        if taken_s and not told and _children(mpirun.pid):  # there were none yet, and nobody would tell them
+        if caught_s and not told and _children(mpirun.pid):  # ranks that started after the signal
             told = _end(mpirun, hard=False)
-        if taken_s and time.monotonic() > taken_s[0] + allowed_s:
-            say(f"eprt: not ended {allowed_s:g} s after it was told to stop: killing the ranks and mpirun")
-            taken_s[0] += _LEAVE_S
+        if caught_s and time.monotonic() > caught_s[0] + allowed_s:
+            print_line(f"eprt: not ended {allowed_s:g} s after it was told to stop: killing the ranks and mpirun")
+            caught_s[0] += _LEAVE_S
             _end(mpirun, hard=True)
-    # Told to stop while it loaded: there was nothing to drain. So young an mpirun may die of the signal itself.
-    if taken_s and status in (128 + signal.SIGUSR1, -signal.SIGUSR1):
+    # Told to stop while it loaded: there was nothing to drain, and mpirun may die of the signal before it handles it.
+    if caught_s and status in (128 + signal.SIGUSR1, -signal.SIGUSR1):
         return 0
     return status if status >= 0 else 128 - status
 
@@ -69,7 +70,7 @@ def _wait(process: subprocess.Popen, timeout_s: float) -> int | None:
 
 
 def _end(mpirun: subprocess.Popen, *, hard: bool) -> bool:
-    """Tells the ranks of this host to drain, once more to hurry; or ends everything. Every rank: that is one signal.
+    """Signals the ranks of this host to drain (a second time: to hurry), or kills everything.
 
     Returns whether this host has ranks.
     """
@@ -81,13 +82,13 @@ def _end(mpirun: subprocess.Popen, *, hard: bool) -> bool:
             continue
     if hard:
         mpirun.kill()
-    elif not ranks:  # all on other hosts, or not there yet
+    elif not ranks:  # all are on other hosts, or not started yet
         mpirun.send_signal(signal.SIGUSR1)
     return bool(ranks)
 
 
 def _children(parent: int) -> list[int]:
-    """Processes that mpirun has started here and that serve; not its helpers on the way to other hosts."""
+    """Processes that mpirun has started on this host and that serve; not its helpers that reach other hosts."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -95,5 +96,5 @@ def _children(parent: int) -> list[int]:
             if ppid == parent and b"\0eprt.serve\0" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except (OSError, ValueError):
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
     return found

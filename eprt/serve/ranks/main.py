@@ -1,7 +1,8 @@
 """One rank's process, from joining the group to its exit status. Rank 0 also starts the HTTP frontend.
 
 The order matters: rank 0 binds the HTTP port before anything slow, so that a port in use shows at once, and hands the
-open sockets to the frontend, which is therefore reachable (and answers 503) while the model loads.
+open sockets to the frontend, which is therefore reachable (and answers 503) while the model loads. Knows nothing of
+requests.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import msgspec
 from eprt import env
 from eprt.ep.group.agreement import first_difference
 from eprt.ep.group.group import EPGroup
-from eprt.serve.errors import say
+from eprt.serve.errors import print_line
 from eprt.serve.options import FrontendConfig, ServeOptions, common_flags, make_diagnose_dir
 from eprt.serve.ranks import worker
 from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
@@ -39,9 +40,9 @@ def run(options: ServeOptions) -> int:
         group = EPGroup.single() if launched_rank is None else EPGroup.from_mpi()
         _check_job(options, group)
     except ValueError as error:
-        # All ranks know: MPI lets none end before rank 0 has spoken.
+        # All ranks have found it: MPI lets none of them end before rank 0 has printed it.
         if not launched_rank:
-            say(f"eprt serve: error: {error}")
+            print_line(f"eprt serve: error: {error}")
         return 2
     sock, frontend, token = _connect(options, group, http)
     hello = Hello(token, group.rank, os.getpid(), socket.gethostname())
@@ -52,7 +53,7 @@ def run(options: ServeOptions) -> int:
             channel.watch_starters()
         worker.serve(options, group, channel)
     except FrontendLostError:
-        return _tell_of_lost_frontend(frontend)
+        return _report_lost_frontend(frontend)
     group.close()
     return frontend.wait(timeout=30) if frontend else 0
 
@@ -93,7 +94,7 @@ def _connect(
         stdin=subprocess.PIPE,
         pass_fds=(config.http_fd, config.listener_fd, config.rank0_fd),
         env=env.without_mpi(),
-        # A session of its own: what kills the ranks (mpirun, Ctrl-C) leaves it time to tell the clients.
+        # A session of its own: what kills the ranks (mpirun, Ctrl-C) leaves the frontend time to tell the clients.
         start_new_session=True,
     )
     assert frontend.stdin is not None
@@ -106,29 +107,29 @@ def _connect(
 
 
 def _leave_on_signals(channel: Channel) -> None:
-    """While the model loads there is nothing to finish: tell the frontend and go."""
+    """While the model loads there is nothing to finish: tell the frontend and exit."""
 
     def leave(number: int, frame) -> None:
         with contextlib.suppress(FrontendLostError):
             channel.send(Drain(signal.Signals(number).name))
-            channel.finish(timeout_s=1)
+            channel.send_rest(timeout_s=1)
         os._exit(128 + number)
 
     for number in worker.STOP_SIGNALS:
         signal.signal(number, leave)
 
 
-def _tell_of_lost_frontend(frontend: subprocess.Popen | None) -> int:
+def _report_lost_frontend(frontend: subprocess.Popen | None) -> int:
     if frontend is None:
-        time.sleep(1)  # rank 0 knows more and speaks first; mpirun ends everyone at the first non-zero status
+        time.sleep(1)  # rank 0 knows more and prints it; mpirun ends all ranks at the first status that is not 0
     else:
         try:
             status = frontend.wait(timeout=1)
         except subprocess.TimeoutExpired:
             status = None
         cause = f"killed by signal {-status}" if status is not None and status < 0 else f"exit status {status}"
-        # It explains itself where it decided to go (status 1); only a death needs words here.
+        # A frontend that ends by its own decision (status 1) has said why; only its death is reported here.
         if status is None or status != 1:
-            say(f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: {cause}; stopping")
+            print_line(f"eprt: the HTTP frontend (pid {frontend.pid}) was lost: {cause}; stopping")
     # Not through MPI_Finalize: the other ranks may be inside a step that waits for this one.
     os._exit(1)

@@ -1,11 +1,12 @@
-"""What the HTTP frontend and the ranks say to each other: msgpack, one tagged struct per message.
+"""Messages between the HTTP frontend and the ranks: msgpack, one tagged struct per message.
 
-Frontend to rank: Add, Wake, Abort, Migrate, Cancel, Sample, Stop. Rank to frontend: Hello, Ready, Step, Sampled, Drain,
-Fault, Fatal, Bye.
+Frontend to rank: AddRequest, Wake, AbortRequest, Migrate, CancelMigration, AskRouting, Stop.
+Rank to frontend: Hello, Ready, StepReport, RoutingReply, Drain, BrokenInvariant, Fatal, Bye.
 
-`seq` counts the frontend's Adds, Migrates and its Stop. The rank that is given the request gets Add(seq), every other
-rank Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall asleep, or
-leave, when all of them have seen the same seq (the engine's step agrees on it), so nobody sleeps through a wake-up.
+`seq` counts the frontend's AddRequests, Migrates and its Stop. The rank that is given a request gets AddRequest(seq),
+every other rank Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall
+asleep, or leave, when all of them have seen the same seq (the engine's step agrees on it), so no rank sleeps through a
+wake-up. Knows nothing of sockets (channel.py).
 """
 
 import struct
@@ -18,37 +19,27 @@ from eprt.ep.migration.job import MigrationJob
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the frontend must know of one rank's loaded model.
+    """What the frontend must know of one rank's loaded model. All but expert_of_slot is equal on all ranks."""
 
-    max_model_len: tokens of prompt and completion together. kv_tokens: tokens this rank's cache can hold.
-    node_of_rank: node index of each rank.
-    moe_layers: model layer index of each row of EngineStats.slot_tokens; the MTP layer's last, where it is loaded.
-    expert_of_slot: per MoE layer, the logical expert in each of this rank's slots at the start, -1 for none.
-    spare_experts: how many may be on their way to this rank at once, 0 where experts cannot move. expert_bytes: of one
-    expert's weights and scales, in the layer where it has most. Everything but expert_of_slot is equal on all ranks.
-    """
-
-    model_type: str
     vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
-    kv_tokens: int
-    node_of_rank: tuple[int, ...]
-    num_experts: int
-    moe_layers: tuple[int, ...]
-    expert_of_slot: list[list[int]]
-    dtype: str
-    spare_experts: int = 0
-    expert_bytes: int = 0
+    max_model_len: int  # tokens of prompt and completion together
+    kv_tokens: int  # tokens for which this rank's KV cache has room
+    node_of_rank: tuple[int, ...]  # node index of each rank
+    num_experts: int  # logical ones, 0 without MoE layers
+    moe_layers: tuple[int, ...]  # model layer index of each row of EngineStats.slot_tokens; a loaded MTP layer's last
+    expert_of_slot: list[
+        list[int]
+    ]  # per MoE layer: the logical expert in each slot of this rank at the start, -1: none
+    spare_experts: int = 0  # experts that may be on their way to this rank at once, 0 where experts cannot move
+    expert_bytes: int = 0  # of one expert's weights and scales, in the layer where it has most
 
 
 class SlotTotals(msgspec.Struct, frozen=True, array_like=True):
-    """Of each of a rank's expert slots, per MoE layer: the logical expert it holds now (-1: none), and the tokens it
-    was given since the start, whichever expert it held. epoch: of the placement."""
+    """What a rank's expert slots have received since the start, whichever expert each one held."""
 
-    epoch: int
-    expert_of_slot: list[list[int]]
-    rows: list[list[int]]
+    epoch: int  # of the placement that serves now
+    expert_of_slot: list[list[int]]  # per MoE layer: the logical expert that each slot holds now, -1: none
+    rows: list[list[int]]  # per MoE layer: tokens that each slot was given
 
 
 class WaitTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -68,43 +59,43 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
-class Add(_Message, frozen=True):
-    """Run this request. request_id is unique over the life of the server."""
+class AddRequest(_Message, frozen=True):
+    """Run this request."""
 
     seq: int
-    request_id: str
+    request_id: str  # unique over the life of the server
     prompt_token_ids: list[int]
     params: SamplingParams
     sample_idx: int = 0
 
 
 class Wake(_Message, frozen=True):
-    """Another rank was given request `seq`; take part in the steps."""
+    """Another rank was given request `seq`: take part in the steps."""
 
     seq: int
 
 
-class Abort(_Message, frozen=True):
-    """Forget this request and free its pages; no output follows. Unknown ids (already finished) are fine."""
+class AbortRequest(_Message, frozen=True):
+    """Forget this request and free its pages; no output follows. Unknown ids (requests that have ended) are fine."""
 
     request_id: str
 
 
 class Migrate(_Message, frozen=True):
-    """Move experts, as all ranks are told to."""
+    """Move experts; all ranks are told the same."""
 
     seq: int
     job: MigrationJob
 
 
-class Cancel(_Message, frozen=True):
+class CancelMigration(_Message, frozen=True):
     """Roll this job back, if it is under way."""
 
     job_id: int
 
 
-class Sample(_Message, frozen=True):
-    """Answer with Sampled."""
+class AskRouting(_Message, frozen=True):
+    """Answer with RoutingReply."""
 
 
 class Stop(_Message, frozen=True):
@@ -114,9 +105,9 @@ class Stop(_Message, frozen=True):
 
 
 class Hello(_Message, frozen=True):
-    """The first message of a connection. token: the secret of this run, so that no stranger's bytes are taken."""
+    """The first message of a connection."""
 
-    token: str
+    token: str  # the run's secret: no other process's bytes are read as messages
     rank: int
     pid: int
     host: str
@@ -128,49 +119,49 @@ class Ready(_Message, frozen=True):
     info: EngineInfo
 
 
-class Step(_Message, frozen=True):
-    """What one step produced. stats, waits: now and then, and always when the rank has become idle."""
+class StepReport(_Message, frozen=True):
+    """What one step produced."""
 
     outputs: list[TokenOutput]
+    # Now and then, and always when the rank has become idle.
     stats: EngineStats | None = None
     waits: WaitTotals | None = None
 
 
-class Sampled(_Message, frozen=True):
-    """This rank's routing sample: [L, A, K] of integers of item_bytes, the experts that tokens chose, -1: masked.
-    steps: int64 [A], when."""
+class RoutingReply(_Message, frozen=True):
+    """This rank's routing sample: the experts that A of its tokens chose."""
 
-    shape: tuple[int, int, int]
-    item_bytes: int
-    topk_idx: bytes
-    steps: bytes
+    shape: tuple[int, int, int]  # L MoE layers, A tokens, K choices
+    item_bytes: int  # of an integer of topk_idx
+    topk_idx: bytes  # [L, A, K], -1: masked
+    steps: bytes  # int64 [A], the step of each token
 
 
 class Drain(_Message, frozen=True):
-    """This rank was told, or has reason, to finish what runs and then leave. reason: a signal's name, or words."""
+    """This rank was told, or has reason, to finish what runs and then leave."""
 
-    reason: str
+    reason: str  # a signal's name, or words
 
 
-class Fault(_Message, frozen=True):
-    """Something is wrong that does not stop the rank: a page that nobody owns. For the log and the metrics."""
+class BrokenInvariant(_Message, frozen=True):
+    """Something is wrong that does not stop the rank, as a page without an owner. For the log and the metrics."""
 
     message: str
 
 
 class Fatal(_Message, frozen=True):
-    """This rank cannot go on; it exits right after this message. lost_rank: the rank it holds responsible, if any."""
+    """This rank cannot go on; it exits right after this message."""
 
     message: str
-    lost_rank: int | None = None
+    lost_rank: int | None = None  # the rank whose death is the cause, if it is known
 
 
 class Bye(_Message, frozen=True):
     """This rank left its loop together with the others, as Stop asked."""
 
 
-ToRank = Add | Wake | Abort | Migrate | Cancel | Sample | Stop
-ToFrontend = Hello | Ready | Step | Sampled | Drain | Fault | Fatal | Bye
+ToRank = AddRequest | Wake | AbortRequest | Migrate | CancelMigration | AskRouting | Stop
+ToFrontend = Hello | Ready | StepReport | RoutingReply | Drain | BrokenInvariant | Fatal | Bye
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -183,13 +174,18 @@ def pack(message: ToRank | ToFrontend) -> bytes:
 
 
 class Unpacker:
-    """Bytes in, whole messages out. `kind` is the union expected on this end."""
+    """Bytes in, whole messages out.
+
+    Args:
+        kind: the union of messages expected on this end.
+    """
 
     def __init__(self, kind):
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list:
+    def add_bytes(self, data: bytes) -> list:
+        """The messages that these bytes complete. ValueError for bytes that are not a message."""
         buffer = self._buffer
         buffer += data
         messages, begin = [], 0

@@ -1,7 +1,7 @@
-"""RankPool: the ranks as the frontend sees them. Hands out sequences, brings back tokens, notices who is gone.
+"""RankPool: the ranks as the frontend sees them. Hands out sequences, brings back tokens, notices ranks that are gone.
 
 Every sequence ends in exactly one of: a last TokenOutput, an abort by its owner, or the error of the whole pool.
-Knows no HTTP and no text.
+Knows nothing of HTTP or of text.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.migration.job import MigrationJob
-from eprt.serve.errors import ApiError, queue_full, say, unavailable
+from eprt.serve.errors import ApiError, print_line, queue_full, unavailable
 from eprt.serve.options import FrontendConfig
-from eprt.serve.ranks.generation import Generation, RunningSequence
+from eprt.serve.ranks.generation import Generation
 from eprt.serve.ranks.messages import (
-    Abort,
-    Add,
+    AbortRequest,
+    AddRequest,
+    AskRouting,
+    BrokenInvariant,
     Bye,
-    Cancel,
+    CancelMigration,
     Drain,
     EngineInfo,
     Fatal,
-    Fault,
     Hello,
     Migrate,
     Ready,
-    Sample,
-    Sampled,
-    Step,
+    RoutingReply,
+    StepReport,
     Stop,
     ToFrontend,
     ToRank,
@@ -44,53 +44,71 @@ from eprt.serve.ranks.messages import (
     Wake,
     pack,
 )
-from eprt.serve.ranks.metrics import Metrics
+from eprt.serve.ranks.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
 
-# A connection that has not said Hello in this many bytes is no rank.
+# A connection whose first so many bytes hold no Hello is not a rank's.
 _MAX_HELLO_BYTES = 4096
 
 
 @dataclass(slots=True)
 class Rank:
-    """One rank's connection. info: once loaded. stats: the latest. left: it said Bye. lost: it did not."""
+    """One rank's connection, and what it has reported."""
 
     rank: int
     pid: int
     host: str
     transport: asyncio.Transport
-    info: EngineInfo | None = None
-    stats: EngineStats | None = None
-    waits: WaitTotals | None = None
-    sampled: asyncio.Future | None = None
-    heard_s: float = field(default_factory=time.monotonic)
-    left: bool = False
-    lost: bool = False
+    info: EngineInfo | None = None  # once the model is loaded
+    stats: EngineStats | None = None  # the latest
+    waits: WaitTotals | None = None  # the latest
+    routing: asyncio.Future | None = None  # of the RoutingReply that was asked for last
+    heard_s: float = field(default_factory=time.monotonic)  # of its latest message
+    left: bool = False  # it said Bye
+    lost: bool = False  # it went without a Bye
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid}, host {self.host})"
 
 
-class RankPool:
-    """state: "loading", "serving", "draining", "stopping" or "lost". on_change is called after each change of state."""
+@dataclass(slots=True)
+class _RunningSequence:
+    """One sequence under way."""
 
-    def __init__(self, config: FrontendConfig, metrics: Metrics, on_drain: Callable[[str, int], None]):
+    generation: Generation  # whose it is
+    index: int  # in the generation
+    rank: int
+    started_s: float
+    last_token_s: float | None = None
+
+
+class RankPool:
+    """All ranks of one server.
+
+    Args:
+        config: of the frontend.
+        metrics: counts tokens and faults.
+        on_drain: on_drain(reason, rank) is called when a rank was told to stop.
+    """
+
+    def __init__(self, config: FrontendConfig, metrics: RequestMetrics, on_drain: Callable[[str, int], None]):
         engine = config.options.engine
         self.num_ranks, self.metrics = config.num_ranks, metrics
         self.ranks: dict[int, Rank] = {}
-        self.state = "loading"
+        self.state = "loading"  # then "serving", "draining", "stopping" or "lost"
         self.reason = "the model is loading"
-        self.limits: RequestLimits | None = None
-        self.ready = asyncio.Event()
-        self.ended = asyncio.Event()
+        self.limits: RequestLimits | None = None  # once all ranks have loaded
+        self.ready = asyncio.Event()  # all ranks have loaded
+        self.ended = asyncio.Event()  # all ranks have left, or are lost
         self.quiet = asyncio.Event()  # no sequence runs
         self.quiet.set()
         self.router = Router(config.num_ranks, engine.max_running + engine.max_queue, engine.page_size)
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
         self._token, self._on_drain = config.token, on_drain
-        self._killed_soon = False  # plain mpirun told to stop warns its ranks, and kills them all 0.25 s later
-        self._sequences: dict[str, RunningSequence] = {}
+        # A plain mpirun that is told to stop warns its ranks, and kills them all 0.25 s later.
+        self._killed_soon = False
+        self._sequences: dict[str, _RunningSequence] = {}
         self._listening: asyncio.Server | None = None
         self._seq = 0
         self._seeds = random.Random(engine.seed)
@@ -101,7 +119,7 @@ class RankPool:
         """Starts taking the ranks' connections."""
         loop = asyncio.get_running_loop()
         listener = socket.socket(fileno=self._config.listener_fd)
-        # Nobody else refers to it: it would be collected, and closed with ranks still waiting to be accepted.
+        # Without this reference it would be collected, and closed while ranks still wait to be accepted.
         self._listening = await loop.create_server(lambda: _Connection(self), sock=listener)
         rank0 = socket.socket(fileno=self._config.rank0_fd)
         await loop.create_connection(lambda: _Connection(self, rank=0), sock=rank0)
@@ -135,8 +153,8 @@ class RankPool:
         Raises ApiError: 503 when not serving, 429 when the ranks are full.
         """
         self.check_open()
-        generation = Generation(self)
-        adds: list[tuple[int, Add]] = []
+        generation = Generation(self.abort)
+        adds: list[tuple[int, AddRequest]] = []
         try:
             for token_ids, params in prompts:
                 params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
@@ -145,7 +163,7 @@ class RankPool:
                     request_id = str(self._seq)
                     rank = self.router.assign(request_id, token_ids)
                     generation.request_ids.append(request_id)
-                    adds.append((rank, Add(self._seq, request_id, token_ids, params, sample_idx)))
+                    adds.append((rank, AddRequest(self._seq, request_id, token_ids, params, sample_idx)))
         except QueueFullError:
             for request_id in generation.request_ids:
                 self.router.release(request_id)
@@ -155,13 +173,13 @@ class RankPool:
             ) from None
         now_s = time.monotonic()
         for index, (rank, add) in enumerate(adds):
-            self._sequences[add.request_id] = RunningSequence(generation, index, rank, now_s)
+            self._sequences[add.request_id] = _RunningSequence(generation, index, rank, now_s)
         self.quiet.clear()
         self._send_numbered(adds)
         return generation
 
-    def _send_numbered(self, adds: list[tuple[int, Add]]) -> None:
-        """To each rank its Adds, and one Wake if the last number is another rank's."""
+    def _send_numbered(self, adds: list[tuple[int, AddRequest]]) -> None:
+        """To each rank its AddRequests, and one Wake where the last number is another rank's."""
         for rank, connection in self.ranks.items():
             messages: list[ToRank] = [add for to_rank, add in adds if to_rank == rank]
             if adds[-1][0] != rank:
@@ -171,9 +189,9 @@ class RankPool:
     def abort(self, request_id: str) -> None:
         sequence = self._forget(request_id)
         if sequence is not None and self.state in ("serving", "draining"):
-            self.ranks[sequence.rank].transport.write(pack(Abort(request_id)))
+            self.ranks[sequence.rank].transport.write(pack(AbortRequest(request_id)))
 
-    def _forget(self, request_id: str) -> RunningSequence | None:
+    def _forget(self, request_id: str) -> _RunningSequence | None:
         sequence = self._sequences.pop(request_id, None)
         self.router.release(request_id)
         if not self._sequences:
@@ -183,29 +201,29 @@ class RankPool:
     # -- moving experts --
 
     def migrate(self, job: MigrationJob) -> None:
-        """Tells all ranks, and wakes those that sleep."""
+        """Sends the job to all ranks, and wakes those that sleep."""
         self._seq += 1
         self._send_all(Migrate(self._seq, job))
 
     def cancel_migration(self, job_id: int) -> None:
-        self._send_all(Cancel(job_id))
+        self._send_all(CancelMigration(job_id))
 
-    async def sample(self, timeout_s: float = 10.0) -> list[Sampled]:
-        """Every rank's routing sample, in rank order; TimeoutError when one does not answer (a long step)."""
+    async def ask_routing(self, timeout_s: float = 10.0) -> list[RoutingReply]:
+        """Every rank's routing sample, in rank order; TimeoutError where one does not answer (a long step)."""
         loop = asyncio.get_running_loop()
         for rank in self.ranks.values():
-            if rank.sampled is None or rank.sampled.done():
-                rank.sampled = loop.create_future()
-                rank.transport.write(pack(Sample()))
-        waiting = [self.ranks[r].sampled for r in sorted(self.ranks)]
+            if rank.routing is None or rank.routing.done():
+                rank.routing = loop.create_future()
+                rank.transport.write(pack(AskRouting()))
+        waiting = [self.ranks[r].routing for r in sorted(self.ranks)]
         return await asyncio.wait_for(asyncio.gather(*(asyncio.shield(w) for w in waiting if w)), timeout_s)
 
     def _send_all(self, message: ToRank) -> None:
         for rank in self.ranks.values():
             rank.transport.write(pack(message))
 
-    def stalled(self) -> list[Rank]:
-        """Ranks that have work and have said nothing for twice the deadline of waits between ranks."""
+    def stalled_ranks(self) -> list[Rank]:
+        """Ranks that have work and have reported nothing for twice the deadline of waits between ranks."""
         now_s = time.monotonic()
         oldest_s: dict[int, float] = {}
         for sequence in self._sequences.values():
@@ -225,7 +243,8 @@ class RankPool:
         """Gives every sequence that still runs a last output with finish_reason "abort"; returns how many."""
         running = list(self._sequences.items())
         for request_id, sequence in running:
-            sequence.generation.add(sequence.index, TokenOutput(request_id, token_id=-1, finish_reason="abort"))
+            output = TokenOutput(request_id, token_id=-1, finish_reason="abort")
+            sequence.generation.add_output(sequence.index, output)
             self.abort(request_id)
         return len(running)
 
@@ -261,7 +280,7 @@ class RankPool:
         if not killed or generations:
             num = len(generations)
             count = f"; {num} request{'' if num == 1 else 's'} ended with an error" if self.ready.is_set() else ""
-            say(f"eprt: {who} {what}{count}{': ' if details else ''}{details}")
+            print_line(f"eprt: {who} {what}{count}{': ' if details else ''}{details}")
         self.ended.set()
 
     # -- from the ranks --
@@ -269,7 +288,7 @@ class RankPool:
     def _on_message(self, rank: Rank, message: ToFrontend) -> None:
         rank.heard_s = time.monotonic()
         match message:
-            case Step(outputs, stats, waits):
+            case StepReport(outputs, stats, waits):
                 rank.stats, rank.waits = stats or rank.stats, waits or rank.waits
                 for output in outputs:
                     self._on_output(rank, output)
@@ -277,13 +296,13 @@ class RankPool:
                 rank.info = info
                 if len(self.ranks) == self.num_ranks and all(r.info for r in self.ranks.values()):
                     self._open(info)
-            case Sampled():
-                if rank.sampled is not None and not rank.sampled.done():
-                    rank.sampled.set_result(message)
+            case RoutingReply():
+                if rank.routing is not None and not rank.routing.done():
+                    rank.routing.set_result(message)
             case Drain(reason):
                 self._killed_soon |= reason in ("SIGTERM", "SIGINT")
                 self._on_drain(reason, rank.rank)
-            case Fault(text):
+            case BrokenInvariant(text):
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)
             case Fatal(text, lost_rank):
@@ -291,7 +310,7 @@ class RankPool:
                     self._lose(rank, "failed", text)
                 else:
                     self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
-                rank.transport.close()  # told; it waits for this before it goes
+                rank.transport.close()  # the rank waits for this before it exits
             case Bye():
                 rank.left = True
                 if all(r.left for r in self.ranks.values()):
@@ -310,15 +329,16 @@ class RankPool:
         now_s = time.monotonic()
         if output.token_id >= 0:
             self.router.add_token(output.request_id)
-            self.metrics.token(now_s - (sequence.last_token_s or sequence.started_s), sequence.last_token_s is None)
+            waited_s = now_s - (sequence.last_token_s or sequence.started_s)
+            self.metrics.observe_token(waited_s, is_first=sequence.last_token_s is None)
             sequence.last_token_s = now_s
         if output.finish_reason is not None:
             self._forget(output.request_id)
-        sequence.generation.add(sequence.index, output)
+        sequence.generation.add_output(sequence.index, output)
 
     def _on_hello(self, hello: Hello, transport: asyncio.Transport) -> Rank | None:
         if hello.token != self._token or hello.rank in self.ranks or not 0 <= hello.rank < self.num_ranks:
-            _log.warning("refused a connection that says it is rank %s", hello.rank)
+            _log.warning("refused a connection that claims to be rank %s", hello.rank)
             return None
         self.ranks[hello.rank] = Rank(hello.rank, hello.pid, hello.host, transport)
         return self.ranks[hello.rank]
@@ -327,7 +347,7 @@ class RankPool:
         if rank is not None and rank.left:
             return
         if self.state == "stopping" and not self.ready.is_set():
-            return  # told to stop while the model loads, they just go
+            return  # ranks that are told to stop while the model loads exit at once
         if rank is not None:
             self._lose(rank, "was lost: its process is gone")
         elif is_rank0:
@@ -349,7 +369,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._num_bytes += len(data)
         try:
-            for message in self._unpacker.feed(data):
+            for message in self._unpacker.add_bytes(data):
                 if self._rank is not None:
                     self._pool._on_message(self._rank, message)
                     continue
@@ -357,7 +377,7 @@ class _Connection(asyncio.Protocol):
                 if self._rank is None:
                     self._transport.abort()
                     return
-        except ValueError as error:  # bytes that are no message
+        except ValueError as error:  # bytes that are not a message
             _log.warning("a connection sent %s", error)
             self._transport.abort()
             return

@@ -1,4 +1,4 @@
-"""A rank's loop: take what the frontend sent, step the engine together with the other ranks, send what came out.
+"""Worker: a rank's loop: read what the frontend sent, step the engine together with the other ranks, report.
 
 Knows the engine and the channel; nothing of HTTP, text or other ranks' requests.
 """
@@ -18,20 +18,20 @@ from eprt.engine.outputs import TokenOutput
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.channel import Channel, FrontendLostError
 from eprt.serve.ranks.messages import (
-    Abort,
-    Add,
+    AbortRequest,
+    AddRequest,
+    AskRouting,
+    BrokenInvariant,
     Bye,
-    Cancel,
+    CancelMigration,
     Drain,
     EngineInfo,
     Fatal,
-    Fault,
     Migrate,
     Ready,
-    Sample,
-    Sampled,
+    RoutingReply,
     SlotTotals,
-    Step,
+    StepReport,
     Stop,
     ToRank,
     WaitTotals,
@@ -40,7 +40,7 @@ from eprt.serve.ranks.messages import (
 
 _log = logging.getLogger(__name__)
 
-# SIGUSR1 is among them because mpirun passes it on to all ranks, and SIGTERM not (docs/operations.md).
+# SIGUSR1 is among them because mpirun forwards it to all ranks, and does not forward SIGTERM (docs/operations.md).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 _LESS_MEMORY = (
@@ -48,13 +48,19 @@ _LESS_MEMORY = (
     "--num-redundant-experts or --kv-cache-gb"
 )
 
-# Counters go to the frontend so often, and at least four times in a window of the diagnosis.
+# How often counters go to the frontend; at least four times in a window of the diagnosis.
 _STATS_PERIOD_S = 0.5
 _QUIET_BEFORE_CHECK_S = 1.0
 
 
 class Worker:
-    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError."""
+    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError.
+
+    Args:
+        engine: of this rank, loaded.
+        channel: to the frontend.
+        window_s: length of a window of the diagnosis.
+    """
 
     def __init__(self, engine, channel: Channel, window_s: float):
         self._engine, self._channel = engine, channel
@@ -70,10 +76,10 @@ class Worker:
             if asleep:
                 asleep = not self._sleep()
                 continue
-            self._take(self._channel.receive(0))
+            self._handle_messages(self._channel.receive(0))
             result = self._engine.step(self._seen_seq)
             self._report(result.outputs, idle=result.all_idle)
-            # All ranks have seen the Stop that this one has seen, and none has work: all leave in this same step.
+            # All ranks have seen the Stop that this one has seen, and none has work: all leave in the same step.
             if result.all_idle and self._stopping:
                 return
             asleep = result.all_idle
@@ -85,42 +91,42 @@ class Worker:
         if not messages and not self._channel.stop_reasons:
             self._check_integrity()
             messages = self._channel.receive(None)
-        self._take(messages)
+        self._handle_messages(messages)
         return self._seen_seq > seen_seq
 
-    def _take(self, messages: list[ToRank]) -> None:
+    def _handle_messages(self, messages: list[ToRank]) -> None:
         for message in messages:
             match message:
-                case Add():
-                    self._add(message)
+                case AddRequest():
+                    self._add_request(message)
                     self._seen_seq = message.seq
                 case Wake(seq):
                     self._seen_seq = seq
-                case Abort(request_id):
+                case AbortRequest(request_id):
                     self._engine.abort(request_id)
                 case Migrate(seq, job):
                     self._seen_seq = seq
                     self._engine.migrator.offer(job)
-                case Cancel(job_id):
+                case CancelMigration(job_id):
                     self._engine.migrator.cancel(job_id)
-                case Sample():
+                case AskRouting():
                     sample_LAK = self._engine.recorder.sample()
                     steps = self._engine.recorder.sample_steps().tobytes()
-                    self._channel.send(Sampled(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps))
+                    self._channel.send(RoutingReply(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps))
                 case Stop(seq):
                     self._seen_seq, self._stopping = seq, True
-        # One by one: a signal may put down another between any two lines.
+        # One by one: a signal may append another between any two instructions.
         while self._channel.stop_reasons:
             self._channel.send(Drain(self._channel.stop_reasons.pop(0)))
 
-    def _add(self, message: Add) -> None:
+    def _add_request(self, message: AddRequest) -> None:
         try:
             self._engine.add_request(
                 message.request_id, message.prompt_token_ids, message.params, sample_idx=message.sample_idx
             )
         except (ValueError, RuntimeError) as error:
             refused = TokenOutput(message.request_id, token_id=-1, finish_reason="abort", error=str(error))
-            self._channel.send(Step([refused]))
+            self._channel.send(StepReport([refused]))
 
     def _report(self, outputs: list[TokenOutput], idle: bool) -> None:
         now_s = time.monotonic()
@@ -131,17 +137,17 @@ class Worker:
         if wants_stats:
             self._next_stats_s = now_s + self._stats_period_s
         if outputs or wants_stats:
-            step = Step(outputs)
+            report = StepReport(outputs)
             if wants_stats:
-                step = Step(outputs, self._engine.stats(), wait_totals(self._engine))
-            self._channel.send(step)
+                report = StepReport(outputs, self._engine.stats(), wait_totals(self._engine))
+            self._channel.send(report)
 
     def _check_integrity(self) -> None:
-        """Nothing runs anywhere: every page, row and request must be accounted for."""
+        """No request runs on any rank: every page, row and request must be accounted for."""
         try:
             self._engine.check_integrity()
         except RuntimeError as error:
-            self._channel.send(Fault(str(error)))
+            self._channel.send(BrokenInvariant(str(error)))
 
 
 def load(config: EngineConfig, bind: str, group, channel: Channel):
@@ -153,21 +159,21 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
     logging.getLogger(__name__).log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
     from eprt.engine.engine import Engine
 
-    # The frontend's router is the one gate: between two steps the engine may see more requests waiting than max_queue,
-    # because those that it will admit in its next step still count as waiting.
+    # The frontend's router alone limits the queue: between two steps the engine may see more requests waiting than
+    # max_queue, because those that it will admit in its next step still count as waiting.
     config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
     with _ProgressBar() as bar:
         engine = Engine(config, group, progress=bar.show if group.rank == 0 else None)
-    # What loading made lives as long as the process: the collector need not walk over it again.
+    # Objects made by loading live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
     channel.send(Ready(_info(engine)))
-    channel.send(Step([], engine.stats()))
+    channel.send(StepReport([], engine.stats()))
     return engine
 
 
 class _ProgressBar:
-    """A bar on standard error, once loading has taken a second: what goes wrong before stands on its own line."""
+    """A bar on standard error, once loading has taken a second: an error before that has a line of its own."""
 
     def __init__(self):
         self._bar = None
@@ -189,7 +195,7 @@ class _ProgressBar:
 
 
 def wait_totals(engine) -> WaitTotals | None:
-    """None where nobody is waited for: one rank, or a model without experts."""
+    """None where no rank waits for another: one rank, or a model without experts."""
     model, migrator, steps = engine.model, engine.migrator, engine.step_waits
     counted = model.exchange.recent_stats()
     if counted is None:
@@ -214,23 +220,21 @@ def _info(engine) -> EngineInfo:
     model = engine.model
     moe_layers = model.moe_layers()
     return EngineInfo(
-        model_type=model.config.model_type,
         vocab_size=engine.limits.vocab_size,
-        eos_token_ids=tuple(model.config.eos_token_ids),
         max_model_len=engine.limits.max_model_len,
         kv_tokens=engine.limits.kv_tokens,
         node_of_rank=engine.group.node_of_rank,
         num_experts=model.config.moe.num_experts if model.config.moe else 0,
         moe_layers=tuple(model.moe_layer_indices()),
         expert_of_slot=[list(layer.expert_of_slot) for layer in moe_layers],
-        dtype=str(model.config.dtype).removeprefix("torch."),
         spare_experts=engine.config.spare_experts,
         expert_bytes=max((layer.pool.expert_bytes for layer in moe_layers), default=0),
     )
 
 
 def inject(faults: Sequence[str], engine):
-    """Puts this rank's faults, if any, between the engine and its communication. Returns what ends them."""
+    """Puts this rank's faults, if any, between the engine and its communication. The result is a context manager, whose
+    end ends the faults."""
     from eprt.diagnostics.inject import Injector
 
     group = engine.group
@@ -241,30 +245,36 @@ def inject(faults: Sequence[str], engine):
     if engine.runner.graphs is not None:
         for computes in filter(None, (engine.runner, engine.drafter)):
             computes.graphs = None
-        _log.warning("[rank %d/%d] steps are not replayed: what was recorded knows no faults", group.rank, group.size)
+        _log.warning("[rank %d/%d] steps are not replayed: recorded steps have no faults", group.rank, group.size)
     return injector
 
 
 def serve(options: ServeOptions, group, channel: Channel) -> None:
-    """Loads and serves; returns when all ranks have left together. FrontendLostError is the caller's to tell of; any
+    """Loads and serves; returns when all ranks have left together. FrontendLostError is for the caller to report; any
     other error goes to the frontend, which prints it once, and ends this process with status 1."""
     try:
         engine = load(options.engine, options.bind, group, channel)
-        channel.take_signals(STOP_SIGNALS)
+        channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
             Worker(engine, channel, options.diagnose_window_s).run()
         channel.send(Bye())
-        channel.finish(timeout_s=5)
+        channel.send_rest(timeout_s=5)
         engine.close()
     except FrontendLostError:
         raise
     except Exception as error:
         with contextlib.suppress(FrontendLostError):
-            channel.send(Fatal(_describe(error), lost_rank=getattr(error, "lost", None)))
-            # mpirun ends everybody when this process goes, and drops what the frontend has not printed by then.
+            channel.send(_fatal(error))
+            # mpirun ends all processes when this one exits, and drops what the frontend has not printed by then.
             channel.wait_closed(timeout_s=5)
-        # No clean-up that is collective: the other ranks may be waiting for this one, mpirun ends them.
+        # No collective clean-up: the other ranks may be waiting for this one; mpirun ends them.
         os._exit(1)
+
+
+def _fatal(error: Exception) -> Fatal:
+    from eprt.ep.api import RankLostError
+
+    return Fatal(_describe(error), lost_rank=error.lost if isinstance(error, RankLostError) else None)
 
 
 def _describe(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What /metrics shows of placements and migrations. Read when scraped."""
+"""Metrics of placements and migrations, read when /metrics is scraped."""
 
 from collections.abc import Iterable
 
@@ -10,6 +10,8 @@ from eprt.serve.rebalance.rebalancer import Rebalancer
 
 
 class RebalanceCollector(Collector):
+    """Series of the rebalancer's state, and of what migrations cost each rank."""
+
     def __init__(self, rebalancer: Rebalancer):
         self._rebalancer = rebalancer
 
@@ -36,19 +38,39 @@ class RebalanceCollector(Collector):
             decided.add_metric([verdict], count)
         yield decided
         yield from self._balance()
-        moved = CounterMetricFamily("eprt_migrated_experts", "Experts moved, by their way", labels=["way"])
+        moved = CounterMetricFamily("eprt_migrated_experts", "Experts moved, by the way they took", labels=["way"])
         for way, count in rebalancer.moved.items():
             moved.add_metric([way], count)
         yield moved
         for family, name, text, attribute in (
-            (CounterMetricFamily, "eprt_migration_sent_bytes", "Bytes of experts the rank sent", "sent_bytes"),
-            (CounterMetricFamily, "eprt_migration_received_bytes", "Bytes the rank took in", "received_bytes"),
+            (CounterMetricFamily, "eprt_migration_sent_bytes", "Bytes of experts that the rank sent", "sent_bytes"),
+            (
+                CounterMetricFamily,
+                "eprt_migration_received_bytes",
+                "Bytes of experts that the rank received",
+                "received_bytes",
+            ),
             (CounterMetricFamily, "eprt_migration_seconds", "Time the rank's steps spent moving experts", "work_s"),
-            (GaugeMetricFamily, "eprt_migration_max_step_seconds", "Most of it in one step", "max_work_s"),
-            (GaugeMetricFamily, "eprt_migration_chunk_bytes", "Most bytes sent in one step, lately", "chunk_bytes"),
-            (GaugeMetricFamily, "eprt_migration_cap_bytes", "Memory set aside for experts on the move", "cap_bytes"),
-            (GaugeMetricFamily, "eprt_migration_used_bytes", "Most of it ever used at once", "used_bytes"),
-            (GaugeMetricFamily, "eprt_migration_buffer_bytes", "The same with buffers for chunks", "buffer_bytes"),
+            (
+                GaugeMetricFamily,
+                "eprt_migration_max_step_seconds",
+                "Largest part of that time in one step",
+                "max_work_s",
+            ),
+            (
+                GaugeMetricFamily,
+                "eprt_migration_chunk_bytes",
+                "Largest number of bytes sent in one step, recently",
+                "chunk_bytes",
+            ),
+            (GaugeMetricFamily, "eprt_migration_cap_bytes", "Memory reserved for experts on the move", "cap_bytes"),
+            (GaugeMetricFamily, "eprt_migration_used_bytes", "Largest part of that memory used at once", "used_bytes"),
+            (
+                GaugeMetricFamily,
+                "eprt_migration_buffer_bytes",
+                "The reserved memory with buffers for chunks",
+                "buffer_bytes",
+            ),
         ):
             metric = family(name, text, labels=["rank"])
             for rank, status in enumerate(statuses):

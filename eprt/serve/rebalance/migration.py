@@ -1,4 +1,7 @@
-"""Migration: one job as the server tells of it, and the placement that serves after a part of it."""
+"""Migration: one job as the server reports it, and the placement that serves after a part of it.
+
+Knows nothing of how ranks move experts (eprt/ep/migration/).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -10,23 +13,23 @@ from eprt.ep.migration.job import MigrationJob
 
 @dataclass
 class Migration:
-    """One job as the server tells of it. state: "running", "done", "rolled_back", "refused" or "lost"."""
+    """One job as GET /v1/eprt/rebalance reports it."""
 
     job_id: int
-    state: str
+    state: str  # "running", "done", "rolled_back", "refused" or "lost"
     reason: str
-    from_epoch: int
-    epoch: int
+    from_epoch: int  # of the placement before
+    epoch: int  # of the placement that serves now
     num_rounds: int
     rounds_done: int
-    moves: dict[str, int]
+    moves: dict[str, int]  # experts to move, by way ("local", "network", "fan_out")
     plan_ms: float
-    started_s: float
+    started_s: float  # Unix time
     seconds: float = 0.0
 
 
 def placement_after(before: Placement, job: MigrationJob, rounds_done: int, target: Placement) -> Placement:
-    """What serves once the first rounds of a job are committed: the ranks' rows, put together once more here."""
+    """The placement that serves once the first rounds of a job are committed, as the ranks have it too."""
     slots_LP = before.physical_to_logical_map.copy()
     done = job.rounds[:rounds_done]
     for one in done:
@@ -46,8 +49,6 @@ def placement_after(before: Placement, job: MigrationJob, rounds_done: int, targ
 
 
 def with_a_commit(answer: PlanAnswer, serves: Placement) -> PlanAnswer:
-    """A plan without rounds, and a round that leaves everything where it is: what comes with a commit comes with it."""
-    row, weights = (
-        tuple(of_layer_LP[0].tolist()) for of_layer_LP in (serves.physical_to_logical_map, serves.weight_LP)
-    )
+    """A plan without rounds gets one that moves nothing: what takes effect with a commit, then takes effect."""
+    row, weights = (tuple(layers_LP[0].tolist()) for layers_LP in (serves.physical_to_logical_map, serves.weight_LP))
     return replace(answer, rounds=(Round({0: row}, ()),), weights={0: weights})

@@ -1,4 +1,4 @@
-"""Plans made by a process of their own (eprt/balancer/job.py), so that nobody who generates waits for them."""
+"""Planning in a process of its own (eprt/balancer/job.py), so that no request waits for it. Knows nothing of plans."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ _TIMEOUT_S = 120.0
 
 
 async def solve_apart(request: PlanRequest) -> PlanAnswer:
-    """ApiError when the process says no (400), fails or takes too long (500)."""
+    """The process's answer. ApiError where it refuses (400), fails or takes too long (500)."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "eprt.balancer.job"),

@@ -1,7 +1,7 @@
 """Rebalancer: the placement that serves, its load over time, and migrations to better ones.
 
-Lives in the frontend's process, where it only counts, decides and tells the ranks; plans are made by a process of their
-own (eprt/balancer/job.py). docs/rebalancing.md has the whole protocol.
+Runs in the frontend's process, where it only counts, decides and instructs the ranks; plans are made in a process of
+their own (eprt/balancer/job.py). docs/rebalancing.md has the whole protocol. Knows nothing of how ranks move experts.
 """
 
 import asyncio
@@ -39,13 +39,17 @@ _log = logging.getLogger(__name__)
 SCHEMA = "eprt.rebalance/1"
 _ENDED = ("done", "rolled_back", "refused")
 _POLL_S = 0.05
-_TRACE_TOKENS = 4096  # of each layer, that a plan looks at
+_TRACE_TOKENS = 4096  # of each layer, that a plan is made for
 
 
 class Rebalancer:
-    """mode: "off" (only what is posted), "auto", or "dry-run" (decides and logs, moves nothing of its own accord).
+    """Balances the ranks of one pool.
 
-    rank_speeds: float [ranks], what the diagnosis finds that each can carry; looked at with --rebalance-slow-ranks.
+    Args:
+        options: of the server.
+        pool: of the ranks.
+        rank_speeds: gives float [ranks], the load that each rank can carry by the diagnosis; used with
+            --rebalance-slow-ranks.
     """
 
     def __init__(self, options: ServeOptions, pool: RankPool, rank_speeds: Callable[[], np.ndarray]):
@@ -53,30 +57,31 @@ class Rebalancer:
         self.server_id = os.urandom(8).hex()
         self.controller = Controller()
         self._set_mode(options.rebalance)
-        self.migration: Migration | None = None
+        self.migration: Migration | None = None  # the latest
         self.decisions: deque[dict[str, Any]] = deque(maxlen=20)
         self.verdicts = dict.fromkeys(VERDICTS, 0)
         self.ended = {state: 0 for state in (*_ENDED, "lost")}
         self.moved = {"local": 0, "network": 0, "fan_out": 0}
         self._placement: Placement | None = None
         self._planning = False
-        # The statistics of a large model take milliseconds a window: a thread's work, and one task's at a time.
+        # A large model's statistics take milliseconds per window: they are updated in a thread, by one task at a time.
         self._using_statistics = asyncio.Lock()
         self._num_jobs = 0
         self._following: asyncio.Task | None = None
 
     def _set_mode(self, mode: str) -> None:
+        """mode: "off" (moves only what is posted), "auto", or "dry-run" (also decides and logs, but moves no more)."""
         self.mode = mode
         self.controller.trigger.config = TriggerConfig(
             us_per_crossing=self._options.us_per_crossing, dry_run=mode == "dry-run"
         )
         self.controller.plan_again()
 
-    # -- what there is --
+    # -- state --
 
     @property
     def placement(self) -> Placement:
-        """The one that serves. ApiError 503 while the model loads, 409 for a model without experts."""
+        """The placement that serves. ApiError 503 while the model loads, 409 for a model without experts."""
         infos = self._pool.infos
         if not infos:
             self._pool.check_open()
@@ -88,7 +93,7 @@ class Rebalancer:
         return self._placement
 
     def statuses(self) -> list[MigrationStatus]:
-        """Every rank's latest."""
+        """Every rank's latest, none where experts cannot move."""
         return [s.migration for s in self._pool.stats if s.migration is not None]
 
     def placement_document(self) -> dict[str, Any]:
@@ -117,9 +122,9 @@ class Rebalancer:
             "ranks": ranks,
             "layers": expert_load(pool.infos, pool.stats),
         }
-        return {**document, **self._work()}
+        return {**document, **self._work_counters()}
 
-    def _work(self) -> dict[str, Any]:
+    def _work_counters(self) -> dict[str, Any]:
         """Counters of all ranks together, as eprt.balancer.controller.ServerSnapshot has them."""
         statuses = self.statuses()
         ranks = [r for r in self._pool.ranks.values() if r.stats is not None and r.waits is not None]
@@ -132,28 +137,28 @@ class Rebalancer:
         }
 
     async def load_file(self) -> bytes:
-        """.npz: load [windows, layers, experts], load_prefill and load_decode beside it, and a routing sample topk_idx
-        [layers, tokens, choices]; of each token source_gpu [layers, tokens], its rank, topk_window, the window it was
-        computed in (-1: none of these), and topk_step, the step."""
+        """.npz: load [windows, layers, experts], load_prefill and load_decode of the same shape, and a routing sample:
+        topk_idx [layers, tokens, choices] and, each [layers, tokens], source_gpu (the token's rank), topk_window (the
+        window in which the token was computed, -1: none of these) and topk_step (the step)."""
         num_layers, statistics = self.placement.num_layers, self.controller.statistics
         if statistics is None or not len(statistics):
             raise ApiError(409, "no window of load is complete yet; try again in a few seconds", code="no_load")
-        sample = await self._sample()
-        async with self._using_statistics:  # no window may be added between one look and the next
+        sample = await self._routing_sample()
+        async with self._using_statistics:  # all phases must have the same windows
             windows = await asyncio.to_thread(lambda: [statistics.windows(phase) for phase in (None, *PHASES)])
             window_T = statistics.window_of_steps(sample.topk_step[0])
         parts = dict(zip(("load", "load_prefill", "load_decode"), windows)) | vars(sample)
         parts["topk_window"] = np.tile(window_T, (num_layers, 1))
         return await asyncio.to_thread(_as_npz, parts)
 
-    async def _sample(self) -> RoutingSample:
-        """ApiError 503 where a rank takes too long to tell."""
+    async def _routing_sample(self) -> RoutingSample:
+        """ApiError 503 where a rank takes too long to answer."""
         try:
-            told = await self._pool.sample()
+            replies = await self._pool.ask_routing()
         except TimeoutError:
-            message = "a rank has not told its routing sample within 10 s: its steps take long; try again"
+            message = "a rank has not sent its routing sample within 10 s: its steps take long; try again"
             raise ApiError(503, message, code="no_sample", retry_after_s=10) from None
-        return await asyncio.to_thread(RoutingSample.of, told)
+        return await asyncio.to_thread(RoutingSample.from_replies, replies)
 
     def status(self) -> dict[str, Any]:
         """eprt.rebalance/1."""
@@ -182,7 +187,7 @@ class Rebalancer:
     def is_migrating(self) -> bool:
         return self.migration is not None and self.migration.state == "running"
 
-    # -- what is asked for --
+    # -- requests --
 
     async def post(self, body: bytes) -> dict[str, Any]:
         """POST /v1/eprt/rebalance; returns status(). ApiError names the field, layer and value that is wrong."""
@@ -206,15 +211,16 @@ class Rebalancer:
             self._check_room()
         if self._planning or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
-        with self._as_planning():
+        with self._planning_alone():
             plan_request = await self._plan_request(request)
             if plan_request is None:
-                raise ApiError(409, "no load was measured yet to plan for; post a placement, or wait", code="no_load")
+                message = "no load has been measured yet to plan for; post a placement, or wait"
+                raise ApiError(409, message, code="no_load")
             answer = await solve_apart(plan_request)
             if request.target is None:
                 await self._decide(answer, "posted")
         if not request.dry_run:
-            self._start(answer, request.rank_speeds)
+            self._start_migration(answer, request.rank_speeds)
 
     def _check_room(self) -> None:
         if not self._pool.infos[0].spare_experts:
@@ -228,7 +234,7 @@ class Rebalancer:
         else:
             trace = None
             if self.placement.num_nodes > 1:
-                sample = await self._sample()
+                sample = await self._routing_sample()
                 trace = await asyncio.to_thread(sample.trace, _TRACE_TOKENS)
             async with self._using_statistics:
                 plan_request = self.controller.plan_request(self.placement, trace)
@@ -239,16 +245,16 @@ class Rebalancer:
         return replace(plan_request, node_of_gpu=nodes, spare=spare, max_moves_per_layer=moves)
 
     @contextlib.contextmanager
-    def _as_planning(self) -> Iterator[None]:
-        """Nobody else plans meanwhile."""
+    def _planning_alone(self) -> Iterator[None]:
+        """Until the block ends no other plan is made."""
         self._planning = True
         try:
             yield
         finally:
             self._planning = False
 
-    def _start(self, answer: PlanAnswer, rank_speeds: tuple[float, ...] | None = None) -> None:
-        """Tells the ranks. A plan without any change is done at once. rank_speeds: default what is measured here."""
+    def _start_migration(self, answer: PlanAnswer, rank_speeds: tuple[float, ...] | None = None) -> None:
+        """Sends the job to the ranks. A plan without changes is done at once. rank_speeds: default those measured."""
         self._pool.check_open()  # it may have been stopped while the plan was made
         placement = self.placement
         if rank_speeds and not answer.rounds and self._options.engine.replica_routing.startswith("batch"):
@@ -279,10 +285,10 @@ class Rebalancer:
             self._pool.migrate(job)
             self._following = asyncio.get_running_loop().create_task(self._follow(job, answer.target))
 
-    # -- what goes on by itself --
+    # -- background tasks --
 
     async def _follow(self, job: MigrationJob, target: Placement) -> None:
-        """Until all ranks say how it ended."""
+        """Updates self.migration until all ranks have reported how the job ended."""
         migration = self.migration
         assert migration is not None
         begun = time.monotonic()
@@ -308,29 +314,29 @@ class Rebalancer:
         self.controller.migration_ended(time.monotonic(), migration.state == "done")
 
     async def run(self) -> None:
-        """Looks at the counters in every window; with mode auto or dry-run also plans. Never raises."""
+        """Reads the counters in every window; in modes auto and dry-run also plans. Never raises."""
         while True:
             await asyncio.sleep(self._options.load_window_s)
             try:
-                await self._look()
+                await self._close_window()
             except ApiError as error:
                 _log.warning("rebalance: %s", error.message)
             except Exception:
                 _log.exception("rebalance: a defect; the placement stays as it is")
 
-    async def _look(self) -> None:
+    async def _close_window(self) -> None:
         snapshot = self._snapshot()
         if snapshot is None or self._pool.state != "serving":
             return
         async with self._using_statistics:
             changed = await asyncio.to_thread(self.controller.observe, snapshot)
         if changed:
-            _log.info("rebalance: the load has changed; what came before is forgotten")
+            _log.info("rebalance: the load has changed; earlier windows are dropped")
         if self._options.rebalance_slow_ranks and self.controller.set_speed(self._rank_speeds()):
             _log.info("rebalance: the ranks' speeds are now %s", np.round(self._rank_speeds(), 2).tolist())
         if not self._may_plan or not self.controller.due(time.monotonic()):
             return
-        with self._as_planning():
+        with self._planning_alone():
             request = await self._plan_request(RebalanceRequest())
             if request is None:
                 return
@@ -339,15 +345,15 @@ class Rebalancer:
             except ApiError:
                 self.controller.plan_later(time.monotonic())
                 raise
-            if self.mode == "off":  # since the plan was asked for
+            if self.mode == "off":  # it was switched off meanwhile
                 return
             decision = await self._decide(answer, self.mode)
         if decision.migrate:
-            self._start(answer)
+            self._start_migration(answer)
 
     @property
     def _may_plan(self) -> bool:
-        """Of its own accord, now."""
+        """Whether a plan may be made now that nobody has asked for."""
         has_room = self.mode == "dry-run" or self._pool.infos[0].spare_experts > 0
         wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1
         return wanted and not self._planning and not self.is_migrating
@@ -357,7 +363,8 @@ class Rebalancer:
         if total_PLE is None:
             return None
         expert_bytes = self._pool.infos[0].expert_bytes
-        return ServerSnapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **self._work())
+        counters = self._work_counters()
+        return ServerSnapshot(self.server_id, time.monotonic(), total_PLE, expert_bytes=expert_bytes, **counters)
 
     async def _decide(self, answer: PlanAnswer, asked_by: str) -> Decision:
         async with self._using_statistics:
@@ -367,7 +374,7 @@ class Rebalancer:
         return decision
 
     async def close(self) -> None:
-        """The server leaves: what is under way is rolled back, so that the ranks need not wait for its end."""
+        """The server stops: a migration under way is rolled back, so that the ranks need not wait for its end."""
         if self.is_migrating and self.migration is not None:
             self._pool.cancel_migration(self.migration.job_id)
         if self._following is not None:
@@ -376,7 +383,7 @@ class Rebalancer:
 
 
 def _as_npz(parts: dict[str, np.ndarray]) -> bytes:
-    """Not compressed: that would take a large model's server seconds."""
+    """Not compressed: compressing a large model's load takes seconds."""
     buffer = io.BytesIO()
     np.savez(buffer, **parts)  # type: ignore[arg-type]
     return buffer.getvalue()

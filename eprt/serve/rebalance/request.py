@@ -1,4 +1,7 @@
-"""The body of POST /v1/eprt/rebalance -> RebalanceRequest. Every mistake is named: field, layer and value."""
+"""RebalanceRequest: the body of POST /v1/eprt/rebalance. Every mistake is named: field, layer and value.
+
+Knows nothing of how a request is carried out (rebalancer.py).
+"""
 
 import sys
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from eprt.serve.errors import invalid, unsupported
 from eprt.serve.openai.parsing import decode_body
 
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
-# What GET /v1/eprt/placement tells besides, so that its answer can be edited and posted.
+# Fields that GET /v1/eprt/placement adds; they are accepted so that its answer can be edited and posted.
 _DESCRIPTIVE_FIELDS = {"num_ranks", "num_experts", "layers"}
 MODES = ("off", "auto", "dry-run")
 _MOST_MOVES = 2**31 - 1
@@ -19,21 +22,19 @@ _FIELDS = {"placement", "dry_run", "cancel", "max_moves_per_layer", "mode", "ran
 
 @dataclass(frozen=True)
 class RebalanceRequest:
-    """target: the placement to reach; None: plan one for the measured load, with max_moves_per_layer at most.
-    dry_run: plan and decide, move nothing. cancel: roll back what is under way. mode: be in this mode from now on.
-    rank_speeds: that the posted placement was planned for; batches are split by them from its commit on."""
+    """What a client asks of the rebalancer."""
 
-    target: Placement | None = None
-    dry_run: bool = False
-    cancel: bool = False
-    max_moves_per_layer: int | None = None
-    mode: str | None = None
-    rank_speeds: tuple[float, ...] | None = None
+    target: Placement | None = None  # the placement to reach; None: plan one for the measured load
+    dry_run: bool = False  # plan and decide, move nothing
+    cancel: bool = False  # roll back the migration under way
+    max_moves_per_layer: int | None = None  # of a plan made here
+    mode: str | None = None  # the mode from now on
+    rank_speeds: tuple[float, ...] | None = None  # for which target was planned; batches are split by them from then on
 
 
 def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
-    """body: JSON, {} or nothing to plan, {"placement": {...}} or a placement file itself to go to that placement,
-    {"cancel": true}, {"mode": "auto"}.
+    """body: JSON. {} or nothing: plan a placement; {"placement": {...}} or a placement file itself: move to that one;
+    or {"cancel": true}, or {"mode": "auto"}.
 
     ApiError 400 for anything else, and for a placement that does not fit the one that serves.
     """
@@ -86,7 +87,7 @@ def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple
 
 
 def _short(value: Any) -> str:
-    """JSON has integers of any length."""
+    """The value, cut to a length that fits in a message: JSON has integers of any length."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -119,7 +120,7 @@ def _placement(data: Any, current: Placement) -> Placement:
 
 
 def _check_experts(rows: Any, current: Placement) -> None:
-    """Names the first row or entry that cannot be this model's; anything else wrong is Placement's to tell."""
+    """Names the first row or entry that cannot be this model's; Placement finds all other mistakes."""
     name, last = "physical_to_logical_map", current.num_experts - 1
     for layer, row in enumerate(rows if isinstance(rows, list) else ()):
         if isinstance(row, list) and len(row) != current.num_slots:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HfTokenizer
 
-from eprt.engine.detokenizer import IncrementalText, WindowDetokenizer
+from eprt.engine.detokenizer import WindowDetokenizer, new_detokenizer
+from eprt.engine.sequence_text import StoppableText
 from eprt.engine.tokenizer import Tokenizer
 
 CORPUS = [
@@ -58,7 +59,7 @@ def byte_fallback(tmp_path_factory) -> Tokenizer:
 
 
 def _incremental(detokenizer, ids: list[int]) -> str:
-    return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
+    return "".join(map(detokenizer.add_token, ids)) + detokenizer.finish()
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -67,12 +68,12 @@ def test_byte_detokenizer_equals_full_decode_on_any_ids(byte_level, skip):
     for _ in range(200):
         ids = [draw.randrange(byte_level.size) for _ in range(draw.randrange(60))]
         expected = byte_level.decode(ids, skip_special_tokens=skip)
-        assert _incremental(byte_level.detokenizer(skip_special_tokens=skip), ids) == expected, ids
+        assert _incremental(new_detokenizer(byte_level, skip_special_tokens=skip), ids) == expected, ids
 
 
 def test_no_half_character_is_ever_shown(byte_level):
-    detokenizer = byte_level.detokenizer()
-    pieces = [detokenizer.add(i) for i in byte_level.encode("🧪漢ß")]
+    detokenizer = new_detokenizer(byte_level)
+    pieces = [detokenizer.add_token(i) for i in byte_level.encode("🧪漢ß")]
     assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces) and "".join(pieces) == "🧪漢ß"
 
 
@@ -86,9 +87,9 @@ def test_window_detokenizer_equals_full_decode_on_text(byte_fallback, byte_level
 
 def test_window_detokenizer_lets_invalid_bytes_go_after_four_tokens(byte_fallback):
     invalid = byte_fallback._tokenizer.token_to_id("<0xFF>")
-    detokenizer = byte_fallback.detokenizer()
+    detokenizer = new_detokenizer(byte_fallback)
     assert isinstance(detokenizer, WindowDetokenizer)
-    assert "\N{REPLACEMENT CHARACTER}" in "".join(detokenizer.add(invalid) for _ in range(4))
+    assert "\N{REPLACEMENT CHARACTER}" in "".join(detokenizer.add_token(invalid) for _ in range(4))
 
 
 def test_token_bytes(byte_level, byte_fallback):
@@ -147,7 +148,7 @@ class _Letters:
     def __init__(self, text: str):
         self._text = text
 
-    def add(self, token_id: int) -> str:
+    def add_token(self, token_id: int) -> str:
         return self._text[token_id]
 
     def finish(self) -> str:
@@ -160,9 +161,9 @@ class _Letters:
 )
 def test_stop_strings_cut_at_the_first_completed_match_however_tokens_fall(text, stop, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    incremental, shown = IncrementalText(_Letters(text), tuple(stop)), ""
+    incremental, shown = StoppableText(_Letters(text), tuple(stop)), ""
     for begin, end in zip([0, *cuts], [*cuts, len(text)]):
-        shown += incremental.feed(list(range(begin, end)))
+        shown += incremental.add_tokens(list(range(begin, end)))
         assert not any(s in shown for s in stop)
     shown += incremental.finish()
     hits = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
@@ -171,5 +172,5 @@ def test_stop_strings_cut_at_the_first_completed_match_however_tokens_fall(text,
 
 
 def test_only_a_possible_beginning_of_a_stop_string_is_held_back():
-    incremental = IncrementalText(_Letters("xEyEN!"), ("END",))
-    assert [incremental.feed([i]) for i in range(6)] == ["x", "", "Ey", "", "", "EN!"]
+    incremental = StoppableText(_Letters("xEyEN!"), ("END",))
+    assert [incremental.add_tokens([i]) for i in range(6)] == ["x", "", "Ey", "", "", "EN!"]

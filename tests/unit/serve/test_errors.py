@@ -7,9 +7,9 @@ from eprt.serve import errors
 
 
 def test_one_rank_tells_what_all_find(capfd, monkeypatch):
-    monkeypatch.setattr(errors, "RANK_0_SPEAKS_FIRST_S", 0.0)
+    monkeypatch.setattr(errors, "RANK_0_REPORTS_FIRST_S", 0.0)
     for rank, told in ((None, "eprt x: no"), (0, "eprt x: no"), (2, f"eprt x: rank 2 on {socket.gethostname()}: no")):
-        errors.tell_mistake("eprt x", ValueError("no"), rank)
+        errors.report_mistake("eprt x", ValueError("no"), rank)
         assert capfd.readouterr().err == told + "\n"
 
 

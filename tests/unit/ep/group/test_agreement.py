@@ -1,6 +1,5 @@
 """Ranks that were not given the same are told so before they hang or answer wrongly."""
 
-
 from eprt.ep.group.agreement import Difference, first_difference
 from tests.gather_group import GatherGroup
 

@@ -54,7 +54,7 @@ def close(diagnosis: Diagnosis, *windows: dict[int, WaitTotals]) -> dict[str, An
     async def go() -> dict[str, Any]:
         for window in windows:
             await diagnosis.close_window(window, INFO)
-            await diagnosis.settled()
+            await diagnosis.wait_analysed()
         return diagnosis.findings()
 
     return asyncio.run(go())
@@ -94,10 +94,10 @@ def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):
         diagnosis = Diagnosis(N, str(tmp_path))
         await asyncio.sleep(0.05)
         before_s = time.time()
-        await diagnosis.take(silent)
+        await diagnosis.close_pool_window(silent)
         after_s = time.time()
         await asyncio.sleep(0.05)
-        await diagnosis.take(telling)
+        await diagnosis.close_pool_window(telling)
         return before_s, after_s
 
     before_s, after_s = asyncio.run(go())
@@ -266,10 +266,10 @@ def test_what_began_in_the_newest_window_is_not_told_yet():
 
     notices = Notices()
     echo, link = finding("column", 7, 7, rank=2), finding("point", 7, 8, src=2, dst=5)
-    assert not list(notices.findings([echo], 7)) and not notices.current
-    assert ["rank 2 waits for rank 5" in line for line in notices.findings([link], 8)] == [True]
+    assert not list(notices.finding_lines([echo], 7)) and not notices.current
+    assert ["rank 2 waits for rank 5" in line for line in notices.finding_lines([link], 8)] == [True]
     stopped = finding("column", 8, 8, rank=4)
-    assert ["rank 4" in line for line in notices.findings([link, stopped], 9)] == [True]
+    assert ["rank 4" in line for line in notices.finding_lines([link, stopped], 9)] == [True]
 
 
 def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(monkeypatch):
@@ -290,7 +290,7 @@ def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(
     async def go() -> None:
         for window in (1, 2):
             await diagnosis.close_window(totals(window), INFO)
-            await diagnosis.settled()
+            await diagnosis.wait_analysed()
             for _ in range(3):
                 assert await windows_shown() == window
             assert len(asked) == window

@@ -23,7 +23,7 @@ class _Pool:
     """Takes no request: here it ends where it would be submitted."""
 
     limits = None
-    metrics = SimpleNamespace(request=lambda *given: None)
+    metrics = SimpleNamespace(observe_request=lambda *given: None)
 
     def check_open(self) -> None: ...
 
@@ -110,6 +110,6 @@ def test_what_all_bodies_take_has_a_bound_that_short_ones_need_not_fear(monkeypa
             with pytest.raises(ApiError, match="larger than 40000 bytes"):
                 async with bodies.read(failing):
                     pass
-        assert bodies._held == 0
+        assert bodies._reserved == 0
 
     asyncio.run(run())

@@ -12,7 +12,7 @@ from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.protocol import Message, Tool
-from eprt.serve.openai.tools import FORMATS, Call, ToolCallParser, format_of
+from eprt.serve.openai.tools import FORMATS, GeneratedCall, ToolCallParser, tool_format_of
 
 PLAIN = """{{ bos_token }}{% for m in messages %}
 {%- if m.role == 'system' %}[S]{{ m.content }}{% continue %}{% endif %}
@@ -63,7 +63,7 @@ def _with_objects(raw):
 def test_rendering_equals_transformers(tmp_path, tools, add_generation_prompt):
     from transformers import AutoTokenizer
 
-    template = ChatTemplate.of_checkpoint(tmp_path, _checkpoint(tmp_path, PLAIN))
+    template = ChatTemplate.from_checkpoint(tmp_path, _checkpoint(tmp_path, PLAIN))
     expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
         _with_objects(MESSAGES), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, thinking=True
     )
@@ -86,22 +86,22 @@ def test_files_take_precedence_and_named_templates_are_chosen(tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer = _checkpoint(tmp_path, [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
-    template = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    template = ChatTemplate.from_checkpoint(tmp_path, tokenizer)
     assert template is not None
     assert template.render(_messages(MESSAGES)) == "D"
     assert template.render(_messages(MESSAGES), msgspec.convert(TOOLS, list[Tool])) == "T"
     (tmp_path / "chat_template.jinja").write_text("J")
-    from_file = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    from_file = ChatTemplate.from_checkpoint(tmp_path, tokenizer)
     assert from_file is not None and from_file.render(_messages(MESSAGES)) == "J"
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("N")
-    named = ChatTemplate.of_checkpoint(tmp_path, tokenizer)
+    named = ChatTemplate.from_checkpoint(tmp_path, tokenizer)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for tools, want in ((None, "J"), (TOOLS, "N")):
         assert theirs.apply_chat_template(_with_objects(MESSAGES), tools=tools, tokenize=False) == want
         assert named is not None
         assert named.render(_messages(MESSAGES), msgspec.convert(tools, list[Tool] | None)) == want
-    assert ChatTemplate.of_checkpoint(tmp_path / "elsewhere", _checkpoint(tmp_path, None)) is None
+    assert ChatTemplate.from_checkpoint(tmp_path / "elsewhere", _checkpoint(tmp_path, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ DEEPSEEK_V31 = (
 TWO = [("add", {"a": 1}), ("sub", {})]
 
 
-def _parse(form: str, text: str, cuts: list[int]) -> tuple[str, list[Call]]:
+def _parse(form: str, text: str, cuts: list[int]) -> tuple[str, list[GeneratedCall]]:
     parser, shown, calls = ToolCallParser(FORMATS[form]), "", []
     for begin, end in zip([0, *cuts], [*cuts, len(text)]):
-        more, new = parser.feed(text[begin:end])
+        more, new = parser.add_text(text[begin:end])
         shown, calls = shown + more, calls + new
     more, new = parser.finish()
     return shown + more, calls + new
@@ -180,8 +180,8 @@ def test_tool_calls_are_found_however_the_text_is_cut(form, text, shown, calls):
 
 
 def test_format_follows_the_tokens(tmp_path):
-    assert format_of(_checkpoint(tmp_path, None)) is FORMATS["hermes"]
+    assert tool_format_of(_checkpoint(tmp_path, None)) is FORMATS["hermes"]
     tokenizer = HfTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     tokenizer.add_tokens(["<｜tool▁call▁begin｜>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert format_of(Tokenizer(tmp_path)) is FORMATS["deepseek"]
+    assert tool_format_of(Tokenizer(tmp_path)) is FORMATS["deepseek"]

@@ -8,8 +8,8 @@ import pytest
 from eprt.serve.flags import parse_options
 from eprt.serve.options import FrontendConfig
 from eprt.serve.ranks.messages import Drain, Fatal
-from eprt.serve.ranks.metrics import Metrics
 from eprt.serve.ranks.pool import Rank, RankPool
+from eprt.serve.ranks.request_metrics import RequestMetrics
 from tests.serve.conftest import MODEL
 
 
@@ -18,7 +18,7 @@ def _told(signal: str, fatal: str | None) -> str:
 
     async def drain_and_lose() -> str:
         config = FrontendConfig(parse_options(["--model", str(MODEL)]), 2, "token", -1, -1, -1)
-        pool = RankPool(config, Metrics(), on_drain=lambda reason, rank: pool.set_state("draining", reason))
+        pool = RankPool(config, RequestMetrics(), on_drain=lambda reason, rank: pool.set_state("draining", reason))
         pool.ranks = {rank: Rank(rank, 100 + rank, "host", Mock()) for rank in range(2)}
         pool.set_state("serving", "")
         pool._on_message(pool.ranks[0], Drain(signal))

@@ -27,7 +27,7 @@ def _told_with_a_signal_at(instruction: int) -> tuple[list[str], bool]:
 
     def trace(frame, event, _):
         nonlocal left
-        if frame.f_code is not Worker._take.__code__:
+        if frame.f_code is not Worker._handle_messages.__code__:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -39,10 +39,10 @@ def _told_with_a_signal_at(instruction: int) -> tuple[list[str], bool]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        worker._take([])
+        worker._handle_messages([])
     finally:
         sys.settrace(before)
-    worker._take([])
+    worker._handle_messages([])
     return [message.reason for message in channel.sent], left <= 0
 
 

@@ -17,7 +17,7 @@ from eprt.balancer.migration import Round
 from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
 from eprt.serve.flags import parse_options
-from eprt.serve.ranks.messages import Sampled
+from eprt.serve.ranks.messages import RoutingReply
 from eprt.serve.rebalance import rebalancer as rebalance
 from eprt.serve.rebalance.migration import placement_after
 from eprt.serve.rebalance.rebalancer import Rebalancer
@@ -97,7 +97,7 @@ def observe(rebalancer: Rebalancer, step: int) -> None:
 
 
 def rebalancer_of(
-    rows: Sequence[Sequence[int]] = ((0, 1), (2, 0)), node_of_rank=(0, 0), *, sample=None, migrate=None
+    rows: Sequence[Sequence[int]] = ((0, 1), (2, 0)), node_of_rank=(0, 0), *, ask_routing=None, migrate=None
 ) -> Rebalancer:
     """Of ranks that serve CURRENT, or hold these experts."""
     shape = {"moe_layers": (0,), "node_of_rank": node_of_rank, "num_experts": 3, "expert_bytes": 1, "spare_experts": 1}
@@ -108,7 +108,7 @@ def rebalancer_of(
     ]
     pool = SimpleNamespace(
         infos=infos, stats=stats, state="serving", num_ranks=len(rows), ranks={}, check_open=lambda: None,
-        sample=sample, migrate=migrate,
+        ask_routing=ask_routing, migrate=migrate,
     )  # fmt: skip
     options = parse_options(["--model", str(MODEL), "--rebalance", "auto"])
     return Rebalancer(options, pool, lambda: np.ones(len(rows)))  # type: ignore[arg-type]
@@ -117,12 +117,12 @@ def rebalancer_of(
 def test_a_load_file_has_the_windows_that_its_sample_speaks_of():
     """A window that ends while the ranks are asked for their samples is in all parts of the file, or in none."""
 
-    async def sample() -> list[Sampled]:
+    async def ask_routing() -> list[RoutingReply]:
         observe(rebalancer, 4)
         chosen_LAK, step_A = np.array([[[0], [-1]]], np.int8), np.array([2, 4])
-        return [Sampled(chosen_LAK.shape, 1, chosen_LAK.tobytes(), step_A.tobytes())] * 2
+        return [RoutingReply(chosen_LAK.shape, 1, chosen_LAK.tobytes(), step_A.tobytes())] * 2
 
-    rebalancer = rebalancer_of(sample=sample)
+    rebalancer = rebalancer_of(ask_routing=ask_routing)
     for step in (1, 2, 3):
         observe(rebalancer, step)
     with np.load(io.BytesIO(asyncio.run(rebalancer.load_file()))) as file:
@@ -151,12 +151,12 @@ def test_what_is_planned_when_balancing_is_switched_off_is_not_carried_out(monke
     monkeypatch.setattr(controller, "due", lambda now_s: True)
     monkeypatch.setattr(controller, "plan_request", lambda placement, trace: PlanRequest(placement, target))
 
-    async def look() -> None:
-        await rebalancer._look()
+    async def close_window() -> None:
+        await rebalancer._close_window()
         if rebalancer._following is not None:
             rebalancer._following.cancel()
 
-    asyncio.run(look())
+    asyncio.run(close_window())
     assert len(jobs) == (mode == "auto")
 
 
@@ -184,7 +184,7 @@ def test_a_dry_run_needs_no_room_to_move(monkeypatch):
     async def looks() -> None:
         for mode in ("dry-run", "auto"):
             rebalancer._set_mode(mode)
-            await rebalancer._look()
+            await rebalancer._close_window()
         await rebalancer.post(b'{"dry_run": true}')
         with pytest.raises(ApiError, match="--spare-experts 0"):
             await rebalancer.post(b"{}")
@@ -211,7 +211,7 @@ def test_after_a_plan_that_failed_the_next_waits_longer(monkeypatch):
     async def looks() -> None:
         for clock[0] in range(16):
             with contextlib.suppress(ApiError):
-                await rebalancer._look()
+                await rebalancer._close_window()
 
     asyncio.run(looks())
     assert asked == [0, 1, 3, 7, 15]

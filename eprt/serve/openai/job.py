@@ -1,0 +1,46 @@
+"""GenerationJob: one request, parsed and checked: what the ranks must generate, and how the answer is to be written.
+
+Knows nothing of how a request was parsed or of how an answer is put together.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.openai.tools import ToolFormat
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a request."""
+
+    text: str | None  # None where the prompt was given as token ids
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class GenerationJob:
+    """One request: params.n sequences of each prompt."""
+
+    request_id: str
+    model: str
+    is_chat: bool  # /v1/chat/completions, else /v1/completions
+    prompts: list[Prompt]
+    params: SamplingParams
+    stream: bool = False
+    include_usage: bool = False  # one more event at a stream's end
+    continuous_usage: bool = False  # in every event of a stream
+    return_token_ids: bool = False
+    echo: bool = False
+    tool_format: ToolFormat | None = None  # None unless the request has tools
+    user: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def endpoint(self) -> str:
+        return "chat" if self.is_chat else "completions"
+
+    @property
+    def sequences(self) -> list[tuple[list[int], SamplingParams]]:
+        return [(prompt.token_ids, self.params) for prompt in self.prompts]
