@@ -5,35 +5,12 @@ from dataclasses import replace
 
 import torch
 
-<<<<<<< HEAD
 from eprt import LLM, EPGroup, EPMoE, SamplingParams
 from eprt.ep.exchange import Exchange
 from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import LayerStep, Microbatch
 from eprt.layers.overlap import begin_step, run_layers
 from eprt.layers.schedules import DENSE, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH
-=======
-from eprt import EngineConfig, EPGroup, EPMoE, ops
-from eprt.config import MoEConfig
-from eprt.engine.overlap_policy import AUTO_LEAST_TOKENS, OverlapPolicy
-from eprt.layers.batch import ForwardBatch, Split
-from eprt.layers.lanes import StreamLanes
-from eprt.layers.overlap import (
-    DENSE,
-    PAUSE,
-    PLAIN,
-    SINGLE_BATCH,
-    SINGLE_BATCH_TILES,
-    TWO_BATCH,
-    Lanes,
-    Microbatch,
-    Stage,
-    run_layers,
-)
-from eprt.layers.sm_split import MOST_SMS, send_sms, tile_rows
-from eprt.serve.flags import parse_options
-from eprt.serve.options import OptionError
->>>>>>> 6785911 ([config] Model and engine apart, engine flags declared once)
 from tests import tiny
 from tests.paths import DEMO
 from tests.unit.layers.cases import HIDDEN, IdleLayer, IdleMoE, batch_of
@@ -108,26 +85,9 @@ def test_which_schedule_a_layer_follows():
         (moe, "tbo", TWO_BATCH),
         (moe, "sbo", SINGLE_BATCH),
     ):
-<<<<<<< HEAD
         microbatch = Microbatch(replace(batch, overlap=overlap, overlap_sms=4), torch.zeros(3, HIDDEN))
         step, its_schedule = begin_step(IdleLayer(mlp), microbatch, torch.empty(0))
         assert its_schedule is schedule and isinstance(step, LayerStep)
-=======
-        with pytest.raises(OptionError, match=message):
-            parse_options(["--model", DEMO, *flags])
-    engine = parse_options(["--model", DEMO, "--overlap", "sbo", "--device", "cuda", "--overlap-sms", "6"]).engine
-    assert (engine.overlap, engine.overlap_sms) == ("sbo", 6)
-
-
-def test_sms_send_beside_the_experts_only_where_that_pays():
-    config = MoEConfig(hidden_size=7168, intermediate_size=2048, num_experts=256, top_k=8, weight_format="fp8")
-    for tokens in (1, 16, 64, 128, 512):
-        assert send_sms(config, tokens, 8, 32, sms=132) == 0, "on one NVLink host sending is short"
-        assert send_sms(config, tokens, 8, 32, sms=132, link_gb_s=1e9) == 0
-    slow = [send_sms(config, tokens, 8, 32, sms=132, link_gb_s=25.0) for tokens in (16, 64, 128, 512)]
-    assert 0 < slow[1] <= slow[2] <= slow[3] <= MOST_SMS, "over a network of 200 Gb/s it is not"
-    assert [tile_rows(config, tokens, 8, 256) for tokens in (1, 64, 80, 128, 4096)] == [16, 16, 32, 32, 64]
->>>>>>> 6785911 ([config] Model and engine apart, engine flags declared once)
 
 
 def test_one_rank_computes_the_same_with_every_overlap():

@@ -1,78 +1,31 @@
-"""Windows from the ranks' running totals: what is late or missing, the log, the server's log, the metrics."""
+"""Diagnosis of a server: findings, silent ranks, the log on disk, and lines in the server's log."""
 
 import asyncio
-import json
 import logging
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from eprt.diagnostics import Report, WindowWriter, rank_speeds, read_log
-from prometheus_client import CollectorRegistry, generate_latest
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
-from eprt.serve.diagnosis.metrics import DiagnosisCollector
-from eprt.serve.diagnosis.page import DiagnosisPage
-from eprt.serve.ranks.messages import SlotTotals, WaitTotals
-
-N = 6
-INFO: Any = SimpleNamespace(node_of_rank=(0,) * N, moe_layers=(1, 2))
-
-
-def totals(window: int, slow: int | None = None, since: int = 0) -> dict[int, WaitTotals]:
-    """After `window` windows of 100 calls; everybody waits 5 us per call for each, 60 us for the slow rank, which is
-    slow from window `since` on and computes five times as long. Slot s of layer l of rank i got 100 + s + l tokens per
-    window; from window 3 on slot 0 of rank 1 holds expert 9."""
-
-    late = max(0, window - since) if slow is not None else 0
-
-    def wait_us(i: int, j: int) -> float:
-        us_per_call = 60 if j == slow else 0.5 if i == slow else 5
-        return 0.0 if i == j else 100.0 * (5 * (window - late) + us_per_call * late) * (1 + 0.02 * ((i + j) % 3))
-
-    def slots(i: int) -> SlotTotals:
-        first = 9 if i == 1 and window >= 3 else 2 * i
-        rows = [[window * (100 + s + layer) for s in range(2)] for layer in range(2)]
-        return SlotTotals(int(window >= 3), [[first, 2 * i + 1]] * 2, rows)
-
-    def compute_us(i: int) -> float:
-        return 1000.0 * (window + 4 * (late if i == slow else 0))
-
-    return {
-        i: WaitTotals(window * 100, [wait_us(i, j) for j in range(N)], [1.0 * window] * N, [50 * window] * N,
-                      [50 * window] * N, compute_us(i), slots(i))
-        for i in range(N)
-    }  # fmt: skip
-
-
-def close(diagnosis: Diagnosis, *windows: dict[int, WaitTotals]) -> dict[str, Any]:
-    """The findings after these windows."""
-
-    async def go() -> dict[str, Any]:
-        for window in windows:
-            await diagnosis.close_window(window, INFO)
-            await diagnosis.wait_analysed()
-        return diagnosis.findings()
-
-    return asyncio.run(go())
-
-
-def metrics(diagnosis: Diagnosis) -> dict[str, float]:
-    registry = CollectorRegistry()
-    registry.register(DiagnosisCollector(diagnosis, N))
-    lines = generate_latest(registry).decode().splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+from tests.unit.serve.diagnosis.cases import INFO, N, close, continued, metrics, totals
 
 
 def test_slow_rank_is_found_and_logged(tmp_path):
     diagnosis = Diagnosis(N, str(tmp_path))
     assert diagnosis.findings() == {
-        "schema": "eprt.findings/1", "num_ranks": N, "windows": 0, "findings": [], "newest_window": None,
-        "silent_ranks": [], "rank_speeds": [1.0] * N,
-    }  # fmt: skip
+        "schema": "eprt.findings/1",
+        "num_ranks": N,
+        "windows": 0,
+        "findings": [],
+        "newest_window": None,
+        "silent_ranks": [],
+        "rank_speeds": [1.0] * N,
+    }
     found = close(diagnosis, *(totals(window, slow=3) for window in range(1, 6)))
     assert (found["windows"], found["newest_window"]) == (5, 4)
     assert [(f["kind"], f["rank"], f["cause"]) for f in found["findings"]] == [("column", 3, "comp")]
@@ -209,90 +162,9 @@ def test_a_finding_is_said_once_when_it_begins_and_once_when_it_is_over(caplog):
     assert shown['eprt_rank_slow{rank="3"}'] == 1 and shown['eprt_rank_slow{rank="2"}'] == 0
     assert shown['eprt_rank_speed{rank="3"}'] == pytest.approx(0.2)
     assert shown['eprt_rank_awaited_seconds{rank="3"}'] > 5 * shown['eprt_rank_awaited_seconds{rank="2"}'] > 0
-    recovered = [_after(slow[-1], totals(w)) for w in range(1, 9)]
+    recovered = [continued(slow[-1], totals(w)) for w in range(1, 9)]
     with caplog.at_level(logging.INFO):
         close(diagnosis, *recovered)
     over = [r.message for r in caplog.records][1:]
     assert len(over) == 1 and "the others wait for rank 3: no longer" in over[0], over
     assert metrics(diagnosis)['eprt_rank_slow{rank="3"}'] == 0
-
-
-def _after(before: dict[int, WaitTotals], more: dict[int, WaitTotals]) -> dict[int, WaitTotals]:
-    """Totals that go on from `before` as `more` goes on from nothing."""
-
-    def plus(a: Any, b: Any) -> Any:
-        return [plus(x, y) for x, y in zip(a, b)] if isinstance(a, list) else a + b
-
-    def one(a: WaitTotals, b: WaitTotals) -> WaitTotals:
-        fields = {name: plus(getattr(a, name), getattr(b, name)) for name in WaitTotals.__struct_fields__[:6]}
-        slots = SlotTotals(1, cast(SlotTotals, a.slots).expert_of_slot, plus(a.slots.rows, b.slots.rows))  # type: ignore[union-attr]
-        return WaitTotals(**fields, slots=slots)
-
-    return {rank: one(before[rank], more[rank]) for rank in before}
-
-
-def test_metrics_never_grow_with_the_links():
-    diagnosis = Diagnosis(N)
-    before = len(metrics(diagnosis))
-    close(diagnosis, *(totals(window, slow=3) for window in range(1, 6)))
-    assert len(metrics(diagnosis)) - before <= 3 * N
-    registry_of_many = CollectorRegistry()
-    registry_of_many.register(DiagnosisCollector(Diagnosis(256), 256))
-    assert len(generate_latest(registry_of_many).splitlines()) < 10 * 256
-
-
-def test_a_window_of_a_few_calls_goes_on():
-    from eprt.serve.diagnosis.collector import Collector
-
-    def few(calls: int) -> dict[int, WaitTotals]:
-        zeros: list = [0] * N
-        return {rank: WaitTotals(calls, zeros, zeros, zeros, zeros, 0.0) for rank in range(N)}
-
-    collector = Collector(INFO.node_of_rank, ())
-    assert collector.close_window(few(9)) is None
-    both = collector.close_window(few(18))
-    assert both is not None and [(r.window, r.num_calls) for r in both.records] == [(0, 18)] * N and not both.silent
-    last = collector.close_window(few(20), is_last=True)
-    assert last is not None and [(r.window, r.num_calls) for r in last.records] == [(1, 2)] * N
-    assert last.records[0].t_start == both.records[0].t_end
-
-
-def test_what_began_in_the_newest_window_is_not_told_yet():
-    from eprt.serve.diagnosis.notices import Notices
-
-    def finding(kind: str, first: int, last: int, **who) -> dict:
-        return {"kind": kind, "rank": None, "src": None, "dst": None, "cause": "comm", "evidence": "", "advice": "",
-                "first_window": first, "last_window": last, **who}  # fmt: skip
-
-    notices = Notices()
-    echo, link = finding("column", 7, 7, rank=2), finding("point", 7, 8, src=2, dst=5)
-    assert not list(notices.finding_lines([echo], 7)) and not notices.current
-    assert ["rank 2 waits for rank 5" in line for line in notices.finding_lines([link], 8)] == [True]
-    stopped = finding("column", 8, 8, rank=4)
-    assert ["rank 4" in line for line in notices.finding_lines([link, stopped], 9)] == [True]
-
-
-def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(monkeypatch):
-    diagnosis = Diagnosis(N)
-    asked: list[int] = []
-    records = diagnosis.records
-    monkeypatch.setattr(diagnosis, "records", lambda since: asked.append(since) or records(since))
-    page = DiagnosisPage(diagnosis, lambda: True)
-
-    async def windows_shown() -> int:
-        request: Any = SimpleNamespace(
-            path_params={"path": "api/overview"}, url=SimpleNamespace(scheme="http", netloc="x")
-        )
-        overview = json.loads(bytes((await page.reply(request)).body))
-        assert overview["findings"]["windows"] == len(overview["windows"]["window"])
-        return len(overview["windows"]["window"])
-
-    async def go() -> None:
-        for window in (1, 2):
-            await diagnosis.close_window(totals(window), INFO)
-            await diagnosis.wait_analysed()
-            for _ in range(3):
-                assert await windows_shown() == window
-            assert len(asked) == window
-
-    asyncio.run(go())

@@ -1,7 +1,6 @@
-"""Chat templates against transformers' apply_chat_template; tool calls found in streaming text."""
+"""Chat templates against transformers' apply_chat_template; templates that refuse, and where they are looked for."""
 
 import json
-import random
 
 import msgspec
 import pytest
@@ -12,7 +11,6 @@ from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.protocol import Message, Tool
-from eprt.serve.openai.tools import FORMATS, GeneratedCall, ToolCallParser, tool_format_of
 
 PLAIN = """{{ bos_token }}{% for m in messages %}
 {%- if m.role == 'system' %}[S]{{ m.content }}{% continue %}{% endif %}
@@ -31,10 +29,15 @@ JOINS_TEXT = """{% for m in messages %}{{ m['role'] + ':' + (m['content'] or '')
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": " Größe <b>&</b> 漢字? "},
-    {"role": "assistant", "content": None, "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"b\": 1, \"a\": \"ü\"}"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"b": 1, "a": "ü"}'}}
+        ],
+    },
     {"role": "tool", "tool_call_id": "c1", "content": "2"},
-]  # fmt: skip
+]
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}]
 
 
@@ -131,57 +134,3 @@ def test_developer_is_system_and_parts_are_joined():
         _messages([{"role": "developer", "content": parts}])
     )
     assert rendered == "system ab"
-
-
-HERMES = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-DEEPSEEK_V3 = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>"
-    "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>sub\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-)  # fmt: skip
-DEEPSEEK_V31 = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>"
-    "<｜tool▁call▁begin｜>sub<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-)  # fmt: skip
-TWO = [("add", {"a": 1}), ("sub", {})]
-
-
-def _parse(form: str, text: str, cuts: list[int]) -> tuple[str, list[GeneratedCall]]:
-    parser, shown, calls = ToolCallParser(FORMATS[form]), "", []
-    for begin, end in zip([0, *cuts], [*cuts, len(text)]):
-        more, new = parser.add_text(text[begin:end])
-        shown, calls = shown + more, calls + new
-    more, new = parser.finish()
-    return shown + more, calls + new
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "shown", "calls"),
-    [
-        ("hermes", "no call < tool_call>", "no call < tool_call>", []),
-        ("hermes", f"Let me see. {HERMES}", "Let me see. ", [("add", {"a": 1})]),
-        ("hermes", f"{HERMES}\n{HERMES}\n", "", [("add", {"a": 1})] * 2),
-        ("hermes", HERMES.removesuffix("</tool_call>"), "", [("add", {"a": 1})]),
-        ("hermes", "<tool_call>{broken</tool_call>!", "<tool_call>{broken</tool_call>!", []),
-        ("hermes", "<tool_call>[1]", "<tool_call>[1]", []),
-        ("hermes", "ends with <tool_", "ends with <tool_", []),
-        ("deepseek", f"Sure.{DEEPSEEK_V3}", "Sure.", TWO),
-        ("deepseek", DEEPSEEK_V31, "", TWO),
-        ("deepseek", "<｜tool▁call▁begin｜>no separator<｜tool▁call▁end｜>",
-         "<｜tool▁call▁begin｜>no separator<｜tool▁call▁end｜>", []),
-    ],
-)  # fmt: skip
-def test_tool_calls_are_found_however_the_text_is_cut(form, text, shown, calls):
-    draw = random.Random(0)
-    for _ in range(30):
-        cuts = sorted(draw.randrange(len(text) + 1) for _ in range(draw.randrange(8)))
-        found_text, found = _parse(form, text, cuts)
-        assert found_text == shown
-        assert [(call.name, json.loads(call.arguments)) for call in found] == calls
-
-
-def test_format_follows_the_tokens(tmp_path):
-    assert tool_format_of(_checkpoint(tmp_path, None)) is FORMATS["hermes"]
-    tokenizer = HfTokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    tokenizer.add_tokens(["<｜tool▁call▁begin｜>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert tool_format_of(Tokenizer(tmp_path)) is FORMATS["deepseek"]

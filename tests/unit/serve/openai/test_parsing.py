@@ -79,8 +79,18 @@ def test_bad_values_are_named(parse, body, field, value, part_of_message):
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [
-            {"type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages[0].tool_calls"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": "x",
+                        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls",
+        ),
         ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
@@ -88,12 +98,18 @@ def test_bad_values_are_named(parse, body, field, value, part_of_message):
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}]}]},
-         "messages[0].content[0].mood"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": "y"}]}]},
-         "messages[0].content[0].image_url"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "y"}}]}]},
-         "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}]}]},
+            "messages[0].content[0].mood",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": "y"}]}]},
+            "messages[0].content[0].image_url",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "y"}}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"functions": []}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
@@ -101,7 +117,7 @@ def test_bad_values_are_named(parse, body, field, value, part_of_message):
         ({"guided_json": {}}, "guided_json"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     ],
-)  # fmt: skip
+)
 def test_bad_chats_are_named(changes, param):
     if param == "max_tokens":
         with pytest.raises(ApiError) as caught:
@@ -124,42 +140,45 @@ def test_bad_chats_are_named(changes, param):
         {"user": "someone"},
         {"top_k": -1},
         {"stop": None, "n": None, "temperature": None},
-        {"messages": [
-            {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None,
-             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "1", "content": "4"},
-        ]},
+        {
+            "messages": [
+                {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "refusal": None,
+                    "annotations": [],
+                    "audio": None,
+                    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": "4"},
+            ]
+        },
     ],
-)  # fmt: skip
+)
 def test_values_that_ask_for_nothing_unusual_are_taken(changes):
     parse_chat(json.dumps({**CHAT, **changes}).encode()).sampling_params(max_tokens=1, logprobs=None)
 
 
-def test_completion_prompts_and_best_of():
-    def prompts(prompt):
-        return parse_completion(json.dumps({"prompt": prompt}).encode()).prompts()
-
-    assert prompts("a") == ["a"] and prompts([1, 2]) == [[1, 2]]
-    assert prompts(["a", "b"]) == ["a", "b"] and prompts([[1], [2, 3]]) == [[1], [2, 3]]
-    for bad, param in (([], "prompt"), ([1, "a"], "prompt[1]"), (["a", []], "prompt[1]"), ([[1, 2.5]], "prompt[0]"),
-                       ([[10**30]], "prompt[0]"), ([True], "prompt[0]")):  # fmt: skip
-        with pytest.raises(ApiError) as caught:
-            prompts(bad)
-        assert caught.value.param == param
-    assert refuse(parse_completion, COMPLETION, best_of=3).param == "best_of"
-    assert refuse(parse_completion, COMPLETION, suffix="end").param == "suffix"
-    assert refuse(parse_completion, {}).param == "prompt"
-    parse_completion(json.dumps({**COMPLETION, "best_of": 2, "n": 2, "suffix": ""}).encode())
-
-
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[" * 100_000, b'{"prompt": ' * 50_000, b'{"prompt": NaN}', b'{"prompt": 1e999}', b"\xff\xfe",
-     b"null", b'"text"', b"[]", b'{"prompt": "\\ud800"}', b'{"prompt": "a"} trailing',
-     b'{"prompt":"a","n":' + b"9" * 6000 + b"}"],
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b'{"prompt": ' * 50_000,
+        b'{"prompt": NaN}',
+        b'{"prompt": 1e999}',
+        b"\xff\xfe",
+        b"null",
+        b'"text"',
+        b"[]",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "a"} trailing',
+        b'{"prompt":"a","n":' + b"9" * 6000 + b"}",
+    ],
     ids=lambda body: body[:12].decode(errors="replace"),
-)  # fmt: skip
+)
 def test_garbage_is_refused_as_json(body):
     assert refuse(parse_completion, body).code == "invalid_json"
 
@@ -187,15 +206,18 @@ def test_any_json_is_parsed_or_refused(body, chat):
     ("body", "param", "part"),
     [
         (b'{"prompt": "a", "prompt": "b"}', "prompt", "twice"),
-        (b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": 1, "include_usage": 1}}',
-         "include_usage", "twice"),
+        (
+            b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": 1, "include_usage": 1}}',
+            "include_usage",
+            "twice",
+        ),
         (b'{"prompt": "\\ud800"}', None, "surrogate"),
         (b'{"prompt": "a", "temperature": NaN}', None, "JSON has no NaN"),
         (b'{"prompt": "a", "logit_bias": {"5": -Infinity}}', None, "JSON has no -Infinity"),
         (b'{"prompt": "a", "temperature": 1e999}', None, "out of range"),
         (b'\xef\xbb\xbf{"prompt": "a"}', None, "invalid character (byte 0)"),
     ],
-)  # fmt: skip
+)
 def test_what_json_decoders_drop_is_refused(body, param, part):
     error = refuse(parse_completion, body)
     assert error.param == param and part in error.message
@@ -204,3 +226,10 @@ def test_what_json_decoders_drop_is_refused(body, param, part):
 def test_an_integer_of_many_digits_is_refused():
     body = b'{"prompt": "a", "seed": ' + b"9" * 6000 + b"}"
     assert "out of range" in refuse(parse_completion, body).message
+
+
+def test_fields_that_would_change_the_answer_are_refused_unless_they_ask_for_nothing():
+    assert refuse(parse_completion, COMPLETION, best_of=3).param == "best_of"
+    assert refuse(parse_completion, COMPLETION, suffix="end").param == "suffix"
+    assert refuse(parse_completion, {}).param == "prompt"
+    parse_completion(json.dumps({**COMPLETION, "best_of": 2, "n": 2, "suffix": ""}).encode())

@@ -1,4 +1,4 @@
-"""The rebalancer's flags, and the body of POST /v1/eprt/rebalance."""
+"""The rebalancer: when it plans, what it moves, and the files that it gives."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,6 @@ import pytest
 from eprt.balancer import Placement
 from eprt.balancer.controller import ServerSnapshot
 from eprt.balancer.job import PlanRequest, solve
-from eprt.balancer.migration import Round
 
 from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
@@ -21,70 +20,9 @@ from eprt.serve.ranks.messages import RoutingReply
 from eprt.serve.rebalance import rebalancer as rebalance
 from eprt.serve.rebalance.migration import placement_after
 from eprt.serve.rebalance.rebalancer import Rebalancer
-from eprt.serve.rebalance.request import RebalanceRequest, parse_rebalance
 from tests.unit.cases import MODEL
 
 CURRENT = Placement(np.array([[0, 1, 2, 0]]), num_gpus=2)
-ROW = {"physical_to_logical_map": [[1, 2, 0, 2]]}
-
-
-@pytest.mark.parametrize(
-    "body, want",
-    [
-        (b"", RebalanceRequest()),
-        (b"{}", RebalanceRequest()),
-        (b'{"dry_run": true, "max_moves_per_layer": 3}', RebalanceRequest(dry_run=True, max_moves_per_layer=3)),
-        (b'{"cancel": true}', RebalanceRequest(cancel=True)),
-        (b'{"mode": "dry-run"}', RebalanceRequest(mode="dry-run")),
-    ],
-)
-def test_what_can_be_asked(body, want):
-    assert parse_rebalance(body, CURRENT) == want
-
-
-def test_a_placement_file_is_a_body_with_or_without_its_options():
-    rows = [[1, 2, 0, 1]]
-    for body in ({"placement": {"physical_to_logical_map": rows}}, {"physical_to_logical_map": rows, "dry_run": True}):
-        request = parse_rebalance(json.dumps(body).encode(), CURRENT)
-        assert request.target is not None and request.target.physical_to_logical_map.tolist() == rows
-        assert request.dry_run == ("dry_run" in body)
-
-
-@pytest.mark.parametrize(
-    "body, words",
-    [
-        ({"mode": "on"}, "mode='on': must be off, auto or dry-run"),
-        ({"mode": ["auto"]}, "mode=['auto']: must be off, auto or dry-run"),
-        ({"mode": "auto", "cancel": True}, "cancel stands alone"),
-        ({"mode": "auto", "max_moves_per_layer": 2}, "mode stands alone"),
-        ({"dry_run": 1}, "dry_run=1: must be true or false"),
-        ({"max_moves_per_layer": True}, "max_moves_per_layer=True: must be an integer"),
-        (
-            {"placement": {"physical_to_logical_map": [[0, 1, 2, 3]]}},
-            "slot 3] = 3: this model has experts 0..2",
-        ),
-        ({"placement": {"physical_to_logical_map": [[0, 1, 2, 0]], "epochs": 1}}, "unknown field 'epochs'"),
-        ({"rank_speeds": [1, 0.5]}, "belongs to a placement"),
-        ({"placement": {"physical_to_logical_map": [[1, 2, 0, 1]]}, "rank_speeds": [1]}, "a list of 2 numbers"),
-        ({"placement": {"physical_to_logical_map": [[1, 2, 0, 1]]}, "rank_speeds": [1, 0]}, "rank_speeds[rank 1] = 0"),
-        ({**ROW, "rank_speeds": [1, 10**400]}, "rank_speeds[rank 1] = 1000"),
-        ({"max_moves_per_layer": 10**4000}, "max_moves_per_layer=1000"),
-        ({**ROW, "slot_weight": [[1, 1, 1, 10**400]]}, "slot_weight must be equally long lists of numbers"),
-        ({**ROW, "slot_weight": [["1", "0.5", "1", "0.5"]]}, "slot_weight must be equally long lists of numbers"),
-        ({**ROW, "slot_weight": [[True, True, True, False]]}, "slot_weight must be equally long lists of numbers"),
-        ({**ROW, "epoch": True}, "epoch=True: must be an integer"),
-        ({**ROW, "max_moves_per_layer": 1}, "a posted placement is reached in full"),
-        ({**ROW, "placement": ROW}, "placement and physical_to_logical_map"),
-        ([], "must be a JSON object, not list"),
-        (b'{"dry_run": true, "dry_run": false}', "twice in one object"),
-        (b'{"mode": "\xff"}', "the body is not JSON"),
-        (b'{"a":' * 100_000, "nested too deeply"),
-    ],
-)
-def test_what_cannot_be_asked_is_named(body, words):
-    with pytest.raises(ApiError) as caught:
-        parse_rebalance(body if isinstance(body, bytes) else json.dumps(body).encode(), CURRENT)
-    assert caught.value.status == 400 and words in caught.value.message
 
 
 def snapshot(step: int) -> ServerSnapshot:
@@ -107,9 +45,15 @@ def rebalancer_of(
         for _ in infos
     ]
     pool = SimpleNamespace(
-        infos=infos, stats=stats, state="serving", num_ranks=len(rows), ranks={}, check_open=lambda: None,
-        ask_routing=ask_routing, migrate=migrate,
-    )  # fmt: skip
+        infos=infos,
+        stats=stats,
+        state="serving",
+        num_ranks=len(rows),
+        ranks={},
+        check_open=lambda: None,
+        ask_routing=ask_routing,
+        migrate=migrate,
+    )
     options = parse_options(["--model", str(MODEL), "--rebalance", "auto"])
     return Rebalancer(options, pool, lambda: np.ones(len(rows)))  # type: ignore[arg-type]
 
@@ -244,20 +188,3 @@ def test_new_speeds_for_the_placement_that_serves_reach_the_ranks_that_split_by_
         after = placement_after(CURRENT, job, 1, CURRENT)
         np.testing.assert_array_equal(after.physical_to_logical_map, CURRENT.physical_to_logical_map)
         np.testing.assert_array_equal(after.weight_LP, CURRENT.weight_LP)
-
-
-def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
-    """Rolled back in its second round: the first layer is there, the second half way, the third as it was."""
-    row, half, new = (0, 1, 0, 2), (1, 1, 0, 2), (1, 0, 0, 2)
-    before = Placement(np.array([row] * 3), num_gpus=2, slot_weight=np.array([[0.9, 1, 0.1, 1]] * 3))
-    target = Placement(np.array([new] * 3), num_gpus=2)
-    rounds = (Round({0: new, 1: half}, ()), Round({1: new, 2: new}, ()))
-    job = MigrationJob(1, 0, rounds, {layer: (1, 0.7, 0.3, 1) for layer in range(3)})
-    for rounds_done, rows, weights in (
-        (0, [row, row, row], [[0.9, 1, 0.1, 1]] * 3),
-        (1, [new, half, row], [[1, 0.7, 0.3, 1], [0.5, 0.5, 1, 1], [0.9, 1, 0.1, 1]]),
-        (2, [new, new, new], [[1, 0.7, 0.3, 1]] * 3),
-    ):
-        after = placement_after(before, job, rounds_done, target)
-        assert after.physical_to_logical_map.tolist() == list(map(list, rows)) and after.epoch == rounds_done
-        np.testing.assert_allclose(after.weight_LP, weights)

@@ -1,0 +1,99 @@
+"""A sequence's text: stop strings wherever tokens fall, ending tokens left out, why the sequence ended."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eprt.engine.outputs import TokenOutput
+from eprt.engine.sequence_text import SequenceText, StoppableText, overlap
+
+
+class _Letters:
+    """A detokenizer whose token i is the i-th character of a text, so that stop strings meet every token boundary."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def add_token(self, token_id: int) -> str:
+        return self._text[token_id]
+
+    def finish(self) -> str:
+        return ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text("ab", max_size=24), stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), data=st.data()
+)
+def test_stop_strings_cut_at_the_first_completed_match_however_tokens_fall(text, stop, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    incremental, shown = StoppableText(_Letters(text), tuple(stop)), ""
+    for begin, end in zip([0, *cuts], [*cuts, len(text)]):
+        shown += incremental.add_tokens(list(range(begin, end)))
+        assert not any(s in shown for s in stop)
+    shown += incremental.finish()
+    hits = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    assert shown == (text[: min(hits)[1]] if hits else text)
+    assert incremental.stopped == bool(hits)
+
+
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back():
+    incremental = StoppableText(_Letters("xEyEN!"), ("END",))
+    assert [incremental.add_tokens([i]) for i in range(6)] == ["x", "", "Ey", "", "", "EN!"]
+
+
+def test_the_overlap_is_shorter_than_the_stop_string():
+    assert [overlap(text, "aba") for text in ("", "a", "xab", "aba", "abab", "xyz")] == [0, 1, 2, 1, 2, 0]
+
+
+def outputs(token_ids: list[int], finish_reason: str | None) -> list[TokenOutput]:
+    *first, last = token_ids
+    return [*(TokenOutput("r", token) for token in first), TokenOutput("r", last, finish_reason=finish_reason)]
+
+
+def read(text: SequenceText, outputs: list[TokenOutput]) -> str:
+    shown = ""
+    for output in outputs:
+        assert text.finish_reason is None
+        shown += text.add_output(output)
+    return shown
+
+
+@pytest.mark.parametrize("reason", ["length", "abort"])
+def test_the_last_token_is_text_unless_it_ended_the_sequence(byte_level, reason):
+    ids = byte_level.encode("quick fox", add_special_tokens=False)
+    whole, without_last = byte_level.decode(ids), byte_level.decode(ids[:-1])
+    for finish_reason, wanted in ((reason, whole), ("stop", without_last)):
+        text = SequenceText(byte_level, ())
+        assert read(text, outputs(ids, finish_reason)) == wanted and text.finish_reason == finish_reason
+        assert text.num_decoded == len(wanted) and text.is_decoded
+
+
+def test_an_output_without_a_token_ends_the_sequence(byte_level):
+    text = SequenceText(byte_level, ("fox jumps",))
+    ids = byte_level.encode("a fox", add_special_tokens=False)
+    ended = [*(TokenOutput("r", token) for token in ids), TokenOutput("r", -1, finish_reason="abort")]
+    assert read(text, ended) == "a fox", "what was held back is shown at the end"
+    assert text.finish_reason == "abort"
+
+
+def test_a_stop_string_ends_the_sequence_before_the_engine_does(byte_level):
+    ids = byte_level.encode("one fox two fox", add_special_tokens=False)
+    text, shown = SequenceText(byte_level, ("x tw",)), ""
+    for token in ids:
+        shown += text.add_output(TokenOutput("r", token))
+        if text.finish_reason:
+            break
+    assert (shown, text.finish_reason) == ("one fo", "stop")
+
+
+def test_a_stop_string_that_the_last_token_completes_is_the_reason(byte_level):
+    ids = byte_level.encode("one fox", add_special_tokens=False)
+    text = SequenceText(byte_level, ("fox",))
+    assert read(text, outputs(ids, "length")) == "one " and text.finish_reason == "stop"
+
+
+def test_without_a_tokenizer_the_text_is_empty_and_the_reason_known():
+    text = SequenceText(None, ())
+    assert read(text, outputs([5, 6], "length")) == "" and text.finish_reason == "length"
+    assert text.num_decoded == 0 and not text.is_decoded

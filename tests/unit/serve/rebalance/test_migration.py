@@ -1,0 +1,25 @@
+"""The placement that serves after a part of a migration."""
+
+import numpy as np
+from eprt.balancer import Placement
+from eprt.balancer.migration import Round
+
+from eprt.ep.migration.job import Job
+from eprt.serve.rebalance.migration import placement_after
+
+
+def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
+    """Rolled back in its second round: the first layer is there, the second half way, the third as it was."""
+    row, half, new = (0, 1, 0, 2), (1, 1, 0, 2), (1, 0, 0, 2)
+    before = Placement(np.array([row] * 3), num_gpus=2, slot_weight=np.array([[0.9, 1, 0.1, 1]] * 3))
+    target = Placement(np.array([new] * 3), num_gpus=2)
+    rounds = (Round({0: new, 1: half}, ()), Round({1: new, 2: new}, ()))
+    job = Job(1, 0, rounds, {layer: (1, 0.7, 0.3, 1) for layer in range(3)})
+    for rounds_done, rows, weights in (
+        (0, [row, row, row], [[0.9, 1, 0.1, 1]] * 3),
+        (1, [new, half, row], [[1, 0.7, 0.3, 1], [0.5, 0.5, 1, 1], [0.9, 1, 0.1, 1]]),
+        (2, [new, new, new], [[1, 0.7, 0.3, 1]] * 3),
+    ):
+        after = placement_after(before, job, rounds_done, target)
+        assert after.physical_to_logical_map.tolist() == list(map(list, rows)) and after.epoch == rounds_done
+        np.testing.assert_allclose(after.weight_LP, weights)
