@@ -15,8 +15,14 @@ WAITS = ("--body-timeout", "3", "--diagnose-window", "1")
 
 
 # An answer in which every token counts: what moving experts must not change.
-COUNTING = {"model": "demo", "prompt": "Count from 3 to 60.", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
-            "return_token_ids": True}  # fmt: skip
+COUNTING = {
+    "model": "demo",
+    "prompt": "Count from 3 to 60.",
+    "max_tokens": 60,
+    "temperature": 0,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
 
 
 def token_ids(http: httpx.Client) -> list[int]:

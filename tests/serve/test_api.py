@@ -16,9 +16,16 @@ GREEDY = {"temperature": 0}
 SUM = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], **GREEDY}
 # Lets the demo model go on for as long as it is asked to.
 ENDLESS = {"prompt": "Tell me", "ignore_eos": True, **GREEDY}
-WEATHER = [{"type": "function", "function": {
-    "name": "get_weather", "description": "Current weather of a city",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]  # fmt: skip
+WEATHER = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Current weather of a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +229,15 @@ def test_logit_bias_and_penalties_reach_the_sampler(http):
     ]
     assert ids == [37] * 4
     ids = complete(
-        http, max_tokens=4, return_token_ids=True, logit_bias={"37": 5, "38": 5}, presence_penalty=2.0,
-        frequency_penalty=2.0, repetition_penalty=2.0, **ENDLESS,
-    )["choices"][0]["token_ids"]  # fmt: skip
+        http,
+        max_tokens=4,
+        return_token_ids=True,
+        logit_bias={"37": 5, "38": 5},
+        presence_penalty=2.0,
+        frequency_penalty=2.0,
+        repetition_penalty=2.0,
+        **ENDLESS,
+    )["choices"][0]["token_ids"]
     assert len(set(ids)) > 1
 
 
@@ -258,8 +271,14 @@ def test_refusals(http):
         http, "/v1/completions", {"prompt": "x", "max_tokens": 2050}, 400, "context_length_exceeded", "max_tokens"
     )
     assert "2048" in asks["message"] and "2050" in asks["message"]
-    long = refuse(http, "/v1/chat/completions", {"messages": [{"role": "user", "content": "lime wolf " * 3000}]}, 400,
-                  "context_length_exceeded", "messages")  # fmt: skip
+    long = refuse(
+        http,
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "lime wolf " * 3000}]},
+        400,
+        "context_length_exceeded",
+        "messages",
+    )
     assert "2048" in long["message"]
     for body, param in [({"max_tokens": 5}, "prompt"), ({}, "prompt")]:
         refuse(http, "/v1/completions", {"prompt": [1] * 2060, **body}, 400, "context_length_exceeded", param)
@@ -270,8 +289,14 @@ def test_refusals(http):
     refuse(http, "/v1/completions", {"prompt": ["x"] * 97}, 400, "invalid_value", "prompt")
     refuse(http, "/v1/completions", {"prompt": "x", "foo": 1}, 400, "unsupported_parameter", "foo")
     refuse(http, "/v1/completions", {"max_tokens": 1}, 400, "missing_required_parameter", "prompt")
-    refuse(http, "/v1/chat/completions", {**SUM, "chat_template_kwargs": {"messages": []}}, 400, "invalid_value",
-           "chat_template_kwargs")  # fmt: skip
+    refuse(
+        http,
+        "/v1/chat/completions",
+        {**SUM, "chat_template_kwargs": {"messages": []}},
+        400,
+        "invalid_value",
+        "chat_template_kwargs",
+    )
     refuse(http, "/v1/completions", b"{]", 400, "invalid_json")
     refuse(http, "/v1/completions", b'{"prompt": "' + b"x" * (9 << 20) + b'"}', 413, "body_too_large")
     refuse(http, "/v1/completions", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model")
@@ -428,10 +453,14 @@ def test_health(http):
 
 def test_garbage_on_the_socket_does_no_harm(http, server):
     host, port = server.url.removeprefix("http://").split(":")
-    for garbage in (b"\x00\xff" * 500, b"GET", b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
-                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
-                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n{}",
-                    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n"):  # fmt: skip
+    for garbage in (
+        b"\x00\xff" * 500,
+        b"GET",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n{}",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+    ):
         with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)

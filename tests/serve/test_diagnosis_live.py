@@ -53,8 +53,17 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory) -> Iterator[Watched]:
     log_dir = tmp_path_factory.mktemp("diagnose")
-    arguments = ("--num-redundant-experts", "4", "--diagnose-window", "1", "--diagnose-dir", str(log_dir),
-                 "--load-window", "1", "--rebalance-slow-ranks")  # fmt: skip
+    arguments = (
+        "--num-redundant-experts",
+        "4",
+        "--diagnose-window",
+        "1",
+        "--diagnose-dir",
+        str(log_dir),
+        "--load-window",
+        "1",
+        "--rebalance-slow-ranks",
+    )
     done = threading.Event()
     with contextlib.ExitStack() as stack:
         server = RunningServer(MODEL, 4, *arguments)
@@ -129,8 +138,10 @@ def test_experts_that_move_are_in_the_log_and_on_the_page(watched, open_page):  
     page.wait_for_selector(".moves tbody tr")
     shown = {tuple(row.split()) for row in page.locator(".moves tbody tr").all_inner_texts()}
     first = moves["moves"][0]
-    assert any(row[2:] == (str(first["rank"]), "/", str(first["slot"]), str(first["before"]), "→", str(first["after"]))
-               for row in shown), shown  # fmt: skip
+    assert any(
+        row[2:] == (str(first["rank"]), "/", str(first["slot"]), str(first["before"]), "→", str(first["after"]))
+        for row in shown
+    ), shown
     assert f"placement epoch {after['epoch']}" in page.locator("#experts-hint").inner_text()
     colours = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
     for canvas in ("#expert-load", "#placement"):

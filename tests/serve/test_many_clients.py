@@ -36,10 +36,28 @@ def test_soak(server):
 def test_locust(server, tmp_path: Path):
     (tmp_path / "locustfile.py").write_text(_LOCUSTFILE)
     done = subprocess.run(
-        [sys.executable, "-m", "locust", "--headless", "-f", str(tmp_path / "locustfile.py"), "--host", server.url,
-         "--users", "6", "--spawn-rate", "6", "--run-time", "4s", "--only-summary"],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "locust",
+            "--headless",
+            "-f",
+            str(tmp_path / "locustfile.py"),
+            "--host",
+            server.url,
+            "--users",
+            "6",
+            "--spawn-rate",
+            "6",
+            "--run-time",
+            "4s",
+            "--only-summary",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr  # locust exits 1 when a request failed
     assert "Aggregated" in done.stderr + done.stdout
 

@@ -41,8 +41,12 @@ def test_every_command_explains_itself(words, capsys):
 
 def test_flags_and_small_tools_do_not_load_torch():
     code = "import sys; from eprt import cli; cli.main({!r}); sys.exit('torch' in sys.modules)"
-    for arguments in (["balance", "plan", "--load", "x.npz", "--num-gpus", "1"], ["diagnose", "."], ["bench", "--list"],
-                      ["env", "--variables"]):  # fmt: skip
+    for arguments in (
+        ["balance", "plan", "--load", "x.npz", "--num-gpus", "1"],
+        ["diagnose", "."],
+        ["bench", "--list"],
+        ["env", "--variables"],
+    ):
         done = subprocess.run([sys.executable, "-c", code.format(arguments)], cwd=ROOT, check=False, timeout=60)
         assert done.returncode == 0, arguments
 

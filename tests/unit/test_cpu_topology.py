@@ -22,9 +22,9 @@ def test_reads_nodes_siblings_and_offline_cpus(tmp_path):
     write(tmp_path, **files)
     topology = read_topology(tmp_path / "sys", tmp_path / "proc")
     assert topology.cpus == tuple(
-        Cpu(node, core, cpu) for node, core, cpu in
-        [(0, 0, 0), (0, 0, 4), (0, 1, 1), (0, 1, 5), (1, 2, 2), (1, 2, 6), (1, 7, 7)]
-    )  # fmt: skip
+        Cpu(node, core, cpu)
+        for node, core, cpu in [(0, 0, 0), (0, 0, 4), (0, 1, 1), (0, 1, 5), (1, 2, 2), (1, 2, 6), (1, 7, 7)]
+    )
     assert spans(shares(topology, 4, "core")) == ["0,4", "1,5", "2,6", "7"], "3 is offline"
 
 
@@ -35,11 +35,23 @@ def test_a_machine_that_tells_nothing_is_one_node(tmp_path):
 
 
 def test_cgroup_quota_takes_the_tightest_parent(tmp_path):
-    write(tmp_path, **{"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "250000 100000",
-                       "sys/fs/cgroup/a/b/cpu.max": "max 100000"})  # fmt: skip
+    write(
+        tmp_path,
+        **{
+            "proc/self/cgroup": "0::/a/b",
+            "sys/fs/cgroup/a/cpu.max": "250000 100000",
+            "sys/fs/cgroup/a/b/cpu.max": "max 100000",
+        },
+    )
     assert cgroup_quota(tmp_path / "sys", tmp_path / "proc") == 2.5
-    write(tmp_path, **{"v1proc/self/cgroup": "4:cpu,cpuacct:/gone", "v1/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
-                       "v1/fs/cgroup/cpu/cpu.cfs_period_us": "100000"})  # fmt: skip
+    write(
+        tmp_path,
+        **{
+            "v1proc/self/cgroup": "4:cpu,cpuacct:/gone",
+            "v1/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
+            "v1/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+        },
+    )
     assert cgroup_quota(tmp_path / "v1", tmp_path / "v1proc") == 1.5
     write(tmp_path, **{"v1/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"})
     assert cgroup_quota(tmp_path / "v1", tmp_path / "v1proc") is None

@@ -42,9 +42,23 @@ def test_flags_that_cannot_be_are_refused(flags, error):
 
 def test_flags_reach_the_engine():
     engine = parse_options(
-        ["--model", str(MODEL), "--device", "cuda", "--load-format", "dummy", "--num-hidden-layers", "3", "--no-graphs",
-         "--low-latency-max-tokens", "128", "--rebalance", "auto", "--exact-combine"]
-    ).engine  # fmt: skip
+        [
+            "--model",
+            str(MODEL),
+            "--device",
+            "cuda",
+            "--load-format",
+            "dummy",
+            "--num-hidden-layers",
+            "3",
+            "--no-graphs",
+            "--low-latency-max-tokens",
+            "128",
+            "--rebalance",
+            "auto",
+            "--exact-combine",
+        ]
+    ).engine
     assert engine.exact_combine and engine.spare_experts == EngineConfig.spare_experts
     assert (engine.device, engine.load_format, engine.num_hidden_layers) == ("cuda", "dummy", 3)
     assert engine.graph_sizes == () and engine.low_latency_max_tokens == 128

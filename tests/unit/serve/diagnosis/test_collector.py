@@ -2,7 +2,7 @@
 
 from eprt.serve.diagnosis.collector import Collector
 from eprt.serve.ranks.messages import WaitTotals
-from tests.unit.serve.diagnosis.cases import INFO, N
+from tests.unit.serve.diagnosis.cases import INFO, N, totals
 
 
 def test_a_window_of_a_few_calls_goes_on():
@@ -17,3 +17,28 @@ def test_a_window_of_a_few_calls_goes_on():
     last = collector.close_window(few(20), is_last=True)
     assert last is not None and [(r.window, r.num_calls) for r in last.records] == [(1, 2)] * N
     assert last.records[0].t_start == both.records[0].t_end
+
+
+def test_a_window_has_what_was_added_since_the_one_before():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers, first_window=7, since_s=1.0)
+    windows = [collector.close_window(totals(window)) for window in (1, 3)]
+    assert [window.records[0].window for window in windows if window] == [7, 8]
+    first, second = (window.records[2] for window in windows if window)
+    assert (first.num_calls, second.num_calls) == (100, 200) and first.t_start == 1.0
+    assert second.t_start == first.t_end and second.recv_tokens == (100,) * N
+    assert second.experts is not None and second.experts.rows == ((200, 202), (202, 204))
+    assert second.experts.expert_of_slot == ((4, 5), (4, 5)) and second.experts.epoch == 1
+
+
+def test_a_clock_that_was_set_back_ends_no_window_before_its_begin():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers, since_s=1e12)
+    window = collector.close_window(totals(1))
+    assert window is not None and all(record.t_start == record.t_end for record in window.records)
+
+
+def test_ranks_without_calls_are_silent_only_where_others_made_some():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers)
+    nobody = collector.close_window(totals(0))
+    assert nobody is not None and nobody.records == nobody.silent == ()
+    some = collector.close_window({rank: total for rank, total in totals(1).items() if rank != 3})
+    assert some is not None and some.silent == (3,) and len(some.records) == N - 1

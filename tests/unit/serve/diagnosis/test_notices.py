@@ -24,3 +24,15 @@ def test_what_began_in_the_newest_window_is_not_told_yet():
     assert ["rank 2 waits for rank 5" in line for line in notices.finding_lines([link], 8)] == [True]
     stopped = finding("column", 8, 8, rank=4)
     assert ["rank 4" in line for line in notices.finding_lines([link, stopped], 9)] == [True]
+
+
+def test_a_silence_is_told_when_it_begins_and_when_it_is_over():
+    notices = Notices()
+    assert list(notices.silence_lines([])) == []
+    (line,) = notices.silence_lines([4, 2])
+    assert line.startswith("ranks 2, 4 silent: no call in this window")
+    assert list(notices.silence_lines([2, 4])) == []
+    assert list(notices.silence_lines([4, 5])) == [
+        "rank 5 silent: no call in this window while others made some; late, stopped or gone",
+        "rank 2 no longer silent",
+    ]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -11,9 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eprt.serve.options import OptionError
 from eprt.serve.ranks import launch
-from eprt.serve.ranks.channel import bind_http
 
 # Starts two "ranks" and waits for them; blocks what it could be told to stop with. A rank drains on SIGUSR1, at once on
 # the second, or not at all.
@@ -51,9 +48,15 @@ def kept_signals():
 
 
 def run(
-    folder: Path, monkeypatch, *, signals: int, sent: int, drain_timeout_s: float = 30.0, late: bool = False,
+    folder: Path,
+    monkeypatch,
+    *,
+    signals: int,
+    sent: int,
+    drain_timeout_s: float = 30.0,
+    late: bool = False,
     deaf: bool = True,
-) -> int:  # fmt: skip
+) -> int:
     """Exit status of the launcher when ranks leave at the signals-th signal and `sent` are sent.
 
     late: the ranks are started only when mpirun has a signal. deaf: mpirun does not die of it.
@@ -111,14 +114,3 @@ def test_ranks_that_come_after_the_signal_are_told(tmp_path, monkeypatch, kept_s
 
 def test_an_mpirun_so_young_that_it_dies_of_the_signal_was_told_to_stop(tmp_path, monkeypatch, kept_signals):
     assert run(tmp_path, monkeypatch, signals=1, sent=1, late=True, deaf=False) == 0
-
-
-def test_an_address_that_is_taken_is_said_once_with_a_remedy():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(OptionError) as error:
-            bind_http("127.0.0.1", port)
-    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; --port takes another, 0 any free one"
-    assert str(error.value) == told
-    with pytest.raises(OptionError, match=r"cannot listen on no\.such\.host\.invalid:0: [^;]+$"):
-        bind_http("no.such.host.invalid", 0)

@@ -1,28 +1,125 @@
-"""What a rank's loop owes to signals, which come between any two of its instructions."""
+"""A rank's loop: messages, reports, signals between any two instructions, and errors told in one line."""
 
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from eprt.serve.ranks.messages import Drain
-from eprt.serve.ranks.worker import Worker, _describe
+from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
+from eprt.engine.sampling_params import SamplingParams
+from eprt.ep.migration.job import Job
+from eprt.serve.ranks import worker
+from eprt.serve.ranks.messages import (
+    AbortRequest,
+    AddRequest,
+    AskRouting,
+    BrokenInvariant,
+    CancelMigration,
+    Migrate,
+    RoutingReply,
+    StepReport,
+    Stop,
+    Wake,
+)
+from eprt.serve.ranks.worker import Worker, _describe, _fatal
 
 
 class _Channel:
-    def __init__(self):
-        self.stop_reasons: list[str] = ["SIGTERM"]
-        self.sent: list[Drain] = []
+    """Gives each batch of messages in turn; keeps what is sent."""
 
-    def send(self, message: Drain) -> None:
+    def __init__(self, *batches: list, stop_reasons: tuple[str, ...] = ()):
+        self.batches, self.stop_reasons = list(batches), list(stop_reasons)
+        self.sent: list = []
+
+    def receive(self, timeout_s: float | None) -> list:
+        return self.batches.pop(0) if self.batches else []
+
+    def send(self, message) -> None:
         self.sent.append(message)
+
+
+class _Engine:
+    """Gives each result in turn, then idles; knows the numbers that its steps were called with."""
+
+    def __init__(self, *results: StepResult):
+        self.results, self.seen, self.added, self.aborted = list(results), [], [], []
+        self.model = SimpleNamespace(ep={})
+        self.migrator = Mock(active=False)
+        self.recorder = SimpleNamespace(
+            sample=lambda: np.array([[[1], [2]]], np.int8), sample_steps=lambda: np.array([5, 6])
+        )
+
+    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx) -> None:
+        if not prompt_token_ids:
+            raise ValueError("the prompt is empty")
+        self.added.append((request_id, sample_idx))
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def step(self, seen_seq: int) -> StepResult:
+        self.seen.append(seen_seq)
+        return self.results.pop(0) if self.results else StepResult([], all_idle=True)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, len(self.seen), *[0] * 8, 0.0)
+
+    def check_integrity(self) -> None:
+        raise RuntimeError("page 7 has no owner")
+
+
+def run(channel: _Channel, engine: _Engine) -> None:
+    Worker(engine, channel, window_s=1).run()  # type: ignore[arg-type]
+
+
+def test_messages_reach_the_engine_and_outputs_the_frontend():
+    output, job = TokenOutput("1", 7), Job(4, 0, (), {}, (), timeout_s=1.0)
+    channel = _Channel(
+        [AddRequest(1, "1", [5], SamplingParams(), 2), Wake(2)],
+        [AbortRequest("1"), CancelMigration(4), AskRouting()],
+        [Migrate(3, job)],
+        [Stop(4)],
+    )
+    engine = _Engine(StepResult([output], all_idle=False), StepResult([], all_idle=False))
+    run(channel, engine)
+    assert engine.added == [("1", 2)] and engine.aborted == ["1"] and engine.seen == [2, 3, 4]
+    engine.migrator.offer.assert_called_once_with(job)
+    engine.migrator.cancel.assert_called_once_with(4)
+    replies = [message for message in channel.sent if isinstance(message, RoutingReply)]
+    assert replies == [RoutingReply((1, 2, 1), 1, bytes([1, 2]), np.array([5, 6]).tobytes())]
+    reports = [message for message in channel.sent if isinstance(message, StepReport)]
+    assert reports[0].outputs == [output] and reports[0].stats is not None, "the first step reports its statistics"
+    assert reports[-1].outputs == [] and reports[-1].stats is not None, "an idle rank reports its statistics"
+
+
+def test_a_request_that_the_engine_refuses_ends_with_the_reason():
+    channel = _Channel([AddRequest(1, "1", [], SamplingParams())], [Stop(2)])
+    run(channel, _Engine(StepResult([], all_idle=False)))
+    (refused,) = channel.sent[0].outputs
+    assert (refused.finish_reason, refused.error, refused.token_id) == ("abort", "the prompt is empty", -1)
+
+
+def test_a_rank_sleeps_until_a_number_and_checks_itself_once_it_is_quiet():
+    engine = _Engine()
+    channel = _Channel([AbortRequest("old")], [], [Wake(1)], [], [Stop(2)])
+    run(channel, engine)
+    assert engine.seen == [1, 2] and engine.aborted == ["old"], "an abort wakes nobody into a step"
+    assert channel.sent[0] == BrokenInvariant("page 7 has no owner")
+
+
+def test_a_rank_that_was_told_to_stop_leaves_when_all_are_idle():
+    engine = _Engine(*[StepResult([], all_idle=False)] * 3)
+    run(_Channel([Stop(1)]), engine)
+    assert engine.seen == [1] * 4
 
 
 def _told_with_a_signal_at(instruction: int) -> tuple[list[str], bool]:
     """What the frontend hears of in two rounds, and whether the second signal came in the first of them."""
-    channel = _Channel()
-    worker = Worker(engine=None, channel=channel, window_s=1)  # type: ignore[arg-type]
+    channel = _Channel(stop_reasons=("SIGTERM",))
+    loop = Worker(engine=None, channel=channel, window_s=1)  # type: ignore[arg-type]
     left = instruction
 
     def trace(frame, event, _):
@@ -39,10 +136,10 @@ def _told_with_a_signal_at(instruction: int) -> tuple[list[str], bool]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        worker._handle_messages([])
+        loop._handle_messages([])
     finally:
         sys.settrace(before)
-    worker._handle_messages([])
+    loop._handle_messages([])
     return [message.reason for message in channel.sent], left <= 0
 
 
@@ -66,3 +163,25 @@ def test_memory_that_is_not_there_is_one_line_with_the_flags(take):
     assert _describe(MemoryError("lower --kv-cache-gb")) == "lower --kv-cache-gb"
     assert _describe(torch.OutOfMemoryError("CUDA out of memory. Tried")).startswith("CUDA out of memory. Tried; take")
     assert "RuntimeError: a defect" in _describe(RuntimeError("a defect"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_faults_on_purpose_reach_recorded_steps(rank):
+    """A replayed graph calls no backend: with faults, steps are launched anew, on all ranks alike."""
+    group, backend = SimpleNamespace(rank=rank, size=2), SimpleNamespace()
+    engine = SimpleNamespace(
+        group=group,
+        model=SimpleNamespace(ep={"low_latency": backend}),
+        runner=SimpleNamespace(graphs="recorded"),
+        drafter=SimpleNamespace(graphs="recorded"),
+    )
+    with worker.inject(["late-compute:0:2ms"], engine):
+        assert (engine.model.ep["low_latency"] is backend) == (rank == 1)
+    assert engine.runner.graphs is None and engine.drafter.graphs is None
+
+
+def test_a_rank_that_died_is_named_by_who_noticed():
+    from eprt.ep.api import EPError, RankLostError
+
+    assert _fatal(RankLostError(0, 4, 2, "dispatch")).lost_rank == 2
+    assert _fatal(EPError("no memory")).lost_rank is None and _fatal(ValueError("x")).message == "x"

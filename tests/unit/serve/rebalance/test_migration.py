@@ -2,10 +2,11 @@
 
 import numpy as np
 from eprt.balancer import Placement
+from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.migration import Round
 
 from eprt.ep.migration.job import Job
-from eprt.serve.rebalance.migration import placement_after
+from eprt.serve.rebalance.migration import placement_after, with_a_commit
 
 
 def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
@@ -23,3 +24,16 @@ def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
         after = placement_after(before, job, rounds_done, target)
         assert after.physical_to_logical_map.tolist() == list(map(list, rows)) and after.epoch == rounds_done
         np.testing.assert_allclose(after.weight_LP, weights)
+
+
+def test_a_plan_without_rounds_gets_a_commit_that_moves_nothing():
+    serves = Placement(np.array([[0, 1, 2, 0], [2, 1, 0, 2]]), num_gpus=2)
+    answer = solve(PlanRequest(serves, serves))
+    assert not answer.rounds
+    committed = with_a_commit(answer, serves)
+    job = Job(1, 0, committed.rounds, committed.weights)
+    assert len(job.rounds) == 1 and not job.rounds[0].waves
+    after = placement_after(serves, job, 1, serves)
+    assert after.epoch == 1
+    np.testing.assert_array_equal(after.physical_to_logical_map, serves.physical_to_logical_map)
+    np.testing.assert_array_equal(after.weight_LP, serves.weight_LP)

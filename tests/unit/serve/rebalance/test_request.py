@@ -2,15 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
-from eprt.balancer import Placement
 
 from eprt.serve.errors import ApiError
 from eprt.serve.rebalance.request import RebalanceRequest, parse_rebalance
-
-CURRENT = Placement(np.array([[0, 1, 2, 0]]), num_gpus=2)
-
+from tests.unit.serve.rebalance.cases import CURRENT
 
 ROW = {"physical_to_logical_map": [[1, 2, 0, 2]]}
 

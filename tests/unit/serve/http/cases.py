@@ -1,0 +1,34 @@
+"""Requests as Starlette has them, without a connection."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+BODY = json.dumps({"prompt": "x" * 30_000}).encode()
+
+
+def make_request(
+    gone: bool = False,
+    pieces: tuple[bytes, ...] = (BODY,),
+    length: int | None = None,
+    encoding: bytes | None = None,
+    ends: bool = True,
+) -> Request:
+    """gone: its client has left by the time it is read. pieces: of its body, which may not be all. length: as told in
+    the head."""
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": i > 0 or not ends} for i, piece in enumerate(pieces[::-1])
+    ]
+    headers = [] if length is None else [(b"content-length", b"%d" % length)]
+    headers += [] if encoding is None else [(b"content-encoding", encoding)]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        if not gone:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "headers": headers, "eprt.request_id": "r"}, receive)

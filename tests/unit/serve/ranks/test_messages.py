@@ -1,0 +1,73 @@
+"""Messages: every one comes out as it went in, wherever the bytes are cut; bytes that are no message are refused."""
+
+import random
+
+import msgspec
+import pytest
+
+from eprt.engine.outputs import EngineStats, TokenOutput
+from eprt.engine.sampling_params import SamplingParams
+from eprt.ep.migration.job import Job
+from eprt.serve.ranks import messages
+from eprt.serve.ranks.messages import ToFrontend, ToRank, Unpacker, WaitTotals, pack
+
+INFO = messages.EngineInfo(
+    vocab_size=9,
+    max_model_len=8,
+    kv_tokens=64,
+    node_of_rank=(0, 0),
+    num_experts=4,
+    moe_layers=(1,),
+    expert_of_slot=[[0, 1]],
+)
+STATS = EngineStats(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5, expert_tokens=b"ab", slot_tokens=[7])
+TO_RANK = [
+    messages.AddRequest(1, "1", [1, 2], SamplingParams(stop=("x",), logit_bias={3: 1.0}), 1),
+    messages.Wake(2),
+    messages.AbortRequest("1"),
+    messages.Migrate(3, Job(1, 0, (), {}, (), timeout_s=1.0)),
+    messages.CancelMigration(1),
+    messages.AskRouting(),
+    messages.Stop(4),
+]
+TO_FRONTEND = [
+    messages.Hello("secret", 1, 4711, "host"),
+    messages.Ready(INFO),
+    messages.StepReport([TokenOutput("1", 5, -0.5, ((5, -0.5),), "stop", ((-1.0, ()),), 2)], STATS),
+    messages.StepReport(
+        [], STATS, WaitTotals(1, [0.0], [0.0], [1], [1], 2.0, messages.SlotTotals(0, [[0]], [[5]]), 0.5)
+    ),
+    messages.RoutingReply((1, 2, 1), 1, b"ab", b"12345678"),
+    messages.Drain("SIGTERM"),
+    messages.BrokenInvariant("a page"),
+    messages.Fatal("a NaN", 1),
+    messages.Bye(),
+]
+
+
+def test_every_message_is_tried():
+    assert {type(message) for message in TO_RANK} == set(ToRank.__args__)
+    assert {type(message) for message in TO_FRONTEND} == set(ToFrontend.__args__)
+
+
+@pytest.mark.parametrize(
+    "kind, sent", [(ToRank, TO_RANK), (ToFrontend, TO_FRONTEND)], ids=["to a rank", "to the frontend"]
+)
+def test_messages_come_out_whole_however_the_bytes_are_cut(kind, sent):
+    draw, data = random.Random(0), b"".join(map(pack, sent))
+    for _ in range(30):
+        cuts = sorted(draw.randrange(len(data) + 1) for _ in range(draw.randrange(12)))
+        unpacker, received = Unpacker(kind), []
+        for begin, end in zip([0, *cuts], [*cuts, len(data)]):
+            received += unpacker.add_bytes(data[begin:end])
+        assert list(map(msgspec.to_builtins, received)) == list(map(msgspec.to_builtins, sent))
+
+
+def test_a_message_of_the_other_direction_is_refused():
+    with pytest.raises(ValueError, match="Invalid value"):
+        Unpacker(ToRank).add_bytes(pack(messages.Bye()))
+
+
+def test_bytes_that_are_no_message_are_refused():
+    with pytest.raises(ValueError):
+        Unpacker(ToFrontend).add_bytes(b"\x03\x00\x00\x00abc")
