@@ -4,6 +4,7 @@ Loads no torch, so a bad flag shows at once. Knows nothing of what the options d
 """
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from eprt.serve.engine_flags import add_bind_flag, add_engine_flags, add_model_f
 from eprt.serve.options import OptionError, ServeOptions
 
 _INF = float("inf")
+_MB = 1 << 20
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,18 +34,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("model")
     add_model_flag(group)
-    group.add_argument(
-        "--served-model-name", metavar="NAME", help="what clients call it; default: the directory's name"
-    )
+    text = "what clients call it; default: the directory's name"
+    group.add_argument("--served-model-name", dest="model_name", metavar="NAME", help=text)
     add_engine_flags(group, "dtype", "load_format", "num_hidden_layers", "quantization")
-    group.add_argument(
-        "--skip-tokenizer-init", action="store_true", help="serve token ids only; no tokenizer is needed"
-    )
+    text = "serve token ids only; no tokenizer is needed"
+    group.add_argument("--skip-tokenizer-init", action="store_true", help=text)
 
     group = parser.add_argument_group("ranks")
-    group.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="ranks to start with mpirun; not under an mpirun of your own"
-    )
+    text = "ranks to start with mpirun; not under an mpirun of your own"
+    group.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help=text)
     add_engine_flags(group, "device")
     add_bind_flag(group)
     add_engine_flags(group, "ep_payload")
@@ -54,12 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("limits of each rank")
     add_engine_flags(group, "max_model_len", "kv_cache_gb", "kv_cache_dtype", "page_size")
     add_engine_flags(group, "max_num_seqs", "max_queue", "chunk_size")
-    group.add_argument(
-        "--no-prefix-cache",
-        dest="enable_prefix_cache",
-        action="store_false",
-        help="never reuse the KV pages of an equal prompt beginning",
-    )
+    text = "never reuse the KV pages of an equal prompt beginning"
+    group.add_argument("--no-prefix-cache", dest="enable_prefix_cache", action="store_false", help=text)
     add_engine_flags(group, "seed")
 
     add_engine_flags(parser.add_argument_group("drafts"), "num_speculative_tokens", "speculative_acceptance")
@@ -70,49 +65,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_number(group: argparse._ArgumentGroup, flag: str, default: float, unit: str, text: str) -> None:
-    group.add_argument(flag, type=float, default=default, metavar=unit, help=f"{text}, default %(default)g")
+def _add_number(group: argparse._ArgumentGroup, flag: str, name: str, unit: str, text: str, scale: int = 1) -> None:
+    """A flag of the ServeOptions field `name`, which is `scale` times what is given."""
+    default = getattr(ServeOptions, name) / scale
+    text += "" if "default" in text else ", default %(default)g"
+    group.add_argument(flag, dest=name, type=float, default=default, metavar=unit, help=text)
 
 
 def _add_diagnosis(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--diagnose-dir", metavar="DIR", help="write the diagnosis log there, for `eprt diagnose DIR`")
     text = "seconds of one window of the diagnosis"
-    _add_number(group, "--diagnose-window", ServeOptions.diagnose_window_s, "S", text)
+    _add_number(group, "--diagnose-window", "diagnose_window_s", "S", text)
     text = "disk space of the diagnosis log, whose oldest windows are deleted first"
-    _add_number(group, "--diagnose-log-mb", ServeOptions.diagnose_log_bytes / 2**20, "MB", text)
-    group.add_argument(
-        "--inject",
-        action="append",
-        default=[],
-        metavar="FAULT",
-        help="a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated (docs/diagnosis.md)",
-    )
+    _add_number(group, "--diagnose-log-mb", "diagnose_log_bytes", "MB", text, _MB)
+    text = "a fault on purpose, as slow-rank:3:2x or slow-link:2:5:3ms@10-40; may be repeated (docs/diagnosis.md)"
+    group.add_argument("--inject", action="append", default=[], metavar="FAULT", help=text)
 
 
 def _add_expert_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--rebalance",
-        default=ServeOptions.rebalance,
-        metavar="MODE",
-        help="auto: move experts when their load asks for it; dry-run: only log that; off: move as posted (default)",
-    )
-    group.add_argument(
-        "--rebalance-slow-ranks",
-        action="store_true",
-        help="plans give less load to ranks that the diagnosis finds slow",
-    )
-    group.add_argument(
-        "--us-per-crossing",
-        type=float,
-        default=ServeOptions.us_per_crossing,
-        metavar="US",
-        help="us that a rank's network takes for one token to another node and back, default %(default)g; 0: plans "
-        "for balance alone",
-    )
+    text = "auto: move experts when their load asks for it; dry-run: only log that; off: move as posted (default)"
+    group.add_argument("--rebalance", default=ServeOptions.rebalance, metavar="MODE", help=text)
+    text = "plans give less load to ranks that the diagnosis finds slow"
+    group.add_argument("--rebalance-slow-ranks", action="store_true", help=text)
+    text = "us that a rank's network takes for a token to another node and back, default %(default)g; 0: balance alone"
+    _add_number(group, "--us-per-crossing", "us_per_crossing", "US", text)
     add_engine_flags(group, "num_redundant_experts", "spare_experts", "replica_routing", "exact_combine")
-    _add_number(group, "--load-window", ServeOptions.load_window_s, "S", "seconds of one window of expert load")
+    _add_number(group, "--load-window", "load_window_s", "S", "seconds of one window of expert load")
     text = "seconds until a round of a migration is rolled back"
-    _add_number(group, "--migration-timeout", ServeOptions.migration_timeout_s, "S", text)
+    _add_number(group, "--migration-timeout", "migration_timeout_s", "S", text)
 
 
 def _add_graphs(group: argparse._MutuallyExclusiveGroup) -> None:
@@ -133,12 +113,10 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default=ServeOptions.host, help="address to listen on, default %(default)s")
     group.add_argument("--port", type=int, default=ServeOptions.port, help="default %(default)s; 0 picks a free one")
     group.add_argument("--api-key", metavar="KEY", help="require `Authorization: Bearer KEY` on /v1 paths")
-    text = "largest request body (2**20 bytes)"
-    _add_number(group, "--max-body-mb", ServeOptions.max_body_bytes / 2**20, "MB", text)
-    text = "seconds that a request body may take to arrive"
-    _add_number(group, "--body-timeout", ServeOptions.body_timeout_s, "S", text)
+    _add_number(group, "--max-body-mb", "max_body_bytes", "MB", "largest request body (2**20 bytes)", _MB)
+    _add_number(group, "--body-timeout", "body_timeout_s", "S", "seconds that a request body may take to arrive")
     text = "seconds that a stopping server gives running requests to finish"
-    _add_number(group, "--drain-timeout", ServeOptions.drain_timeout_s, "S", text)
+    _add_number(group, "--drain-timeout", "drain_timeout_s", "S", text)
 
 
 def parse_options(argv: list[str]) -> ServeOptions:
@@ -150,38 +128,22 @@ def parse_options(argv: list[str]) -> ServeOptions:
     except ValueError as error:
         raise OptionError(str(error)) from None
     _check_values(args)
-    _check_faults(args.inject, args.ranks)
+    _check_faults(args.inject, args.num_ranks)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
     _check_model_dir(Path(args.model_dir), args.skip_tokenizer_init)
-    return ServeOptions(
-        engine=engine,
-        model_name=args.served_model_name or Path(args.model_dir).resolve().name,
-        host=args.host,
-        port=args.port,
-        bind=args.bind,
-        num_ranks=args.ranks,
-        skip_tokenizer_init=args.skip_tokenizer_init,
-        api_key=args.api_key,
-        drain_timeout_s=args.drain_timeout,
-        diagnose_dir=args.diagnose_dir,
-        diagnose_window_s=args.diagnose_window,
-        diagnose_log_bytes=int(args.diagnose_log_mb * 2**20),
-        inject=tuple(args.inject),
-        rebalance=args.rebalance,
-        rebalance_slow_ranks=args.rebalance_slow_ranks,
-        us_per_crossing=args.us_per_crossing,
-        load_window_s=args.load_window,
-        migration_timeout_s=args.migration_timeout,
-        max_body_bytes=int(args.max_body_mb * 2**20),
-        body_timeout_s=args.body_timeout,
-    )
+    given = {field.name: vars(args)[field.name] for field in fields(ServeOptions) if field.name != "engine"}
+    given["model_name"] = args.model_name or Path(args.model_dir).resolve().name
+    given["inject"] = tuple(args.inject)
+    for name in ("diagnose_log_bytes", "max_body_bytes"):
+        given[name] = int(given[name] * _MB)
+    return ServeOptions(engine=engine, **given)
 
 
 def _check_values(args: argparse.Namespace) -> None:
     for flag, value in (
         ("--model", args.model_dir),
-        ("--served-model-name", args.served_model_name),
+        ("--served-model-name", args.model_name),
         ("--diagnose-dir", args.diagnose_dir),
         ("--host", args.host),
     ):
@@ -189,17 +151,17 @@ def _check_values(args: argparse.Namespace) -> None:
             raise OptionError(f"{flag} is empty: give it a value or leave it out")
     key = args.api_key
     for flag, value, ok, want in (
-        ("--ranks", args.ranks, args.ranks is None or args.ranks >= 1, "at least 1"),
+        ("--ranks", args.num_ranks, args.num_ranks is None or args.num_ranks >= 1, "at least 1"),
         ("--port", args.port, 0 <= args.port <= 65535, "in 0..65535"),
-        ("--drain-timeout", args.drain_timeout, 0 <= args.drain_timeout < _INF, "finite and at least 0"),
-        ("--body-timeout", args.body_timeout, 0 < args.body_timeout < _INF, "finite and above 0"),
-        ("--diagnose-window", args.diagnose_window, 0.5 <= args.diagnose_window <= 3600, "in 0.5..3600"),
-        ("--diagnose-log-mb", args.diagnose_log_mb, 1 <= args.diagnose_log_mb < _INF, "finite and at least 1"),
+        ("--drain-timeout", args.drain_timeout_s, 0 <= args.drain_timeout_s < _INF, "finite and at least 0"),
+        ("--body-timeout", args.body_timeout_s, 0 < args.body_timeout_s < _INF, "finite and above 0"),
+        ("--diagnose-window", args.diagnose_window_s, 0.5 <= args.diagnose_window_s <= 3600, "in 0.5..3600"),
+        ("--diagnose-log-mb", args.diagnose_log_bytes, 1 <= args.diagnose_log_bytes < _INF, "finite and at least 1"),
         ("--rebalance", args.rebalance, args.rebalance in ("off", "auto", "dry-run"), "off, auto or dry-run"),
-        ("--load-window", args.load_window, 0.1 <= args.load_window <= 86400, "in 0.1..86400"),
+        ("--load-window", args.load_window_s, 0.1 <= args.load_window_s <= 86400, "in 0.1..86400"),
         ("--us-per-crossing", args.us_per_crossing, 0 <= args.us_per_crossing < _INF, "finite and at least 0"),
-        ("--migration-timeout", args.migration_timeout, 0 < args.migration_timeout < _INF, "finite and above 0"),
-        ("--max-body-mb", args.max_body_mb, 0 < args.max_body_mb < _INF, "finite and above 0"),
+        ("--migration-timeout", args.migration_timeout_s, 0 < args.migration_timeout_s < _INF, "finite and above 0"),
+        ("--max-body-mb", args.max_body_bytes, 0 < args.max_body_bytes < _INF, "finite and above 0"),
         ("--api-key", key, key is None or (key.isascii() and key.isprintable() and key), "printable ASCII, not empty"),
     ):
         if not ok:

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 # How long ranks may take to leave: the step under way, then freeing their shared memory.
 _LEAVE_TIMEOUT_S = 30
 _LAST_MESSAGE_S = 0.3
+_LOST_GRACE_S = 3.0  # how long /health reports a lost rank before the server exits
 # The launcher forwards Ctrl-C as SIGUSR1 (launch.py): the signal's bare name would puzzle whoever pressed it.
 _REASONS = {"SIGUSR1": "asked to stop (SIGUSR1)"}
 
@@ -98,7 +99,7 @@ class Frontend:
         if self._pool.state == "lost":
             status = 1
             if self._pool.ready.is_set():
-                await asyncio.sleep(self._options.lost_grace_s)
+                await asyncio.sleep(_LOST_GRACE_S)
         announcing.cancel()
         rebalancing.cancel()
         self._server.should_exit = True

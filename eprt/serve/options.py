@@ -32,7 +32,6 @@ class ServeOptions:
     skip_tokenizer_init: bool = False
     api_key: str | None = None
     drain_timeout_s: float = 30.0  # how long a stopping server waits for running requests
-    lost_grace_s: float = 3.0  # how long /health reports a lost rank before the server exits
     max_body_bytes: int = 8 << 20  # larger request bodies are refused
     body_timeout_s: float = 60.0  # within which a request body must have arrived
     diagnose_dir: str | None = None  # where the diagnosis log is written; None: nowhere

@@ -5,7 +5,7 @@ Knows what a response looks like; nothing of HTTP frameworks or of how a request
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -138,27 +138,14 @@ class Answer:
     # -- one choice, as each kind of response writes it --
 
     def _completion_choice(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        wants_logprobs = self.job.params.logprobs is not None
-        result = {
-            "index": choice.index,
-            "text": delta.text,
-            "logprobs": self._logprobs.completion(delta.entries) if wants_logprobs else None,
-            "finish_reason": delta.finish_reason,
-        }
-        return self._with_token_ids(result, choice, delta)
+        return self._choice(choice, delta, {"text": delta.text}, self._logprobs.completion)
 
     def _chat_choice(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": delta.text}
         if delta.calls:
             message["content"] = delta.text or None
             message["tool_calls"] = self._tool_calls(choice, delta, streamed=False)
-        result = {
-            "index": choice.index,
-            "message": message,
-            "logprobs": self._chat_logprobs(delta),
-            "finish_reason": delta.finish_reason,
-        }
-        return self._with_token_ids(result, choice, delta)
+        return self._choice(choice, delta, {"message": message}, self._logprobs.chat)
 
     def _chat_chunk(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant"} if delta.is_first else {}
@@ -166,16 +153,24 @@ class Answer:
             message["content"] = delta.text
         if delta.calls:
             message["tool_calls"] = self._tool_calls(choice, delta, streamed=True)
+        return self._choice(choice, delta, {"delta": message}, self._logprobs.chat)
+
+    def _choice(
+        self, choice: Choice, delta: Delta, content: dict[str, Any], write_logprobs: Callable
+    ) -> dict[str, Any]:
+        """What all kinds have around their content."""
+        wants_logprobs = self.job.params.logprobs is not None
         result = {
             "index": choice.index,
-            "delta": message,
-            "logprobs": self._chat_logprobs(delta),
+            **content,
+            "logprobs": write_logprobs(delta.entries) if wants_logprobs else None,
             "finish_reason": delta.finish_reason,
         }
-        return self._with_token_ids(result, choice, delta)
-
-    def _chat_logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return self._logprobs.chat(delta.entries) if self.job.params.logprobs is not None else None
+        if self.job.return_token_ids:
+            if delta.is_first:
+                result["prompt_token_ids"] = choice.prompt_token_ids
+            result["token_ids"] = delta.token_ids
+        return result
 
     def _tool_calls(self, choice: Choice, delta: Delta, streamed: bool) -> list[dict[str, Any]]:
         begin = choice.num_calls - len(delta.calls)
@@ -188,13 +183,6 @@ class Answer:
             }
             for number, call in enumerate(delta.calls, begin)
         ]
-
-    def _with_token_ids(self, result: dict[str, Any], choice: Choice, delta: Delta) -> dict[str, Any]:
-        if self.job.return_token_ids:
-            if delta.is_first:
-                result["prompt_token_ids"] = choice.prompt_token_ids
-            result["token_ids"] = delta.token_ids
-        return result
 
 
 def _event(document: dict[str, Any]) -> bytes:

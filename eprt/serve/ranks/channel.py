@@ -125,7 +125,7 @@ class Channel:
         mpirun, launcher = os.getppid(), env.get("EPRT_LAUNCHER_PID")
         self._watch("mpirun", mpirun)
         # On other hosts than the launcher's its pid is that of no process, or of another one.
-        if launcher is not None and _parent_of(mpirun) == launcher:
+        if launcher is not None and parent_of(mpirun) == launcher:
             self._watch("the launcher", launcher)
 
     def _watch(self, who: str, pid: int) -> None:
@@ -209,7 +209,8 @@ class Channel:
         return False
 
 
-def _parent_of(pid: int) -> int | None:
+def parent_of(pid: int) -> int | None:
+    """None where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return int(stat.read().rpartition(")")[2].split()[1])

@@ -7,6 +7,7 @@ second signal does not wait for the drain; a third one kills, and so does the la
 time. Knows nothing of what the ranks do.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from eprt import env
 from eprt.mpirun import mpirun_command
 from eprt.serve.errors import print_line
 from eprt.serve.options import OptionError, ServeOptions, make_diagnose_dir
-from eprt.serve.ranks.channel import bind_http
+from eprt.serve.ranks.channel import bind_http, parent_of
 
 # Beyond the drain: for the ranks to leave together, and for mpirun to notice.
 _LEAVE_S = 60.0
@@ -91,10 +92,7 @@ def _children(parent: int) -> list[int]:
     """Processes that mpirun has started on this host and that serve; not its helpers that reach other hosts."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            ppid = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if ppid == parent and b"\0eprt.serve\0" in (path / "cmdline").read_bytes():
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            if parent_of(int(path.name)) == parent and b"\0eprt.serve\0" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
-        except (OSError, ValueError):
-            continue  # the process has ended meanwhile
     return found

@@ -108,7 +108,7 @@ def test_the_end_of_mpirun_or_of_the_launcher_wakes_a_rank_once(ends, monkeypatc
         subprocess.Popen(sleeper, stdin=subprocess.PIPE) as launcher,
     ):
         monkeypatch.setattr(channel_module.os, "getppid", lambda: mpirun.pid)
-        monkeypatch.setattr(channel_module, "_parent_of", lambda pid: launcher.pid)
+        monkeypatch.setattr(channel_module, "parent_of", lambda pid: launcher.pid)
         monkeypatch.setenv("EPRT_LAUNCHER_PID", str(launcher.pid))
         channel.watch_starters()
         launcher.kill()
