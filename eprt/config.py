@@ -68,7 +68,7 @@ class EngineConfig:
     load_format: str = "auto"  # "auto" (the files) or "dummy" (random weights of the shape that config.json says)
     num_hidden_layers: int | None = None  # fewer layers than config.json says; with dummy weights only
     # Numbers of decodes for which a GPU step is recorded; a step takes the next larger one. The most decodes that
-    # low_latency_max_tokens and max_num_seqs allow are recorded besides, and larger sizes left out. Empty: none.
+    # low_latency_max_tokens and max_num_seqs allow are recorded too, and larger sizes are left out. Empty: none.
     graph_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     max_model_len: int | None = None  # tokens of prompt and completion together; None: the model's
     kv_cache_gb: float = 1.0  # memory of the paged KV cache, in 2**30 bytes

@@ -16,7 +16,7 @@ class Variable:
 
     name: str
     default: Any
-    parse: Callable[[str], Any]  # raises ValueError for text that is no value
+    parse: Callable[[str], Any]  # raises ValueError for text that cannot be parsed
     meaning: str  # one line, as docs/environment.md has it
 
 

@@ -69,7 +69,7 @@ class Tokenizer:
         which write it themselves. ValueError for a text that has half of a surrogate pair, which is what Python makes
         of bytes on a command line that are not UTF-8."""
         if _HALF_PAIR.search(text):
-            raise ValueError(f"{text[:80]!r} has half of a surrogate pair, which is no character; is it UTF-8?")
+            raise ValueError(f"{text[:80]!r} has half of a surrogate pair, which is not a character; is it UTF-8?")
         if len(text) < _LONG_TEXT:
             encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:  # the library lets other threads run only here

@@ -58,5 +58,5 @@ def test_generate_answers_alike_on_one_rank_and_on_two(tmp_path):
 def test_bytes_that_are_no_text_are_told(capfd):
     assert cli.main(["generate", "--model", str(MODEL), "--prompt", "caf\udce9", "--max-tokens", "1"]) == 2
     assert capfd.readouterr().err == (
-        "eprt generate: prompt 0: 'caf\\udce9' has half of a surrogate pair, which is no character; is it UTF-8?\n"
+        "eprt generate: prompt 0: 'caf\\udce9' has half of a surrogate pair, which is not a character; is it UTF-8?\n"
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from eprt.diagnostics import ExpertRows, WindowRecord
 from eprt.serve.ranks.messages import SlotTotals, WaitTotals
 
-# A window goes on until some rank has made so many calls: an average over a few is mostly chance, and on a machine that
-# barely progresses chance can look like a slow rank.
+# A window lasts until some rank has made this many calls: an average over a few is mostly chance, and on a machine that
+# barely progresses, chance can look like a slow rank.
 MIN_CALLS = 16
 _PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 

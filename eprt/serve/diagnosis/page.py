@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 
 _MOST_WINDOWS = 360  # an hour of work, from the moment somebody looks
-_LATE_WINDOWS = 2  # for so many windows, records of late ranks are still added
+_LATE_WINDOWS = 2  # records of late ranks are still added this many windows later
 
 
 class DiagnosisPage:

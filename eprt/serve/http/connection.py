@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Unchunked:
-    """ASGI's send for HTTP/1.0, which has no chunks; uvicorn would send them all the same. An answer without a length
+    """ASGI's send for HTTP/1.0, which has no chunks; uvicorn would send them anyway. An answer without a length
     ends with the connection."""
 
     def __init__(self, cycle: RequestResponseCycle):

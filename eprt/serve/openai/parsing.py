@@ -91,7 +91,7 @@ def _why_not_json(body: bytes, error: Exception) -> str:
     try:
         json.dumps(json.loads(body, parse_constant=constants.append), ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return "a string has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        return "a string has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
     except (ValueError, RecursionError):
         return str(error)
     return f"JSON has no {constants[0]}" if constants else str(error)

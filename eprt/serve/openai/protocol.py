@@ -16,7 +16,7 @@ _MAX_STOPS = 16
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream reports besides its choices."""
+    """What a stream reports in addition to its choices."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False

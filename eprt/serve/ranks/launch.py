@@ -37,12 +37,12 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     environment = {**env.mpi_environment(), "EPRT_LAUNCHER_PID": str(os.getpid())}
     started: list[subprocess.Popen] = []
     caught_s: list[float] = []  # when signals came
-    told = False  # whether ranks of this host were signalled
+    signalled = False  # whether ranks of this host were signalled
 
     def forward(number: int, frame) -> None:
-        nonlocal told
+        nonlocal signalled
         caught_s.append(time.monotonic())
-        told = _end(started[0], hard=len(caught_s) > 2) if started else False
+        signalled = _end(started[0], hard=len(caught_s) > 2) if started else False
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
@@ -51,8 +51,8 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     started.append(mpirun)
     allowed_s = options.drain_timeout_s + _LEAVE_S
     while (status := _wait(mpirun, 1.0)) is None:
-        if caught_s and not told and _children(mpirun.pid):  # ranks that started after the signal
-            told = _end(mpirun, hard=False)
+        if caught_s and not signalled and _children(mpirun.pid):  # ranks that started after the signal
+            signalled = _end(mpirun, hard=False)
         if caught_s and time.monotonic() > caught_s[0] + allowed_s:
             print_line(f"eprt: not ended {allowed_s:g} s after it was told to stop: killing the ranks and mpirun")
             caught_s[0] += _LEAVE_S

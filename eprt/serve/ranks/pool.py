@@ -48,7 +48,7 @@ from eprt.serve.ranks.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
 
-# A connection whose first so many bytes hold no Hello is not a rank's.
+# A connection that sends this many bytes without a Hello is not a rank's.
 _MAX_HELLO_BYTES = 4096
 
 
@@ -76,7 +76,7 @@ class Rank:
 class _RunningSequence:
     """One sequence under way."""
 
-    generation: Generation  # whose it is
+    generation: Generation  # that the sequence belongs to
     index: int  # in the generation
     rank: int
     started_s: float
@@ -255,7 +255,7 @@ class RankPool:
         self._send_all(Stop(self._seq))
 
     def give_up(self, reason: str) -> None:
-        """The ranks were told to leave and do not."""
+        """Called where the ranks do not leave after stop()."""
         self._lose(reason, "and is given up")
 
     def _lose(self, who: Rank | str, what: str, details: str = "") -> None:
