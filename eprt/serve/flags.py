@@ -67,8 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_number(group: argparse._ArgumentGroup, flag: str, name: str, unit: str, text: str, scale: int = 1) -> None:
     """A flag of the ServeOptions field `name`, which is `scale` times what is given."""
-    default = getattr(ServeOptions, name) / scale
-    text += "" if "default" in text else ", default %(default)g"
+    default, text = getattr(ServeOptions, name) / scale, f"{text}, default %(default)g"
     group.add_argument(flag, dest=name, type=float, default=default, metavar=unit, help=text)
 
 
@@ -87,7 +86,7 @@ def _add_expert_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--rebalance", default=ServeOptions.rebalance, metavar="MODE", help=text)
     text = "plans give less load to ranks that the diagnosis finds slow"
     group.add_argument("--rebalance-slow-ranks", action="store_true", help=text)
-    text = "us that a rank's network takes for a token to another node and back, default %(default)g; 0: balance alone"
+    text = "us that a rank's network takes for a token to another node and back; 0: plan for balance alone"
     _add_number(group, "--us-per-crossing", "us_per_crossing", "US", text)
     add_engine_flags(group, "num_redundant_experts", "spare_experts", "replica_routing", "exact_combine")
     _add_number(group, "--load-window", "load_window_s", "S", "seconds of one window of expert load")

@@ -25,8 +25,6 @@ class RunningServer:
     """Starts on construction; `wait_ready` (or entering the block) returns when requests are served.
 
     Args:
-        model_dir: the checkpoint.
-        num_ranks: of the server.
         arguments: more flags of `eprt serve`.
         under: "launcher" (python -m eprt.serve -n N) or "mpirun" (mpirun -n N python -m eprt.serve).
         variables: more environment variables.

@@ -20,7 +20,6 @@ class DiagnosisPage:
     """Replies for the paths under page/.
 
     Args:
-        diagnosis: whose windows and findings are shown.
         is_open: whether the server still serves; event streams end when it does not.
     """
 

@@ -20,12 +20,7 @@ LONG_BODY = 20_000
 
 
 class Bodies:
-    """Reads bodies.
-
-    Args:
-        max_bytes: of one body.
-        timeout_s: within which a body must have arrived.
-    """
+    """Reads bodies of at most max_bytes, each of which must arrive within timeout_s."""
 
     def __init__(self, max_bytes: int, timeout_s: float):
         self._max_bytes, self._timeout_s = max_bytes, timeout_s

@@ -23,7 +23,6 @@ class Preparer:
     """Prepares requests for one model.
 
     Args:
-        model_name: what clients call the model.
         tokenizer: None with --skip-tokenizer-init.
         template: None where the checkpoint has none.
         max_sequences: that the server runs and queues at most.

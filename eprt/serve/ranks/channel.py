@@ -94,7 +94,6 @@ class Channel:
     """A rank's end of its connection. Sending never blocks the engine: what the socket does not take waits here.
 
     Args:
-        sock: connected to the frontend.
         hello: sent first.
     """
 

@@ -174,11 +174,7 @@ def pack(message: ToRank | ToFrontend) -> bytes:
 
 
 class Unpacker:
-    """Bytes in, whole messages out.
-
-    Args:
-        kind: the union of messages expected on this end.
-    """
+    """Bytes in, whole messages out. `kind` is the union of messages expected on this end."""
 
     def __init__(self, kind):
         self._decoder = msgspec.msgpack.Decoder(kind)

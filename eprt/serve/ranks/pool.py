@@ -87,8 +87,6 @@ class RankPool:
     """All ranks of one server.
 
     Args:
-        config: of the frontend.
-        metrics: counts tokens and faults.
         on_drain: on_drain(reason, rank) is called when a rank was told to stop.
     """
 

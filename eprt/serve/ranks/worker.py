@@ -57,8 +57,6 @@ class Worker:
     """Runs one rank's engine until the frontend says Stop, or until FrontendLostError.
 
     Args:
-        engine: of this rank, loaded.
-        channel: to the frontend.
         window_s: length of a window of the diagnosis.
     """
 

@@ -46,8 +46,6 @@ class Rebalancer:
     """Balances the ranks of one pool.
 
     Args:
-        options: of the server.
-        pool: of the ranks.
         rank_speeds: gives float [ranks], the load that each rank can carry by the diagnosis; used with
             --rebalance-slow-ranks.
     """
