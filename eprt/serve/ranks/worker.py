@@ -270,7 +270,7 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
 
 
 def _fatal(error: Exception) -> Fatal:
-    from eprt.ep.api import RankLostError
+    from eprt.ep.errors import RankLostError
 
     return Fatal(_describe(error), lost_rank=error.lost if isinstance(error, RankLostError) else None)
 

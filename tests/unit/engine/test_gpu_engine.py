@@ -11,7 +11,6 @@ from eprt import LLM, EngineConfig, EPGroup
 from eprt.engine.graphs import graph_sizes
 from eprt.engine.warm_up import record_decodes, tell_of_graphs
 from eprt.ep.config import EPConfig
-from eprt.ep.exchange import Exchange
 from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
 from eprt.ep.registry import make_backend
 from eprt.gpu.device import take_device

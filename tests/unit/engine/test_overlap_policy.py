@@ -10,7 +10,8 @@ from eprt.config import MoEConfig
 from eprt.engine.overlap_policy import AUTO_LEAST_TOKENS, OverlapPolicy
 from eprt.ep.exchange import Exchange
 from eprt.ep.registry import make_backend
-from eprt.serve.options import OptionError, parse
+from eprt.serve.flags import parse_options
+from eprt.serve.options import OptionError
 from tests.dense_model import DenseModel
 from tests.fake_gpu import Group
 from tests.paths import DEMO
@@ -86,9 +87,9 @@ def test_sms_to_send_with_need_a_gpu_and_a_backend_that_sends_tile_by_tile(gpu, 
 )
 def test_flags_that_cannot_be_are_refused_by_name(flags, message):
     with pytest.raises(OptionError, match=message):
-        parse(["--model", DEMO, *flags.split()])
+        parse_options(["--model", DEMO, *flags.split()])
 
 
 def test_flags_reach_the_engine():
-    engine = parse(["--model", DEMO, "--overlap", "sbo", "--device", "cuda", "--overlap-sms", "6"]).engine
+    engine = parse_options(["--model", DEMO, "--overlap", "sbo", "--device", "cuda", "--overlap-sms", "6"]).engine
     assert (engine.overlap, engine.overlap_sms) == ("sbo", 6)

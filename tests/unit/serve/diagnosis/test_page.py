@@ -3,7 +3,7 @@
 import asyncio
 import json
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.page import DiagnosisPage
@@ -15,8 +15,7 @@ def test_looking_at_the_page_costs_the_server_something_only_when_there_is_news(
     asked: list[int] = []
     records = diagnosis.records
     monkeypatch.setattr(diagnosis, "records", lambda since: asked.append(since) or records(since))
-    nothing = cast(Any, None)
-    page = DiagnosisPage(diagnosis, nothing, nothing, lambda: True)
+    page = DiagnosisPage(diagnosis, lambda: True)
 
     async def windows_shown() -> int:
         request: Any = SimpleNamespace(

@@ -7,7 +7,7 @@ import pytest
 
 from eprt.engine.outputs import EngineStats, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from eprt.serve.ranks import messages
 from eprt.serve.ranks.messages import ToFrontend, ToRank, Unpacker, WaitTotals, pack
 
@@ -25,7 +25,7 @@ TO_RANK = [
     messages.AddRequest(1, "1", [1, 2], SamplingParams(stop=("x",), logit_bias={3: 1.0}), 1),
     messages.Wake(2),
     messages.AbortRequest("1"),
-    messages.Migrate(3, Job(1, 0, (), {}, (), timeout_s=1.0)),
+    messages.Migrate(3, MigrationJob(1, 0, (), {}, (), timeout_s=1.0)),
     messages.CancelMigration(1),
     messages.AskRouting(),
     messages.Stop(4),

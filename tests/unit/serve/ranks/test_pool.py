@@ -10,7 +10,7 @@ import pytest
 
 from eprt.engine.outputs import TokenOutput
 from eprt.engine.sampling_params import SamplingParams
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
 from eprt.serve.flags import parse_options
 from eprt.serve.options import FrontendConfig
@@ -142,7 +142,7 @@ def test_sequences_that_do_not_finish_in_time_get_a_last_output():
 
 def test_migrations_and_stops_are_numbered_for_all_ranks():
     pool = serving_pool()
-    job = Job(1, 0, (), {}, (), timeout_s=1.0)
+    job = MigrationJob(1, 0, (), {}, (), timeout_s=1.0)
     pool.migrate(job)
     pool.stop()
     assert sent(pool, 0) == sent(pool, 1) == [Migrate(1, job), Stop(2)] and pool.state == "stopping"

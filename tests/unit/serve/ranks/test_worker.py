@@ -10,7 +10,11 @@ import torch
 
 from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
-from eprt.ep.migration.job import Job
+from eprt.ep.config import EPConfig
+from eprt.ep.exchange import Exchange
+from eprt.ep.group.group import EPGroup
+from eprt.ep.migration.job import MigrationJob
+from eprt.ep.registry import make_backend
 from eprt.serve.ranks import worker
 from eprt.serve.ranks.messages import (
     AbortRequest,
@@ -46,8 +50,8 @@ class _Engine:
 
     def __init__(self, *results: StepResult):
         self.results, self.seen, self.added, self.aborted = list(results), [], [], []
-        self.model = SimpleNamespace(ep={})
-        self.migrator = Mock(active=False)
+        self.model = SimpleNamespace(exchange=Exchange({}))
+        self.migrator, self.step_waits = Mock(active=False), None
         self.recorder = SimpleNamespace(
             sample=lambda: np.array([[[1], [2]]], np.int8), sample_steps=lambda: np.array([5, 6])
         )
@@ -76,7 +80,7 @@ def run(channel: _Channel, engine: _Engine) -> None:
 
 
 def test_messages_reach_the_engine_and_outputs_the_frontend():
-    output, job = TokenOutput("1", 7), Job(4, 0, (), {}, (), timeout_s=1.0)
+    output, job = TokenOutput("1", 7), MigrationJob(4, 0, (), {}, (), timeout_s=1.0)
     channel = _Channel(
         [AddRequest(1, "1", [5], SamplingParams(), 2), Wake(2)],
         [AbortRequest("1"), CancelMigration(4), AskRouting()],
@@ -168,20 +172,21 @@ def test_memory_that_is_not_there_is_one_line_with_the_flags(take):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_faults_on_purpose_reach_recorded_steps(rank):
     """A replayed graph calls no backend: with faults, steps are launched anew, on all ranks alike."""
-    group, backend = SimpleNamespace(rank=rank, size=2), SimpleNamespace()
+    config = EPConfig(16, 4, 2, 4, dtype=torch.float32)
+    group, backend = SimpleNamespace(rank=rank, size=2), make_backend("local", config, EPGroup.single())
     engine = SimpleNamespace(
         group=group,
-        model=SimpleNamespace(ep={"low_latency": backend}),
+        model=SimpleNamespace(exchange=Exchange({"low_latency": backend})),
         runner=SimpleNamespace(graphs="recorded"),
         drafter=SimpleNamespace(graphs="recorded"),
     )
     with worker.inject(["late-compute:0:2ms"], engine):
-        assert (engine.model.ep["low_latency"] is backend) == (rank == 1)
+        assert (engine.model.exchange["low_latency"] is backend) == (rank == 1)
     assert engine.runner.graphs is None and engine.drafter.graphs is None
 
 
 def test_a_rank_that_died_is_named_by_who_noticed():
-    from eprt.ep.api import EPError, RankLostError
+    from eprt.ep.errors import EPError, RankLostError
 
     assert _fatal(RankLostError(0, 4, 2, "dispatch")).lost_rank == 2
     assert _fatal(EPError("no memory")).lost_rank is None and _fatal(ValueError("x")).message == "x"

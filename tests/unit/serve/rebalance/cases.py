@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from eprt.balancer import Placement
-from eprt.balancer.controller import Snapshot
+from eprt.balancer.controller import ServerSnapshot
 
 from eprt.serve.flags import parse_options
 from eprt.serve.rebalance.rebalancer import Rebalancer
@@ -14,9 +14,9 @@ from tests.unit.cases import MODEL
 CURRENT = Placement(np.array([[0, 1, 2, 0]]), num_gpus=2)
 
 
-def snapshot(step: int) -> Snapshot:
+def snapshot(step: int) -> ServerSnapshot:
     """The counters as they are after so many steps, one a second."""
-    return Snapshot("server", float(step), np.full((2, 1, 3), 1000 * step), step, 0.0, 0, 0)
+    return ServerSnapshot("server", float(step), np.full((2, 1, 3), 1000 * step), step, 0.0, 0, 0)
 
 
 def observe(rebalancer: Rebalancer, step: int) -> None:

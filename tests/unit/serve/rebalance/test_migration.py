@@ -5,7 +5,7 @@ from eprt.balancer import Placement
 from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.migration import Round
 
-from eprt.ep.migration.job import Job
+from eprt.ep.migration.job import MigrationJob
 from eprt.serve.rebalance.migration import placement_after, with_a_commit
 
 
@@ -15,7 +15,7 @@ def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
     before = Placement(np.array([row] * 3), num_gpus=2, slot_weight=np.array([[0.9, 1, 0.1, 1]] * 3))
     target = Placement(np.array([new] * 3), num_gpus=2)
     rounds = (Round({0: new, 1: half}, ()), Round({1: new, 2: new}, ()))
-    job = Job(1, 0, rounds, {layer: (1, 0.7, 0.3, 1) for layer in range(3)})
+    job = MigrationJob(1, 0, rounds, {layer: (1, 0.7, 0.3, 1) for layer in range(3)})
     for rounds_done, rows, weights in (
         (0, [row, row, row], [[0.9, 1, 0.1, 1]] * 3),
         (1, [new, half, row], [[1, 0.7, 0.3, 1], [0.5, 0.5, 1, 1], [0.9, 1, 0.1, 1]]),
@@ -31,7 +31,7 @@ def test_a_plan_without_rounds_gets_a_commit_that_moves_nothing():
     answer = solve(PlanRequest(serves, serves))
     assert not answer.rounds
     committed = with_a_commit(answer, serves)
-    job = Job(1, 0, committed.rounds, committed.weights)
+    job = MigrationJob(1, 0, committed.rounds, committed.weights)
     assert len(job.rounds) == 1 and not job.rounds[0].waves
     after = placement_after(serves, job, 1, serves)
     assert after.epoch == 1
