@@ -25,7 +25,7 @@ from eprt.engine.graphs import DecodeGraphs
 from eprt.engine.runner import PackedStep
 from eprt.engine.schedule import Schedule
 from eprt.ep.placement.load import LoadRecorder
-from eprt.gpu.readback import Snapshot
+from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
 
@@ -69,7 +69,7 @@ class Drafter:
 
     def launch(
         self, schedule: Schedule, packed: PackedStep, hidden_TH: Tensor, token_X: Tensor | None
-    ) -> Snapshot | None:
+    ) -> HostSnapshot | None:
         """New guesses for the step's requests; waits for nothing. How many of the last ones hold, int64 [S] on its way
         to the host; None where there were none.
 
@@ -79,7 +79,7 @@ class Drafter:
         held_S, snapshot = draft_S, None
         if schedule.draft_S is not None and token_X is not None:
             held_S = self._held(last_S, draft_S, packed.row_S, token_X)
-            snapshot = Snapshot([held_S])
+            snapshot = HostSnapshot([held_S])
         if token_X is not None:
             # Behind a draft that does not hold it is wrong, and does no harm: the next step writes those cache entries
             # again. -1, where logits were no numbers, ends its request.

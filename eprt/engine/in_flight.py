@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from eprt.engine.sampler import Sample
 from eprt.engine.schedule import Schedule
-from eprt.gpu.readback import Snapshot
+from eprt.gpu.readback import HostSnapshot
 
 
 @dataclass(frozen=True)
@@ -17,4 +17,4 @@ class InFlight:
     schedule: Schedule
     sample: Sample | None
     prompt_logprobs: list[list]
-    held: Snapshot | None
+    held: HostSnapshot | None

@@ -28,7 +28,7 @@ from eprt.engine import philox
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.schedule import Drafts, SampledTokens
-from eprt.gpu.readback import Snapshot
+from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
 from eprt.ops.draw import draw
 
@@ -38,7 +38,7 @@ class Sample:
     """What a step has sampled, still where the logits are, or on its way from there. token_X: int64."""
 
     token_X: Tensor
-    snapshot: Snapshot
+    snapshot: HostSnapshot
     logprobs: "_Logprobs | None"
 
     def fetch(self) -> SampledTokens:
@@ -89,7 +89,7 @@ def launch(
             chosen_Y[checked_Z] = acceptance.decide(logits_XV[at_Z], *places, u_Y[checked])
         token_X[drawn_Y] = torch.where(token_X[drawn_Y] < 0, -1, chosen_Y)
     wanted = [] if logprobs is None else logprobs.of_tokens(token_X)
-    return Sample(token_X, Snapshot([token_X, *wanted]), logprobs)
+    return Sample(token_X, HostSnapshot([token_X, *wanted]), logprobs)
 
 
 def top_logprobs(logprob_XV: Tensor, num: int) -> list[tuple[tuple[int, float], ...]]:

@@ -1,6 +1,7 @@
-"""Products of few e4m3 rows with block-scaled e4m3 weights on Hopper (csrc/cuda/cluster_product.cu).
+"""Products of a few e4m3 rows with block-scaled e4m3 weights on Hopper (csrc/cuda/cluster_product.cu).
 
-A cluster of thread blocks splits K and adds up over shared memory, in one kernel.
+The thread blocks of a cluster split K and add their parts through shared memory, in one kernel. Knows how to build and
+launch that kernel; which tiling suits a shape is known to eprt/ops/tuning.py.
 """
 
 import ctypes
@@ -16,24 +17,24 @@ from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.tensor_map import TensorMap, byte_matrix
 
 ARCH = "sm_90a"
-PADDED_TO = 16  # rows
-TOKENS = (16, 32, 64, 128)  # most rows that kernels are made for
+PADDED_TO = 16  # the number of rows of x in memory is a multiple of this
+TOKENS = (16, 32, 64, 128)  # there is a kernel for up to so many rows
 _log = logging.getLogger(__name__)
 _BLOCK, _WARPGROUP, _WARP = 128, 128, 32
 
 
 @dataclass(frozen=True)
 class ClusterTiling:
-    """A tile is 64 * warpgroups * blocks rows of weights; so many thread blocks share its K, each with loads so many
-    steps of 128 columns ahead."""
+    """How the kernel divides a product."""
 
-    warpgroups: int
-    blocks: int
-    splits: int
-    stages: int
+    warpgroups: int  # that multiply, in a thread block
+    blocks: int  # of 64 weight rows, per warpgroup
+    splits: int  # thread blocks that share the K of one tile
+    stages: int  # steps of 128 columns whose loads are in flight
 
     @property
     def tile(self) -> int:
+        """Weight rows of a tile."""
         return 64 * self.warpgroups * self.blocks
 
     def shared_bytes(self, tokens: int) -> int:
@@ -41,17 +42,26 @@ class ClusterTiling:
         return 1024 + max(steps, sums) + self.stages * (tokens * 4 + 16)
 
     def threads(self, tokens: int) -> int:
-        """kThreads of the kernel."""
+        """Per thread block: the kernel's kThreads."""
         unequal = tokens == 128 and self.warpgroups * self.blocks > 2
         return self.warpgroups * _WARPGROUP + (_WARPGROUP if unequal else _WARP)
 
 
 class ClusterProductParams(ctypes.Structure):
+    """The kernel's argument; csrc/cuda/cluster_product.cu explains the fields."""
+
     _fields_ = (
-        ("w", TensorMap), ("x", TensorMap), ("w_scale", ctypes.c_void_p), ("x_scale", ctypes.c_void_p),
-        ("y", ctypes.c_void_p), ("rows", ctypes.c_int32), ("scale_rows", ctypes.c_int32), ("n", ctypes.c_int32),
-        ("steps", ctypes.c_int32), ("_", ctypes.c_uint8 * 24),  # to a multiple of a tensor map's alignment
-    )  # fmt: skip
+        ("w", TensorMap),
+        ("x", TensorMap),
+        ("w_scale", ctypes.c_void_p),
+        ("x_scale", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("rows", ctypes.c_int32),
+        ("scale_rows", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("steps", ctypes.c_int32),
+        ("_", ctypes.c_uint8 * 24),  # pads the struct to a multiple of a tensor map's alignment
+    )
 
 
 def source(tokens: int, tiling: ClusterTiling) -> KernelSource:
@@ -60,26 +70,28 @@ def source(tokens: int, tiling: ClusterTiling) -> KernelSource:
 
 
 def tokens_of(rows: int) -> int:
+    """TOKENS of the kernel for so many rows."""
     return next(tokens for tokens in TOKENS if tokens >= rows)
 
 
 @functools.cache
 def is_built(device: int, tokens: int, tiling: ClusterTiling) -> bool:
-    """Whether there is such a kernel for this GPU: it needs cuda-bindings, and NVRTC or a filled cache."""
+    """Whether this GPU can run the kernel: it needs Hopper, cuda-bindings, and NVRTC or a filled kernel cache."""
     try:
         return torch.cuda.get_device_capability(device) == (9, 0) and _launch(device, tokens, tiling) is not None
     except ImportError as error:
-        _log.info("fp8 products of %d rows take a slower kernel: %s", tokens, error)
+        _log.info("fp8 products of up to %d rows use a slower kernel: %s", tokens, error)
         return False
 
 
 def cluster_product(
     x_PK: Tensor, scale_PG: Tensor, w_NK: Tensor, w_scale: Tensor, rows: int, tiling: ClusterTiling
 ) -> Tensor:
-    """bfloat16 [rows, N]. All without gaps; K must be a multiple of 128, N of 4.
+    """bfloat16 [rows, N]. All tensors are contiguous; K is a multiple of 128, N of 4.
 
-    x_PK: e4m3, rows rounded up to PADDED_TO, 128 at most; their scales lie column by column. w_NK, w_scale: nothing
-    that the kernel before on this stream writes.
+    x_PK: e4m3, P = rows rounded up to PADDED_TO, at most 128.
+    scale_PG: fp32 scales of x_PK, stored column by column.
+    w_NK, w_scale: the preceding kernel on this stream must not write them: this one starts before that one has ended.
     """
     (padded, k), n = x_PK.shape, w_NK.shape[0]
     y_MN = torch.empty(rows, n, dtype=torch.bfloat16, device=x_PK.device)

@@ -1,7 +1,8 @@
-"""cublasLt's product of block-scaled e4m3 matrices, with a kernel that is chosen once for each number of rows.
+"""cublasLt's product of block-scaled e4m3 matrices, with a kernel that is chosen once per number of rows.
 
 torch.nn.functional.scaled_mm asks cuBLAS for a kernel at every call, which takes the host longer than the GPU needs for
-a few hundred rows. Structures and numbers are those of cublasLt.h, the same in CUDA 12.9 and 13.
+a few hundred rows. Structures and numbers are those of cublasLt.h, the same in CUDA 12.9 and 13. Knows addresses and
+sizes, nothing of tensors.
 """
 
 import ctypes
@@ -29,28 +30,33 @@ class _Heuristic(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
-        ("algorithm", ctypes.c_uint64 * 8), ("workspace_bytes", _size), ("status", _int), ("waves", ctypes.c_float),
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace_bytes", _size),
+        ("status", _int),
+        ("waves", ctypes.c_float),
         ("reserved", _int * 4),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A kernel for so many rows, and how these lie in memory."""
+class CublasPlan:
+    """The kernel for one number of rows and one alignment."""
 
-    x_layout: int
-    out_layout: int
-    heuristic: _Heuristic
+    x_layout: int  # cublasLtMatrixLayout_t of the rows
+    out_layout: int  # cublasLtMatrixLayout_t of the result
+    heuristic: _Heuristic  # the algorithm that cuBLAS chose
 
 
 class BlockScaledProduct:
-    """out [P, n] bfloat16 = x [P, k] W^T for e4m3 weights [n, k], on the current GPU. All as addresses on it.
+    """out [P, n] bfloat16 = x [P, k] W^T for e4m3 weights [n, k], on the current GPU. P is a multiple of 4.
 
-    x_scale: fp32 [k / 128, P]; w_scale: fp32 [n / 128, k / 128]. P must be a multiple of 4, k of 512, n of 16.
+    n: a multiple of 16.
+    k: a multiple of 512.
     """
 
     def __init__(self, n: int, k: int):
-        self.n, self.k, self._plans = n, k, {}
+        self.n, self.k = n, k
+        self._plans: dict[tuple[int, int], CublasPlan] = {}  # by rows and alignment
         self._description = _made("cublasLtMatmulDescCreate", _COMPUTE_F32, _F32)
         for attribute, value in ((_TRANSPOSE_A, 1), (_A_SCALE_MODE, _PER_128_BY_128), (_B_SCALE_MODE, _PER_128)):
             self._set(attribute, ctypes.c_int32(value))
@@ -61,24 +67,43 @@ class BlockScaledProduct:
         self._handle = _handle(torch.cuda.current_device())
 
     def __call__(self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int) -> None:
-        """Launches it. RuntimeError where cuBLAS has no kernel."""
+        """Launches the product. Tensors are given by address. RuntimeError when cuBLAS has no kernel.
+
+        x_scale: fp32 [k / 128, rows].
+        w_scale: fp32 [n / 128, k / 128].
+        """
         self._x_scale.value, self._w_scale.value = x_scale, w_scale
         self._set(_A_SCALE, self._w_scale)
         self._set(_B_SCALE, self._x_scale)
-        both = x | w | out | 256
-        plan = self._plans.get(key := (rows, both & -both)) or self._plan(*key)
+        address_bits = x | w | out | 256
+        alignment = address_bits & -address_bits  # the lowest set bit, at most 256
+        plan = self._plans.get((rows, alignment)) or self._plan(rows, alignment)
         status = self._multiply(
-            self._handle, self._description, ctypes.addressof(self._one), w, self._w_layout, x, plan.x_layout,
-            ctypes.addressof(self._zero), out, plan.out_layout, out, plan.out_layout,
-            ctypes.addressof(plan.heuristic), _workspace(stream).data_ptr(), _WORKSPACE_BYTES, stream,
-        )  # fmt: skip
+            self._handle,
+            self._description,
+            ctypes.addressof(self._one),
+            w,
+            self._w_layout,
+            x,
+            plan.x_layout,
+            ctypes.addressof(self._zero),
+            out,
+            plan.out_layout,
+            out,
+            plan.out_layout,
+            ctypes.addressof(plan.heuristic),
+            _workspace(stream).data_ptr(),
+            _WORKSPACE_BYTES,
+            stream,
+        )
         _check(status, f"cublasLtMatmul of {rows} rows, {self.n} x {self.k}")
 
-    def _plan(self, rows: int, alignment: int) -> Plan:
-        plan = Plan(
-            _made("cublasLtMatrixLayoutCreate", _E4M3, self.k, rows, self.k),
-            _made("cublasLtMatrixLayoutCreate", _BF16, self.n, rows, self.n), _Heuristic(),
-        )  # fmt: skip
+    def _plan(self, rows: int, alignment: int) -> CublasPlan:
+        plan = CublasPlan(
+            x_layout=_made("cublasLtMatrixLayoutCreate", _E4M3, self.k, rows, self.k),
+            out_layout=_made("cublasLtMatrixLayoutCreate", _BF16, self.n, rows, self.n),
+            heuristic=_Heuristic(),
+        )
         preference, found = _made("cublasLtMatmulPreferenceCreate"), _int(0)
         limits = ((_MAX_WORKSPACE, ctypes.c_uint64(_WORKSPACE_BYTES)),)
         for attribute, value in (*limits, *((name, ctypes.c_uint32(alignment)) for name in _ALIGNMENTS)):
@@ -86,9 +111,17 @@ class BlockScaledProduct:
                 "cublasLtMatmulPreferenceSetAttribute", preference, attribute, ctypes.byref(value), ctypes.sizeof(value)
             )
         status = library().cublasLtMatmulAlgoGetHeuristic(
-            self._handle, self._description, self._w_layout, plan.x_layout, plan.out_layout, plan.out_layout,
-            preference, 1, ctypes.byref(plan.heuristic), ctypes.byref(found),
-        )  # fmt: skip
+            self._handle,
+            self._description,
+            self._w_layout,
+            plan.x_layout,
+            plan.out_layout,
+            plan.out_layout,
+            preference,
+            1,
+            ctypes.byref(plan.heuristic),
+            ctypes.byref(found),
+        )
         _call("cublasLtMatmulPreferenceDestroy", preference)
         if status not in (0, _NOT_SUPPORTED):
             _check(status, "cublasLtMatmulAlgoGetHeuristic")
@@ -102,7 +135,7 @@ class BlockScaledProduct:
 
 
 def is_installed() -> bool:
-    """Of the version that torch was built with: torch has loaded it then."""
+    """Whether there is a cublasLt of the CUDA version that torch was built with."""
     try:
         return library() is not None
     except OSError:
@@ -133,7 +166,7 @@ def _handle(device: int) -> int:
 
 @functools.cache
 def _workspace(stream: int) -> torch.Tensor:
-    """Memory that products on this stream share."""
+    """Scratch memory shared by the products on one stream."""
     return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 

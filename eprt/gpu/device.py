@@ -1,24 +1,17 @@
-"""Which device a rank computes on, and how exactly."""
+"""Which device a rank computes on, and its arithmetic settings."""
 
 import socket
-from typing import Any, Protocol
 
 import torch
 
-
-class Group(Protocol):
-    """What is asked of an EPGroup."""
-
-    rank: int
-    size: int
-
-    def allgather(self, value: Any) -> list[Any]: ...
+from eprt.gpu.group import RankGroup
 
 
-def take_device(kind: str, group: Group) -> torch.device:
-    """The CPU for "cpu". For "cuda" one of this host's GPUs, in turn by rank, made current. Collective.
+def take_device(kind: str, group: RankGroup) -> torch.device:
+    """The device of this rank. Collective. A GPU becomes the current one.
 
-    "auto": a GPU where every rank has one. ValueError, on all ranks, where GPUs are asked for and some rank has none.
+    kind: "cpu"; "cuda": one of this host's GPUs, in turn by rank; "auto": "cuda" if every rank has a GPU, else "cpu".
+    ValueError, on all ranks, when kind is "cuda" and some rank has no GPU.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -35,12 +28,13 @@ def take_device(kind: str, group: Group) -> torch.device:
     before = sum(name == host for name, _ in everyone[: group.rank])
     device = torch.device("cuda", before % gpus)
     torch.cuda.set_device(device)
-    _be_exact()
+    _forbid_lower_precision()
     return device
 
 
 def multiprocessors() -> int:
-    """Of the current GPU. A grid of more thread blocks could wait for itself: for those that have no room to begin."""
+    """SMs of the current GPU. A grid of more thread blocks could deadlock: running blocks wait for blocks that cannot
+    start."""
     return torch.cuda.get_device_properties().multi_processor_count
 
 
@@ -50,7 +44,7 @@ def this_arch() -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-def _be_exact() -> None:
-    """fp32 products in fp32, and no bf16 in the middle of a sum: both are torch's to round otherwise."""
+def _forbid_lower_precision() -> None:
+    """fp32 products stay in fp32, and partial sums are not rounded to bf16."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

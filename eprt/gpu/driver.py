@@ -10,7 +10,7 @@ class CudaError(RuntimeError):
 
 @functools.cache
 def api():
-    """cuda.bindings.driver, or ImportError with the remedy."""
+    """cuda.bindings.driver. ImportError names the remedy."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -19,7 +19,7 @@ def api():
 
 
 def check(result: tuple, what: str) -> Any:
-    """The values of a driver call's result tuple, once its status is success."""
+    """The values of a driver call's result tuple. CudaError unless its status is success."""
     status, *values = result
     if status != api().CUresult.CUDA_SUCCESS:
         _, name = api().cuGetErrorString(status)

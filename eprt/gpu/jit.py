@@ -1,10 +1,10 @@
 """CUDA kernels without a toolchain: NVRTC compiles header-free sources to cubins, kept in a content-addressed cache.
 
-A cubin needs only the driver and runs on exactly its architecture. Its name carries all that decides the binary (a hash
-of source text, included project files and options; NVRTC's version), so a cubin is never stale. They may be compiled on
-a machine without a GPU (`eprt env --build-kernels`), copied into another's cache, or lie in an installed package, in
-the folder `cubins` beside the sources; without NVRTC any version's will do.
-Knows nothing of launching (launch.py) or of what the kernels do.
+A cubin needs only the driver and runs on exactly one architecture. Its name holds everything that determines the binary
+(a hash of the source text, the included project files and the options; NVRTC's version), so a cubin is never stale.
+Cubins may be compiled on a machine without a GPU (`eprt env --build-kernels`), copied into another machine's cache, or
+shipped in an installed package, in the folder `cubins` beside the sources. Without NVRTC, cubins of any NVRTC version
+are accepted. Knows nothing of launching (launch.py) or of what the kernels do.
 """
 
 import functools
@@ -22,19 +22,16 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
 class KernelCompileError(RuntimeError):
-    """NVRTC refused a source; the message carries its log."""
+    """NVRTC refused a source; the message holds its log."""
 
 
 @dataclass(frozen=True)
 class KernelSource:
-    """One translation unit: a file under csrc/cuda, the architecture, and preprocessor constants.
+    """One translation unit: all that decides its binary, but for NVRTC's version."""
 
-    name: file stem, e.g. "low_latency_dispatch". arch: e.g. "sm_90a". defines: constants fixed at compile time.
-    """
-
-    name: str
+    name: str  # stem of a file in csrc/cuda, e.g. "low_latency_dispatch"
     arch: str = "sm_90a"
-    defines: tuple[tuple[str, str | int], ...] = field(default=())
+    defines: tuple[tuple[str, str | int], ...] = field(default=())  # preprocessor constants
 
     def options(self) -> list[str]:
         return [
@@ -47,7 +44,7 @@ class KernelSource:
 
 
 def source_dir() -> Path:
-    """csrc/cuda beside the package (a source checkout, whose own files count) or inside it (a wheel)."""
+    """csrc/cuda beside the package (in a source checkout) or inside it (in a wheel)."""
     import eprt
 
     roots = [Path(root) for root in eprt.__path__]
@@ -59,7 +56,7 @@ def source_dir() -> Path:
 
 @functools.cache
 def read_source(name: str) -> str:
-    """The file with its project includes spliced in once each, so that a kernel is one self-contained text."""
+    """The file with each project include spliced in once: NVRTC gets one self-contained text."""
     seen: set[str] = set()
 
     def splice(file_name: str) -> str:
@@ -92,16 +89,17 @@ def nvrtc_version() -> str:
 
 
 def cubin_name(source: KernelSource, version: str) -> str:
-    """Of the file. version: of NVRTC, or a pattern."""
-    decides = "\0".join([read_source(source.name), *source.options()])
-    return f"{source.name}-{source.arch}-{hashlib.sha256(decides.encode()).hexdigest()[:32]}-nvrtc{version}.cubin"
+    """File name of the compiled source. version: NVRTC's, or a glob pattern."""
+    content = "\0".join([read_source(source.name), *source.options()])
+    return f"{source.name}-{source.arch}-{hashlib.sha256(content.encode()).hexdigest()[:32]}-nvrtc{version}.cubin"
 
 
 def cache_dir() -> Path:
     return Path(env.get("EPRT_KERNEL_CACHE")).expanduser()
 
 
-def _built_ahead(source: KernelSource, version: str) -> bytes | None:
+def _find_built(source: KernelSource, version: str) -> bytes | None:
+    """The cubin from the cache or the package, if one lies there undamaged."""
     for folder in (cache_dir(), source_dir() / "cubins"):
         for path in sorted(folder.glob(cubin_name(source, version)), reverse=True):
             if _is_whole(binary := path.read_bytes()):
@@ -110,8 +108,8 @@ def _built_ahead(source: KernelSource, version: str) -> bytes | None:
 
 
 def _is_whole(binary: bytes) -> bool:
-    """Not so is what a host leaves that went down while it wrote, or a copy that was broken off: empty, zeros, or
-    without its end, where NVRTC puts the program headers (ELF64)."""
+    """False for what a host that crashed while writing, or an interrupted copy, leaves behind: an empty file, zeros, or
+    a file without its end, where NVRTC puts the program headers (ELF64)."""
     if len(binary) < 64 or not binary.startswith(b"\x7fELF"):
         return False
     (begin,), (size, count) = struct.unpack_from("<Q", binary, 32), struct.unpack_from("<HH", binary, 54)
@@ -119,22 +117,21 @@ def _is_whole(binary: bytes) -> bool:
 
 
 def cubin(source: KernelSource) -> bytes:
-    """The compiled kernel; compiled now unless it is there. Raises ImportError when that would need a missing NVRTC."""
+    """The compiled kernel, compiled now if necessary. ImportError when that needs NVRTC and NVRTC is missing."""
     try:
         version = nvrtc_version()
     except ImportError as error:
-        if binary := _built_ahead(source, "*"):
+        if binary := _find_built(source, "*"):
             return binary
         raise ImportError(
             f"{cubin_name(source, '*')} is neither in {cache_dir()} nor in {source_dir() / 'cubins'}, or is broken "
-            f"there; {error}; or fill "
-            "EPRT_KERNEL_CACHE on a machine that has NVRTC (eprt env --build-kernels)"
+            f"there; {error}; or fill EPRT_KERNEL_CACHE on a machine that has NVRTC (eprt env --build-kernels)"
         ) from None
-    if binary := _built_ahead(source, version):
+    if binary := _find_built(source, version):
         return binary
     binary = compile_source(source)
     try:
-        _keep(binary, cache_dir(), cubin_name(source, version))
+        _write_file(binary, cache_dir(), cubin_name(source, version))
     except OSError as error:
         raise OSError(
             f"compiled CUDA kernels cannot be kept in {cache_dir()}: {error.strerror}; let EPRT_KERNEL_CACHE name a "
@@ -143,22 +140,23 @@ def cubin(source: KernelSource) -> bytes:
     return binary
 
 
-def _keep(binary: bytes, folder: Path, name: str) -> None:
-    """Ranks may compile the same kernel at once: write aside, then rename, so that no one reads half a file."""
+def _write_file(binary: bytes, folder: Path, name: str) -> None:
+    """Writes a temporary file, then renames it: ranks may compile the same kernel at once, and none reads half a
+    file."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
         try:
             aside.write(binary)
             aside.flush()
-        except OSError:  # the disk is full
+        except OSError:  # e.g. the disk is full
             os.unlink(aside.name)
             raise
-    os.chmod(aside.name, 0o644)  # temporary files are their maker's alone; a cache may be filled by another user
+    os.chmod(aside.name, 0o644)  # temporary files are private; a cache may be filled by one user for others
     os.replace(aside.name, folder / name)
 
 
 def compile_source(source: KernelSource) -> bytes:
-    """Runs NVRTC. Raises KernelCompileError with the compiler's log."""
+    """The cubin, from NVRTC. KernelCompileError holds the compiler's log."""
     nvrtc = _nvrtc()
     options = [option.encode() for option in source.options()]
     text, name = read_source(source.name).encode(), f"{source.name}.cu".encode()

@@ -1,6 +1,7 @@
-"""Kernel: a compiled entry point. Launch: one way of calling it, with everything prepared but what changes.
+"""Kernel: a compiled entry point. Launch: a prepared call of a kernel.
 
-A call is one driver call on memory laid out before; benchmarks/ep/bench_ep.py shows its cost on the host.
+A call of a Launch is one driver call on structs laid out before; benchmarks/ep/bench_ep.py measures its cost on the host.
+Knows nothing of what the kernels do.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ class _Config(ctypes.Structure):
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, with a number for its value."""
+    """CUlaunchAttribute, its value as integers."""
 
     _fields_ = (("id", ctypes.c_uint32), ("_", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16))
 
@@ -35,8 +36,8 @@ _STARTS_EARLY = _Attribute(6, 0, (ctypes.c_uint32 * 16)(1))
 
 @functools.cache
 def _launch_kernel():
-    """cuLaunchKernelEx itself: called on every step, so without the wrapper's argument handling. Its four arguments
-    take half of the time that ctypes needs for cuLaunchKernel's eleven."""
+    """cuLaunchKernelEx through ctypes: it is called on every step, and cuda-bindings' argument handling costs time.
+    ctypes needs half as long for its four arguments as for the eleven of cuLaunchKernel."""
     function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     function.argtypes = [ctypes.c_void_p] * 4
     function.restype = ctypes.c_int
@@ -44,10 +45,12 @@ def _launch_kernel():
 
 
 class Kernel:
-    """source: what to compile. entry: the kernel's name in C++, or its extern "C" name. num_threads per block.
-    shared_bytes: dynamic, per block.
+    """A compiled kernel, loaded into the current context.
 
-    A name with namespaces ("eprt::low_latency::dispatch") is what a profiler shows.
+    source: what to compile.
+    entry: the kernel's qualified C++ name ("eprt::low_latency::dispatch"), or its extern "C" name.
+    num_threads: per block.
+    shared_bytes: dynamic shared memory per block.
     """
 
     def __init__(self, source: KernelSource, entry: str, num_threads: int, shared_bytes: int = 0):
@@ -70,7 +73,8 @@ class Kernel:
 
 
 def most_shared_bytes(device: int) -> int:
-    """Of a thread block on this GPU, when a kernel asks for it: 227 KB on sm_90, 163 KB on sm_80, 99 KB on sm_86."""
+    """Dynamic shared memory that a thread block can have on this GPU: 227 KB on sm_90, 163 KB on sm_80, 99 KB on
+    sm_86."""
     cu = api()
     attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     what = "asking for the size of shared memory"
@@ -78,7 +82,7 @@ def most_shared_bytes(device: int) -> int:
 
 
 def _symbol(library: Any, entry: str) -> bytes:
-    """The name of a kernel in its cubin: nested names are mangled, and parameter types follow them."""
+    """The kernel's name in the cubin. A qualified name is mangled, followed by the parameter types."""
     if "::" not in entry:
         return entry.encode()
     mangled = "_ZN" + "".join(f"{len(part)}{part}" for part in entry.split("::")) + "E"
@@ -93,10 +97,13 @@ def _symbol(library: Any, entry: str) -> bytes:
 
 
 class Launch:
-    """kernel: may be changed between calls (use), as long as its parameters are the same struct.
-    params: the kernel's one argument, a ctypes struct: change its fields, then call. A call copies it.
-    starts_early: its blocks may begin while the last of the kernel before still run; it must await that kernel's end
-    itself (griddepcontrol.wait) before it uses what that kernel wrote."""
+    """A prepared call of a kernel. use() exchanges the kernel for another one with the same parameter struct.
+
+    kernel: the kernel to begin with.
+    params: the kernel's one argument, a ctypes struct. Change its fields, then call; a call copies it.
+    starts_early: blocks may start while the last blocks of the preceding kernel still run; the kernel must itself wait
+        for the end of the preceding one (griddepcontrol.wait) before it reads what that one wrote.
+    """
 
     __slots__ = ("_arguments", "_at", "_config", "_launch", "kernel", "params")
 
@@ -115,7 +122,7 @@ class Launch:
         self._config.threads, self._config.shared_bytes = kernel.num_threads, kernel.shared_bytes
 
     def __call__(self, num_blocks: int, stream: int) -> None:
-        """On `stream`, a raw cudaStream_t as an int."""
+        """Launches the kernel. stream: a raw cudaStream_t as an int."""
         config, at = self._config, self._at
         config.blocks, config.stream = num_blocks, stream
         status = self._launch(at[0], self.kernel.handle, at[1], None)

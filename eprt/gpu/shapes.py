@@ -1,4 +1,4 @@
-"""Tensors without memory: torch.empty_like of one takes half as long as torch.empty with shape, type and device."""
+"""Tensors without memory: torch.empty_like of one takes half as long as torch.empty with shape, dtype and device."""
 
 import functools
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def shape_only(*lengths: int, dtype: torch.dtype, columns_first: bool = False) -> Tensor:
-    """For torch.empty_like. columns_first: stored, and given back, with the last two dimensions the other way round."""
+    """A template for torch.empty_like. columns_first: the second to last dimension is the contiguous one."""
     tensor = torch.empty(lengths, dtype=dtype, device="cuda")
     if columns_first:
         tensor = torch.empty(*lengths[:-2], lengths[-1], lengths[-2], dtype=dtype, device="cuda").transpose(-1, -2)
@@ -17,5 +17,5 @@ def shape_only(*lengths: int, dtype: torch.dtype, columns_first: bool = False) -
 
 @functools.lru_cache(maxsize=256)
 def known_shape(lengths: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """shape_only, where the same lengths come again and again."""
+    """shape_only, cached: for lengths that recur."""
     return shape_only(*lengths, dtype=dtype)

@@ -1,56 +1,44 @@
 """SymmetricMemory: the same allocation on every GPU of one NVLink domain, mapped into every process.
 
-Needs no NVSHMEM: CUDA IPC handles travel over the group. Addressed by byte offset; rank r's copy is at peer_ptr[r].
+Needs no NVSHMEM: ranks exchange CUDA IPC handles. Knows byte offsets, nothing of what lies there.
 """
 
 import ctypes
 from collections.abc import Callable
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eprt.gpu.driver import CudaError, api, check
-
-
-class Group(Protocol):
-    """What is asked of an EPGroup."""
-
-    rank: int
-    size: int
-
-    @property
-    def node(self) -> int: ...
-
-    def allgather(self, value: Any) -> list[Any]: ...
-
-    def barrier(self) -> None: ...
-
-    def lost_ranks(self) -> tuple[int, ...]: ...
+from eprt.gpu.group import RankGroup
 
 
 class SymmetricMemory:
-    """Collective: every rank asks for the same num_bytes, zeroed, on its current device.
+    """Zeroed memory on every rank's current device. Construction and close() are collective.
 
-    peer_ptr: device addresses of every rank's copy, as mapped here.
+    group: the ranks, one GPU each.
+    num_bytes: equal on all ranks.
     """
 
-    def __init__(self, group: Group, num_bytes: int):
+    def __init__(self, group: RankGroup, num_bytes: int):
         self.group, self.num_bytes = group, num_bytes
         self._where = f"[rank {group.rank}/{group.size}]"
         device = torch.cuda.current_device()
         self._device = torch.device("cuda", device)
         torch.zeros(1, device="cuda")  # creates the primary context
         self._agree(device)
-        self._own, self._mapped, self._closed = 0, {}, False
-        self.peer_ptr: list[int] = []
+        self._own = 0  # address of this rank's copy
+        self._mapped: dict[int, int] = {}  # rank -> address of its copy, as mapped here
+        self._closed = False
+        self.peer_ptr: list[int] = []  # addresses of all ranks' copies, by rank
         handles = self._together(self._allocate)
         self.peer_ptr = self._together(lambda: self._map(handles))[group.rank]
 
     def _together(self, attempt: Callable[[], Any]) -> list[Any]:
-        """What it gives on each rank. Where it fails on one, all raise that one's error: nobody waits for a rank that
-        has given up."""
+        """The result of `attempt` on each rank. If it fails on one, all ranks raise that error: none waits for a rank
+        that has given up."""
         result, problem = None, None
         try:
             result = attempt()
@@ -63,7 +51,7 @@ class SymmetricMemory:
         return [result for result, _ in outcomes]
 
     def _allocate(self) -> bytes:
-        """The handle by which others map it."""
+        """Allocates this rank's copy; returns the handle by which other ranks map it."""
         cu = api()
         self._own = int(
             check(cu.cuMemAlloc(self.num_bytes), f"{self._where} {self.num_bytes} B of symmetric GPU memory")
@@ -79,7 +67,7 @@ class SymmetricMemory:
         return [self._mapped.get(rank, self._own) for rank in range(self.group.size)]
 
     def _agree(self, device: int) -> None:
-        """Before anything is allocated: equal sizes, and every GPU within reach. All ranks raise the same way."""
+        """Before anything is allocated: sizes are equal and GPUs reach each other, else ValueError on all ranks."""
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         peers = self.group.allgather((uuid, self.group.node, self.num_bytes))
         here = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
@@ -116,14 +104,13 @@ class SymmetricMemory:
             ) from None
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, keep: object = None) -> Tensor:
-        """A tensor over this rank's copy. Not to be used after close(). keep: an object to live as long as it."""
+        """A tensor over this rank's copy, not to be used after close(). keep: an object that lives as long as it."""
         length = prod(shape)
         storage = self.storage(offset, length * dtype.itemsize, keep)
         return torch.empty(0, dtype=dtype, device="cuda").set_(storage, 0, (length,), (1,)).view(shape)
 
     def storage(self, offset: int, num_bytes: int, keep: object = None) -> torch.UntypedStorage:
-        """The same for Tensor.set_. keep: lives as long as the storage, so as long as any tensor that is set to it, or
-        a view of one."""
+        """The same for Tensor.set_. keep: an object that lives as long as the storage, hence as any tensor on it."""
         if offset + num_bytes > self.num_bytes:
             raise ValueError(f"{num_bytes} B at {offset} reach beyond the {self.num_bytes} B of symmetric memory")
         storage: Any = torch._C._construct_storage_from_data_pointer(self._own + offset, self._device, num_bytes)
@@ -131,27 +118,28 @@ class SymmetricMemory:
         return storage
 
     def close(self) -> None:
-        """Collective while all ranks live: nobody frees what another still maps. Does not wait when one has died."""
+        """Collective while all ranks live: no rank frees what another one still maps. Does not wait when one has
+        died."""
         if self._closed:
             return
         self._closed = True
         torch.cuda.synchronize()
-        self._meet()
+        self._barrier()
         cu = api()
         for rank, pointer in self._mapped.items():
             check(cu.cuIpcCloseMemHandle(pointer), f"unmapping rank {rank}'s memory")
         self.peer_ptr = []
-        self._meet()
+        self._barrier()
         if self._own:
             check(cu.cuMemFree(self._own), "freeing symmetric memory")
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         if not self.group.lost_ranks():
             self.group.barrier()
 
 
 class HostWords:
-    """uint32 words in host memory that kernels write straight into. device_ptr: their address on the GPU."""
+    """uint32 words in pinned host memory that kernels write directly. count: how many."""
 
     def __init__(self, count: int):
         cu = api()
@@ -159,6 +147,7 @@ class HostWords:
         self._pointer = int(check(cu.cuMemHostAlloc(count * 4, flags), "pinned host memory"))
         self.words = (ctypes.c_uint32 * count).from_address(self._pointer)
         ctypes.memset(self._pointer, 0, count * 4)
+        # The words' address on the GPU.
         self.device_ptr = int(check(cu.cuMemHostGetDevicePointer(self._pointer, 0), "mapping pinned host memory"))
 
     def close(self) -> None:

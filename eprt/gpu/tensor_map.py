@@ -1,11 +1,11 @@
-"""Tensor maps: how the GPU's bulk copies find boxes of a matrix (cuTensorMapEncodeTiled)."""
+"""Tensor maps: descriptions of a matrix from which the GPU's bulk copies take boxes (cuTensorMapEncodeTiled)."""
 
 import ctypes
 import functools
 
 from eprt.gpu.driver import CudaError, api
 
-BOX_BYTES = 128  # of a box's rows: all that its swizzle can mix
+BOX_BYTES = 128  # of each row of a box: the width of the swizzle
 # CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 _UINT8, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_TO_256B, _FILL_WITH_ZEROS = 0, 0, 3, 3, 0
 _ALIGNMENT = 64
@@ -15,15 +15,28 @@ TensorMap = ctypes.c_uint64 * 16
 
 @functools.lru_cache(maxsize=4096)
 def byte_matrix(address: int, rows: int, columns: int, box_rows: int) -> TensorMap:  # type: ignore[valid-type]
-    """Of [rows, columns] bytes without gaps; boxes of box_rows by 128, swizzled as tensor cores read them. What a box
-    holds past the end of the matrix is 0. address and columns: multiples of 16; box_rows: at most 256."""
+    """The map of a contiguous matrix of [rows, columns] bytes, in boxes of box_rows x 128, swizzled as tensor cores
+    read them. What a box holds beyond the matrix is 0.
+
+    address, columns: multiples of 16.
+    box_rows: at most 256.
+    """
     memory = (ctypes.c_uint8 * (ctypes.sizeof(TensorMap) + _ALIGNMENT))()
     at = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
     status = _encode()(
-        at, _UINT8, 2, address, (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns),
-        (ctypes.c_uint32 * 2)(BOX_BYTES, box_rows), (ctypes.c_uint32 * 2)(1, 1), _NO_INTERLEAVE, _SWIZZLE_128B,
-        _PROMOTE_TO_256B, _FILL_WITH_ZEROS,
-    )  # fmt: skip
+        at,
+        _UINT8,
+        2,
+        address,
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(columns),
+        (ctypes.c_uint32 * 2)(BOX_BYTES, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        _NO_INTERLEAVE,
+        _SWIZZLE_128B,
+        _PROMOTE_TO_256B,
+        _FILL_WITH_ZEROS,
+    )
     if status:
         _, text = api().cuGetErrorString(api().CUresult(status))
         raise CudaError(f"a tensor map of {rows} x {columns} bytes: {text.decode() if text else status}")

@@ -1,6 +1,6 @@
-"""From the host's arrays to a GPU's tensors without waiting for the GPU: through pinned memory, in stream order.
+"""Copies host arrays to GPU tensors without waiting for the GPU: through pinned memory, in stream order.
 
-A plain Tensor.to() from ordinary memory waits until everything launched before it has been computed.
+A plain Tensor.to() from pageable memory waits until everything launched before it has been computed.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,10 @@ _ALIGNMENT = 16  # bytes; enough for any dtype's view
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The arrays as tensors of the same dtypes and shapes: on a GPU by one copy, on the CPU the arrays' own memory.
+    """The arrays as tensors of the same dtypes and shapes.
 
-    The arrays may be changed when this returns, on a GPU.
+    On a GPU they are copied by one copy, and the arrays may be changed when this returns; on the CPU the tensors share
+    the arrays' memory.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
@@ -26,10 +27,10 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
         starts.append(at)
         host[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         at += size
-    # torch's pinned memory is reused only after copies from it are done.
-    there = staging.to(device, non_blocking=True)
+    # torch reuses pinned memory only after copies from it are done.
+    on_gpu = staging.to(device, non_blocking=True)
     return [
-        there[start : start + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
+        on_gpu[start : start + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
         for start, array in zip(starts, arrays)
     ]
 

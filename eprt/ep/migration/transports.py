@@ -28,12 +28,12 @@ def _make_gpu_transport(group: EPGroup, pools: Sequence[WeightPool]) -> Transpor
     from eprt.ep.migration.peer import PeerTransport
     from eprt.ep.migration.peer_copies import PeerCopies
     from eprt.ep.migration.staged import StagedTransport
-    from eprt.gpu.peers import PeerTensors, UnreachableError
+    from eprt.gpu.peers import PeerAccessError, PeerTensors
 
     parts = [part for pool in pools for part in pool.parts]
     try:
         copies = PeerCopies(PeerTensors(group, parts))
-    except UnreachableError as error:
+    except PeerAccessError as error:
         _log.log(logging.WARNING if group.rank == 0 else logging.DEBUG, "experts move through host memory: %s", error)
         return StagedTransport(group)
     return PeerTransport(group, pools, copies, PEER_CHUNK_BYTES)
