@@ -30,9 +30,10 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
     """Triton 3.6's own multiplies the bits of bfloat16 as if they were integers."""
     wide = [
         interpreter._convert_float(x.data, x.dtype.scalar, tl.float32, None).view(np.float32)
-        if x.dtype.scalar != tl.float32 else x.data
+        if x.dtype.scalar != tl.float32
+        else x.data
         for x in (a, b)
-    ]  # fmt: skip
+    ]
     return interpreter.TensorHandle(np.matmul(*wide) + d.data, d.dtype.scalar)
 
 

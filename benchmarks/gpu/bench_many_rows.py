@@ -68,7 +68,7 @@ def main() -> None:
         counts = counts_of(experts, rows, spread)
         x, scale = quantize_rows(torch.randn(sum(counts), HIDDEN, device="cuda", dtype=torch.bfloat16))
         y, known = torch.empty(x.shape, device="cuda", dtype=torch.bfloat16), KnownRows(counts, list(range(experts)))
-        count, storage = (torch.tensor(values, device="cuda").int() for values in (counts, known.storages))
+        count, storage = (torch.tensor(values, device="cuda").int() for values in (counts, known.matrices))
         row = {}
         for name, call in (
             ("grouped", lambda: grouped_experts(x, count, w13, w2, y, storage, scale)),  # noqa: B023

@@ -39,7 +39,7 @@ SHOWN = (
     "BLOCK_K",
     "TILE",
     "KEYS",
-    "ONE_TOKEN",
+    "REQUESTS",
     "SPLIT",
     "SPLIT_K",
     "ADD",

@@ -32,7 +32,7 @@ from eprt.ops.cuda import cublas
 from eprt.ops.cuda.grouped_gemm import grouped_gemm, tiling_of
 from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
-from eprt.ops.tuning import Shape, Tiling
+from eprt.ops.tuning import ProductShape, Tiling
 from eprt.ops.weight import Weight
 
 NUM_RANKS = 0
@@ -46,7 +46,7 @@ _SMS, _SHARED_BYTES = 132, 220 << 10
 FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16}
 
 
-def candidates(shape: Shape, rows: int) -> list[Tiling]:
+def candidates(shape: ProductShape, rows: int) -> list[Tiling]:
     """block_n stays 128 where the product quantises its result. Tiles much taller than an expert's rows waste work."""
     quantises = shape.gated and shape.kind == "fp8"
     block_k = 128 if shape.kind == "fp8" else 64
@@ -60,7 +60,7 @@ def candidates(shape: Shape, rows: int) -> list[Tiling]:
     ]
 
 
-def dense_candidates(shape: Shape, rows: int) -> list[Tiling]:
+def dense_candidates(shape: ProductShape, rows: int) -> list[Tiling]:
     """As many parts of K as keep each SM busy once to four times."""
     tall = [block_m for block_m in (16, 32, 64, 128) if max(16, rows // 2) <= block_m <= max(16, rows)]
     found = []
@@ -72,7 +72,7 @@ def dense_candidates(shape: Shape, rows: int) -> list[Tiling]:
     return found
 
 
-def cluster_candidates(shape: Shape, rows: int) -> list[ClusterTiling]:
+def cluster_candidates(shape: ProductShape, rows: int) -> list[ClusterTiling]:
     """One or two thread blocks on most SMs, all at once if K is split; loads as far ahead as shared memory allows."""
     if rows > cluster_product.TOKENS[-1]:
         return []
@@ -90,7 +90,7 @@ def cluster_candidates(shape: Shape, rows: int) -> list[ClusterTiling]:
     return list(found)
 
 
-def compile_ahead(shape: Shape, rows: int, tiling: Tiling | ClusterTiling) -> None:
+def compile_ahead(shape: ProductShape, rows: int, tiling: Tiling | ClusterTiling) -> None:
     """In a process of its own: leaves the kernel in its cache."""
     from benchmarks.gpu.gpu_kernels import CompiledOnly, tensor, weight
 
@@ -112,7 +112,7 @@ def compile_ahead(shape: Shape, rows: int, tiling: Tiling | ClusterTiling) -> No
         grouped_gemm(x, w, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling)
 
 
-def compile_all(cases: list[tuple[Shape, int]], jobs: int) -> None:
+def compile_all(cases: list[tuple[ProductShape, int]], jobs: int) -> None:
     """Every kernel once: what only changes the grid, or the sizes of a dense product, changes no kernel."""
     work = {}
     for shape, rows in cases:
@@ -127,7 +127,7 @@ def compile_all(cases: list[tuple[Shape, int]], jobs: int) -> None:
         list(pool.map(compile_ahead, *zip(*work.values())))
 
 
-def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
+def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
     """(fastest, its seconds, the default's seconds). Rows are drawn anew for each shape, the same for all tilings."""
     make = fp8_weight if shape.kind == "fp8" else bf16_weight
     weight = make(shape.experts, shape.n * (2 if shape.gated else 1), shape.k)
@@ -157,7 +157,7 @@ def tune(shape: Shape, rows: int) -> tuple[Tiling, float, float]:
     return best[1], best[0], default_s
 
 
-def tune_dense(shape: Shape, rows: int) -> tuple[Tiling | ClusterTiling | None, float, float]:
+def tune_dense(shape: ProductShape, rows: int) -> tuple[Tiling | ClusterTiling | None, float, float]:
     """(fastest, None for cuBLAS; its seconds; cuBLAS's seconds)"""
     weights = [fp8_weight(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
     x = torch.randn(rows, shape.k, device="cuda", dtype=torch.bfloat16)
@@ -203,12 +203,12 @@ def main() -> None:
     arguments = parser.parse_args()
     kind = "fp8" if arguments.format == "fp8" else "same"
     shapes = [
-        Shape(arguments.experts, n, k, kind, gated)
+        ProductShape(arguments.experts, n, k, kind, gated)
         for gated, n, k in ((True, arguments.width, arguments.hidden), (False, arguments.hidden, arguments.width))
     ]
     if arguments.dense:
         sizes = ((int(size) for size in text.split("x")) for text in arguments.dense)
-        shapes = [Shape(1, n, k, "dense", gated=False) for n, k in sizes]
+        shapes = [ProductShape(1, n, k, "dense", gated=False) for n, k in sizes]
     default_rows = DENSE_ROWS if arguments.dense else ROWS
     cases = [(shape, rows) for shape in shapes for rows in arguments.rows or default_rows]
     compile_all(cases, arguments.jobs)

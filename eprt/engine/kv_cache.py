@@ -203,7 +203,7 @@ class KVCache:
 
 def cache_format(name: str, model: Model) -> KVFormat:
     """How entries are stored: name is EngineConfig.kv_cache_dtype. ValueError for sizes that fp8 cannot have."""
-    return KVFormat.named(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
+    return KVFormat.from_name(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
 
 
 def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVFormat, num_useful: int) -> int:

@@ -1,4 +1,7 @@
-"""Operators: on CPU tensors by the kernels of csrc/cpu, on GPU tensors by ops/cuda. reference.py: slow oracles."""
+"""Operators: csrc/cpu computes them on CPU tensors, ops/cuda on GPU tensors. reference.py holds their slow oracles.
+
+Knows tensors and their formats, nothing of layers, ranks or requests.
+"""
 
 from eprt.ops import attention, checksum, choices, elementwise, replicas, rows
 from eprt.ops import gate as gates
@@ -12,7 +15,7 @@ add_rows = by_device(rows.add_rows)
 cache_insert = by_device(attention.cache_insert)
 choose_slots = by_device(replicas.choose_slots)
 count_choices = by_device(choices.count_choices)
-# grouped_experts in two, for what runs between and beside them.
+# grouped_experts in two halves, so that other work can run between and beside them.
 experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
 gate_topk = by_device(gates.gate_topk)
 grouped_experts = by_device(products.grouped_experts)

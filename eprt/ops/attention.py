@@ -1,19 +1,20 @@
 """Multi-head latent attention over a paged latent cache, and the cache itself.
 
 kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the
-rotated shared key; or fp8 entries, [num_pages, page_size, bytes] uint8 (KVFormat). page_table_BP: int32 [B, P], the
-pages of each request in order (entries past its length are ignored). seq_len_B: int32 [B], context length of each
-request including its new tokens, whose cache entries are already inserted. w_kv_b: float32 or bfloat16
-[heads * (nope + value), kv_lora_rank], rows per head [nope | value].
+    rotated shared key; or fp8 entries, [num_pages, page_size, bytes] uint8 (KVFormat).
+page_table_BP: int32 [B, P], the pages of each request in order; entries past its length are ignored.
+seq_len_B: int32 [B], the context length of each request, including its new tokens, whose cache entries are already
+    inserted.
+w_kv_b: float32 or bfloat16 [heads * (nope + value), kv_lora_rank], rows per head [nope | value].
 
-Queries may be strided views as long as their last dimension is contiguous (the halves of one projection are). Softmax
-and accumulation are fp32. Where queries and weight are bfloat16, the cache too or fp8, and the CPU multiplies bfloat16
-natively, products take bfloat16 inputs (the absorbed query, the expanded keys and values and the softmax weights are
-rounded to it, fp8 latents times their scale too); otherwise everything is fp32.
+Queries may be strided views whose last dimension is contiguous (such as the halves of one projection). Softmax and
+accumulation are fp32. Products take bfloat16 inputs where queries and weight are bfloat16, the cache is bfloat16 or
+fp8, and the CPU multiplies bfloat16 natively: the absorbed query, the expanded keys and values, the softmax weights and
+the scaled fp8 latents are then rounded to bfloat16. Otherwise everything is fp32.
 
-Within one of the two operators a row's result is the same to the bit whatever else is in the batch, wherever its pages
-lie, however the prompt was cut into chunks, and for any number of threads. Between mla_decode and mla_extend it agrees
-to rounding only: they order the same sums differently.
+Each of the two operators is batch-invariant: a row has the same bits whatever else is in the batch, wherever its pages
+lie, however the prompt was cut into chunks, and for any number of threads. mla_decode and mla_extend agree up to
+rounding only: they order the same sums differently.
 """
 
 from dataclasses import dataclass
@@ -30,11 +31,11 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Rotation:
-    """What rope_interleaved or rope_half is to be told, for queries that are not rotated yet."""
+    """The rotary embedding that queries still need."""
 
-    cos_sin_PR: Tensor
-    position_T: Tensor
-    interleaved: bool
+    cos_sin_PR: Tensor  # as for rope_interleaved and rope_half
+    position_T: Tensor  # likewise
+    interleaved: bool  # which of the two
 
 
 def _rotated(x_TNR: Tensor, rotation: Rotation) -> Tensor:
@@ -52,7 +53,7 @@ def _check_dtype(name: str, x: Tensor, *allowed: torch.dtype) -> None:
 
 
 def _index(name: str, x: Tensor, ndim: int) -> Tensor:
-    """x as the kernels read it: int32, last dimension contiguous."""
+    """x as the kernels read it: int32, contiguous."""
     _check_dtype(name, x, torch.int32, torch.int64)
     _check(x.dim() == ndim, f"{name} has {x.dim()} dimensions, must have {ndim}")
     return x.to(torch.int32).contiguous()
@@ -69,10 +70,11 @@ def _check_pages(kv_pages: Tensor) -> None:
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
-    """Writes entry t at slot kv_slot_T[t] = page * page_size + offset (int32 or int64; all different).
+    """Writes entry t at slot kv_slot_T[t] = page * page_size + offset.
 
-    kv_TD: float32 or bfloat16 [T, D], rounded to the cache's dtype. rope_size: how many of the D are the rotated
-    key; fp8 pages need to know. ValueError for a slot outside the pool: nothing is then written.
+    kv_slot_T: int32 or int64, all different. ValueError for a slot outside the pool; nothing is written then.
+    kv_TD: float32 or bfloat16 [T, D], rounded to the cache's dtype.
+    rope_size: how many of the D values are the rotated key; needed for fp8 pages.
     """
     _check_pages(kv_pages)
     _check_dtype("kv", kv_TD, *_DTYPES)
@@ -95,7 +97,7 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
 
 
 def _fp8_entries(kv_TD: Tensor, rope_size: int, width: int) -> Tensor:
-    """The bytes of fp8 entries, two by two as bfloat16: they are copied into pages that are looked at alike."""
+    """fp8 entries, pairs of bytes viewed as bfloat16: they are copied to pages viewed the same way."""
     _check(rope_size >= 1, f"rope_size={rope_size}: an fp8 cache needs to know the rotated key's size")
     entry = KVFormat(kv_TD.shape[-1] - rope_size, rope_size, torch.uint8)
     _check(
@@ -115,8 +117,10 @@ def latent_insert(
     position_T: Tensor,
     interleaved: bool,
 ) -> None:
-    """What the projection made of each token becomes its cache entry: RMSNorm of the latent, rotation of the key,
-    cache_insert. cos_sin_PR, position_T, interleaved: see rope_interleaved and rope_half."""
+    """Inserts each token's projection kv_TD: RMSNorm of the latent, rotation of the key, cache_insert.
+
+    cos_sin_PR, position_T, interleaved: see rope_interleaved and rope_half.
+    """
     rope_size = kv_TD.shape[1] - norm_weight_L.shape[0]
     latent_TL, k_rope_TR = kv_TD.split([norm_weight_L.shape[0], rope_size], dim=-1)
     k_rope_TR = _rotated(k_rope_TR.unsqueeze(1), Rotation(cos_sin_PR, position_T, interleaved)).squeeze(1)
@@ -125,7 +129,7 @@ def latent_insert(
 
 
 def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, softmax_scale: float) -> Tensor:
-    """Checks shapes and dtypes against each other; returns the empty result [T, N, value]."""
+    """The empty result [T, N, value]. ValueError when shapes or dtypes do not fit each other."""
     _check_pages(kv_pages)
     for name, x in (("q_nope", q_nope), ("q_rope", q_rope)):
         _check(x.dim() == 3, f"{name} has shape {tuple(x.shape)}, must be [tokens, heads, dim]")
@@ -161,7 +165,7 @@ def _output(q_nope: Tensor, q_rope: Tensor, kv_pages: Tensor, w_kv_b: Tensor, so
 def _explain(
     b: int, kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, first: int, end: int, total: int
 ) -> str:
-    """What is wrong with request b, whose query rows are first..end of `total`."""
+    """The error message for request b, whose query rows are first..end of `total`."""
     num_pages, page_size, _ = kv_pages.shape
     seq_len = int(seq_len_B[b])
     rises = 0 <= first <= end <= total
@@ -192,8 +196,9 @@ def mla_decode(
 ) -> Tensor:
     """One new token per request, absorbed form: [B, N, value]. Split-KV in two phases; heads folded into the GEMM.
 
-    rotation: of q_rope, where that is still to be done. plans: what kernels made of these lengths, for the same step's
-    other layers: the dict that they were given too, empty for the first; for GPUs, unused here.
+    rotation: of q_rope, if it is not rotated yet.
+    plans: what kernels derived from seq_len_B, shared by the layers of one step: a dict that is empty for the first
+        layer. For GPUs, unused here.
     ValueError when a request's pages or length do not fit the cache; nothing is computed then.
     """
     if rotation is not None:
@@ -225,10 +230,11 @@ def mla_extend(
     softmax_scale: float,
     num_context: int | None = None,
 ) -> Tensor:
-    """The last query_start_B1[b+1] - query_start_B1[b] tokens of each request (int32 [B+1], packed): [T, N, value].
+    """Attention of each request's last tokens, packed: [T, N, value].
 
-    The cached prefix is a rectangle, the chunk a causal triangle; the score matrix is never materialised. A request may
-    have no new tokens. num_context: the sum of seq_len_B or more, where the host knows; for GPUs, unused here.
+    Scores of the cached prefix are a rectangle, those of the chunk a causal triangle; they are never materialised.
+    query_start_B1: int32 [B + 1], the first query row of each request, and T. A request may have no new tokens.
+    num_context: the sum of seq_len_B or an upper bound, if the host knows one. For GPUs, unused here.
     ValueError when rows, pages or lengths do not fit; nothing is computed then.
     """
     out_TNV = _output(q_nope_TNC, q_rope_TNR, kv_pages, w_kv_b, softmax_scale)

@@ -1,7 +1,7 @@
 """by_device: one operator, an implementation per kind of device. The first argument, a tensor, says which.
 
-The CPU's functions hold the contract: signature, docstring, checks. A device's module has functions of the same names
-and signatures, is imported when its first tensor comes, and may ask more of its input where its own docstring says so.
+The CPU functions are the contract: signature, docstring, checks. A device's module has functions of the same names and
+signatures. It is imported at the first tensor of that device, and its docstrings name any further requirements.
 """
 
 import functools
@@ -16,7 +16,7 @@ _MODULES = {"cuda": "eprt.ops.cuda"}
 
 
 def by_device(cpu: Operator) -> Operator:
-    """The operator that calls `cpu` for CPU tensors, and its namesake in a device's module for others."""
+    """The operator that calls `cpu` for CPU tensors, and the function of that name in a device's module for others."""
 
     @functools.wraps(cpu)
     def call(x, *args, **kwargs):
@@ -29,7 +29,7 @@ def by_device(cpu: Operator) -> Operator:
 
 
 def gpu_only(name: str) -> Callable[..., Any]:
-    """The operator that devices' modules have and CPUs do not."""
+    """An operator that only devices' modules have."""
 
     def call(x, *args, **kwargs):
         device = x.device.type
@@ -43,7 +43,7 @@ def gpu_only(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def implementations(device: str) -> Any:
-    """The module of a kind of device. ImportError says what it lacks; ValueError names a device there is none for."""
+    """The module for a kind of device. ImportError names what is missing; ValueError names a device without module."""
     if device not in _MODULES:
         raise ValueError(f"eprt has no operators for device {device!r}; there are cpu, {', '.join(_MODULES)}")
     try:

@@ -1,4 +1,7 @@
-"""One seeded draw per row of logits: temperature, truncation, inverse of the cumulative distribution."""
+"""One draw per row of logits: temperature, truncation, inverse of the cumulative distribution.
+
+Knows no random generator: the caller draws u.
+"""
 
 import numpy as np
 import torch
@@ -9,7 +12,7 @@ from eprt.ops import native
 
 _PARAMETERS = (("temperature", np.float32), ("min_p", np.float64), ("top_k", np.int64), ("top_p", np.float64))
 
-# Logits that plain torch draws from at once: a dozen intermediates of this size, some fp64, exist at a time.
+# Logits that plain torch processes at once: a dozen intermediates of this size, some fp64, exist at a time.
 _BLOCK_ELEMENTS = 1 << 24
 
 
@@ -25,13 +28,16 @@ def draw(
 ) -> Tensor:
     """int64 [Y]: a token for each of these rows.
 
-    logits_XV: fp32. row_Y: int64, distinct or not. Per draw: temperature (float32, above 0); min_p (float64) drops
-    tokens less likely than min_p times the most likely one; top_k (int64, 0: all) keeps the k most likely; top_p
-    (float64) keeps the fewest most likely ones that reach top_p of what is left, lower ids first among equals;
-    u (float64 in [0, 1)) chooses the first token at which the cumulative distribution exceeds it.
+    logits_XV: fp32.
+    row_Y: int64, a row of logits per draw; rows may recur.
+    temperature: float32, above 0.
+    min_p: float64; drops tokens less likely than min_p times the most likely one.
+    top_k: int64; keeps the k most likely tokens; 0 keeps all.
+    top_p: float64; keeps the fewest most likely tokens that reach top_p of the rest, lower ids first among equals.
+    u: float64 in [0, 1); chooses the first token at which the cumulative distribution exceeds u.
 
-    On CPU a kernel of its own, elsewhere torch, which waits for nothing. A row of NaN or infinite logits gives some
-    token. Raises ValueError for logits or rows of a wrong type, shape or value.
+    A kernel draws on CPUs, torch elsewhere, without waiting for the device. A row of NaN or infinite logits gives an
+    arbitrary token. ValueError for logits or rows of a wrong dtype, shape or value.
     """
     if logits_XV.dim() != 2 or logits_XV.dtype != torch.float32 or logits_XV.shape[1] == 0:
         raise ValueError(f"logits must be float32 [rows, vocabulary], got {logits_XV.dtype} {tuple(logits_XV.shape)}")
@@ -52,7 +58,7 @@ def draw(
 
 
 def draw_with_torch(logits_XV: Tensor, row_Y: np.ndarray, given: dict[str, np.ndarray]) -> Tensor:
-    """draw() on any device, some rows at a time. given: draw()'s arrays by name."""
+    """draw() on any device, in blocks of rows. given: draw()'s arrays by name."""
     arrays = [row_Y, *(np.asarray(given[name], dtype=dtype) for name, dtype in (*_PARAMETERS, ("u", np.float64)))]
     rows_Y, temperature_Y, min_p_Y, top_k_Y, top_p_Y, u_Y = upload(arrays, logits_XV.device)
     size = max(1, _BLOCK_ELEMENTS // logits_XV.shape[1])
@@ -74,9 +80,9 @@ def draw_from(prob_YV: Tensor, u_Y: Tensor) -> Tensor:
 def kept_probs(
     logits_YV: Tensor, temperature_Y: Tensor, min_p_Y: Tensor, top_k_Y: Tensor, top_p_Y: Tensor, truncates: bool
 ) -> Tensor:
-    """What draw() draws from: probabilities of the tokens that are kept, not summing to 1, and 0 for the others.
+    """What draw() draws from: the probabilities of kept tokens, which do not sum to 1, and 0 for the others.
 
-    truncates: whether any row has a top_k or top_p. Differs from the oracle's draw_probs in nothing but how it waits.
+    truncates: whether any row has a top_k or top_p. Equals the oracle's draw_probs, but does not wait for the device.
     """
     logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
     prob_YV = (logits_YV / temperature_Y.unsqueeze(1)).softmax(dim=-1)
@@ -85,7 +91,7 @@ def kept_probs(
         return prob_YV
     vocab_size = prob_YV.shape[1]
     k_Y1 = torch.where(top_k_Y > 0, top_k_Y.clamp(max=vocab_size), vocab_size).unsqueeze(1)
-    # Stable: lower token ids come first among equals.
+    # A stable sort: lower token ids come first among equals.
     sorted_YV, order_YV = prob_YV.sort(dim=-1, descending=True, stable=True)
     mass_YV = sorted_YV.cumsum(dim=-1, dtype=torch.float64)
     wanted_Y1 = top_p_Y.unsqueeze(1) * mass_YV.gather(1, k_Y1 - 1)

@@ -1,4 +1,4 @@
-"""Row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding. fp32 inside, the input's dtype outside.
+"""Row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding. They compute in fp32 and return the input's dtype.
 
 Inputs are float32 or bfloat16 and may be strided views whose last dimension is contiguous; results are contiguous. Each
 row is computed alone: its bits depend neither on the other rows nor on the number of threads.
@@ -30,7 +30,7 @@ def _checked_norm_weight(weight_H: Tensor, size: int) -> Tensor:
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, per row of the last dimension. Rows may be strided."""
+    """x / sqrt(mean(x^2) + eps) * weight, per row."""
     x = _checked_rows("x", x_TH, 2)
     out_TH = x.new_empty(x.shape)
     native.load().rms_norm(x, _checked_norm_weight(weight_H, x.shape[1]), eps, out_TH, torch.get_num_threads())
@@ -38,7 +38,7 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual); the sum is rounded to x's dtype before the norm, as in two steps."""
+    """(rms_norm(x + residual), x + residual). The sum is rounded to x's dtype before the norm, as two operators do."""
     x, residual = _checked_rows("x", x_TH, 2), _checked_rows("residual", residual_TH, 2)
     _check(
         x.shape == residual.shape and x.dtype == residual.dtype,
@@ -62,16 +62,18 @@ def silu_mul(x_TI2: Tensor) -> Tensor:
 def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
     """Rotates pairs (2i, 2i+1) of the last dimension: DeepSeek's layout.
 
-    cos_sin_PR: fp32 [positions, R], cos then sin, each R/2. position_T: int64 or int32 [T], rows of that table.
-    Results keep the interleaved order, as the complex product in transformers' DeepSeek V2 does. Its V3 (with
-    rope_interleave) leaves the even results in the lower half and the odd ones in the upper half: the same numbers
-    permuted. Queries and keys are permuted alike, so their products agree. ValueError for a position outside the table.
+    cos_sin_PR: fp32 [positions, R], cos then sin, each R/2.
+    position_T: int64 or int32 [T], rows of that table. ValueError for a position outside it.
+
+    Results keep the interleaved order, as the complex product in transformers' DeepSeek V2 does. transformers' V3 (with
+    rope_interleave) stores the even results in the lower half and the odd ones in the upper half: the same numbers,
+    permuted. Queries and keys are permuted alike, so their products agree.
     """
     return _rope(x_TNR, cos_sin_PR, position_T, interleaved=True)
 
 
 def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    """Rotates pairs (i, i + R/2): Llama's layout, for checkpoints with rope_interleave false. Else rope_interleaved."""
+    """Rotates pairs (i, i + R/2): Llama's layout, for checkpoints with rope_interleave false. See rope_interleaved."""
     return _rope(x_TNR, cos_sin_PR, position_T, interleaved=False)
 
 

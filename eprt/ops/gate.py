@@ -17,13 +17,16 @@ def gate_topk(
     routed_scaling_factor: float,
     token_id_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(weights_TK fp32, expert_idx_TK int64), best expert first, ties to the lowest index. logits_TE: fp32.
+    """(weights_TK fp32, expert_idx_TK int64), best expert first, ties to the lowest index.
 
-    scoring "sigmoid": scores = sigmoid(logits), group score = sum of its two best; "softmax" and "softmax_topk":
-    softmax over all experts, group score = its best. bias_E (fp32) shifts the choice of groups and experts, never the
-    weights. The best topk_group of n_group groups may be chosen from. Weights are scores, divided by their sum when
-    norm_topk_prob, times routed_scaling_factor. (DeepSeek-V3 inference/model.py, Gate.)
-    token_id_T: where it is negative the row is padding; the experts it chooses are all -1.
+    After Gate in DeepSeek-V3's inference/model.py.
+    logits_TE: fp32.
+    bias_E: fp32; shifts the choice of groups and experts, never the weights.
+    scoring: "sigmoid": scores = sigmoid(logits), a group's score is the sum of its two best; "softmax" and
+        "softmax_topk": scores = softmax over all experts, a group's score is its best.
+    n_group, topk_group: experts are chosen from the best topk_group of n_group groups.
+    norm_topk_prob: weights are the scores divided by their sum; else the scores. Both times routed_scaling_factor.
+    token_id_T: a negative id marks a padding row, whose experts are all -1.
     """
     num_tokens, num_experts = logits_TE.shape
     if logits_TE.dtype != torch.float32:

@@ -1,10 +1,12 @@
-"""KVFormat: how one token's cache entry is stored, its latent and its rotated key.
+"""KVFormat: how one token's cache entry, its latent and its rotated key, is stored.
 
 plain   [latent | rotated key], float32 or bfloat16.
 fp8     bytes (a cache of torch.uint8): the latent in e4m3, the rotated key in bfloat16, one fp32 scale, padding to 16
         bytes. latent = e4m3 * scale, scale = max|latent| / 448. DeepSeek-V3: 512 + 128 + 4 + 12 = 656 bytes instead of
-        1152. The rotated key keeps its precision: positions live in it. One scale is enough: e4m3 is floating point,
-        so that values 2^14 below the largest still have all their bits.
+        1152. The rotated key keeps its precision because it encodes positions. One scale is enough: e4m3 is a floating
+        point format, so values 2^14 below the largest still have all their bits.
+
+Knows nothing of pages.
 """
 
 from dataclasses import dataclass
@@ -13,18 +15,18 @@ import torch
 from torch import Tensor
 
 FP8_MAX = 448.0
-# So that a latent of zeros divides by something.
+# Keeps a latent of zeros from dividing by zero.
 SMALLEST_SCALE = 1e-12
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class KVFormat:
-    """latent_size, rope_size: numbers of values. dtype: of the cache tensor, torch.uint8 for fp8."""
+    """Sizes and dtype of a cache entry."""
 
-    latent_size: int
-    rope_size: int
-    dtype: torch.dtype
+    latent_size: int  # values
+    rope_size: int  # values of the rotated key
+    dtype: torch.dtype  # of the cache tensor; torch.uint8 for fp8
 
     def __post_init__(self):
         if self.is_fp8 and (self.latent_size % 4 or self.rope_size % 2):
@@ -34,7 +36,7 @@ class KVFormat:
             )
 
     @staticmethod
-    def named(name: str, latent_size: int, rope_size: int, model_dtype: torch.dtype) -> "KVFormat":
+    def from_name(name: str, latent_size: int, rope_size: int, model_dtype: torch.dtype) -> "KVFormat":
         """name: "auto" (the model's dtype), "bf16" or "fp8"."""
         dtype = {"auto": model_dtype, "bf16": torch.bfloat16, "fp8": torch.uint8}[name]
         return KVFormat(latent_size, rope_size, dtype)
@@ -51,7 +53,7 @@ class KVFormat:
         return -(-(self.latent_size + 2 * self.rope_size + 4) // _ALIGNMENT) * _ALIGNMENT
 
     def encode(self, kv_TD: Tensor) -> Tensor:
-        """[T, width] from plain entries [T, latent + rope]. The slow oracle of the GPU's insertion."""
+        """Stored entries [T, width] from plain ones [T, latent + rope]. The slow oracle of the GPU's insertion."""
         if not self.is_fp8:
             return kv_TD.to(self.dtype)
         latent, rope = kv_TD.float().split([self.latent_size, self.rope_size], dim=-1)
@@ -61,7 +63,7 @@ class KVFormat:
         return torch.nn.functional.pad(entry, (0, self.width - entry.shape[-1]))
 
     def decode(self, entries: Tensor) -> Tensor:
-        """fp32 [.., latent + rope] from stored entries [.., width]."""
+        """Plain entries, fp32 [.., latent + rope], from stored ones [.., width]."""
         if not self.is_fp8:
             return entries.float()
         ends = [self.latent_size, self.latent_size + 2 * self.rope_size, self.latent_size + 2 * self.rope_size + 4]

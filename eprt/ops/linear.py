@@ -1,8 +1,8 @@
-"""Matrix products with (N, K) weights: dense layers, and the routed experts of a rank.
+"""Matrix products with weights [N, K]: dense layers, and the routed experts of a rank.
 
-Batch-invariant: an output row depends on its own input row alone, whatever else is in the batch, so that sampling is
-reproducible under any batch composition. Accumulation is fp32; another instruction set may round differently.
-Threads: as many as torch.get_num_threads(); their number does not change a value.
+Batch-invariant: an output row depends on its own input row alone, so sampling is reproducible under any batch
+composition. Accumulation is fp32; another instruction set may round differently. torch.get_num_threads() threads
+compute; their number does not change a value. Knows nothing of placements or of how rows arrived.
 """
 
 import torch
@@ -17,10 +17,10 @@ _ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """y_MN = x W^T (+ bias). x: float32 or bfloat16 [M, K], M may be 0; y has x's dtype, or out_dtype.
+    """y_MN = x W^T (+ bias). y has x's dtype, or out_dtype. ValueError when shapes or dtypes do not fit.
 
-    fp8 and int8 weights are dequantised on the fly; activations stay in x's precision.
-    Raises ValueError when shapes or dtypes do not fit.
+    x_MK: float32 or bfloat16; M may be 0.
+    w_NK: fp8 and int8 weights are dequantised on the fly; activations keep x's precision.
     """
     n, k = _matrix_shape("w_NK", w_NK, 2)
     x_MK = _activations("x_MK", x_MK if out_dtype is None else x_MK.to(out_dtype), k)
@@ -49,29 +49,30 @@ def grouped_experts(
     w13: Weight,
     w2: Weight,
     out_RH: Tensor | None = None,
-    storage_E: Tensor | None = None,
+    matrix_E: Tensor | None = None,
     scale_RG: Tensor | None = None,
     expected_rows: int | None = None,
     num_sms: int | None = None,
     known: KnownRows | None = None,
 ) -> Tensor:
-    """SwiGLU experts over rows grouped by expert: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
+    """SwiGLU experts over rows grouped by expert, [R, H]: y = (silu(x Wg^T) * (x Wu^T)) Wd^T.
 
-    x_RH: float32 or bfloat16, rows of expert e contiguous and in order of e. recv_count_E: int32 [E], sum <= R
-    (rows past the sum are left unspecified). w13: [E, 2I, H] (gate rows, then up rows). w2: [E, H, I].
-    storage_E: int32, the matrix of each expert, where w13 and w2 hold other experts too ([M, 2I, H], [M, H, I]).
-    scale_RG: for e4m3 rows, their fp32 scales, one per 128 columns.
+    x_RH: rows of expert 0, then of expert 1, ...; float32 or bfloat16, or e4m3 with scale_RG.
+    recv_count_E: int32, rows of each expert. Their sum is at most R; rows past the sum are left unspecified.
+    w13: [M, 2I, H], gate rows, then up rows.
+    w2: [M, H, I].
+    out_RH: where to write, contiguous, not overlapping x_RH. Default: a new tensor of x's dtype, bfloat16 for e4m3.
+    matrix_E: int32, the index of each expert's matrix in w13 and w2. Default: expert e has matrix e, and M = E.
+    scale_RG: fp32 scales of e4m3 rows, one per 128 columns.
     expected_rows, num_sms, known: for GPUs, unused here.
-    Returns [R, H] of x's dtype: out_RH when given (contiguous, not overlapping x_RH), else a new tensor (bfloat16 for
-    e4m3 rows).
 
-    The product silu(gate) * up goes into the second product in float32, or in bfloat16 where the kernels multiply
-    bfloat16 (bfloat16 x and AVX-512 or AMX). Raises ValueError when shapes or dtypes do not fit.
+    silu(gate) * up enters the second product in float32, or in bfloat16 where the kernels multiply bfloat16 (bfloat16 x
+    and AVX-512 or AMX). ValueError when shapes or dtypes do not fit.
     """
     num_matrices, gate_up, hidden = _matrix_shape("w13", w13, 3)
-    num_experts = num_matrices if storage_E is None else len(storage_E)
-    if storage_E is not None and (storage_E.dtype != torch.int32 or storage_E.dim() != 1):
-        raise ValueError(f"storage_E must be int32 [E], got {storage_E.dtype} {tuple(storage_E.shape)}")
+    num_experts = num_matrices if matrix_E is None else len(matrix_E)
+    if matrix_E is not None and (matrix_E.dtype != torch.int32 or matrix_E.dim() != 1):
+        raise ValueError(f"matrix_E must be int32 [E], got {matrix_E.dtype} {tuple(matrix_E.shape)}")
     if w2.shape != (num_matrices, hidden, gate_up // 2) or gate_up % 2:
         raise ValueError(f"w13 {tuple(w13.shape)} must be [E, 2I, H] and w2 {tuple(w2.shape)} [E, H, I]")
     if w2.data.dtype != w13.data.dtype:
@@ -94,12 +95,12 @@ def grouped_experts(
             f"out_RH must be contiguous {x_RH.dtype} {tuple(x_RH.shape)}, got {y_RH.dtype} {tuple(y_RH.shape)}"
         )
     counts_E, threads = recv_count_E.contiguous(), torch.get_num_threads()
-    native.load().grouped_experts(y_RH, x_RH, counts_E, storage_E, w13.data, w13.scale, w2.data, w2.scale, threads)
+    native.load().grouped_experts(y_RH, x_RH, counts_E, matrix_E, w13.data, w13.scale, w2.data, w2.scale, threads)
     return y_RH
 
 
 def _dequantized(x_RH: Tensor, scale_RG: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
-    """All rows, of which only the first num_rows hold anything: buffers of a static shape hold more than came."""
+    """The rows times their scales. Only the first num_rows hold values: buffers of a static shape are longer."""
     out_RH = torch.empty(x_RH.shape, dtype=dtype)
     scale_RH = scale_RG[:num_rows].repeat_interleave(BLOCK, dim=1)[:, : x_RH.shape[1]]
     out_RH[:num_rows] = x_RH[:num_rows].float() * scale_RH
@@ -107,7 +108,7 @@ def _dequantized(x_RH: Tensor, scale_RG: Tensor, num_rows: int, dtype: torch.dty
 
 
 def _matrix_shape(name: str, w: Weight, dim: int) -> torch.Size:
-    """The shape of a weight of `dim` dimensions, whose memory the kernels can walk."""
+    """The weight's shape. ValueError unless it has `dim` dimensions and is contiguous."""
     if w.data.dim() != dim:
         raise ValueError(f"{name} must have {dim} dimensions, got {tuple(w.shape)}")
     if not w.data.is_contiguous() or (w.scale is not None and not w.scale.is_contiguous()):
@@ -116,7 +117,7 @@ def _matrix_shape(name: str, w: Weight, dim: int) -> torch.Size:
 
 
 def _activations(name: str, x: Tensor, width: int) -> Tensor:
-    """x with contiguous rows; the rows themselves may be any distance apart."""
+    """x with contiguous rows, any distance apart. ValueError unless x is [rows, width] of float32 or bfloat16."""
     if x.dim() != 2 or x.shape[1] != width:
         raise ValueError(f"{name} must be [rows, {width}] to fit the weight, got {tuple(x.shape)}")
     if x.dtype not in _ACTIVATION_DTYPES:

@@ -1,37 +1,28 @@
-"""Loads the native library once and says plainly what to do when it is missing.
+"""Loads the native library once; an error names the remedy when the library is missing.
 
-Knows nothing of the operators' meaning: those are in the neighbouring modules.
+Knows nothing of what the operators mean: the neighbouring modules do.
 """
 
 import functools
-from importlib.resources import files
 from pathlib import Path
 
 import torch
 
+import eprt
 from eprt import env
 
 ISA_NAMES = ("scalar", "avx2", "avx512", "amx")
 
 
 def library_path() -> Path | None:
-    """Where eprt_ops.so lies (an editable install keeps it apart from the sources), or None."""
-    import eprt
-
-    for root in eprt.__path__:
-        candidate = Path(root) / "lib" / "eprt_ops.so"
-        if candidate.exists():
-            return candidate
-    try:
-        candidate = Path(str(files("eprt").joinpath("lib/eprt_ops.so")))
-    except (FileNotFoundError, ModuleNotFoundError):
-        return None
-    return candidate if candidate.exists() else None
+    """Where eprt_ops.so lies, or None. An editable install keeps it in another root of the package than the sources."""
+    candidates = (Path(root, "lib", "eprt_ops.so") for root in eprt.__path__)
+    return next(filter(Path.exists, candidates), None)
 
 
 @functools.cache
 def load():
-    """The loaded operator namespace torch.ops.eprt. Raises ImportError with the remedy when it was not built."""
+    """The operator namespace torch.ops.eprt. ImportError names the remedy when the library was not built."""
     path = library_path()
     if path is None:
         raise ImportError(
@@ -45,17 +36,17 @@ def load():
 
 
 def isa() -> str:
-    """The instruction set the CPU kernels use now: scalar, avx2, avx512 or amx."""
+    """The instruction set that the CPU kernels use now: scalar, avx2, avx512 or amx."""
     return ISA_NAMES[load().cpu_isa()]
 
 
 def detected_isa() -> str:
-    """The widest instruction set this CPU supports."""
+    """The widest instruction set that this CPU supports."""
     return ISA_NAMES[load().cpu_isa_detected()]
 
 
 def set_isa(name: str) -> None:
-    """Lowers (or restores) the instruction set; ValueError when this CPU lacks it."""
+    """Lowers (or restores) the instruction set. ValueError when this CPU lacks it."""
     level = ISA_NAMES.index(name)
     ops = torch.ops.eprt
     if level > ops.cpu_isa_detected():

@@ -1,6 +1,6 @@
-"""Slow oracles of every CPU operator, in plain torch and fp32. Tests compare the kernels with these.
+"""Slow oracles of the CPU operators, in plain torch and fp32. Tests compare the kernels with them.
 
-Each function has the signature of its fast twin in this folder.
+Each function has the signature of the operator that it checks, without the hints that do not change results.
 """
 
 import numpy as np
@@ -165,8 +165,8 @@ def draw(
 def draw_probs(
     logits_YV: Tensor, temperature: np.ndarray, min_p: np.ndarray, top_k: np.ndarray, top_p: np.ndarray
 ) -> Tensor:
-    """What draw() draws from: the probabilities of the tokens that are kept, not summing to 1, and 0 for the others."""
-    # Differences to the largest logit first: a tiny temperature then underflows to probability 0 and not to inf / inf.
+    """What draw() draws from: the probabilities of kept tokens, which do not sum to 1, and 0 for the others."""
+    # Subtract the largest logit first: a tiny temperature then underflows to probability 0, not to inf / inf.
     logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
     prob_YV = (logits_YV / _column(temperature, logits_YV.device)).softmax(dim=-1)
     prob_YV.masked_fill_(prob_YV < prob_YV.amax(dim=-1, keepdim=True) * _column(min_p, prob_YV.device), 0)
@@ -174,7 +174,7 @@ def draw_probs(
 
 
 def _truncate(prob_YV: Tensor, top_k_Y: np.ndarray, top_p_Y: np.ndarray) -> Tensor:
-    """Keeps top_k, then top_p of each row; the rest becomes 0. Both mean "the n largest", so one cut serves both."""
+    """Keeps top_k, then top_p of each row; the rest becomes 0. Both keep the n largest, so one cut serves both."""
     vocab_size, device = prob_YV.shape[1], prob_YV.device
     k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), device)
     sorted_YV = prob_YV.sort(dim=-1, descending=True).values

@@ -1,20 +1,20 @@
-"""Which slot each choice of an expert takes, where experts have several: by counting, never by place in the batch."""
+"""Which of an expert's slots each choice of it takes: decided by counting choices, not by place in the batch."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-ONE = 1 << 32  # a whole, in the fixed point of bounds and phases
-# 2^32 over the golden ratio: its multiples, modulo 2^32, fill any interval evenly however many of them are taken.
+ONE = 1 << 32  # 1.0 in the fixed point of bounds and phases
+# 2^32 / golden ratio: its first n multiples modulo 2^32 are spread evenly, for every n.
 GOLDEN = 2654435769
 
 
 def choose_slots(expert_idx_TK: Tensor, slot_LX: Tensor, bound_LX: Tensor, sent_L: Tensor) -> Tensor:
-    """int64 [T, K], a slot of each chosen expert; -1 stays -1. Integers only: equal on any device.
+    """int64 [T, K], a slot of each chosen expert; -1 stays -1. Integer arithmetic: equal on all devices.
 
-    slot_LX: int64 [experts + 1, X], the slots of each expert. bound_LX: int64, the part of an expert's tokens that its
-    slots get, cumulated, in 1 / 2^32; 2^32 from the last slot on. sent_L: int64, choices of each expert so far, by
-    which the count goes on; updated. The last row of each is for -1, with the slot -1.
+    slot_LX: int64 [experts + 1, X], the slots of each expert. The last row is for -1 and holds the slot -1.
+    bound_LX: int64, the cumulative shares of an expert's slots in its tokens, in 1 / 2^32; 2^32 from its last slot on.
+    sent_L: int64, the choices of each expert so far, from which counting continues. Updated.
     """
     if slot_LX.shape[1] == 1:
         return slot_LX[:, 0][expert_idx_TK]

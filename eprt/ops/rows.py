@@ -1,18 +1,20 @@
-"""Rows put back together: what the experts made of each token's copies, weighed and summed; and added up."""
+"""Sums of rows: the weighted sum of a token's expert outputs, and element-wise sums."""
 
 import torch
 from torch import Tensor
 
 
 def add_rows(x_TH: Tensor, y_TH: Tensor, z_TH: Tensor | None) -> Tensor:
-    """x + (y + z), rounded after each sum; z may be lacking."""
+    """x + (y + z), rounded after each sum; x + y without z."""
     return x_TH + (y_TH if z_TH is None else y_TH + z_TH)
 
 
 def sum_rows(y_RH: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:
-    """[T, H] of y's dtype: the fp32 sum over k, in order, of weight * y[row]; entries with row -1 add nothing.
+    """[T, H] of y's dtype: the fp32 sum over k, in order, of weight * y[row].
 
-    row_TK: int64. weight_TK: fp32. Rows that no entry names may hold anything, also NaN.
+    y_RH: rows that no entry names may hold anything, even NaN.
+    row_TK: int64; an entry of -1 adds nothing.
+    weight_TK: fp32.
     """
     sum_TH = torch.zeros(row_TK.shape[0], y_RH.shape[1], dtype=torch.float32)
     for k in range(row_TK.shape[1]):

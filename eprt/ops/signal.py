@@ -1,4 +1,4 @@
-"""What a product tells while it computes: which tiles of its result are there."""
+"""TileSignal: how a running product announces which tiles of its result are stored. Knows nothing of who waits."""
 
 from typing import Protocol
 
@@ -6,16 +6,23 @@ from torch import Tensor
 
 
 class TileSignal(Protocol):
-    """Counters of finished columns, one for each block_m rows of an expert's result; the EP layer's Signal is one.
+    """Counters of stored columns, one per tile of block_m rows of an expert's result. The EP layer's Signal is one.
 
-    counter: int32 [experts * slot_tiles] on the GPU, element expert * slot_tiles + tile, zeroed by the caller. Each
-    stored piece of a tile adds the number of its columns (release, GPU scope): at H, the width of the result, the
-    tile's rows may be read. That is the threshold to wait for, whatever the tiling. block_m: 16, 32, 64 or 128.
+    Each stored piece of a tile adds the number of its columns (release, GPU scope). When a counter has reached H, the
+    width of the result, the tile's rows may be read: H is the threshold to wait for, whatever the tiling.
     """
 
     @property
-    def counter(self) -> Tensor: ...
+    def counter(self) -> Tensor:
+        """int32 [experts * slot_tiles] on the GPU, by expert * slot_tiles + tile; zeroed by the caller."""
+        ...
+
     @property
-    def block_m(self) -> int: ...
+    def block_m(self) -> int:
+        """Rows of a tile: 16, 32, 64 or 128."""
+        ...
+
     @property
-    def slot_tiles(self) -> int: ...
+    def slot_tiles(self) -> int:
+        """Tiles of an expert, at most."""
+        ...

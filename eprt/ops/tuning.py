@@ -1,10 +1,10 @@
-"""Tilings found by measuring (benchmarks/gpu), one JSON file per GPU model, by shape of the product.
+"""Tilings found by measuring (benchmarks/gpu): one JSON file per GPU model, by shape of the product.
 
-A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: Tiling's fields}}. A product
-takes the tiling of the next larger number of rows measured for its shape, with as many experts or the nearest number.
-Dense layers' products are of kind "dense"; their tilings may be a ClusterTiling's fields, another kernel; null is where
-cuBLAS was faster, as it is with more rows than any measured.
-Shapes and GPUs that were not measured take the defaults of eprt/ops/cuda/grouped_gemm.py and linear.py.
+A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: fields of Tiling}}. A product
+uses the tiling of the next larger measured number of rows of its shape, or of the shape with the nearest number of
+experts. For products of dense layers (kind "dense") a tiling may hold the fields of a ClusterTiling, for another
+kernel, or be null where cuBLAS was faster, as it is beyond the largest measured number of rows. Shapes and GPUs that
+were not measured use the defaults of eprt/ops/cuda/grouped_gemm.py and linear.py. Knows nothing of kernels.
 """
 
 import functools
@@ -20,80 +20,81 @@ import torch
 from eprt.gpu.cluster_product import ClusterTiling
 
 FOLDER = Path(__file__).parent / "tunings"
-Table = dict["Shape", dict[int, "Tiling | ClusterTiling | None"]]
+# Tilings of a GPU model, by product and rows per expert.
+Table = dict["ProductShape", dict[int, "Tiling | ClusterTiling | None"]]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """block_m tokens by block_n weight rows; stages: tiles on their way; programs_per_sm: how many stay on one SM;
-    splits: parts of K, in dense products."""
+    """How grouped_gemm divides a product."""
 
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    programs_per_sm: int
-    splits: int = 1
+    block_m: int  # tokens of a tile
+    block_n: int  # weight rows of a tile
+    block_k: int  # columns per step
+    num_warps: int  # of a program
+    num_stages: int  # steps whose loads are in flight
+    programs_per_sm: int  # programs of the persistent grid, per SM
+    splits: int = 1  # parts of K, in dense products
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Of a grouped product: experts times [n, k] ([2n, k] if gated). kind: "fp8", "same", or "dense": one, of fp8."""
+class ProductShape:
+    """What a measured tiling is for."""
 
     experts: int
-    n: int
+    n: int  # columns of the result
     k: int
-    kind: str
-    gated: bool
+    kind: str  # "fp8" or "same": grouped products, see grouped_gemm.py; "dense": one fp8 matrix
+    gated: bool  # matrices are [2n, k]: gate rows, then up rows
 
 
-def tuned(device: torch.device, shape: Shape, rows_per_expert: int, folder: Path = FOLDER) -> Tiling | None:
-    """None where nothing was measured."""
+def tuned(device: torch.device, shape: ProductShape, rows_per_expert: int, folder: Path = FOLDER) -> Tiling | None:
+    """The measured tiling, or None."""
     if device.type != "cuda":
         return None
     name = _device_name(device.index)
     found = lookup(read(name, folder), shape, rows_per_expert)
     if found is None:
-        _tell(name, shape)
+        _log_unmeasured(name, shape)
     return found
 
 
 @functools.cache
-def _tell(device_name: str, shape: Shape) -> None:
-    """Once each."""
+def _log_unmeasured(device_name: str, shape: ProductShape) -> None:
+    """Logs once per GPU model and shape."""
+    product = f"{shape.experts} experts of {shape.n} x {shape.k} ({shape.kind})"
     _log.info(
-        "no tilings were measured for %d experts of %d x %d (%s) on %s: defaults are used "
-        "(python -m benchmarks.gpu.tune_grouped_gemm measures them)",
-        shape.experts, shape.n, shape.k, shape.kind, device_name,
-    )  # fmt: skip
+        "no tilings were measured for %s on %s: defaults are used (python -m benchmarks.gpu.tune_grouped_gemm measures them)",
+        product,
+        device_name,
+    )
 
 
 def tuned_dense(device: torch.device, n: int, k: int, rows: int) -> tuple[bool, Tiling | ClusterTiling | None]:
-    """(whether [n, k] was measured, the tiling for so many rows; None where cuBLAS is faster)"""
+    """(whether [n, k] was measured, its tiling for so many rows, or None where cuBLAS is faster)"""
     return lookup_dense(read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}, n, k, rows)
 
 
 def lookup_dense(table: Table, n: int, k: int, rows: int) -> tuple[bool, Tiling | ClusterTiling | None]:
-    measured = table.get(Shape(1, n, k, "dense", gated=False), {})
+    measured = table.get(ProductShape(1, n, k, "dense", gated=False), {})
     larger = [most for most in measured if most >= rows]
     return bool(measured), measured[min(larger)] if larger else None
 
 
-def lookup(table: Table, shape: Shape, rows_per_expert: int) -> Tiling | None:
+def lookup(table: Table, shape: ProductShape, rows_per_expert: int) -> Tiling | None:
     similar = (other for other in table if replace(other, experts=shape.experts) == shape)
     nearest = min(similar, key=lambda other: abs(other.experts - shape.experts), default=None)
     if nearest is None:
         return None
     measured = table[nearest]
     found = measured[min((rows for rows in measured if rows >= rows_per_expert), default=max(measured))]
-    assert not isinstance(found, ClusterTiling), "a dense product's"
+    assert not isinstance(found, ClusterTiling), "only dense products have one"
     return found
 
 
-def cluster_tilings() -> Iterator[tuple[Shape, int, ClusterTiling]]:
-    """(product, rows, tiling) of every GPU's dense products that take one."""
+def cluster_tilings() -> Iterator[tuple[ProductShape, int, ClusterTiling]]:
+    """(product, rows, tiling) of all dense products, for any GPU, that use the cluster kernel."""
     for path in sorted(FOLDER.glob("*.json")):
         for shape, tilings in read(path.stem).items():
             for rows, tiling in tilings.items():
@@ -103,7 +104,7 @@ def cluster_tilings() -> Iterator[tuple[Shape, int, ClusterTiling]]:
 
 @functools.cache
 def read(device_name: str, folder: Path = FOLDER) -> Table:
-    """{} for a GPU without a file. ValueError naming the file when it is not what this module writes."""
+    """The GPU's tilings; {} without a file. ValueError names a file that this module did not write."""
     path = _path(device_name, folder)
     if not path.exists():
         return {}
@@ -113,8 +114,8 @@ def read(device_name: str, folder: Path = FOLDER) -> Table:
         raise ValueError(f"{path}: not a file of tilings ({error!r}); make it anew with tune_grouped_gemm") from None
 
 
-def _entry(entry: dict) -> tuple[Shape, dict[int, Tiling | ClusterTiling | None]]:
-    shape = Shape(**{name: value for name, value in entry.items() if name != "tilings"})
+def _entry(entry: dict) -> tuple[ProductShape, dict[int, Tiling | ClusterTiling | None]]:
+    shape = ProductShape(**{name: value for name, value in entry.items() if name != "tilings"})
     return shape, {int(rows): fields and _tiling(fields) for rows, fields in entry["tilings"].items()}
 
 
@@ -123,7 +124,7 @@ def _tiling(fields: dict) -> Tiling | ClusterTiling:
 
 
 def write(device_name: str, table: Table, folder: Path = FOLDER) -> Path:
-    """Adds the shapes to the GPU's file, in place of earlier measurements of the same shapes."""
+    """Adds the shapes to the GPU's file; they replace earlier measurements of the same shapes."""
     merged = {**read(device_name, folder), **table}
     entries = [
         {**asdict(shape), "tilings": {str(rows): t and asdict(t) for rows, t in sorted(tilings.items())}}

@@ -1,6 +1,6 @@
-"""Weight: a matrix as the CPU kernels take it, stored (N, K), possibly quantised.
+"""Weight: a matrix [N, K] as the operators take it, possibly quantised.
 
-Knows how to quantise and how to give back plain fp32 (the oracle's view); knows nothing of layers.
+Knows how to quantise and dequantise; knows nothing of layers.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)
 
 @dataclass(frozen=True)
 class Weight:
-    """One matrix [N, K] or a stack of them [E, N, K], contiguous.
+    """One matrix [N, K] or a stack of them [E, N, K], contiguous. value = data * scale."""
 
-    data: float32, bfloat16, float8_e4m3fn or int8.
-    scale: None for float32 and bfloat16; fp8: fp32 [.., ceil(N/128), ceil(K/128)], one per block; int8: fp32 [.., N],
-    one per output row. value = data * scale.
-    """
-
-    data: Tensor
+    data: Tensor  # float32, bfloat16, float8_e4m3fn or int8
+    # None for float32 and bfloat16. fp8: fp32 [.., ceil(N / 128), ceil(K / 128)], one per block of 128 x 128.
+    # int8: fp32 [.., N], one per output row.
     scale: Tensor | None = None
 
     def __post_init__(self):
@@ -44,7 +41,7 @@ class Weight:
         return self.data.shape
 
     def dequantize(self) -> Tensor:
-        """fp32, same shape."""
+        """The values in fp32."""
         data = self.data.float()
         if self.scale is None:
             return data

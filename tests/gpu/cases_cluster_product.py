@@ -12,9 +12,13 @@ from eprt.ops.weight import Weight, quantize_fp8
 from tests.gpu.cases_ops import ROUNDING, Draw, near
 
 TILINGS = (
-    ClusterTiling(1, 1, 1, 4), ClusterTiling(1, 1, 8, 3), ClusterTiling(2, 1, 3, 6), ClusterTiling(1, 2, 2, 4),
-    ClusterTiling(3, 1, 5, 5), ClusterTiling(2, 2, 4, 4),
-)  # fmt: skip
+    ClusterTiling(1, 1, 1, 4),
+    ClusterTiling(1, 1, 8, 3),
+    ClusterTiling(2, 1, 3, 6),
+    ClusterTiling(1, 2, 2, 4),
+    ClusterTiling(3, 1, 5, 5),
+    ClusterTiling(2, 2, 4, 4),
+)
 SHAPES = ((64, 128), (200, 640), (1028, 2048))  # one step of K for up to eight thread blocks; tiles past the end of N
 
 

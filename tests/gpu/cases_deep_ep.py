@@ -32,9 +32,16 @@ SHAPES = [(7168, 32, 8, 128), (2048, 4, 4, 40), (1152, 3, 1, 33), (5120, 20, 6, 
 def make_config(group: EPGroup, shape: Sequence[int], fp8: bool, exact: bool) -> EPConfig:
     hidden, per_rank, top_k, tokens = shape
     return EPConfig(
-        hidden, per_rank * group.size, top_k, tokens, torch.bfloat16, "fp8" if fp8 else "same", "low_latency",
-        device="cuda", exact_combine=exact,
-    )  # fmt: skip
+        hidden,
+        per_rank * group.size,
+        top_k,
+        tokens,
+        torch.bfloat16,
+        "fp8" if fp8 else "same",
+        "low_latency",
+        device="cuda",
+        exact_combine=exact,
+    )
 
 
 def make_buffer(group: EPGroup, timeout_s: float = 20.0, **options: Any) -> Buffer:
@@ -57,17 +64,28 @@ class Step:
         """Returns what waits for it."""
         self.told = "topk_weights" in options
         self.received, self.count, self.handle, event, hook = self.buffer.low_latency_dispatch(
-            self.mine.x_TH, self.idx, self.config.num_max_tokens_per_rank, self.config.num_slots, self.recv_total,
-            use_fp8=self.config.payload == "fp8", async_finish=self.calls == "async",
-            return_recv_hook=self.calls == "hook", **options,
-        )  # fmt: skip
+            self.mine.x_TH,
+            self.idx,
+            self.config.num_max_tokens_per_rank,
+            self.config.num_slots,
+            self.recv_total,
+            use_fp8=self.config.payload == "fp8",
+            async_finish=self.calls == "async",
+            return_recv_hook=self.calls == "hook",
+            **options,
+        )
         return self._waiter(event, hook)
 
     def combine(self, y: Tensor, **options: Any) -> Callable[[], None]:
         self.out, event, hook = self.buffer.low_latency_combine(
-            y, self.idx, self.mine.topk_weights_TK, self.handle, async_finish=self.calls == "async",
-            return_recv_hook=self.calls == "hook", **options,
-        )  # fmt: skip
+            y,
+            self.idx,
+            self.mine.topk_weights_TK,
+            self.handle,
+            async_finish=self.calls == "async",
+            return_recv_hook=self.calls == "hook",
+            **options,
+        )
         return self._waiter(event, hook)
 
     def _waiter(self, event: Any, hook: Callable[[], None] | None) -> Callable[[], None]:
@@ -272,9 +290,14 @@ def tiles(group: EPGroup) -> None:
             torch.cuda.synchronize()
             with torch.cuda.stream(torch.cuda.Stream()):
                 hook = step.combine(
-                    y, overlap=True, packed_recv_count=step.count, comp_signal=counter, block_m=block_m,
-                    threshold=threshold, num_sms=3,
-                )  # fmt: skip
+                    y,
+                    overlap=True,
+                    packed_recv_count=step.count,
+                    comp_signal=counter,
+                    block_m=block_m,
+                    threshold=threshold,
+                    num_sms=3,
+                )
             todo = [(e, m) for e in range(step.local) for m in range(-(-counts[e] // block_m))]
             random.Random(group.rank).shuffle(todo)  # ranks have different numbers of tiles
             for e, m in todo:

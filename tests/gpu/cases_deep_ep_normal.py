@@ -97,9 +97,13 @@ class Case:
     def dispatch(self) -> Any:
         """With experts, as many rows as come."""
         received, idx, weights, rows_of_expert, self.handle = self.call(
-            self.buffer.dispatch, self.x(), topk_idx=self.mine.slot_idx_TK, topk_weights=self.mine.topk_weights_TK,
-            expert_alignment=self.alignment, **self.layout,
-        )  # fmt: skip
+            self.buffer.dispatch,
+            self.x(),
+            topk_idx=self.mine.slot_idx_TK,
+            topk_weights=self.mine.topk_weights_TK,
+            expert_alignment=self.alignment,
+            **self.layout,
+        )
         self.check_x(received, self.payloads, "dispatch")
         assert torch.equal(idx, self.want.idx) and torch.equal(weights, self.want.weights)
         assert weights.dtype == torch.float32 and rows_of_expert == self.want.rows_of_expert
@@ -112,9 +116,13 @@ class Case:
     def check_static(self) -> None:
         rows, bound = len(self.want.source), sum(t.x_TH.shape[0] for t in self.everyone) + 3
         received, idx, weights, rows_of_expert, _ = self.call(
-            self.buffer.dispatch, self.x(), topk_idx=self.mine.slot_idx_TK, topk_weights=self.mine.topk_weights_TK,
-            num_worst_tokens=bound, **self.layout,
-        )  # fmt: skip
+            self.buffer.dispatch,
+            self.x(),
+            topk_idx=self.mine.slot_idx_TK,
+            topk_weights=self.mine.topk_weights_TK,
+            num_worst_tokens=bound,
+            **self.layout,
+        )
         self.check_x(received, self.payloads, "num_worst_tokens")
         assert rows_of_expert == [] and len(idx) == len(weights) == bound
         assert torch.equal(idx[:rows], self.want.idx) and (idx[rows:] == -1).all()

@@ -88,10 +88,10 @@ def chosen(draw: Draw) -> None:
     fp8, odd = (_on(draw.device, quantize_fp8(torch.randn(1, 512, k))) for k in (512, 384))
     plain = Weight(fp8.data.bfloat16())
     on_gpu, bf16 = draw.device == "cuda", torch.bfloat16
-    assert experts_cublas.takes(many, plain, plain, bf16) == on_gpu
-    assert experts_cublas.takes(many, fp8, fp8, bf16) == (on_gpu and cublas.takes(fp8, bf16))
+    assert experts_cublas.is_faster(many, plain, plain, bf16) == on_gpu
+    assert experts_cublas.is_faster(many, fp8, fp8, bf16) == (on_gpu and cublas.can_multiply(fp8, bf16))
     for known, w, dtype in ((few, plain, bf16), (many, plain, torch.float32), (many, odd, bf16)):
-        assert not experts_cublas.takes(known, w, w, dtype)
+        assert not experts_cublas.is_faster(known, w, w, dtype)
 
 
 ALL = (many_rows, chosen)

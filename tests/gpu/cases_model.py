@@ -72,8 +72,10 @@ def overlap_changes_nothing(group: EPGroup) -> None:
             llm.engine.check_integrity()
             stats = llm.engine.stats()
             assert stats.kv_pages_used_now == 0 and (stats.num_preemptions > 0) == ("max_model_len" in extra)
-            print(f"overlap {llm.engine.overlap_schedule}, preemptions {stats.num_preemptions}, gaps {stats.num_gaps}, "
-                  f"mean {stats.gap_s / max(stats.num_gaps, 1) * 1e6:.0f} us")  # fmt: skip
+            print(
+                f"overlap {llm.engine.overlap_schedule}, preemptions {stats.num_preemptions}, gaps {stats.num_gaps}, "
+                f"mean {stats.gap_s / max(stats.num_gaps, 1) * 1e6:.0f} us"
+            )
         results.append([(o.token_ids, o.text, o.finish_reason) for o in outputs])
         scores.append(torch.tensor(outputs[8].logprobs))
     assert results[0] == results[1] == results[2], results
@@ -155,8 +157,10 @@ def fp8_activations(group: EPGroup, root: str) -> None:
         ours.append(_differences(runner.prefill(runner.request(prompt)).cpu(), want))
     model.close()
     (error, divergence), (least_error, least_divergence) = _summary(ours), _summary(theirs)
-    print(f"fp8: median relative error {error:.4f}, mean divergence {divergence:.5f}; "
-          f"transformers in bfloat16 {least_error:.4f}, {least_divergence:.5f}")  # fmt: skip
+    print(
+        f"fp8: median relative error {error:.4f}, mean divergence {divergence:.5f}; "
+        f"transformers in bfloat16 {least_error:.4f}, {least_divergence:.5f}"
+    )
     assert error < 1.25 * least_error and divergence < 2 * least_divergence
 
 

@@ -264,9 +264,13 @@ def expected_rows(rank: int, num_experts: int, tokens: Sequence[SentTokens], ali
     idx_NK = torch.cat(idx)
     count = torch.bincount(idx_NK[idx_NK >= 0], minlength=local)
     return Expected(
-        torch.cat(source), torch.cat(token), idx_NK, torch.cat(weights), torch.stack(sent),
+        torch.cat(source),
+        torch.cat(token),
+        idx_NK,
+        torch.cat(weights),
+        torch.stack(sent),
         (-(-count // alignment) * alignment).tolist(),
-    )  # fmt: skip
+    )
 
 
 def check_received(rank: int, got: ReceivedRows, want: Expected, x: Sequence[Tensor], static: bool) -> None:
@@ -301,9 +305,15 @@ def rows_once(group: EPGroup, exchange: RowExchange, rng: random.Random, shape: 
     if scale is not None and rng.random() < 0.5:
         scale = scale.t().contiguous().t()
     got = exchange.dispatch(
-        x, scale_TG=scale, num_experts=config.num_slots, topk_idx_TK=mine.slot_idx_TK,
-        topk_weights_TK=mine.topk_weights_TK, num_worst_rows=bound, expert_alignment=alignment, num_sms=sms,
-    )  # fmt: skip
+        x,
+        scale_TG=scale,
+        num_experts=config.num_slots,
+        topk_idx_TK=mine.slot_idx_TK,
+        topk_weights_TK=mine.topk_weights_TK,
+        num_worst_rows=bound,
+        expert_alignment=alignment,
+        num_sms=sms,
+    )
     check_received(rank, got, want, [p[0] for p in payloads], static)
     N = len(want.source)
     if fp8:
@@ -336,9 +346,13 @@ def rows_once(group: EPGroup, exchange: RowExchange, rng: random.Random, shape: 
     in_rank = torch.stack([((slots >= 0) & (slots // local == r)).any(1) for r in range(R)], 1)
     per_expert = torch.bincount(slots[slots >= 0], minlength=config.num_slots).int()
     bare = exchange.dispatch(
-        x, scale_TG=scale, num_experts=config.num_slots, is_token_in_rank_TR=in_rank,
-        num_tokens_per_expert_S=per_expert, expert_alignment=alignment,
-    )  # fmt: skip
+        x,
+        scale_TG=scale,
+        num_experts=config.num_slots,
+        is_token_in_rank_TR=in_rank,
+        num_tokens_per_expert_S=per_expert,
+        expert_alignment=alignment,
+    )
     assert_same_bits(bare.x_NH.view(torch.uint8), got.x_NH[:N].view(torch.uint8), "x without experts")
     assert bare.rows_of_expert == want.rows_of_expert and bare.topk_idx_NK is None
 
@@ -488,8 +502,10 @@ def bad_input(group: EPGroup) -> None:
     refused(lambda: exchange.dispatch(x, num_experts=group.size), "topk_idx")
     refused(lambda: exchange.dispatch(x[:, ::2], num_experts=group.size), "contiguous")
     huge = torch.zeros(8192, 1024, dtype=torch.bfloat16, device="cuda")
-    routing: dict[str, Any] = {"topk_idx_TK": torch.zeros(8192, 1, dtype=torch.int64, device="cuda"),
-               "topk_weights_TK": torch.ones(8192, 1, device="cuda")}  # fmt: skip
+    routing: dict[str, Any] = {
+        "topk_idx_TK": torch.zeros(8192, 1, dtype=torch.int64, device="cuda"),
+        "topk_weights_TK": torch.ones(8192, 1, device="cuda"),
+    }
     refused(lambda: exchange.dispatch(huge, num_experts=group.size, num_worst_rows=10_000, **routing), "num_bytes")
     torch.cuda.synchronize()
     group.barrier()

@@ -46,9 +46,17 @@ def make_config(group: EPGroup, shape: Sequence, **fields) -> EPConfig:
     hidden, slots_per_rank, top_k, tokens, payload, exact = shape
     options = {"timeout_s": 20.0, **fields}
     return EPConfig(
-        hidden, slots_per_rank * group.size, top_k, tokens, torch.bfloat16, payload, "low_latency", device="cuda",
-        exact_combine=exact, **options,
-    )  # fmt: skip
+        hidden,
+        slots_per_rank * group.size,
+        top_k,
+        tokens,
+        torch.bfloat16,
+        payload,
+        "low_latency",
+        device="cuda",
+        exact_combine=exact,
+        **options,
+    )
 
 
 def make(group: EPGroup, config: EPConfig, **options) -> NvlinkLowLatencyBackend:

@@ -67,9 +67,12 @@ def too_many_items(group: EPGroup) -> None:
         idx = torch.full((T, 2), -1, dtype=torch.int64, device="cuda")
         idx[:, 1] = 0
         got = exchange.dispatch(
-            x, num_experts=2 * group.size, topk_idx_TK=idx, topk_weights_TK=weights,
+            x,
+            num_experts=2 * group.size,
+            topk_idx_TK=idx,
+            topk_weights_TK=weights,
             num_worst_rows=bound if bounded else 0,
-        )  # fmt: skip
+        )
         fits = max(0, min(T, bound - rank * T)) if bounded else T
         torch.cuda.synchronize()
         if fits < T or (bounded and rank == 0):

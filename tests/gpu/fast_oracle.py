@@ -55,9 +55,14 @@ def received(rank: int, config: EPConfig, tokens: Sequence[SentTokens], alignmen
     x, scale = payload(config, values[base[source[order]] + token[order]])
     num_rows = int(room.sum())
     return Rows(
-        _spread(x, row, num_rows), None if scale is None else _spread(scale, row, num_rows), count.int(), row,
-        source[order], token[order], slot,
-    )  # fmt: skip
+        _spread(x, row, num_rows),
+        None if scale is None else _spread(scale, row, num_rows),
+        count.int(),
+        row,
+        source[order],
+        token[order],
+        slot,
+    )
 
 
 def _spread(values: Tensor, row: Tensor, num_rows: int) -> Tensor:

@@ -47,9 +47,14 @@ class StoreGroup(GatherGroup):
 
 
 def run_gpu_ranks(
-    num_ranks: int, target: str, *, timeout_s: float = 120, killed: tuple[int, ...] = (), under: Sequence[str] = (),
+    num_ranks: int,
+    target: str,
+    *,
+    timeout_s: float = 120,
+    killed: tuple[int, ...] = (),
+    under: Sequence[str] = (),
     **kwargs: Any,
-) -> str:  # fmt: skip
+) -> str:
     """Calls target ("module:function") on every rank; returns what was printed. killed: ranks that die on purpose.
     under: a program, with its options, that starts each rank."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -65,11 +70,15 @@ def run_gpu_ranks(
     ]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank)], cwd=ROOT, env=env.without_mpi(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*command, str(rank)],
+            cwd=ROOT,
+            env=env.without_mpi(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in range(num_ranks)
-    ]  # fmt: skip
+    ]
     printed, late = [], []
     for rank, process in enumerate(ranks):
         try:

@@ -1,7 +1,7 @@
-"""The operators on GPU tensors, in Triton and cuBLAS. Names and signatures as in eprt.ops; docs/gpu.md has more.
+"""The operators on GPU tensors, in Triton and cuBLAS. Names and signatures are those of eprt.ops; see docs/gpu.md.
 
-Nothing here waits for the GPU, and nothing depends on values that are on it, so every operator may be captured in a
-CUDA graph. Values are therefore not checked: the engine's slots, pages, positions and counts are what they must be.
+Nothing here waits for the GPU, and no launch depends on values that lie there, so every operator may be captured in a
+CUDA graph. Values are therefore not checked: slots, pages, positions and counts must be valid.
 """
 
 from eprt.ops.cuda.attention import mla_decode, mla_extend

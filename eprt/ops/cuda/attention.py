@@ -1,12 +1,14 @@
 """Multi-head latent attention over the paged cache: which kernel computes it, and what surrounds every kernel.
 
-Decodes and short extensions are absorbed: queries are taken into the latent space, attended there, and the result is
-taken out of it. Prompts are expanded (mla_expanded.py). Kernels of the absorbed form are modules of this folder with
+Decodes and short extensions use the absorbed form: queries are projected into the latent space, attention happens
+there, and the result is projected back. Prompts use the expanded form (mla_expanded.py). Kernels of the absorbed form
+are modules of this folder with
     attend(q_latent, q_rope, kv_pages, page_table, seq_len, query_start or None, softmax_scale, plans=...)
-        -> latent outputs. plans: what it made of these lengths for another layer of the same step, to be kept there
+        -> latent outputs. plans: a dict in which the kernel keeps what it derived from seq_len for the other layers of
+        the same step
     JOINS_QUERIES: whether q_rope should lie behind q_latent in memory, head by head
     is_installed() -> bool
-    refusal(q_latent, q_rope, kv_pages, query_start or None) -> None, or why it cannot compute these
+    refusal(q_latent, q_rope, kv_pages, query_start or None) -> None, or why the kernel cannot compute these
 """
 
 import functools
@@ -25,7 +27,7 @@ from eprt.ops.cuda.rope import rotate
 
 _log = logging.getLogger(__name__)
 
-# Name -> (module, how to install it); the first that is installed and does not refuse computes.
+# Name -> (module, how to install it). The first that is installed and does not refuse is used.
 _KERNELS = {
     "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install git+https://github.com/deepseek-ai/FlashMLA"),
     "triton": ("eprt.ops.cuda.mla_triton", "pip install triton"),
@@ -33,13 +35,13 @@ _KERNELS = {
 
 
 def installed() -> list[str]:
-    """Names of the kernels there are on this machine, the preferred one first."""
+    """Names of the kernels that this machine has, the preferred one first."""
     return [name for name, (module, _) in _KERNELS.items() if import_module(module).is_installed()]
 
 
 @functools.cache
 def kernels(wanted: str) -> tuple[ModuleType, ...]:
-    """Those to ask, in order. wanted: EPRT_GPU_ATTENTION. ImportError for one that is wanted by name and missing."""
+    """The kernels to ask, in order. wanted: EPRT_GPU_ATTENTION. ImportError when it names a kernel that is missing."""
     if wanted == "auto":
         return tuple(import_module(_KERNELS[name][0]) for name in installed())
     module, install = import_module(_KERNELS[wanted][0]), _KERNELS[wanted][1]
@@ -49,22 +51,25 @@ def kernels(wanted: str) -> tuple[ModuleType, ...]:
 
 
 def kernel(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> ModuleType:
-    """The first that takes these, by shape and dtype. ValueError where the one wanted by name refuses decodes."""
+    """The first kernel that takes these shapes and dtypes. ValueError when EPRT_GPU_ATTENTION names one that does not
+    take these decodes."""
     if query_start_B1 is not None:
         return import_module(_KERNELS["triton"][0])
     wanted, reason = env.get("EPRT_GPU_ATTENTION"), None
     for module in kernels(wanted):
         before, reason = reason, module.refusal(q_latent, q_rope, kv_pages, query_start_B1)
         if reason is None:
-            _tell(wanted, module, before)
+            _log_choice(wanted, module, before)
             return module
     raise ValueError(f"EPRT_GPU_ATTENTION={wanted}: {reason}; use auto")
 
 
 @functools.cache
-def _tell(wanted: str, module: ModuleType, refused: str | None) -> None:
-    """Once: which kernel attends decodes, and why not the preferred one. refused: what that one said, where it is
-    installed."""
+def _log_choice(wanted: str, module: ModuleType, refused: str | None) -> None:
+    """Logs once which kernel attends decodes, and why it is not the preferred one.
+
+    refused: the preferred kernel's refusal; None if it is not installed.
+    """
     (name,) = (name for name, (path, _) in _KERNELS.items() if path == module.__name__)
     first, (_, install) = next(iter(_KERNELS.items()))
     if name != first and wanted == "auto":
@@ -100,7 +105,7 @@ def mla_extend(
     softmax_scale: float,
     num_context: int | None = None,
 ) -> Tensor:
-    """Many new tokens of bfloat16 per request, in expanded form; otherwise absorbed, like decodes."""
+    """The expanded form for many new bfloat16 tokens per request; otherwise the absorbed form, as for decodes."""
     inputs = q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale
     if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], seq_len_B.shape[0]):
         return mla_expanded.attend_prompts(*inputs, num_context)

@@ -1,4 +1,4 @@
-"""Writes entries into the paged latent cache."""
+"""Writes entries to the paged latent cache."""
 
 import triton
 import triton.language as tl
@@ -10,19 +10,19 @@ _SMALLEST = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
-def _store_entry(entry, latent, i, latent_size, entry_rope_at, FP8: tl.constexpr):
-    """The latent of one entry, fp32, and for fp8 its scale. entry_rope_at: byte after the rotated key."""
+def _store_entry(entry, latent, i, latent_size, scale_at, FP8: tl.constexpr):
+    """Stores the fp32 latent of one entry, and in fp8 its scale. scale_at: byte offset of the scale."""
     if FP8:
         scale = tl.maximum(tl.max(tl.abs(latent), 0) / 448.0, _SMALLEST)
         tl.store(entry.to(tl.pointer_type(tl.float8e4nv)) + i, (latent / scale).to(tl.float8e4nv), mask=i < latent_size)
-        tl.store((entry + entry_rope_at).to(tl.pointer_type(tl.float32)), scale)
+        tl.store((entry + scale_at).to(tl.pointer_type(tl.float32)), scale)
     else:
         tl.store(entry + i, latent.to(entry.dtype.element_ty), mask=i < latent_size)
 
 
 @triton.jit
 def _rope_of(entry, latent_size, FP8: tl.constexpr):
-    """Where the rotated key of an entry lies."""
+    """The address of an entry's rotated key."""
     if FP8:
         return (entry + latent_size).to(tl.pointer_type(tl.bfloat16))
     else:
@@ -31,9 +31,17 @@ def _rope_of(entry, latent_size, FP8: tl.constexpr):
 
 @triton.jit
 def _cache_insert(
-    pages, slot_T, kv, token_stride, latent_size, rope_size, entry_size,
-    FP8: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
-):  # fmt: skip
+    pages,
+    slot_T,
+    kv,
+    token_stride,
+    latent_size,
+    rope_size,
+    entry_size,
+    FP8: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     i, j = tl.arange(0, LATENT), tl.arange(0, ROPE)
     entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
@@ -46,10 +54,23 @@ def _cache_insert(
 
 @triton.jit
 def _latent_insert(
-    pages, slot_T, kv, weight, cos_sin, position_T, token_stride, eps, latent_size, half, entry_size,
-    FP8: tl.constexpr, INTERLEAVED: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
-    """Norm, rotation and insertion of one token. Rounded where the separate operators round."""
+    pages,
+    slot_T,
+    kv,
+    weight,
+    cos_sin,
+    position_T,
+    token_stride,
+    eps,
+    latent_size,
+    half,
+    entry_size,
+    FP8: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    LATENT: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Norm, rotation and insertion of one token. Rounds where the separate operators round."""
     token = tl.program_id(0).to(tl.int64)
     i, pair = tl.arange(0, LATENT), tl.arange(0, HALF)
     entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
@@ -73,14 +94,22 @@ def _latent_insert(
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
-    """kv_pages must be contiguous. Slots are not checked. rope_size: of each entry; needed for fp8 pages."""
+    """As eprt.ops.attention.cache_insert. kv_pages must be contiguous; slots are not checked."""
     tokens, size = kv_TD.shape
     entry = _checked(kv_pages, size, rope_size)
     if tokens:
         _cache_insert[(tokens,)](
-            kv_pages, kv_slot_T, kv_TD, kv_TD.stride(0), size - rope_size, rope_size, entry.width, FP8=entry.is_fp8,
-            LATENT=triton.next_power_of_2(size - rope_size), ROPE=triton.next_power_of_2(max(1, rope_size)),
-        )  # fmt: skip
+            kv_pages,
+            kv_slot_T,
+            kv_TD,
+            kv_TD.stride(0),
+            size - rope_size,
+            rope_size,
+            entry.width,
+            FP8=entry.is_fp8,
+            LATENT=triton.next_power_of_2(size - rope_size),
+            ROPE=triton.next_power_of_2(max(1, rope_size)),
+        )
 
 
 def latent_insert(
@@ -100,10 +129,22 @@ def latent_insert(
     half = (size - latent_size) // 2
     if tokens:
         _latent_insert[(tokens,)](
-            kv_pages, kv_slot_T, kv_TD, norm_weight_L, cos_sin_PR, position_T, kv_TD.stride(0), eps, latent_size, half,
-            entry.width, FP8=entry.is_fp8, INTERLEAVED=interleaved, LATENT=triton.next_power_of_2(latent_size),
+            kv_pages,
+            kv_slot_T,
+            kv_TD,
+            norm_weight_L,
+            cos_sin_PR,
+            position_T,
+            kv_TD.stride(0),
+            eps,
+            latent_size,
+            half,
+            entry.width,
+            FP8=entry.is_fp8,
+            INTERLEAVED=interleaved,
+            LATENT=triton.next_power_of_2(latent_size),
             HALF=triton.next_power_of_2(half),
-        )  # fmt: skip
+        )
 
 
 def _checked(kv_pages: Tensor, size: int, rope_size: int) -> KVFormat:

@@ -1,4 +1,4 @@
-"""A checksum of GPU memory, by few thread blocks: whoever computes meanwhile keeps the others."""
+"""A checksum of GPU memory, by few thread blocks, so that most SMs stay free for other kernels."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Counting choices of experts: one program per piece of the batch. Integers are added, so their order is nothing."""
+"""Counts choices of experts: one program per piece of the batch. Sums of integers do not depend on their order."""
 
 import triton
 import triton.language as tl
@@ -21,6 +21,11 @@ def count_choices(expert_idx_TK: Tensor, tokens_PE: Tensor, kept_TK: Tensor, num
     """As eprt.ops.choices.count_choices; nothing waits for the GPU. kept_TK: contiguous."""
     if num_choices := expert_idx_TK.numel():
         _count_choices[(triton.cdiv(num_choices, _BLOCK),)](
-            tokens_PE, kept_TK, expert_idx_TK.contiguous(), tokens_PE.stride(0), num_choices,
-            num_decode * expert_idx_TK.shape[1], BLOCK=_BLOCK,
-        )  # fmt: skip
+            tokens_PE,
+            kept_TK,
+            expert_idx_TK.contiguous(),
+            tokens_PE.stride(0),
+            num_choices,
+            num_decode * expert_idx_TK.shape[1],
+            BLOCK=_BLOCK,
+        )

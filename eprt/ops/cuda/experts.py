@@ -1,5 +1,8 @@
-"""The routed experts of a rank: two grouped products, the first with SiLU-and-multiply and quantisation inside. With
-many rows that the host knows of: expert by expert (experts_cublas.py)."""
+"""The routed experts of a rank: two grouped products, the first of which includes SiLU-and-multiply and quantisation.
+
+Where the host knows the counts and they are large, experts are computed one by one (experts_cublas.py). Knows nothing
+of placements or of how rows arrived.
+"""
 
 from dataclasses import dataclass
 
@@ -15,17 +18,14 @@ from eprt.ops.weight import BLOCK, Weight
 
 
 @dataclass(frozen=True)
-class Inner:
-    """What goes from the first product into the second: silu(gate) * up, [R, I].
+class GatedRows:
+    """silu(gate) * up: what the first product hands to the second."""
 
-    h_RI: e4m3 with scale_RG, bfloat16 or float32. dtype: of the outputs. The rest: as given to the first product.
-    """
-
-    h_RI: Tensor
-    scale_RG: Tensor | None
-    dtype: torch.dtype
-    recv_count_E: Tensor
-    storage_E: Tensor | None
+    h_RI: Tensor  # e4m3, bfloat16 or float32
+    scale_RG: Tensor | None  # fp32 scales of e4m3 rows
+    dtype: torch.dtype  # of the experts' outputs
+    recv_count_E: Tensor  # this and the following: as given to the first product
+    matrix_E: Tensor | None
     expected_rows: int | None
 
     @property
@@ -39,7 +39,7 @@ def grouped_experts(
     w13: Weight,
     w2: Weight,
     out_RH: Tensor | None = None,
-    storage_E: Tensor | None = None,
+    matrix_E: Tensor | None = None,
     scale_RG: Tensor | None = None,
     expected_rows: int | None = None,
     num_sms: int | None = None,
@@ -47,36 +47,35 @@ def grouped_experts(
 ) -> Tensor:
     """As eprt.ops.linear.grouped_experts, except where bfloat16 or e4m3 rows meet fp8 weights.
 
-    There both products multiply e4m3 by e4m3: rows that are not yet e4m3 (with scale_RG) are quantised, and so is
-    silu(gate) * up, with a scale per row and 128 columns. float32 rows are multiplied in float32 with any weights.
-    recv_count_E and storage_E: int32 on the GPU; their values are not checked. expected_rows: about the sum of
-    recv_count_E, where R is but a bound; it chooses the tiling, not the result. num_sms: as experts_up's.
-    known: recv_count_E and storage_E on the host, with which many rows are computed expert by expert.
+    In that case both products multiply e4m3 by e4m3: rows that are not yet e4m3 are quantised, and so is silu(gate) *
+    up, with a scale per row and 128 columns. float32 rows are multiplied in float32 with any weights.
+
+    recv_count_E, matrix_E: int32 on the GPU; their values are not checked.
+    expected_rows: about the sum of recv_count_E, when R is an upper bound; chooses the tiling, does not change results.
+    num_sms: SMs to compute on; default: all.
+    known: recv_count_E and matrix_E on the host; with many rows, experts are then computed one by one.
     """
     dtype = out_RH.dtype if out_RH is not None else torch.bfloat16 if scale_RG is not None else x_RH.dtype
-    if known is not None and experts_cublas.takes(known, w13, w2, dtype):
+    if known is not None and experts_cublas.is_faster(known, w13, w2, dtype):
         out_RH = x_RH.new_empty(x_RH.shape, dtype=dtype) if out_RH is None else out_RH
         if scale_RG is not None and w13.scale is None:
             x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
         return experts_cublas.experts_one_by_one(x_RH, recv_count_E, w13, w2, out_RH, scale_RG, known)
-    inner = experts_up(x_RH, recv_count_E, w13, storage_E, scale_RG, dtype, expected_rows, num_sms)
-    return experts_down(inner, w2, out_RH, num_sms=num_sms)
+    gated = experts_up(x_RH, recv_count_E, w13, matrix_E, scale_RG, dtype, expected_rows, num_sms)
+    return experts_down(gated, w2, out_RH, num_sms=num_sms)
 
 
 def experts_up(
     x_RH: Tensor,
     recv_count_E: Tensor,
     w13: Weight,
-    storage_E: Tensor | None = None,
+    matrix_E: Tensor | None = None,
     scale_RG: Tensor | None = None,
     dtype: torch.dtype | None = None,
     expected_rows: int | None = None,
     num_sms: int | None = None,
-) -> Inner:
-    """The first half of grouped_experts. dtype: of the outputs; default x's, bfloat16 for e4m3 rows.
-
-    num_sms: SMs to compute on, default all.
-    """
+) -> GatedRows:
+    """The first half of grouped_experts. dtype: of the outputs; default: x's, bfloat16 for e4m3 rows."""
     dtype = dtype or (torch.bfloat16 if scale_RG is not None else x_RH.dtype)
     fp8 = w13.data.dtype == torch.float8_e4m3fn and dtype != torch.float32
     if scale_RG is not None and not fp8:
@@ -84,25 +83,43 @@ def experts_up(
     if fp8 and scale_RG is None:
         x_RH, scale_RG = quantize_rows(x_RH)
     h_RI, h_scale = grouped_gemm(
-        x_RH, w13, x_scale_RG=scale_RG, recv_count_E=recv_count_E, storage_E=storage_E, gated=True, quantise=fp8,
-        expected_rows=expected_rows, num_sms=num_sms,
-    )  # fmt: skip
-    return Inner(h_RI, h_scale, dtype, recv_count_E, storage_E, expected_rows)
+        x_RH,
+        w13,
+        x_scale_RG=scale_RG,
+        recv_count_E=recv_count_E,
+        matrix_E=matrix_E,
+        gated=True,
+        quantise=fp8,
+        expected_rows=expected_rows,
+        num_sms=num_sms,
+    )
+    return GatedRows(h_RI, h_scale, dtype, recv_count_E, matrix_E, expected_rows)
 
 
 def experts_down(
-    inner: Inner,
+    gated: GatedRows,
     w2: Weight,
     out_RH: Tensor | None = None,
     signal: TileSignal | None = None,
     num_sms: int | None = None,
 ) -> Tensor:
-    """The second half of grouped_experts. signal: tells which tiles of out_RH are there, while the rest is computed:
-    whoever waits for them runs beside it, on SMs that num_sms leaves free."""
+    """The second half of grouped_experts.
+
+    signal: counts the stored tiles of out_RH while the rest is computed, for a kernel that waits for them on the SMs
+        that num_sms leaves free.
+    """
     return grouped_gemm(
-        inner.h_RI, w2, x_scale_RG=inner.scale_RG, recv_count_E=inner.recv_count_E, storage_E=inner.storage_E,
-        out_RN=out_RH, dtype=inner.dtype, expected_rows=inner.expected_rows, signal=signal, num_sms=num_sms,
-    )[0]  # fmt: skip
+        gated.h_RI,
+        w2,
+        x_scale_RG=gated.scale_RG,
+        recv_count_E=gated.recv_count_E,
+        matrix_E=gated.matrix_E,
+        out_RN=out_RH,
+        dtype=gated.dtype,
+        expected_rows=gated.expected_rows,
+        signal=signal,
+        num_sms=num_sms,
+    )[0]
 
 
 def _dequantize(x_RH: Tensor, scale_RG: Tensor, dtype: torch.dtype) -> Tensor:

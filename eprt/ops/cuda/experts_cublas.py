@@ -1,11 +1,11 @@
-"""The routed experts of a rank, one after another through cuBLAS: many rows each, and the host knows how many.
+"""The routed experts of a rank, one after another through cuBLAS: for many rows each, whose number the host knows.
 
-On two streams: some experts' down projections run beside the next ones' gate and up, so that the last thread blocks of
-one product leave no SM idle, and an exchange that takes SMs from one product does not hold up the other.
+Two streams: the down projections of some experts run beside the gate and up projections of the next ones. So the last
+thread blocks of one product leave no SM idle, and an EP call that takes SMs from one product does not delay the other.
 
-cuBLAS takes whole multiples of 16 e4m3 rows, but rows lie expert after expert without gaps: up to 15 rows of the
-experts behind are multiplied along. What that makes of their outputs their own product overwrites, because down
-projections all go to one stream, in order.
+cuBLAS multiplies whole multiples of 16 e4m3 rows, but rows lie expert after expert without gaps, so up to 15 rows of
+the following experts are multiplied too. Their wrong outputs are overwritten by their own expert's product: all down
+projections run on one stream, in order.
 """
 
 import functools
@@ -31,39 +31,44 @@ _TILE_ROWS, _GROUPS = 32, 8
 
 
 @dataclass(frozen=True)
-class Member:
-    """An expert that has rows: `count` from `begin`. In padded memory they are the first of `room` rows from `place`.
-    storage: its matrix."""
+class ExpertRows:
+    """The rows of an expert that has any."""
 
-    begin: int
-    count: int
-    place: int
-    room: int
-    storage: int
+    begin: int  # first row
+    count: int  # rows
+    place: int  # first row in padded memory
+    room: int  # rows in padded memory; the first `count` are the expert's
+    matrix: int  # index of its matrix
 
 
-def takes(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dtype) -> bool:
-    """Whether experts_one_by_one is the faster way. dtype: of rows that are not e4m3, and of the outputs."""
+def is_faster(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dtype) -> bool:
+    """Whether experts_one_by_one is faster than a grouped product. dtype: of the outputs, and of rows that are not
+    e4m3."""
     if known is None or known.mean_rows < LEAST_ROWS or dtype != torch.bfloat16 or not w13.data.is_cuda:
         return False
     return w13.data.dtype == dtype or (
-        cublas.takes(w13, dtype) and cublas.takes(w2, dtype) and cublas_lt.is_installed()
+        cublas.can_multiply(w13, dtype) and cublas.can_multiply(w2, dtype) and cublas_lt.is_installed()
     )
 
 
 def experts_one_by_one(
-    x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor, scale_RG: Tensor | None,
+    x_RH: Tensor,
+    recv_count_E: Tensor,
+    w13: Weight,
+    w2: Weight,
+    out_RH: Tensor,
+    scale_RG: Tensor | None,
     known: KnownRows,
-) -> Tensor:  # fmt: skip
-    """As grouped_experts, for bfloat16 outputs. known: recv_count_E and each expert's matrix, on the host."""
+) -> Tensor:
+    """As grouped_experts, for bfloat16 outputs. known: recv_count_E and the experts' matrices, on the host."""
     if w13.scale is None:
-        products = Products(x_RH, w13, w2, out_RH)
+        products = PlainProducts(x_RH, w13, w2, out_RH)
     else:
         products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts)
-    members = members_of(known, products.PADDED_TO)
+    experts = rows_of_experts(known, products.PADDED_TO)
     main, side = torch.cuda.current_stream(), _side_stream(x_RH.device.index)
-    for first in range(0, len(members), _BATCH):
-        batch = members[first : first + _BATCH]
+    for first in range(0, len(experts), _BATCH):
+        batch = experts[first : first + _BATCH]
         products.up(batch)
         side.wait_stream(main)
         with torch.cuda.stream(side):
@@ -77,86 +82,93 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def members_of(known: KnownRows, padded_to: int) -> list[Member]:
-    members, begin, place = [], 0, 0
-    for count, storage in zip(known.counts, known.storages, strict=True):
+def rows_of_experts(known: KnownRows, padded_to: int) -> list[ExpertRows]:
+    """The experts that have rows."""
+    experts, begin, place = [], 0, 0
+    for count, matrix in zip(known.counts, known.matrices, strict=True):
         if count:
             room = _padded(count, padded_to)
-            members.append(Member(begin, count, place, room, storage))
+            experts.append(ExpertRows(begin, count, place, room, matrix))
             begin, place = begin + count, place + room
-    return members
+    return experts
 
 
 def _padded(rows: int, to: int) -> int:
     return -(-rows // to) * to
 
 
-class Products:
-    """bfloat16 times bfloat16. Memory that one stream makes and the other reads stays here until they have met."""
+class PlainProducts:
+    """bfloat16 times bfloat16. Keeps memory that one stream writes and the other reads until the streams have met."""
 
     PADDED_TO = 1
 
     def __init__(self, x_RH: Tensor, w13: Weight, w2: Weight, out_RH: Tensor):
         self.x_RH, self.out_RH = x_RH, out_RH
         self.w13_SHI2, self.w2_SIH = w13.data.mT, w2.data.mT
-        self.inner: dict[int, Tensor] = {}  # silu(gate) * up, by the first row
+        self.gated: dict[int, Tensor] = {}  # silu(gate) * up, by the batch's first row
 
-    def up(self, members: Sequence[Member]) -> None:
-        first, last = members[0], members[-1]
+    def up(self, experts: Sequence[ExpertRows]) -> None:
+        first, last = experts[0], experts[-1]
         y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13_SHI2.shape[2])
-        for m in members:
-            to, rows = m.place - first.place, self.x_RH[m.begin : m.begin + m.count]
-            torch.mm(rows, self.w13_SHI2[m.storage], out=y_RI2[to : to + m.count])
-        self.inner[first.begin] = silu_mul(y_RI2)
+        for e in experts:
+            to, rows = e.place - first.place, self.x_RH[e.begin : e.begin + e.count]
+            torch.mm(rows, self.w13_SHI2[e.matrix], out=y_RI2[to : to + e.count])
+        self.gated[first.begin] = silu_mul(y_RI2)
 
-    def down(self, members: Sequence[Member]) -> None:
-        first, h_RI = members[0], self.inner[members[0].begin]
-        for m in members:
-            at, to = m.place - first.place, self.out_RH[m.begin : m.begin + m.count]
-            torch.mm(h_RI[at : at + m.count], self.w2_SIH[m.storage], out=to)
+    def down(self, experts: Sequence[ExpertRows]) -> None:
+        first, h_RI = experts[0], self.gated[experts[0].begin]
+        for e in experts:
+            at, to = e.place - first.place, self.out_RH[e.begin : e.begin + e.count]
+            torch.mm(h_RI[at : at + e.count], self.w2_SIH[e.matrix], out=to)
 
 
 class ScaledProducts:
-    """e4m3 times e4m3. In padded memory are silu(gate) * up and, expert after expert, the scales [G, room] of both
+    """e4m3 times e4m3. Padded memory holds silu(gate) * up and, expert after expert, the scales [G, room] of both
     products' rows, as cuBLAS reads them."""
 
     PADDED_TO = cublas.PADDED_TO
 
     def __init__(
-        self, x_RH: Tensor, scale_RG: Tensor | None, recv_count_E: Tensor, w13: Weight, w2: Weight, out_RH: Tensor,
+        self,
+        x_RH: Tensor,
+        scale_RG: Tensor | None,
+        recv_count_E: Tensor,
+        w13: Weight,
+        w2: Weight,
+        out_RH: Tensor,
         counts: Sequence[int],
-    ):  # fmt: skip
+    ):
         if scale_RG is None:
             x_RH, scale_RG = quantize_rows(x_RH)
-        assert x_RH.is_contiguous() and out_RH.is_contiguous()  # as the addresses below take for granted
+        assert x_RH.is_contiguous() and out_RH.is_contiguous()  # up() and down() compute addresses
         (self.hidden, self.size), rooms = w2.shape[-2:], [_padded(count, self.PADDED_TO) for count in counts]
         self.x_RH, self.out_RH, self.count_E = x_RH, out_RH, recv_count_E
         self.x_scale = scale_columns(scale_RG, recv_count_E, rooms)
         self.h_PI = x_RH.new_empty(sum(rooms), self.size)
         self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
-        self.w13, self.w2 = Matrices.of(w13), Matrices.of(w2)
+        self.w13, self.w2 = Matrices.from_weight(w13), Matrices.from_weight(w2)
 
-    def up(self, members: Sequence[Member]) -> None:
-        first, last, x_bytes, scale_bytes = members[0], members[-1], self.hidden, self.hidden // BLOCK * 4
+    def up(self, experts: Sequence[ExpertRows]) -> None:
+        first, last, x_bytes, scale_bytes = experts[0], experts[-1], self.hidden, self.hidden // BLOCK * 4
         y_PI2 = self.out_RH.new_empty(last.place + last.room - first.place, 2 * self.size)
-        for m in members:
-            if m.begin + m.room <= len(self.x_RH):
-                x = self.x_RH.data_ptr() + m.begin * x_bytes
-            else:  # rows of padding hold anything, but in memory of ours
-                x_PH = self.x_RH.new_empty(m.room, self.hidden)
-                x_PH[: m.count] = self.x_RH[m.begin : m.begin + m.count]
+        for e in experts:
+            if e.begin + e.room <= len(self.x_RH):
+                x = self.x_RH.data_ptr() + e.begin * x_bytes
+            else:  # padding may hold anything, but must not lie past the end of x
+                x_PH = self.x_RH.new_empty(e.room, self.hidden)
+                x_PH[: e.count] = self.x_RH[e.begin : e.begin + e.count]
                 x = x_PH.data_ptr()
-            y = y_PI2.data_ptr() + (m.place - first.place) * 4 * self.size
-            self.w13.multiply(m.storage, m.room, x, self.x_scale.data_ptr() + m.place * scale_bytes, y)
+            y = y_PI2.data_ptr() + (e.place - first.place) * 4 * self.size
+            self.w13.multiply(e.matrix, e.room, x, self.x_scale.data_ptr() + e.place * scale_bytes, y)
         silu_mul_quantize_padded(y_PI2, first.place, self.h_PI, self.h_scale, self.count_E)
 
-    def down(self, members: Sequence[Member]) -> None:
+    def down(self, experts: Sequence[ExpertRows]) -> None:
         scale_bytes = self.size // BLOCK * 4
-        for m in members:
-            to = self.out_RH[m.begin : m.begin + m.room]
-            y_PH = to if len(to) == m.room else to.new_empty(m.room, self.hidden)
-            h, scale = self.h_PI.data_ptr() + m.place * self.size, self.h_scale.data_ptr() + m.place * scale_bytes
-            self.w2.multiply(m.storage, m.room, h, scale, y_PH.data_ptr())
+        for e in experts:
+            to = self.out_RH[e.begin : e.begin + e.room]
+            y_PH = to if len(to) == e.room else to.new_empty(e.room, self.hidden)
+            h, scale = self.h_PI.data_ptr() + e.place * self.size, self.h_scale.data_ptr() + e.place * scale_bytes
+            self.w2.multiply(e.matrix, e.room, h, scale, y_PH.data_ptr())
             if y_PH is not to:
                 to.copy_(y_PH[: len(to)])
 
@@ -165,14 +177,14 @@ class ScaledProducts:
 class Matrices:
     """A stack of e4m3 matrices [n, k], by address."""
 
-    product: BlockScaledProduct
-    data: int
-    scale: int
-    data_bytes: int
-    scale_bytes: int
+    product: BlockScaledProduct  # for matrices of this shape
+    data: int  # address of the first matrix
+    scale: int  # address of its scales
+    data_bytes: int  # of a matrix
+    scale_bytes: int  # of a matrix's scales
 
     @staticmethod
-    def of(w: Weight) -> "Matrices":
+    def from_weight(w: Weight) -> "Matrices":
         assert w.scale is not None
         (n, k), device = w.shape[-2:], w.data.device.index
         return Matrices(_product(n, k, device), w.data.data_ptr(), w.scale.data_ptr(), n * k, w.scale[0].nbytes)
@@ -190,7 +202,7 @@ def _product(n: int, k: int, device: int) -> BlockScaledProduct:
 
 @triton.jit
 def _rooms(count_E, num_experts, EXPERTS: tl.constexpr, PADDED: tl.constexpr):
-    """(0, 1, 2, ..; rows of each expert; the same, padded)"""
+    """(the vector 0, 1, 2, ...; rows of each expert; the same, padded)"""
     expert = tl.arange(0, EXPERTS)
     count = tl.load(count_E + expert, mask=expert < num_experts, other=0)
     return expert, count, (count + PADDED - 1) // PADDED * PADDED
@@ -198,9 +210,17 @@ def _rooms(count_E, num_experts, EXPERTS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_experts", "row_stride"])
 def _scale_columns(
-    out, scale, count_E, row_stride, num_experts, num_groups, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
-    TILE: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
+    out,
+    scale,
+    count_E,
+    row_stride,
+    num_experts,
+    num_groups,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
     expert, count, room = _rooms(count_E, num_experts, EXPERTS, PADDED)
     which, place, rows, first = find_tile(tl.program_id(0), room, expert, TILE)
     begin = tl.sum(tl.where(expert < which, count, 0), 0)
@@ -213,23 +233,40 @@ def _scale_columns(
 
 
 def scale_columns(scale_RG: Tensor, recv_count_E: Tensor, rooms: Sequence[int]) -> Tensor:
-    """fp32, flat: for each expert in turn its rows' scales [G, room], 0 for rows of padding. rooms: padded counts."""
+    """fp32, flat: expert by expert its rows' scales [G, room], 0 for padding. rooms: padded counts."""
     num_groups = scale_RG.shape[1]
     out = scale_RG.new_empty(sum(rooms) * num_groups)
     tiles = sum(triton.cdiv(room, _TILE_ROWS) for room in rooms)
     _scale_columns[(tiles,)](
-        out, scale_RG, recv_count_E, scale_RG.stride(0), len(rooms), num_groups,
-        EXPERTS=triton.next_power_of_2(len(rooms)), PADDED=ScaledProducts.PADDED_TO, TILE=_TILE_ROWS,
+        out,
+        scale_RG,
+        recv_count_E,
+        scale_RG.stride(0),
+        len(rooms),
+        num_groups,
+        EXPERTS=triton.next_power_of_2(len(rooms)),
+        PADDED=ScaledProducts.PADDED_TO,
+        TILE=_TILE_ROWS,
         GROUPS=triton.next_power_of_2(num_groups),
-    )  # fmt: skip
+    )
     return out
 
 
 @triton.jit(do_not_specialize=["num_experts", "first_row"])
 def _silu_mul_quantize_padded(
-    data, scale, y, count_E, num_experts, first_row, size, num_groups, EXPERTS: tl.constexpr, PADDED: tl.constexpr,
-    GROUPS: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    data,
+    scale,
+    y,
+    count_E,
+    num_experts,
+    first_row,
+    size,
+    num_groups,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
     expert, _count, room = _rooms(count_E, num_experts, EXPERTS, PADDED)
     row = first_row + tl.program_id(0)
     _which, place, rows, member = find_tile(row // PADDED, room, expert, PADDED)
@@ -246,10 +283,20 @@ def _silu_mul_quantize_padded(
 def silu_mul_quantize_padded(
     y_PI2: Tensor, first_row: int, h_PI: Tensor, h_scale: Tensor, recv_count_E: Tensor
 ) -> None:
-    """silu(gate) * up of rows first_row.. of padded memory, into their places of h_PI (e4m3) and h_scale."""
+    """Computes silu(gate) * up of y_PI2, the rows from first_row on of padded memory, in h_PI (e4m3) and h_scale."""
     size, num_experts = h_PI.shape[1], len(recv_count_E)
     groups = triton.cdiv(size, BLOCK)
     _silu_mul_quantize_padded[(len(y_PI2), triton.cdiv(groups, _GROUPS))](
-        h_PI, h_scale, y_PI2, recv_count_E, num_experts, first_row, size, groups,
-        EXPERTS=triton.next_power_of_2(num_experts), PADDED=ScaledProducts.PADDED_TO, GROUPS=_GROUPS, SIZE=BLOCK,
-    )  # fmt: skip
+        h_PI,
+        h_scale,
+        y_PI2,
+        recv_count_E,
+        num_experts,
+        first_row,
+        size,
+        groups,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        PADDED=ScaledProducts.PADDED_TO,
+        GROUPS=_GROUPS,
+        SIZE=BLOCK,
+    )

@@ -1,6 +1,7 @@
-"""From router logits to chosen experts: one program per token, its experts in registers as [groups, experts of one].
+"""From router logits to chosen experts: one program per token, with its scores in registers.
 
-The choice is that of eprt.ops.gate, ties to the lowest index included.
+Scores lie there as [groups, experts of a group]. The choice equals that of eprt.ops.gate, ties to the lowest index
+included.
 """
 
 import torch
@@ -11,17 +12,48 @@ from torch import Tensor
 
 @triton.jit
 def _first_largest(value, index, BOUND: tl.constexpr):
-    """(largest, its lowest index) of a vector or of a whole matrix."""
-    largest = tl.max(value)
-    return largest, tl.min(tl.where(value == largest, index, BOUND))
+    """The lowest index of the largest value, of a vector or of a matrix."""
+    return tl.min(tl.where(value == tl.max(value), index, BOUND))
+
+
+@triton.jit
+def _best_groups(
+    choice, group, member, num_groups, group_size, TOP_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, BOUND: tl.constexpr
+):
+    """Whether each group is one of the TOP_GROUPS best."""
+    lowest: tl.constexpr = float("-inf")
+    best = tl.max(choice, axis=1)
+    if SIGMOID:  # the sum of the two best
+        place = tl.min(tl.where(choice == best[:, None], member[None, :], BOUND), axis=1)
+        second = tl.max(tl.where(member[None, :] == place[:, None], lowest, choice), axis=1)
+        best = best + tl.where(group_size > 1, second, 0.0)
+    best = tl.where(group < num_groups, best, lowest)
+    kept = group < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        kept = kept | (group == _first_largest(tl.where(kept, lowest, best), tl.where(kept, BOUND, group), BOUND))
+    return kept
 
 
 @triton.jit
 def _gate_topk(
-    weights, chosen, logits, bias, token_id, num_experts, num_groups, group_size, scaling, MASKED: tl.constexpr,
-    TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
-    NORMALISE: tl.constexpr, LIMITED: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
+    weights,
+    chosen,
+    logits,
+    bias,
+    token_id,
+    num_experts,
+    num_groups,
+    group_size,
+    scaling,
+    TOP_K: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    LIMITED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    K: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     exists = (group < num_groups)[:, None] & (member < group_size)[None, :]
@@ -35,35 +67,26 @@ def _gate_topk(
         score = tl.exp(logit - tl.max(logit))
         score = score / tl.sum(score)
     choice = score
-    if HAS_BIAS:
+    if bias is not None:
         choice += tl.load(bias + expert, mask=exists, other=0)
-    # What is no number comes last, in order: a token always chooses different experts.
+    # NaN sorts last, in order of index: a token always chooses different experts.
     choice = tl.where(exists & (choice == choice), choice, lowest)
     if LIMITED:
-        best = tl.max(choice, axis=1)
-        if SIGMOID:  # the sum of the two best
-            place = tl.min(tl.where(choice == best[:, None], member[None, :], bound), axis=1)
-            second = tl.max(tl.where(member[None, :] == place[:, None], lowest, choice), axis=1)
-            best = best + tl.where(group_size > 1, second, 0.0)
-        best = tl.where(group < num_groups, best, lowest)
-        kept = group < 0
-        for _ in tl.static_range(TOP_GROUPS):
-            _, which = _first_largest(tl.where(kept, lowest, best), tl.where(kept, bound, group), bound)
-            kept = kept | (group == which)
+        kept = _best_groups(choice, group, member, num_groups, group_size, TOP_GROUPS, SIGMOID, bound)
         choice = tl.where(kept[:, None], choice, lowest)
     slot = tl.arange(0, K)
     taken_score = tl.zeros([K], tl.float32)
     taken = tl.zeros([K], tl.int32)
     left = exists
     for k in tl.static_range(TOP_K):
-        _, which = _first_largest(tl.where(left, choice, lowest), tl.where(left, expert, bound), bound)
+        which = _first_largest(tl.where(left, choice, lowest), tl.where(left, expert, bound), bound)
         left = left & (expert != which)
         taken = tl.where(slot == k, which, taken)
         its_score = tl.sum(tl.where(exists & (expert == which), score, 0.0))
         taken_score = tl.where(slot == k, its_score, taken_score)
     if NORMALISE:
         taken_score = taken_score / (tl.sum(taken_score) + 1e-20)
-    if MASKED:
+    if token_id is not None:
         taken = tl.where(tl.load(token_id + token) < 0, -1, taken)
     at = token * TOP_K + slot
     tl.store(weights + at, taken_score * scaling, mask=slot < TOP_K)
@@ -87,11 +110,23 @@ def gate_topk(
     if num_tokens:
         group_size = num_experts // n_group
         _gate_topk[(num_tokens,)](
-            weights_TK, expert_idx_TK, logits_TE.contiguous(), logits_TE if bias_E is None else bias_E,
-            logits_TE if token_id_T is None else token_id_T.contiguous(), num_experts, n_group, group_size,
-            float(routed_scaling_factor), MASKED=token_id_T is not None,
-            TOP_K=top_k, TOP_GROUPS=topk_group, SIGMOID=scoring == "sigmoid", HAS_BIAS=bias_E is not None,
-            NORMALISE=norm_topk_prob, LIMITED=topk_group < n_group, GROUPS=triton.next_power_of_2(n_group),
-            SIZE=triton.next_power_of_2(group_size), K=triton.next_power_of_2(top_k), num_warps=1,
-        )  # fmt: skip
+            weights_TK,
+            expert_idx_TK,
+            logits_TE.contiguous(),
+            bias_E,
+            None if token_id_T is None else token_id_T.contiguous(),
+            num_experts,
+            n_group,
+            group_size,
+            float(routed_scaling_factor),
+            TOP_K=top_k,
+            TOP_GROUPS=topk_group,
+            SIGMOID=scoring == "sigmoid",
+            NORMALISE=norm_topk_prob,
+            LIMITED=topk_group < n_group,
+            GROUPS=triton.next_power_of_2(n_group),
+            SIZE=triton.next_power_of_2(group_size),
+            K=triton.next_power_of_2(top_k),
+            num_warps=1,
+        )
     return weights_TK, expert_idx_TK

@@ -1,14 +1,16 @@
-"""Grouped matrix product: y = x W_e^T for rows grouped by expert, for few rows per expert above all.
+"""Grouped matrix product: y = x W_e^T for rows grouped by expert, above all for few rows per expert.
 
-With few rows the product is as fast as its weights are read. Hence: the weights' rows are the tile's long side (the
-product is computed as W x^T, so that tensor cores get tiles of 64 to 128 weight rows however few tokens there are),
-tiles of 16 to 64 tokens, loads several tiles ahead, and a grid that stays (each program takes tile after tile),
-because how many tiles there are is known only on the GPU.
+With few rows the time of the product is the time to read its weights. Hence weight rows are the long side of a tile
+(the product is computed as W x^T, so tensor cores get tiles of 64 to 128 weight rows however few tokens there are),
+tiles have 16 to 64 tokens, loads are several tiles ahead, and the grid is persistent: each program takes tile after
+tile, because only the GPU knows how many tiles there are.
 
 Three kinds of arithmetic, all accumulating in fp32:
     "fp8"   e4m3 times e4m3, each block of 128 columns scaled by both operands' fp32 scales before it is added
     "same"  bfloat16 times bfloat16
-    "fp32"  float32 x; the weight, of any format, becomes float32 first: for accuracy, not for speed
+    "fp32"  float32 x; the weight, of any format, is converted to float32 first: for accuracy, not for speed
+
+Knows nothing of layers, nor who waits for a signal.
 """
 
 from dataclasses import replace
@@ -21,10 +23,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eprt.ops.cuda.quantize import SMALLEST
-from eprt.ops.cuda.silu import silu
+from eprt.ops.cuda.tile_product import columns_of_program, multiply_tile
 from eprt.ops.cuda.tiles import find_tile, num_tiles
 from eprt.ops.signal import TileSignal
-from eprt.ops.tuning import Shape, Tiling, tuned
+from eprt.ops.tuning import ProductShape, Tiling, tuned
 from eprt.ops.weight import BLOCK, Weight
 
 FP8, SAME, FP32 = 0, 1, 2
@@ -32,115 +34,88 @@ _KIND_NAMES = ("fp8", "same", "fp32")
 
 
 @triton.jit
-def _product(
-    acc, x, x_scale, w, w_scale, row, rows, w_row, first_N, x_stride, x_groups, w_groups, N, K, begin, end,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALED_W: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr,
-    THREADS: tl.constexpr,
-):  # fmt: skip
-    """acc [N tile, M tile] += W X^T over columns begin..end. X: so many rows from row on. W: the rows first_N.. of the
-    N that start at w_row, in one scale block.
-
-    What lies past N or past the rows lands in parts of the result that nobody reads; past K there are zeros. TMA: x and
-    w are descriptors.
-    """
-    M: tl.constexpr = acc.shape[1]
-    # As many loads of scales as threads, some of them alike: fewer, and each thread would load all that it needs,
-    # 16 at 64 rows, instead of getting them from the others.
-    ALIKE: tl.constexpr = THREADS // M if THREADS > M else 1
-    # In place of rows that are others', the last one again: so no load needs a mask.
-    scale_row = row + tl.minimum(tl.arange(0, M * ALIKE) // ALIKE, rows - 1)
-    x_scale_at = x_scale + scale_row.to(tl.int64) * x_groups
-    w_scale_at = w_scale + (first_N // SCALE_BLOCK).to(tl.int64) * w_groups
-    if KIND == 0:  # scales come a step ahead: nothing waits for them
-        next_x, next_w = tl.load(x_scale_at + begin // SCALE_BLOCK), tl.load(w_scale_at + begin // SCALE_BLOCK)
-    for k in range(begin, end, BLOCK_K):
-        if TMA:
-            w_NK, x_KM = w.load([w_row + first_N, k]), tl.trans(x.load([row, k]))
-        else:
-            column, column_N = k + tl.arange(0, BLOCK_K), first_N + tl.arange(0, acc.shape[0])
-            w_at = w + (w_row + column_N)[:, None].to(tl.int64) * K + column[None, :]
-            w_NK = tl.load(w_at, mask=(column_N < N)[:, None] & (column < end)[None, :], other=0.0)
-            row_M = row + tl.minimum(tl.arange(0, M), rows - 1)
-            x_at = x + row_M[None, :].to(tl.int64) * x_stride + column[:, None]
-            x_KM = tl.load(x_at, mask=(column < end)[:, None], other=0.0)
-        if KIND == 0:
-            factor_M = tl.max(tl.reshape(next_x * next_w, [M, ALIKE]), 1)
-            group = tl.minimum(k + BLOCK_K, end - 1) // SCALE_BLOCK
-            next_x, next_w = tl.load(x_scale_at + group), tl.load(w_scale_at + group)
-            acc += tl.dot(w_NK, x_KM) * factor_M[None, :]
-        elif KIND == 1:
-            acc = tl.dot(w_NK, x_KM, acc)
-        else:
-            w_NK = w_NK.to(tl.float32)
-            if SCALED_W:
-                w_NK = w_NK * tl.load(w_scale_at + k // SCALE_BLOCK)
-            acc = tl.dot(w_NK, x_KM, acc, input_precision="ieee")
-    return acc
+def _store_tile(y, y_scale, y_NM, x_rows, first_N, N, num_rows, SPLIT_K: tl.constexpr):
+    """Stores a tile of y; quantised, with y_scale."""
+    row, left = x_rows
+    BLOCK_N: tl.constexpr = y_NM.shape[0]
+    member_M, column_N = tl.arange(0, y_NM.shape[1]), first_N + tl.arange(0, BLOCK_N)
+    inside_M, row_M = member_M < left, (row + member_M).to(tl.int64)
+    if y_scale is not None:  # BLOCK_N is the scale block
+        tiles_N = (N + BLOCK_N - 1) // BLOCK_N
+        y_NM = tl.where((column_N < N)[:, None], y_NM, 0.0)
+        scale_M = tl.maximum(tl.max(tl.abs(y_NM), 0) / 448.0, SMALLEST)
+        tl.store(y_scale + row_M * tiles_N + first_N // BLOCK_N, scale_M, mask=inside_M)
+        y_NM = y_NM / scale_M[None, :]
+    y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
+    if SPLIT_K:
+        row_M += tl.program_id(1).to(tl.int64) * num_rows
+    to = y + row_M[:, None] * N + column_N[None, :]
+    tl.store(to, y_MN, mask=inside_M[:, None] & (column_N < N)[None, :])
 
 
-# What changes from step to step, or only finds scales, is no reason to compile once more.
+# Values that change from step to step, and strides that only find scales, must not cause another compilation.
 @triton.jit(do_not_specialize=["num_experts", "num_rows", "slot_tiles", "scale_rows", "x_groups", "w_groups"])
 def _grouped_gemm(
-    y, y_scale, x, x_scale, w, w_scale, count_E, storage_E, signal, x_stride, x_groups, w_groups, N, K, num_experts,
-    scale_rows, num_rows, slot_tiles,
-    KIND: tl.constexpr, GATED: tl.constexpr, QUANTISE: tl.constexpr, GROUPED: tl.constexpr, HAS_STORAGE: tl.constexpr,
-    SIGNALS: tl.constexpr, SCALED_W: tl.constexpr, SPLIT_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_BLOCK: tl.constexpr, TMA: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    """N: columns of y. GATED: w has 2N rows, gate then up, and y = silu(gate) * up. Not GROUPED: all rows are one
-    expert's.
+    y,
+    y_scale,
+    x,
+    x_scale,
+    w,
+    w_scale,
+    count_E,
+    matrix_E,
+    signal,
+    x_stride,
+    x_groups,
+    w_groups,
+    N,
+    K,
+    num_experts,
+    scale_rows,
+    num_rows,
+    slot_tiles,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """y [rows, N], tile after tile. Without count_E (None) all rows are one expert's; without matrix_E expert e has
+    matrix e; y_scale: y is quantised.
 
-    SPLIT_K: the second axis of the grid splits K; y is then [splits, rows, N], to be added up.
-    SIGNALS: every stored tile adds its columns to its rows' counter, so that N means all of them are there.
+    signal: every stored tile adds its columns to the counter of its rows, which is N when all of them are stored.
+    GATED: w has 2N rows per matrix, gate then up, and y = silu(gate) * up.
+    SPLIT_K: the grid's second axis splits K; y is [splits, rows, N], to be added up.
     """
     expert_E = tl.arange(0, EXPERTS)
-    if GROUPED:
-        count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
-    else:
+    if count_E is None:
         count = tl.where(expert_E == 0, num_rows, 0)
-    k_begin, k_end = 0, K
-    if SPLIT_K:
-        share = ((K + BLOCK_K - 1) // BLOCK_K + tl.num_programs(1) - 1) // tl.num_programs(1) * BLOCK_K
-        k_begin = tl.program_id(1) * share
-        k_end = tl.minimum(K, k_begin + share)
+    else:
+        count = tl.load(count_E + expert_E, mask=expert_E < num_experts, other=0)
+    operands, strides = (x, x_scale, w, w_scale), (x_stride, x_groups, w_groups, scale_rows)
+    columns = columns_of_program(K, SPLIT_K, BLOCK_K)
     tiles_N = (N + BLOCK_N - 1) // BLOCK_N
     for tile in range(tl.program_id(0), num_tiles(count, BLOCK_M) * tiles_N, tl.num_programs(0)):
         expert, begin, rows, first = find_tile(tile // tiles_N, count, expert_E, BLOCK_M)
-        storage = tl.load(storage_E + expert) if HAS_STORAGE else expert
-        row, left, first_N = begin + first, rows - first, (tile % tiles_N) * BLOCK_N
-        w_row = storage * (2 if GATED else 1) * N
-        matrix_scale = w_scale + storage.to(tl.int64) * scale_rows * w_groups
-        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        y_NM = _product(
-            zero, x, x_scale, w, matrix_scale, row, left, w_row, first_N, x_stride, x_groups, w_groups, N, K, k_begin,
-            k_end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA, THREADS,
-        )  # fmt: skip
-        if GATED:
-            up_scale = matrix_scale + (scale_rows // 2) * w_groups
-            up_NM = _product(
-                zero, x, x_scale, w, up_scale, row, left, w_row + N, first_N, x_stride, x_groups, w_groups, N, K,
-                k_begin, k_end, KIND, BLOCK_K, SCALED_W, SCALE_BLOCK, TMA, THREADS,
-            )  # fmt: skip
-            y_NM = silu(y_NM) * up_NM
-        member_M, column_N = tl.arange(0, BLOCK_M), first_N + tl.arange(0, BLOCK_N)
-        inside_M, row_M = member_M < left, (row + member_M).to(tl.int64)
-        if QUANTISE:  # BLOCK_N is the scale block
-            y_NM = tl.where((column_N < N)[:, None], y_NM, 0.0)
-            scale_M = tl.maximum(tl.max(tl.abs(y_NM), 0) / 448.0, SMALLEST)
-            tl.store(y_scale + row_M * tiles_N + tile % tiles_N, scale_M, mask=inside_M)
-            y_NM = y_NM / scale_M[None, :]
-        y_MN = tl.trans(y_NM).to(y.dtype.element_ty)
-        if SPLIT_K:
-            row_M += tl.program_id(1).to(tl.int64) * num_rows
-        to = y + row_M[:, None] * N + column_N[None, :]
-        tl.store(to, y_MN, mask=inside_M[:, None] & (column_N < N)[None, :])
-        if SIGNALS:
-            tl.debug_barrier()  # all threads' stores come before the one thread's release
-            columns = tl.minimum(N - first_N, BLOCK_N)
-            tl.atomic_add(signal + expert * slot_tiles + first // BLOCK_M, columns, sem="release", scope="gpu")
+        matrix = expert if matrix_E is None else tl.load(matrix_E + expert)
+        x_rows, first_N = (begin + first, rows - first), (tile % tiles_N) * BLOCK_N
+        w_tile = (matrix, first_N, N)
+        y_NM = multiply_tile(
+            operands, x_rows, w_tile, columns, strides, KIND, GATED, BLOCK_M, BLOCK_N, BLOCK_K, TMA, THREADS
+        )
+        _store_tile(y, y_scale, y_NM, x_rows, first_N, N, num_rows, SPLIT_K)
+        if signal is not None:
+            tl.debug_barrier()  # all threads' stores before one thread's release
+            num_columns = tl.minimum(N - first_N, BLOCK_N)
+            tl.atomic_add(signal + expert * slot_tiles + first // BLOCK_M, num_columns, sem="release", scope="gpu")
 
 
 def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
+    """The default, for shapes that were not measured."""
     block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64 if gated else 128)
     if kind == FP32:
         return Tiling(16, 64, 32, 4, 2, 2)
@@ -150,7 +125,7 @@ def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
 
 
 def kind_of(x: Tensor, w: Weight) -> int:
-    """ValueError where GPUs have no arithmetic for the two."""
+    """FP8, SAME or FP32. ValueError for operands whose product GPUs do not compute."""
     if w.data.dtype == torch.int8:
         raise ValueError("int8 weights run on the CPU only; on GPUs use fp8 or bfloat16 weights")
     if x.dtype == torch.float32:
@@ -168,7 +143,7 @@ def grouped_gemm(
     *,
     x_scale_RG: Tensor | None = None,
     recv_count_E: Tensor | None = None,
-    storage_E: Tensor | None = None,
+    matrix_E: Tensor | None = None,
     gated: bool = False,
     quantise: bool = False,
     out_RN: Tensor | None = None,
@@ -181,56 +156,100 @@ def grouped_gemm(
 ) -> tuple[Tensor, Tensor | None]:
     """(y [R, N], its scales [R, ceil(N / 128)] if quantised). Rows past the sum of recv_count_E stay unwritten.
 
-    x_RK: rows of expert e follow those of e - 1; e4m3 with x_scale_RG, bfloat16 or float32. w: [E, N, K] ([E, 2N, K] if
-    gated: gate rows, then up rows; y is then silu(gate) * up); a matrix [N, K] without recv_count_E is applied to all
-    rows. storage_E: the matrix of each expert. quantise: y is e4m3. dtype: of y otherwise, default bfloat16 or float32.
-    splits: parts of K computed apart, ungrouped only, but none empty; y is then fp32 [parts, R, N], to be added up.
-    expected_rows: about how many rows there will be in all, where R is a bound; it chooses the tiling. signal: see
-    TileSignal. num_sms: SMs to compute on, default all.
+    x_RK: rows of expert 0, then of expert 1, ...: e4m3 with x_scale_RG, bfloat16 or float32.
+    w: [E, N, K], or [E, 2N, K] if gated. Without recv_count_E: one matrix, for all rows.
+    matrix_E: the index of each expert's matrix in w; default: expert e has matrix e.
+    gated: w holds gate rows, then up rows; y = silu(gate) * up.
+    quantise: y is e4m3.
+    dtype: of y if it is not quantised; default: float32 for float32 x, else bfloat16.
+    splits: parts of K to compute separately (ungrouped only); y is then fp32 [parts, R, N], to be added up. There may
+        be fewer parts than splits, as none is empty.
+    expected_rows: about how many rows there are, when R is an upper bound; chooses the tiling.
+    signal: counts the stored tiles.
+    num_sms: SMs to compute on; default: all.
     """
-    kind, (R, K), stored_rows = kind_of(x_RK, w), x_RK.shape, w.shape[-2]
-    N = stored_rows // 2 if gated else stored_rows
+    kind, (R, K), N = kind_of(x_RK, w), x_RK.shape, w.shape[-2] // (2 if gated else 1)
     num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
     if tiling is None:
         rows = -(-min(R, expected_rows or R) // num_experts)
-        tiling = _choose(x_RK.device, Shape(num_experts, N, K, _KIND_NAMES[kind], gated), rows)
+        tiling = _choose_tiling(x_RK.device, ProductShape(num_experts, N, K, _KIND_NAMES[kind], gated), rows)
     if signal is not None:
-        tiling = _signalling(tiling, signal, num_experts)
+        tiling = _with_tiles_of(signal, tiling, num_experts)
     parts = _filled_parts(K, tiling.block_k, splits)
     if out_RN is None:
         dtype = torch.float8_e4m3fn if quantise else dtype or (torch.float32 if kind == FP32 else torch.bfloat16)
         size, dtype = ((R, N), dtype) if splits == 1 else ((parts, R, N), torch.float32)
         out_RN = x_RK.new_empty(size, dtype=dtype)
     scale_RG = x_RK.new_empty(R, triton.cdiv(N, BLOCK), dtype=torch.float32) if quantise else None
-    if R == 0:
-        return out_RN, scale_RG
-    most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
-    x, matrices, tma = _operands(x_RK, w.data, tiling, kind)
-    programs = (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm
-    _grouped_gemm[(min(most_tiles, programs), parts)](
-        out_RN, out_RN if scale_RG is None else scale_RG, x, x_RK if x_scale_RG is None else x_scale_RG,
-        matrices, w.data if w.scale is None else w.scale, x_RK if recv_count_E is None else recv_count_E,
-        x_RK if storage_E is None else storage_E, x_RK if signal is None else signal.counter,
-        x_RK.stride(0), 0 if x_scale_RG is None else x_scale_RG.stride(0),
-        triton.cdiv(K, BLOCK), N, K, num_experts, triton.cdiv(stored_rows, BLOCK), R,
-        0 if signal is None else signal.slot_tiles,
-        KIND=kind, GATED=gated, QUANTISE=quantise, GROUPED=recv_count_E is not None,
-        HAS_STORAGE=storage_E is not None, SIGNALS=signal is not None, SCALED_W=w.scale is not None, SPLIT_K=splits > 1,
-        EXPERTS=triton.next_power_of_2(num_experts), BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
-        BLOCK_K=tiling.block_k, SCALE_BLOCK=BLOCK, TMA=tma, THREADS=32 * tiling.num_warps,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
-    )  # fmt: skip
+    if R:
+        most_tiles = (triton.cdiv(R, tiling.block_m) + num_experts) * triton.cdiv(N, tiling.block_n)
+        programs = min(most_tiles, (num_sms or count_sms(x_RK.device)) * tiling.programs_per_sm)
+        grid = programs, parts
+        _launch(
+            grid, x_RK, x_scale_RG, w, out_RN, scale_RG, recv_count_E, matrix_E, signal, kind, gated, splits, tiling
+        )
     return out_RN, scale_RG
 
 
+def _launch(
+    grid: tuple[int, int],
+    x_RK: Tensor,
+    x_scale_RG: Tensor | None,
+    w: Weight,
+    out_RN: Tensor,
+    scale_RG: Tensor | None,
+    recv_count_E: Tensor | None,
+    matrix_E: Tensor | None,
+    signal: TileSignal | None,
+    kind: int,
+    gated: bool,
+    splits: int,
+    tiling: Tiling,
+) -> None:
+    x, matrices, tma = _operands(x_RK, w.data, tiling, kind)
+    num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
+    _grouped_gemm[grid](
+        out_RN,
+        scale_RG,
+        x,
+        x_scale_RG,
+        matrices,
+        w.scale,
+        recv_count_E,
+        matrix_E,
+        None if signal is None else signal.counter,
+        x_RK.stride(0),
+        0 if x_scale_RG is None else x_scale_RG.stride(0),
+        triton.cdiv(x_RK.shape[1], BLOCK),
+        w.shape[-2] // (2 if gated else 1),
+        x_RK.shape[1],
+        num_experts,
+        triton.cdiv(w.shape[-2], BLOCK),
+        x_RK.shape[0],
+        0 if signal is None else signal.slot_tiles,
+        KIND=kind,
+        GATED=gated,
+        SPLIT_K=splits > 1,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_M=tiling.block_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        TMA=tma,
+        THREADS=32 * tiling.num_warps,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
 def _filled_parts(k: int, block_k: int, splits: int) -> int:
-    """Of so many parts of K, each of whole blocks, those that get any: others would look for scales behind the end."""
+    """How many of `splits` parts of K, each of whole blocks, are not empty. An empty part would read scales past the
+    end."""
     blocks = triton.cdiv(k, block_k)
     return triton.cdiv(blocks, triton.cdiv(blocks, splits))
 
 
 def _operands(x_RK: Tensor, w: Tensor, tiling: Tiling, kind: int) -> tuple[Any, Any, bool]:
-    """x and w as the kernel takes them, and whether as descriptors: tiles then come by TMA and need no registers."""
+    """(x, w, whether these are descriptors): tiles loaded by TMA through descriptors need no registers."""
     aligned = x_RK.stride(0) * x_RK.element_size() % 16 == 0 and w.shape[-1] * w.element_size() % 16 == 0
     if kind == FP32 or not aligned or (x_RK.data_ptr() | w.data_ptr()) % 16 or not _has_tma(x_RK.device):
         return x_RK, w, False
@@ -244,15 +263,15 @@ def _has_tma(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _choose(device: torch.device, shape: Shape, rows_per_expert: int) -> Tiling:
-    """Measured for this very shape, else the default."""
+def _choose_tiling(device: torch.device, shape: ProductShape, rows_per_expert: int) -> Tiling:
+    """The measured tiling of this shape, else the default."""
     return tuned(device, shape, rows_per_expert) or tiling_of(
         _KIND_NAMES.index(shape.kind), rows_per_expert, shape.gated
     )
 
 
-def _signalling(tiling: Tiling, signal: TileSignal, num_experts: int) -> Tiling:
-    """The tiling, its tiles as tall as the signal's."""
+def _with_tiles_of(signal: TileSignal, tiling: Tiling, num_experts: int) -> Tiling:
+    """The tiling with tiles as tall as the signal's."""
     tall, counters = signal.block_m, signal.counter.numel()
     if tall not in (16, 32, 64, 128) or counters != num_experts * signal.slot_tiles:
         raise ValueError(
@@ -265,5 +284,5 @@ def _signalling(tiling: Tiling, signal: TileSignal, num_experts: int) -> Tiling:
 
 
 def count_sms(device: torch.device) -> int:
-    """The interpreter has no GPU: there a few programs do."""
+    """SMs of a GPU. On the CPU, in Triton's interpreter, a few programs suffice."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

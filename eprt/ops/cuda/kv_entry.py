@@ -1,17 +1,16 @@
-"""Cache entries as kernels read them: see KVFormat."""
+"""How kernels read cache entries: see KVFormat."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def load_entries(
-    pages, slot, known, i, j, latent_size, rope_size, entry_size, FP8: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    """(latent [S, I], rotated key [S, J], scale [S]) of the entries at `slot`; zeros where not known.
+def load_entries(pages, slot, known, i, j, latent_size, rope_size, entry_size, FP8: tl.constexpr, WHOLE: tl.constexpr):
+    """(latent [S, I], rotated key [S, J], scale [S]) of the entries at `slot`; zeros where `known` is false.
 
-    i, j: the columns of both. WHOLE: i has latent_size columns. FP8: the latent is e4m3, to be multiplied by the scale;
-    else the scale is without meaning.
+    i, j: the columns of latent and key.
+    FP8: the latent is e4m3, to be multiplied by the scale; otherwise the scale has no meaning.
+    WHOLE: i has exactly latent_size columns.
     """
     slot = slot.to(tl.int64)
     if FP8:

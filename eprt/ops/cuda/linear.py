@@ -1,4 +1,4 @@
-"""Dense products: cuBLAS, but for fp8 weights and few rows, where a kernel that splits K is faster."""
+"""Dense products: cuBLAS, except for fp8 weights and few rows, where kernels that split K are faster."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,9 +23,9 @@ _SHORTEST_SPLIT = 768  # columns
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """As eprt.ops.linear.linear. bfloat16 x and fp8 weights: x is quantised, one scale per row and 128 columns.
+    """As eprt.ops.linear.linear. For fp8 weights, bfloat16 x is quantised with a scale per row and 128 columns.
 
-    Kernels are chosen by the number of rows, so that a row's last bits may depend on how many there are.
+    The kernel depends on the number of rows, so a row's last bits may depend on how many there are.
     """
     out_dtype = out_dtype or x_MK.dtype
     if w_NK.scale is not None:
@@ -40,14 +40,14 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
 
 
 def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
-    """As eprt.ops.linear.silu_linear. bfloat16 x and fp8 weights: silu(gate) * up is quantised as it is computed."""
+    """As eprt.ops.linear.silu_linear. For fp8 weights and bfloat16 x, silu_mul and quantisation are one kernel."""
     if w_NI.scale is None or x_MI2.dtype == torch.float32:
         return linear(silu_mul(x_MI2), w_NI)
     return _fp8_linear(x_MI2, w_NI, x_MI2.dtype, silu_mul_quantize)
 
 
 def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
-    """As eprt.ops.linear.norm_linear. bfloat16 x and fp8 weights: rows are quantised as they are normed."""
+    """As eprt.ops.linear.norm_linear. For fp8 weights and bfloat16 x, norm and quantisation are one kernel."""
     if w_NK.scale is None or x_MK.dtype == torch.float32:
         return linear(rms_norm(x_MK, norm_weight_K, eps), w_NK, bias_N)
 
@@ -67,15 +67,18 @@ def _fp8_linear(
         assert w_NK.scale is not None
         quantised = quantise(x_MK, padded_to=cluster_product.PADDED_TO)
         return cluster_product.cluster_product(*quantised, w_NK.data, w_NK.scale, rows, tiling)
-    if tiling is not None or not cublas.takes(w_NK, out_dtype):
+    if tiling is not None or not cublas.can_multiply(w_NK, out_dtype):
         tiling = tiling or _splitting(x_MK.device, rows, *w_NK.shape)
         return split_gemm(*quantise(x_MK), w_NK, out_dtype, tiling)
     return cublas.scaled_mm(*quantise(x_MK, padded_to=cublas.PADDED_TO), w_NK)[:rows]
 
 
 def _tiling(w_NK: Weight, rows: int, out_dtype: torch.dtype) -> Tiling | ClusterTiling | None:
-    """Of the product that splits K; None where cuBLAS is faster. By a measurement of this shape (ops/tunings), else as
-    shapes alike were on an H200: few rows, or a long K and too few tiles for all SMs."""
+    """The tiling with which K is split; None where cuBLAS is faster.
+
+    Measurements of this shape decide (ops/tunings). Without them, those of similar shapes on an H200: K is split for
+    few rows, and for a long K with too few tiles for all SMs.
+    """
     (n, k), device = w_NK.shape, w_NK.data.device
     known, tiling = tuned_dense(device, n, k, rows)
     if known and (not isinstance(tiling, ClusterTiling) or _takes(w_NK, rows, out_dtype, tiling)):
@@ -85,21 +88,21 @@ def _tiling(w_NK: Weight, rows: int, out_dtype: torch.dtype) -> Tiling | Cluster
 
 
 def _takes(w_NK: Weight, rows: int, out_dtype: torch.dtype, tiling: ClusterTiling) -> bool:
-    """Whether the clusters' kernel is there, and computes this."""
+    """Whether the cluster kernel is available and computes this product."""
     if out_dtype != torch.bfloat16 or w_NK.data.dtype != torch.float8_e4m3fn:
         return False
     return cluster_product.is_built(w_NK.data.device.index, cluster_product.tokens_of(rows), tiling)
 
 
 def _splitting(device: torch.device, rows: int, n: int, k: int) -> Tiling:
-    """So that every SM reads weights, but no part of K is too short."""
+    """A tiling with enough parts of K for every SM to read weights, but none too short."""
     tiling = tiling_of(FP8, min(rows, 64), gated=False)
     tiles = triton.cdiv(rows, tiling.block_m) * triton.cdiv(n, tiling.block_n)
     return replace(tiling, splits=max(1, min(2 * count_sms(device) // max(tiles, 1), k // _SHORTEST_SPLIT)))
 
 
 def split_gemm(data_MK: Tensor, scale_MG: Tensor, w_NK: Weight, out_dtype: torch.dtype, tiling: Tiling) -> Tensor:
-    """Few rows: parts of K computed apart, then added up."""
+    """The product for few rows: parts of K are computed separately, then added."""
     splits = tiling.splits
     y = grouped_gemm(data_MK, w_NK, x_scale_RG=scale_MG, dtype=out_dtype, tiling=tiling, splits=splits)[0]
     return y if splits == 1 else _add_parts(y, out_dtype)

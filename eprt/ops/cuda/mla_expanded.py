@@ -1,10 +1,10 @@
 """Attention of prompts in expanded form: each head's keys and values are computed from the latents, then attended.
 
-A query and a key then cost nope + rope + value products per head (320 for DeepSeek-V3) where the absorbed form costs
-2 * latent + rope (1088), but each context token has to be expanded for every head first: the form for many new tokens.
-Heads go in groups, so that the expanded context of a group fits in a workspace of bounded size.
+A query and a key cost nope + rope + value products per head (320 for DeepSeek-V3), where the absorbed form costs
+2 * latent + rope (1088), but each context token must first be expanded for every head. So this is the form for many new
+tokens. Heads are processed in groups whose expanded context fits in a workspace of bounded size.
 
-L latent, R rotary, C nope, V value sizes; S context tokens of all requests, which lie one request after the other.
+L latent, R rotary, C nope, V value sizes; S context tokens of all requests, one request after the other.
 """
 
 import torch
@@ -13,28 +13,42 @@ import triton.language as tl
 from torch import Tensor
 
 from eprt.ops.cuda.kv_entry import load_entries
-from eprt.ops.cuda.mla_triton import rows_of_tile
+from eprt.ops.cuda.mla_triton import block_of, load_queries, rows_of_tile
 from eprt.ops.cuda.tiles import find_tile
 from eprt.ops.kv_format import KVFormat
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _WORKSPACE_BYTES = 1 << 29
-_FEWEST_NEW_TOKENS = 192  # per request, on average, from which on expanding pays
+_FEWEST_NEW_TOKENS = 192  # mean new tokens per request from which expanding is faster
 
 
 def pays(num_tokens: int, num_requests: int) -> bool:
-    """Expanding a context token for all heads costs as much as attending it from 170 new tokens saves."""
+    """Whether the expanded form is faster: expanding a context token costs as much as its use by 170 new tokens
+    saves."""
     return num_tokens >= _FEWEST_NEW_TOKENS * num_requests
 
 
-# What changes from step to step is no reason to compile once more.
+# These change from step to step and must not cause another compilation.
 @triton.jit(do_not_specialize=["num_requests", "table_width"])
 def _gather_context(
-    latent_out, rope_out, pages, page_table, seq_len_B, num_requests, table_width, latent_size, rope_size, entry_size,
-    FP8: tl.constexpr, REQUESTS: tl.constexpr, TOKENS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    latent_out,
+    rope_out,
+    pages,
+    page_table,
+    seq_len_B,
+    num_requests,
+    table_width,
+    latent_size,
+    rope_size,
+    entry_size,
+    FP8: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
     PAGE: tl.constexpr,
-):  # fmt: skip
-    """The latents and rotated keys of some of one request's tokens."""
+):
+    """Copies the latents and rotated keys of a tile of one request's tokens out of their pages."""
     b = tl.arange(0, REQUESTS)
     length = tl.load(seq_len_B + b, mask=b < num_requests, other=0)
     request, begin, tokens, first = find_tile(tl.program_id(0), length, b, TOKENS)
@@ -56,15 +70,31 @@ def _gather_context(
 
 
 @triton.jit
-def _more_keys(
-    most, total, acc, q, r, kv, rope, key, begin, end, sees, kv_stride, scale, nope, rope_size, value,
-    MASKED: tl.constexpr, KEYS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
+def _add_keys(
+    most,
+    total,
+    acc,
+    query,
+    context,
+    sizes,
+    key,
+    scale,
+    MASKED: tl.constexpr,
+    KEYS: tl.constexpr,
     WHOLE: tl.constexpr,
-):  # fmt: skip
-    """The running softmax with a tile of keys more. MASKED: some rows do not see all of them."""
+):
+    """Adds a tile of keys to the running softmax.
+
+    query: (q [TILE, NOPE], r [TILE, ROPE], the first so many keys that each row sees).
+    context: (expanded keys and values of the head, its stride, rotated keys, first row of the request, its keys).
+    sizes: (nope, rope, value). MASKED: some rows do not see all keys. WHOLE: tiles have exactly these sizes.
+    """
+    q, r, sees = query
+    kv, kv_stride, rope, begin, end = context
+    nope, rope_size, value = sizes
     position = key + tl.arange(0, KEYS)
     row = (begin + position).to(tl.int64)
-    c, j, v = tl.arange(0, NOPE), tl.arange(0, ROPE), tl.arange(0, VALUE)
+    c, j, v = tl.arange(0, q.shape[1]), tl.arange(0, r.shape[1]), tl.arange(0, acc.shape[1])
     known = position < end
     key_at, value_at = kv + row[None, :] * kv_stride + c[:, None], kv + nope + row[:, None] * kv_stride + v[None, :]
     rope_at = rope + row[None, :] * rope_size + j[:, None]
@@ -86,14 +116,36 @@ def _more_keys(
 
 @triton.jit(do_not_specialize=["num_requests", "num_tiles"])
 def _attend_heads(
-    out, q_nope, q_rope, kv, rope, seq_len_B, query_start_B1, scale, num_requests, num_tiles,
-    nope, rope_size, value, kv_stride, q_token_stride, q_head_stride, r_token_stride, r_head_stride, out_token_stride,
-    REQUESTS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,
-    VALUE: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """One tile of a request's new tokens, one head. The last tiles see most keys and come first."""
+    out,
+    q_nope,
+    q_rope,
+    kv,
+    rope,
+    seq_len_B,
+    query_start_B1,
+    scale,
+    num_requests,
+    num_tiles,
+    nope,
+    rope_size,
+    value,
+    kv_stride,
+    q_token_stride,
+    q_head_stride,
+    r_token_stride,
+    r_head_stride,
+    out_token_stride,
+    REQUESTS: tl.constexpr,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    NOPE: tl.constexpr,
+    ROPE: tl.constexpr,
+    VALUE: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """One tile of a request's new tokens, one head. The last tiles see most keys, so they start first."""
     tile, head = num_tiles - 1 - tl.program_id(0), tl.program_id(1)
-    request, first_token, num_tokens, first = rows_of_tile(tile, query_start_B1, num_requests, 1, False, REQUESTS, TILE)
+    request, first_token, num_tokens, first = rows_of_tile(tile, query_start_B1, num_requests, 1, REQUESTS, TILE)
     if request >= num_requests:
         return
     row = first + tl.arange(0, TILE)
@@ -103,26 +155,18 @@ def _attend_heads(
     end = tl.max(sees, 0)
     seen_by_all = (length - num_tokens + first + 1) // KEYS * KEYS
     seen_by_all = tl.minimum(seen_by_all, end // KEYS * KEYS)
-    c, j, v = tl.arange(0, NOPE), tl.arange(0, ROPE), tl.arange(0, VALUE)
-    at = q_nope + token[:, None] * q_token_stride + head * q_head_stride + c[None, :]
-    q = tl.load(at, mask=inside[:, None] & (c < nope)[None, :], other=0.0)
-    at = q_rope + token[:, None] * r_token_stride + head * r_head_stride + j[None, :]
-    r = tl.load(at, mask=inside[:, None] & (j < rope_size)[None, :], other=0.0)
-    b = tl.arange(0, REQUESTS)
+    q, _ = load_queries(q_nope, token, q_token_stride, head * q_head_stride, inside, nope, NOPE)
+    r, _ = load_queries(q_rope, token, r_token_stride, head * r_head_stride, inside, rope_size, ROPE)
+    b, v = tl.arange(0, REQUESTS), tl.arange(0, VALUE)
     begin = tl.sum(tl.load(seq_len_B + b, mask=b < request, other=0), 0)
-    kv += head * (nope + value)
+    query, sizes = (q, r, sees), (nope, rope_size, value)
+    context = kv + head * (nope + value), kv_stride, rope, begin, end
     most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, VALUE], tl.float32)
     for key in range(0, seen_by_all, KEYS):
-        most, total, acc = _more_keys(
-            most, total, acc, q, r, kv, rope, key, begin, end, sees, kv_stride, scale, nope, rope_size, value,
-            False, KEYS, NOPE, ROPE, VALUE, WHOLE,
-        )  # fmt: skip
+        most, total, acc = _add_keys(most, total, acc, query, context, sizes, key, scale, False, KEYS, WHOLE)
     for key in range(seen_by_all, end, KEYS):
-        most, total, acc = _more_keys(
-            most, total, acc, q, r, kv, rope, key, begin, end, sees, kv_stride, scale, nope, rope_size, value,
-            True, KEYS, NOPE, ROPE, VALUE, WHOLE,
-        )  # fmt: skip
+        most, total, acc = _add_keys(most, total, acc, query, context, sizes, key, scale, True, KEYS, WHOLE)
     result = (acc / tl.where(total == 0, 1.0, total)[:, None]).to(out.dtype.element_ty)
     mask = inside[:, None] & (v < value)[None, :]
     tl.store(out + token[:, None] * out_token_stride + head * value + v[None, :], result, mask=mask)
@@ -142,9 +186,9 @@ def attend_prompts(
     tile: int = 128,
     keys: int = 64,
 ) -> Tensor:
-    """As mla_extend: [T, N, V]. bfloat16 queries and weight; keys, values and softmax weights are rounded to it.
+    """mla_extend for bfloat16 queries and weight, [T, N, V]; keys, values and softmax weights are rounded to bfloat16.
 
-    num_context: sum of seq_len_B, or more, where the host knows; else every request counts as long as the page table.
+    num_context: the sum of seq_len_B or an upper bound; default: the page table's capacity for all requests.
     """
     (T, N, C), R, L, B = q_nope_TNC.shape, q_rope_TNR.shape[2], w_kv_b.shape[1], seq_len_B.shape[0]
     V = w_kv_b.shape[0] // N - C
@@ -155,31 +199,84 @@ def attend_prompts(
     entry = KVFormat(L, R, kv_pages.dtype)
     latent_SL, rope_SR = _context(kv_pages, page_table_BP, seq_len_B, entry, num_context, q_nope_TNC.dtype)
     group = max(1, min(N, workspace_bytes // (latent_SL.shape[0] * (C + V) * latent_SL.element_size())))
-    num_tiles = triton.cdiv(T, tile) + B
-    blocks = [max(16, triton.next_power_of_2(size)) for size in (C, R, V)]
     for first in range(0, N, group):
         heads = min(group, N - first)
         kv = latent_SL @ w_kv_b[first * (C + V) : (first + heads) * (C + V)].T
-        q, r, out = q_nope_TNC[:, first:], q_rope_TNR[:, first:], out_TNV[:, first:]
-        _attend_heads[(num_tiles, heads)](
-            out, q, r, kv, rope_SR, seq_len_B, query_start_B1, softmax_scale, B, num_tiles, C, R, V,
-            kv.stride(0), q.stride(0), q.stride(1), r.stride(0), r.stride(1), out.stride(0),
-            REQUESTS=max(64, triton.next_power_of_2(B)), TILE=tile, KEYS=keys, NOPE=blocks[0], ROPE=blocks[1],
-            VALUE=blocks[2], WHOLE=blocks == [C, R, V], num_warps=8, num_stages=2 if keys > 64 else 3,
-        )  # fmt: skip
+        q, r, out = (x[:, first : first + heads] for x in (q_nope_TNC, q_rope_TNR, out_TNV))
+        _launch(out, q, r, kv, rope_SR, seq_len_B, query_start_B1, softmax_scale, tile, keys)
     return out_TNV
+
+
+def _launch(
+    out: Tensor,
+    q: Tensor,
+    r: Tensor,
+    kv: Tensor,
+    rope_SR: Tensor,
+    seq_len_B: Tensor,
+    query_start_B1: Tensor,
+    softmax_scale: float,
+    tile: int,
+    keys: int,
+) -> None:
+    """Attention of a group of heads. kv: their expanded context, [S, heads * (C + V)]."""
+    (T, heads, C), R, V, B = q.shape, r.shape[2], out.shape[2], seq_len_B.shape[0]
+    num_tiles = triton.cdiv(T, tile) + B
+    _attend_heads[(num_tiles, heads)](
+        out,
+        q,
+        r,
+        kv,
+        rope_SR,
+        seq_len_B,
+        query_start_B1,
+        softmax_scale,
+        B,
+        num_tiles,
+        C,
+        R,
+        V,
+        kv.stride(0),
+        q.stride(0),
+        q.stride(1),
+        r.stride(0),
+        r.stride(1),
+        out.stride(0),
+        REQUESTS=max(64, triton.next_power_of_2(B)),
+        TILE=tile,
+        KEYS=keys,
+        NOPE=block_of(C),
+        ROPE=block_of(R),
+        VALUE=block_of(V),
+        WHOLE=(block_of(C), block_of(R), block_of(V)) == (C, R, V),
+        num_warps=8,
+        num_stages=2 if keys > 64 else 3,
+    )
 
 
 def _context(
     kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, entry: KVFormat, num_context: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """([S, L], [S, R]) of the queries' dtype; rows past the last request's hold anything."""
+    """([S, L], [S, R]) of the queries' dtype; rows past the last request's are undefined."""
     B, L, R = len(seq_len_B), entry.latent_size, entry.rope_size
     latent_SL = torch.empty(num_context, L, dtype=dtype, device=kv_pages.device)
     rope_SR = torch.empty(num_context, R, dtype=dtype, device=kv_pages.device)
     _gather_context[(triton.cdiv(num_context, 16) + B,)](
-        latent_SL, rope_SR, kv_pages, page_table_BP, seq_len_B, B, page_table_BP.stride(0), L, R, entry.width,
-        FP8=entry.is_fp8, REQUESTS=max(64, triton.next_power_of_2(B)), TOKENS=16,
-        LATENT=max(16, triton.next_power_of_2(L)), ROPE=max(16, triton.next_power_of_2(R)), PAGE=kv_pages.shape[1],
-    )  # fmt: skip
+        latent_SL,
+        rope_SR,
+        kv_pages,
+        page_table_BP,
+        seq_len_B,
+        B,
+        page_table_BP.stride(0),
+        L,
+        R,
+        entry.width,
+        FP8=entry.is_fp8,
+        REQUESTS=max(64, triton.next_power_of_2(B)),
+        TOKENS=16,
+        LATENT=block_of(L),
+        ROPE=block_of(R),
+        PAGE=kv_pages.shape[1],
+    )
     return latent_SL, rope_SR

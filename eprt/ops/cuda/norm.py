@@ -1,4 +1,4 @@
-"""RMSNorm, one program per row: fp32 inside, the input's dtype outside, or quantised at once."""
+"""RMSNorm in fp32, one program per row, optionally quantised in the same kernel."""
 
 import triton
 import triton.language as tl
@@ -10,9 +10,18 @@ from eprt.ops.weight import BLOCK
 
 @triton.jit
 def _rms_norm(
-    out, total, x, residual, weight, row_stride, residual_stride, size, eps,
-    ADD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    out,
+    total,
+    x,
+    residual,
+    weight,
+    row_stride,
+    residual_stride,
+    size,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -29,16 +38,26 @@ def _rms_norm(
 
 @triton.jit
 def _rms_norm_quantize(
-    data, scale, x, weight, row_stride, size, eps, num_groups, scale_stride, group_stride,
-    GROUPS: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    data,
+    scale,
+    x,
+    weight,
+    row_stride,
+    size,
+    eps,
+    num_groups,
+    scale_stride,
+    group_stride,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     value = tl.load(x + row * row_stride + column, mask=column < size, other=0.0).to(tl.float32)
     factor = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
     value = value * factor * tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
-    value = value.to(x.dtype.element_ty).to(tl.float32)  # rounded as the norm alone rounds
+    value = value.to(x.dtype.element_ty).to(tl.float32)  # round where the separate norm rounds
     store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride)
 
 
@@ -49,9 +68,20 @@ def rms_norm_quantize(x_TH: Tensor, weight_H: Tensor, eps: float, padded_to: int
     if rows:
         block = triton.next_power_of_2(groups)
         _rms_norm_quantize[(rows,)](
-            data_MK, scale_MG, x_TH, weight_H, x_TH.stride(0), size, eps, groups, scale_MG.stride(0),
-            scale_MG.stride(1), GROUPS=block, SIZE=BLOCK, num_warps=min(16, max(1, block // 4)),
-        )  # fmt: skip
+            data_MK,
+            scale_MG,
+            x_TH,
+            weight_H,
+            x_TH.stride(0),
+            size,
+            eps,
+            groups,
+            scale_MG.stride(0),
+            scale_MG.stride(1),
+            GROUPS=block,
+            SIZE=BLOCK,
+            num_warps=min(16, max(1, block // 4)),
+        )
     return data_MK, scale_MG
 
 
@@ -72,7 +102,17 @@ def _launch(x_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor, eps: flo
     if rows:
         block = triton.next_power_of_2(size)
         _rms_norm[(rows,)](
-            out_TH, sum_TH, x_TH, other, weight_H, x_TH.stride(0), other.stride(0), size, eps,
-            ADD=adds, BLOCK=block, num_warps=min(16, max(1, block // 512)),
-        )  # fmt: skip
+            out_TH,
+            sum_TH,
+            x_TH,
+            other,
+            weight_H,
+            x_TH.stride(0),
+            other.stride(0),
+            size,
+            eps,
+            ADD=adds,
+            BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+        )
     return out_TH, sum_TH

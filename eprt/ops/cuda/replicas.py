@@ -1,4 +1,4 @@
-"""Slots of chosen experts: one program per expert, which finds its choices in the batch and numbers them in order."""
+"""Slots of chosen experts: one program per expert finds the choices of it in the batch and numbers them in order."""
 
 import torch
 import triton
@@ -43,7 +43,7 @@ def _only_slots(chosen, expert_A, slot_L, num_choices, masked, BLOCK: tl.constex
 
 
 def choose_slots(expert_idx_TK: Tensor, slot_LX: Tensor, bound_LX: Tensor, sent_L: Tensor) -> Tensor:
-    """As eprt.ops.replicas.choose_slots; nothing waits for the GPU. An expert that does not exist leaves its slot
+    """As eprt.ops.replicas.choose_slots; nothing waits for the GPU. The slot of an expert that does not exist is
     undefined."""
     rows, width = slot_LX.shape
     expert_idx_TK = expert_idx_TK.contiguous()

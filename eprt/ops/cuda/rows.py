@@ -1,4 +1,4 @@
-"""Rows put back together: one program per token and piece of a row."""
+"""Sums of rows: one program per token and piece of a row."""
 
 import torch
 import triton

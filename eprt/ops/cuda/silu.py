@@ -1,5 +1,7 @@
-"""SiLU-and-multiply of a dense SwiGLU block, in bf16 or quantised at once. The experts' is part of their matrix product
-(grouped_gemm.py)."""
+"""SiLU-and-multiply of a dense SwiGLU block, optionally quantised in the same kernel.
+
+For routed experts it is part of the matrix product (grouped_gemm.py).
+"""
 
 import triton
 import triton.language as tl
@@ -28,7 +30,7 @@ def _silu_mul(out, x, row_stride, size, BLOCK: tl.constexpr):
 @triton.jit
 def _silu_mul_quantize(
     data, scale, x, row_stride, size, num_groups, scale_stride, group_stride, GROUPS: tl.constexpr, SIZE: tl.constexpr
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -39,7 +41,7 @@ def _silu_mul_quantize(
 
 
 def silu_mul_quantize(x_TI2: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
-    """quantize_rows(silu_mul(x), padded_to), without rounding in between."""
+    """quantize_rows(silu_mul(x), padded_to) without rounding in between."""
     return launch(_silu_mul_quantize, x_TI2, x_TI2.shape[1] // 2, padded_to)
 
 

@@ -1,4 +1,4 @@
-"""Tiles of rows that lie group after group, when only the GPU knows how many each group has."""
+"""Tiles of rows that lie group after group, where only the GPU knows how many rows each group has."""
 
 import triton
 import triton.language as tl
@@ -6,10 +6,11 @@ import triton.language as tl
 
 @triton.jit
 def find_tile(tile, count, group, TILE: tl.constexpr):
-    """(group, first row of the group, its rows, first row of the tile inside it) of the tile'th tile.
+    """(group, first row of the group, its rows, first row of the tile within the group) of the tile'th tile.
 
-    count: int32 vector of rows per group, 0 past the last one; group: 0, 1, 2, ... Every group is cut into tiles of
-    TILE rows. Past the last tile the group is the vector's length and has no rows.
+    count: int32 vector of rows per group, 0 past the last group.
+    group: the vector 0, 1, 2, ...
+    Each group is cut into tiles of TILE rows. Past the last tile, group is the vector's length and has no rows.
     """
     tiles = (count + TILE - 1) // TILE
     end = tl.cumsum(tiles, 0)

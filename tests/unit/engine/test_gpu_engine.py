@@ -17,7 +17,7 @@ from eprt.gpu.device import take_device
 from eprt.models.deepseek_builder import load_deepseek
 from eprt.models.loader import load_model
 from eprt.ops import tuning
-from eprt.ops.tuning import Shape, Tiling
+from eprt.ops.tuning import ProductShape, Tiling
 from tests import tiny
 from tests.paged import PagedRunner
 from tests.ranks import cases_ep
@@ -146,7 +146,7 @@ def test_what_is_recorded_and_what_is_not_is_told(caplog):
 def test_products_that_were_not_measured_are_told_once(caplog, monkeypatch, tmp_path):
     caplog.set_level("INFO")
     monkeypatch.setattr(tuning, "_device_name", lambda index: "NVIDIA H900")
-    shape = Shape(32, 2048, 7168, "fp8", True)
+    shape = ProductShape(32, 2048, 7168, "fp8", True)
     for _ in range(3):
         assert tuning.tuned(torch.device("cuda", 0), shape, 8, tmp_path) is None
     (record,) = caplog.records
@@ -172,7 +172,7 @@ def test_more_layers_than_the_model_has_are_refused():
 
 
 def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
-    shape, other = Shape(32, 2048, 7168, "fp8", True), Shape(32, 7168, 2048, "fp8", False)
+    shape, other = ProductShape(32, 2048, 7168, "fp8", True), ProductShape(32, 7168, 2048, "fp8", False)
     small, large = Tiling(16, 128, 128, 4, 4, 2), Tiling(64, 128, 128, 8, 4, 2)
     assert tuning.read("NVIDIA H200", tmp_path) == {}
     path = tuning.write("NVIDIA H200", {shape: {8: small}}, tmp_path)
@@ -182,13 +182,15 @@ def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
     assert [tuning.lookup(table, shape, rows) for rows in (1, 8, 9, 64, 500)] == [small, small, large, large, large]
     assert tuning.lookup(table, other, 8) == large and tuning.read("NVIDIA H100", tmp_path) == {}
     # Another number of experts finds the nearest; another size or kind finds nothing.
-    more = {Shape(128, 2048, 7168, "fp8", True): {8: large}, **table}
-    assert [tuning.lookup(more, Shape(n, 2048, 7168, "fp8", True), 8) for n in (64, 100)] == [small, large]
-    assert tuning.lookup(table, Shape(32, 2048, 7168, "same", True), 8) is None
-    assert tuning.lookup(table, Shape(32, 1024, 7168, "fp8", True), 8) is None
+    more = {ProductShape(128, 2048, 7168, "fp8", True): {8: large}, **table}
+    assert [tuning.lookup(more, ProductShape(n, 2048, 7168, "fp8", True), 8) for n in (64, 100)] == [small, large]
+    assert tuning.lookup(table, ProductShape(32, 2048, 7168, "same", True), 8) is None
+    assert tuning.lookup(table, ProductShape(32, 1024, 7168, "fp8", True), 8) is None
     assert tuning.tuned(torch.device("cpu"), shape, 8, tmp_path) is None
     # Dense products: null where cuBLAS was faster, which also takes more rows than any measured.
-    tuning.write("NVIDIA H200", {Shape(1, 2112, 7168, "dense", False): {16: small, 32: None, 64: large}}, tmp_path)
+    tuning.write(
+        "NVIDIA H200", {ProductShape(1, 2112, 7168, "dense", False): {16: small, 32: None, 64: large}}, tmp_path
+    )
     table = tuning.read("NVIDIA H200", tmp_path)
     found = [tuning.lookup_dense(table, 2112, 7168, rows) for rows in (1, 17, 64, 65)]
     assert found == [(True, small), (True, None), (True, large), (True, None)]

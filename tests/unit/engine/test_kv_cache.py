@@ -140,7 +140,7 @@ def test_the_cache_is_sized_by_memory_and_by_use():
 
 
 def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf16():
-    entry = KVFormat.named("fp8", 512, 64, torch.bfloat16)
+    entry = KVFormat.from_name("fp8", 512, 64, torch.bfloat16)
     assert (entry.width, entry.dtype) == (656, torch.uint8)
     kv = torch.randn(9, 576, generator=torch.Generator().manual_seed(0))
     kv[3, :512], kv[4, :512] = 0, kv[4, :512] * 1e4

@@ -13,7 +13,7 @@ from eprt.gpu import cluster_product, jit, tensor_map
 from eprt.gpu.cluster_product import TOKENS, ClusterProductParams, ClusterTiling, source, tokens_of
 from eprt.gpu.driver import CudaError
 from eprt.ops import tuning
-from eprt.ops.tuning import Shape, Tiling
+from eprt.ops.tuning import ProductShape, Tiling
 from eprt.ops.weight import Weight
 from tests.unit.gpu.test_jit import cache, nvrtc, struct_fields  # noqa: F401 (fixtures)
 
@@ -62,7 +62,11 @@ def test_kernels_are_made_for_few_numbers_of_rows(rows, tokens):
 
 
 def test_tilings_of_both_kernels_are_kept_and_found(tmp_path):
-    cluster, other, shape = ClusterTiling(2, 1, 3, 5), Tiling(16, 128, 128, 4, 4, 2), Shape(1, 96, 512, "dense", False)
+    cluster, other, shape = (
+        ClusterTiling(2, 1, 3, 5),
+        Tiling(16, 128, 128, 4, 4, 2),
+        ProductShape(1, 96, 512, "dense", False),
+    )
     tuning.write("NVIDIA H200", {shape: {16: cluster, 32: other, 64: None}}, tmp_path)
     table = tuning.read("NVIDIA H200", tmp_path)
     assert [tuning.lookup_dense(table, 96, 512, rows)[1] for rows in (1, 17, 33, 65)] == [cluster, other, None, None]
@@ -73,11 +77,11 @@ def test_what_is_tuned_fits_the_machine_and_leaves_no_thread_block_without_a_sha
     candidates = importlib.import_module("benchmarks.gpu.tune_grouped_gemm").cluster_candidates
     for n, k in ((2112, 7168), (24576, 1536), (7168, 16384)):
         for rows in (1, 16, 64, 128):
-            found = candidates(Shape(1, n, k, "dense", False), rows)
+            found = candidates(ProductShape(1, n, k, "dense", False), rows)
             assert len(set(found)) == len(found) > 4
             for tiling in found:
                 assert tiling.shared_bytes(tokens_of(rows)) <= MOST_SHARED_BYTES and tiling.splits * 2 <= k // 128
-        assert candidates(Shape(1, n, k, "dense", False), 129) == []
+        assert candidates(ProductShape(1, n, k, "dense", False), 129) == []
 
 
 class FakeEncode:

@@ -69,10 +69,12 @@ def machine(monkeypatch):
         monkeypatch.setattr(module, "api", lambda: machine.driver)
     zeros = torch.zeros
     for name, value in {
-        "current_device": lambda: machine.driver.here.rank, "device_count": lambda: 2, "synchronize": lambda: None,
+        "current_device": lambda: machine.driver.here.rank,
+        "device_count": lambda: 2,
+        "synchronize": lambda: None,
         "get_device_properties": lambda device: SimpleNamespace(uuid=machine.uuids[device]),
         "can_device_access_peer": lambda device, peer: machine.reach,
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch, "zeros", lambda *args, device=None, **kwargs: zeros(*args, **kwargs))
     return machine

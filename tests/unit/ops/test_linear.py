@@ -148,8 +148,15 @@ def test_no_rows_no_columns_no_depth(isa, x_dtype, make_weight):
 
 
 @settings(max_examples=60, deadline=None)
-@given(m=st.integers(0, 40), n=st.integers(1, 90), k=st.integers(1, 400), kind=st.sampled_from(sorted(WEIGHTS)),
-       dtype=st.sampled_from(X_DTYPES), level=st.sampled_from(LEVELS), seed=st.integers(0, 99))  # fmt: skip
+@given(
+    m=st.integers(0, 40),
+    n=st.integers(1, 90),
+    k=st.integers(1, 400),
+    kind=st.sampled_from(sorted(WEIGHTS)),
+    dtype=st.sampled_from(X_DTYPES),
+    level=st.sampled_from(LEVELS),
+    seed=st.integers(0, 99),
+)
 def test_any_shape(m, n, k, kind, dtype, level, seed):
     set_level(level)
     try:

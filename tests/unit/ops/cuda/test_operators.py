@@ -61,7 +61,7 @@ def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(mo
     assert chosen("auto", page_size=16) is chosen("auto", dtype=torch.float32) is mla_triton
     with pytest.raises(ValueError, match=r"=flashmla: it takes pages of 64 tokens .*, not 16; use auto"):
         chosen("flashmla", page_size=16)
-    attention._tell.cache_clear()
+    attention._log_choice.cache_clear()
     caplog.set_level("INFO")
     for _ in range(2):
         chosen("auto", page_size=16), chosen("auto"), chosen("triton", page_size=16)
@@ -85,9 +85,15 @@ def test_queries_that_lie_together_are_not_copied_for_flashmla():
 
 @pytest.mark.parametrize(
     "cuda, capability, takes",
-    [("13.0", (9, 0), True), ("12.9", (9, 0), True), ("12.8", (9, 0), False), ("12.6", (9, 0), False),
-     (None, (9, 0), False), ("13.0", (10, 0), False)],
-)  # fmt: skip
+    [
+        ("13.0", (9, 0), True),
+        ("12.9", (9, 0), True),
+        ("12.8", (9, 0), False),
+        ("12.6", (9, 0), False),
+        (None, (9, 0), False),
+        ("13.0", (10, 0), False),
+    ],
+)
 def test_cublas_multiplies_blocks_from_cuda_12_9_on(monkeypatch, cuda, capability, takes):
     """Builds of torch for older ones have the call and refuse it."""
     pytest.importorskip("triton")
@@ -96,7 +102,7 @@ def test_cublas_multiplies_blocks_from_cuda_12_9_on(monkeypatch, cuda, capabilit
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     weight = Mock(data=Mock(dtype=torch.float8_e4m3fn, is_cuda=True), shape=torch.Size((128, 512)))
-    assert cublas.takes(weight, torch.bfloat16) == takes
+    assert cublas.can_multiply(weight, torch.bfloat16) == takes
 
 
 def test_an_unknown_device_is_named():
