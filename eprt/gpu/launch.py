@@ -1,7 +1,7 @@
 """Kernel: a compiled entry point. Launch: a prepared call of a kernel.
 
-A call of a Launch is one driver call on structs laid out before; benchmarks/ep/bench_ep.py measures its cost on the host.
-Knows nothing of what the kernels do.
+A call of a Launch is one driver call on structs laid out before; benchmarks/ep/bench_ep.py measures what it costs the
+host. Knows nothing of what the kernels do.
 """
 
 import ctypes

@@ -65,7 +65,8 @@ def _log_unmeasured(device_name: str, shape: ProductShape) -> None:
     """Logs once per GPU model and shape."""
     product = f"{shape.experts} experts of {shape.n} x {shape.k} ({shape.kind})"
     _log.info(
-        "no tilings were measured for %s on %s: defaults are used (python -m benchmarks.gpu.tune_grouped_gemm measures them)",
+        "no tilings were measured for %s on %s: defaults are used "
+        "(python -m benchmarks.gpu.tune_grouped_gemm measures them)",
         product,
         device_name,
     )
