@@ -1,7 +1,7 @@
-// The one file that knows torch, with ops_ep.cpp: it declares every operator of the library and hands raw pointers and
-// sizes to the kernels in cpu/. Only the libtorch stable ABI is used here, so one binary serves every torch >= 2.11.
+// Declares the library's operators and passes raw pointers and sizes to the kernels in cpu/. Only this file and
+// ops_ep.cpp include torch; they use the libtorch stable ABI, so one binary serves every torch >= 2.11.
 //
-// Tensors arrive checked for shape and dtype by eprt/ops/*.py, which words the errors; the checks here guard memory.
+// eprt/ops/*.py checks shapes and dtypes and words the errors; the checks here protect memory.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -52,7 +52,7 @@ const float* floats_or_null(const OptionalTensor& t) {
   return t.has_value() ? static_cast<const float*>(t->data_ptr()) : nullptr;
 }
 
-// One matrix [N, K], or the first of a stack [E, N, K].
+// A matrix [N, K], or the first one of a stack [E, N, K].
 eprt::Matrix matrix_of(const Tensor& data, const OptionalTensor& scale) {
   const int64_t dim = data.dim();
   return {data.data_ptr(), floats_or_null(scale), dtype_of(data), data.size(dim - 2), data.size(dim - 1)};
@@ -69,22 +69,22 @@ void linear(const Tensor& y, const Tensor& x, const Tensor& w, const OptionalTen
                static_cast<int>(num_threads));
 }
 
-void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count, const OptionalTensor& storage,
+void grouped_experts(const Tensor& y, const Tensor& x, const Tensor& recv_count, const OptionalTensor& matrix_of_expert,
                      const Tensor& w13, const OptionalTensor& w13_scale, const Tensor& w2,
                      const OptionalTensor& w2_scale, int64_t num_threads) {
   const int64_t num_experts = recv_count.numel(), num_matrices = w13.size(0);
   STD_TORCH_CHECK(x.size(1) == w13.size(2) && w13.size(1) == 2 * w2.size(2) && y.size(1) == w2.size(1) &&
                       y.size(0) == x.size(0) && w2.size(0) == num_matrices,
                   "grouped_experts: shapes differ");
-  STD_TORCH_CHECK(storage ? storage->numel() == num_experts : num_matrices == num_experts,
+  STD_TORCH_CHECK(matrix_of_expert ? matrix_of_expert->numel() == num_experts : num_matrices == num_experts,
                   "grouped_experts: each of the ", num_experts, " experts needs a matrix");
   const auto* count = static_cast<const int32_t*>(recv_count.data_ptr());
-  const auto* matrix = storage ? static_cast<const int32_t*>(storage->data_ptr()) : nullptr;
+  const auto* matrix = matrix_of_expert ? static_cast<const int32_t*>(matrix_of_expert->data_ptr()) : nullptr;
   int64_t total = 0;
   for (int64_t e = 0; e < num_experts; ++e) {
     STD_TORCH_CHECK(count[e] >= 0, "grouped_experts: recv_count_E[", e, "] is ", count[e]);
     STD_TORCH_CHECK(count[e] == 0 || matrix == nullptr || (matrix[e] >= 0 && matrix[e] < num_matrices),
-                    "grouped_experts: storage_E[", e, "] is ", matrix == nullptr ? 0 : matrix[e], ", not in 0..",
+                    "grouped_experts: matrix_E[", e, "] is ", matrix == nullptr ? 0 : matrix[e], ", not in 0..",
                     num_matrices - 1);
     total += count[e];
   }
@@ -272,8 +272,8 @@ STABLE_TORCH_LIBRARY(eprt, m) {
   m.def("emulate_amx(bool on) -> ()");
   m.def("linear(Tensor(a!) y, Tensor x, Tensor w, Tensor? w_scale, Tensor? bias, int num_threads) -> ()");
   m.def(
-      "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor? storage, Tensor w13, Tensor? w13_scale, "
-      "Tensor w2, Tensor? w2_scale, int num_threads) -> ()");
+      "grouped_experts(Tensor(a!) y, Tensor x, Tensor recv_count, Tensor? matrix_of_expert, Tensor w13, "
+      "Tensor? w13_scale, Tensor w2, Tensor? w2_scale, int num_threads) -> ()");
   m.def(
       "gate_topk(Tensor logits_TE, Tensor? bias_E, bool sigmoid, int n_group, int topk_group, bool normalise, "
       "float scale, Tensor(a!) weights_TK, Tensor(b!) expert_idx_TK, int num_threads) -> ()");
@@ -286,7 +286,7 @@ STABLE_TORCH_LIBRARY(eprt, m) {
       "add_rms_norm(Tensor x_TH, Tensor residual_TH, Tensor weight_H, float eps, Tensor(a!) out_TH, Tensor(b!) sum_TH, "
       "int num_threads) -> ()");
   m.def("silu_mul(Tensor x_TI2, Tensor(a!) out_TI, int num_threads) -> ()");
-  // These return the first row, or request, that would reach outside a tensor (nothing was then computed), or -1.
+  // The following return the first row or request that reaches outside a tensor (nothing is computed then), or -1.
   m.def(
       "rope(Tensor x_TNR, Tensor cos_sin_PR, Tensor position_T, bool interleaved, Tensor(a!) out_TNR, int num_threads) "
       "-> int");

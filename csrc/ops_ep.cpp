@@ -1,6 +1,6 @@
-// The operators of the expert-parallel exchange, declared apart from ops.cpp for their number; the same rules hold.
+// The operators of the EP calls between CPU ranks. The rules of ops.cpp apply.
 //
-// Addresses are those of memory that the caller keeps mapped. torch releases the GIL around every operator call.
+// The caller keeps the memory mapped whose addresses it passes. torch releases the GIL around every operator call.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -29,7 +29,7 @@ int64_t ep_checksum(int64_t address, int64_t num_bytes, int64_t seed) {
   return static_cast<int64_t>(checksum(reinterpret_cast<const void*>(address), num_bytes, seed));
 }
 
-// Index of the first flag still below the epoch after slice_ns, or -1 when all have reached it.
+// The index of the first flag that is still below the epoch after slice_ns, or -1 when all have reached it.
 int64_t ep_wait(Tensor flags, int64_t epoch, bool owns_core, int64_t slice_ns) {
   const auto* addresses = flags.const_data_ptr<int64_t>();
   const int64_t deadline_ns = now_ns() + slice_ns;
@@ -48,7 +48,8 @@ void ep_gather_rows(Tensor rows, Tensor out) {
     std::memcpy(to + i * row_bytes, reinterpret_cast<const void*>(addresses[i]), row_bytes);
 }
 
-// Publishes own_flag, waits as ep_wait does and, once all have come, gathers the rows. May be repeated while it waits.
+// Publishes own_flag, waits like ep_wait, and gathers the rows when all flags have reached the epoch. May be repeated
+// until then.
 int64_t ep_exchange_rows(int64_t own_flag, Tensor flags, Tensor rows, Tensor out, int64_t epoch, bool owns_core,
                          int64_t slice_ns) {
   ep_publish(own_flag, epoch);
@@ -59,7 +60,7 @@ int64_t ep_exchange_rows(int64_t own_flag, Tensor flags, Tensor rows, Tensor out
 
 // ---- layout and set-up ----------------------------------------------------------------------------------------------
 
-// Sizes, for the caller that allocates. spec: the fields of Shape, in order.
+// spec: the fields of Shape, in order. The sizes that follow tell the caller how much to allocate.
 Shape shape_of(const Tensor& spec) {
   const auto* v = spec.const_data_ptr<int64_t>();
   const auto i = [v](int at) { return static_cast<int>(v[at]); };
@@ -112,8 +113,8 @@ Topology topology_of(int rank, const Tensor& node_of_rank, const Tensor& homes) 
 
 Exchange& exchange_at(int64_t self) { return *reinterpret_cast<Exchange*>(self); }
 
-// homes: [num_ranks, 2] segment and block. segments, num_blocks: [ranks of this node]. outgoing, returned: addresses
-// [num_sets, num_nodes].
+// homes: [num_ranks, 2]: segment and block of each source rank. segments, num_blocks: [ranks of this node]. outgoing,
+// returned: addresses [num_sets, num_nodes].
 int64_t ep_open(Tensor spec, int64_t rank, Tensor node_of_rank, Tensor homes, Tensor segments, Tensor num_blocks,
                 Tensor outgoing, Tensor returned) {
   const Shape shape = shape_of(spec);
@@ -123,7 +124,7 @@ int64_t ep_open(Tensor spec, int64_t rank, Tensor node_of_rank, Tensor homes, Te
 }
 void ep_close(int64_t self) { delete &exchange_at(self); }
 
-// ---- the four verbs -------------------------------------------------------------------------------------------------
+// ---- EP calls -------------------------------------------------------------------------------------------------------
 
 int64_t ep_dispatch_send(int64_t self, int64_t epoch, Tensor x, Tensor slot_idx, Tensor weights, int64_t num_rounds) {
   const Tokens tokens{static_cast<const char*>(x.const_data_ptr()), slot_idx.const_data_ptr(),
@@ -140,8 +141,8 @@ void ep_gather(int64_t self, int64_t epoch, Tensor x, Tensor scales) {
   exchange_at(self).gather(epoch, static_cast<char*>(x.mutable_data_ptr()), scales.mutable_data_ptr<float>());
 }
 
-// One slice of waiting. Returns the source rank still missing, or -1 with recv_count, info (rows, rounds) and, if they
-// hold that many rows, x and scales filled in.
+// One slice of waiting. Returns a source rank that is still missing, or -1. Then recv_count and info (rows, rounds) are
+// filled in, and also x and scales if they hold so many rows.
 int64_t ep_dispatch_recv(int64_t self, int64_t epoch, Tensor x, Tensor scales, Tensor recv_count, Tensor info,
                          bool owns_core, int64_t slice_ns) {
   Exchange& exchange = exchange_at(self);
@@ -163,7 +164,8 @@ int64_t ep_combine_wait(int64_t self, int64_t epoch, bool owns_core, int64_t sli
 void ep_sum_own(int64_t self, int64_t epoch, Tensor y) {
   exchange_at(self).sum_own(epoch, static_cast<char*>(y.mutable_data_ptr()));
 }
-// Both, for a group of one node: nothing happens between them. Returns the local index still missing, or -1.
+// ep_combine_wait and ep_sum_own in one call, for a group of one node. Returns a local index that is still missing, or
+// -1.
 int64_t ep_combine_recv(int64_t self, int64_t epoch, Tensor y, bool owns_core, int64_t slice_ns) {
   const int64_t missing = ep_combine_wait(self, epoch, owns_core, slice_ns);
   if (missing < 0) ep_sum_own(self, epoch, y);

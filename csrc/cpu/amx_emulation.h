@@ -1,5 +1,5 @@
 // The tile instructions of gemm_amx.cpp in plain C++, to test its logic on a CPU without AMX (option EPRT_EMULATE_AMX).
-// Rounds as the instruction does, apart from subnormals.
+// Rounds like the instructions, except for subnormals.
 #pragma once
 
 #include <immintrin.h>

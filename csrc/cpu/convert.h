@@ -1,4 +1,4 @@
-// Rows of float32 and bfloat16, and how one becomes the other.
+// Conversion of rows between float32 and bfloat16.
 #pragma once
 
 #include "cpu/vec.h"

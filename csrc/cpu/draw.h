@@ -1,12 +1,12 @@
-// Draws one token per row of logits: temperature, min_p, top_k, top_p, inverse of the cumulative distribution. Entry
-// point.
+// Entry point of the draw: one token per row of logits by temperature, min_p, top_k, top_p and the inverse of the
+// cumulative distribution.
 #pragma once
 
 #include <cstdint>
 
 namespace eprt {
 
-// Everything but logits has `rows` entries. row: which row of logits each draw reads. Meanings as in eprt/ops/draw.py.
+// Every array but logits has `rows` entries. row: the row of logits that each draw reads. See eprt/ops/draw.py.
 struct DrawArgs {
   const float* logits;  // [any, vocab]
   int64_t logits_row;   // elements between rows

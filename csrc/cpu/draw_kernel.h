@@ -1,8 +1,7 @@
-// One draw per row, written once against Vec; included once per instruction set. Each row is computed alone.
+// One draw per row, written once against Vec and included once per instruction set. Each row is computed alone.
 //
-// No sort of the vocabulary: weights fall into buckets by their leading bits, and only the bucket in which top_k or
-// top_p ends is sorted. A row touches its logits once and one row of scratch, which leaves the caches to everybody
-// else.
+// The vocabulary is not sorted: weights fall into buckets by their leading bits, and only the bucket in which top_k or
+// top_p ends is sorted. A row reads its logits once and uses one row of scratch, so it evicts little from the caches.
 #pragma once
 
 #include <omp.h>
@@ -18,8 +17,8 @@
 namespace eprt {
 namespace {
 
-// Weights are probabilities over the largest one, so they lie in 0..1; exponent and four bits of mantissa name a
-// bucket.
+// Weights are probabilities divided by the largest one, so they lie in 0..1. Exponent and four bits of mantissa give
+// the bucket.
 constexpr int kBucketShift = 19;
 constexpr int kNumBuckets = (0x3f800000 >> kBucketShift) + 1;
 constexpr int64_t kBlock = 64;  // weights summed at once when drawing
@@ -53,7 +52,8 @@ class Histogram {
     }
   }
 
-  // The largest weights, lower indices first among equals: at most `count`, and no more than it takes to reach `mass`.
+  // The largest weights, lower indices first among equals: at most `count`, and no more than are needed to reach
+  // `mass`.
   Cut cut(int64_t count, double mass, Candidate* scratch) const {
     double reached = 0;
     for (int bucket = kNumBuckets - 1; bucket >= 0; --bucket) {
@@ -68,7 +68,7 @@ class Histogram {
   }
 
  private:
-  // last is -1 where rounding lets the sum of the bucket's weights, one by one, stay below `mass`.
+  // last is -1 if, due to rounding, the sum of the bucket's weights stays below `mass`.
   Cut cut_inside(int bucket, int64_t count, double mass, double reached, Candidate* scratch) const {
     int64_t num = 0;
     for (int64_t i = 0; i < n_; ++i) {
@@ -90,8 +90,8 @@ class Histogram {
   double mass_[kNumBuckets];
 };
 
-// weights = exp((logits - largest) / temperature). The difference comes first: a tiny temperature then underflows to 0
-// instead of giving inf / inf.
+// weights = exp((logits - largest) / temperature). Subtracted before the division, so that a tiny temperature
+// underflows to 0 instead of giving inf / inf.
 inline void weigh(const float* logits, float temperature, int64_t n, float* weights) {
   float largest = logits[0];
   int64_t i = 0;
@@ -126,7 +126,7 @@ inline double block_mass(const float* weights, int64_t from, int64_t n) {
   return sum;
 }
 
-// The first token at which the cumulative weight exceeds u times the whole: never one of weight 0.
+// The first token at which the cumulative weight exceeds u times the sum of all weights; never one of weight 0.
 inline int64_t invert(const float* weights, int64_t n, double u) {
   double total = 0;
   for (int64_t block = 0; block < n; block += kBlock) total += block_mass(weights, block, n);
@@ -145,7 +145,7 @@ inline int64_t invert(const float* weights, int64_t n, double u) {
     }
     break;
   }
-  // Rounding may leave the last sum at, not above, what is wanted: then the last token of any weight it is.
+  // Rounding may leave the last sum equal to the target, not above it: then the last token with a weight is drawn.
   for (int64_t i = n - 1; i >= 0 && chosen < 0; --i) chosen = weights[i] > 0 ? i : -1;
   return max_of<int64_t>(chosen, 0);
 }

@@ -5,9 +5,9 @@
 namespace eprt::ep {
 namespace {
 
-// Odd multipliers: each step is a bijection of the state, so no difference is lost on the way.
+// Odd multipliers make each step a bijection of the state, so that no difference is lost.
 constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15;
-constexpr int kLanes = 4;  // a multiplication takes longer than the load that feeds it
+constexpr int kLanes = 4;  // independent chains: a multiplication takes longer than the load of its operand
 
 uint64_t mix(uint64_t state, uint64_t word) {
   state = (state ^ word) * kMultiplier;

@@ -6,10 +6,10 @@
 namespace eprt::ep {
 namespace {
 
-constexpr int kMaxTopK = 64;                        // terms of one row, kept on the stack
-constexpr size_t kParallelBytes = size_t{1} << 20;  // less is done before other threads have woken up
+constexpr int kMaxTopK = 64;                        // terms of a row, kept on the stack
+constexpr size_t kParallelBytes = size_t{1} << 20;  // smaller work is done before other threads have woken up
 
-// fn(i) for all rows, on this rank's OpenMP threads when the rows are many.
+// Calls fn(i) for all rows, on this rank's OpenMP threads if there are many rows.
 template <class Fn>
 void for_rows(int64_t num_rows, size_t row_bytes, const Fn& fn) {
 #pragma omp parallel for schedule(static) if (num_rows * row_bytes > kParallelBytes)
@@ -65,14 +65,14 @@ Flag* Exchange::source_flag(int source) const {
   return segment(topology_.home_segment[source]).block_flag + topology_.home_block[source];
 }
 
-// The block of a source rank for this node, once it is there.
+// The block of a source rank for this node, after it has arrived.
 Block Exchange::source_block(uint64_t epoch, int source) const {
   char* base = block_at(epoch, source);
   const int num_rows = reinterpret_cast<const BlockHeader*>(base)->num_rows;
   return Block(base, shape_, topology_.ranks_per_node[topology_.node], num_rows);
 }
 
-// The block this rank writes for a node.
+// The block that this rank writes for a node.
 Block Exchange::written_block(uint64_t epoch, int node) const {
   const int set = set_of(epoch);
   char* base = node == topology_.node ? block_at(epoch, topology_.rank) : memory_.outgoing[set][node];
@@ -107,7 +107,7 @@ int64_t Exchange::dispatch_send(uint64_t epoch, const Tokens& tokens, int num_ro
   return -1;
 }
 
-// Rows per slot, tokens per rank, and the row that each token gets in each node's block.
+// Counts rows per slot and tokens per rank, and assigns each token its row in each node's block.
 int64_t Exchange::count_slots(Flight& f, const Tokens& tokens) {
   std::fill(slot_count_.begin(), slot_count_.end(), 0);
   std::fill(rank_tokens_.begin(), rank_tokens_.end(), 0);
@@ -133,7 +133,7 @@ int64_t Exchange::count_slots(Flight& f, const Tokens& tokens) {
   return -1;
 }
 
-// A counting sort by slot: tokens come in order, so entries of a slot are in token order.
+// A counting sort by slot. Tokens are visited in order, so the entries of a slot are in token order.
 void Exchange::write_entries(const Flight& f, const Tokens& tokens, std::vector<Block>& blocks) {
   for (int node = 0; node < num_nodes(); ++node) {
     const int begin = node_slot_begin_[node], num_slots = num_node_slots(node);
@@ -216,7 +216,7 @@ void Exchange::record_dispatch(uint64_t epoch) {
     const Block block = source_block(epoch, source);
     int64_t from_ns = start_ns;
     if (topology_.home_block[source] > 0) {
-      // Forwarded: while the forwarding rank itself was not here, it is to blame, not the source.
+      // For a forwarded block, the time before the proxy's own dispatch counts as the proxy's, not the source's.
       const char* holder = segment(topology_.home_segment[source]).block(set_of(epoch), 0);
       from_ns = std::max(from_ns, reinterpret_cast<const BlockHeader*>(holder)->publish_ns);
     }
@@ -237,7 +237,7 @@ int64_t Exchange::count_rows(uint64_t epoch, int32_t* recv_count, int32_t* num_r
     const Block block = source_block(epoch, source);
     *num_rounds = std::max(*num_rounds, block.header->num_rounds);
     for (int slot = 0; slot < num_slots; ++slot) {
-      // For now relative to the slot's first row.
+      // Relative to the slot's first row for now.
       own.row_begin[source * shape_.slots_per_rank + slot] = recv_count[slot];
       recv_count[slot] += block.slot_begin[first + slot + 1] - block.slot_begin[first + slot];
     }
@@ -353,8 +353,8 @@ size_t Exchange::sum_forwarded(uint64_t epoch, int source, char* message) {
   return to.bytes;
 }
 
-// The clocks of two hosts differ, so a rank's lateness is told by the message: its arrival minus the age it gives.
-// Nobody looked for messages before this node's outputs were complete; waiting for those is on record already.
+// Clocks of two hosts differ, so a rank's lateness follows from the message: its arrival minus the age that it states.
+// Waiting before this node's outputs were complete is counted already.
 bool Exchange::accept_returned(uint64_t epoch, int node) {
   Flight& f = flight(epoch);
   const Returned from(memory_.returned[set_of(epoch)][node], shape_, topology_.ranks_per_node[node], f.num_rows[node]);

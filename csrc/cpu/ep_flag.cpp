@@ -32,9 +32,9 @@ inline void cpu_relax() {
 #endif
 }
 
-// A sleep and a wake-up cost some 10 us, so it pays to look for a while first. A rank with a core of its own may spin;
-// one that shares its core hands it over between looks, for it may be keeping the very rank it waits for from running
-// (4 ranks on 2 cores, one exchange of flags: 31 us asleep at once, 38 us after spinning, 21 us after yielding).
+// A sleep and a wake-up cost some 10 us, so it pays to poll first. A rank with a core of its own may spin; a rank that
+// shares its core yields it between polls, because the awaited rank may need this very core (one exchange of flags
+// among 4 ranks on 2 cores: 31 us when sleeping at once, 38 us when spinning first, 21 us when yielding).
 constexpr int64_t kSpinNs = 20'000;
 constexpr int64_t kYieldNs = 5'000;
 

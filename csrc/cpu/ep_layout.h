@@ -1,11 +1,11 @@
-// Where everything lies: the one place that both sizes and places what ranks share. docs/protocol.md explains the
+// The layout of everything that ranks share: these constructors both size and place it. docs/protocol.md explains the
 // fields.
 //
 //   segment (one per rank, in the node's shared window)
 //     Flag combine | Flag block[num_blocks]
 //     per buffer set:  block[num_blocks] | outputs
-//   block 0 is the rank's own dispatch to its node; the others are dispatches of ranks of other nodes, forwarded by it.
-//   A block is also, byte for byte, the message that crosses between nodes.
+//   block 0 is the rank's own dispatch to its node; the others are dispatches of ranks of other nodes that it forwards.
+//   A block is, byte for byte, also the message between nodes.
 #pragma once
 
 #include <cstddef>
@@ -26,17 +26,17 @@ inline size_t align_up(size_t bytes, size_t to = 64) { return (bytes + to - 1) /
 struct Shape {
   int num_ranks, slots_per_rank, hidden, top_k, num_max_tokens, num_sets;
   Dtype dtype;  // of tokens and results
-  bool fp8;     // payload of dispatch: e4m3 with scales, else dtype
+  bool fp8;     // payload of dispatch: e4m3 with scales, otherwise dtype
 
   size_t row_bytes() const { return hidden * dtype_bytes(dtype); }
   size_t payload_bytes() const { return fp8 ? hidden : row_bytes(); }
   int num_scales() const { return fp8 ? (hidden + kScaleGroup - 1) / kScaleGroup : 0; }
   int num_slots() const { return num_ranks * slots_per_rank; }
-  // All tokens of all ranks may choose one rank's slots only. Pages that are never used take no memory.
+  // All tokens of all ranks may choose slots of one rank. Pages that are never touched take no memory.
   int64_t max_rows() const { return int64_t{num_ranks} * num_max_tokens * top_k; }
 };
 
-// Hands out aligned pieces of memory one after another; with a null base it only measures.
+// Hands out aligned pieces of memory one after another. With a null base it only measures their size.
 class Cursor {
  public:
   explicit Cursor(char* base) : base_(base) {}
@@ -55,16 +55,16 @@ class Cursor {
 
 struct alignas(64) BlockHeader {
   uint64_t epoch;
-  int64_t publish_ns;  // when it became visible in this node
+  int64_t publish_ns;  // time at which the block became visible in this node
   int32_t num_rows, num_rounds;
 };
 
-// What one source rank dispatches to one node: each of its tokens that has a slot there, once.
+// What a source rank dispatches to a node: each token that has a slot there, once.
 struct Block {
   BlockHeader* header;
-  int32_t* rank_tokens;  // [ranks of the node] tokens that go to each of them
-  int32_t* slot_begin;   // [slots of the node + 1] into entry
-  int32_t* entry;        // [<= num_rows * top_k] row * top_k + k, ordered by slot, then token, then k
+  int32_t* rank_tokens;  // [ranks of the node]: tokens that go to each of them
+  int32_t* slot_begin;   // [slots of the node + 1]: where each slot's entries begin
+  int32_t* entry;        // [<= num_rows * top_k]: row * top_k + k, ordered by slot, then token, then k
   float* weight;         // [num_rows, top_k]
   float* scale;          // [num_rows, num_scales]
   char* rows;            // [num_rows, hidden]
@@ -86,10 +86,10 @@ struct Block {
   }
 };
 
-// What one rank's experts computed.
+// The outputs of a rank's experts.
 struct Outputs {
   int64_t* publish_ns;  // [1]
-  int32_t* row_begin;   // [num_ranks, slots_per_rank] first row of each (source rank, slot)
+  int32_t* row_begin;   // [num_ranks, slots_per_rank]: first row of each (source rank, slot)
   char* rows;           // [max_rows, hidden] of dtype, in the order of the received rows
   size_t bytes;
 
@@ -102,10 +102,10 @@ struct Outputs {
   }
 };
 
-// What one node returns to a source rank of another: its share of each row of the block, summed. A message.
+// The message in which a node returns to a source rank of another node its share of the sum of each row of the block.
 struct Returned {
   uint64_t* epoch;  // [1]
-  int64_t* age_ns;  // [ranks of the summing node] how long before this message each one's outputs were there
+  int64_t* age_ns;  // [ranks of the summing node]: age of each one's outputs when the message was made
   char* rows;       // [num_rows, hidden] of dtype
   size_t bytes;
 

@@ -1,5 +1,5 @@
-// Kernels over one row of a token: cast to fp8, weighted sum. One implementation per instruction set, all
-// bit-identical: sums multiply and add in fp32 without contraction (see CMakeLists.txt), in the order of their terms.
+// Kernels over one row of a token: cast to fp8, weighted sum. The implementations for the instruction sets are bit
+// identical: sums multiply and add in fp32 without contraction (see CMakeLists.txt), in the order of their terms.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace eprt::ep {
 
-// One addend: weight * row.
+// A term of a sum: weight * row.
 struct Term {
   const void* row;
   float weight;
@@ -16,13 +16,13 @@ struct Term {
 };
 
 struct RowKernels {
-  // e4m3 values and one scale per 128: scale = max|x| / 448, value = x * (448 / max|x|), to nearest even.
+  // e4m3 values and one scale per 128: scale = max|x| / 448, value = x * (448 / max|x|), rounded to nearest even.
   void (*quantize)(const void* x, Dtype dtype, int hidden, uint8_t* values, float* scales);
-  // out = sum of the terms, in their order, rounded once (to nearest even) if out is bf16. No terms: zeros.
+  // out = the sum of the terms in order, rounded once (to nearest even) if out is bf16; zeros without terms.
   void (*weighted_sum)(const Term* terms, int num_terms, int hidden, void* out, Dtype out_dtype);
 };
 
-// Those for the instruction set in use.
+// The kernels of the instruction set in use.
 const RowKernels& row_kernels();
 
 }  // namespace eprt::ep

@@ -1,5 +1,5 @@
 // The row kernels, written once for vectors of kLanes floats. Each ep_rows_<isa>.cpp defines EPRT_LANES, includes this
-// file and hands out kKernels. Everything here is in an anonymous namespace on purpose (see isa.h).
+// file and returns kKernels. Everything is in an anonymous namespace for the reason in isa.h.
 #pragma once
 
 #include <cstring>
@@ -48,7 +48,7 @@ inline Floats load_floats(const void* row, int column) {
   }
 }
 
-// To nearest even; every NaN becomes 0x7fc0, as in torch.
+// Rounds to nearest even; every NaN becomes 0x7fc0, as in torch.
 inline Halves to_bf16(const Floats& x) {
   const Words u = bits<Words>(x);
   const Words rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -65,9 +65,9 @@ inline void store_floats(void* row, int column, const Floats& x) {
   }
 }
 
-// e4m3fn of |x| <= 448, to nearest even; NaN stays NaN. Above 2^-6 the value is normal: round away 20 of 23 mantissa
-// bits and shift the exponent bias from 127 to 7. Below, e4m3 counts in steps of 2^-9, which is the last place of a
-// float near 2^14: adding 2^14 makes the processor do the rounding.
+// e4m3fn of |x| <= 448, rounded to nearest even; NaN stays NaN. From 2^-6 on the value is normal: round away 20 of the
+// 23 mantissa bits and change the exponent bias from 127 to 7. Below, e4m3 counts in steps of 2^-9, the unit in the
+// last place of a float near 2^14: adding 2^14 makes the processor round.
 inline Bytes to_e4m3(const Floats& x) {
   const Words u = bits<Words>(x), magnitude = u & 0x7fffffff;
   const Words normal = ((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3);
@@ -77,7 +77,7 @@ inline Bytes to_e4m3(const Floats& x) {
   return __builtin_convertvector(value | ((u >> 24) & 0x80), Bytes);
 }
 
-// Rows whose length is no multiple of the lanes end in a copy padded with zeros.
+// The end of a row whose length is not a multiple of the lanes is copied and padded with zeros.
 template <Dtype kDtype>
 inline Floats load_tail(const void* row, int column, int count) {
   alignas(64) char padded[sizeof(Floats)] = {};
@@ -88,7 +88,7 @@ inline Floats load_tail(const void* row, int column, int count) {
 
 template <Dtype kDtype>
 float max_magnitude(const void* x, int begin, int end) {
-  Words most = {};  // magnitudes of floats order like integers, and NaN comes out on top
+  Words most = {};  // magnitudes of floats order like integers, and NaN is the largest
   for (int i = begin; i < end; i += kLanes) {
     const Floats v = i + kLanes <= end ? load_floats<kDtype>(x, i) : load_tail<kDtype>(x, i, end - i);
     const Words magnitude = bits<Words>(v) & 0x7fffffff;
@@ -101,7 +101,7 @@ float max_magnitude(const void* x, int begin, int end) {
 
 template <Dtype kDtype>
 void quantize_row(const void* x, int hidden, uint8_t* values, float* scales) {
-  constexpr float kMaxE4m3 = 448.0f, kTiny = 1e-30f;  // kTiny: a group of zeros must not divide by zero
+  constexpr float kMaxE4m3 = 448.0f, kTiny = 1e-30f;  // kTiny keeps a group of zeros from dividing by zero
   for (int begin = 0, group = 0; begin < hidden; begin += kScaleGroup, ++group) {
     const int end = begin + kScaleGroup < hidden ? begin + kScaleGroup : hidden;
     float most = max_magnitude<kDtype>(x, begin, end);
@@ -133,7 +133,7 @@ inline Floats load_any_tail(const Term& term, int column, int count) {
 
 template <Dtype kOut>
 void sum_terms(const Term* terms, int num_terms, int hidden, void* out) {
-  constexpr int kUnroll = 4;  // independent sums, to hide the latency of an addition
+  constexpr int kUnroll = 4;  // independent sums hide the latency of an addition
   int column = 0;
   for (; column + kUnroll * kLanes <= hidden; column += kUnroll * kLanes) {
     Floats sum[kUnroll] = {};

@@ -19,8 +19,8 @@ struct Scratch {
   std::vector<char> taken;
 };
 
-// Indices of the k largest values, largest first. A NaN beats nothing and is picked only when nothing else is left or
-// it comes first: k different indices come out whatever comes in.
+// Indices of the k largest values, largest first. A NaN compares larger than nothing and is chosen only if nothing else
+// is left or it is the first candidate. So the k indices differ for any input.
 void pick_largest(const std::vector<float>& values, int64_t k, std::vector<char>& taken, int64_t* picked) {
   const auto n = static_cast<int64_t>(values.size());
   taken.assign(n, 0);

@@ -1,5 +1,6 @@
-// From router logits to chosen experts and their weights. One row at a time, so that a row's choice depends on that row
-// alone: vector code with a scalar tail would round the same score differently at different places of a batch.
+// From router logits to chosen experts and their weights. Rows are computed one at a time, so that a row's choice
+// depends on that row alone: vector code with a scalar tail would round a score differently at different places of a
+// batch.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,11 @@ namespace eprt {
 
 struct GateArgs {
   const float* logits;  // [rows, experts]
-  const float* bias;    // [experts] or null: added to the scores for the choice only
+  const float* bias;    // [experts] or null; added to the scores for the choice only
   int64_t rows, experts;
   int64_t top_k;
   int64_t n_group, topk_group;  // n_group divides experts
-  bool sigmoid;                 // scores: sigmoid, group score = sum of the two best; else softmax, group score = best
+  bool sigmoid;                 // sigmoid, group score = sum of the two best; otherwise softmax, group score = best
   bool normalise;               // divide the chosen weights by their sum
   float scale;                  // then multiply them
   float* weights;               // [rows, top_k]

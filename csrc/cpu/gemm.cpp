@@ -1,5 +1,5 @@
-// Shares matrix products out over threads: a product is cut into pieces (rows x weight rows), which threads take one by
-// one. How it is cut depends on sizes and thread count and never changes a value.
+// Divides matrix products among threads: a product is cut into pieces (rows x weight rows), which threads take one by
+// one. The cut depends on sizes and thread count and never changes a value.
 #include "cpu/gemm.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ const GemmKernels& kernels_for(Dtype x, Dtype w) {
   }
 }
 
-// Memory that grows to the largest need and is kept for the next call.
+// Memory that grows to the largest size needed and is kept for the next call.
 class Scratch {
  public:
   char* reserve(int64_t bytes) {
@@ -60,10 +60,10 @@ class Scratch {
 struct RowGroup {
   int64_t matrix;
   int64_t row0, rows;
-  int64_t first_piece;  // its pieces are numbered column by column, row blocks of a column side by side
+  int64_t first_piece;  // pieces are numbered column by column, row blocks of a column side by side
 };
 
-// How the product of each group with its matrix [columns, k] is cut: blocks of rows by stretches of columns.
+// How the product of each group and its matrix [columns, k] is cut: blocks of rows by stretches of columns.
 class Pieces {
  public:
   Pieces(std::vector<RowGroup> groups, int64_t block_rows, int64_t columns, int64_t width)
@@ -74,7 +74,7 @@ class Pieces {
     }
   }
 
-  // Pieces of about equal width, `per_thread` for each thread where there is enough to share.
+  // Pieces of about equal width, `per_thread` for each thread if there is enough work.
   static Pieces for_team(const std::vector<RowGroup>& groups, int64_t columns, const GemmKernels& kernels,
                          int num_threads, int per_thread) {
     int64_t blocks = 0;
@@ -87,7 +87,7 @@ class Pieces {
 
   int64_t count() const { return count_; }
 
-  // Calls run(matrix, row, rows, column, columns) for piece `id`. Pieces of one weight stretch are neighbours.
+  // Calls run(matrix, row, rows, column, columns) for piece `id`. Pieces of one stretch of weights are neighbours.
   template <class Run>
   void visit(int64_t id, Run&& run) const {
     const auto before = [](int64_t i, const RowGroup& g) { return i < g.first_piece; };
@@ -102,15 +102,15 @@ class Pieces {
   int64_t block_rows_, columns_, width_, count_ = 0;
 };
 
-// Starting a team pays only from some microseconds of work on.
+// Less work than this is done before a team of threads has started.
 int team_size(int num_threads, int64_t multiply_adds) {
   return multiply_adds < (1 << 18) ? 1 : std::max(num_threads, 1);
 }
 
-// Bounds the scratch for packed activations and for the experts' intermediate.
+// Bounds the scratch memory for packed activations and for the experts' intermediate.
 constexpr int64_t kRowsAtOnce = 1024;
 
-// Activations as the kernels read them: row r at data + r * stride.
+// Activations in the layout that the kernels read: row r at data + r * stride.
 struct Packed {
   char* data;
   int64_t stride;
@@ -158,7 +158,7 @@ Rows skip(const Rows& x, int64_t rows) {
   return {static_cast<const char*>(x.data) + rows * x.stride * bytes_of(x.dtype), x.dtype, x.stride};
 }
 
-// Groups of consecutive experts, row0 counted from the first row of the first of them.
+// Groups of consecutive experts; row0 counts from the first row of the first of them.
 void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t rows, const Matrix& w13, const Matrix& w2,
                  void* y, int num_threads) {
   const GemmKernels& kernels = kernels_for(x.dtype, w13.dtype);
@@ -170,7 +170,7 @@ void run_experts(const std::vector<RowGroup>& groups, const Rows& x, int64_t row
   const int64_t h_stride = kernels.packed_row_bytes(w2.k);
   const Packed h{t_intermediate.reserve(rows * h_stride), h_stride};
   const Output out{y, x.dtype, w2.n, nullptr};
-  // Experts differ in rows: threads take pieces as they become free.
+  // Experts differ in rows, so threads take pieces as they become free.
 #pragma omp parallel num_threads(team)
   {
     if (kernels.pack != nullptr) {
@@ -212,20 +212,20 @@ void linear(const Rows& x, int64_t m, const Matrix& w, const float* bias, void* 
 #pragma omp parallel for num_threads(pack_team) schedule(static)
       for (int64_t i = 0; i < row_blocks.count(); ++i) pack_piece(row_blocks, i, kernels, x_rows, w.k, packed);
     }
-    // Fixed shares: a thread finds in its cache the weights it read in the last call.
+    // Fixed shares: a thread finds the weights that it read in the last call in its cache.
 #pragma omp parallel for num_threads(team) schedule(static)
     for (int64_t i = 0; i < pieces.count(); ++i) linear_piece(pieces, i, kernels, packed, w, out);
   }
 }
 
-void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const int32_t* storage,
+void grouped_experts(const Rows& x, const int32_t* count, int64_t num_experts, const int32_t* matrix_of_expert,
                      const Matrix& w13, const Matrix& w2, void* y, int num_threads) {
   int64_t row0 = 0;
   for (int64_t e = 0; e < num_experts;) {
     std::vector<RowGroup> groups;
     int64_t rows = 0;
     for (; e < num_experts && (rows == 0 || rows + count[e] <= kRowsAtOnce); ++e) {
-      const int64_t matrix = storage == nullptr ? e : storage[e];
+      const int64_t matrix = matrix_of_expert == nullptr ? e : matrix_of_expert[e];
       if (count[e] > 0) groups.push_back({.matrix = matrix, .row0 = rows, .rows = count[e], .first_piece = 0});
       rows += count[e];
     }

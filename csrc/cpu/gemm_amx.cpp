@@ -1,13 +1,14 @@
-// AMX: bfloat16 activations against bfloat16, fp8 or int8 weights. Whatever is float32 goes to the AVX-512 kernels.
+// AMX: bfloat16 activations times bfloat16, fp8 or int8 weights. Products with a float32 operand use the AVX-512
+// kernels.
 //
-// A tile instruction computes C[16][16] += A[16][32] B[32][16]. Weight rows are A as they lie in memory, so weights
-// need no repacking; activations are B, packed once: in blocks of up to 16 rows, elements k and k + 1 of all rows side
+// A tile instruction computes C[16][16] += A[16][32] B[32][16]. A is weight rows in their layout in memory, so weights
+// need no repacking. B is activations, packed once: in blocks of up to 16 rows, elements k and k + 1 of all rows side
 // by side. The sums C are therefore transposed, [column of y][row of y], and so is the packed layout: the SiLU of two
 // neighbouring rows of C is one line of the next product's B.
 //
-// tdpbf16ps adds the products of its even and of its odd elements apart, in order, then both to C: in fp32, rounding to
-// nearest even, subnormals as zero. No other row of x takes part, so the order is the same for every row. int8 and e4m3
-// weights are exact in bf16; an fp8 block's scale multiplies the block's fp32 sums.
+// tdpbf16ps adds the products of its even and of its odd elements separately, in order, then both to C: in fp32,
+// rounding to nearest even, subnormals as zero. No other row of x takes part, so the order is the same for every row.
+// int8 and e4m3 weights are exact in bf16; an fp8 block's scale multiplies the block's fp32 sums.
 #ifdef EPRT_EMULATE_AMX
 #include "cpu/amx_emulation.h"
 #else
@@ -26,11 +27,12 @@ constexpr int kTileRows = 16;           // rows of every tile, columns of C
 constexpr int kTileDepth = 32;          // elements of K in a tile
 constexpr int kMaxRows = 256;           // of a piece
 constexpr int kStripe = 2 * kTileRows;  // weight rows multiplied side by side
-// A stripe's stretch of K: with many rows, 32 KB of dequantised weights that stay in L1; with few, long runs of memory.
+// A stripe's stretch of K: for many rows, 32 KB of dequantised weights that stay in L1; for few rows, long runs of
+// memory.
 constexpr int64_t kDepth = 512, kLongDepth = 2048;
 
 struct alignas(64) Workspace {
-  float sums[2][kMaxColumns][kMaxRows];                            // transposed; [1]: of the up projection
+  float sums[2][kMaxColumns][kMaxRows];                            // transposed; [1]: up projection
   float rows[kTileRows][kMaxColumns];                              // sums of one row block, not transposed
   float block[4][kTileRows][kTileRows];                            // C tiles of one fp8 block
   bf16 stripe[kLongDepth / kTileDepth][2][kTileRows][kTileDepth];  // A tiles
@@ -42,10 +44,10 @@ Workspace& workspace() {
 }
 
 // ---- tile registers -------------------------------------------------------------------------------------------------
-// C: 0 and 1 (weight rows 0-15 and 16-31 of the stripe) for the first row block, 2 and 3 for the second. A: 4, 5.
-// B: 6, 7.
+// C: tiles 0 and 1 (weight rows 0-15 and 16-31 of the stripe) for the first row block, 2 and 3 for the second. A: 4
+// and 5. B: 6 and 7.
 
-// GCC's tile intrinsics do not say which memory they read. After this, earlier stores to *p are in memory for them.
+// GCC's tile intrinsics do not declare which memory they read. This makes earlier stores to *p visible to them.
 inline void settle(const void* p) { asm volatile("" ::"r"(p) : "memory"); }
 
 struct alignas(64) TileConfig {
@@ -54,7 +56,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 
-// Shapes the tiles for row blocks of `rows0` and `rows1` activations (rows1: 0 if there is one block).
+// Configures the tiles for row blocks of `rows0` and `rows1` activations (rows1: 0 if there is one block).
 void configure(int rows0, int rows1) {
   TileConfig config{.palette = 1, .start_row = 0, .reserved = {}, .row_bytes = {}, .rows = {}};
   const int width[8] = {rows0, rows0, rows1, rows1, kTileRows, kTileRows, rows0, rows1};
@@ -67,13 +69,13 @@ void configure(int rows0, int rows1) {
   _tile_loadconfig(&config);
 }
 
-// A tiles of a stripe: the s-th kTileDepth elements at first + s * step, weight rows 16-31 `second` bytes further.
+// A tiles of a stripe: the s-th kTileDepth elements are at first + s * step, weight rows 16-31 `second` bytes further.
 struct Stripe {
   const char* first;
   int64_t row_stride, step, second;
 };
 
-// B tiles of a block of `rows` activations: elements from k on at data + k * rows * 2.
+// B tiles of a block of `rows` activations: elements from k on are at data + k * rows * 2.
 struct RowBlock {
   const char* data;
   int rows;
@@ -82,7 +84,7 @@ struct RowBlock {
   int64_t stride() const { return rows * 4; }
 };
 
-// C += the next `steps` A tiles times B tiles. PREFETCH: fetches meanwhile the stripe that lies `ahead` bytes further.
+// C += the next `steps` A tiles times B tiles. PREFETCH: also fetches the stripe that lies `ahead` bytes further.
 template <bool TWO_BLOCKS, bool PREFETCH>
 void multiply_tiles(const Stripe& w, int64_t ahead, const RowBlock& x0, const RowBlock& x1, int64_t k, int steps) {
   const char *a = w.first, *b0 = x0.at(k), *b1 = x1.at(k);
@@ -125,7 +127,7 @@ void store_sums(float* sums, bool two_blocks) {
 
 // ---- a piece: transposed sums ---------------------------------------------------------------------------------------
 
-// The product of a piece with weight rows [row0, row0 + n), int8 row scales left out, into sums[n][m].
+// Computes the product of a piece and weight rows [row0, row0 + n), without int8 row scales, in sums[n][m].
 template <class W>
 class Product {
  public:
@@ -147,12 +149,12 @@ class Product {
   }
 
  private:
-  // bf16 weights are read where they lie if one pair of row blocks is all that needs them.
+  // bf16 weights are read in place if only one pair of row blocks needs them.
   bool in_place(int n) const {
     return std::is_same_v<W, bf16> && piece_.m <= 2 * kTileRows && n + kStripe <= piece_.n && piece_.w.k >= kTileDepth;
   }
 
-  // Returns how many elements of K are done: all whole tiles.
+  // Multiplies all whole tiles; returns how many elements of K they cover.
   int64_t multiply_in_place(int n) {
     const int64_t row_stride = piece_.w.k * sizeof(W);
     const Stripe stripe{reinterpret_cast<const char*>(row(n)), row_stride, kTileDepth * sizeof(W),
@@ -168,7 +170,7 @@ class Product {
     return steps * kTileDepth;
   }
 
-  // A stripe's weights from element k on as A tiles; zeros past the piece's rows and past the end of K.
+  // Converts a stripe's weights from element k on to A tiles; zeros past the piece's rows and past the end of K.
   Stripe dequantize(int n, int64_t k, int steps) {
     const int64_t depth = min_of<int64_t>(steps * kTileDepth, piece_.w.k - k);
     const int64_t ahead = n + 2 * kStripe <= piece_.n ? kStripe * piece_.w.k : 0;
@@ -192,7 +194,7 @@ class Product {
             sizeof(space_.stripe[0][0])};
   }
 
-  // All rows of the piece times a stripe's elements [k, k + steps * kTileDepth).
+  // Multiplies all rows of the piece by a stripe's elements [k, k + steps * kTileDepth).
   void multiply(int n, int64_t k, int steps, const Stripe& stripe) {
     for (int m = 0; m < piece_.m; m += 2 * kTileRows) {
       const RowBlock x0 = block(m), x1 = block(m + kTileRows);
@@ -208,7 +210,7 @@ class Product {
     }
   }
 
-  // The same, one fp8 block of K after the other.
+  // The same, one fp8 block of K after another.
   void multiply_blocks(int n, int m, int64_t k, int steps, Stripe stripe, const RowBlock& x0, const RowBlock& x1) {
     constexpr int kBlockSteps = kFp8Block / kTileDepth;
     for (; steps > 0; steps -= kBlockSteps, k += kFp8Block, stripe.first += kBlockSteps * stripe.step) {
@@ -282,7 +284,7 @@ void multiply(const Piece& piece, int64_t row0, float (&sums)[kMaxColumns][kMaxR
 
 // ---- packed activations ---------------------------------------------------------------------------------------------
 
-// Rows of 32-bit elements to columns.
+// Transposes rows of 32-bit elements to columns.
 void transpose_16x16(__m512i (&v)[16]) {
   __m512i t[16];
   for (int i = 0; i < 16; i += 4) {
@@ -308,7 +310,7 @@ void transpose_16x16(__m512i (&v)[16]) {
 
 int64_t packed_row_bytes(int64_t k) { return round_up(k, kTileDepth) * sizeof(bf16); }
 
-// One block of m <= 16 rows: pairs (k, k + 1) of each row side by side, zeros up to a whole tile.
+// Packs one block of m <= 16 rows: pairs (k, k + 1) of all rows side by side, zeros up to a whole tile.
 void pack(const void* x, int64_t x_stride, int64_t m, int64_t k, void* packed, int64_t) {
   const char* in = static_cast<const char*>(x);
   char* out = static_cast<char*>(packed);
@@ -344,7 +346,7 @@ void linear(const Piece& piece, const Output& out) {
   }
 }
 
-// a and b, 16 values each, rounded and interleaved: a0 b0 a1 b1 ...
+// Rounds and interleaves a and b, 16 values each: a0 b0 a1 b1 ...
 __m512i to_bf16_pairs(Vec a, Vec b) {
   const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(a.v));
   const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(b.v));

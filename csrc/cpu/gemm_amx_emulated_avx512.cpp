@@ -1,5 +1,5 @@
-// The AMX kernels once more, with emulated tiles and under another name, so that every test run covers their logic,
-// also on CPUs without AMX (see emulate_amx in gemm.h).
+// The AMX kernels with emulated tiles, under another name, so that tests cover their logic on CPUs without AMX too (see
+// emulate_amx in gemm.h).
 #ifndef EPRT_EMULATE_AMX
 #define EPRT_EMULATE_AMX
 #endif

@@ -28,7 +28,7 @@ struct Avx2Math {
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
   }
   // e4m3 shifted into place is the fp16 of 2^-8 times the value, subnormals included, and F16C reads fp16 subnormals
-  // exactly whatever the denormal mode. Only NaN needs a look: as fp16 it would read 480.
+  // exactly in any denormal mode. Only NaN is a special case: as fp16 it would be read as 480.
   static Operand load_scaled(const fp8* p, float scale) {
     const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));

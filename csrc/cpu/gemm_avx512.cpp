@@ -17,7 +17,7 @@ struct Avx512Sums {
   using Sum = __m512;
   static Sum zero() { return _mm512_setzero_ps(); }
 
-  // Vectors a b c d to [a b c d] in each 128-bit lane, the lanes still to be added.
+  // From vectors a b c d to [a b c d] in each 128-bit lane; the lanes are still to be added.
   static __m512 reduce_4(__m512 a, __m512 b, __m512 c, __m512 d) {
     const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
     const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
@@ -28,7 +28,7 @@ struct Avx512Sums {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
   }
 
-  // The lane sums of sums[0 .. 15] in one vector; those from `count` on are taken as zero.
+  // The lane sums of sums[0..15] in one vector; those from `count` on count as zero.
   static __m512 reduce_16(const Sum* sums, int count) {
     __m512 quad[4];
 #pragma GCC unroll 4
@@ -69,7 +69,7 @@ struct Avx512FloatMath : Avx512Sums {
   static Operand load(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16));
   }
-  // By way of fp16, as in gemm_avx2.cpp.
+  // Through fp16, as in gemm_avx2.cpp.
   static Operand load_scaled(const fp8* p, float scale) {
     const __m256i wide = _mm256_cvtepi8_epi16(load_128(p));
     const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));

@@ -1,4 +1,5 @@
-// 32 weights of any stored type as bfloat16 in one AVX-512 register, exactly. For gemm_avx512.cpp and gemm_amx.cpp.
+// Exact conversion of 32 weights of any stored type to bfloat16 in an AVX-512 register. For gemm_avx512.cpp,
+// gemm_amx.cpp.
 #pragma once
 
 #include <immintrin.h>
@@ -17,8 +18,8 @@ inline __m512i load_bf16x32(const int8_t* p) {
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-// Exponent and mantissa move into place and the exponent is rebiased from 7 to 127. Subnormals (magnitude 0 to 7) and
-// NaN (magnitude 127) come from a table instead; vpermw looks at the five low bits, which tell all of these apart.
+// Exponent and mantissa are shifted into place and the exponent bias changes from 7 to 127. Subnormals (magnitude 0 to
+// 7) and NaN (magnitude 127) come from a table; vpermw uses the five low bits, which differ for all of these.
 inline __m512i load_bf16x32(const fp8* p) {
   const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(wide, 4), _mm512_set1_epi16(0x07f0));

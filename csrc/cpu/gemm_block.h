@@ -1,20 +1,20 @@
-// The product of one piece for the instruction sets that multiply vectors along K (all but AMX).
+// The product of one piece, for the instruction sets that multiply vectors along K (all but AMX).
 //
-// Included by gemm_<isa>.cpp; anonymous namespace because of their differing compiler flags (see isa.h).
+// Included by gemm_<isa>.cpp. Everything is in an anonymous namespace for the reason in isa.h.
 // A `Math` class supplies the vectors:
 //   X                      element of packed activations, and of weights once dequantised
 //   Operand, Sum           kStep elements of X; a vector of partial sums
 //   load(const T*)         an Operand from kStep elements, T: X or a stored weight type;  store(X*, Operand)
-//   load_scaled(p, scale)  the same times an fp8 block's scale, where kFoldsScale
+//   load_scaled(p, scale)  the same times an fp8 block's scale, if kFoldsScale
 //   zero(), mul_add(x, w, sum), add_scaled(total, sum, scale)
-//   add_reduced<ROWS, COLS>(sums, out, ld)   out[r][c] += the lanes of sums[r][c], one tree of additions for all
+//   add_reduced<ROWS, COLS>(sums, out, ld)   out[r][c] += the sum of the lanes of sums[r][c], added in one fixed order
 //   kTile, kScaledTile     shape of the register tile: plain, and with one sum per fp8 block besides the total
 //   direct_columns(rows, scaled_sums)        columns of the tile that dequantises in registers; 0: too many rows
-//   kDirectRows            up to so many rows weights other than fp8 are dequantised in registers, if need be twice
+//   kDirectRows            up to so many rows, weights other than fp8 are dequantised in registers, if need be twice
 //
-// Order of summation over K, the same for every row and column: stretches of kDepth elements; within one, lane i takes
-// elements i, i + kStep, ...; the lanes are reduced and the result is added to the total. An fp8 block's scale
-// multiplies its weights where X is float (kFoldsScale), otherwise the block's partial sums.
+// Order of summation over K, the same for every row and column: stretches of kDepth elements; within a stretch lane i
+// adds elements i, i + kStep, ...; the lanes are summed and the result is added to the total. An fp8 block's scale
+// multiplies its weights if X is float (kFoldsScale), otherwise the block's partial sums.
 #pragma once
 
 #include <memory>
@@ -30,28 +30,27 @@ struct TileShape {
   int rows, cols;
 };
 
-// A row's stretch of K: 4 KB, so that a tile's weight rows stay in L1. A multiple of kFp8Block.
+// Elements of a stretch of K: 4 KB per row, so that a tile's weight rows stay in L1. A multiple of kFp8Block.
 template <class Math>
 constexpr int64_t kDepth = 4096 / sizeof(typename Math::X);
 
 // ---- the register tile ----------------------------------------------------------------------------------------------
 
-// Weights wanted next: while element k of the tile is multiplied, the lines at base + c * row_bytes + k * k_bytes, c =
-// 0
-// .. COLS - 1, are fetched.
+// Weights to prefetch: while element k of the tile is multiplied, the lines at base + c * row_bytes + k * k_bytes are
+// fetched, for c in 0..COLS - 1.
 struct Prefetch {
   const char* base;
   int64_t row_bytes, k_bytes;
 };
 
-// What a tile multiplies: rows of x, x_stride elements apart, with COLS weight rows, over k elements.
+// What a tile multiplies: rows of x, x_stride elements apart, by COLS weight rows, over k elements.
 template <class X, class W, int COLS>
 struct TileInput {
   const X* x;
   int64_t x_stride;
   int64_t k;
   const W* w[COLS];
-  const float* scale[COLS];  // scale of w's first block; the following blocks' scales follow. Read only if SCALED.
+  const float* scale[COLS];  // scale of w's first block, followed by those of the next blocks; read only if SCALED
   Prefetch next;             // read only if PREFETCH
 };
 
@@ -87,7 +86,7 @@ template <class Math, int ROWS, int COLS>
   }
 }
 
-// sum[r][c] += x(r) * w(c). Whichever side is shorter stays in registers; the other is loaded one operand at a time.
+// sum[r][c] += x(r) * w(c). The shorter side stays in registers; the other is loaded one operand at a time.
 template <class Math, int ROWS, int COLS, class LoadX, class LoadW>
 [[gnu::always_inline]] inline void outer_product(LoadX&& load_x, LoadW&& load_w,
                                                  typename Math::Sum (&sum)[ROWS][COLS]) {
@@ -113,7 +112,7 @@ template <class Math, int ROWS, int COLS, class LoadX, class LoadW>
   }
 }
 
-// Adds to sum[r][c] the products of elements [k, end), which lie in fp8 block `block` if SCALED. WHOLE: end - k is a
+// Adds the products of elements [k, end) to sum[r][c]. If SCALED they lie in fp8 block `block`. WHOLE: end - k is a
 // multiple of kStep.
 template <class Math, bool SCALED, bool PREFETCH, bool WHOLE, class W, int ROWS, int COLS>
 [[gnu::always_inline]] inline void accumulate(const TileInput<typename Math::X, W, COLS>& in, int64_t k, int64_t end,
@@ -135,7 +134,7 @@ template <class Math, bool SCALED, bool PREFETCH, bool WHOLE, class W, int ROWS,
                       [&](int c) { return load_weight_tail<Math, SCALED>(in.w[c] + k, scale(c), count); }, sum);
 }
 
-// The same for the elements of one fp8 block, times its scale.
+// Adds the products of the elements of one fp8 block, times its scale.
 template <class Math, bool PREFETCH, bool WHOLE, class W, int ROWS, int COLS>
 [[gnu::always_inline]] inline void accumulate_block(const TileInput<typename Math::X, W, COLS>& in, int64_t k,
                                                     int64_t end, int64_t block,
@@ -154,7 +153,7 @@ template <class Math, bool PREFETCH, bool WHOLE, class W, int ROWS, int COLS>
   }
 }
 
-// out[r][c] += the product; for `count` tiles below each other.
+// out[r][c] += the product, for `count` tiles below each other.
 template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
 [[gnu::noinline]] void tiles(const TileInput<typename Math::X, W, COLS>& input, int count, float* out, int64_t ld) {
   TileInput<typename Math::X, W, COLS> in = input;
@@ -179,7 +178,7 @@ template <class Math, bool SCALED, bool PREFETCH, class W, int ROWS, int COLS>
 
 // ---- a piece --------------------------------------------------------------------------------------------------------
 
-// Calls run<rows>() for a number of rows known at run time, 1 .. MAX; not at all for 0.
+// Calls run<rows>() for a number of rows that is known at run time, 1..MAX; does nothing for 0 rows.
 template <int MAX, class Run>
 void with_rows(int rows, Run&& run) {
   if constexpr (MAX > 0) {
@@ -188,7 +187,7 @@ void with_rows(int rows, Run&& run) {
   }
 }
 
-// A piece times weight rows [row0, row0 + n), int8 row scales left out, added to sums[m][ld].
+// Adds a piece times weight rows [row0, row0 + n), without int8 row scales, to sums[m][ld].
 template <class Math, class W>
 struct Product {
   using X = typename Math::X;
@@ -218,7 +217,7 @@ struct Product {
 
  private:
   // Few rows, in a tile of ROWS and one of REST: weights are dequantised in registers. The weights of the next tile of
-  // columns are fetched in their order in memory.
+  // columns are prefetched in their order in memory.
   template <int ROWS, int REST>
   void direct() const {
     constexpr int kCols = Math::direct_columns(ROWS, kScaledSums);
@@ -238,8 +237,8 @@ struct Product {
     }
   }
 
-  // Many rows: one stretch of K of a tile's weight rows is dequantised into `panel` and multiplied with all rows of the
-  // piece. Weights that are of type X already are multiplied where they lie.
+  // Many rows: one stretch of K of a tile's weight rows is dequantised into `panel` and multiplied by all rows of the
+  // piece. Weights of type X are multiplied in place.
   void paneled(int64_t k0, int64_t k, X* panel) const {
     constexpr bool kInPlace = std::is_same_v<W, X>;
     constexpr int kRows = (kScaledSums ? Math::kScaledTile : Math::kTile).rows;
@@ -271,7 +270,7 @@ struct Product {
     }
   }
 
-  // k elements of a weight row to `out`; fetches meanwhile those `next` elements further.
+  // Dequantises k elements of a weight row into `out`; prefetches those `next` elements further on.
   static const X* dequantize(const W* w, const float* scale, int64_t k, int64_t next, X* out) {
     int64_t i = 0;
     for (; i + Math::kStep <= k; i += Math::kStep) {
@@ -289,7 +288,7 @@ struct Product {
   const X* x(int64_t k0) const { return static_cast<const X*>(piece.x) + k0; }
   int64_t x_stride() const { return piece.x_stride / static_cast<int64_t>(sizeof(X)); }
 
-  // Past the piece's last column a tile reads the last weight row again; what it adds there is never stored.
+  // Past the piece's last column a tile reads the last weight row again; the result is never stored.
   int64_t weight_row(int column) const { return row0 + min_of(column, piece.n - 1); }
 
   const W* weights(int column, int64_t k0) const {
@@ -300,7 +299,7 @@ struct Product {
     return piece.w.scale + weight_row(column) / kFp8Block * div_up(piece.w.k, kFp8Block) + k0 / kFp8Block;
   }
 
-  // Elements from a tile's weights to the next tile's; 0 at the end of the matrix.
+  // Elements from a tile's weights to those of the next tile; 0 at the end of the matrix.
   template <int COLS>
   int64_t next_tile(int column) const {
     return row0 + column + 2 * COLS <= piece.w.n ? COLS * piece.w.k : 0;
@@ -310,7 +309,7 @@ struct Product {
 // ---- the kernels of one Math ----------------------------------------------------------------------------------------
 
 constexpr int kBlockMaxRows = 64;
-constexpr int kBlockColumnUnit = 16;  // any: a last tile of fewer columns wastes the others
+constexpr int kBlockColumnUnit = 16;  // any value is correct: a last tile of fewer columns wastes the others
 
 template <class Math>
 struct BlockKernels {
@@ -327,7 +326,7 @@ struct BlockKernels {
     return *space;
   }
 
-  // sums[m][kLd] = x times weight rows [row0, row0 + n), int8 row scales left out.
+  // sums[m][kLd] = x times weight rows [row0, row0 + n), without int8 row scales.
   static void multiply(const Piece& piece, int64_t row0, float* sums) {
     std::memset(sums, 0, piece.m * kLd * sizeof(float));
     switch (piece.w.dtype) {
@@ -371,7 +370,7 @@ inline void widen_rows(const void* x, int64_t x_stride, int64_t m, int64_t k, vo
   }
 }
 
-// Kernels that multiply in fp32: bfloat16 activations are widened first.
+// The kernels that multiply in fp32: bfloat16 activations are widened first.
 template <class Math>
 const GemmKernels& float_kernels(Dtype x) {
   using Kernels = BlockKernels<Math>;

@@ -1,7 +1,7 @@
-// From a piece's fp32 sums to what is stored: int8 row scales, bias, SiLU, rounding. Element by element, so a value
-// does not depend on its neighbours. Included by each gemm_<isa>.cpp.
+// From a piece's fp32 sums to stored values: int8 row scales, bias, SiLU, rounding. Works element by element, so a
+// value does not depend on its neighbours. Included by each gemm_<isa>.cpp.
 //
-// Reads whole registers of sums, hence past a row's last column: rows of sums have room for round_up(n, 16) columns.
+// Reads whole registers of sums, past a row's last column: rows of sums have room for round_up(n, 16) columns.
 #pragma once
 
 #include "cpu/gemm_kernels.h"
@@ -10,7 +10,7 @@
 namespace eprt {
 namespace {
 
-// int8 scales (else null) of a piece's weight rows from `row` on.
+// The int8 scales of a piece's weight rows from `row` on; null for other weights.
 inline const float* row_scale(const Matrix& w, int64_t row) {
   return w.dtype == Dtype::kInt8 ? w.scale + row : nullptr;
 }

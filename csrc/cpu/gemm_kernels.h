@@ -1,4 +1,4 @@
-// What one instruction set offers to the driver in gemm.cpp: two operations on one thread's piece of a product.
+// What an instruction set offers to the driver in gemm.cpp: two operations on one thread's piece of a product.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -9,15 +9,15 @@ namespace eprt {
 struct Piece {
   const void* x;     // packed activations, first row of the piece
   int64_t x_stride;  // bytes from row to row
-  int m;             // 1 .. GemmKernels::max_rows
+  int m;             // 1..GemmKernels::max_rows
   Matrix w;
   int64_t n0;
-  int n;  // 1 .. kMaxColumns
+  int n;  // 1..kMaxColumns
 };
 
 constexpr int kMaxColumns = 192;
 
-// Where a linear piece ends: y[m][n0 + j], rows `stride` elements apart.
+// Where a linear piece is stored: y[m][n0 + j], rows `stride` elements apart.
 struct Output {
   void* y;
   Dtype dtype;
@@ -26,23 +26,23 @@ struct Output {
 };
 
 struct GemmKernels {
-  // Activations are multiplied in this layout, rows `packed_row_bytes(k)` apart. pack == nullptr: rows of x are taken
-  // as they are. Packed rows may be written and read in pieces that start at multiples of 16 rows (of an expert).
+  // Activations are multiplied in a packed layout, rows `packed_row_bytes(k)` apart. pack == nullptr: rows of x are
+  // used unpacked. Packed rows may be written and read in pieces that start at multiples of 16 rows (of an expert).
   int64_t (*packed_row_bytes)(int64_t k);
   void (*pack)(const void* x, int64_t x_stride, int64_t m, int64_t k, void* packed, int64_t packed_stride);
 
   // y piece = x W^T (+ bias).
   void (*linear)(const Piece& piece, const Output& out);
 
-  // h piece = silu(x Wg^T) * (x Wu^T), packed: gate rows [n0, n0 + n) of w, up rows w.n / 2 further on, to columns
-  // [n0, n0 + n) of h.
+  // h piece = silu(x Wg^T) * (x Wu^T), packed: from gate rows [n0, n0 + n) of w and the up rows w.n / 2 further on to
+  // columns [n0, n0 + n) of h.
   void (*gate_up)(const Piece& piece, void* h, int64_t h_stride);
 
   int max_rows;     // of a piece; a multiple of 16
-  int column_unit;  // pieces start at multiples of it; a divisor of kMaxColumns
+  int column_unit;  // pieces start at multiples of this; a divisor of kMaxColumns
 };
 
-// Kernels for these dtypes of activations and weights.
+// The kernels for these dtypes of activations and weights.
 const GemmKernels& gemm_kernels_scalar(Dtype x, Dtype w);
 const GemmKernels& gemm_kernels_avx2(Dtype x, Dtype w);
 const GemmKernels& gemm_kernels_avx512(Dtype x, Dtype w);

@@ -1,4 +1,4 @@
-// Kernels for any x86-64 (four lanes, baseline instructions). Also the plainest statement of what a Math class does.
+// Kernels for any x86-64 (four lanes, baseline instructions), and the simplest example of a Math class.
 #include <array>
 #include <limits>
 

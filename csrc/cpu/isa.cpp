@@ -10,7 +10,7 @@
 namespace eprt {
 namespace {
 
-// Linux hands out the 8 KB AMX tile state only on request (arch_prctl, Documentation/arch/x86/xstate.rst).
+// Linux grants the 8 KB AMX tile state only on request (arch_prctl, Documentation/arch/x86/xstate.rst).
 bool request_amx() {
   constexpr int kArchReqXcompPerm = 0x1023;
   constexpr int kXfeatureXtiledata = 18;

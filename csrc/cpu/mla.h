@@ -1,4 +1,4 @@
-// Multi-head latent attention over a paged cache: what the two kernels take, and their entry points.
+// Multi-head latent attention over a paged cache: arguments and entry points of the two kernels.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct MlaArgs {
   const int32_t* page_table;  // [B, P]
   int64_t page_table_row, page_table_width;
   const int32_t* seq_len;      // [B]
-  const int32_t* query_start;  // [B + 1]; null in decode, where request b has row b alone
+  const int32_t* query_start;  // [B + 1]; null in decode, where request b has row b only
   const void* w_kv_b;          // [N * (nope + value), lora], contiguous
   Dtype w_type;
   void* out;  // [T, N, value] of q_type, contiguous
@@ -42,8 +42,7 @@ struct MlaArgs {
   }
 };
 
-// The first request whose lengths, rows or pages lie outside the tensors, or -1. Both kernels trust the arguments only
-// after this check.
+// The first request whose lengths, rows or pages lie outside the tensors, or -1. Both kernels rely on this check.
 int64_t mla_first_bad_request(const MlaArgs& args);
 
 void mla_decode(const MlaArgs& args);

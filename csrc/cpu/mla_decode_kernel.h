@@ -4,9 +4,9 @@
 //   out[h] = o_lat[h] W_UV[h]^T
 //
 // All heads read the same latent rows, so heads are folded into the products: a block of kBlock positions is gathered
-// once and serves as A of the scores (kv . q^T: lanes are heads, so the softmax has no horizontal step) and as B of the
-// values. The context is cut at multiples of kSplit positions; each split leaves (max, sum, unnormalised values) and a
-// second phase merges them in order. The cuts depend on the position alone, so neither the batch nor the number of
+// once and is A of the scores (kv . q^T: lanes are heads, so the softmax needs no horizontal step) and B of the values.
+// The context is split at multiples of kSplit positions; each split yields (max, sum, unnormalised values), and a
+// second phase merges them in order. The splits depend on positions only, so neither the batch nor the number of
 // threads changes a bit of the result.
 #pragma once
 
@@ -24,7 +24,7 @@ class MlaDecode {
  public:
   explicit MlaDecode(const MlaArgs& args) : args_(args) {}
 
-  // Requests are taken in waves, which bounds the memory of the partial results.
+  // Requests are computed in waves, which bounds the memory of the partial results.
   void run() {
     for (int64_t first = 0, last; first < args_.num_requests; first = last) {
       int64_t num_splits = splits(first);
@@ -49,7 +49,7 @@ class MlaDecode {
   };
   struct Scratch {  // of one thread in phase 1
     Word* rows;     // [kBlock, q_words]: the gathered latent rows
-    Word* values;   // [kBlock / kStep, lora] in panels; unused when the rows themselves will do
+    Word* values;   // [kBlock / kStep, lora] in panels; unused if the rows can be used directly
     float* score;   // [kBlock, columns]
     Word* p;        // [kBlock / kStep, columns]
     float* scale;   // [columns]
@@ -110,7 +110,7 @@ class MlaDecode {
     }
   }
 
-  // lat[i] = q[i] W_UK. In fp32, since reading the weight is what takes the time.
+  // lat[i] = q[i] W_UK. In fp32, because reading the weight takes most of the time.
   void absorb_head(int64_t head, int64_t num_requests, const float* q, float* lat, int64_t lat_row, float* padded) {
     const MatrixA a{reinterpret_cast<const Word*>(q), args_.nope};
     const MatrixC c{lat, lat_row};
@@ -130,7 +130,7 @@ class MlaDecode {
     gemm<WidenDot>(num_requests, args_.lora, args_.nope, a, b, c);
   }
 
-  // Phase 1: each (request, split, group of heads) on its own.
+  // Phase 1: each (request, split, group of heads) independently.
   void attend(int64_t first, const Task* tasks, int64_t num_splits) {
     const int64_t group = head_group(num_splits);
     const int64_t rows_size = kBlock * q_words_ + kPanel, values_size = kBlock / Dot::kStep * value_row_;
@@ -184,8 +184,8 @@ class MlaDecode {
     }
   }
 
-  // The latent rows of positions block .. block + size in scratch.rows, and as the B of the values. The rows one block
-  // further on are called into the cache, to arrive while this block is multiplied.
+  // Gathers the latent rows of positions block..block + size in scratch.rows, and as B of the values. Prefetches the
+  // rows of the next block, which arrive while this block is multiplied.
   MatrixB<Word> gather(int64_t b, int64_t block, int64_t size, Scratch scratch) const {
     for (int64_t s = 0; s < size; ++s) {
       Word* row = scratch.rows + s * q_words_;
@@ -194,7 +194,7 @@ class MlaDecode {
       if (Dot::kStep == 2 && s % 2) pair_rows(row - q_words_, row, s / 2, scratch);
     }
     if (Dot::kStep == 1) return {scratch.rows, q_words_, kPanel};
-    if (size % 2) {  // whatever stands in for the missing row is multiplied by 0
+    if (size % 2) {  // the row that stands in for the missing one is multiplied by 0
       const Word* last = scratch.rows + (size - 1) * q_words_;
       pair_rows(last, last, size / 2, scratch);
     }
@@ -212,7 +212,7 @@ class MlaDecode {
     }
   }
 
-  // One block of the online softmax, lanes = heads: p, the running max and sum, and what scales the earlier values.
+  // One block of the online softmax, lanes = heads: p, the running max and sum, and the factor of the earlier values.
   void softmax(int64_t size, int64_t columns, Partial out, Scratch scratch) const {
     const Vec to_log2 = set1(args_.softmax_scale * kLog2E);
     for (int64_t h = 0; h < columns; h += Vec::kWidth) {

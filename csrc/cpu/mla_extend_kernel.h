@@ -1,12 +1,13 @@
 // Extend: a chunk of new tokens per request against its cached prefix and itself.
 //
-// For each block of kBlock absolute positions the latent rows are gathered once per group of heads; per head they are
-// expanded by w_kv_b to keys and values in scratch, which then serve all rows of the chunk (in tiles of kRows) with an
-// fp32 online softmax. Blocks before the chunk are full rectangles, the last ones causal triangles. Neither the score
-// matrix nor the keys and values of the whole context ever exist.
+// For each block of kBlock absolute positions the latent rows are gathered once per group of heads. For each head they
+// are expanded by w_kv_b to keys and values in scratch memory, which all rows of the chunk (in tiles of kRows) attend
+// with an fp32 online softmax. Blocks before the chunk are full rectangles, the last ones causal triangles. Neither the
+// score matrix nor the keys and values of the whole context are ever materialised.
 //
-// Blocks lie at multiples of kBlock from position 0 and are taken in order, and masked positions weigh exactly 0, so a
-// row's bits depend neither on where the prompt was cut into chunks nor on the batch nor on the threads.
+// Blocks start at multiples of kBlock from position 0 and are computed in order, and masked positions have weight 0
+// exactly. So a row's bits depend neither on where the prompt was cut into chunks, nor on the batch, nor on the
+// threads.
 #pragma once
 
 #include <omp.h>
@@ -46,7 +47,7 @@ class MlaExtend {
  private:
   static constexpr int64_t kBlock = 128, kRows = 48, kHeadGroup = 8, kWeightRows = 32;
 
-  struct Scratch {    // of one thread; built twice, first with a null base to learn the size
+  struct Scratch {    // of one thread; constructed twice, first with a null base to measure the size
     Word* latent;     // [kBlock, latent_words]: gathered rows
     Word* rope;       // [kBlock, rope_words]
     Word* latent_t;   // [latent_words, kBlock] in panels
@@ -87,7 +88,7 @@ class MlaExtend {
     }
   };
 
-  // Heads that share a gathered block. Smaller groups when threads would idle; the result is the same for any size.
+  // Heads that share a gathered block; fewer if threads would idle otherwise. The result is the same for any size.
   int64_t head_group() const {
     int64_t group = min_of(args_.num_heads, kHeadGroup);
     while (group > 1 && args_.num_requests * div_up(args_.num_heads, group) < 2 * args_.num_threads) group /= 2;
@@ -127,7 +128,7 @@ class MlaExtend {
     }
   }
 
-  // Positions past the context are zero columns.
+  // Columns of positions past the context are zero.
   void gather(int64_t b, int64_t block, int64_t size, const Scratch& s) {
     for (int64_t i = 0; i < size; ++i) {
       const void* kv = args_.kv_at(b, block + i);
@@ -179,10 +180,10 @@ class MlaExtend {
     transpose_to_panels(s.value_t, kWords, args_.value, columns / Dot::kStep, s.value, kWords * kPanel);
   }
 
-  // kRows rows of one head against the block. offset: position of the first row, relative to the block; `index` of its
-  // row in the scratch.
+  // kRows rows of one head attend the block. offset: position of the first row, relative to the block; index: its row
+  // in the scratch memory.
   void attend_tile(int64_t offset, int64_t rows, bool first_block, int64_t size, int64_t index, const Scratch& s) {
-    const int64_t skip = max_of<int64_t>(0, -offset);  // rows before the block see nothing of it
+    const int64_t skip = max_of<int64_t>(0, -offset);  // rows before the block see none of it
     const int64_t visible = min_of(size, offset + rows);
     offset += skip, rows -= skip, index += skip;
     const int64_t columns = round_up(visible, Vec::kWidth);
@@ -194,7 +195,7 @@ class MlaExtend {
     gemm<Dot>(rows, args_.value, columns / Dot::kStep, {s.p, kWords}, panels(s.value, kWords), c);
   }
 
-  // Row i of the tile, of which the first `visible` columns count; weights of the others are 0.
+  // Softmax of row i of the tile, over the first `visible` columns; the weights of the others are 0.
   void softmax_row(int64_t visible, int64_t columns, int64_t index, int64_t i, const Scratch& s) {
     float* score = s.score + i * kBlock;
     for (int64_t n = visible; n < columns; ++n) score[n] = -__builtin_inff();

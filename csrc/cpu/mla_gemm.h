@@ -1,9 +1,9 @@
-// The matrix products inside attention, C (+)= A B, written once for fp32 and for bf16 dot products.
+// The matrix products of attention, C (+)= A B, written once for fp32 and for bf16 dot products.
 //
 // The inner dimension is counted in words of 32 bits: one fp32 value, or two neighbouring bf16 values (Bf16Dot). A is
 // read one word at a time and broadcast; B is read a register of columns at a time, so a column's words lie `row`
-// apart. Every element of C is summed over k in order, whatever the tile it falls in: a row of C does not depend on how
-// many other rows are computed with it. That is what makes attention independent of the batch.
+// apart. Every element of C is summed over k in order, whatever its tile, so a row of C does not depend on how many
+// other rows are computed with it. That makes attention batch-invariant.
 #pragma once
 
 #include "cpu/vec.h"
@@ -28,7 +28,7 @@ struct Fp32Dot {  // A and B fp32
   static Vec step(Vec acc, const Word* a, BRegister b) { return fma(set1(float_of(a)), b, acc); }
 };
 
-struct WidenDot {  // A fp32; B bf16 with consecutive columns, widened as it is read
+struct WidenDot {  // A fp32; B bf16 with consecutive columns, widened when it is read
   static constexpr int kStep = 1;
   static constexpr bool kTiles = false;
   using BElement = bf16;
@@ -58,7 +58,7 @@ struct TileDot : Bf16Dot {  // the same on AMX tiles: gemm is gemm_tiles, in mla
 };
 #endif
 
-// Registers: kMaxColumns * kWidth columns of B form a panel; tile heights below leave room for B and one broadcast.
+// Registers: kMaxColumns * kWidth columns of B form a panel; the tile heights leave room for B and one broadcast.
 #if defined(__AVX512F__)
 constexpr int kMaxColumns = 4;
 constexpr int tile_rows(int columns) { return columns == 4 ? 6 : columns == 3 ? 8 : columns == 2 ? 12 : 16; }
@@ -82,8 +82,8 @@ struct MatrixB {  // (k, n) at data[n / kPanel * panel + k * row + n % kPanel]; 
   int64_t panel;
 };
 
-// Columns packed panel after panel, as transpose_to_panels writes them. width: of a panel, less than kPanel only where
-// there is just one.
+// Columns in panels, as transpose_to_panels writes them. width: of a panel; less than kPanel only if there is one
+// panel.
 inline MatrixB<Word> panels(const Word* data, int64_t num_words, int64_t width = kPanel) {
   return {data, width, num_words * width};
 }
@@ -91,7 +91,7 @@ inline MatrixB<Word> panels(const Word* data, int64_t num_words, int64_t width =
 struct MatrixC {
   float* data;
   int64_t row;
-  const float* row_scale = nullptr;  // with it C = C * row_scale[m] + A B, without C = A B
+  const float* row_scale = nullptr;  // if given, C = C * row_scale[m] + A B, otherwise C = A B
 };
 
 template <class Dot, int kRows, int kColumns>

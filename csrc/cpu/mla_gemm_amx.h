@@ -1,8 +1,8 @@
 // The bf16 products of mla_gemm.h on AMX tiles, for the files compiled with AMX.
 //
-// A tile instruction computes C[16][16] += A[16][32] B[32][16] on bf16 pairs, which are the words of mla_gemm.h: A and
-// B are used as they are. Two by two tiles of C are summed over all of k at a time. What k leaves over after whole
-// tiles goes through copies filled up with zeros, so that a product of k words equals one padded to any length.
+// A tile instruction computes C[16][16] += A[16][32] B[32][16] on bf16 pairs, which are the words of mla_gemm.h, so A
+// and B need no repacking. Two by two tiles of C are summed over all of k at a time. The rest of k after whole tiles is
+// copied and padded with zeros, so a product of k words equals one that is padded to any length.
 #pragma once
 
 #ifdef EPRT_EMULATE_AMX
@@ -15,9 +15,9 @@ namespace {
 
 constexpr int kTile = 16;             // rows of a tile, and its words per row
 constexpr int kTilePair = 2 * kTile;  // rows and columns of C at a time
-constexpr int kMaxStridedWords = 64;  // of an A whose words do not follow one another
+constexpr int kMaxStridedWords = 64;  // of an A whose words are not contiguous
 
-// Orders the stores before it and the tile loads after it: GCC's tile intrinsics do not tell what memory they read.
+// Orders earlier stores before later tile loads: GCC's tile intrinsics do not declare which memory they read.
 inline void settle() { asm volatile("" ::: "memory"); }
 
 struct alignas(64) TileConfig {
@@ -40,7 +40,7 @@ inline void configure_tiles(int64_t rows) {
   _tile_loadconfig(&config);
 }
 
-// What is left of k after whole tiles, zero-filled.
+// The rest of k after whole tiles, padded with zeros.
 struct Remainder {
   alignas(64) Word a[kTilePair][kTile];
   alignas(64) Word b[kTile][kTilePair];

@@ -1,4 +1,4 @@
-// Chooses the arithmetic of a call; included once per instruction set.
+// Chooses the arithmetic of a call. Included once per instruction set.
 #pragma once
 
 #include "cpu/mla_decode_kernel.h"
@@ -10,7 +10,7 @@
 namespace eprt {
 namespace {
 
-// bf16 dot products (fp32 accumulation) where all inputs are bf16 and the CPU has them; else everything in fp32.
+// bf16 dot products (fp32 accumulation) if all inputs are bf16 and the CPU has them; otherwise everything in fp32.
 inline bool all_bf16(const MlaArgs& args) {
   return args.q_type == Dtype::kBFloat16 && args.kv_type != Dtype::kFloat32 && args.w_type == Dtype::kBFloat16;
 }

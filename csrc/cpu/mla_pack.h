@@ -1,4 +1,4 @@
-// Bringing values into the word layouts of mla_gemm.h: zero padding, transposition, interleaving.
+// Converts values to the word layouts of mla_gemm.h: zero padding, transposition, interleaving.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace eprt {
 namespace {
 
-// Words that n values take, and those values as words; the last word is filled up with zero.
+// The number of words for n values, and the values as words; the last word is padded with zero.
 template <class Dot>
 constexpr int64_t words_of(int64_t n) {
   return (n + Dot::kStep - 1) / Dot::kStep;
@@ -27,8 +27,9 @@ inline void to_words(const void* src, Dtype type, int64_t n, Word* dst) {
   }
 }
 
-// ---- cache entries: plain, or of fp8: the latent in e4m3, the rotated key in bf16, the latent's fp32 scale
-// ------------
+// ---- cache entries --------------------------------------------------------------------------------------------------
+//
+// Plain, or fp8: the latent in e4m3, the rotated key in bf16, the latent's fp32 scale.
 
 constexpr float e4m3_value(int bits) {
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
@@ -45,7 +46,7 @@ struct E4M3Table {
 };
 inline constexpr E4M3Table kE4M3;
 
-// The latent of an fp8 entry as words. Its length is a multiple of 4 (KVFormat).
+// Converts the latent of an fp8 entry to words. Its length is a multiple of 4 (KVFormat).
 template <class Dot>
 inline void widen_fp8(const MlaArgs& args, const void* entry, Word* dst) {
   const auto* bytes = static_cast<const uint8_t*>(entry);
@@ -67,7 +68,7 @@ inline void rope_to_words(const MlaArgs& args, const void* entry, Word* dst) {
   const void* rope = static_cast<const char*>(entry) + args.lora * args.kv_value_bytes();
   to_words<Dot>(rope, args.kv_type == Dtype::kFp8E4M3 ? Dtype::kBFloat16 : args.kv_type, args.rope, dst);
 }
-// Both, one value after the other.
+// Converts a whole entry: the latent, then the rotated key.
 template <class Dot>
 inline void entry_to_words(const MlaArgs& args, const void* entry, Word* dst) {
   if (args.kv_type != Dtype::kFp8E4M3) return to_words<Dot>(entry, args.kv_type, args.kv_dim(), dst);
@@ -75,7 +76,7 @@ inline void entry_to_words(const MlaArgs& args, const void* entry, Word* dst) {
   rope_to_words<Dot>(args, entry, dst + args.lora / Dot::kStep);
 }
 
-// Rows i and i+1 of fp32 become one row of words along i.
+// Packs fp32 rows i and i + 1 into one row of words along i.
 template <class Dot>
 inline void store_pair(Word* dst, Vec even, [[maybe_unused]] Vec odd) {
   if constexpr (Dot::kStep == 1) {
@@ -89,7 +90,7 @@ inline void store_pair(Word* dst, Vec even, [[maybe_unused]] Vec odd) {
   }
 }
 
-// Values first .. first + kWidth of two rows of bf16 become a register of pairs.
+// Packs values first..first + kWidth of two bf16 rows into a register of pairs.
 inline void interleave([[maybe_unused]] const Word* even_row, [[maybe_unused]] const Word* odd_row,
                        [[maybe_unused]] int64_t first, [[maybe_unused]] Word* dst) {
 #if defined(__AVX512BF16__)
@@ -156,8 +157,8 @@ inline void transpose_block(const Word* src, int64_t src_row, Word* dst, int64_t
 }
 #endif
 
-// src [columns, num_words], row after row, becomes the columns of a MatrixB in panels of num_words rows; columns that
-// fill the last register are zero. Panels start `panel` words apart and are `width` wide.
+// Transposes src [columns, num_words] to the columns of a MatrixB in panels of num_words rows; columns that pad the
+// last register are zero. Panels start `panel` words apart and are `width` wide.
 inline void transpose_to_panels(const Word* src, int64_t src_row, int64_t columns, int64_t num_words, Word* dst,
                                 int64_t panel, int64_t width = kPanel) {
   constexpr int kBlock = Vec::kWidth;
@@ -174,7 +175,7 @@ inline void transpose_to_panels(const Word* src, int64_t src_row, int64_t column
   }
 }
 
-// The finished row of one token and head.
+// Stores the finished row of one token and head.
 inline void store_row(const float* values, const MlaArgs& args, int64_t row, int64_t head) {
   const int64_t index = (row * args.num_heads + head) * args.value;
   if (args.q_type == Dtype::kFloat32) return convert(values, args.value, static_cast<float*>(args.out) + index);

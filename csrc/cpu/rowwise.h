@@ -1,4 +1,4 @@
-// Row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding, cache insertion. Entry points.
+// Entry points of the row-wise operators: RMSNorm, SiLU-and-multiply, rotary embedding, cache insertion.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace eprt {
 
-// Strides are in elements; the last dimension of every tensor is contiguous, outputs are contiguous throughout.
+// Strides are in elements. The last dimension of every tensor is contiguous; outputs are contiguous.
 
 struct RmsNormArgs {
   const void* x;  // [rows, size]
@@ -36,12 +36,12 @@ struct SiluMulArgs {
 struct RopeArgs {
   const void* x;  // [rows, heads, size], size even
   int64_t x_row, x_head;
-  const float* cos_sin;     // [num_positions, size]: size / 2 cosines, then as many sines
+  const float* cos_sin;     // [num_positions, size]: size / 2 cosines, then size / 2 sines
   const int64_t* position;  // [rows]
   void* out;                // [rows, heads, size]
   Dtype type;
   int64_t rows, heads, size, num_positions;
-  bool interleaved;  // pairs (2i, 2i + 1), else (i, i + size / 2)
+  bool interleaved;  // pairs (2i, 2i + 1), otherwise (i, i + size / 2)
   int num_threads;
 };
 
@@ -59,7 +59,7 @@ struct CacheInsertArgs {
 
 void rms_norm(const RmsNormArgs& args);
 void silu_mul(const SiluMulArgs& args);
-// Both return the first row whose position or slot lies outside the table or the pool, having written nothing; or -1.
+// Both return the first row whose position or slot lies outside the table or the pool (nothing is written then), or -1.
 int64_t rope(const RopeArgs& args);
 int64_t cache_insert(const CacheInsertArgs& args);
 

@@ -1,4 +1,4 @@
-// Row-wise operators, written once against Vec; included once per instruction set. Each row is computed alone.
+// Row-wise operators, written once against Vec and included once per instruction set. Each row is computed alone.
 #pragma once
 
 #include <omp.h>
@@ -10,7 +10,7 @@
 namespace eprt {
 namespace {
 
-// Below this many values, waking the other threads costs more than it saves.
+// For fewer values, waking the other threads costs more than it saves.
 constexpr int64_t kParallelSize = 1 << 15;
 
 // Calls visit(i, load, store) for each register of a row of n, the last one masked.
@@ -37,7 +37,7 @@ void rms_norm_rows(const RmsNormArgs& args) {
       T* sum = static_cast<T*>(args.sum) + r * args.size;
       for_lanes(args.size,
                 [&](int64_t i, auto load_i, auto store_i) { store_i(sum + i, load_i(x + i) + load_i(residual + i)); });
-      x = sum;  // the norm sees the sum as rounded to T, as it would if the two were not fused
+      x = sum;  // the norm sees the sum rounded to T, as without fusion
     }
     Vec squares = zero();
     for_lanes(args.size, [&](int64_t i, auto load_i, auto) {
@@ -68,7 +68,7 @@ void silu_mul_rows(const SiluMulArgs& args) {
   }
 }
 
-// out = x * cos + partner(x) * sin, with each row's cosines and signed sines laid out once for all heads.
+// out = x * cos + partner(x) * sin. Each row's cosines and signed sines are laid out once for all heads.
 template <class T>
 void rope_rows(const RopeArgs& args) {
   const int64_t half = args.size / 2;

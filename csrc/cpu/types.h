@@ -1,4 +1,4 @@
-// Element types, as they cross from ops.cpp into the kernels and as they lie in memory.
+// Element types: as ops.cpp passes them to the kernels, and as they lie in memory.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Vec: one register of fp32 lanes, chosen by the instruction set that the including translation unit is compiled for.
+// Vec: a register of fp32 lanes of the instruction set for which the including translation unit is compiled.
 //
-// Kernels are written once against Vec and compiled once per instruction set. Everything here has internal linkage; the
-// reason is in isa.h. fma is a true fused multiply-add except at the scalar level, whose baseline CPU has none.
+// Kernels are written once against Vec and compiled once per instruction set. Everything has internal linkage for the
+// reason in isa.h. fma is a true fused multiply-add except at the scalar level, whose baseline CPU has none.
 #pragma once
 
 #include <immintrin.h>
@@ -136,7 +136,7 @@ inline float reduce_max(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 inline Vec round_even(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// n: whole numbers in -127..128. At the ends the factor is 0 and infinity.
+// n: integers in -127..128. At the ends the factor is 0 and infinity.
 constexpr float kMinExponent = -127.0f;
 inline Vec scale_by_power_of_2(Vec a, Vec n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));

@@ -1,5 +1,5 @@
-// A warp's stream of rows through shared memory: bulk copies (TMA) bring them in and take them out, so that many bytes
-// are under way with few registers and few instructions. Before sm_90 the warp's own loads and stores do the same.
+// A warp's stream of rows through shared memory: bulk copies (TMA) bring rows in and take them out, so many bytes are
+// in flight with few registers and instructions. Before sm_90 the warp's own loads and stores do the same.
 #pragma once
 #include "flags.cuh"
 
@@ -27,7 +27,7 @@ EPRT_DEVICE void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t*
                : "memory");
 }
 
-// By one thread, into its current group.
+// Called by one thread; the copy joins the thread's current group.
 EPRT_DEVICE void bulk_store(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
                "r"(bytes)
@@ -36,19 +36,19 @@ EPRT_DEVICE void bulk_store(void* to, const void* from, uint32_t bytes) {
 
 EPRT_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until all of the thread's groups but the last N have read their shared memory.
+// Waits until all of the thread's groups but the last N have read their shared memory.
 template <int N>
 EPRT_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-// Until all of them but the last N are written, where they go.
+// Waits until all of the thread's groups but the last N are written at their destination.
 template <int N>
 EPRT_DEVICE void bulk_wait_written() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Orders what this thread wrote to shared memory, or had seen written there, before bulk copies of the same bytes.
+// Orders what this thread wrote to shared memory, or saw written there, before bulk copies of the same bytes.
 EPRT_DEVICE void bulk_fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The same for global memory.
 EPRT_DEVICE void bulk_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
@@ -62,7 +62,7 @@ EPRT_DEVICE void bulk_fence_shared() { __syncwarp(); }
 EPRT_DEVICE void bulk_fence_global() {}
 #endif
 
-// A piece in shared memory to the places of all lanes that have one; a group of its own.
+// Copies a piece in shared memory to the destinations of all lanes that have one, as a group of its own.
 EPRT_DEVICE void store_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (my_to) bulk_store(my_to, slot, bytes);
@@ -77,14 +77,14 @@ EPRT_DEVICE void store_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int
   bulk_commit();
 }
 
-// Pieces of a warp in shared memory, kSlots of them, used in turn.
+// A warp's slots for pieces of rows in shared memory, used in turn.
 template <int kSlots>
 struct Ring {
-  uint8_t* slot;   // [kSlots][slot_bytes]
-  uint64_t* full;  // [kSlots]
-  int slot_bytes;
-  int next_load = 0, next_take = 0;
-  uint32_t parity = 0;  // of the slots from next_take on
+  uint8_t* slot;                     // [kSlots][slot_bytes]
+  uint64_t* full;                    // [kSlots]: barriers, which end a phase when the slot is filled
+  int slot_bytes;                    // a multiple of 16
+  int next_load = 0, next_take = 0;  // the next slot to fill, to read
+  uint32_t parity = 0;               // of the phase to wait for, of the slots from next_take on
 
   EPRT_DEVICE Ring(uint8_t* slots, uint64_t* barriers, int slot_bytes, int lane)
       : slot(slots), full(barriers), slot_bytes(slot_bytes) {
@@ -97,7 +97,7 @@ struct Ring {
 #endif
   }
 
-  // Into a slot that nobody reads any more. `from` and `bytes` are multiples of 16, equal in all lanes.
+  // Fills the next slot, which nobody may still read. `from` and `bytes` are multiples of 16, equal in all lanes.
   EPRT_DEVICE void load(const uint8_t* from, int bytes, int lane) {
     const int i = next_load;
     next_load = i + 1 == kSlots ? 0 : i + 1;
@@ -124,7 +124,7 @@ struct Ring {
   }
 };
 
-// Until all groups but so many of the last, or fewer, are written.
+// Waits until all groups but the last `groups` (rounded down to a power of two, at most 16) are written.
 EPRT_DEVICE void bulk_wait_all_but(int groups) {
   if (groups >= 16)
     bulk_wait_written<16>();
@@ -138,14 +138,14 @@ EPRT_DEVICE void bulk_wait_all_but(int groups) {
     bulk_wait_written<0>();
 }
 
-// Flags of the last rows, handed in when the copies of two rows more have been issued and their own are written: so the
-// warp goes on while copies are on their way.
+// Flags of the last two rows. A flag is handed in when the copies of two more rows have been issued and its own are
+// written, so the warp goes on while copies are in flight.
 struct LateFlags {
   FlagSource source;
   uint32_t* flag[2] = {};
-  int last_groups = 0;  // of the row before
+  int last_groups = 0;  // groups of the previous row
 
-  // After the commit of the copies that the flag announces, in so many groups.
+  // Called after the commit of the copies that the flag announces, which are in `groups` groups.
   EPRT_DEVICE void add(uint32_t* next, int groups, int lane) {
     bulk_wait_all_but(last_groups + groups);
     source.hand_in(flag[0], lane);

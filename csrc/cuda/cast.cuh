@@ -1,4 +1,4 @@
-// bf16 to fp8 (e4m3) with a scale for each 128 values, in the registers of a warp.
+// Casts bf16 to fp8 (e4m3) with a scale per 128 values, in the registers of a warp.
 #pragma once
 #include "common.cuh"
 
@@ -8,7 +8,7 @@ struct Unit {
   Vec16 lo, hi;  // 16 bf16 values
 };
 
-// Eight neighbouring lanes hold one scale group of 128 values; all of them take part in the shuffles.
+// Eight neighbouring lanes hold one scale group of 128 values. All lanes of the warp take part in the shuffles.
 EPRT_DEVICE Vec16 quantize(const Unit& u, bool ue8m0, float* scale) {
   float v[16];
 #pragma unroll

@@ -1,9 +1,10 @@
 // y [rows, N] = x [rows, K] W[N, K]^T for at most TOKENS rows, e4m3 with fp32 scales per row and 128 columns of x and
-// per 128 x 128 of W; y is bf16. For few rows: as fast as W is read.
+// per 128 x 128 of W; y is bf16. Made for few rows: the time is that of reading W.
 //
 // A cluster of SPLITS thread blocks computes one tile of 64 * WARPGROUPS * BLOCKS rows of W, each block a share of K.
-// The blocks add up their parts over shared memory, in order, so that no part goes through L2 and a second kernel.
-// Within a block one warp keeps loads STAGES steps ahead, the others multiply; a step is 128 columns, one scale.
+// The blocks add up their parts through distributed shared memory, in order, so no part goes through L2 and a second
+// kernel. Within a block one warp keeps loads STAGES steps ahead and the others multiply; a step is 128 columns, one
+// scale.
 //
 // Compile-time constants: TOKENS (16, 32, 64 or 128), WARPGROUPS, BLOCKS (1 or 2; 2 only where a tile is a multiple of
 // 128 rows), SPLITS (at most 8), STAGES.
@@ -14,11 +15,12 @@ namespace eprt {
 constexpr int kTile = 64 * WARPGROUPS * BLOCKS;  // rows of W
 constexpr int kStep = 128;                       // columns, which are bytes
 constexpr int kConsumers = 128 * WARPGROUPS;     // threads
-// Sums that need more registers than an equal share get the loading warps' (which are allotted by fours).
+// Whether consumers need more registers than an equal share: then they get those of the loading warps, of which there
+// are four, because registers are moved by warpgroup.
 constexpr bool kUnequal = TOKENS == 128 && WARPGROUPS * BLOCKS > 2;
 constexpr int kThreads = kConsumers + (kUnequal ? 128 : kWarp);
 constexpr int kConsumersOnly = 1;      // barrier
-constexpr int kSumStride = kTile + 4;  // so that a warp's stores meet no bank twice
+constexpr int kSumStride = kTile + 4;  // avoids bank conflicts of a warp's stores
 static_assert(BLOCKS == 1 || kTile % kScaleGroup == 0, "a warpgroup's rows share a scale");
 
 struct alignas(64) TensorMap {
@@ -45,7 +47,7 @@ struct Stage {
 struct Shared {
   union {
     Stage stage[STAGES];
-    float sum[TOKENS][kSumStride];  // when all is multiplied
+    float sum[TOKENS][kSumStride];  // after the last step
   };
   float x_scale[STAGES][TOKENS];
   uint64_t full[STAGES], empty[STAGES];
@@ -68,7 +70,7 @@ struct Share {
   }
 };
 
-// One thread. W is never written by the kernel before, so its first steps need not wait for that kernel's end.
+// Called by one thread. The preceding kernel never writes W, so the first loads of W do not wait for its end.
 EPRT_DEVICE void load_steps(const ClusterProductParams& p, Shared& s, const Share& share) {
   const int count = share.end - share.begin, ahead = min(count, STAGES);
   const auto load_w = [&](int i) {
@@ -91,7 +93,7 @@ EPRT_DEVICE void load_steps(const ClusterProductParams& p, Shared& s, const Shar
   }
 }
 
-// By a warpgroup, its rows of the tile.
+// A warpgroup multiplies its rows of the tile.
 EPRT_DEVICE void multiply_steps(const ClusterProductParams& p, Shared& s, const Share& share,
                                 float (&sum)[BLOCKS][TOKENS / 2]) {
   const int group = threadIdx.x / 128, lane = threadIdx.x % kWarp;
@@ -126,7 +128,7 @@ EPRT_DEVICE void multiply_steps(const ClusterProductParams& p, Shared& s, const 
   }
 }
 
-// What the warpgroup has, into the block's part; over the stages, which nobody needs any more.
+// Stores the warpgroup's sums in the block's part, which overlays the stages.
 EPRT_DEVICE void keep_part(Shared& s, const float (&sum)[BLOCKS][TOKENS / 2]) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / kWarp % 4, lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -139,7 +141,7 @@ EPRT_DEVICE void keep_part(Shared& s, const float (&sum)[BLOCKS][TOKENS / 2]) {
   }
 }
 
-// All consumers' parts of the cluster are there. (Threads that have exited are not waited for.)
+// Waits until all consumers of the cluster have stored their parts. (Threads that have exited are not waited for.)
 EPRT_DEVICE void await_parts() {
   if (SPLITS > 1)
     asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
@@ -147,7 +149,8 @@ EPRT_DEVICE void await_parts() {
     barrier_sync(kConsumersOnly, kConsumers);
 }
 
-// All have read them: a block's shared memory goes when it ends. Nothing is handed over, so no fence.
+// Waits until all consumers of the cluster have read the parts: a block's shared memory vanishes when it ends. No data
+// is handed over, so no fence is needed.
 EPRT_DEVICE void await_readers() {
   if (SPLITS > 1) asm volatile("barrier.cluster.arrive.relaxed;\n barrier.cluster.wait;" ::: "memory");
 }
@@ -162,7 +165,7 @@ EPRT_DEVICE float4 load_from(int rank, const float* mine) {
   return v;
 }
 
-// The parts of all blocks, of every SPLITS-th token, to y.
+// Stores the sum of all blocks' parts in y, for every SPLITS-th token.
 EPRT_DEVICE void store_sums(const ClusterProductParams& p, const Shared& s, const Share& share) {
   constexpr int kQuads = kTile / 4;
   for (int i = threadIdx.x;; i += kConsumers) {

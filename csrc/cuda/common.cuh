@@ -1,13 +1,12 @@
-// What every kernel here uses: memory operations by scope, waits with a deadline, number formats. Header-free, so that
-// NVRTC compiles a kernel in a fraction of a second without a CUDA toolkit. Builds for sm_80 and newer.
+// Shared by all kernels: memory operations by scope, waits with a deadline, number formats. Includes no system header,
+// so NVRTC compiles a kernel in a fraction of a second without a CUDA toolkit. Builds for sm_80 and newer.
 #pragma once
 
 #define EPRT_DEVICE __device__ __forceinline__
 
 namespace eprt {
 
-// The same types with NVRTC, which has no <cstdint>, and with nvcc (for its resource report), whose uint64_t is not
-// what atomics take.
+// NVRTC has no <cstdint>; nvcc (used for its resource report) has a uint64_t that atomics do not accept.
 using uint8_t = unsigned char;
 using int16_t = short;
 using uint16_t = unsigned short;
@@ -25,10 +24,9 @@ struct alignas(16) Vec16 {
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// ---- memory, by scope
-// ------------------------------------------------------------------------------------------------
+// ---- memory, by scope -----------------------------------------------------------------------------------------------
 
-EPRT_DEVICE Vec16 load_streaming(const void* p) {  // written before this kernel began, read once
+EPRT_DEVICE Vec16 load_streaming(const void* p) {  // written before this kernel started, read once
   Vec16 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
@@ -36,8 +34,8 @@ EPRT_DEVICE Vec16 load_streaming(const void* p) {  // written before this kernel
   return v;
 }
 
-// What a peer, or another kernel beside this one, may have written during this kernel: never from the non-coherent
-// path, nor from a stale L1 line.
+// For data that a peer, or a concurrent kernel, may have written during this kernel: bypasses the non-coherent path and
+// stale L1 lines.
 EPRT_DEVICE Vec16 load_peer_written(const void* p) {
   Vec16 v;
   asm volatile("ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -47,8 +45,8 @@ EPRT_DEVICE Vec16 load_peer_written(const void* p) {
   return v;
 }
 
-// The same at p + kOffset where `wanted`, undefined elsewhere. A branch around a load would make of it a value to be
-// copied where branches meet, and the copy would wait for the load: this way many are under way.
+// The same at p + kOffset if `wanted`, undefined otherwise. Predication instead of a branch: where branches meet, the
+// loaded value would be copied, and the copy would wait for the load. This way many loads are in flight.
 template <int kOffset>
 EPRT_DEVICE Vec16 load_peer_written_if(bool wanted, const void* p) {
   Vec16 v;
@@ -97,7 +95,7 @@ EPRT_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// Two words, each seen whole; a multiple of 16.
+// Two words, each of which is seen whole; p is a multiple of 16.
 EPRT_DEVICE void store_relaxed(uint64_t* p, uint64_t v, uint64_t w) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(v), "l"(w) : "memory");
 }
@@ -114,7 +112,7 @@ EPRT_DEVICE int32_t fetch_add_acq_rel(int32_t* p, int32_t v) {
   return old;
 }
 
-// A barrier among `threads` threads of the block; ids from 1 (0 is __syncthreads). arrive: be counted, do not wait.
+// A barrier among `threads` threads of the block; ids from 1 (0 is __syncthreads). arrive: counts without waiting.
 EPRT_DEVICE void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -129,15 +127,14 @@ EPRT_DEVICE uint64_t global_timer_ns() {
   return t;
 }
 
-// ---- waiting
-// ---------------------------------------------------------------------------------------------------------
+// ---- waiting --------------------------------------------------------------------------------------------------------
 
-// What the first wait to run out of time leaves behind, in host memory; eprt/ep/nvlink/backend.py reads it.
+// What the first wait that times out leaves in host memory; eprt/ep/nvlink/failure.py reads it.
 struct Failure {
-  uint32_t code;  // 0: none; else a FailureCode. Written last.
-  uint32_t peer;  // kSignal: tile; kBadSlot: upper half of the value; kSlotFull: local slot
+  uint32_t code;  // a FailureCode, or 0: none. Written last.
+  uint32_t peer;  // rank; kSignal: tile; kBadSlot: upper half of the value; kSlotFull: local slot
   uint32_t seen;
-  uint32_t expected;  // kBadSlot: where, token * K + k; kSlotFull: rows it has room for
+  uint32_t expected;  // kBadSlot: position token * K + k; kSlotFull: rows that the slot has room for
 };
 
 enum FailureCode : uint32_t {
@@ -148,13 +145,13 @@ enum FailureCode : uint32_t {
   kBadSlot = 5,
   kDispatchPlace = 6,  // where a peer wants its rows
   kCombinePlace = 7,
-  kOverflow = 8,  // peer: whose rows do not fit; seen: rows; expected: room
+  kOverflow = 8,  // peer: the rank whose rows do not fit; seen: rows; expected: room
   kSlotFull = 9,
   kCombineWeights = 10,
 };
 
 EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t seen, uint32_t expected) {
-  if (load_relaxed(&failure->code)) return;  // the first failure tells most
+  if (load_relaxed(&failure->code)) return;  // keep the first failure: later ones may be its consequences
   store_relaxed(&failure->peer, peer);
   store_relaxed(&failure->seen, seen);
   store_relaxed(&failure->expected, expected);
@@ -162,41 +159,43 @@ EPRT_DEVICE void report(Failure* failure, uint32_t code, uint32_t peer, uint32_t
   store_relaxed(&failure->code, code);
 }
 
-// The epoch of a call after so many others of its kind: 1, 2, ... and, where 32 bits end, 1 again. Never 0, which is
-// what lies where nothing was ever written. The fields that exist `sets` times stay in turn: the period is a multiple.
+// The epoch of a call that follows `calls` others of its kind: 1, 2, ..., and 1 again when 32 bits overflow. Never 0,
+// the content of memory that was never written. The period is a multiple of `sets`, so that fields that exist `sets`
+// times are still used in turn.
 EPRT_DEVICE uint32_t epoch_after(uint64_t calls, uint32_t sets) {
   if (calls < (1ull << 32) - (1u << 16)) return uint32_t(calls) + 1;  // for weeks: no division
   const uint32_t period = 0xffffffffu / sets * sets;
-  while (calls >= period) calls -= period;  // once in weeks more; a 64-bit division would be 2 KB of code
+  while (calls >= period) calls -= period;  // one more pass every few weeks; a 64-bit division is 2 KB of code
   return uint32_t(calls) + 1;
 }
 
-constexpr uint64_t kTicketsPerCall = 1024;  // more than thread blocks in a launch, whatever their number
+constexpr uint64_t kTicketsPerCall = 1024;  // more than the thread blocks of any launch
 
-// The epoch of this call. One thread of every block of a sending launch: a captured kernel has no host argument that
-// could count, so the blocks do; block 0 adds what the others leave of 1024. verb: its place among c.ticket.
+// The epoch of this call. Called by one thread of every block of a sending launch: a captured kernel has no host
+// argument that could count calls, so the blocks count. Each adds 1, block 0 the rest of kTicketsPerCall. kind: index
+// in c.ticket.
 template <class Context>
-EPRT_DEVICE uint32_t take_ticket(const Context& c, int verb) {
+EPRT_DEVICE uint32_t take_ticket(const Context& c, int kind) {
   const uint64_t tickets = blockIdx.x == 0 ? kTicketsPerCall - (gridDim.x - 1) : 1;
-  return epoch_after(fetch_add(c.ticket + verb, tickets) / kTicketsPerCall, 2 * c.num_buffers);
+  return epoch_after(fetch_add(c.ticket + kind, tickets) / kTicketsPerCall, 2 * c.num_buffers);
 }
 
 struct Deadline {
   uint64_t timeout_ns;
-  uint32_t* mask;  // [R]: 1 for a rank that is not waited for
+  uint32_t* mask;  // [R]: 1 for a masked rank, which nobody waits for
   Failure* failure;
 };
 
-// How a wait ended. The clock is read before each look at the flag, in the loop: the compiler brings the lanes of a warp
-// together when the last of them is done, and what they read after that is the time of the last.
+// How a wait ended. The clock is read before each look at the flag, inside the loop: the compiler reconverges the lanes of
+// a warp when the last of them is done, so a clock read after the loop would give the time of the last lane.
 struct WaitEnd {
   bool arrived;
-  uint64_t ns;  // when
+  uint64_t ns;  // the time of the end
 };
 
-// Until *flag is `expected`. Past the deadline: reports, masks the peer so that nobody waits for it again. Flags are
-// never cleared, and one that few batches need may be 2^31 calls old (two weeks of decoding): so "has it come" is ==.
-// kOrLater: for a word that every call writes, and that may be ahead.
+// Waits until *flag is `expected`. At the deadline: reports, masks the peer so that nobody waits for it again. Flags are
+// never cleared, and one that few batches use may be 2^31 calls old (two weeks of decoding), so the test is ==.
+// kOrLater: for a word that every call writes and that may be ahead.
 template <bool kOrLater>
 __device__ __noinline__ WaitEnd wait_longer(const uint32_t* flag, uint32_t expected, const Deadline& deadline,
                                             uint32_t code, uint32_t peer) {
@@ -215,8 +214,7 @@ __device__ __noinline__ WaitEnd wait_longer(const uint32_t* flag, uint32_t expec
   }
 }
 
-// ---- numbers
-// ---------------------------------------------------------------------------------------------------------
+// ---- numbers --------------------------------------------------------------------------------------------------------
 
 constexpr int kScaleGroup = 128;  // values per fp8 scale
 constexpr float kFp8Max = 448.f;
@@ -259,7 +257,7 @@ struct Fp8Scale {
   float factor;  // fp8 = value * factor
 };
 
-// For a group whose largest magnitude is amax; ue8m0 rounds the scale up to a power of two.
+// The scale of a group whose largest magnitude is amax; ue8m0: rounded up to a power of two.
 EPRT_DEVICE Fp8Scale fp8_scale(float amax, bool ue8m0) {
   amax = fmaxf(amax, kTiny);
   const float scale = __fdiv_rn(amax, kFp8Max);

@@ -1,8 +1,8 @@
-// Who gets how many of a rank's tokens: what DeepEP's get_dispatch_layout gives. An expert that does not exist counts
-// as masked; dispatch names it.
+// How many of a rank's tokens go to each rank and expert: DeepEP's get_dispatch_layout. An expert that does not exist
+// counts as masked; dispatch reports it.
 //
-// Thread blocks count tokens of their own and add up in `totals`; the last to finish gives them out, and leaves zeros
-// for the next launch. So there is one launch, without another to zero the outputs, and the routing is read once.
+// Thread blocks count their own tokens and add their counts to `totals`; the last block to finish copies the totals out
+// and leaves zeros for the next launch. So one launch suffices, none zeroes the outputs, and the routing is read once.
 //
 // Compile-time constants: NUM_RANKS (<= 32).
 #include "common.cuh"
@@ -11,22 +11,22 @@ namespace eprt {
 
 constexpr int kRanks = NUM_RANKS;
 constexpr int kLayoutThreads = 256;
-constexpr int kExpertLoads = 8;  // a thread has under way at once
+constexpr int kExpertLoads = 8;  // loads that a thread has in flight
 static_assert(kRanks <= kWarp, "a lane stands for a rank");
 
 struct LayoutParams {
-  const void* topk_idx;    // [T, K] expert or -1
-  int32_t* rank_tokens;    // [R] tokens for each rank
-  int32_t* expert_tokens;  // [E]
-  uint8_t* in_rank;        // bool [T, R]
-  int32_t* totals;         // [E + R + 1] for experts, for ranks; thread blocks that are done. Between launches 0
+  const void* topk_idx;    // [T, K]: expert or -1
+  int32_t* rank_tokens;    // [R]: tokens for each rank
+  int32_t* expert_tokens;  // [E]: tokens for each expert
+  uint8_t* in_rank;        // bool [T, R]: whether the token goes to the rank
+  int32_t* totals;         // [E + R + 1]: counts of experts, of ranks; finished thread blocks. 0 between launches
   int32_t num_tokens;      // T
   int32_t top_k;           // K
   int32_t num_experts;     // E
   int32_t idx_bytes;       // of one topk_idx: 4 or 8
 };
 
-// The ranks of a token, a bit each; counts its experts.
+// Counts a token's experts; returns a bit per rank that it goes to.
 template <class Index>
 EPRT_DEVICE uint32_t read_token(const LayoutParams& p, int token, int32_t* expert_count) {
   const Index* idx = static_cast<const Index*>(p.topk_idx) + int64_t(token) * p.top_k;
@@ -46,7 +46,7 @@ EPRT_DEVICE uint32_t read_token(const LayoutParams& p, int token, int32_t* exper
   return ranks;
 }
 
-// This block's tokens. count: [E + R], of zeros.
+// Counts this block's tokens. count: [E + R], zeroed.
 EPRT_DEVICE void count_tokens(const LayoutParams& p, int32_t* count, int lane) {
   const int step = int(gridDim.x) * kLayoutThreads;
   for (int token = int(blockIdx.x) * kLayoutThreads + threadIdx.x; token - lane < p.num_tokens; token += step) {
@@ -62,13 +62,13 @@ EPRT_DEVICE void count_tokens(const LayoutParams& p, int32_t* count, int lane) {
   }
 }
 
-// Adds this block's counts to those of the others; true for the block that comes last.
+// Adds this block's counts to the totals; true for the last block to finish.
 EPRT_DEVICE bool add_up(const LayoutParams& p, const int32_t* count) {
   __shared__ bool last;
   const int columns = p.num_experts + kRanks;
   for (int i = threadIdx.x; i < columns; i += kLayoutThreads)
     if (count[i]) atomicAdd(p.totals + i, count[i]);
-  __syncthreads();  // puts the block's sums before the ticket (cumulativity)
+  __syncthreads();  // orders the block's sums before the ticket (cumulativity)
   if (threadIdx.x == 0) last = fetch_add_acq_rel(p.totals + columns, 1) == int(gridDim.x) - 1;
   __syncthreads();
   return last;

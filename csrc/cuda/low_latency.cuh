@@ -1,9 +1,10 @@
 // Low-latency mode: parameters and buffer fields shared by low_latency_dispatch.cu and low_latency_combine.cu.
-// docs/protocol.md explains every field and why no wait is for ever; eprt/ep/nvlink/low_latency_layout.py mirrors the
+// docs/protocol.md explains every field and why every wait ends; eprt/ep/nvlink/low_latency_layout.py mirrors the
 // structs and computes the offsets.
 //
-// Compile-time constants: HIDDEN (multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (that a token gets
-// back at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1: counters).
+// Compile-time constants: HIDDEN (a multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (rows that a
+// token gets back, at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1:
+// counters).
 #pragma once
 #include "waits.cuh"
 
@@ -14,13 +15,12 @@ constexpr int kTopk = TOPK;
 constexpr bool kFp8 = FP8;
 static_assert(kHidden % 16 == 0 && kTopk <= 32, "limits of the low-latency kernels");
 
-constexpr int kThreads = 512;  // that move data; low_latency_dispatch has a few more
+constexpr int kThreads = 512;  // threads that move data; low_latency_dispatch has a few more
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kPartVectors = 128;  // a warp's unit of work: 128 16-byte vectors, 4 per lane
 constexpr int kPartLane = kPartVectors / kWarp;
 
-// ---- a token on the wire
-// ---------------------------------------------------------------------------------------------
+// ---- a token on the wire --------------------------------------------------------------------------------------------
 
 constexpr int kScales = ceil_div(kHidden, kScaleGroup);
 constexpr int kPayloadVectors = kHidden * (kFp8 ? 1 : 2) / 16;
@@ -29,72 +29,69 @@ constexpr int kScaleBytes = kFp8 ? ceil_div(kScales * 4, 16) * 16 : 0;
 struct Header {
   uint32_t epoch;  // written last, with release: the message of this epoch is complete
   int32_t token;   // index on the source rank
-  int32_t row;     // which of the token's combine rows this rank fills
+  int32_t row;     // which of the token's combine rows the receiving rank fills
   int32_t unused;
   int32_t slot[kTopk];  // local slot << 16 | index among the source's rows for that slot; -1: on another rank
-  float weight[kTopk];
+  float weight[kTopk];  // gate weights; 0 where combine is told them
 };
 constexpr int kHeaderBytes = ceil_div(sizeof(Header), 16) * 16;
-constexpr int kMessageBytes = MESSAGE_BYTES;  // header, values, scales; fp8 and bf16 kernels may share a heap
+constexpr int kMessageBytes = MESSAGE_BYTES;  // header, values, scales. fp8 and bf16 kernels may share a heap
 static_assert(kMessageBytes % 16 == 0 && kMessageBytes >= kHeaderBytes + kPayloadVectors * 16 + kScaleBytes,
               "a message overlaps the next");
 
-// ---- combine's rows
-// --------------------------------------------------------------------------------------------------
+// ---- combine's rows -------------------------------------------------------------------------------------------------
 
 constexpr int kRowVectors = kHidden / 8;  // bf16
 constexpr int kRowParts = ceil_div(kRowVectors, kPartVectors);
-constexpr int kRows = COMBINE_ROWS;  // one per expert, or one per rank; kernels of both kinds may share a heap
+constexpr int kRows = COMBINE_ROWS;  // one per expert, or one per rank. Kernels of both kinds may share a heap
 static_assert(kRows >= (kTopk < kRanks ? kTopk : kRanks), "a rank's row lies beyond a token's rows");
-// Which row a rank fills: its own number, or where those are too many the first k that names it. So a rank's row stays
-// the same when entries for others are masked between dispatch and combine.
+// The row that a rank fills: its number or, if there are more ranks than rows, the first k that names it. So a rank's
+// row does not change when other ranks' entries are masked between dispatch and combine.
 constexpr bool kRowIsRank = kRanks <= kTopk;
 
-// ---- parameters
-// ------------------------------------------------------------------------------------------------------
+// ---- parameters -----------------------------------------------------------------------------------------------------
 
-// Symmetric heap, byte offsets equal on all ranks. Fields exist 2B times, used in turn by epoch (B = num_buffers
-// handles in flight); dispatches and combines have epochs of their own.
+// Fields of the symmetric heap, as byte offsets that are equal on all ranks. Fields exist 2B times, used in turn by
+// epoch (B = num_buffers handles in flight). Dispatches and combines are counted by separate epochs.
 struct HeapLayout {
-  uint64_t count;    // u64 [2B][R][L + 1]: epoch << 32 | rows for each local slot; [L]: tokens from that source
+  uint64_t count;    // u64 [2B][R][L + 1]: epoch << 32 | rows from the source for each local slot; [L]: its tokens
   uint64_t message;  // [2B][R][M] messages
   uint64_t row;      // bf16 [2B][M][kRows][H]
-  uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: epoch whose part is there
-  uint64_t weight;   // u64 [2B][R][M * K, made even]: epoch << 32 | fp32 bits, where combine is told the weights
-  uint64_t begun;    // u32 [R], once: the last combine that rank has begun to send
+  uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: the epoch whose part of the row is complete
+  uint64_t weight;   // u64 [2B][R][M * K, rounded up to even]: epoch << 32 | fp32 bits, if combine is told the weights
+  uint64_t begun;    // u32 [R], once: the epoch of the last combine that the rank has begun to send
 };
 
 struct Context {
-  uint8_t* peer[kRanks];  // heap bases as mapped here; peer[rank] is our own
+  uint8_t* peer[kRanks];  // all ranks' heaps, as mapped here; peer[rank] is our own
   HeapLayout heap;
   Deadline deadline;
   Stats stats;
-  uint64_t* ticket;  // [2]: count thread blocks of all dispatches, of all combines
+  uint64_t* ticket;  // [2]: count the thread blocks of all dispatches, of all combines
   uint64_t* stamps;  // [blocks][16], PROFILE only
   int32_t rank;
-  int32_t max_tokens;   // M
-  int32_t num_slots;    // L, of this rank
-  int32_t num_buffers;  // B
+  int32_t max_tokens;   // M: tokens of a rank, at most
+  int32_t num_slots;    // L: slots of a rank
+  int32_t num_buffers;  // B: handles in flight
 };
 
-// What a dispatch leaves for its combine, in device memory. An item is a token received; its number is
+// What a dispatch leaves for its combine, in device memory. An item is a token received; its index is
 // source * M + position.
 struct Handle {
-  uint32_t* epoch;        // [2]: of the dispatch, of its last combine
+  uint32_t* epoch;        // [2]: epoch of the dispatch, of its last combine
   int32_t* source_items;  // [R]: tokens received from each source
   int32_t* slot_begin;    // [L + 1]: first row of each local slot
-  int32_t* item_token;    // [R * M][2]: token on its source, combine row
-  int32_t* item_row;      // [R * M][K]: row or -1
+  int32_t* item_token;    // [R * M][2]: token's index on its source, combine row
+  int32_t* item_row;      // [R * M][K]: row of each entry, or -1
   float* item_weight;     // [R * M][K]
-  int32_t* item_left;     // [R * M]: rows not yet computed, for tile-wise sending
+  int32_t* item_left;     // [R * M]: rows not yet computed, for sending tile by tile
   int32_t* row_item;      // [rows]: item of each row
-  uint64_t* received_ns;  // [1]: when the dispatch was complete
+  uint64_t* received_ns;  // [1]: time at which the dispatch was complete
 };
 
 enum Phases : int32_t { kSend = 1, kRecv = 2 };
 
-// ---- addresses
-// -------------------------------------------------------------------------------------------------------
+// ---- addresses ------------------------------------------------------------------------------------------------------
 
 EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
   const int set = epoch % (2 * c.num_buffers);
@@ -128,18 +125,16 @@ EPRT_DEVICE uint32_t* begun_at(const Context& c, int holder, int source) {
   return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.begun) + source;
 }
 
-// ---- epochs
-// ------------------------------------------------------------------------------------------------------------
+// ---- epochs ---------------------------------------------------------------------------------------------------------
 
-// One thread of every block of a sending launch. verb: 0 dispatch, 1 combine.
-EPRT_DEVICE uint32_t next_epoch(const Context& c, const Handle& handle, int verb) {
-  const uint32_t epoch = take_ticket(c, verb);
-  if (blockIdx.x == 0) handle.epoch[verb] = epoch;
+// Called by one thread of every block of a sending launch. kind: 0 dispatch, 1 combine.
+EPRT_DEVICE uint32_t next_epoch(const Context& c, const Handle& handle, int kind) {
+  const uint32_t epoch = take_ticket(c, kind);
+  if (blockIdx.x == 0) handle.epoch[kind] = epoch;
   return epoch;
 }
 
-// ---- time
-// ------------------------------------------------------------------------------------------------------------
+// ---- time -----------------------------------------------------------------------------------------------------------
 
 EPRT_DEVICE void stamp(const Context& c, int event, int thread = 0) {
 #if PROFILE

@@ -1,12 +1,13 @@
-// Low-latency combine. Send: the rank that ran the experts sums its rows of a token, weighted, in fp32, and sends one
-// bf16 row per token and rank to the token's owner (EXACT: one row per expert, unweighted). Receive: the owner sums
-// them. A row travels in parts of 128 vectors, each with a flag of its own, so that the owner sums while others still
-// send. LATE_WEIGHTS: weights did not come with dispatch; owners send them first, and the experts' ranks wait for them.
+// Low-latency combine. Send: the rank that ran the experts computes the weighted fp32 sum of its rows of a token and
+// sends one bf16 row per token and rank to the token's owner (EXACT: one row per expert, unweighted). Receive: the
+// owner sums these rows. A row travels in parts of 128 vectors, each with its own flag, so that the owner sums while
+// others still send. LATE_WEIGHTS: dispatch was not told the weights; owners send them first, and the experts' ranks
+// wait for them.
 #include "low_latency_combine_weights.cuh"
 
 namespace eprt::low_latency {
 
-constexpr int kFlagBatch = 4;  // sums a warp stores before it raises their flags; docs/dev-log.md has others' times
+constexpr int kFlagBatch = 4;  // sums that a warp stores before it raises their flags; measured, see docs/dev-log.md
 
 using Part = Vec16[kPartLane];
 
@@ -14,7 +15,7 @@ struct Sum {
   float v[kPartLane][8];
 };
 
-struct Span {  // a part's vectors, as one lane has them: start, start + 32, ...
+struct Span {  // one lane's vectors of a part: start, start + 32, ...
   int start, end;
 };
 
@@ -23,7 +24,7 @@ EPRT_DEVICE Span span_of(int part, int lane) {
   return {part * kLength + lane, min(kRowVectors, (part + 1) * kLength)};
 }
 
-// Rounds after the product and after the sum: the same bits as the CPU's.
+// Rounds after the product and after the sum, so the result has the same bits as on CPUs.
 EPRT_DEVICE void add_weighted(Sum& sum, const Part& part, float weight) {
 #pragma unroll
   for (int i = 0; i < kPartLane; ++i)
@@ -44,7 +45,7 @@ EPRT_DEVICE void store_sum(uint8_t* to, const Sum& sum, Span span) {
   }
 }
 
-// kWrittenMeanwhile: since this kernel began.
+// kWrittenMeanwhile: the row may have been written since this kernel started.
 template <bool kWrittenMeanwhile>
 EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
 #pragma unroll
@@ -57,8 +58,8 @@ EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
   }
 }
 
-// sum over the set bits b of `wanted`, in order, of weight(b) * row(b); the next row is under way while one is added.
-// `meanwhile` runs while the first one is.
+// The sum of weight(b) * row(b) over the set bits b of `wanted`, in order. The next row is loaded while one is added;
+// `meanwhile` runs while the first one is loaded.
 template <bool kWrittenMeanwhile, class Row, class Weight, class Meanwhile>
 EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight, Meanwhile meanwhile) {
   Sum sum = {};
@@ -78,14 +79,13 @@ EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight, Mea
   return sum;
 }
 
-// ---- send
-// ------------------------------------------------------------------------------------------------------------
+// ---- send -----------------------------------------------------------------------------------------------------------
 
-struct Item {  // lane k < K holds entry k
-  int owner, token, combine_row;
-  int row;  // or -1
-  float weight;
-  LateWeight late;  // LATE_WEIGHTS, in place of weight
+struct Item {
+  int owner, token, combine_row;  // token: its index on the owner
+  int row;                        // lane k < K: row of entry k, or -1
+  float weight;                   // lane k < K
+  LateWeight late;                // LATE_WEIGHTS, instead of weight
 };
 
 EPRT_DEVICE Item load_item(const CombineParams& p, int owner, int position, int lane) {
@@ -98,14 +98,14 @@ EPRT_DEVICE Item load_item(const CombineParams& p, int owner, int position, int 
   return item;
 }
 
-// What all warps know from the beginning.
+// What all warps know from the start.
 struct Call {
   uint64_t begin_ns;
   uint32_t epoch;
   uint32_t masked;  // a bit per rank
 };
 
-// False when the item's weights have not come.
+// False if the item's weights have not arrived.
 EPRT_DEVICE bool wait_weights(const CombineParams& p, const Call& call, Item& item, int lane) {
   if (!kLateWeights) return true;
   const Context& c = p.context;
@@ -115,7 +115,7 @@ EPRT_DEVICE bool wait_weights(const CombineParams& p, const Call& call, Item& it
 
 EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return p.y + int64_t(row) * kRowVectors * 16; }
 
-// One part of one row per expert, as it is. kGrowing: the experts still compute other rows.
+// Sends one part of an expert's row unchanged. kGrowing: the experts still compute other rows.
 template <bool kGrowing>
 EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int owner, int token, int k, int row, int part,
                                  int lane) {
@@ -129,7 +129,7 @@ EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int own
     if (span.start + i * kWarp < span.end) store(to + (span.start + i * kWarp) * 16, values[i]);
 }
 
-// One part of one token's sum over this rank's experts; false when its weights have not come.
+// Sends one part of a token's sum over this rank's experts; false if its weights have not arrived.
 template <bool kGrowing>
 EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
   const Context& c = p.context;
@@ -144,7 +144,7 @@ EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, 
   return known;
 }
 
-// False when nothing was sent: the item's weights have not come.
+// False if nothing was sent: the item's weights have not arrived.
 template <bool kGrowing>
 EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
   const Context& c = p.context;
@@ -163,14 +163,14 @@ EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item,
   return sent;
 }
 
-// Flags of sums that a warp has stored and not yet raised: lane n keeps the n-th. A release waits until the stores have
-// reached the owner, some microseconds; one serves several flags.
+// Flags of the sums that a warp has stored, not raised yet; lane n keeps the n-th. A release waits some microseconds
+// until the stores have reached the owner, so one wait serves several flags.
 struct Flags {
   uint32_t* flag = nullptr;
   int count = 0;
 
   EPRT_DEVICE void raise(uint32_t epoch) {
-    __syncwarp();  // puts the warp's stores before the releases (cumulativity)
+    __syncwarp();  // orders the warp's stores before the releases (cumulativity)
     if (flag) store_release_sys(flag, epoch);
     flag = nullptr, count = 0;
   }
@@ -180,18 +180,18 @@ struct Flags {
   }
 };
 
-// Tells all ranks that this combine has begun: who has heard so from all knows that they are done with the one before
-// the last B.
+// Tells all ranks that this combine has begun. A rank that has heard so from all knows that they have finished the
+// combine B calls earlier, so that its buffers may be written again.
 EPRT_DEVICE void tell_begun(const Context& c, const Call& call) {
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x < kRanks && !((call.masked >> threadIdx.x) & 1))
     store_relaxed(begun_at(c, threadIdx.x, c.rank), call.epoch);
 }
 
-// The items of this rank, owner by owner. Lane i stands for the i-th rank after this one, so that not every rank sends
+// The items of this rank, owner by owner. Lane i stands for the i-th rank after this one, so that ranks do not all send
 // to rank 0 first.
 struct Items {
-  int source, begin, end;  // of this lane's owner, and its items: from where to where in the order of sending
-  int count;               // of all
+  int source, begin, end;  // the lane's owner; its items are begin..end in the order of sending
+  int count;               // of all owners
 
   EPRT_DEVICE Items(const Context& c, int of_source, uint32_t masked, int lane) : source((c.rank + 1 + lane) % kRanks) {
     const int own = lane < kRanks && !((masked >> source) & 1) ? of_source : 0;
@@ -215,7 +215,7 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
   const Context& c = p.context;
   const uint32_t epoch = call.epoch;
   const int num_units = items.count * kRowParts, stride = gridDim.x * kWarps;
-  // Whose tokens are still to be sent: all; and then again those of owners whose weights had not come.
+  // Owners whose tokens are still to be sent: first all, then those whose weights were late.
   uint32_t owners = kAllLanes;
   bool again = false;
   do {
@@ -225,7 +225,7 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
     Item next = unit < num_units ? items.load(p, unit / kRowParts, lane) : Item{};
     for (; unit < num_units; unit += stride) {
       Item item = next;
-      if (unit + stride < num_units) next = items.load(p, (unit + stride) / kRowParts, lane);  // while this one is sent
+      if (unit + stride < num_units) next = items.load(p, (unit + stride) / kRowParts, lane);  // overlaps the send
       const uint32_t owner = 1u << item.owner;
       if (kLateWeights && (!(owners & owner) || late & owner)) continue;
       const int part = unit % kRowParts;
@@ -241,15 +241,15 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
   } while (owners);
 }
 
-// ---- send tile by tile, while the experts still compute
-// --------------------------------------------------------------
+// ---- send tile by tile, while the experts still compute -------------------------------------------------------------
 
-// Until the tile's counter has reached the threshold; false at the deadline, after which its rows are not sent, and the
-// warp only looks at those that follow: a launch ends, however many tiles never come. The same in all lanes.
+// Waits until the tile's counter has reached the threshold; the same result in all lanes. False at the deadline: the
+// tile's rows are not sent, and the warp no longer waits for later tiles, only looks at them. So a launch ends however
+// many tiles never become ready.
 EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m, bool& patient, int lane) {
   const Context& c = p.context;
   const int tile = e * p.slot_tiles + m;
-  if (m >= p.slot_tiles) {  // a slot got more rows than its counters are for
+  if (m >= p.slot_tiles) {  // the slot has more rows than its counters cover
     report(c.deadline.failure, kSignal, tile, 0, p.threshold);
     return false;
   }
@@ -265,14 +265,14 @@ EPRT_DEVICE bool wait_tile(const CombineParams& p, int e, int m, bool& patient, 
   }
 }
 
-// Whether the row is this item's. Not so where a rank was lost in the middle of a dispatch: for rows that never came
-// `row_item` is of an earlier one. An item that is there knows its rows, and no others.
+// Whether the row belongs to this item. It does not if a rank was lost in the middle of a dispatch: `row_item` of a row
+// that never arrived is left over from an earlier dispatch. An item that did arrive names exactly its rows.
 EPRT_DEVICE bool owns_row(const CombineParams& p, int item_index, int owner, int row, int lane) {
   const bool there = item_index % p.context.max_tokens < p.handle.source_items[owner];
   return __any_sync(kAllLanes, there && lane < kTopk && p.handle.item_row[int64_t(item_index) * kTopk + lane] == row);
 }
 
-// EXACT: the row itself. Else: the row's token, by whoever finds that this was its last row.
+// EXACT: sends the row itself. Otherwise the warp that finds the token's last row ready sends the token's sum.
 EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int lane) {
   const Context& c = p.context;
   const uint32_t epoch = call.epoch;
@@ -283,16 +283,16 @@ EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int
     int left = 0;
     if (lane == 0) left = fetch_add_acq_rel(p.handle.item_left + item_index, -1);
     if (__shfl_sync(kAllLanes, left, 0) != 1) return;
-    __syncwarp();  // lane 0's acquire before the loads of all
+    __syncwarp();  // orders lane 0's acquire before the loads of all lanes
   }
   Item item = load_item(p, owner, item_index % c.max_tokens, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
   if (kExact && item.row != row) item.row = -1;
-  if (!kExact && lane == 0)  // for another combine of the same dispatch
+  if (!kExact && lane == 0)  // reset for another combine of the same dispatch
     p.handle.item_left[item_index] = __popc(wanted);
   for (int part = 0; part < kRowParts; ++part) send_part<true>(p, call, item, part, lane);
   if (kExact) return;
-  __syncwarp();  // puts the warp's stores before the releases (cumulativity)
+  __syncwarp();  // orders the warp's stores before the releases (cumulativity)
   for (int part = lane; part < kRowParts; part += kWarp)
     store_release_sys(flag_at(c, owner, epoch, item.token, item.combine_row, part), epoch);
 }
@@ -301,7 +301,7 @@ EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) 
   const Context& c = p.context;
   const int warp = threadIdx.x / kWarp;
   bool patient = true;
-  int next = 0;  // tiles that hold rows, over all slots; this block takes every gridDim-th
+  int next = 0;  // counts the tiles that hold rows, over all slots; this block takes every gridDim-th one
   for (int e = 0; e < c.num_slots; ++e) {
     const int begin = p.handle.slot_begin[e], rows = p.slot_rows[e];
     for (int m = 0; m * p.block_m < rows; ++m, ++next) {
@@ -313,10 +313,9 @@ EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) 
   }
 }
 
-// ---- receive
-// ---------------------------------------------------------------------------------------------------------
+// ---- receive --------------------------------------------------------------------------------------------------------
 
-// Lane r: which of the token's rows rank r fills. holder: lane k: rank of entry k, or -1.
+// Lane r: the combine row of the token that rank r fills. holder: lane k: the rank of entry k, or -1.
 EPRT_DEVICE int row_of_rank(int holder, int lane) {
   if (kRowIsRank) return lane;
   int row = 0;
@@ -326,8 +325,8 @@ EPRT_DEVICE int row_of_rank(int holder, int lane) {
   return row;
 }
 
-// One part of one token: one warp; lane k knows entry k. Sums in order of rank (of k when EXACT); a masked rank's row
-// adds nothing.
+// One warp sums one part of one token, in order of rank (EXACT: of k). A masked rank's row adds nothing. slot: lane k:
+// entry k.
 EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& call, int token, int slot, int part,
                            int lane) {
   const Context& c = p.context;
@@ -342,7 +341,7 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& c
   const bool there =
       wanted && wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
   const uint32_t rows = __ballot_sync(kAllLanes, there);
-  __syncwarp();  // each lane's acquire before the loads of all
+  __syncwarp();  // orders each lane's acquire before the loads of all lanes
   const Span span = span_of(part, lane);
   const Sum sum = sum_rows<true>(
       rows, span, [&](int b) { return row_at(c, c.rank, epoch, token, __shfl_sync(kAllLanes, my_row, b)); },
@@ -350,8 +349,8 @@ EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& c
   store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, span);
 }
 
-// Every rank that is not masked has begun this combine. One warp sees to it before the launch ends: the last, which has
-// least to do.
+// Waits until every rank that is not masked has begun this combine. One warp does so before the launch ends: the last
+// one, which has the least work.
 EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, const Call& call, int lane) {
   const Context& c = p.context;
   if (blockIdx.x != 0 || threadIdx.x < kThreads - kWarp || lane >= kRanks || (call.masked >> lane) & 1) return;
@@ -360,14 +359,14 @@ EPRT_DEVICE void wait_begun(const CombineParams& p, WaitBook* book, const Call& 
     wait_peer<true>(c, book, begun, call.epoch, kCombineRows, lane);
 }
 
-// Of the lane's entry of the unit's token.
+// The lane's entry of the unit's token.
 EPRT_DEVICE OwnSlot load_slot(const CombineParams& p, int unit, int lane) {
   OwnSlot slot;
   if (p.num_tokens) slot.load(p, min(unit / kRowParts, p.num_tokens - 1) * kTopk + min(lane, kTopk - 1));
   return slot;
 }
 
-// next: of this warp's first unit.
+// next: the entry of this warp's first unit.
 EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, const Call& call, OwnSlot next, int lane) {
   const Context& c = p.context;
   if (lane == 0) begin_waiting(book);
@@ -384,7 +383,7 @@ EPRT_DEVICE void receive(const CombineParams& p, WaitBook* book, const Call& cal
 }
 
 __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {
-  __shared__ uint32_t epoch_shared;  // not from the handle: block 0 may not have written it yet
+  __shared__ uint32_t epoch_shared;  // the handle's epoch may not be written yet: block 0 writes it
   __shared__ WaitBook book;
   const Context& c = p.context;
   const int lane = threadIdx.x % kWarp, warp_unit = int(blockIdx.x) + int(threadIdx.x / kWarp) * int(gridDim.x);
@@ -392,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ C
   stamp(c, 0);
   const uint64_t begin_ns = global_timer_ns();
   open_book(&book, blockIdx.x == 0, false);
-  // Loads from far away, all at once: items, own routing, weights, epoch and mask.
+  // Issue all loads of global memory at once: items, own routing, weights, epoch and mask.
   const int of_source = p.handle.source_items[(c.rank + 1 + lane) % kRanks];
   OwnSlot own_slot;
   if (receives) own_slot = load_slot(p, warp_unit, lane);

@@ -1,16 +1,17 @@
-// LATE_WEIGHTS: gate weights that only combine is told. Owners send them first of all; the experts' ranks sum with
-// them. A rank that waits for one owner's weights goes on with the tokens of others, who would else take it for late.
+// LATE_WEIGHTS: gate weights that only combine is told. Owners send them before all else; the experts' ranks sum with
+// them. A rank that waits for one owner's weights serves other owners' tokens first: they would otherwise take it for
+// late.
 #pragma once
 #include "low_latency_combine.cuh"
 
 namespace eprt::low_latency {
 
-constexpr uint64_t kPatienceNs = 5000;  // that a warp waits before it turns to other owners' tokens
+constexpr uint64_t kPatienceNs = 5000;  // how long a warp waits before it turns to other owners' tokens
 
-// All weights of this rank's tokens go to every rank, whatever it holds of them: a few KB, and right also when entries
-// were masked since dispatch. A unit is two neighbouring weights for one rank; a warp takes 32 of a rank.
+// All weights of this rank's tokens go to every rank, whichever tokens it holds: a few KB, and correct even if entries
+// were masked since dispatch. A unit is 32 pairs of neighbouring weights for one rank, a pair per lane.
 struct WeightUnits {
-  int pairs, warps_per_rank, count;  // count: of a warp's units
+  int pairs, warps_per_rank, count;  // pairs per rank; units per rank; units of all ranks
   EPRT_DEVICE explicit WeightUnits(const CombineParams& p)
       : pairs(ceil_div(p.num_tokens * kTopk, 2)),
         warps_per_rank(ceil_div(pairs, kWarp)),
@@ -42,14 +43,14 @@ EPRT_DEVICE void store_weights(const CombineParams& p, const WeightUnits& units,
   if (i >= units.pairs || (masked >> holder) & 1) return;
   uint64_t word[2];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {  // an entry that was masked since dispatch weighs nothing
+  for (int k = 0; k < 2; ++k) {  // an entry that was masked since dispatch has weight 0
     const float weight = pair.slot[k].value(p) >= 0 ? pair.weight[k] : 0.f;
     word[k] = uint64_t(epoch) << 32 | __float_as_uint(weight);
   }
   store_relaxed(weights_at(c, holder, epoch, c.rank) + i * 2, word[0], word[1]);
 }
 
-// pair: those of the warp's first unit. Nothing has been waited for.
+// pair: of the warp's first unit. Nothing has been waited for yet.
 EPRT_DEVICE void send_weights(const CombineParams& p, const WeightUnits& units, uint32_t epoch, uint32_t masked,
                               WeightPair pair, int warp_unit, int lane) {
   const int stride = int(gridDim.x) * kWarps;
@@ -59,16 +60,16 @@ EPRT_DEVICE void send_weights(const CombineParams& p, const WeightUnits& units, 
   }
 }
 
-// Lane k < K: entry k's weight, once it has been looked for.
+// Lane k < K: the weight of entry k, as far as it was seen.
 struct LateWeight {
   uint64_t seen = 0;
 
-  // One 8-byte store wrote both: seeing the epoch is seeing the weight.
+  // One 8-byte store wrote both: who sees the epoch sees the weight.
   EPRT_DEVICE bool here(uint32_t epoch) const { return uint32_t(seen >> 32) == epoch; }
   EPRT_DEVICE float value() const { return __uint_as_float(uint32_t(seen)); }
 };
 
-// Looks until the lanes that want theirs have it, or for kPatienceNs from the beginning of the send. word: of this
+// Polls until every lane that wants its weight has it, or until kPatienceNs after the start of the send. word: of this
 // lane.
 EPRT_DEVICE bool wait_weights(uint64_t begin_ns, uint32_t epoch, const uint64_t* word, LateWeight& weight,
                               bool wanted) {
@@ -79,7 +80,7 @@ EPRT_DEVICE bool wait_weights(uint64_t begin_ns, uint32_t epoch, const uint64_t*
   }
 }
 
-// Those of the late owners (a bit per rank) that may still come. At the deadline they are reported and masked.
+// The late owners (a bit per rank) whose weights may still arrive. At the deadline owners are reported and masked.
 EPRT_DEVICE uint32_t still_late(const Context& c, WaitBook* book, uint64_t begin_ns, uint32_t epoch, uint32_t late,
                                 int lane) {
   bool waits = (late >> lane) & 1 && !load_relaxed(c.deadline.mask + lane);

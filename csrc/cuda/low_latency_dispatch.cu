@@ -1,11 +1,12 @@
-// Low-latency dispatch. Send: each token once to each rank that holds one of its slots. Receive: expand it there.
+// Low-latency dispatch. Send: each token goes once to each rank that holds one of its slots. Receive: the token is
+// copied to the rows of its slots there.
 #include "low_latency_dispatch_recv.cuh"
 #include "low_latency_dispatch_send.cuh"
 
 namespace eprt::low_latency {
 
-// The threads that place: they begin the launch for all, and while the others send they tell how much, and see to it
-// that every row's place is known when it comes.
+// What the placing threads do: they start the launch for all threads; while the others send, they send the counts and
+// compute the place of every row before it arrives.
 EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook* book, Begun* begun,
                        const Placement& placement) {
   const Context& c = p.context;
@@ -20,7 +21,8 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
   stamp(c, 2, kFirstPlaceThread);
   if (!(p.phases & kRecv)) return;
   place_rows(p, book, *begun, placement, thread);
-  // For publish_counts, and for racecheck, which sees no order in arriving: only in barriers that a thread waits at.
+  // For publish_counts; and for racecheck, which derives order only from barriers at which threads wait, not from
+  // arrivals.
   sync_placers();
   for (int group = 0; group < kGroups; ++group) barrier_arrive(kPlaced + group, kGroupThreads + kPlaceThreads);
   if (blockIdx.x == 0) publish_counts(p, placement, thread);
@@ -31,7 +33,7 @@ __global__ void __launch_bounds__(kAllThreads, 1) dispatch(const __grid_constant
   __shared__ Begun begun;
   __shared__ WaitBook book;
   __shared__ Destinations destinations[kGroups];
-  __shared__ int32_t taken;  // units, see receive
+  __shared__ int32_t taken;  // units claimed, see receive
   const Routing routing(p, smem);
   const Placement placement(routing.end(), p.context.num_slots);
   stamp(p.context, 0);

@@ -1,15 +1,14 @@
-// Low-latency dispatch, receiving side: the rank expands what arrived into rows grouped by local slot, ordered by
-// (source rank, token, k).
+// Low-latency dispatch, receiving side: copies arrived tokens to rows grouped by local slot, ordered by (source rank,
+// token, k).
 #pragma once
 #include "low_latency_dispatch.cuh"
 
 namespace eprt::low_latency {
 
-// ---- receive
-// ---------------------------------------------------------------------------------------------------------
+// ---- receive --------------------------------------------------------------------------------------------------------
 
 struct Placement {      // in shared memory
-  int32_t* begin;       // [R][L + 1]: rows of a slot before those of the source; [L]: tokens before the source's
+  int32_t* begin;       // [R][L + 1]: a slot's rows from earlier sources; [L]: tokens from earlier sources
   int32_t* slot_begin;  // [L + 1]: first row of a slot
   int32_t* slot_rows;   // [L + 1]; [L]: tokens received
 
@@ -19,20 +18,20 @@ struct Placement {      // in shared memory
         slot_rows(slot_begin + num_slots + 1) {}
 };
 
-constexpr int kCountLoads = 4;  // words a thread asks for at once
-constexpr int kCountSpins = 32;
+constexpr int kCountLoads = 4;   // words that a thread loads at once
+constexpr int kCountSpins = 32;  // polls before a thread waits with a deadline
 
 EPRT_DEVICE int late_count(const Context& c, WaitBook* book, uint32_t epoch, int source, const uint64_t* word) {
-  // Little-endian: the epoch is the upper half. One 8-byte store wrote both, so that seeing one is seeing the other.
+  // Little-endian: the epoch is the upper half. One 8-byte store wrote both halves, so who sees one sees the other.
   const uint32_t* flag = reinterpret_cast<const uint32_t*>(word) + 1;
   return wait_peer(c, book, flag, epoch, kDispatchCounts, source) ? int(load_relaxed(word)) : 0;
 }
 
-// Rows and tokens that each source sends, into place.begin; 0 for masked ones.
+// Writes the rows and tokens that each source sends to place.begin; 0 for masked sources.
 EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& begun, const Placement& place,
                                 int thread) {
   const int width = c.num_slots + 1, num_words = kRanks * width;
-  const uint64_t* words = count_at(c, c.rank, begun.epoch, 0);  // those of the other sources follow
+  const uint64_t* words = count_at(c, c.rank, begun.epoch, 0);  // source 0's; the other sources' follow
   for (int first = thread; first < num_words; first += kCountLoads * kPlaceThreads) {
     uint32_t missing = 0;
 #pragma unroll
@@ -64,7 +63,7 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
   }
 }
 
-// Compact: one warp.
+// The slots' first rows in the compact layout. Called by one warp.
 EPRT_DEVICE void place_slots(const DispatchParams& p, const Placement& place, int lane) {
   const int num_slots = p.context.num_slots;
   int base = 0;
@@ -104,7 +103,7 @@ EPRT_DEVICE void place_rows(const DispatchParams& p, WaitBook* book, const Begun
   if (thread < kWarp) place_slots(p, place, thread);
 }
 
-// Block 0: what the caller, combine and the statistics need to know.
+// Called by block 0: publishes the counts for the caller, for combine and for the statistics.
 EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place, int thread) {
   const Context& c = p.context;
   const int width = c.num_slots + 1;
@@ -129,9 +128,10 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
   if (kStats && thread == 0) add_to_total(c.stats.calls, int64_t(1));
 }
 
-// What only the warp of a token's first part handles: what combine will want to know.
+// What combine needs of a token. Only the warp of the token's first part handles it.
 struct Extras {
-  uint32_t weight, token_and_row;  // of lane k; of lanes 0 and 1
+  uint32_t weight;         // lane k < K
+  uint32_t token_and_row;  // lane 0: token, lane 1: combine row
 };
 
 EPRT_DEVICE Extras load_extras(const Header* header, int lane) {
@@ -157,8 +157,8 @@ EPRT_DEVICE void store_extras(const DispatchParams& p, const Extras& extras, int
 // A part's scales, one per lane.
 struct PartScale {
   static constexpr int kGroups = kMessageLength * 16 / kScaleGroup;  // of a part
-  int group;                                                         // of this lane, -1 without one
-  uint32_t bits = 0;
+  int group;                                                         // the lane's, or -1
+  uint32_t bits = 0;                                                 // of the fp32 scale
 
   EPRT_DEVICE PartScale(int part, int lane) : group(part * kGroups + lane) {
     if (!kFp8 || lane >= kGroups || group >= kScales) group = -1;
@@ -166,7 +166,7 @@ struct PartScale {
   EPRT_DEVICE void load(const uint8_t* message) {
     if (group >= 0) bits = load_relaxed(reinterpret_cast<const uint32_t*>(message + kHeaderBytes + kHidden) + group);
   }
-  // to_slot, to_row: of this copy of the token. All lanes.
+  // to_slot, to_row: where this copy of the token goes. Called by all lanes.
   EPRT_DEVICE void store(const DispatchParams& p, int to_slot, int to_row) const {
     const int64_t at = to_slot * p.scale_slot_stride + to_row * p.scale_row_stride;
     if (p.scale_format == kExponents) {
@@ -181,7 +181,7 @@ struct PartScale {
   }
 };
 
-// The row of entry `entry` (Header::slot) of a source, or -1.
+// The row of an entry (Header::slot) of a source, or -1.
 EPRT_DEVICE int row_of(const DispatchParams& p, const Placement& place, int source, int entry) {
   if (entry < 0) return -1;
   const Context& c = p.context;
@@ -191,15 +191,15 @@ EPRT_DEVICE int row_of(const DispatchParams& p, const Placement& place, int sour
   return -1;
 }
 
-// One part of one token: one warp.
+// One warp copies one part of one token to its rows.
 EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement& place, uint32_t epoch, int source,
                         int position, int part, int lane) {
   const Context& c = p.context;
   const uint8_t* message = message_at(c, c.rank, epoch, source, position);
   const Header* header = reinterpret_cast<const Header*>(message);
-  // All lanes or none: at the deadline one may still see it come where another has given up.
+  // All lanes or none: at the deadline one lane may see the flag on which another has given up.
   if (!__all_sync(kAllLanes, wait_peer(c, book, &header->epoch, epoch, kDispatchTokens, source))) return;
-  // All loads before the first use of any.
+  // Issue all loads before the first use of any.
   const int entry = lane < kTopk ? int(load_relaxed(reinterpret_cast<const uint32_t*>(header->slot) + lane)) : -1;
   const int start = part * kMessageLength + lane, end = min(kPayloadVectors, (part + 1) * kMessageLength);
   Vec16 v[kMessageLane];
@@ -223,8 +223,8 @@ EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement
   if (part == 0) store_extras(p, extras, source * c.max_tokens + position, row, wanted, lane);
 }
 
-// Units of a thread block that have been taken: parts of tokens, in the order in which they come, token by token of all
-// sources in turn. Whoever is free takes the next.
+// Claims the next unit of the thread block: units are parts of tokens in the expected order of arrival, token by token,
+// sources in turn.
 EPRT_DEVICE int take_unit(int32_t* taken, int lane) {
   int n = 0;
   if (lane == 0) n = atomicAdd(taken, 1);
@@ -239,7 +239,7 @@ EPRT_DEVICE void receive(const DispatchParams& p, WaitBook* book, const Placemen
   if (threadIdx.x == 0) begin_waiting(book);
   barrier_sync(kPlaced + threadIdx.x / kGroupThreads, kGroupThreads + kPlaceThreads);
   stamp(c, 7);
-  int tokens = 0;  // of the source that is this lane's
+  int tokens = 0;  // of the lane's source
   if (lane < kRanks) {
     const int32_t* before = place.begin + lane * width + c.num_slots;
     tokens = (lane + 1 < kRanks ? before[width] : place.slot_rows[c.num_slots]) - *before;

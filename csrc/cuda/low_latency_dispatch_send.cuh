@@ -1,18 +1,19 @@
-// Low-latency dispatch, sending side: a token goes once to each rank that holds one of its slots, cast to fp8 on the
-// way.
+// Low-latency dispatch, sending side: a token goes once to each rank that holds one of its slots, optionally cast to
+// fp8.
 #pragma once
 #include "cast.cuh"
 #include "low_latency_dispatch.cuh"
 
 namespace eprt::low_latency {
 
-// ---- routing: every thread block reads the whole batch's, so that it can number its tokens without asking anyone
-// -----
+// ---- routing --------------------------------------------------------------------------------------------------------
+//
+// Every thread block reads the routing of the whole batch, so it numbers its tokens without communication.
 
 struct Routing {      // in shared memory
-  int16_t* entry;     // [T * K] rank << 10 | local slot, or -1; padded with -1 to a multiple of 8
-  uint32_t* to_rank;  // [R][words]: bit t set when a slot of token t lies on that rank
-  int words;
+  int16_t* entry;     // [T * K]: rank << 10 | local slot, or -1; padded with -1 to a multiple of 8
+  uint32_t* to_rank;  // [R][words]: bit t is set if a slot of token t lies on that rank
+  int words;          // of a rank's bits
 
   EPRT_DEVICE Routing(const DispatchParams& p, uint8_t* smem)
       : entry(reinterpret_cast<int16_t*>(smem)),
@@ -21,7 +22,7 @@ struct Routing {      // in shared memory
   EPRT_DEVICE uint8_t* end() const { return reinterpret_cast<uint8_t*>(to_rank + kRanks * words); }
 };
 
-constexpr int kSlotLoads = 4;  // a thread has under way at once
+constexpr int kSlotLoads = 4;  // loads that a thread has in flight
 
 __device__ __noinline__ void report_bad_slot(const Deadline& deadline, int64_t slot, int i) {
   report(deadline.failure, kBadSlot, uint32_t(slot >> 32), uint32_t(slot), i);
@@ -32,7 +33,7 @@ EPRT_DEVICE void read_entries(const DispatchParams& p, const Index* topk_slot, c
   const int num_slots = p.context.num_slots, num_entries = p.num_tokens * kTopk, padded = ceil_div(num_entries, 8) * 8;
   for (int first = threadIdx.x; first < padded; first += kSlotLoads * kThreads) {
     Index slots[kSlotLoads];
-    // Where there is none, some other: a branch around a load would wait for it.
+    // Past the end, load the last entry: a branch around a load would wait for it.
 #pragma unroll
     for (int j = 0; j < kSlotLoads; ++j) slots[j] = topk_slot[min(first + j * kThreads, num_entries - 1)];
 #pragma unroll
@@ -69,7 +70,7 @@ EPRT_DEVICE void mark_ranks(const DispatchParams& p, const Routing& routing, int
   }
 }
 
-// How many tokens before `token` go to `rank`: the token's place in that rank's list.
+// How many tokens before `token` go to `rank`: the token's position in that rank's list.
 EPRT_DEVICE int position_of(const Routing& routing, int token, int rank) {
   const uint32_t* to_rank = routing.to_rank + rank * routing.words;
   int n = __popc(to_rank[token / kWarp] & ((1u << (token % kWarp)) - 1));
@@ -78,7 +79,7 @@ EPRT_DEVICE int position_of(const Routing& routing, int token, int rank) {
   return n;
 }
 
-// How many of the first `end` entries equal `entry`. One warp; all lanes get it.
+// How many of the first `end` entries equal `entry`. Called by one warp; all lanes get the result.
 EPRT_DEVICE int count_entries(const Routing& routing, int entry, int end, int lane) {
   const int whole = end / 8;
   int n = 0;
@@ -93,12 +94,12 @@ EPRT_DEVICE int count_entries(const Routing& routing, int entry, int end, int la
   return __reduce_add_sync(kAllLanes, n);
 }
 
-struct Destinations {  // of one token, in shared memory
-  int count;
-  int rank[kRanks];
-  int position[kRanks];
-  int row[kRanks];
-  int index[kTopk];
+struct Destinations {    // of one token, in shared memory
+  int count;             // ranks that the token goes to; the following arrays have so many elements
+  int rank[kRanks];      // the ranks
+  int position[kRanks];  // the token's position in the rank's list
+  int row[kRanks];       // the combine row that the rank fills
+  int index[kTopk];      // of each entry: earlier entries of the same slot
 };
 
 EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
@@ -109,7 +110,7 @@ EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
   return row;
 }
 
-// Masked ranks get nothing.
+// Fills in the destinations of a token, without masked ranks.
 EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t masked, Destinations* d, int group_warp,
                                    int lane) {
   for (int k = group_warp; k < kTopk; k += kGroupWarps) {
@@ -130,24 +131,23 @@ EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t m
   if (lane == 0) d->count = __popc(ranks & ~masked);
 }
 
-// ---- send
-// ------------------------------------------------------------------------------------------------------------
+// ---- send -----------------------------------------------------------------------------------------------------------
 
-// How many tokens go to a rank. One warp; all lanes get it.
+// How many tokens go to a rank. Called by one warp; all lanes get the result.
 EPRT_DEVICE int count_tokens(const DispatchParams& p, const Routing& routing, int rank, int lane) {
   int n = 0;
 #pragma unroll 1
   for (int token = lane; token < p.num_tokens; token += kWarp) {
     bool goes = false;
 #pragma unroll
-    for (int k = 0; k < kTopk; ++k) goes |= routing.entry[token * kTopk + k] >> 10 == rank;  // -1 is of no rank
+    for (int k = 0; k < kTopk; ++k) goes |= routing.entry[token * kTopk + k] >> 10 == rank;  // -1 matches no rank
     n += goes;
   }
   return __reduce_add_sync(kAllLanes, n);
 }
 
-// Tells each rank how many rows and tokens this rank sends it, in words that carry the epoch: no fence, no flag. The
-// threads that place, a warp for a word, while the others send.
+// Tells each rank how many rows and tokens this rank sends it, in words that hold the epoch, which need no fence and no
+// flag. Called by the placing threads, a warp per word, while the others send.
 EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int thread) {
   constexpr int kPlaceWarps = kPlaceThreads / kWarp;
   const Context& c = p.context;
@@ -204,7 +204,7 @@ EPRT_DEVICE void load_token(const DispatchParams& p, int token, int group_thread
   const uint8_t* x = p.x + int64_t(token) * kHidden * 2;
 #pragma unroll
   for (int i = 0; i < kThreadUnits; ++i) {
-    // Beyond the end the last one again: in its scale group it changes nothing, and it is not sent.
+    // Past the end, load the last unit again: it does not change its group's scale, and it is not sent.
     const int unit = min(group_thread + i * kGroupThreads, kUnits - 1);
     units[i] = {load_streaming(x + unit * 32), load_streaming(x + unit * 32 + 16)};
   }
@@ -219,7 +219,7 @@ EPRT_DEVICE void send_tokens(const DispatchParams& p, const Routing& routing, co
     find_destinations(routing, token, begun.masked, &d, group_warp, lane);
     barrier_sync(kGroup + group, kGroupThreads);
     send_payload(p, units, begun.epoch, d, group_thread);
-    load_token(p, token + step, group_thread, units);  // under way while this one is finished
+    load_token(p, token + step, group_thread, units);  // in flight while this token is finished
     send_header(p, routing, begun.epoch, token, d, group_warp, lane);
     barrier_arrive(kStored + group, kGroupThreads + kWarp);
   }
@@ -228,7 +228,8 @@ EPRT_DEVICE void send_tokens(const DispatchParams& p, const Routing& routing, co
 EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Begun& begun, Destinations* destinations) {
   const Context& c = p.context;
   const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
-  // Loads from far away, all at once: the first token, the routing, and (by the threads that place) epoch and mask.
+  // Issue all loads of global memory at once: the first token, the routing, and (by the placing threads) epoch and
+  // mask.
   Unit units[kThreadUnits];
   if (group < num_senders(p)) load_token(p, blockIdx.x + group * gridDim.x, threadIdx.x % kGroupThreads, units);
   read_entries(p, routing);
@@ -240,7 +241,7 @@ EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Beg
   stamp(c, 3);
 }
 
-// The warp that raises a group's flags, token by token as send() goes.
+// What a group's flag warp does: raises the flags of each token that the group sends.
 EPRT_DEVICE void raise_flags(const DispatchParams& p, const Begun& begun, const Destinations* destinations, int group,
                              int lane) {
   const Context& c = p.context;
@@ -253,7 +254,7 @@ EPRT_DEVICE void raise_flags(const DispatchParams& p, const Begun& begun, const 
     uint8_t* message = nullptr;
     if (lane < d.count) message = message_at(c, d.rank[lane], epoch, c.rank, d.position[lane]);
     if (token + step < p.num_tokens) barrier_arrive(kRead + group, kGroupThreads + kWarp);
-    // The first barrier puts the group's stores before this release (cumulativity).
+    // The barrier kStored orders the group's stores before this release (cumulativity).
     if (message) store_release_sys(reinterpret_cast<uint32_t*>(message), epoch);
     __syncwarp();
   }

@@ -1,12 +1,12 @@
 // Normal mode: parameters and buffer fields shared by normal_count.cu, normal_dispatch.cu and normal_combine.cu.
-// docs/protocol.md explains every field and why no wait is for ever; eprt/ep/nvlink/normal_layout.py mirrors the
-// structs and the fields.
+// docs/protocol.md explains every field and why every wait ends; eprt/ep/nvlink/normal_layout.py mirrors the structs
+// and the fields.
 //
-// Compile-time constants, beside those of waits.cuh: GROUPED (0: a row is an item, 1: an item's for one of its
-// experts), EXACT (0: an item's rows come back as their sum, 1: each by itself; with GROUPED 1).
+// Compile-time constants, besides those of waits.cuh: GROUPED (0: one row per item, 1: one row per item and expert),
+// EXACT (0: an item's rows are returned as their sum, 1: each separately; only with GROUPED 1).
 //
-// An item is a token received: one per (token, rank it goes to). Items are numbered by (source rank, token). A received
-// row is an item's (`grouped` 0), or one of an item's experts' (`grouped` 1: rows by local slot, then item, then k).
+// An item is a received token: one per token and rank that it goes to. Items are numbered by (source rank, token). Rows
+// are ordered like items (GROUPED 0) or by (local slot, item, k) (GROUPED 1).
 #pragma once
 #include "waits.cuh"
 
@@ -15,52 +15,51 @@ namespace eprt::normal {
 constexpr bool kGrouped = GROUPED, kExact = EXACT;
 constexpr int kMaxTopk = 32;
 
-// ---- parameters
-// ------------------------------------------------------------------------------------------------------
+// ---- parameters -----------------------------------------------------------------------------------------------------
 
-// Symmetric heap, the part at byte offsets equal on all ranks. Words are epoch << 32 | value: no fence, no flag.
+// Fields of the symmetric heap, as byte offsets that are equal on all ranks. Their u64 words are epoch << 32 | value
+// and need no fence and no flag.
 struct HeapLayout {
   uint64_t count;           // u64 [2B][R][width]: rows for each of the S slots, tokens for each rank, rounds
-  uint64_t dispatch_place;  // u64 [2B][R][2]: where in the peer's heap our rows go, in 128 bytes; how many fit
-  uint64_t combine_place;   // u64 [2B][R][2]: where outputs go, in 128 bytes; the first of ours there
-  uint64_t arrived;         // u32 [B][max_items]: epoch of the dispatch whose item is there
-  uint64_t returned;        // u32 [B][max_items]: epoch of the combine whose output is there
+  uint64_t dispatch_place;  // u64 [2B][R][2]: where our rows go in the peer's heap, in units of 128 bytes; how many fit
+  uint64_t combine_place;   // u64 [2B][R][2]: where outputs go, in units of 128 bytes; index of our first one
+  uint64_t arrived;         // u32 [B][max_items]: epoch of the dispatch whose item has arrived
+  uint64_t returned;        // u32 [B][max_items]: epoch of the combine whose output has arrived
 };
 
-enum Verb : int { kDispatch, kCombine, kCount };
+enum CallKind : int { kDispatch, kCombine, kCount };
 
 struct Context {
-  uint8_t* peer[kRanks];  // heap bases as mapped here; peer[rank] is our own
+  uint8_t* peer[kRanks];  // all ranks' heaps, as mapped here; peer[rank] is our own
   HeapLayout heap;
   Deadline deadline;
   Stats stats;
-  uint64_t* ticket;  // [3], by Verb: counts thread blocks of all calls: their epochs, without any host parameter
-  int32_t* done;     // [1]: thread blocks of a count that are done; between launches 0
-  uint32_t* taken;   // [2][2], by Verb and epoch % 2: pieces of sending work that warps of a launch took
+  uint64_t* ticket;  // [3], by CallKind: counts thread blocks of all launches, from which epochs follow
+  int32_t* done;     // [1]: thread blocks of a count that are done; 0 between launches
+  uint32_t* taken;   // [2][2], by CallKind and epoch % 2: units of sending work that warps of a launch have claimed
   int32_t rank;
   int32_t num_buffers;  // B
   int32_t width;        // words of a count, at least S + R + 1
-  int32_t max_items;
+  int32_t max_items;    // items of a call, at most
 };
 
-// What a count leaves for dispatch and combine, and dispatch for combine. Device memory of this rank.
+// What a count leaves for dispatch and combine, and a dispatch for combine, in device memory of this rank.
 struct Layout {
-  uint32_t* epoch;        // [2]: of the dispatch, of the combine
+  uint32_t* epoch;        // [2]: epoch of the dispatch, of the combine
   int32_t* sent;          // [R][R]: tokens from rank i to rank j
   int32_t* sent_through;  // [R][R]: tokens from ranks 0 to i to rank j
-  int32_t* base;          // [S + R]: first row of each slot, and first item of each rank, for our tokens there
-  int32_t* chunk_first;   // [chunks][S + R]: of those, how many belong to earlier chunks
-  int32_t* rank_index;    // [T][R]: the token's place among those of its chunk for a rank, or -1
-  int32_t* slot_index;    // [T][K]: the entry's place among those of its chunk for its slot; EXACT: -1 if left out
-  int32_t* position;      // [T][R]: the token's place among all of ours for a rank, or -1
+  int32_t* base;          // [S + R]: our first row in each slot, and our first item at each rank
+  int32_t* chunk_first;   // [chunks][S + R]: how many of our rows and items belong to earlier chunks
+  int32_t* rank_index;    // [T][R]: the token's index among those of its chunk for a rank, or -1
+  int32_t* slot_index;    // [T][K]: the entry's index among those of its chunk for its slot; EXACT: -1 if left out
+  int32_t* position;      // [T][R]: the token's index among all of ours for a rank, or -1
   int32_t* slot_rows;     // [L]: rows received for each local slot
-  uint64_t* received_ns;  // [1]: when the dispatch was complete
+  uint64_t* received_ns;  // [1]: time at which the dispatch was complete
 };
 
 enum Phases : int32_t { kSend = 1, kRecv = 2 };
 
-// ---- addresses
-// -------------------------------------------------------------------------------------------------------
+// ---- addresses ------------------------------------------------------------------------------------------------------
 
 EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
   const int set = epoch % (2 * c.num_buffers);
@@ -76,11 +75,13 @@ EPRT_DEVICE uint32_t* flag_at(const Context& c, uint64_t field, int holder, uint
   return reinterpret_cast<uint32_t*>(c.peer[holder] + field) + int64_t(epoch % c.num_buffers) * c.max_items + item;
 }
 
-EPRT_DEVICE uint32_t* taken_at(const Context& c, Verb verb, uint32_t epoch) { return c.taken + verb * 2 + epoch % 2; }
+EPRT_DEVICE uint32_t* taken_at(const Context& c, CallKind kind, uint32_t epoch) {
+  return c.taken + kind * 2 + epoch % 2;
+}
 
-// A block of received rows, for `capacity` of them; fields one after another, each at a multiple of 128.
+// A block of `capacity` received rows: byte offsets of its fields, multiples of 128.
 struct Fields {
-  uint64_t entry;   // [capacity][K]: i32 row or -1 (grouped), else i64 local slot or -1
+  uint64_t entry;   // [capacity][K]: i32 row or -1 (GROUPED), otherwise i64 local slot or -1
   uint64_t weight;  // f32 [capacity][K]
   uint64_t token;   // i32 [capacity]: index on the source rank
   uint64_t scale;   // [capacity][scale_bytes]
@@ -98,17 +99,16 @@ EPRT_DEVICE Fields fields_of(uint64_t capacity, int top_k, int entry_bytes, int 
   return f;
 }
 
-// ---- epochs and places
-// ------------------------------------------------------------------------------
+// ---- epochs and places ----------------------------------------------------------------------------------------------
 //
-// Grouped, blocks lie at the same offset on all ranks and hold as much, and counts say what comes from whom: a sender
-// knows where its rows go. Else each rank says so when its call begins (dispatch_place, combine_place), and one that is
-// late holds up what others send to third ranks, who take those for late.
+// With rows by expert, blocks lie at the same offset and have the same size on all ranks, and the counts say what comes
+// from whom, so a sender knows where its rows go. Otherwise each rank says so when its call begins (dispatch_place,
+// combine_place); a late rank then delays what others send to third ranks, which measure the others as late.
 
 EPRT_DEVICE uint64_t word(uint32_t epoch, uint32_t value) { return uint64_t(epoch) << 32 | value; }
 
-// The word once it carries this epoch; false past the deadline. Little-endian: the epoch is the upper half; one 8-byte
-// store wrote both, so that seeing one is seeing the other.
+// Waits until the word holds this epoch; false past the deadline. Little-endian: the epoch is the upper half. One
+// 8-byte store wrote both halves, so who sees one sees the other.
 EPRT_DEVICE bool wait_word(const Context& c, WaitBook* book, const uint64_t* from, uint32_t epoch, uint32_t code,
                            int peer, uint32_t* value) {
   uint64_t seen = load_relaxed(from);
@@ -121,12 +121,12 @@ EPRT_DEVICE bool wait_word(const Context& c, WaitBook* book, const uint64_t* fro
 }
 
 struct Place {
-  uint32_t start = 0;   // in 128 bytes
-  uint32_t number = 0;  // dispatch: rows that fit; combine: first item
+  uint32_t start = 0;   // in units of 128 bytes
+  uint32_t number = 0;  // dispatch: rows that fit; combine: index of the first item
   bool known = false;
 };
 
-// Where rank `peer` wants what we send it, for the lanes that ask.
+// Where rank `peer` wants what we send it, for the lanes that want to know.
 EPRT_DEVICE Place wait_place(const Context& c, WaitBook* book, uint64_t field, uint32_t epoch, uint32_t code, int peer,
                              bool wanted) {
   Place place;

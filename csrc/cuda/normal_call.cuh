@@ -1,20 +1,20 @@
-// How a launch of normal_dispatch.cu or normal_combine.cu runs: its epoch, who sends and who receives, a warp for the
-// flags.
+// How a launch of normal_dispatch.cu or normal_combine.cu runs: its epoch, which warps send and receive, the flag warp.
 #pragma once
 #include "flags.cuh"
 #include "normal.cuh"
 
 namespace eprt::normal {
 
-constexpr int kWarps = 15;                      // that move data, at most;
-constexpr int kThreads = (kWarps + 1) * kWarp;  // one more raises flags
+constexpr int kWarps = 15;                      // warps that move data, at most
+constexpr int kThreads = (kWarps + 1) * kWarp;  // and the flag warp
 
-// How a launch shares its thread blocks and warps between sending and receiving; eprt/ep/nvlink/normal_grid.py chooses.
+// How a launch divides its thread blocks and warps between sending and receiving; eprt/ep/nvlink/normal_grid.py
+// chooses.
 struct Division {
-  // In a launch of both the first ones only send, the others only receive; 0: every block does both.
+  // In a launch of both phases: the first so many blocks only send, the others only receive; 0: every block does both.
   int32_t send_blocks;
-  int32_t send_warps;  // of a block that sends, its first ones
-  int32_t recv_warps;  // of a block that receives; where it sends as well, the send_warps less
+  int32_t send_warps;  // the first so many warps of a sending block send
+  int32_t recv_warps;  // the first so many warps of a receiving block receive, except those that send
 };
 
 struct Call {  // in shared memory
@@ -25,10 +25,10 @@ struct Call {  // in shared memory
 
 struct Share {
   bool takes_part;
-  int index, count;  // of this warp among those
+  int index, count;  // of this warp among the warps that take part; how many there are
 };
 
-// Neighbouring numbers lie in different blocks, so that few pieces of work still use all of them.
+// Neighbouring indices belong to different blocks, so that little work still uses all blocks.
 EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t phase) {
   const int warp = threadIdx.x / kWarp;
   const bool both = phases == (kSend | kRecv), apart = both && division.send_blocks > 0;
@@ -41,23 +41,23 @@ EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t pha
           (warp - first_warp) * blocks + block, (end_warp - first_warp) * blocks};
 }
 
-// Numbers of a warp's work, of a launch's: the first ones fixed, then whichever comes next, so that multiprocessors to
-// which the link gives less do less. A number is asked for long before it is needed. (Where rows go does not depend on
-// who sends them.)
+// Units of work of a warp: the first few are static, the rest are claimed dynamically, so that SMs with less bandwidth
+// to the link do less. A unit is claimed long before it is needed. (Where a row goes does not depend on who sends it.)
 struct Turns {
   static constexpr int kKnown = 3;
 
-  int number[kKnown];  // this one, and the next two
-  uint32_t* taken;
-  int share_count, asked;
+  int number[kKnown];  // the current unit and the next two
+  uint32_t* taken;     // counts the units claimed in this launch
+  int share_count;     // warps that take part
+  int asked;           // lane 0: the last unit that was claimed
 
-  EPRT_DEVICE Turns(const Context& c, Verb verb, uint32_t epoch, const Share& share)
-      : taken(taken_at(c, verb, epoch)), share_count(share.count), asked(share.index + kKnown * share.count) {
+  EPRT_DEVICE Turns(const Context& c, CallKind kind, uint32_t epoch, const Share& share)
+      : taken(taken_at(c, kind, epoch)), share_count(share.count), asked(share.index + kKnown * share.count) {
 #pragma unroll
     for (int i = 0; i < kKnown; ++i) number[i] = share.index + i * share.count;
   }
 
-  // i from 1. Named one by one, so that they stay in registers.
+  // number[i], i >= 1. Without a variable index, so that the array stays in registers.
   EPRT_DEVICE int after(int i) const { return i == 1 ? number[1] : number[2]; }
 
   EPRT_DEVICE void step(int lane) {
@@ -68,25 +68,25 @@ struct Turns {
   }
 };
 
-// One thread block keeps the wait book: the first that receives, where that is a phase of its own.
+// Whether this thread block keeps the wait book: the first block that receives.
 EPRT_DEVICE bool keeps_book(const Division& division, int32_t phases) {
   return int(blockIdx.x) == (phases == (kSend | kRecv) ? division.send_blocks : 0);
 }
 
-// The whole of a launch. tell_places(): tells everyone where what they send belongs; before all else, as others wait
-// for it. move(warp): what the warps that move data do.
+// The whole of a launch. tell_places(): tells all ranks where what they send goes; called before all else, because they
+// wait for it. move(warp): what the warps that move data do.
 template <class Params, class Tell, class Move>
-EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_places, Move move) {
+EPRT_DEVICE void run_call(const Params& p, CallKind kind, Call* call, Tell tell_places, Move move) {
   const Context& c = p.context;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const bool sends = p.phases & kSend;
   if (threadIdx.x == 0) {
-    call->epoch = sends ? take_ticket(c, verb) : p.layout.epoch[verb];
+    call->epoch = sends ? take_ticket(c, kind) : p.layout.epoch[kind];
     if (sends && blockIdx.x == 0) {
-      p.layout.epoch[verb] = call->epoch;
-      // The next launch's. Its last user was the launch before this one, hence is complete; to set this launch's own
-      // back would take an order between all warps' additions and the last block.
-      *taken_at(c, verb, call->epoch + 1) = 0;
+      p.layout.epoch[kind] = call->epoch;
+      // Reset the next launch's counter: its last user, the launch before this one, is complete. To reset this launch's
+      // own counter, all warps' additions would have to be ordered before the last block.
+      *taken_at(c, kind, call->epoch + 1) = 0;
     }
   }
   open_book(&call->book, keeps_book(p.division, p.phases));
@@ -98,7 +98,7 @@ EPRT_DEVICE void run_call(const Params& p, Verb verb, Call* call, Tell tell_plac
   else
     move(warp);
   __syncthreads();
-  close_book(c, &call->book, verb);
+  close_book(c, &call->book, kind);
 }
 
 }  // namespace eprt::normal

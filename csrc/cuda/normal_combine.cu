@@ -1,17 +1,17 @@
-// Normal-mode combine. Send: the rank that ran the experts gives each item back to its owner, one bf16 row, the
-// weighted fp32 sum of the item's rows (EXACT: each row by itself). Receive: the owner sums the rows of a token as they
-// come. Rows come to the multiprocessor by bulk copies and are summed in registers. What crosses leaves by bulk copies,
-// which tell when they are written: a fence would wait for the plain stores of all warps.
+// Normal-mode combine. Send: the rank that ran the experts returns each item to its owner as one bf16 row, the weighted
+// fp32 sum of the item's rows (EXACT: each row separately). Receive: the owner sums the rows of a token as they arrive.
+// Bulk copies bring rows to shared memory, from which they are summed in registers. Rows leave the SM by bulk copies
+// too, which report when they are written: a fence would wait for the plain stores of all warps.
 #include "normal_call.cuh"
 #include "sums.cuh"
 
 namespace eprt::normal {
 
-constexpr int kWarpBytes = 14336;  // of shared memory, for each warp; eprt/ep/nvlink/normal_grid.py knows
-constexpr int kRowSlots = 2;       // pieces of a warp that sends rows as they are: one comes while another leaves
-constexpr int kSumSlots = kWarpBytes / kSumBytes;  // of one that sums: what comes,
-constexpr int kOutSlots = 1;                       // some of them, when they cross: sums on their way out
-constexpr int kFeedSlots = kSumSlots - kOutSlots;
+constexpr int kWarpBytes = 14336;  // shared memory of a warp; equal to COMBINE_WARP_BYTES in normal_grid.py
+constexpr int kRowSlots = 2;       // pieces of a warp that sends rows unchanged: one arrives while the other leaves
+constexpr int kSumSlots = kWarpBytes / kSumBytes;  // pieces of a warp that sums
+constexpr int kOutSlots = 1;                       // if it sends its sums: pieces for sums on their way out
+constexpr int kFeedSlots = kSumSlots - kOutSlots;  // and for rows on their way in
 
 constexpr int kBiases = 2;
 static_assert(kRanks + kBiases <= kWarp, "a lane stands for a rank, or a bias");
@@ -20,25 +20,25 @@ struct CombineParams {
   Context context;
   Layout layout;
   const uint8_t* y;              // bf16 [rows, H]
-  const float* y_weight;         // [items, K], sent along; or null
-  const int32_t* item_row;       // [items, K] rows or -1; null: an item is a row, and is not weighted
-  const float* item_weight;      // [items, K]
-  const int32_t* item_token;     // [items], with `exact`
-  const void* topk_slot;         // the owner's own [T, K], with `exact`
-  const float* topk_weight;      // the same
+  const float* y_weight;         // [items, K], sent with the rows; or null
+  const int32_t* item_row;       // [items, K]: rows or -1; null: an item is one row, without weight
+  const float* item_weight;      // [items, K]: gate weights
+  const int32_t* item_token;     // [items]: index of the item's token on its source; EXACT only
+  const void* topk_slot;         // the owner's own [T, K]; EXACT only
+  const float* topk_weight;      // the owner's own [T, K]; EXACT only
   const uint8_t* bias[kBiases];  // bf16 [T, H], or null
   uint8_t* out;                  // bf16 [T, H]
   float* out_weight;             // [T, K], with y_weight
-  uint64_t block;                // own block of returned rows: offset in the heap, a multiple of 128
-  int32_t capacity;              // items there was room for; others were left out of dispatch, and are here
+  uint64_t block;                // this rank's block of returned rows: offset in the heap, a multiple of 128
+  int32_t capacity;              // items that dispatch had room for; the others are left out here too
   int32_t num_tokens;            // T
   int32_t top_k;                 // K
   int32_t num_slots;             // S
   int32_t slot_bytes;            // of one topk_slot
   int32_t row_bytes;             // 2 H
-  int32_t stride;                // of returned rows: row_bytes, and the weights when they are sent
-  int32_t phases;
-  int32_t piece_bytes;  // of a row that is sent as it is, at most, through shared memory at once; a multiple of 512
+  int32_t stride;                // of returned rows: row_bytes, plus the weights if they are sent
+  int32_t phases;                // Phases
+  int32_t piece_bytes;           // bytes of an unchanged row that pass through shared memory at once; a multiple of 512
   Division division;
 };
 
@@ -48,15 +48,14 @@ struct SharedCombine {
 };
 static_assert(kRowSlots <= kSumSlots && kOutSlots < kSumSlots);
 
-// ---- send
-// ------------------------------------------------------------------------------------------------------------
+// ---- send -----------------------------------------------------------------------------------------------------------
 
-struct Owner {  // lane r: rank r
-  int first_item, num_items;
-  Place place;  // number: the first of our items among its returned rows
+struct Owner {                // lane r: rank r
+  int first_item, num_items;  // its items among those that this rank received
+  Place place;                // number: our first item among its returned rows
 };
 
-// Lane r: where rank r wants what this rank gives back, as counts have it.
+// Lane r: where rank r expects the outputs that this rank returns, from the counts.
 EPRT_DEVICE Place place_at_owner(const CombineParams& p, int lane) {
   const Context& c = p.context;
   Place place{uint32_t(p.block / 128), 0, lane < kRanks && !load_relaxed(c.deadline.mask + lane)};
@@ -77,20 +76,22 @@ EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int 
 }
 
 struct Item {
-  int owner = -1;    // -1: there is none
-  int64_t number;    // among ours
-  int returned;      // among its owner's
-  int row = -1;      // lane k: of entry k, or -1; a row that is an item: lane 0
+  int owner = -1;    // -1: no item
+  int64_t number;    // among the items that this rank received
+  int returned;      // among its owner's returned rows
+  int row = -1;      // lane k: of entry k, or -1; one row per item: lane 0
   float weight = 0;  // lane k
 };
 
-// The items that this rank gives back, in the order in which warps take them. Owners take turns, beginning after this
-// rank, so that not every rank sends to rank 0 first. Rows that are items and our own stay where they are: the
+// The items that this rank returns, in the order in which warps take them. Owners take turns, starting after this rank,
+// so that ranks do not all send to rank 0 first. With one row per item, this rank's own rows stay where they are: the
 // receiving warps read them there.
 struct Items {
   const CombineParams& p;
   const Owner& owners;
-  int lane, turns, end;  // numbers are below end; some of them are no items
+  int lane;
+  int turns;  // owners that take turns
+  int end;    // numbers are below end; some of them name no item
 
   EPRT_DEVICE Items(const CombineParams& p, const Owner& owners, int lane)
       : p(p), owners(owners), lane(lane), turns(kGrouped ? kRanks : kRanks - 1) {
@@ -113,17 +114,17 @@ struct Items {
   }
 };
 
-// One warp's end.
+// A warp that sends.
 struct Sender {
   const CombineParams& p;
   const Owner& owners;
   uint32_t epoch;
-  uint8_t* slots;  // [kWarpBytes]
-  uint64_t* full;
+  uint8_t* slots;  // [kWarpBytes] of shared memory
+  uint64_t* full;  // barriers of the slots
   int lane;
   LateFlags late;
 
-  EPRT_DEVICE uint8_t* block_of(const Item& item) const {  // where this rank's rows lie at the owner
+  EPRT_DEVICE uint8_t* block_of(const Item& item) const {  // the owner's block of returned rows
     return p.context.peer[item.owner] + uint64_t(__shfl_sync(kAllLanes, owners.place.start, item.owner)) * 128;
   }
 
@@ -132,7 +133,7 @@ struct Sender {
     return block_of(item) + row * p.stride;
   }
 
-  // groups: of bulk copies, that took it there.
+  // groups: of bulk copies that send the item.
   EPRT_DEVICE void sent(const Item& item, int groups) {
     const Context& c = p.context;
     uint32_t* flag =
@@ -142,7 +143,7 @@ struct Sender {
 
   EPRT_DEVICE int bytes_of(int piece) const { return min(p.piece_bytes, p.row_bytes - piece * p.piece_bytes); }
 
-  // Items' rows as they are: with rows that are items one of each, exact all.
+  // Sends rows unchanged: with one row per item that row, EXACT all rows of the item.
   EPRT_DEVICE void send_rows(const Items& items, Turns turns) {
     const int pieces = ceil_div(p.row_bytes, p.piece_bytes);
     Ring<kRowSlots> ring(slots, full, p.piece_bytes, lane);
@@ -171,7 +172,7 @@ struct Sender {
         uint8_t* to = returned_row(item, __ffs(rows) - 1);
         for (int piece = 0; piece < pieces; ++piece, ++groups) {
           store_piece(lane == 0 ? to + piece * p.piece_bytes : nullptr, ring.take(), bytes_of(piece), lane);
-          bulk_wait_read<0>();  // the slot may be written again
+          bulk_wait_read<0>();  // then the slot may be written again
           __syncwarp();
           --held;
           load_ahead();
@@ -187,7 +188,7 @@ struct Sender {
     return {p.y + int64_t(item.row) * p.row_bytes, item.weight, __ballot_sync(kAllLanes, item.row >= 0)};
   }
 
-  // An item's sum of rows by expert, weighted.
+  // Sends the weighted sum of an item's rows.
   template <class Refill>
   EPRT_DEVICE void send_sum(const Item& item, const Summands& rows, Feed<kFeedSlots>& feed, Refill refill) {
     uint8_t* to = returned_row(item, 0);
@@ -196,7 +197,7 @@ struct Sender {
       sum_piece<true>(sum, feed, rows, lane, refill);
       const int bytes = min(kSumBytes, p.row_bytes - at);
       uint8_t* slot = slots + i % kOutSlots * kSumBytes;
-      bulk_wait_read<kOutSlots - 1>();  // what was in the slot has left
+      bulk_wait_read<kOutSlots - 1>();  // until the slot's earlier content has left
       __syncwarp();
       put_piece(slot, sum, bytes, lane);
       bulk_fence_shared();
@@ -205,7 +206,7 @@ struct Sender {
     }
   }
 
-  // While an item's rows are summed, those of the next come.
+  // Sends sums; while an item's rows are summed, the next item's rows arrive.
   EPRT_DEVICE void send_sums(const Items& items, Turns turns) {
     Feed<kFeedSlots> feed(slots + kOutSlots * kSumBytes, full, p.row_bytes, lane);
     Item item = items[turns.number[0]];
@@ -213,7 +214,7 @@ struct Sender {
     feed.begin(rows);
     for (; turns.number[0] < items.end; turns.step(lane)) {
       const Item next = items[turns.number[1]];
-      bool begun = false;  // with the next one's rows
+      bool begun = false;  // whether the next item's rows are being loaded
       const auto refill = [&] {
         if (feed.done() && !begun) feed.begin(summands_of(next)), begun = true;
         feed.load(lane);
@@ -242,10 +243,9 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
   sender.late.close(lane);
 }
 
-// ---- receive
-// ---------------------------------------------------------------------------------------------------------
+// ---- receive --------------------------------------------------------------------------------------------------------
 
-// Lane k: whether the row of entry k came, given which ranks' items came. Where there was no room for it, it did not.
+// A bit per entry: whether its row arrived, given whose items arrived. A row for which there was no room did not.
 EPRT_DEVICE uint32_t came_by_entry(const CombineParams& p, int64_t token, uint32_t ranks, int lane) {
   int slot = -1, index = -1;
   if (lane < p.top_k) {
@@ -255,9 +255,9 @@ EPRT_DEVICE uint32_t came_by_entry(const CombineParams& p, int64_t token, uint32
   return __ballot_sync(kAllLanes, slot >= 0 && index >= 0 && (ranks >> (slot / (p.num_slots / kRanks))) & 1);
 }
 
-struct Returned {  // lane r: what rank r gives back
-  int first;       // of its rows among those that come back: items in order of rank
-  int own_first;   // of this rank's items among those it received
+struct Returned {  // lane r: what rank r returns
+  int first;       // its first row among the returned rows, which are in order of rank
+  int own_first;   // this rank's first own item among those that it received
 };
 
 EPRT_DEVICE Returned find_returned(const CombineParams& p, int lane) {
@@ -267,13 +267,13 @@ EPRT_DEVICE Returned find_returned(const CombineParams& p, int lane) {
   return {sum_below(sent, lane), __shfl_sync(kAllLanes, sum_below(received, lane), rank)};
 }
 
-// One warp's end. A token's position: lane r's, among those for rank r, or -1.
+// A warp that receives. A token's position, in lane r: its index among those for rank r, or -1.
 struct Receiver {
   const CombineParams& p;
   SharedCombine* shared;
   Returned returned;
   int lane;
-  bool in_place;  // lane r: what rank r gives back lies in y; see Items
+  bool in_place;  // lane r: the rows of rank r are read in y; see Items
 
   EPRT_DEVICE int position_of(int token) const {
     return token < p.num_tokens && lane < kRanks ? p.layout.position[int64_t(token) * kRanks + lane] : -1;
@@ -286,21 +286,21 @@ struct Receiver {
 
   EPRT_DEVICE bool masked() const { return lane < kRanks && load_relaxed(p.context.deadline.mask + lane); }
 
-  // Lane r: whether there is a row of rank r and it has come. Waits for it.
+  // Lane r: waits for the row of rank r; false if there is none or it does not arrive.
   EPRT_DEVICE bool wait(int position) const {
     return position >= 0 && !masked() &&
            (in_place ||
             wait_peer(p.context, &shared->call.book, flag_of(position), shared->call.epoch, kCombineRows, lane));
   }
 
-  // Whether all of a token's rows have come by now.
+  // Whether all of a token's rows have arrived, without waiting.
   EPRT_DEVICE bool all_here(int position) const {
     const bool wanted = position >= 0 && !masked();
     const bool here = in_place || load_acquire_sys(flag_of(position)) == shared->call.epoch;
     return __all_sync(kAllLanes, position < 0 || (wanted && here));
   }
 
-  // The weights that came with a token's rows, added up.
+  // Adds up the weights that came with a token's rows.
   EPRT_DEVICE void sum_weights(int64_t token, const uint8_t* row, int item, uint32_t came) const {
     const uint8_t* from =
         in_place ? reinterpret_cast<const uint8_t*>(p.y_weight + int64_t(item) * p.top_k) : row + p.row_bytes;
@@ -312,34 +312,34 @@ struct Receiver {
     if (lane < p.top_k) p.out_weight[token * p.top_k + lane] = weight;
   }
 
-  // came: lane r: rank r's row.
+  // came: lane r: whether rank r's row has arrived.
   EPRT_DEVICE Summands summands_of(int64_t token, int position, bool came) const {
     const Context& c = p.context;
     const uint8_t* block = c.peer[c.rank] + p.block;
     const int number = returned.first + position, item = returned.own_first + position;
     Summands rows{in_place ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride, 1.f,
                   __ballot_sync(kAllLanes, came)};
-    __syncwarp();  // each lane's acquire before what all read
+    __syncwarp();  // orders each lane's acquire before the loads of all lanes
     if (p.out_weight) sum_weights(token, rows.row, item, rows.lanes);
     if constexpr (kExact) {
       rows.lanes = came_by_entry(p, token, rows.lanes, lane);
       rows.row = block + (token * p.top_k + lane) * p.stride;
       if (lane < p.top_k) rows.weight = p.topk_weight[token * p.top_k + lane];
     }
-    if (p.bias[0]) {  // biases come first
+    if (p.bias[0]) {  // biases are added first
       const uint64_t earlier = __shfl_up_sync(kAllLanes, uint64_t(rows.row), kBiases);
       rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
       rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
     }
-    bulk_fence_global();  // peers' rows were seen to come by ordinary loads; bulk copies read them
+    bulk_fence_global();  // ordinary loads saw the flags of peers' rows; bulk copies read the rows
     return rows;
   }
 
-  // While a token's rows are summed, those of the next come, if they are here by then.
+  // Sums tokens; while a token's rows are summed, the next token's rows are loaded if they have arrived.
   EPRT_DEVICE void sum_tokens(const Share& share, uint8_t* slots, uint64_t* full) {
     Feed<kSumSlots> feed(slots, full, p.row_bytes, lane);
     Summands rows, next_rows;
-    bool begun = false;  // with the token's rows; with the next one's
+    bool begun = false;  // whether the rows of the token (in refill: of the next one) are being loaded
     int position = position_of(share.index);
     for (int token = share.index; token < p.num_tokens; token += share.count) {
       const int next = token + share.count, next_position = position_of(next);

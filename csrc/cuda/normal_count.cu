@@ -1,6 +1,6 @@
-// Normal mode, counts first. Each thread block counts chunks of tokens and numbers them inside the chunk; the last one
-// to finish tells every rank how many rows come for each of its experts, waits for the same from all, and places the
-// rows.
+// Normal-mode count, the first step of a dispatch. Each thread block counts chunks of tokens and numbers tokens within
+// the chunk. The last block to finish tells every rank how many rows it will get for each of its experts, waits for the
+// same from all ranks, and places the rows.
 #include "normal.cuh"
 
 namespace eprt::normal {
@@ -11,29 +11,29 @@ constexpr int kCountWarps = kCountThreads / kWarp;
 struct CountParams {
   Context context;
   Layout layout;
-  const void* topk_slot;       // [T, K] global slot or -1; or null, and then
-  const uint8_t* in_rank;      // bool [T, R]
-  const int32_t* slot_tokens;  // [S] tokens for each slot
+  const void* topk_slot;       // [T, K]: global slot or -1; or null, and then the next two are given
+  const uint8_t* in_rank;      // bool [T, R]: whether the token goes to the rank
+  const int32_t* slot_tokens;  // [S]: tokens for each slot
   int32_t* slot_begin;         // [L + 1]: first row of each local slot, and the end
-  uint32_t* host;              // host memory: host_ticket (written last), items, rows, rounds, aligned rows by slot
-  int32_t room;                // for so many rows here, where that is known before the count
+  uint32_t* host;              // host memory: host_ticket (written last), items, rows, rounds, aligned rows per slot
+  int32_t room;                // rows that fit here, if known before the count
   int32_t num_tokens;          // T
   int32_t top_k;               // K
   int32_t num_slots;           // S
   int32_t slot_bytes;          // of one topk_slot: 4 or 8
   int32_t alignment;           // of a slot's first row
-  int32_t grouped;
-  int32_t chunk_tokens;
+  int32_t grouped;             // whether rows are grouped by slot
+  int32_t chunk_tokens;        // tokens of a chunk
   int32_t num_chunks;
-  int32_t num_rounds;
-  uint32_t host_ticket;
+  int32_t num_rounds;    // dispatches that this rank still needs
+  uint32_t host_ticket;  // tells the host that this call's words are complete
 };
 
 struct SharedCount {
-  int32_t* number;  // [S + R]
-  int32_t* total;   // [S + R + 1]
-  uint32_t* ranks;  // [chunk_tokens] bit r: the token goes to rank r
-  int16_t* entry;   // [chunk_tokens * K] slot or -1
+  int32_t* number;  // [S + R]: counts of the chunk so far; later: rows and items of earlier ranks
+  int32_t* total;   // [S + R + 1]: counts of all chunks; later: of all ranks, and the most rounds
+  uint32_t* ranks;  // [chunk_tokens]: bit r: the token goes to rank r
+  int16_t* entry;   // [chunk_tokens * K]: slot or -1
 };
 
 EPRT_DEVICE SharedCount carve(const CountParams& p, uint8_t* smem) {
@@ -46,8 +46,7 @@ EPRT_DEVICE SharedCount carve(const CountParams& p, uint8_t* smem) {
   return s;
 }
 
-// ---- a chunk
-// ---------------------------------------------------------------------------------------------------------
+// ---- a chunk --------------------------------------------------------------------------------------------------------
 
 EPRT_DEVICE int read_slot(const CountParams& p, int64_t i) {
   const int64_t slot =
@@ -114,7 +113,7 @@ EPRT_DEVICE void count_chunk(const CountParams& p, const SharedCount& s, int chu
   __syncthreads();
   if (warp == 0) number_tokens(p, s, first, count, lane);
   if (warp == 1 && p.grouped) number_entries(p, s, first, count, lane);
-  if (warp >= 1 && !p.grouped && p.topk_slot)  // only how many
+  if (warp >= 1 && !p.grouped && p.topk_slot)  // counts suffice, entries need no numbers
     for (int i = threadIdx.x - kWarp; i < count * p.top_k; i += kCountThreads - kWarp)
       if (s.entry[i] >= 0) atomicAdd(s.number + s.entry[i], 1);
   __syncthreads();
@@ -123,12 +122,11 @@ EPRT_DEVICE void count_chunk(const CountParams& p, const SharedCount& s, int chu
   __syncthreads();
 }
 
-// ---- all chunks, all ranks: the last thread block
-// --------------------------------------------------------------------
+// ---- all chunks, all ranks: the last thread block -------------------------------------------------------------------
 
 EPRT_DEVICE bool last_block(const Context& c) {
   __shared__ bool last;
-  __syncthreads();  // puts the block's stores before the ticket (cumulativity)
+  __syncthreads();  // orders the block's stores before the ticket (cumulativity)
   if (threadIdx.x == 0) {
     last = fetch_add_acq_rel(c.done, 1) == int(gridDim.x) - 1;
     if (last) *c.done = 0;
@@ -137,7 +135,7 @@ EPRT_DEVICE bool last_block(const Context& c) {
   return last;
 }
 
-// Turns the chunks' counts into the number of earlier ones; the sums go to s.total.
+// Replaces each chunk's counts by the sums over earlier chunks; the sums over all go to s.total.
 EPRT_DEVICE void sum_chunks(const CountParams& p, const SharedCount& s) {
   constexpr int kBatch = 8;  // loads in flight
   const int columns = p.num_slots + kRanks;
@@ -174,7 +172,8 @@ EPRT_DEVICE void send_counts(const CountParams& p, const SharedCount& s, uint32_
   __syncthreads();
 }
 
-// s.total: of all ranks, s.number: of those before this one. The most rounds go to s.total's last.
+// Adds up the counts of all ranks in s.total and of those before this one in s.number. The last of s.total becomes the
+// maximum of rounds.
 EPRT_DEVICE void receive_counts(const CountParams& p, const SharedCount& s, WaitBook* book, uint32_t epoch) {
   const Context& c = p.context;
   const int columns = p.num_slots + kRanks;
@@ -203,12 +202,12 @@ EPRT_DEVICE void receive_counts(const CountParams& p, const SharedCount& s, Wait
   __syncthreads();
 }
 
-// end: of the last row that comes to this rank. The senders leave out what does not fit, and report it, too.
+// Reports rows that do not fit; their senders leave them out and report them too. end: of the last row for this rank.
 EPRT_DEVICE void check_room(const CountParams& p, int end) {
   if (end > p.room) report(p.context.deadline.failure, kOverflow, p.context.rank, end, p.room);
 }
 
-// Where our rows go: each rank's slots one after another, in each slot the sources one after another.
+// Computes where our rows go: each rank's slots lie one after another, in each slot the sources one after another.
 EPRT_DEVICE void place_rows(const CountParams& p, const SharedCount& s, int lane) {
   const int slots_per_rank = p.num_slots / kRanks, rank = p.context.rank;
   for (int r = threadIdx.x / kWarp; r < kRanks; r += kCountWarps) {

@@ -1,5 +1,6 @@
-// Normal-mode dispatch. Send: a token goes once to each rank it has experts on, by bulk copies straight to its row
-// there. Receive: the rank waits for its items; grouped, it copies a row to those of the item's other experts.
+// Normal-mode dispatch. Send: a token goes once to each rank that has experts of it, by bulk copies directly to its row
+// there. Receive: the rank waits for its items and, if grouped, copies each item's row to the rows of its other
+// experts.
 #include "bulk.cuh"
 #include "cast.cuh"
 #include "normal_call.cuh"
@@ -7,7 +8,7 @@
 
 namespace eprt::normal {
 
-constexpr int kSlots = 2;  // pieces of a warp in shared memory: one comes while another leaves
+constexpr int kSlots = 2;  // pieces of a warp in shared memory: one arrives while the other leaves
 
 struct DispatchParams {
   Context context;
@@ -18,22 +19,22 @@ struct DispatchParams {
   const float* topk_weight;  // [T, K]
   int64_t scale_row_stride;
   int64_t scale_group_stride;
-  uint64_t block;        // own block of received rows: offset in the heap, a multiple of 128
-  int32_t capacity;      // rows it holds
+  uint64_t block;        // this rank's block of received rows: offset in the heap, a multiple of 128
+  int32_t capacity;      // rows that the block holds
   int32_t num_tokens;    // T
   int32_t top_k;         // K; 0 without topk_slot
   int32_t num_slots;     // S
   int32_t slot_bytes;    // of one topk_slot: 4 or 8
   int32_t chunk_tokens;  // as in the count
-  int32_t x_bytes;       // of a token's values here
-  int32_t row_bytes;     // of a row there; half of it when cast
-  int32_t num_scales;    // words; 0: none
-  int32_t cast;          // bf16 to fp8 with a scale for each 128 values
-  int32_t again;         // another batch of the same layout: `position` is there; entries, weights, tokens are not sent
+  int32_t x_bytes;       // of a token's values at the source
+  int32_t row_bytes;     // of a received row; half of x_bytes with a cast
+  int32_t num_scales;    // words per row; 0: none
+  int32_t cast;          // from bf16 to fp8 with a scale per 128 values
+  int32_t again;         // another batch of the same layout: `position` is known; entries, weights, tokens are not sent
   int32_t fill_tail;     // entries beyond the received items become -1
-  int32_t tentative;     // launched before the host knew how much comes: nothing happens where the block is too small
-  int32_t phases;
-  int32_t piece_bytes;  // of x, at most, through shared memory at once: whole rows where they fit; a multiple of 512
+  int32_t tentative;     // launched before the host knew the counts: does nothing if the block is too small
+  int32_t phases;        // Phases
+  int32_t piece_bytes;   // bytes of x that pass through shared memory at once: a row if it fits; a multiple of 512
   Division division;
 };
 
@@ -48,18 +49,17 @@ EPRT_DEVICE Fields block_fields(const DispatchParams& p, uint64_t capacity) {
   return fields_of(capacity, p.top_k, kGrouped ? 4 : 8, scale_bytes(p));
 }
 
-// Shared memory of a warp that sends; eprt/ep/nvlink/normal_grid.py computes the same.
+// Shared memory of a sending warp; eprt/ep/nvlink/normal_grid.py computes the same.
 EPRT_DEVICE int warp_bytes(const DispatchParams& p) {
   return kSlots * p.piece_bytes + (p.cast ? ceil_div(scale_bytes(p), 128) * 128 : 0);
 }
 
-// ---- send
-// ------------------------------------------------------------------------------------------------------------
+// ---- send -----------------------------------------------------------------------------------------------------------
 
-struct Destination {  // lane r: rank r
-  uint8_t* block = nullptr;
-  Fields fields;
-  int capacity = 0;
+struct Destination {         // lane r: rank r
+  uint8_t* block = nullptr;  // where its block of rows is; null: nothing is sent there
+  Fields fields;             // of the block
+  int capacity = 0;          // rows that the block holds
 };
 
 EPRT_DEVICE Destination find_destination(const DispatchParams& p, SharedDispatch* shared, int lane) {
@@ -76,14 +76,16 @@ EPRT_DEVICE Destination find_destination(const DispatchParams& p, SharedDispatch
   return d;
 }
 
-// What is known of a token without waiting for other loads. As loaded: looking closer would be waiting.
+// A token's values whose loads depend on no other load. They are kept as loaded: examining them would wait for the
+// loads.
 struct Entry {
-  int index;    // lane r: the token's place among those of its chunk for rank r (again: of all chunks), or -1
-  int before;   // lane r: tokens of earlier chunks for rank r
-  int slot[2];  // lane k: entry as it stands, 4 or 8 bytes
-  int in_slot;  // lane k: the entry's place among those of its chunk for its slot
-  int first_row = 0, earlier = 0;  // lane k, later: our first row in its slot, and rows of earlier chunks
-  float weight;                    // lane k
+  int index;          // lane r: the token's index among those of its chunk for rank r (again: of all chunks), or -1
+  int before;         // lane r: tokens of earlier chunks for rank r
+  int slot[2];        // lane k: the entry's 4 or 8 bytes
+  int in_slot;        // lane k: the entry's index among those of its chunk for its slot
+  int first_row = 0;  // lane k, from read_rows on: our first row in the entry's slot
+  int earlier = 0;    // lane k, from read_rows on: our rows of earlier chunks in that slot
+  float weight;       // lane k
 };
 
 EPRT_DEVICE Entry read_entry(const DispatchParams& p, int token, int lane) {
@@ -112,7 +114,7 @@ EPRT_DEVICE int slot_of(const DispatchParams& p, const Entry& entry) {
   return valid ? max(entry.slot[0], -1) : -1;
 }
 
-// What it takes to have read_entry's loads for: rows of its slots.
+// Loads that depend on those of read_entry: the rows of the token's slots.
 EPRT_DEVICE void read_rows(const DispatchParams& p, Entry* entry, int token, int lane) {
   const int slot = slot_of(p, *entry);
   if (!kGrouped || token >= p.num_tokens || lane >= p.top_k || slot < 0) return;
@@ -121,14 +123,14 @@ EPRT_DEVICE void read_rows(const DispatchParams& p, Entry* entry, int token, int
 }
 
 struct Route {   // of one token
-  int item;      // lane r: its number at rank r, or -1: not sent there
-  int row;       // lane r: the row that crosses
+  int item;      // lane r: the item's number at rank r, or -1: not sent there
+  int row;       // lane r: the row that is sent to rank r
   int slot;      // lane k: entry, or -1
-  int slot_row;  // lane k: the entry's row, or -1 where it does not fit
+  int slot_row;  // lane k: the entry's row, or -1 if it does not fit
   float weight;  // lane k
 };
 
-// first_item: lane r: of our items at rank r.
+// first_item: lane r: our first item at rank r.
 EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, const Entry& entry, int token,
                              int first_item, int lane) {
   const int slots_per_rank = p.num_slots / kRanks;
@@ -136,7 +138,7 @@ EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, cons
   if (lane < kRanks) {
     int position = entry.index < 0 ? -1 : entry.index + entry.before;
     if (position >= 0 && d.block) route.item = first_item + position;
-    if (route.item >= d.capacity) {  // left out, of combine as well
+    if (route.item >= d.capacity) {  // left out, also by combine
       report(p.context.deadline.failure, kOverflow, lane, route.item + 1, d.capacity);
       route.item = position = -1;
     }
@@ -150,9 +152,9 @@ EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, cons
   if (route.slot_row >= capacity) {
     if (capacity > 0) report(p.context.deadline.failure, kOverflow, holder, route.slot_row + 1, capacity);
     route.slot_row = -1;
-    if (kExact) p.layout.slot_index[int64_t(token) * p.top_k + lane] = -1;  // its output will not come, either
+    if (kExact) p.layout.slot_index[int64_t(token) * p.top_k + lane] = -1;  // no output will be returned for it
   }
-  // A rank's row that crosses is that of the token's first expert there.
+  // The row that is sent to a rank is that of the token's first expert there.
   route.row = -1;
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
@@ -163,7 +165,7 @@ EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, cons
   return route;
 }
 
-// What goes with the row: experts, weights, the token's index.
+// Sends what accompanies the row: experts, weights, the token's index.
 EPRT_DEVICE void send_entries(const DispatchParams& p, const Destination& d, const Route& route, int token, int lane) {
   const int slots_per_rank = p.num_slots / kRanks;
   for (uint32_t left = __ballot_sync(kAllLanes, route.item >= 0); left; left &= left - 1) {
@@ -184,7 +186,7 @@ EPRT_DEVICE void send_entries(const DispatchParams& p, const Destination& d, con
   }
 }
 
-// A piece from bf16 to fp8 in place: what a step writes lies below what the next steps read.
+// Casts a piece from bf16 to fp8 in place: a step writes below what later steps read.
 EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane) {
   for (int at = lane * 32; at - lane * 32 < bytes; at += kWarp * 32) {
     Unit unit = {};
@@ -199,7 +201,7 @@ EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane)
   }
 }
 
-// A token's scales to the ranks it goes to: the caller's, or those that a cast left in `cast`.
+// Sends a token's scales to its ranks: the caller's scales, or those that the cast left in `cast`.
 EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, const Route& route, const uint32_t* cast,
                              int token, int lane) {
   constexpr int kBatch = 4;
@@ -223,7 +225,7 @@ EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, cons
   }
 }
 
-// slots: of this warp, kSlots pieces and, for a cast, a token's scales.
+// slots: this warp's shared memory: kSlots pieces and, for a cast, a token's scales.
 EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* slots, int lane) {
   const Context& c = p.context;
   const Share share = share_of(p.division, p.phases, kSend);
@@ -252,7 +254,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
     const int token = turns.number[0];
     const Route route = find_route(p, d, next, token, first_item, lane);
-    next = after;  // what is read now is used one and two tokens later
+    next = after;  // these loads are used one and two tokens later
     read_rows(p, &next, turns.number[1], lane);
     after = read_entry(p, turns.number[2], lane);
     uint8_t* to = route.row >= 0 ? d.block + d.fields.x + int64_t(route.row) * p.row_bytes : nullptr;
@@ -268,7 +270,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
       store_piece(to ? to + at : nullptr, slot, bytes, lane);
       if (piece == 0 && !p.again) send_entries(p, d, route, token, lane);
       if (piece == 0 && !p.cast) send_scales(p, d, route, cast, token, lane);
-      bulk_wait_read<0>();  // the slot may be written again
+      bulk_wait_read<0>();  // then the slot may be written again
       __syncwarp();
       load_ahead();
     }
@@ -279,21 +281,20 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   late.close(lane);
 }
 
-// ---- receive
-// ---------------------------------------------------------------------------------------------------------
+// ---- receive --------------------------------------------------------------------------------------------------------
 
-struct Items {  // lane r: those of source r
-  int first, count;
+struct Items {       // lane r: items of source r
+  int first, count;  // number of the first one; how many
 };
 
-// Those of a rank that has been masked since the count, too: some may have come, the others are marked as missing.
+// Includes items of a rank that was masked after the count: some may have arrived, the others are marked as missing.
 EPRT_DEVICE Items find_items(const DispatchParams& p, int lane) {
   const int sent = lane < kRanks ? p.layout.sent[lane * kRanks + p.context.rank] : 0;
   const int first = sum_below(sent, lane);
   return {first, min(sent, max(0, p.capacity - first))};
 }
 
-// Rows of the item's other experts, from the one that crossed. row: lane k's, or -1.
+// Copies the row that was sent to the rows of the item's other experts. row: lane k: row of entry k, or -1.
 EPRT_DEVICE void fan_out(const DispatchParams& p, const Fields& fields, int row, int lane) {
   uint8_t* block = p.context.peer[p.context.rank] + p.block;
   const uint32_t wanted = __ballot_sync(kAllLanes, row >= 0), others = wanted & (wanted - 1);
@@ -306,9 +307,9 @@ EPRT_DEVICE void fan_out(const DispatchParams& p, const Fields& fields, int row,
   copy_row(scales + from * scale_bytes(p), scale_bytes(p), scales + int64_t(row) * scale_bytes(p), others, lane);
 }
 
-// Sources in turn, batch by batch: about the order in which items come.
+// Grouped: waits for items and copies their rows. Sources in turn, batch by batch: the expected order of arrival.
 EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
-  constexpr int kBatch = 4;  // items a warp waits for at once, so that the loads of their entries overlap
+  constexpr int kBatch = 4;  // items that a warp waits for at once, so that the loads of their entries overlap
   const Context& c = p.context;
   const Items items = find_items(p, lane);
   const Fields fields = block_fields(p, p.capacity);
@@ -322,7 +323,7 @@ EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, c
     const bool arrived =
         lane < count && wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source);
     const uint32_t all = __ballot_sync(kAllLanes, arrived);
-    __syncwarp();  // each lane's acquire before the loads of all
+    __syncwarp();  // orders each lane's acquire before the loads of all lanes
     int row[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
@@ -332,6 +333,7 @@ EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, c
   }
 }
 
+// One row per item: waits for items; entries of those that do not arrive become -1.
 EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
   const Context& c = p.context;
   const Items items = find_items(p, lane);
@@ -361,13 +363,14 @@ EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, int la
     if (share.takes_part) receive_rows(p, shared, share, lane);
     return;
   }
-  // There is little to do, and nothing before others have sent: so warps that send do, when they have sent.
+  // Little work, and it can start only after peers have sent, so the sending warps do it last.
   const int32_t phase = p.phases & kSend ? kSend : kRecv;
   const Share share = share_of(p.division, phase, phase);
   if (share.takes_part && p.phases & kRecv) receive_items(p, shared, share, lane);
 }
 
-// The same answer in all warps of a rank's launch, and from what the count tells its host.
+// Whether the block of rows is large enough: the same result in all warps of a launch, and as the host gets it from the
+// count.
 EPRT_DEVICE bool holds_all(const DispatchParams& p, int lane) {
   const int items = lane < kRanks ? p.layout.sent[lane * kRanks + p.context.rank] : 0;
   return __reduce_add_sync(kAllLanes, items) <= p.capacity;

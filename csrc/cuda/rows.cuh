@@ -1,5 +1,5 @@
-// A row copied to several places by a warp, through registers, with as many loads under way as they hold. What it reads
-// may have been written by a peer during this kernel. Rows are multiples of 16 bytes.
+// A warp copies a row to several places through registers, with as many loads in flight as registers hold. A peer may
+// have written the row during this kernel. Rows are multiples of 16 bytes.
 #pragma once
 #include "common.cuh"
 
@@ -18,7 +18,7 @@ EPRT_DEVICE void load_steps(Vec16 (&v)[kBatch], bool wanted, const uint8_t* from
   v[kBatch - 1] = load_peer_written_if<(kBatch - 1) * kStep>(wanted, from);
 }
 
-// kBatch steps at byte `at` of a row; kTail: one step that may reach beyond its end.
+// Copies kBatch steps at byte `at` of a row; kTail: one step, which may reach past the end of the row.
 template <int kBatch, bool kTail>
 EPRT_DEVICE void copy_steps(const uint8_t* from, int at, int row_bytes, const uint8_t* to, uint32_t bits) {
   const bool inside = !kTail || at < row_bytes;
@@ -32,7 +32,7 @@ EPRT_DEVICE void copy_steps(const uint8_t* from, int at, int row_bytes, const ui
   }
 }
 
-// To the rows `to` of all lanes in the set `bits`.
+// Copies a row to the rows `to` of all lanes in the set `bits`.
 EPRT_DEVICE void copy_row(const uint8_t* from, int row_bytes, const uint8_t* to, uint32_t bits, int lane) {
   constexpr int kBatch = 14;
   int at = lane * 16;

@@ -1,5 +1,5 @@
-// Sums of rows: a warp's bulk copies bring pieces of them to shared memory, several under way at any time; its lanes
-// add them up in registers. Rows are multiples of 16 bytes.
+// Sums of rows: bulk copies bring pieces of the rows to a warp's shared memory, several in flight at any time; its
+// lanes add them up in registers. Rows are multiples of 16 bytes.
 #pragma once
 #include "bulk.cuh"
 #include "rows.cuh"
@@ -7,7 +7,7 @@
 namespace eprt {
 
 constexpr int kSumSteps = 7;
-constexpr int kSumBytes = kSumSteps * kStep;  // of a row, summed at once; a row of hidden size 7168 is four times this
+constexpr int kSumBytes = kSumSteps * kStep;  // bytes of a row that are summed at once: a quarter of hidden size 7168
 
 // Rows to be added, in order of lane.
 struct Summands {
@@ -16,15 +16,16 @@ struct Summands {
   uint32_t lanes;      // that have a row
 };
 
-// Brings pieces of Summands in the order in which they are added: piece by piece, in each the rows in order.
+// Loads pieces of Summands in the order in which they are added: piece by piece, within a piece row by row.
 template <int kSlots>
 struct Feed {
   Ring<kSlots> ring;
   int row_bytes;
-  const uint8_t* row = nullptr;
-  uint32_t lanes = 0, left = 0;
-  int at = 0;
-  int held = 0;  // slots that are being filled, or still read
+  const uint8_t* row = nullptr;  // lane k: the current Summands' row
+  uint32_t lanes = 0;            // that have a row
+  uint32_t left = 0;             // whose current piece is still to be loaded
+  int at = 0;                    // byte offset of the current piece
+  int held = 0;                  // slots that are being filled or read
 
   EPRT_DEVICE Feed(uint8_t* slots, uint64_t* barriers, int row_bytes, int lane)
       : ring(slots, barriers, kSumBytes, lane), row_bytes(row_bytes) {}
@@ -48,7 +49,7 @@ struct Feed {
   EPRT_DEVICE void give_back() { --held; }
 };
 
-// Rounds after the product and after the sum: the same bits as the CPU's.
+// Rounds after the product and after the sum, so the result has the same bits as on CPUs.
 template <bool kWeighted>
 EPRT_DEVICE void add(float (&sum)[8], const Vec16& v, float weight) {
 #pragma unroll
@@ -66,14 +67,14 @@ EPRT_DEVICE Vec16 rounded(const float (&sum)[8]) {
   return v;
 }
 
-// Adds up one piece of all rows. refill(): after each, so that others come.
+// Adds up one piece of all rows. refill(): called after each row, to load more.
 template <bool kWeighted, int kSlots, class Refill>
 EPRT_DEVICE void sum_piece(float (&sum)[kSumSteps][8], Feed<kSlots>& feed, const Summands& rows, int lane,
                            Refill refill) {
 #pragma unroll 1
   for (uint32_t left = rows.lanes; left; left &= left - 1) {
     const float weight = kWeighted ? __shfl_sync(kAllLanes, rows.weight, __ffs(left) - 1) : 1.f;
-    const uint8_t* piece = feed.take() + lane * 16;  // what lies beyond the end of a row, nobody puts anywhere
+    const uint8_t* piece = feed.take() + lane * 16;  // sums past the end of a row are undefined and never stored
 #pragma unroll
     for (int i = 0; i < kSumSteps; ++i)
       add<kWeighted>(sum[i], *reinterpret_cast<const Vec16*>(piece + i * kStep), weight);
@@ -83,7 +84,7 @@ EPRT_DEVICE void sum_piece(float (&sum)[kSumSteps][8], Feed<kSlots>& feed, const
   }
 }
 
-// The piece's sum, rounded once, to global or shared memory.
+// Stores the piece's sum, rounded once, in global or shared memory.
 EPRT_DEVICE void put_piece(uint8_t* to, const float (&sum)[kSumSteps][8], int bytes, int lane) {
 #pragma unroll
   for (int i = 0; i < kSumSteps; ++i)

@@ -1,5 +1,5 @@
-// Waiting for peers, with the books of who was late. Used by the kernels of both modes, each with a Context of its own
-// that has `deadline` and `stats`.
+// Waiting for peers, and statistics of who was late. Shared by the kernels of both modes, each of which has a Context
+// with `deadline` and `stats`.
 //
 // Compile-time constants: NUM_RANKS (<= 32), STATS (0, 1: counters).
 #pragma once
@@ -11,30 +11,31 @@ constexpr int kRanks = NUM_RANKS;
 constexpr bool kStats = STATS;
 static_assert(kRanks <= kWarp, "a lane stands for a rank");
 
-struct Stats {           // totals, all in device memory of this rank
-  uint64_t* wait_ns;     // [2][2][R]: dispatch, combine; sum and maximum, as thread block 0 saw it
+struct Stats {           // totals, in device memory of this rank
+  uint64_t* wait_ns;     // [2][2][R]: of dispatch, combine; sum and maximum, as one thread block measured them
   int64_t* tokens;       // [2][R]: sent to, received from
   int64_t* calls;        // [1]
   int64_t* compute_ns;   // [1]: from the end of a dispatch to its combine
-  uint64_t* blocked_ns;  // [1]: the longest of each call's waits, added up
+  uint64_t* blocked_ns;  // [1]: the sum over calls of each call's longest wait
 };
 
-// One thread block keeps the books of who was waited for how long: a sample good enough to find a late rank, for free.
-constexpr uint32_t kWaitStepNs = 32;  // the clock's own resolution; 137 s fit into 32 bits, whose atomics are fast
+// One thread block measures how long each rank was waited for: a sample that finds a late rank and costs nothing.
+constexpr uint32_t kWaitStepNs = 32;  // the resolution of the clock; 137 s fit into 32 bits, whose atomics are fast
 
 struct WaitBook {           // in shared memory
-  uint64_t begin_ns;        // what comes before counts as there in time; 0: nobody waits in earnest yet
+  uint64_t begin_ns;        // waits are measured from this time; 0: not yet
   uint32_t waited[kRanks];  // in steps of kWaitStepNs
-  bool kept;
+  bool kept;                // whether this thread block measures
 };
 
-// The caller passes a barrier before the first wait. begins: waiting begins now; else with begin_waiting.
+// The caller passes a barrier before the first wait. begins: waits are measured from now on, else from begin_waiting
+// on.
 EPRT_DEVICE void open_book(WaitBook* book, bool kept, bool begins = true) {
   if (threadIdx.x == 0) book->begin_ns = begins ? global_timer_ns() : 0, book->kept = kStats && kept;
   if (threadIdx.x < kRanks) book->waited[threadIdx.x] = 0;
 }
 
-// The first thread to come counts.
+// The first thread to call this sets the time.
 EPRT_DEVICE void begin_waiting(WaitBook* book) {
   if (kStats && book->kept) atomicCAS(&book->begin_ns, uint64_t(0), global_timer_ns());
 }
@@ -43,13 +44,14 @@ EPRT_DEVICE void note_wait_ns(WaitBook* book, int peer, uint64_t ns) {
   atomicMax(book->waited + peer, uint32_t(min(ns / kWaitStepNs, uint64_t(0xffffffffu))));
 }
 
+// end_ns: when the wait ended.
 EPRT_DEVICE void note_wait(WaitBook* book, int peer, uint64_t end_ns) {
   if (!kStats || !book->kept) return;
   const uint64_t begin_ns = atomicCAS(&book->begin_ns, uint64_t(0), uint64_t(0));
   if (begin_ns && end_ns > begin_ns) note_wait_ns(book, peer, end_ns - begin_ns);
 }
 
-EPRT_DEVICE void add_to_total(uint64_t* total, uint64_t n) {  // nothing waits for the memory
+EPRT_DEVICE void add_to_total(uint64_t* total, uint64_t n) {  // fire and forget
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(total), "l"(n) : "memory");
 }
 
@@ -70,27 +72,27 @@ EPRT_DEVICE void add_longest(uint64_t* total, const WaitBook* book) {
   if (longest) add_to_total(total, uint64_t(longest) * kWaitStepNs);
 }
 
-// After a barrier that follows the last wait. verb: 0 dispatch, 1 combine. wait_cost: the caller's own totals [R], or
-// null.
+// Called after a barrier that follows the last wait. kind: 0 dispatch, 1 combine. wait_cost: the caller's own totals
+// [R], or null.
 template <class Context>
-EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int verb, int64_t* wait_cost = nullptr) {
+EPRT_DEVICE void close_book(const Context& c, WaitBook* book, int kind, int64_t* wait_cost = nullptr) {
   if (!kStats || !book->kept || threadIdx.x >= kRanks) return;
   if (threadIdx.x == 0) add_longest(c.stats.blocked_ns, book);
   const uint64_t waited = uint64_t(book->waited[threadIdx.x]) * kWaitStepNs;
   if (waited == 0) return;
   if (wait_cost) add_to_total(wait_cost + threadIdx.x, int64_t(waited));
-  uint64_t* sum = c.stats.wait_ns + verb * 2 * kRanks + threadIdx.x;
+  uint64_t* sum = c.stats.wait_ns + kind * 2 * kRanks + threadIdx.x;
   add_to_total(sum, waited);
   raise_total(sum + kRanks, waited);
 }
 
-// A bit for each rank that is not waited for. One warp.
+// A bit per masked rank. Called by one warp.
 EPRT_DEVICE uint32_t masked_ranks(const Deadline& deadline, int lane) {
   return __ballot_sync(kAllLanes, lane < kRanks && load_relaxed(deadline.mask + lane));
 }
 
-// Until a peer has raised a flag in our heap to this epoch (kOrLater: or beyond); false when it is masked, or was so at
-// the deadline.
+// Waits until a peer has raised a flag in our heap to this epoch (kOrLater: or a later one); false if the peer is
+// masked or late.
 template <bool kOrLater = false, class Context>
 EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* flag, uint32_t epoch, uint32_t code,
                            int peer) {

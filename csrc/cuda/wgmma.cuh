@@ -1,18 +1,18 @@
-// Products on the tensor cores of sm_90: 64 rows of one operand by kColumns rows of the other, both e4m3, 32 columns
-// deep, by a warpgroup (four warps). Operands lie in shared memory as tensor maps with 128-byte swizzle leave them.
+// Products on the tensor cores of sm_90, by a warpgroup (four warps): 64 rows of one operand by kColumns rows of the
+// other, 32 columns deep, both e4m3. Operands lie in shared memory as copies through tensor maps with 128-byte swizzle
+// leave them.
 #pragma once
 #include "bulk.cuh"
 
 namespace eprt {
 
-// Of 64 or more rows of 128 bytes, at a multiple of 1024. Column 32 i of them: add 2 i.
+// The descriptor of 64 or more rows of 128 bytes, at a multiple of 1024. For the columns from 32 i on, add 2 i.
 EPRT_DEVICE uint64_t operand(const void* rows) {
   constexpr uint64_t kEightRows = 1024 / 16, kSwizzle128 = 1;
   return uint64_t((shared_address(rows) & 0x3ffff) >> 4) | uint64_t(1) << 16 | kEightRows << 32 | kSwizzle128 << 62;
 }
 
-// The rows' products, of one thread: row 16 w + l / 4 + 8 h and column 8 j + 2 (l % 4) + e, of warp w and its lane l,
-// are in d[4 j + 2 h + e].
+// d (+)= w x^T. Lane l of warp w holds row 16 w + l / 4 + 8 h and column 8 j + 2 (l % 4) + e in d[4 j + 2 h + e].
 template <int kColumns>
 EPRT_DEVICE void multiply(float (&d)[kColumns / 2], uint64_t w, uint64_t x, bool add);
 
@@ -70,7 +70,7 @@ EPRT_DEVICE void multiply<128>(float (&d)[64], uint64_t w, uint64_t x, bool add)
 
 #undef EIGHT
 
-// Before the first product that reads what others wrote, or adds to registers that were written.
+// Needed before the first product that reads what other threads wrote, or adds to registers that were written.
 EPRT_DEVICE void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 EPRT_DEVICE void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
