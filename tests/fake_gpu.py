@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eprt.compat.deep_ep import layout
+from eprt.compat.deep_ep import dispatch_layout
 from eprt.ep.nvlink import kernel_state, low_latency, normal
 from eprt.gpu import symmetric
 from tests.emulated import device
@@ -85,7 +85,7 @@ class FakeGpu:
                 fake.launched.append((self.kernel.name, copy, num_blocks))
                 fake.on_launch(self.kernel.name, copy)
 
-        for module in (kernel_state, low_latency, normal, layout):
+        for module in (kernel_state, low_latency, normal, dispatch_layout):
             for value in (Kernel, Launch, SymmetricMemory, HostWords):
                 monkeypatch.setattr(module, value.__name__, value, raising=False)
             monkeypatch.setattr(module, "this_arch", lambda: "sm_90a", raising=False)

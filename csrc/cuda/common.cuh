@@ -186,15 +186,15 @@ struct Deadline {
   Failure* failure;
 };
 
-// How a wait ended. The clock is read before each look at the flag, inside the loop: the compiler reconverges the lanes of
-// a warp when the last of them is done, so a clock read after the loop would give the time of the last lane.
+// How a wait ended. The clock is read before each look at the flag, inside the loop: the compiler reconverges the lanes
+// of a warp when the last of them is done, so a clock read after the loop would give the time of the last lane.
 struct WaitEnd {
   bool arrived;
   uint64_t ns;  // the time of the end
 };
 
-// Waits until *flag is `expected`. At the deadline: reports, masks the peer so that nobody waits for it again. Flags are
-// never cleared, and one that few batches use may be 2^31 calls old (two weeks of decoding), so the test is ==.
+// Waits until *flag is `expected`. At the deadline: reports, masks the peer so that nobody waits for it again. Flags
+// are never cleared, and one that few batches use may be 2^31 calls old (two weeks of decoding), so the test is ==.
 // kOrLater: for a word that every call writes and that may be ahead.
 template <bool kOrLater>
 __device__ __noinline__ WaitEnd wait_longer(const uint32_t* flag, uint32_t expected, const Deadline& deadline,

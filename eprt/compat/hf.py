@@ -1,11 +1,11 @@
-"""Turns the mixture-of-experts blocks of transformers models into expert-parallel ones.
+"""Converts the mixture-of-experts blocks of transformers models to expert-parallel ones.
 
     replace_moe_blocks(model, group)            # a whole model, in place
     EPMoE.from_hf(model.model.layers[3].mlp, group)
 
-Understands DeepSeek V2 and V3 (also their remote-code versions), Qwen3-MoE and Mixtral, with experts as two fused 3-D
-parameters (transformers 5) or as a list of modules (transformers 4). Copies this rank's experts only; the rest is freed
-when the model lets go of the old block. Imports nothing of transformers: it only looks at the modules it is given.
+Supports DeepSeek V2 and V3 (also their remote-code versions), Qwen3-MoE and Mixtral, with experts as two fused 3-D
+parameters (transformers 5) or as a list of modules (transformers 4). Copies only this rank's experts; the others are
+freed with the old block. Knows the modules' names and shapes and imports nothing of transformers.
 """
 
 from collections.abc import Callable
@@ -25,23 +25,22 @@ SwigluWeights = tuple[Tensor, Tensor, Tensor]  # gate, up, down
 
 @dataclass(frozen=True)
 class MoEBlock:
-    """A block as build_moe takes it. routing: fields of MoEConfig. expert(e): the weights of logical expert e."""
+    """A mixture-of-experts block: its routing rule and weights."""
 
-    routing: dict[str, Any]
+    routing: dict[str, Any]  # fields of MoEConfig
     gate_weight_EH: Tensor
-    gate_bias_E: Tensor | None
+    gate_bias_E: Tensor | None  # added to the scores for the choice only
     num_experts: int
-    intermediate_size: int
-    expert: Callable[[int], SwigluWeights]
-    shared: SwigluWeights | None
+    intermediate_size: int  # of an expert
+    expert: Callable[[int], SwigluWeights]  # the weights of a logical expert
+    shared: SwigluWeights | None  # the shared expert
 
 
 def convert_moe(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> EPMoE:
-    """The expert-parallel twin of one block; options as for build_moe.
+    """An EPMoE that replaces one block; options as for build_moe. Collective over the group unless ep is given.
 
-    Takes any leading shape and returns what the block returned, also (hidden, router_logits) where it did so.
-    Collective over the group unless ep is given. TypeError for a block of another kind, ValueError for one whose
-    activation, dtype or device is not supported.
+    It takes any leading shape and returns what the block returned: hidden, or (hidden, router_logits). TypeError for an
+    unknown block, ValueError for an activation, dtype or device that is not supported.
     """
     block = describe_moe(hf_moe_module)
     moe = build_moe(block, group, **options)
@@ -60,8 +59,8 @@ def build_moe(
 ) -> EPMoE:
     """An EPMoE with copies of a block's gate, shared expert and this rank's experts.
 
-    num_max_tokens_per_rank, payload, weight_format: see MoEConfig. options go to EPMoE (layer_idx, backend, mode, ep,
-    slot_map).
+    num_max_tokens_per_rank, payload, weight_format: see MoEConfig.
+    options: for EPMoE (layer_idx, backend, mode, ep, slot_map).
     """
     config = MoEConfig(
         hidden_size=block.gate_weight_EH.shape[1],
@@ -87,9 +86,10 @@ def build_moe(
 
 
 def replace_moe_blocks(model: nn.Module, group: EPGroup, **options: Any) -> list[EPMoE]:
-    """Replaces every block of the model in place; they share one set of communication buffers. Collective.
+    """Replaces every block of the model; returns the new layers in order. Collective.
 
-    options: as for convert_moe. Returns the new layers, in order; the first one's close() frees the buffers.
+    The layers share one set of communication buffers, which the first layer's close() frees. options: as for
+    convert_moe.
     """
     found = [(name, module) for name, module in model.named_modules() if is_moe_block(module)]
     if not found:
@@ -114,21 +114,24 @@ def describe_moe(module: nn.Module) -> MoEBlock:
     """Reads a block without changing or copying it."""
     if not is_moe_block(module):
         raise TypeError(f"{type(module).__name__} is not a block of the kinds {', '.join(_KINDS)}")
-    block: Any = module  # its attributes are the checkpoint's, unknown to nn.Module
-    experts, gate = block.experts, block.gate
+    children = dict(module.named_children())
+    experts, gate = children["experts"], children["gate"]
     num_experts, intermediate_size, expert = _experts(experts)
-    _check_activation(experts if hasattr(experts, "act_fn") else experts[0])
-    shared = getattr(module, "shared_experts", None)
-    bias = getattr(gate, "e_score_correction_bias", None)
+    _check_activation(experts[0] if isinstance(experts, nn.ModuleList) else experts)
     return MoEBlock(
         routing=_KINDS[type(module).__name__.lower()](module),
-        gate_weight_EH=gate.weight,
-        gate_bias_E=bias,
+        gate_weight_EH=gate.get_parameter("weight"),
+        gate_bias_E=_tensors(gate).get("e_score_correction_bias"),
         num_experts=num_experts,
         intermediate_size=intermediate_size,
         expert=expert,
-        shared=None if shared is None else _linear_weights(shared),
+        shared=_linear_weights(children["shared_experts"]) if "shared_experts" in children else None,
     )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The module's own parameters and buffers."""
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
 # -- routing rules, by class name of the block --
@@ -162,13 +165,17 @@ def _deepseek_v3(module: Any) -> dict[str, Any]:
 
 
 def _qwen3_moe(module: Any) -> dict[str, Any]:
-    holder = module.gate if hasattr(module.gate, "top_k") else module
-    return {"scoring": "softmax_topk", "top_k": holder.top_k, "norm_topk_prob": holder.norm_topk_prob}
+    router = _router(module)
+    return {"scoring": "softmax_topk", "top_k": router.top_k, "norm_topk_prob": router.norm_topk_prob}
 
 
 def _mixtral(module: Any) -> dict[str, Any]:
-    holder = module.gate if hasattr(module.gate, "top_k") else module
-    return {"scoring": "softmax_topk", "top_k": holder.top_k, "norm_topk_prob": True}
+    return {"scoring": "softmax_topk", "top_k": _router(module).top_k, "norm_topk_prob": True}
+
+
+def _router(module: Any) -> Any:
+    """The module with the routing rule: the gate; the block if the gate is a plain linear (transformers 4)."""
+    return module if isinstance(module.gate, nn.Linear) else module.gate
 
 
 _KINDS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
@@ -184,31 +191,31 @@ _KINDS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
 
 def _experts(experts: Any) -> tuple[int, int, Callable[[int], SwigluWeights]]:
     """(number of experts, intermediate size, accessor) of fused 3-D parameters or of a list of modules."""
-    if hasattr(experts, "gate_up_proj"):
-        gate_up_E2IH, down_EHI = experts.gate_up_proj, experts.down_proj
+    if isinstance(experts, nn.ModuleList):
+        modules = list(experts)
+        return len(modules), _linear_weights(modules[0])[0].shape[0], lambda expert: _linear_weights(modules[expert])
+    gate_up_E2IH, down_EHI = experts.gate_up_proj, experts.down_proj
 
-        def fused(expert: int) -> SwigluWeights:
-            gate, up = gate_up_E2IH[expert].chunk(2)
-            return gate, up, down_EHI[expert]
+    def fused(expert: int) -> SwigluWeights:
+        gate, up = gate_up_E2IH[expert].chunk(2)
+        return gate, up, down_EHI[expert]
 
-        return gate_up_E2IH.shape[0], down_EHI.shape[2], fused
-    modules = list(experts.children())
-    return len(modules), _linear_weights(modules[0])[0].shape[0], lambda expert: _linear_weights(modules[expert])
+    return gate_up_E2IH.shape[0], down_EHI.shape[2], fused
 
 
-def _linear_weights(mlp: Any) -> SwigluWeights:
-    """DeepSeek and Qwen call them gate_proj, up_proj, down_proj; Mixtral w1, w3, w2."""
-    names = ("gate_proj", "up_proj", "down_proj") if hasattr(mlp, "gate_proj") else ("w1", "w3", "w2")
-    linears = [getattr(mlp, name) for name in names]
-    for name, linear in zip(names, linears):
-        if getattr(linear, "bias", None) is not None:
+def _linear_weights(mlp: nn.Module) -> SwigluWeights:
+    """The weights of gate_proj, up_proj and down_proj, which Mixtral calls w1, w3 and w2."""
+    linears = dict(mlp.named_children())
+    names = ("gate_proj", "up_proj", "down_proj") if "gate_proj" in linears else ("w1", "w3", "w2")
+    for name in names:
+        if "bias" in _tensors(linears[name]):
             raise ValueError(f"{type(mlp).__name__}.{name} has a bias, which experts here do not have")
-    gate, up, down = (linear.weight for linear in linears)
+    gate, up, down = (linears[name].get_parameter("weight") for name in names)
     return gate, up, down
 
 
 def _check_activation(module: nn.Module) -> None:
-    act_fn = getattr(module, "act_fn", None)
+    act_fn = dict(module.named_children()).get("act_fn")
     if act_fn is not None and "silu" not in type(act_fn).__name__.lower():
         raise ValueError(f"{type(module).__name__} uses {type(act_fn).__name__}; only SiLU is supported")
 
@@ -227,7 +234,7 @@ def _own(weight: Tensor) -> Tensor:
 
 
 def _returns_tuple(module: nn.Module, config: MoEConfig) -> bool:
-    """Asks the block itself, with one token: versions of transformers differ."""
+    """Whether the block returns router logits too, which depends on the version of transformers: calls it once."""
     was_training = module.training
     with torch.no_grad():
         out = module.eval()(torch.zeros(1, 1, config.hidden_size, dtype=config.dtype))

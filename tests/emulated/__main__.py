@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-from eprt.compat.deep_ep import layout
+from eprt.compat.deep_ep import dispatch_layout
 from tests.emulated.cases import calls_low_latency, calls_normal, layouts, token_rows
 from tests.emulated.device import emulated_ranks
 from tests.emulated.kernels import WATCHED
@@ -39,7 +39,7 @@ def run(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
 def races() -> None:
     """In a process that was begun with ThreadSanitizer (begin_watched)."""
     cases_normal.ROWS_NUM_SMS[:] = [None, 1]
-    with patch.object(layout, "_MOST_BLOCKS", 4):  # it takes 8000 threads at most
+    with patch.object(dispatch_layout, "_MOST_BLOCKS", 4):  # it takes 8000 threads at most
         run(2, layouts)
     run(2, calls_low_latency, shape=(256, 2, 3, 7, "fp8", False), num_sms=2)
     run(2, calls_low_latency, shape=(256, 2, 3, 7, "same", True), num_sms=1)

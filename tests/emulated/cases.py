@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from eprt.compat.deep_ep.layout import Layout
+from eprt.compat.deep_ep.dispatch_layout import DispatchLayout
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.compat.deep_ep.rows_received import ReceivedRows
 from eprt.ep.errors import EPTimeoutError
@@ -107,7 +107,7 @@ def layouts(group: EPGroup) -> None:
     exist."""
     generator = torch.Generator().manual_seed(group.rank)
     num_experts = 6 * group.size
-    layout = Layout(group.size, num_experts)
+    layout = DispatchLayout(group.size, num_experts)
     for num_tokens, top_k, dtype in [
         (300, 8, torch.int64), (0, 3, torch.int32), (1, 1, torch.int64), (257, 10, torch.int32), (256, 2, torch.int64),
         (9000, 1, torch.int32),

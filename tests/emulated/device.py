@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from eprt.compat.deep_ep import layout
+from eprt.compat.deep_ep import dispatch_layout
 from eprt.ep.nvlink import kernel_state, low_latency, normal
 from eprt.gpu import symmetric
 from eprt.gpu.jit import KernelSource
@@ -140,7 +140,7 @@ def _as_they_were() -> Callable[[], None]:
 def _patches(multiprocessors: int) -> ExitStack:
     stack, nothing = ExitStack(), lambda *args, **kwargs: None
     for value in (Kernel, Launch, SymmetricMemory, HostWords):
-        for module in (kernel_state, low_latency, normal, layout):
+        for module in (kernel_state, low_latency, normal, dispatch_layout):
             if hasattr(module, value.__name__):
                 stack.enter_context(patch.object(module, value.__name__, value))
     stack.enter_context(patch.dict(os.environ))

@@ -1,9 +1,9 @@
-"""DeepEP v1's Python interface (v1.2.1) over eprt's exchange between the GPUs of one NVLink domain.
+"""DeepEP's Python interface (v1.2.1) over eprt's kernels, for the GPUs of one NVLink domain.
 
     import eprt.compat.deep_ep as deep_ep
 
-or, under code that imports deep_ep itself, before it does: sys.modules["deep_ep"] = eprt.compat.deep_ep. What differs
-from DeepEP is said in docs/deep_ep.md.
+For code that imports deep_ep itself, first: sys.modules["deep_ep"] = eprt.compat.deep_ep. docs/deep_ep.md lists the
+differences from DeepEP. Knows nothing of models, placements or EPMoE.
 """
 
 import torch
@@ -12,6 +12,6 @@ from eprt.compat.deep_ep.buffer import Buffer
 from eprt.compat.deep_ep.config import Config
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 
-topk_idx_t = torch.int64  # of topk_idx; torch.int32 is taken too
+topk_idx_t = torch.int64  # of topk_idx; torch.int32 is accepted too
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]

@@ -1,4 +1,4 @@
-"""Prints the folder that, on PYTHONPATH, makes `import deep_ep` give this package, also in child processes."""
+"""Prints the folder which, on PYTHONPATH, makes `import deep_ep` import this package, also in child processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Config: how many SMs a normal-mode call may use. DeepEP's chunk sizes are accepted and have no effect."""
+"""Config: how many SMs a normal-mode call may use. Knows nothing of buffers or kernels."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,10 @@ DEFAULT_SMS = 20
 
 @dataclass(frozen=True)
 class Config:
-    """num_sms: even. The others: queue sizes of DeepEP; eprt writes rows straight to their place and has no queues."""
+    """DeepEP's settings of a normal-mode call. Only num_sms has an effect."""
 
-    num_sms: int = DEFAULT_SMS
+    num_sms: int = DEFAULT_SMS  # even
+    # Sizes of DeepEP's queues. eprt writes rows directly to their place and has no queues.
     num_max_nvl_chunked_send_tokens: int = 6
     num_max_nvl_chunked_recv_tokens: int = 256
     num_max_rdma_chunked_send_tokens: int = 6
@@ -29,8 +30,8 @@ class Config:
                 )
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for Buffer(num_nvl_bytes=...): two results of a dispatch of EPRT_DEEP_EP_TOKENS tokens per rank, all of
-        which go to one rank, and the rows of a combine."""
+        """A num_nvl_bytes for Buffer: enough for two results of a dispatch in which all ranks send EPRT_DEEP_EP_TOKENS
+        tokens to one rank, and for the rows of a combine."""
         rows = env.get("EPRT_DEEP_EP_TOKENS") * num_ranks
         return 3 * rows * (hidden_bytes + 1024)
 

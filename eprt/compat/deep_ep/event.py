@@ -1,4 +1,4 @@
-"""EventHandle and EventOverlap: a point of a CUDA stream that another may wait for."""
+"""EventHandle and EventOverlap: a point of a CUDA stream for which other streams may wait."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 class EventHandle:
-    """Recorded where `stream`, by default the current one, is now."""
+    """An event, recorded at construction.
+
+    stream: where to record it; default: the current stream.
+    """
 
     def __init__(self, stream: torch.cuda.Stream | None = None):
         self.event = torch.cuda.Event()
@@ -19,9 +22,12 @@ class EventHandle:
 
 
 class EventOverlap:
-    """event: None when there is nothing to wait for. extra_tensors: kept alive for as long as this object.
+    """What an asynchronous call returns: its end, for which a stream may wait.
 
-    As a context manager: what stands inside runs beside the communication; the current stream waits at the end.
+    As a context manager: what its body launches runs beside the communication; the current stream waits at the end.
+
+    event: None if there is nothing to wait for.
+    extra_tensors: kept alive as long as this object.
     """
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Tensor] | None = None):

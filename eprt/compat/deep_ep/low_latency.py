@@ -1,9 +1,9 @@
 """LowLatencyMode: DeepEP's low-latency dispatch and combine of one shape, over eprt's low-latency kernels.
 
-What DeepEP promises and these keep: an expert's rows lie in a block of R * M rows; a dispatch may be combined any
-number of times, or never; the receiving half may be left to a hook, and then the sending half waits for nobody. Only
-combine is told the weights. So it sends them first, and the experts' ranks sum their outputs with them before the wire;
-but with a hook every output crosses by itself. Weights that dispatch is given make for sums in both cases.
+DeepEP's guarantees hold: an expert's rows lie in a block of R * M rows; a dispatch may be combined any number of times,
+or never; the receiving half may be left to a hook, and then the sending half waits for nobody. Only combine is told the
+weights, so it sends them first, and the experts' ranks sum their outputs before they send; with a hook, every output is
+sent separately. If dispatch is given the weights, outputs are summed in both cases. Knows nothing of other shapes.
 
 R ranks, M tokens of a rank at most, H hidden, K top-k, L experts of a rank.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
-from eprt.compat.deep_ep.plain import plain
+from eprt.compat.deep_ep.function_modes import without_function_modes
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
@@ -30,7 +30,7 @@ from eprt.ep.nvlink.structs import RECV, SEND
 from eprt.gpu.device import multiprocessors
 from eprt.gpu.shapes import shape_only
 
-# Of each kind of call, how many may have sent and not received: buffers are reused after twice as many.
+# Dispatches, and combines, that may have been sent and not received: buffers are reused after twice as many.
 NUM_IN_FLIGHT = 2
 # Dispatches that may still be combined.
 NUM_HANDLES = 8
@@ -40,66 +40,78 @@ _log = logging.getLogger("eprt.compat.deep_ep")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What DeepEP's calls name, equal on all ranks. exact: outputs cross one by one, unsummed."""
+class LowLatencyShape:
+    """The sizes that low-latency calls name, equal on all ranks."""
 
-    max_tokens: int
+    max_tokens: int  # of a rank: num_max_dispatch_tokens_per_rank
     hidden: int
-    num_experts: int
+    num_experts: int  # of all ranks
     top_k: int
-    exact: bool = False
+    exact: bool = False  # every expert's output is sent separately
 
     def heap(self, num_ranks: int) -> LowLatencyHeap:
         return LowLatencyHeap(
-            num_ranks, self.max_tokens, self.hidden, self.top_k, self.num_experts // num_ranks, "either", self.exact,
-            NUM_IN_FLIGHT, late_weights=not self.exact,
-        )  # fmt: skip
+            num_ranks,
+            self.max_tokens,
+            self.hidden,
+            self.top_k,
+            self.num_experts // num_ranks,
+            "either",
+            self.exact,
+            NUM_IN_FLIGHT,
+            late_weights=not self.exact,
+        )
 
 
 class LowLatencyHandle(tuple):
-    """DeepEP's handle: (src_info int32 [L, R * M], layout_range int64 [L, R], M, H, experts). And whose it is, of how
-    many tokens of this rank, and the rows of each local expert. The tensors hold as long as the handle: they are those
-    of another dispatch once NUM_HANDLES have come after it."""
+    """DeepEP's handle: (src_info int32 [L, R * M], layout_range int64 [L, R], M, H, experts). The tensors are valid
+    until NUM_HANDLES more dispatches have reused their memory."""
 
-    mode: "LowLatencyMode"
-    number: int
-    num_tokens: int
-    rows_of_expert: Tensor
-
-
-@dataclass(frozen=True, eq=False)  # found by identity
-class Kind:
-    """How received rows come: as fp8 or bf16, and with which scales (ScaleFormat)."""
-
-    fp8: bool
-    scale_format: int
+    mode: "LowLatencyMode"  # that made it
+    number: int  # of the dispatch
+    num_tokens: int  # of this rank
+    rows_of_expert: Tensor  # int32 [L]
 
 
-BF16 = Kind(False, FLOAT)
-FP8 = {scale_format: Kind(True, scale_format) for scale_format in (FLOAT, POWER_OF_TWO, EXPONENTS)}
+@dataclass(frozen=True, eq=False)  # compared by identity
+class RowFormat:
+    """The format of received rows."""
+
+    fp8: bool  # otherwise bf16
+    scale_format: int  # ScaleFormat
 
 
-def received_like(kind: Kind, num_local: int, per_expert: int, hidden: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Shapes of what a dispatch returns: rows, scales (None for bf16), with DeepEP's column-major rows, and counts."""
-    x = shape_only(num_local, per_expert, hidden, dtype=torch.float8_e4m3fn if kind.fp8 else torch.bfloat16)
+BF16 = RowFormat(False, FLOAT)
+FP8 = {scale_format: RowFormat(True, scale_format) for scale_format in (FLOAT, POWER_OF_TWO, EXPONENTS)}
+
+
+def received_like(
+    row_format: RowFormat, num_local: int, per_expert: int, hidden: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Templates of what a dispatch returns: rows, scales (column-major, None for bf16) and counts."""
+    x = shape_only(num_local, per_expert, hidden, dtype=torch.float8_e4m3fn if row_format.fp8 else torch.bfloat16)
     scale, count = None, shape_only(num_local, dtype=torch.int32)
-    if kind.fp8:
-        packed, groups = kind.scale_format == EXPONENTS, -(-hidden // _SCALE_GROUP)
+    if row_format.fp8:
+        packed, groups = row_format.scale_format == EXPONENTS, -(-hidden // _SCALE_GROUP)
         dtype = torch.int32 if packed else torch.float32
         groups = groups // 4 if packed else groups
         scale = shape_only(num_local, per_expert, groups, dtype=dtype, columns_first=True)
     return x, scale, count
 
 
-class Pending:
-    """Calls whose hook has not run, by number."""
+class PendingHooks:
+    """The calls of one kind whose hook has not run yet.
+
+    what: the name of the calls, for errors.
+    """
 
     def __init__(self, what: str):
-        self._what, self.count = what, 0
-        self._numbers: deque[int] = deque()
+        self._what = what
+        self.count = 0  # calls so far
+        self._numbers: deque[int] = deque()  # of the calls whose hook has not run
 
-    def begin(self, has_hook: bool) -> int:
-        """The next call's number. Raises RuntimeError when too many hooks are outstanding."""
+    def begin_call(self, has_hook: bool) -> int:
+        """The next call's number. RuntimeError when too many hooks are outstanding."""
         if self._numbers and self.count - self._numbers[0] >= NUM_IN_FLIGHT - 1:
             raise RuntimeError(
                 f"{self._what}: {NUM_IN_FLIGHT} calls may be under way, but the hook of {self._what} number "
@@ -110,44 +122,61 @@ class Pending:
             self._numbers.append(self.count)
         return self.count
 
-    def end(self, number: int) -> None:
+    def end_call(self, number: int) -> None:
         if number not in self._numbers:
             raise RuntimeError(f"{self._what}: the hook of number {number} has been called already")
         self._numbers.remove(number)
 
-    def waits(self, number: int) -> bool:
+    def is_pending(self, number: int) -> bool:
         return number in self._numbers
 
 
 class LowLatencyMode:
-    """Construction and close() are collective. stream: for calls with async_finish. mask: int32 [R] on the GPU.
+    """The low-latency calls of one shape. Construction and close() are collective.
 
-    shrink: a rank that is late is masked and the others go on; without, the next call raises EPTimeoutError, too.
+    group: the ranks.
+    shape: of the calls.
+    stream: for calls with async_finish.
+    mask: int32 [R] on the GPU, 1 for ranks that are not waited for.
+    shrink: a late rank is masked and the others go on; otherwise the next call raises EPTimeoutError as well.
+    timeout_s: deadline of every wait.
     """
 
     def __init__(
-        self, group: EPGroup, shape: Shape, *, stream: torch.cuda.Stream, mask: Tensor, shrink: bool, timeout_s: float
+        self,
+        group: EPGroup,
+        shape: LowLatencyShape,
+        *,
+        stream: torch.cuda.Stream,
+        mask: Tensor,
+        shrink: bool,
+        timeout_s: float,
     ):
         self.group, self.shape, self._shrink = group, shape, shrink
         self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
-        self.block = self.num_local, self.rows_per_expert, shape.hidden  # of rows, by expert
+        self.block = self.num_local, self.rows_per_expert, shape.hidden  # shape of received rows
         num_sms = min(MAX_SMS, multiprocessors())
         self.kernels = LowLatency(
-            group, shape.heap(group.size), self.num_local * self.rows_per_expert, num_handles=NUM_HANDLES,
-            num_sms=num_sms, timeout_s=timeout_s, mask=mask,
-        )  # fmt: skip
+            group,
+            shape.heap(group.size),
+            self.num_local * self.rows_per_expert,
+            num_handles=NUM_HANDLES,
+            num_sms=num_sms,
+            timeout_s=timeout_s,
+            mask=mask,
+        )
         self._asked = CallContext(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
         self._failure_words: Any = self.kernels.failure.words
         self._closed = False
         self._where = f"[rank {group.rank}/{group.size}] low_latency_combine:"
         self._streams = CommStream(stream)
-        self._dispatches, self._combines = Pending("low_latency_dispatch"), Pending("low_latency_combine")
-        self._combining: dict[int, int] = {}  # handle -> its combine whose hook has not run
-        self._next_y: Tensor | None = None
-        self._like: dict[Kind, tuple[Tensor, Tensor | None, Tensor]] = {}  # shapes of what a dispatch returns
-        self._outs: dict[int, Tensor] = {}  # shapes of combine's results, by number of tokens
-        self._bound: list[Kind | None] = [None] * NUM_HANDLES
-        # src_info and layout_range of each handle: of its last dispatch, as the kernels' own books are.
+        self._dispatches, self._combines = PendingHooks("low_latency_dispatch"), PendingHooks("low_latency_combine")
+        self._combining: dict[int, int] = {}  # dispatch -> its combine whose hook has not run
+        self._next_y: Tensor | None = None  # input of the next combine with zero_copy
+        self._like: dict[RowFormat, tuple[Tensor, Tensor | None, Tensor]] = {}  # templates of what a dispatch returns
+        self._outs: dict[int, Tensor] = {}  # templates of combine's results, by number of tokens
+        self._bound: list[RowFormat | None] = [None] * NUM_HANDLES  # format of each handle's last dispatch
+        # src_info and layout_range of each handle's last dispatch.
         per_expert = self.rows_per_expert
         self._tokens = torch.zeros(NUM_HANDLES, self.num_local, per_expert, dtype=torch.int32, device="cuda").unbind()
         self._ranges = torch.zeros(NUM_HANDLES, self.num_local, group.size, dtype=torch.int64, device="cuda").unbind()
@@ -155,11 +184,17 @@ class LowLatencyMode:
     # -- dispatch --
 
     def dispatch(
-        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, recv_stats: Tensor | None,
-        wait_stats: Tensor | None, kind: Kind, *, async_finish: bool, return_recv_hook: bool,
-    ) -> tuple[Tensor, Tensor | None, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
-        """Received rows as DeepEP lays them out, and their scales; count is the handle's rows_of_expert. Arguments are
-        checked by Buffer. topk_weights: when known already."""
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor | None,
+        recv_stats: Tensor | None,
+        wait_stats: Tensor | None,
+        row_format: RowFormat,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> tuple[Tensor, Tensor | None, LowLatencyHandle, EventHandle | None, Callable[[], None] | None]:
+        """(rows, scales, handle, event, hook). Arguments were checked by Buffer. topk_weights: if known already."""
         if self._failure_words[0]:
             self._raise_failure()
         next_number = self._dispatches.count + 1
@@ -170,87 +205,96 @@ class LowLatencyMode:
                 "first"
             )
         i = next_number % NUM_HANDLES
-        rows, scale, count = self._receive_into(i, kind)  # there may be no memory: then the call has not begun
-        number = self._dispatches.begin(return_recv_hook)
+        rows, scale, count = self._receive_into(i, row_format)  # before the call begins: there may be no memory
+        number = self._dispatches.begin_call(return_recv_hook)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
         phases = SEND if return_recv_hook else SEND | RECV
-        if not async_finish and self._streams.stays():
+        if not async_finish and self._streams.stays_on_stream():
             self.kernels.dispatch(i, x, topk_idx, topk_weights, phases)
         else:
-            with self._streams.run(async_finish):
+            with self._streams.run_call(async_finish):
                 self.kernels.dispatch(i, x, topk_idx, topk_weights, phases)
         shape = self.shape
         handle = LowLatencyHandle((self._tokens[i], self._ranges[i], shape.max_tokens, shape.hidden, shape.num_experts))
         handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], count
         if not return_recv_hook:
-            return rows, scale, handle, self._streams.event(async_finish), None
+            return rows, scale, handle, self._streams.record_event(async_finish), None
         stream = torch.cuda.current_stream()
 
-        @plain
+        @without_function_modes
         def receive(_alive: object = (rows, scale, count, recv_stats, wait_stats)) -> None:
             self._check_open()
-            self._dispatches.end(number)
-            with self._streams.resume(stream):
+            self._dispatches.end_call(number)
+            with self._streams.resume_call(stream):
                 self.kernels.dispatch(i, x, topk_idx, topk_weights, RECV)
 
         return rows, scale, handle, None, receive
 
-    def _receive_into(self, i: int, kind: Kind) -> tuple[Tensor, Tensor | None, Tensor]:
-        """New tensors for the next dispatch of handle i: rows, scales, count."""
+    def _receive_into(self, i: int, row_format: RowFormat) -> tuple[Tensor, Tensor | None, Tensor]:
+        """New tensors for the next dispatch with handle i: (rows, scales, counts)."""
         per_expert = self.rows_per_expert
-        like = self._like.get(kind)
+        like = self._like.get(row_format)
         if like is None:
-            like = self._like[kind] = received_like(kind, self.num_local, per_expert, self.shape.hidden)
+            like = self._like[row_format] = received_like(row_format, self.num_local, per_expert, self.shape.hidden)
         x, scale, count = like
         x, count = torch.empty_like(x), torch.empty_like(count)
         if scale is not None:
             scale = torch.empty_like(scale)
-        if self._bound[i] is kind:
+        if self._bound[i] is row_format:
             self.kernels.bind_again(i, x, scale, count)
             return x, scale, count
         # Rows count over all experts.
         strides = (0, 0, 0) if scale is None else (scale.stride(0) - per_expert, 1, per_expert)
         tokens, ranges = self._tokens[i], self._ranges[i]
-        self.kernels.bind(i, Rows(x, scale, count, strides, kind.scale_format, per_expert, 1, tokens, ranges))
-        self._bound[i] = kind
+        self.kernels.bind(i, Rows(x, scale, count, strides, row_format.scale_format, per_expert, 1, tokens, ranges))
+        self._bound[i] = row_format
         return x, scale, count
 
     # -- combine --
 
     def combine(
-        self, y: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, out: Tensor | None,
-        wait_stats: Tensor | None, signal: Signal | None = None, *, zero_copy: bool, async_finish: bool,
+        self,
+        y: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: LowLatencyHandle,
+        out: Tensor | None,
+        wait_stats: Tensor | None,
+        signal: Signal | None,
+        zero_copy: bool,
+        async_finish: bool,
         return_recv_hook: bool,
-    ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:  # fmt: skip
-        """Arguments are checked by Buffer. signal: with return_recv_hook, send tile by tile."""
+    ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:
+        """(combined rows, event, hook). Arguments were checked by Buffer. signal: to send tile by tile, with
+        return_recv_hook."""
         if self._failure_words[0]:
             self._raise_failure()
         self._check_handle(handle)
         if out is None:
             shape = self._outs.get(handle.num_tokens)
             out = self._new_out(handle.num_tokens) if shape is None else torch.empty_like(shape)
-        number = self._combines.begin(return_recv_hook)
+        number = self._combines.begin_call(return_recv_hook)
         if zero_copy and self._next_y is not None:
             y, self._next_y = self._next_y, None
-            if async_finish:  # the caller may have let go of it
+            if async_finish:  # the caller may have released it
                 y.record_stream(self._streams.stream)
         i = handle.number % NUM_HANDLES
-        if not (async_finish or return_recv_hook) and self._streams.stays():
+        if not (async_finish or return_recv_hook) and self._streams.stays_on_stream():
             self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
             return out, None, None
-        with self._streams.run(async_finish):
+        with self._streams.run_call(async_finish):
             if not return_recv_hook:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
-                return out, self._streams.event(async_finish), None
+                return out, self._streams.record_event(async_finish), None
             self.kernels.combine_send(i, y, handle.rows_of_expert, signal)
         self._combining[handle.number], stream = number, torch.cuda.current_stream()
 
-        @plain
+        @without_function_modes
         def receive() -> None:
             self._check_open()
-            self._combines.end(number)
+            self._combines.end_call(number)
             self._combining.pop(handle.number, None)
-            with self._streams.resume(stream):
+            with self._streams.resume_call(stream):
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, None, wait_stats)
 
         return out, None, receive
@@ -260,7 +304,7 @@ class LowLatencyMode:
         return torch.empty_like(shape)
 
     def next_combine_buffer(self) -> Tensor:
-        """bf16 [L, R * M, H], read by the next combine with zero_copy. combine never copies: any tensor would do."""
+        """bf16 [L, R * M, H], the input of the next combine with zero_copy. combine never copies any input."""
         self._next_y = torch.empty(self.block, dtype=torch.bfloat16, device="cuda")
         return self._next_y
 
@@ -271,21 +315,21 @@ class LowLatencyMode:
                 f"{self._where} the handle is of dispatch {number} and there have been {self._dispatches.count}; the "
                 f"last {NUM_HANDLES} can be combined"
             )
-        if self._dispatches.waits(number):
+        if self._dispatches.is_pending(number):
             raise RuntimeError(f"{self._where} call the hook of the dispatch first: its tokens have not been received")
         if number in self._combining:
             raise RuntimeError(f"{self._where} this handle has a combine under way; call its hook first")
 
     # -- beside --
 
-    def meet(self) -> None:
-        """On the GPU: waits until every rank that is not masked has come here."""
+    def gpu_barrier(self) -> None:
+        """Waits on the GPU until every rank that is not masked has made this call."""
         x = torch.empty(0, self.shape.hidden, dtype=torch.bfloat16, device="cuda")
         topk_idx = torch.empty(0, self.shape.top_k, dtype=torch.int64, device="cuda")
         self.dispatch(x, topk_idx, None, None, None, BF16, async_finish=False, return_recv_hook=False)
 
     def close(self) -> None:
-        self._closed, self._failure_words = True, [1]  # the memory of the kernels' words goes; calls look here first
+        self._closed, self._failure_words = True, [1]  # the kernels' words are freed; calls then fail in _check_open
         self.kernels.close()
 
     def _check_open(self) -> None:
@@ -297,7 +341,7 @@ class LowLatencyMode:
         failure = take_failure(self.kernels.failure.words, self._asked)
         if failure is None:
             return
-        self.kernels.mask[self.group.rank].zero_()  # it waited for itself: for a tile that did not come
+        self.kernels.mask[self.group.rank].zero_()  # a missing tile makes a rank mask itself
         if not (self._shrink and isinstance(failure, EPTimeoutError)):
             raise failure
         _log.warning("%s; it is masked from now on", failure)

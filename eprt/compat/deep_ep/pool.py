@@ -1,7 +1,7 @@
-"""Pool: pieces of one long range of memory, handed out by offset, first fit.
+"""MemoryPool: allocates blocks of one range of memory by offset, first fit.
 
-Knows nothing of what the memory is, nor of streams: whoever gets a piece again is told what was noted when it came
-back. A piece goes back when its Block is collected.
+A block returns to the pool when its Block object is collected. A mark made at that moment is passed to the next owner
+of the memory. Knows nothing of what the memory is, nor of streams.
 """
 
 import sys
@@ -13,47 +13,52 @@ ALIGNMENT = 128
 
 
 class PoolFullError(MemoryError):
-    """No gap is long enough; the message says how much is in use."""
+    """No gap is long enough; the message tells how much is in use."""
 
 
 class Block:
-    """offset, num_bytes: where the piece is. It is the pool's again once nothing refers to the Block.
+    """A block of a pool, which returns to the pool when nothing refers to this object.
 
-    marks: what Pool's `mark` gave for the blocks that lay here before.
+    offset: where the block begins.
+    num_bytes: its size.
+    marks: the marks of the earlier blocks in this memory, made when they returned.
+    graph: whether it belongs to a CUDA graph.
     """
 
     __slots__ = ("_graph", "_pool", "marks", "num_bytes", "offset")
 
-    def __init__(self, pool: "Pool", offset: int, num_bytes: int, marks: tuple[Any, ...], graph: bool):
+    def __init__(self, pool: "MemoryPool", offset: int, num_bytes: int, marks: tuple[Any, ...], graph: bool):
         self._pool, self.offset, self.num_bytes, self.marks, self._graph = pool, offset, num_bytes, marks, graph
 
     def __del__(self):
         if not sys.is_finalizing():
-            self._pool.release(self.offset, self._graph)
+            self._pool.release_block(self.offset, self._graph)
 
 
-class Pool:
-    """begin, num_bytes: the range, begin a multiple of 128. Offsets of blocks count from where begin does.
+class MemoryPool:
+    """Allocates blocks of a range of memory.
 
-    mark: called when a block goes back, to note who may still be using it; None: nothing to note.
+    begin: where the range begins, a multiple of 128. Offsets of blocks count from the same origin.
+    num_bytes: the size of the range.
+    mark: called when a block returns; its result tells the next owner who may still use the memory (None: nobody).
     """
 
     def __init__(self, begin: int, num_bytes: int, mark: Callable[[], Any] = lambda: None):
         self.begin, self.num_bytes = begin, num_bytes
         self._mark = mark
         self._used: dict[int, int] = {}  # offset -> end, in order of offset
-        self._of_graphs: dict[int, int] = {}  # those of them that went back, but only graphs may have
+        self._of_graphs: dict[int, int] = {}  # used blocks that returned from graphs; only other graphs may have them
         self._marks: list[tuple[int, int, Any]] = []  # disjoint ranges: offset, end, mark
-        # Blocks are collected at any moment, in any thread; what went back is taken in when the pool is asked again.
+        # Blocks are collected at any moment, in any thread; the pool processes them when it is used next.
         self._returned: deque[tuple[int, bool, Any]] = deque()  # offset, graph, mark
 
-    def take(self, num_bytes: int, graph: bool = False) -> Block:
-        """A block of at least num_bytes at a multiple of 128. Raises PoolFullError.
+    def take_block(self, num_bytes: int, graph: bool = False) -> Block:
+        """A block of at least num_bytes at a multiple of 128. PoolFullError if none is free.
 
-        graph: for a CUDA graph being captured, whose replays will write here for ever: when it goes back, only blocks
-        of other graphs (replayed in turn) may lie here.
+        graph: for a CUDA graph that is being captured. Its replays write here forever, so after its return only other
+        graphs, which are replayed in turn, may have the memory.
         """
-        self._take_in()
+        self._collect_returned()
         size = _rounded(num_bytes)
         if graph:
             for offset, end in self._of_graphs.items():
@@ -70,22 +75,22 @@ class Pool:
         self._used = dict(sorted(self._used.items()))
         return Block(self, offset, size, self._take_marks(offset, offset + size), graph)
 
-    def shrink(self, block: Block, num_bytes: int) -> None:
-        """The block keeps its first num_bytes. Only where nobody has used the others; not for a graph's."""
+    def shrink_block(self, block: Block, num_bytes: int) -> None:
+        """The block keeps its first num_bytes. The rest must be unused so far; not for blocks of graphs."""
         end, old_end = block.offset + _rounded(num_bytes), self._used[block.offset]
         if end < old_end:
             self._used[block.offset], block.num_bytes = end, end - block.offset
-            self._marks += [(end, old_end, mark) for mark in block.marks]  # who takes them next must wait, too
+            self._marks += [(end, old_end, mark) for mark in block.marks]  # for the next owner of the rest
 
     def fits(self, num_bytes: int) -> bool:
-        """Whether take(num_bytes) would find a gap."""
-        self._take_in()
+        """Whether take_block(num_bytes) would find a gap."""
+        self._collect_returned()
         return self._gap(_rounded(num_bytes)) is not None
 
-    def release(self, offset: int, graph: bool) -> None:
+    def release_block(self, offset: int, graph: bool) -> None:
         self._returned.append((offset, graph, None if graph else self._mark()))
 
-    def _take_in(self) -> None:
+    def _collect_returned(self) -> None:
         while self._returned:
             offset, graph, mark = self._returned.popleft()
             if graph:
@@ -104,7 +109,7 @@ class Pool:
         return offset if offset + size <= self.begin + self.num_bytes else None
 
     def _take_marks(self, offset: int, end: int) -> tuple[Any, ...]:
-        """Those of the range; what sticks out of it keeps its mark."""
+        """The marks of the range; memory outside it keeps its marks."""
         inside, left = [], []
         for first, last, mark in self._marks:
             if last <= offset or end <= first:

@@ -1,6 +1,7 @@
-"""RowsPlans: what of a dispatch of rows depends only on how its arguments look, checked and worked out once.
+"""RowsPlans: checks and sizes of a dispatch of rows, computed once for arguments that look alike.
 
-A prefill dispatches once per layer with tensors that look alike: the same shapes, types and options.
+A prefill dispatches once per layer with tensors of the same shapes, dtypes and options. Knows nothing of memory or
+launches.
 """
 
 from collections.abc import Callable
@@ -34,32 +35,38 @@ def block_shape(capacity: int, top_k: int, row_bytes: int, num_scales: int) -> B
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """layout: of what the count leaves. row_bytes, num_scales: of a row. most_own: rows that come when all ranks have
-    as many tokens and send all of them. returned_bytes: what a combine may bring back. asked: for errors."""
+    """What a dispatch of rows needs to know of its arguments."""
 
-    layout: LayoutShape
-    top_k: int
-    row_bytes: int
-    num_scales: int
-    most_own: int
-    returned_bytes: int
-    asked: CallContext
+    layout: LayoutShape  # of what the count leaves on the GPU
+    top_k: int  # 0 without topk_idx
+    row_bytes: int  # of a row of the payload
+    num_scales: int  # of a row
+    expected_rows: int  # received rows if all ranks have as many tokens and send all of them here
+    returned_bytes: int  # returned rows of a combine, at most
+    asked: CallContext  # for errors
 
-    def block(self, capacity: int) -> BlockShape:
-        return block_shape(capacity, self.top_k, self.row_bytes, self.num_scales)
+    def block_of(self, rows: int) -> BlockShape:
+        """The block for so many received rows."""
+        return block_shape(rows, self.top_k, self.row_bytes, self.num_scales)
 
-    def guess(self, recent_rows: int, most: int) -> BlockShape:
-        """For rows that have not been counted: all that can come when no rank has more tokens than this one, and at
-        least as many as came before."""
-        rows = self.most_own
+    def guess_block(self, recent_rows: int, most: int) -> BlockShape:
+        """The block for rows that have not been counted yet: it holds them if no rank has more tokens than this one, or
+        if there are no more than the last dispatch received."""
+        rows = self.expected_rows
         if recent_rows > rows:
             rows = min(-(-recent_rows // _GUESS_STEP) * _GUESS_STEP, most)
-        return self.block(rows)
+        return self.block_of(rows)
 
 
 class RowsPlans:
-    """fail: raises a ValueError that says which rank it is. size_name: what the caller calls the memory's size.
-    max_items: most tokens to or from this rank."""
+    """The plans of a RowExchange, by the looks of their arguments.
+
+    group: the ranks.
+    max_items: tokens to or from this rank, at most.
+    size_name: what the caller calls the size of the symmetric memory, for errors.
+    timeout_s: deadline of the waits, for errors.
+    fail: raises a ValueError that names the rank.
+    """
 
     def __init__(
         self, group: EPGroup, max_items: int, size_name: str, timeout_s: float, fail: Callable[[str], NoReturn]
@@ -69,17 +76,24 @@ class RowsPlans:
         self._device = torch.cuda.current_device()
         self._plans: dict[tuple, RowsPlan] = {}
 
-    def of(self, payload: Payload, routing: Routing, worst_rows: int, alignment: int) -> RowsPlan:
-        """Raises ValueError for arguments that do not go together."""
+    def plan_for(self, payload: Payload, routing: Routing, worst_rows: int, alignment: int) -> RowsPlan:
+        """The plan of a dispatch. ValueError for arguments that do not fit together."""
         x, scale = payload.x, payload.scale
         key = (
-            facts(x), None if scale is None else (scale.shape, scale.dtype, scale.get_device()),
-            facts(routing.topk_slot), facts(routing.topk_weight), facts(routing.in_rank), facts(routing.slot_tokens),
-            routing.num_slots, worst_rows, alignment, routing.chunks,
-        )  # fmt: skip
+            facts(x),
+            None if scale is None else (scale.shape, scale.dtype, scale.get_device()),
+            facts(routing.topk_slot),
+            facts(routing.topk_weight),
+            facts(routing.in_rank),
+            facts(routing.slot_tokens),
+            routing.num_slots,
+            worst_rows,
+            alignment,
+            routing.chunks,
+        )
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plan(payload, routing, worst_rows, alignment)
+            plan = self._make_plan(payload, routing, worst_rows, alignment)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
@@ -92,7 +106,7 @@ class RowsPlans:
             )
         return plan
 
-    def _plan(self, payload: Payload, routing: Routing, worst_rows: int, alignment: int) -> RowsPlan:
+    def _make_plan(self, payload: Payload, routing: Routing, worst_rows: int, alignment: int) -> RowsPlan:
         self.check_payload(payload)
         self._check_routing(routing, worst_rows, alignment)
         T, K, R = routing.num_tokens, routing.top_k, self._group.size
@@ -143,21 +157,21 @@ class RowsPlans:
             K = routing.top_k
             if not 1 <= K <= MAX_TOP_K:
                 self._fail(f"dispatch: top-k is {K}: must be in 1..{MAX_TOP_K}")
-            self.check("topk_idx", routing.topk_slot, (T, K), torch.int32, torch.int64)
-            self.check("topk_weights", routing.topk_weight, (T, K), torch.float32)
+            self.check_tensor("topk_idx", routing.topk_slot, (T, K), torch.int32, torch.int64)
+            self.check_tensor("topk_weights", routing.topk_weight, (T, K), torch.float32)
         if routing.in_rank is not None:
-            self.check("is_token_in_rank", routing.in_rank, (T, R), torch.bool)
+            self.check_tensor("is_token_in_rank", routing.in_rank, (T, R), torch.bool)
             if routing.slot_tokens is None:
                 self._fail("dispatch: is_token_in_rank needs num_tokens_per_expert")
-            self.check("num_tokens_per_expert", routing.slot_tokens, (S,), torch.int32)
+            self.check_tensor("num_tokens_per_expert", routing.slot_tokens, (S,), torch.int32)
 
     def check_rows(self, what: str, tensor: Tensor, shape: tuple[int, int]) -> None:
-        """bf16 rows that the kernels copy 16 bytes at a time. what: with the verb "begin"."""
-        self.check(what.rsplit(" ", 1)[0], tensor, shape, torch.bfloat16)
+        """ValueError unless tensor holds bf16 rows at a multiple of 16 bytes. what: its name and the verb "begin"."""
+        self.check_tensor(what.rsplit(" ", 1)[0], tensor, shape, torch.bfloat16)
         if tensor.data_ptr() % 16:
             self._fail(not_aligned(what, tensor))
 
-    def check(self, what: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    def check_tensor(self, what: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
         if (
             tensor.shape != shape
             or tensor.dtype not in dtypes

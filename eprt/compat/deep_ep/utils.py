@@ -1,4 +1,4 @@
-"""Where DeepEP keeps EventOverlap. Absolute imports: under the name deep_ep.utils, too, these are the same classes."""
+"""EventOverlap where DeepEP has it. Absolute imports, so that deep_ep.utils gives the same classes."""
 
 from eprt.compat.deep_ep.event import EventHandle, EventOverlap
 

@@ -1,4 +1,4 @@
-"""With this folder on PYTHONPATH `import deep_ep` gives eprt.compat.deep_ep: programs for DeepEP run unchanged.
+"""With this folder on PYTHONPATH `import deep_ep` imports eprt.compat.deep_ep: programs for DeepEP run unchanged.
 
 `python -m eprt.compat.deep_ep` prints the folder.
 """

@@ -25,7 +25,7 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         for grouped in (False, True):
             for source in nvlink_normal.kernel_sources(ranks, grouped=grouped, arch=arch):
                 yield f"ranks {ranks} normal mode, rows by {'expert' if grouped else 'token'}", source
-        yield f"ranks {ranks} DeepEP's interface", KernelSource("layout", arch, (("NUM_RANKS", ranks),))
+        yield f"ranks {ranks} DeepEP's interface", KernelSource("dispatch_layout", arch, (("NUM_RANKS", ranks),))
     # Of a shape, kernels know hidden, top_k, num_ranks and payload; the rest is given to them call by call.
     for (hidden, top_k), ranks in product(MODELS, RANKS):
         shapes = {payload: LowLatencyHeap(ranks, 1, hidden, top_k, 1, payload, False, 2) for payload in PAYLOAD_DTYPES}

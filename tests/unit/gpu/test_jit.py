@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from eprt import doctor
-from eprt.compat.deep_ep import layout
-from eprt.compat.deep_ep.low_latency import Shape
+from eprt.compat.deep_ep import dispatch_layout
+from eprt.compat.deep_ep.low_latency import LowLatencyShape
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.ep.config import EPConfig
 from eprt.ep.nvlink import (
@@ -86,7 +86,7 @@ def test_what_one_user_compiles_others_can_read(cache, monkeypatch):
 
 @pytest.mark.parametrize("harm", [lambda cubin: b"", lambda cubin: bytes(len(cubin)), lambda cubin: cubin[:-1]])
 def test_what_a_host_left_in_the_cache_that_went_down_is_compiled_again(nvrtc, cache, monkeypatch, harm):
-    source = layout.source(2)
+    source = dispatch_layout.source(2)
     cubin = jit.cubin(source)
     (path,) = cache.iterdir()
     path.write_bytes(harm(cubin))
@@ -134,10 +134,10 @@ def no_nvrtc():
 @pytest.mark.parametrize("place", ["in the cache", "beside the sources"])
 def test_what_was_built_ahead_is_found_without_nvrtc(nvrtc, cache, tmp_path, monkeypatch, place):
     """`eprt env --build-kernels` on a fresh cache; then only what it wrote is there, in the cache or in the package."""
-    layouts = [(what, source) for what, source in nvlink_prebuild.sources() if source.name == "layout"]
+    layouts = [(what, source) for what, source in nvlink_prebuild.sources() if source.name == "dispatch_layout"]
     monkeypatch.setattr(nvlink_prebuild, "sources", lambda arch: iter(layouts))
     assert doctor.main(["--build-kernels"]) == 0
-    assert len(list(cache.glob("layout-sm_90a-*.cubin"))) == len(layouts) == len(nvlink_prebuild.RANKS)
+    assert len(list(cache.glob("dispatch_layout-sm_90a-*.cubin"))) == len(layouts) == len(nvlink_prebuild.RANKS)
     if place == "beside the sources":
         shutil.copytree(jit.source_dir(), tmp_path / "sources")
         cache.rename(tmp_path / "sources" / "cubins")
@@ -145,16 +145,16 @@ def test_what_was_built_ahead_is_found_without_nvrtc(nvrtc, cache, tmp_path, mon
     monkeypatch.setattr(jit, "nvrtc_version", no_nvrtc)
     for _, source in layouts:
         assert jit.cubin(source).startswith(b"\x7fELF")
-    other = layout.source(3)
-    with pytest.raises(ImportError, match=r"layout-sm_90a-.*no NVRTC here.*--build-kernels"):
+    other = dispatch_layout.source(3)
+    with pytest.raises(ImportError, match=r"dispatch_layout-sm_90a-.*no NVRTC here.*--build-kernels"):
         jit.cubin(other)
 
 
 def test_what_is_built_ahead_is_what_the_layers_ask_for():
     ahead = {source for _, source in nvlink_prebuild.sources()}
-    face = Shape(128, 7168, 256, 8).heap(8)
+    face = LowLatencyShape(128, 7168, 256, 8).heap(8)
     normal = [source for grouped in (False, True) for source in nvlink_normal.kernel_sources(8, grouped=grouped)]
-    assert ahead >= {*kernel_sources(face).values(), *normal, layout.source(8)}
+    assert ahead >= {*kernel_sources(face).values(), *normal, dispatch_layout.source(8)}
     assert ahead >= set(kernel_sources(LowLatencyHeap(4, 64, 2048, 6, 16, "fp8", False, num_buffers=2)).values())
 
 
@@ -183,9 +183,11 @@ def test_python_and_cuda_agree_on_every_struct():
         "Context": context,
         "DispatchParams": nvlink_layout.dispatch_struct(context),
         "CombineParams": nvlink_layout.combine_struct(context),
-        "LayoutParams": layout._LayoutParams,
+        "LayoutParams": dispatch_layout._LayoutParams,
     }
-    theirs = "".join(jit.read_source(name) for name in ("low_latency_dispatch", "low_latency_combine", "layout"))
+    theirs = "".join(
+        jit.read_source(name) for name in ("low_latency_dispatch", "low_latency_combine", "dispatch_layout")
+    )
     for name, struct in ours.items():
         assert struct_fields(theirs, name) == [field[0] for field in struct._fields_], name
         assert issubclass(struct, ctypes.Structure)

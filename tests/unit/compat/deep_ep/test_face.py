@@ -11,8 +11,8 @@ import torch
 
 from eprt import env
 from eprt.compat import deep_ep
-from eprt.compat.deep_ep.checks import Checks
-from eprt.compat.deep_ep.low_latency import Pending
+from eprt.compat.deep_ep.checks import BufferChecks
+from eprt.compat.deep_ep.low_latency import PendingHooks
 from eprt.ep.group.group import EPGroup
 
 CALLS = {
@@ -144,13 +144,15 @@ def on_gpu(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_a_call_that_looks_like_the_last_good_one_is_not_checked_again_and_any_other_is(monkeypatch):
-    checks, looked = Checks(1, 2, 0), []
-    monkeypatch.setattr(checks, "tensor", lambda *args: (looked.append(args[1]), Checks.tensor(checks, *args)))
+    checks, looked = BufferChecks(1, 2, 0), []
+    monkeypatch.setattr(
+        checks, "check_tensor", lambda *args: (looked.append(args[1]), BufferChecks.check_tensor(checks, *args))
+    )
 
     def dispatch(dtype=torch.bfloat16, tokens=3, contiguous=True, idx_tokens=3, **changed) -> None:
         x, idx = on_gpu(dtype, tokens, 512, contiguous=contiguous), on_gpu(torch.int64, idx_tokens, 8)
         asked: dict[str, Any] = {"max_tokens": 4, "num_experts": 6, "formats": (True, True, True)} | changed
-        checks.low_latency_dispatch(x, idx, None, None, None, **asked, async_finish=False, return_recv_hook=False)
+        checks.check_dispatch(x, idx, None, None, None, **asked, async_finish=False, return_recv_hook=False)
 
     dispatch()
     assert looked == ["x", "topk_idx"]
@@ -168,7 +170,7 @@ def test_a_call_that_looks_like_the_last_good_one_is_not_checked_again_and_any_o
     y, idx, weights = on_gpu(torch.bfloat16, 3, 8, 512), on_gpu(torch.int64, 3, 8), on_gpu(torch.float32, 3, 8)
     for num_tokens in (3, 3, 2):
         try:
-            checks.low_latency_combine(y, idx, weights, None, None, num_tokens, (3, 8, 512), 8, False, False)
+            checks.check_combine(y, idx, weights, None, None, num_tokens, (3, 8, 512), 8, False, False)
         except ValueError as error:
             assert num_tokens == 2 and "3 tokens, but the handle is of a dispatch of 2" in str(error)
         else:
@@ -219,16 +221,16 @@ def test_an_event_that_is_none_is_not_waited_for_silently():
 
 
 def test_two_hooks_may_be_outstanding_and_each_is_called_once():
-    pending = Pending("low_latency_dispatch")
-    first, second = pending.begin(True), pending.begin(True)
+    pending = PendingHooks("low_latency_dispatch")
+    first, second = pending.begin_call(True), pending.begin_call(True)
     with pytest.raises(RuntimeError, match="the hook of low_latency_dispatch number 1 has not been called"):
-        pending.begin(False)
-    pending.end(first)
+        pending.begin_call(False)
+    pending.end_call(first)
     with pytest.raises(RuntimeError, match="number 1 has been called already"):
-        pending.end(first)
-    assert pending.waits(second) and pending.begin(False) == 3
+        pending.end_call(first)
+    assert pending.is_pending(second) and pending.begin_call(False) == 3
     with pytest.raises(RuntimeError, match="number 2 has not been called"):
-        pending.begin(True)
+        pending.begin_call(True)
 
 
 def test_a_folder_on_the_path_redirects_the_import_in_any_process(capsys):

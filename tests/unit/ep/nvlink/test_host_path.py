@@ -58,7 +58,7 @@ class Rows:
     def used(self) -> int:
         gc.collect()
         pool = self.exchange._pool._pool
-        pool._take_in()
+        pool._collect_returned()
         return sum(end - start for start, end in pool._used.items())
 
 
@@ -77,7 +77,7 @@ def test_what_came_lies_where_the_kernel_was_told_and_only_that_is_kept(gpu):
     received = rows.dispatch()
     (_, _, _), (_, params, _) = gpu.launched
     block = rows.exchange.kernels.memory.peer_ptr[1] + params.block
-    at = rows.exchange._plans._plans.popitem()[1].block(2 * T).offsets()
+    at = rows.exchange._plans._plans.popitem()[1].block_of(2 * T).offsets()
     for tensor, name, shape in (
         (received.x_NH, "x", (100, HIDDEN)), (received.scale_NG, "scale", (100, 2)),
         (received.topk_idx_NK, "entry", (100, K)), (received.topk_weights_NK, "weight", (100, K)),

@@ -39,7 +39,7 @@ def test_rows_beyond_the_guess_that_take_more_than_half_of_the_memory_are_copied
 def test_without_any_room_left_peers_are_still_told_so(gpu):
     rows = Rows(gpu)
     pool = rows.exchange._pool
-    held = [pool.take(pool.num_bytes)]
+    held = [pool.take_block(pool.num_bytes)]
     with pytest.raises(ValueError, match="no room for 100 received rows"):
         rows.dispatch()
     assert rows.launches() == [("count", 0, 0), ("dispatch", 0, 0)]

@@ -1,4 +1,4 @@
-"""Layout: the kernel behind get_dispatch_layout (csrc/cuda/layout.cu)."""
+"""DispatchLayout: the kernel behind get_dispatch_layout (csrc/cuda/dispatch_layout.cu). Knows nothing of streams."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.shapes import shape_only
 
-_THREADS, _MOST_BLOCKS = 256, 32  # kLayoutThreads
+_THREADS, _MOST_BLOCKS = 256, 32  # the first: kLayoutThreads of the kernel
 
 _LayoutParams = struct(
     "LayoutParams",
@@ -20,8 +20,11 @@ _LayoutParams = struct(
 )
 
 
-class Layout:
-    """Calls must reach the GPU one after another, on whatever streams."""
+class DispatchLayout:
+    """Counts a batch's tokens for each rank and expert. Calls must reach the GPU one after another, on any streams.
+
+    num_experts: of all ranks.
+    """
 
     def __init__(self, num_ranks: int, num_experts: int):
         self._num_ranks = num_ranks
@@ -36,12 +39,14 @@ class Layout:
         torch.cuda.synchronize()  # the first call may come on another stream
 
     def __call__(self, topk_idx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """topk_idx int [T, K] -> tokens for each rank int32 [R], for each expert int32 [E], is_token_in_rank bool [T,
-        R]; a token counts once for a rank."""
+        """(tokens for each rank, int32 [R]; tokens for each expert, int32 [E]; is_token_in_rank, bool [T, R]).
+
+        A token counts once for a rank. topk_idx: int32 or int64 [T, K].
+        """
         num_tokens, top_k = topk_idx.shape
         if self._in_rank.shape[0] != num_tokens:
             self._in_rank = shape_only(num_tokens, self._num_ranks, dtype=torch.bool)
-        # Three tensors cost the host less than one and views of it.
+        # Three tensors cost the host less than one tensor and views of it.
         per_rank, per_expert = torch.empty_like(self._per_rank), torch.empty_like(self._per_expert)
         in_rank = torch.empty_like(self._in_rank)
         p = self._launch.params
@@ -57,4 +62,4 @@ class Layout:
 
 
 def source(num_ranks: int, arch: str = "sm_90a") -> KernelSource:
-    return KernelSource("layout", arch, (("NUM_RANKS", num_ranks),))
+    return KernelSource("dispatch_layout", arch, (("NUM_RANKS", num_ranks),))

@@ -1,7 +1,7 @@
-"""plain: calls without torch's function modes.
+"""without_function_modes: a decorator that switches off torch's function modes during a call.
 
 torch.set_default_device, which DeepEP's tests use, is such a mode and makes every access to a tensor several
-microseconds slower. What is created inside must name its device and dtype.
+microseconds slower. Tensors that the call creates must name their device and dtype.
 """
 
 import functools
@@ -13,7 +13,7 @@ import torch
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def plain(call: _Call) -> _Call:
+def without_function_modes(call: _Call) -> _Call:
     @functools.wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch._C._is_torch_function_mode_enabled():
