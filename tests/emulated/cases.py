@@ -131,16 +131,16 @@ def late_second_launch(group: EPGroup) -> None:
     x_TH = torch.full((num_tokens, 64), float(1 + rank), dtype=torch.bfloat16, device="cuda")
     to_rank_1 = torch.ones(num_tokens, 1, dtype=torch.int64, device="cuda")
     weights = torch.ones(num_tokens, 1, device="cuda")
-    settle = exchange._settle
+    finish_dispatch = exchange._finish_dispatch
 
-    def slow_settle(*args: Any) -> bool:
+    def finish_slowly(*args: Any) -> bool:
         time.sleep(4 * rank)
-        return settle(*args)
+        return finish_dispatch(*args)
 
     def dispatch() -> ReceivedRows:
         return exchange.dispatch(x_TH, num_experts=2, topk_idx_TK=to_rank_1, topk_weights_TK=weights)
 
-    with patch.object(exchange, "_settle", slow_settle):
+    with patch.object(exchange, "_finish_dispatch", finish_slowly):
         try:
             dispatch()
             raise AssertionError("no deadline")

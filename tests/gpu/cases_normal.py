@@ -342,30 +342,38 @@ def rows_once(group: EPGroup, exchange: RowExchange, rng: random.Random, shape: 
     if weights is not None:
         assert out_weights is not None
         assert torch.equal(out_weights, torch.where(slots >= 0, mine.topk_weights_TK, 0))
-    # without experts
-    in_rank = torch.stack([((slots >= 0) & (slots // local == r)).any(1) for r in range(R)], 1)
-    per_expert = torch.bincount(slots[slots >= 0], minlength=config.num_slots).int()
-    bare = exchange.dispatch(
-        x,
-        scale_TG=scale,
-        num_experts=config.num_slots,
-        is_token_in_rank_TR=in_rank,
-        num_tokens_per_expert_S=per_expert,
-        expert_alignment=alignment,
-    )
+    bare = dispatch_without_experts(exchange, x, scale, slots, config.num_slots, alignment)
     assert_same_bits(bare.x_NH.view(torch.uint8), got.x_NH[:N].view(torch.uint8), "x without experts")
     assert bare.rows_of_expert == want.rows_of_expert and bare.topk_idx_NK is None
 
 
+def dispatch_without_experts(
+    exchange: RowExchange, x_TH: Tensor, scale_TG: Tensor | None, slots_TK: Tensor, num_slots: int, alignment: int
+) -> ReceivedRows:
+    """The same rows, but all that is said of the routing is to which ranks each token goes, and each expert's count."""
+    R = exchange.kernels.group.size
+    local = num_slots // R
+    in_rank = torch.stack([((slots_TK >= 0) & (slots_TK // local == r)).any(1) for r in range(R)], 1)
+    per_expert = torch.bincount(slots_TK[slots_TK >= 0], minlength=num_slots).int()
+    return exchange.dispatch(
+        x_TH,
+        scale_TG=scale_TG,
+        num_experts=num_slots,
+        is_token_in_rank_TR=in_rank,
+        num_tokens_per_expert_S=per_expert,
+        expert_alignment=alignment,
+    )
+
+
 def watch_launches_ahead(exchange: RowExchange) -> list[bool]:
     """For each dispatch that is launched before its counts are there: whether it was in vain."""
-    settle, in_vain = exchange._settle, []
+    finish_dispatch, in_vain = exchange._finish_dispatch, []
 
-    def settled(tensors: Any, plan: Any, block: Any, ahead: Any, rows: int) -> bool:
+    def finish_and_note(tensors: Any, plan: Any, block: Any, ahead: Any, rows: int) -> bool:
         in_vain.append(block is None or rows > ahead.capacity)
-        return settle(tensors, plan, block, ahead, rows)
+        return finish_dispatch(tensors, plan, block, ahead, rows)
 
-    exchange._settle = settled
+    exchange._finish_dispatch = finish_and_note
     return in_vain
 
 
