@@ -50,13 +50,11 @@ class ReceivedRows:
 
     x_NH: Tensor  # the payload, as it was sent
     scale_NG: Tensor | None  # fp32
-    topk_idx_NK: (
-        Tensor | None
-    )  # int64, counted from this rank's first expert; -1: of another rank. None without topk_idx
+    # int64, counted from this rank's first expert; -1: of another rank. None without topk_idx.
+    topk_idx_NK: Tensor | None
     topk_weights_NK: Tensor | None  # fp32, 0 where topk_idx is -1
-    rows_of_expert: list[
-        int
-    ]  # rows for each expert of this rank, rounded up to expert_alignment; [] with a static bound
+    # Rows for each expert of this rank, rounded up to expert_alignment; [] with a static bound.
+    rows_of_expert: list[int]
     handle: RowsHandle
 
 

@@ -4,10 +4,8 @@ import random
 from itertools import pairwise
 
 import pytest
-import torch
 
 from eprt.compat.deep_ep.pool import MemoryPool, PoolFullError
-from eprt.compat.deep_ep.stream_pool import StreamPool
 
 
 def test_blocks_never_overlap_and_come_back():
@@ -78,81 +76,3 @@ def test_a_block_that_shrinks_gives_back_its_end_and_who_gets_that_is_told_of_ea
     assert block.num_bytes == 384
     del block
     assert pool.take_block(384).marks == ("b",)
-
-
-class FakeStreams:
-    """Of torch: streams by number, the current one, and who waited for what."""
-
-    def __init__(self, monkeypatch):
-        self.waits: list[tuple[int, object]] = []
-        self.events: list[int] = []
-        self.current, streams = 1, self
-
-        class Stream:
-            def __init__(self, raw: int):
-                self.cuda_stream = raw
-
-            def __eq__(self, other):
-                return self.cuda_stream == other.cuda_stream
-
-            def wait_event(self, event):
-                streams.waits.append((self.cuda_stream, event.of))
-
-            def wait_stream(self, other):
-                streams.waits.append((self.cuda_stream, f"all of {other.cuda_stream}"))
-
-        class Event:
-            def record(self, stream):
-                self.of = stream.cuda_stream
-                streams.events.append(self.of)
-
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(self.current))
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.current, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.captures, raising=False)
-        self.captures = False
-
-
-def test_one_stream_alone_records_no_events_and_a_second_waits_for_all_it_has_done(monkeypatch):
-    streams = FakeStreams(monkeypatch)
-    pool = StreamPool(0, 1024)
-    for _ in range(3):
-        pool.take_block(1024)  # and lets it go
-    assert streams.events == streams.waits == []
-    streams.current = 2
-    block = pool.take_block(1024)
-    assert streams.waits == [(2, "all of 1")]
-    del block
-    assert streams.events == [2]
-    streams.current = 1
-    pool.take_block(1024)
-    assert streams.waits[1:] == [(1, 2)] and streams.events == [2, 1]
-    pool.take_block(1024)
-    assert streams.waits[1:] == [(1, 2)], "its own work it need not wait for"
-
-
-def test_what_another_stream_lets_go_of_is_waited_for_although_only_one_has_taken(monkeypatch):
-    streams = FakeStreams(monkeypatch)
-    pool = StreamPool(0, 1024)
-    block = pool.take_block(1024)
-    streams.current = 2  # reads it last
-    del block
-    streams.current = 1
-    pool.take_block(1024)
-    assert streams.events == [2] and streams.waits == [(1, 2)]
-
-
-def test_a_capture_neither_waits_nor_counts_as_a_stream(monkeypatch):
-    streams = FakeStreams(monkeypatch)
-    pool = StreamPool(0, 1024)
-    streams.current, streams.captures = 7, True
-    captured = pool.take_block(512)
-    streams.current, streams.captures = 1, False
-    pool.take_block(512)
-    pool.take_block(512)
-    assert streams.events == streams.waits == []
-    del captured
-    assert pool.try_take_block(1024) is None and pool.try_take_block(512) is not None
-    with pytest.raises(PoolFullError):
-        pool.take_block(1024)
