@@ -218,7 +218,7 @@ def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVF
 def allocate_kv_cache(
     num_layers: int, num_pages: int, page_size: int, entry: KVFormat, device: torch.device | str
 ) -> Tensor:
-    """kv_cache_LPSD: [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
+    """The cache [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
 
     MemoryError where the device has no room for it.
     """

@@ -90,10 +90,9 @@ def tell_of_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> N
         _log.info("steps of decodes are replayed: CUDA graphs of %s rows", ", ".join(map(str, sizes)))
     if most_decodes > most_rows:
         _log.warning(
-            "steps may have %d rows (--max-num-seqs, and drafts), but those of more than %d on some rank are neither "
-            "recorded nor in low-latency mode: --low-latency-max-tokens %d",
-            most_decodes, most_rows, most_rows,
-        )  # fmt: skip
+            f"steps may have {most_decodes} rows (--max-num-seqs, and drafts), but those of more than {most_rows} on "
+            f"some rank are neither recorded nor in low-latency mode: --low-latency-max-tokens {most_rows}"
+        )
 
 
 def _prompt(length: int, num_tokens: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:

@@ -23,14 +23,11 @@ LATENT_NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class MLAWeights:
-    """qkv_a: q_a_proj and kv_a_proj, or q_proj and kv_a_proj without q_a_norm and q_b. w_kv_b: [N * (nope + value), C],
-    never quantised."""
-
-    qkv_a: JoinedLinear
+    qkv_a: JoinedLinear  # q_a_proj and kv_a_proj; or q_proj and kv_a_proj, without q_a_norm and q_b
     q_a_norm: RMSNorm | None
     q_b: Linear | None
     kv_a_norm: RMSNorm
-    w_kv_b: Tensor
+    w_kv_b: Tensor  # [N * (nope + value), C], never quantised
     o: Linear
 
 

@@ -42,11 +42,9 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """dtype: safetensors' name for it, as "BF16"."""
-
     file: Path
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # safetensors' name for it, as "BF16"
 
     @property
     def num_bytes(self) -> int:

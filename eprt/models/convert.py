@@ -33,12 +33,10 @@ _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Converted:
-    """not_copied: directories of the source, which a checkpoint does not need; chat templates' is copied."""
-
     num_files: int
     num_bytes: int
     seconds: float
-    not_copied: tuple[str, ...]
+    not_copied: tuple[str, ...]  # directories of the source that a checkpoint does not need
 
 
 def convert(

@@ -79,7 +79,7 @@ class DeepseekModel:
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache: [layers, pages, page_size, config.kv_dim] of kv_dtype.
+        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache_LPSD: [layers, pages, page_size, kv_dim] of kv_dtype.
 
         Collective: all ranks run the same number of steps; one without requests passes an empty batch.
         """

@@ -66,9 +66,9 @@ def load_deepseek(
 
 def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
     log.info(
-        "[rank %d/%d] loaded %.3f GB in %.2f s: %.2f GB/s",
-        group.rank, group.size, num_bytes / 1e9, seconds, num_bytes / 1e9 / max(seconds, 1e-9),
-    )  # fmt: skip
+        f"[rank {group.rank}/{group.size}] loaded {num_bytes / 1e9:.3f} GB in {seconds:.2f} s: "
+        f"{num_bytes / 1e9 / max(seconds, 1e-9):.2f} GB/s"
+    )
 
 
 def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Checkpoint | DummyCheckpoint:

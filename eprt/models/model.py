@@ -24,7 +24,7 @@ class Model(Protocol):
     exchange: Exchange  # the communication of all MoE layers; empty without any
 
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache: [layers, pages, page_size, config.kv_dim]."""
+        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache_LPSD: [layers, pages, page_size, kv_dim]."""
         ...
 
     def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ _MOST_PARTS = 512  # of a read; the kernel takes 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRange:
+class FileRange:
     """Bytes start..end-1 of a file."""
 
     path: Path
@@ -57,7 +57,7 @@ class ParallelReader:
 
     def __init__(
         self,
-        where: Mapping[str, ByteRange],
+        where: Mapping[str, FileRange],
         names: Iterable[str],
         device: torch.device,
         *,
@@ -156,7 +156,7 @@ def _fill(handle: int, views: list[memoryview], extent: _Extent) -> None:
             views[0] = views[0][num_bytes:]
 
 
-def _extents(where: Mapping[str, ByteRange], names: list[str]) -> Iterator[_Extent]:
+def _extents(where: Mapping[str, FileRange], names: list[str]) -> Iterator[_Extent]:
     for together in _sorted_parts(where, names):
         extent: _Extent | None = None
         for name in together:
@@ -184,7 +184,7 @@ def _extents(where: Mapping[str, ByteRange], names: list[str]) -> Iterator[_Exte
             yield extent
 
 
-def _sorted_parts(where: Mapping[str, ByteRange], names: list[str]) -> Iterator[list[str]]:
+def _sorted_parts(where: Mapping[str, FileRange], names: list[str]) -> Iterator[list[str]]:
     """The names in groups of some bytes, each group in the order of the files."""
     group: list[str] = []
     num_bytes = 0
@@ -197,14 +197,14 @@ def _sorted_parts(where: Mapping[str, ByteRange], names: list[str]) -> Iterator[
     yield sorted(group, key=lambda name: (where[name].path, where[name].start))
 
 
-def byte_ranges(path: Path) -> dict[str, ByteRange]:
+def byte_ranges(path: Path) -> dict[str, FileRange]:
     """Of every tensor of a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     first = 8 + length
     return {
-        name: ByteRange(path, first + entry["data_offsets"][0], first + entry["data_offsets"][1])
+        name: FileRange(path, first + entry["data_offsets"][0], first + entry["data_offsets"][1])
         for name, entry in header.items()
         if name != "__metadata__"
     }

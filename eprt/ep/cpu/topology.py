@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """rank: this one. node_of_rank: node of every rank, nodes numbered from 0 in order of first appearance."""
-
-    rank: int
-    node_of_rank: tuple[int, ...]
+    rank: int  # this one
+    node_of_rank: tuple[int, ...]  # of every rank; nodes are numbered from 0 in order of first appearance
 
     @property
     def node(self) -> int:

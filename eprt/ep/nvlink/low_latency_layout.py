@@ -30,21 +30,17 @@ _PART_VECTORS = 128  # kPartVectors
 
 @dataclass(frozen=True)
 class LowLatencyHeap(Fields):
-    """What decides the size of the heap.
-
-    payload: what dispatch sends: "fp8", "bf16", or "either", call by call. exact: combine sends a row per expert, not
-    one per rank. late_weights: combine may be told the gate weights in place of dispatch (of no account with exact).
-    """
+    """What decides the size of the heap."""
 
     num_ranks: int
     max_tokens: int
     hidden: int
     top_k: int
     num_local_slots: int
-    payload: str
-    exact: bool
+    payload: str  # that dispatch sends: "fp8", "bf16", or "either", call by call
+    exact: bool  # combine sends a row per expert, not one per rank
     num_buffers: int
-    late_weights: bool = False
+    late_weights: bool = False  # combine may bring the gate weights instead of dispatch; unused with exact
 
     @property
     def message_bytes(self) -> int:
@@ -77,27 +73,27 @@ class LowLatencyHeap(Fields):
 
 @dataclass(frozen=True)
 class HandleBuffers:
-    """What a dispatch leaves for its combine; private device memory of a rank.
-
-    An item is a token received, number source * M + position. epoch [2]: of the dispatch, of its last combine;
-    source_items [R]: tokens from each source; slot_begin [L + 1]: first rows; item_token [R * M, 2]: token on its
-    source, combine row; item_row [R * M, K]: row or -1; item_weight [R * M, K] fp32; item_left [R * M]: rows still to
-    be computed; row_item [rows]: item of each row; received_ns [1] int64: when the dispatch was complete. All others
-    int32.
-    """
+    """What a dispatch leaves for its combine: private device memory of a rank."""
 
     memory: Tensor
-    pointers: ctypes.Structure
+    pointers: ctypes.Structure  # Handle: where each field begins
 
     @staticmethod
     def new(shape: LowLatencyHeap, num_rows: int) -> "HandleBuffers":
         """For dispatches that bring num_rows rows at most."""
         items, top_k = shape.num_ranks * shape.max_tokens, shape.top_k
+        # In 4-byte words; int32 unless noted. An item is a token received, number source * M + position.
         words = {
-            "received_ns": 2, "epoch": 2, "source_items": shape.num_ranks, "slot_begin": shape.num_local_slots + 1,
-            "item_token": items * 2, "item_row": items * top_k, "item_weight": items * top_k, "item_left": items,
-            "row_item": num_rows,
-        }  # fmt: skip
+            "received_ns": 2,  # int64 [1]: when the dispatch was complete
+            "epoch": 2,  # [2]: of the dispatch, of its last combine
+            "source_items": shape.num_ranks,  # [R]: tokens from each source
+            "slot_begin": shape.num_local_slots + 1,  # [L + 1]: first row of each slot
+            "item_token": items * 2,  # [R * M, 2]: token on its source, row of its combine
+            "item_row": items * top_k,  # [R * M, K]: row or -1
+            "item_weight": items * top_k,  # fp32 [R * M, K]
+            "item_left": items,  # [R * M]: rows not computed yet
+            "row_item": num_rows,  # [rows]: item of each row
+        }
         memory = torch.zeros(sum(words.values()), dtype=torch.int32, device="cuda")
         pointer, pointers = memory.data_ptr(), {}
         for name, length in words.items():

@@ -43,16 +43,15 @@ _STATIC_SHARED_BYTES = 6 << 10  # of a thread block, at most, beside what is ask
 
 @dataclass(frozen=True)
 class Routing:
-    """Where tokens go. topk_slot: int32 or int64 [T, K] with topk_weight fp32 [T, K]; or in_rank, bool [T, R], with
-    slot_tokens, int32 [S]. num_slots: S. chunks: how its tokens are counted. All contiguous."""
+    """Where tokens go: topk_slot and topk_weight, or in_rank and slot_tokens. All contiguous."""
 
-    num_tokens: int
-    num_slots: int
-    chunks: Chunks
-    topk_slot: Tensor | None = None
-    topk_weight: Tensor | None = None
-    in_rank: Tensor | None = None
-    slot_tokens: Tensor | None = None
+    num_tokens: int  # T
+    num_slots: int  # S
+    chunks: Chunks  # how the tokens are counted
+    topk_slot: Tensor | None = None  # int32 or int64 [T, K]
+    topk_weight: Tensor | None = None  # fp32 [T, K]
+    in_rank: Tensor | None = None  # bool [T, R]
+    slot_tokens: Tensor | None = None  # int32 [S]
 
     @property
     def top_k(self) -> int:
@@ -61,11 +60,9 @@ class Routing:
 
 @dataclass(frozen=True)
 class Payload:
-    """x: [T, H], contiguous. scale: 4-byte words [T, G], any strides, or None. cast: bf16 to fp8 with scales."""
-
-    x: Tensor
-    scale: Tensor | None = None
-    cast: bool = False
+    x: Tensor  # [T, H], contiguous
+    scale: Tensor | None = None  # 4-byte words [T, G], any strides
+    cast: bool = False  # bf16 to fp8 with scales
 
     @property
     def row_bytes(self) -> int:

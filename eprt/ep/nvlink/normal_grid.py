@@ -39,15 +39,13 @@ _USUAL_TOP_K = 8  # where tokens come with ranks, not with experts
 
 @dataclass(frozen=True)
 class Grid:
-    """blocks: thread blocks. send_blocks: the first ones only send, the others only receive; 0: no such division.
-    send_warps, recv_warps: of a block that sends, or receives; as in normal_call.cuh. piece_bytes: of a row, through
-    shared memory at once."""
+    """Of a launch; struct Division of normal_call.cuh."""
 
     blocks: int
-    send_blocks: int
-    send_warps: int
-    recv_warps: int
-    piece_bytes: int
+    send_blocks: int  # the first ones only send, the others only receive; 0: every block does both
+    send_warps: int  # of a block that sends
+    recv_warps: int  # of a block that receives
+    piece_bytes: int  # of a row, through shared memory at once
 
 
 @dataclass(frozen=True)

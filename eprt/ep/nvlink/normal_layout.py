@@ -33,11 +33,11 @@ MAX_CHUNK_TOKENS = 512
 
 @dataclass(frozen=True)
 class NormalHeap(Fields):
-    """What decides the fixed part of the heap. max_slots: largest S. max_items: most tokens to or from a rank."""
+    """What decides the fixed part of the heap."""
 
     num_ranks: int
-    max_slots: int
-    max_items: int
+    max_slots: int  # largest S
+    max_items: int  # most tokens to or from a rank
     num_buffers: int
 
     @property
@@ -59,16 +59,13 @@ class NormalHeap(Fields):
 
 @dataclass(frozen=True)
 class BlockShape(Fields):
-    """A block of received rows. capacity: rows. row_bytes: of the values of one. num_scales: 4-byte words of one.
+    """A block of received rows."""
 
-    grouped: rows by expert, entries int32 rows; else one row per item, entries int64 experts.
-    """
-
-    capacity: int
+    capacity: int  # rows
     top_k: int
-    row_bytes: int
-    num_scales: int
-    grouped: bool
+    row_bytes: int  # of the values of a row
+    num_scales: int  # 4-byte words of a row
+    grouped: bool  # rows by expert, entries int32 rows; else one row per item, entries int64 experts
 
     @property
     def scale_words(self) -> int:

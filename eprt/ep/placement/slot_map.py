@@ -23,13 +23,13 @@ from eprt.ops.replicas import ONE
 class SlotMap:
     """Immutable; a new placement is a new SlotMap.
 
-    expert_of_slot_S: int64, -1 for a slot without expert. slot_LX: int64, the slots of each expert, -1 past its last.
-    bound_LX: int64, cumulated over X: the part of this rank's tokens for an expert that each replica gets, in 1 / 2^32;
-    2^32 from the last replica on. Both have one row more, which index -1 reaches: a masked choice has the "slot" -1.
+    slot_LX and bound_LX have one row more, which index -1 reaches: a masked choice has the "slot" -1.
     """
 
-    expert_of_slot_S: Tensor
-    slot_LX: Tensor
+    expert_of_slot_S: Tensor  # int64; -1 for a slot without expert
+    slot_LX: Tensor  # int64: the slots of each expert, -1 past its last
+    # int64, cumulated over X: the part of this rank's tokens for an expert that each replica gets, in 1 / 2^32; 2^32
+    # from the last replica on.
     bound_LX: Tensor
 
     @staticmethod
