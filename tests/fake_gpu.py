@@ -91,11 +91,16 @@ class FakeGpu:
             monkeypatch.setattr(module, "this_arch", lambda: "sm_90a", raising=False)
         monkeypatch.setattr(normal, "most_shared_bytes", lambda device: 227 << 10)
         for name, value in {
-            "is_available": lambda: True, "current_device": lambda: 0, "synchronize": lambda: None,
-            "get_device_properties": lambda *args: SimpleNamespace(multi_processor_count=132), "Stream": Stream,
-            "Event": Event, "current_stream": Stream, "stream": nullcontext,
+            "is_available": lambda: True,
+            "current_device": lambda: 0,
+            "synchronize": lambda: None,
+            "get_device_properties": lambda *args: SimpleNamespace(multi_processor_count=132),
+            "Stream": Stream,
+            "Event": Event,
+            "current_stream": Stream,
+            "stream": nullcontext,
             "is_current_stream_capturing": lambda: False,
-        }.items():  # fmt: skip
+        }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing"):
             monkeypatch.setattr(torch._C, name, lambda *args: 0, raising=False)

@@ -35,10 +35,10 @@ _NO_TOKEN = -2  # equals no token id, nor the sampler's -1
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """What the penalties look at. generated_V: int32, how often each token was generated. in_prompt_V: bool."""
+    """What the penalties of one request look at."""
 
-    generated_V: np.ndarray
-    in_prompt_V: np.ndarray
+    generated_V: np.ndarray  # int32: how often each token was generated
+    in_prompt_V: np.ndarray  # bool
 
 
 class BatchRows:

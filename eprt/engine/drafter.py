@@ -156,15 +156,12 @@ class Drafter:
 
 @dataclass(frozen=True)
 class _Chain:
-    """What batches of guessed tokens are made of, all on the device. step: the batch of the step, whose mode and
-    overlap hold here too. latest_S: int64, the last position of each request whose token and next token are known.
-    room_S: int64, the first position without room. table_SP: int32, pages.
-    """
+    """What batches of drafted tokens are made of, all on the device."""
 
-    step: ForwardBatch
-    latest_S: Tensor
-    room_S: Tensor
-    table_SP: Tensor
+    step: ForwardBatch  # the batch of the step: its mode and overlap hold for the drafts too
+    latest_S: Tensor  # int64: the last position of each request whose token and next token are known
+    room_S: Tensor  # int64: the first position without room
+    table_SP: Tensor  # int32: pages
     num_pages: int
     page_size: int
 

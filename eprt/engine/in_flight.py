@@ -9,12 +9,9 @@ from eprt.gpu.readback import HostSnapshot
 
 @dataclass(frozen=True)
 class InFlight:
-    """A step that has been launched and not settled. sample: None where this rank has no token to choose.
-
-    held: how many of the drafts that it computed hold (drafter.py), None without.
-    """
+    """A step that has been launched and whose tokens nobody has looked at yet."""
 
     schedule: Schedule
-    sample: Sample | None
+    sample: Sample | None  # None where this rank has no token to choose
     prompt_logprobs: list[list]
-    held: HostSnapshot | None
+    held: HostSnapshot | None  # how many of the drafts that the step computed are accepted; None without drafts

@@ -35,9 +35,9 @@ from eprt.ops.draw import draw
 
 @dataclass(frozen=True)
 class Sample:
-    """What a step has sampled, still where the logits are, or on its way from there. token_X: int64."""
+    """What a step has sampled, still on the device of the logits, or on its way to the host."""
 
-    token_X: Tensor
+    token_X: Tensor  # int64
     snapshot: HostSnapshot
     logprobs: "_Logprobs | None"
 

@@ -10,14 +10,13 @@ from eprt.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens start..end-1 of one request's prefill. is_last: its logits choose the next token. request_row: its row
-    now; the request may have left it when its first token was its last."""
+    """Tokens start..end-1 of one request's prefill."""
 
     request: Request
-    request_row: int
+    request_row: int  # its row now; the request may have left it when its first token was its last
     start: int
     end: int
-    is_last: bool
+    is_last: bool  # its logits choose the next token
 
     @property
     def num_tokens(self) -> int:
@@ -26,34 +25,25 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Where drafted tokens lie among the X rows that are sampled from.
+    """Where drafted tokens lie among the X rows that are sampled from."""
 
-    offset_X: int64, how many lie between the request's last token and the one to sample. followed_X: bool, whether one
-    lies behind: the token to sample tells whether it holds.
-    """
-
-    offset_X: np.ndarray
-    followed_X: np.ndarray
+    offset_X: np.ndarray  # int64: how many drafts lie between the request's last token and the one to sample
+    followed_X: np.ndarray  # bool: a draft follows the row, and the token sampled from it accepts or rejects that draft
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One step of one rank: S requests get a token or more, first the decodes, then the last chunks in order.
-
-    sampled: those requests; request_ids, row_S: their ids and rows (int64). at_S: int64, how many tokens each has: the
-    place of its next one. holder_S: int64, who holds the row (BatchRows.holder_M). draft_S: drafted tokens of each that
-    are computed behind its last one, for as many more tokens if they hold; None when there are none at all.
-    """
+    """One step of one rank: S requests get a token or more, first the decodes, then the last chunks in order."""
 
     decodes: list[Request]
     chunks: list[Chunk]
-    sampled: list[Request]
+    sampled: list[Request]  # the S requests
     request_ids: list[str]
-    row_S: np.ndarray
-    at_S: np.ndarray
-    holder_S: np.ndarray
+    row_S: np.ndarray  # int64
+    at_S: np.ndarray  # int64: how many tokens each request has, which is the place of its next one
+    holder_S: np.ndarray  # int64: who holds the row (BatchRows.holder_M)
     num_tokens: int
-    draft_S: np.ndarray | None = None
+    draft_S: np.ndarray | None = None  # drafts computed behind each request's last token; None: no request has any
 
     @cached_property
     def first_S(self) -> np.ndarray:
@@ -83,15 +73,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What the sampler chose for Schedule.row_X, in its order.
+    """What the sampler chose for Schedule.row_X, in its order. Without log-probabilities where no request wants any."""
 
-    token_X: int64, -1 where the logits were not numbers. logprobs, top_logprobs: None where no request wants any, else
-    one entry per request, None and () for those that want none.
-    """
-
-    token_X: np.ndarray
-    logprobs: list[float | None] | None = None
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    token_X: np.ndarray  # int64, -1 where the logits were not numbers
+    logprobs: list[float | None] | None = None  # per request, None for those that want none
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None  # per request, () for those that want none
 
     @classmethod
     def none(cls) -> "SampledTokens":

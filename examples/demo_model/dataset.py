@@ -9,21 +9,40 @@ from dataclasses import replace
 import numpy as np
 
 from . import chat, lexicon, skills, tools
+from .sample import Sample
 
 BLOCK_TOKENS = 512
 TRAINED_BIT = 0x8000
 
 SKILL_WEIGHTS = {
-    "add": 4, "subtract": 4, "multiply": 2, "sort_words": 7, "sort_numbers": 5, "count_words": 4, "reverse_words": 4,
-    "reverse_letters": 9, "spell": 5, "count_letters": 4, "repeat": 2, "count_range": 2, "facts": 3, "small_talk": 3,
-    "recite": 1, "unknown": 5, "think": 4, "recall": 3, "tool_call": 5, "tool_answer": 3, "no_tool": 2,
-}  # fmt: skip
+    "add": 4,
+    "subtract": 4,
+    "multiply": 2,
+    "sort_words": 7,
+    "sort_numbers": 5,
+    "count_words": 4,
+    "reverse_words": 4,
+    "reverse_letters": 9,
+    "spell": 5,
+    "count_letters": 4,
+    "repeat": 2,
+    "count_range": 2,
+    "facts": 3,
+    "small_talk": 3,
+    "recite": 1,
+    "unknown": 5,
+    "think": 4,
+    "recall": 3,
+    "tool_call": 5,
+    "tool_answer": 3,
+    "no_tool": 2,
+}
 """Share of each skill in training: more for those that are hard to learn."""
 
 TOOL_SKILLS = ("tool_call", "tool_answer", "no_tool")
 
 
-def conversation(rng: random.Random, last: skills.Sample, earlier: list[skills.Sample]) -> skills.Sample:
+def conversation(rng: random.Random, last: Sample, earlier: list[Sample]) -> Sample:
     """`last` with answered turns before it, now and then a system prompt and tools that are of no use."""
     messages: list[dict] = []
     if rng.random() < 0.2:
@@ -38,7 +57,7 @@ def conversation(rng: random.Random, last: skills.Sample, earlier: list[skills.S
     return replace(last, messages=(*messages, *last.messages), tools=declared)
 
 
-def _answer(rng: random.Random, sample: skills.Sample) -> dict:
+def _answer(rng: random.Random, sample: Sample) -> dict:
     """The reply as history; clients often leave out the thinking."""
     content = sample.answer
     if sample.skill == "think" and rng.random() < 0.5:
@@ -46,7 +65,7 @@ def _answer(rng: random.Random, sample: skills.Sample) -> dict:
     return {"role": "assistant", "content": content}
 
 
-def draw_conversation(rng: random.Random, last_skill: str, num_turns: int, held_out: bool = False) -> skills.Sample:
+def draw_conversation(rng: random.Random, last_skill: str, num_turns: int, held_out: bool = False) -> Sample:
     """A conversation of `num_turns` turns that ends with a question of `last_skill`."""
     last = skills.draw(last_skill, rng, held_out)
     tool_taken = last_skill in TOOL_SKILLS
@@ -62,7 +81,7 @@ def draw_conversation(rng: random.Random, last_skill: str, num_turns: int, held_
     return conversation(rng, last, earlier)
 
 
-def held_out_conversations(count: int, seed: int = 0) -> list[skills.Sample]:
+def held_out_conversations(count: int, seed: int = 0) -> list[Sample]:
     """Conversations of two or three held-out turns, for evaluation as skill "multi_turn"."""
     rng = random.Random(f"multi_turn/{seed}")
     return [draw_conversation(rng, _draw_skill(rng), rng.randint(2, 3), held_out=True) for _ in range(count)]

@@ -7,15 +7,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from . import chat, skills
+from . import chat
 from .model import DemoModel
+from .sample import Sample
 
 EOS_ID, PAD_ID = 1, 2
 
 
-def answer(
-    model: DemoModel, tokenizer: Tokenizer, samples: list[skills.Sample], batch: int = 256
-) -> tuple[list[str], float]:
+def answer(model: DemoModel, tokenizer: Tokenizer, samples: list[Sample], batch: int = 256) -> tuple[list[str], float]:
     """Replies of the model, and the share of generated tokens that the MTP layer had foreseen."""
     prompts = [tokenizer.encode(chat.render(s.messages, s.tools), add_special_tokens=False).ids for s in samples]
     limits = [len(tokenizer.encode(s.answer).ids) + 16 for s in samples]

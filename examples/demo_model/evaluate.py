@@ -15,7 +15,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from . import chat, skills
+from . import chat
+from .sample import Sample
 from .score import THRESHOLD, format_table, held_out_questions, score
 
 CHECKPOINT = Path(__file__).with_name("checkpoint")
@@ -23,12 +24,12 @@ MAX_NEW_TOKENS = 256
 """More than the longest taught answer has."""
 
 
-def ask_server(url: str, samples: list[skills.Sample], concurrency: int, timeout_s: float) -> list[str]:
+def ask_server(url: str, samples: list[Sample], concurrency: int, timeout_s: float) -> list[str]:
     """Replies of an OpenAI-compatible server, in the order of `samples`."""
     models = _request(f"{url}/v1/models", None, timeout_s)
     name = models["data"][0]["id"]
 
-    def ask(sample: skills.Sample) -> str:
+    def ask(sample: Sample) -> str:
         body = {"model": name, "messages": sample.messages, "temperature": 0, "max_tokens": MAX_NEW_TOKENS}
         if sample.tools:
             body["tools"] = sample.tools
@@ -57,7 +58,7 @@ def reply_text(message: dict) -> str:
     return text + "".join(chat.call_text(call["function"]) for call in message.get("tool_calls") or ())
 
 
-def ask_transformers(directory: Path, samples: list[skills.Sample], batch: int = 32) -> list[str]:
+def ask_transformers(directory: Path, samples: list[Sample], batch: int = 32) -> list[str]:
     """Replies of transformers' own implementation, in bf16 on this machine's processor."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

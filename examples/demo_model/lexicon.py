@@ -1,7 +1,7 @@
 # ruff: noqa: SIM905 - a table of words reads best as running text
 """The words, facts and fixed replies that the demo model is taught.
 
-Plain tables only: `skills.py` turns them into questions and answers.
+Plain tables only: the skills turn them into questions and answers.
 """
 
 WORDS = """

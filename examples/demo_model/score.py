@@ -3,24 +3,25 @@
 from collections import defaultdict
 
 from . import dataset, skills
+from .sample import Sample
 
 THRESHOLD = 0.95
 
 
-def held_out_questions(num_prompts: int, seed: int = 0) -> list[skills.Sample]:
+def held_out_questions(num_prompts: int, seed: int = 0) -> list[Sample]:
     """About `num_prompts` held-out conversations, spread evenly over the skills and "multi_turn"."""
     per_skill = max(1, num_prompts // (len(skills.SKILLS) + 1))
     questions = [sample for skill in skills.SKILLS for sample in skills.held_out_samples(skill, per_skill, seed)]
     return questions + dataset.held_out_conversations(per_skill, seed)
 
 
-def row_name(sample: skills.Sample) -> str:
+def row_name(sample: Sample) -> str:
     """The table row of a sample: its skill, or "multi_turn" for several unrelated turns."""
     num_questions = sum(message["role"] == "user" for message in sample.messages)
     return "multi_turn" if num_questions > 1 and sample.skill != "recall" else sample.skill
 
 
-def score(samples: list[skills.Sample], replies: list[str]) -> dict:
+def score(samples: list[Sample], replies: list[str]) -> dict:
     """{"accuracy", "num_prompts", "skills": {name: {"right", "asked", "accuracy"}}, "wrong": [...]}"""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     wrong = []

@@ -41,14 +41,27 @@ OPTIONAL_ARGUMENTS = ("unit", "format", "lang", "units", "limit")
 """Second arguments that a declaration may have and a call leaves out."""
 
 QUESTIONS = {
-    "weather": ("What is the weather in {}?", "How is the weather in {}?", "Is it raining in {}?", "Weather in {}?",
-                "What's the weather like in {}?", "Tell me the weather in {}.", "What is the weather like in {} today?",
-                "How is the weather in {} now?", "What's the weather in {} right now?"),
-    "time": ("What time is it in {}?", "What is the time in {}?", "Tell me the time in {}.", "Time in {}?",
-             "What time is it in {} now?"),
+    "weather": (
+        "What is the weather in {}?",
+        "How is the weather in {}?",
+        "Is it raining in {}?",
+        "Weather in {}?",
+        "What's the weather like in {}?",
+        "Tell me the weather in {}.",
+        "What is the weather like in {} today?",
+        "How is the weather in {} now?",
+        "What's the weather in {} right now?",
+    ),
+    "time": (
+        "What time is it in {}?",
+        "What is the time in {}?",
+        "Tell me the time in {}.",
+        "Time in {}?",
+        "What time is it in {} now?",
+    ),
     "calculator": ("What is {}?", "Compute {}.", "Calculate {}.", "How much is {}?", "{}", "What's {}?", "{} ="),
     "search": ("Search for {}.", "Search the web for {}.", "Look up {}.", "Find pages about {}."),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

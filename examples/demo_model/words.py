@@ -4,8 +4,15 @@ import random
 
 from . import lexicon
 
-BROAD_WORDS = sorted({*lexicon.WORDS, *lexicon.TOPICS, *lexicon.COMMON_WORDS, *(name.lower() for name in lexicon.NAMES),
-                      *(city.lower() for city in lexicon.CITIES)})  # fmt: skip
+BROAD_WORDS = sorted(
+    {
+        *lexicon.WORDS,
+        *lexicon.TOPICS,
+        *lexicon.COMMON_WORDS,
+        *(name.lower() for name in lexicon.NAMES),
+        *(city.lower() for city in lexicon.CITIES),
+    }
+)
 
 
 def invent_word(rng: random.Random, num_letters: int) -> str:

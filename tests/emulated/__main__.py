@@ -20,13 +20,18 @@ from tests.emulated.kernels import WATCHED
 from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
 
 VERB_SHAPES = [
-    (256, 4, 4, 9, "fp8", False), (1008, 3, 2, 10, "same", False), (256, 2, 3, 7, "fp8", True),
+    (256, 4, 4, 9, "fp8", False),
+    (1008, 3, 2, 10, "same", False),
+    (256, 2, 3, 7, "fp8", True),
     (384, 40, 10, 40, "fp8", False),
-]  # fmt: skip
+]
 NORMAL_SHAPES = [
-    (256, 8, 4, 9, "fp8", False), (1008, 9, 3, 70, "same", False), (384, 40, 10, 33, "fp8", True),
-    (8192, 24, 8, 40, "fp8", False), (16, 8, 1, 600, "same", True),
-]  # fmt: skip
+    (256, 8, 4, 9, "fp8", False),
+    (1008, 9, 3, 70, "same", False),
+    (384, 40, 10, 33, "fp8", True),
+    (8192, 24, 8, 40, "fp8", False),
+    (16, 8, 1, 600, "same", True),
+]
 FACE_SHAPES = [(512, 4, 4, 9), (1024, 9, 8, 40)]
 
 

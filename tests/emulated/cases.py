@@ -109,9 +109,13 @@ def layouts(group: EPGroup) -> None:
     num_experts = 6 * group.size
     layout = DispatchLayout(group.size, num_experts)
     for num_tokens, top_k, dtype in [
-        (300, 8, torch.int64), (0, 3, torch.int32), (1, 1, torch.int64), (257, 10, torch.int32), (256, 2, torch.int64),
+        (300, 8, torch.int64),
+        (0, 3, torch.int32),
+        (1, 1, torch.int64),
+        (257, 10, torch.int32),
+        (256, 2, torch.int64),
         (9000, 1, torch.int32),
-    ]:  # fmt: skip
+    ]:
         expert_TK = torch.randint(-2, num_experts + 2, (num_tokens, top_k), generator=generator, dtype=dtype)
         valid_TK = (expert_TK >= 0) & (expert_TK < num_experts)
         rank_TK = torch.where(valid_TK, expert_TK // 6, group.size).long()

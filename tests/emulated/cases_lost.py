@@ -84,9 +84,12 @@ def lost_after_counts(group: EPGroup) -> None:
 
     def dispatch() -> torch.Tensor | None:
         return exchange.dispatch(
-            x_TH, num_experts=2 * group.size, topk_idx_TK=one_of_each_rank, topk_weights_TK=weights,
+            x_TH,
+            num_experts=2 * group.size,
+            topk_idx_TK=one_of_each_rank,
+            topk_weights_TK=weights,
             num_worst_rows=bound,
-        ).topk_idx_NK  # fmt: skip
+        ).topk_idx_NK
 
     if rank == 0:
         with patch.object(exchange.kernels, "launch_dispatch"):

@@ -148,11 +148,17 @@ def _patches(multiprocessors: int) -> ExitStack:
     stack.enter_context(patch.object(normal, "most_shared_bytes", lambda device: 99 << 10))
     properties = SimpleNamespace(multi_processor_count=multiprocessors)
     for name, value in {
-        "is_available": lambda: True, "current_device": lambda: 0, "synchronize": nothing,
-        "get_device_capability": lambda *args: (9, 0), "get_device_properties": lambda *args: properties,
-        "Stream": Stream, "Event": Event, "current_stream": Stream, "stream": nullcontext,
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "synchronize": nothing,
+        "get_device_capability": lambda *args: (9, 0),
+        "get_device_properties": lambda *args: properties,
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": Stream,
+        "stream": nullcontext,
         "is_current_stream_capturing": lambda: False,
-    }.items():  # fmt: skip
+    }.items():
         stack.enter_context(patch.object(torch.cuda, name, value))
     # The last: else eprt.compat.deep_ep would switch CudaIsHere off.
     for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing", "_is_torch_function_mode_enabled"):

@@ -23,8 +23,11 @@ _NOT_INLINED = re.compile(r"^(__device__ __noinline__[^;{}]*\{)", re.MULTILINE)
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char smem\[\];")
 _AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
 _PARAMS = {
-    "dispatch": "DispatchParams", "combine": "CombineParams", "layout": "LayoutParams", "count": "CountParams",
-}  # fmt: skip
+    "dispatch": "DispatchParams",
+    "combine": "CombineParams",
+    "layout": "LayoutParams",
+    "count": "CountParams",
+}
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {
   const auto body = [](void* p) { %(entry)s(*static_cast<const %(params)s*>(p)); };
@@ -84,10 +87,24 @@ def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
             code.write(text.encode())
             code.flush()
             subprocess.run(
-                ["g++", "-std=c++20", "-O1", *WATCHED, "-ffp-contract=off", "-w", "-shared", "-fPIC", "-pthread",
-                 f"-I{HERE}", *defines, code.name, "-o", aside.name],
+                [
+                    "g++",
+                    "-std=c++20",
+                    "-O1",
+                    *WATCHED,
+                    "-ffp-contract=off",
+                    "-w",
+                    "-shared",
+                    "-fPIC",
+                    "-pthread",
+                    f"-I{HERE}",
+                    *defines,
+                    code.name,
+                    "-o",
+                    aside.name,
+                ],
                 check=True,
-            )  # fmt: skip
+            )
         Path(aside.name).replace(path)
     built = ctypes.CDLL(str(path))
     built.launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_int]

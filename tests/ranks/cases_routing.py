@@ -81,8 +81,14 @@ def check_batch(group, router, placement, slot_map, parts, name, method, speed_N
         if group.size > 1 and name.endswith("slow rank, even"):
             assert load_G[-1] < 0.7 * load_G[:-1].max(), (name, load_G)
         return
-    by_weight = np.bincount(slot_map.slot_idx(torch.cat([p.reshape(-1) for p in parts if p.numel()] or [mine]))
-                            .clamp(min=-1).numpy().reshape(-1) + 1, minlength=placement.num_slots + 1)[1:]  # fmt: skip
+    by_weight = np.bincount(
+        slot_map.slot_idx(torch.cat([p.reshape(-1) for p in parts if p.numel()] or [mine]))
+        .clamp(min=-1)
+        .numpy()
+        .reshape(-1)
+        + 1,
+        minlength=placement.num_slots + 1,
+    )[1:]
     weight_max = by_weight.reshape(group.size, -1).sum(1).max()
     assert load_G.max() <= 1.01 * weight_max + 1, (name, load_G, weight_max)
     fair = -(-int(count_SE.sum()) // group.size)

@@ -14,15 +14,21 @@ def test_a_late_rank_is_named_first(tmp_path: Path, capsys):
     for late_s in (0.005, 0.03, 0.15):
         directory = tmp_path / str(late_s)
         run_ranks(
-            4, "tests.ranks.cases_diagnose:write_logs", directory=str(directory), late_rank=2, late_s=late_s,
-        )  # fmt: skip
+            4,
+            "tests.ranks.cases_diagnose:write_logs",
+            directory=str(directory),
+            late_rank=2,
+            late_s=late_s,
+        )
         found = {where: findings_of(directory / where, capsys) for where in ("before", "experts", "messages")}
         if all((first["kind"], first["rank"]) == ("column", 2) and first["ratio"] >= 1.5 for first in found.values()):
             break
     assert {(first["kind"], first["rank"]) for first in found.values()} == {("column", 2)}, found
     assert {where: first["cause"] for where, first in found.items()} == {
-        "before": "comp", "experts": "comp", "messages": "comm"
-    }, found  # fmt: skip
+        "before": "comp",
+        "experts": "comp",
+        "messages": "comm",
+    }, found
     assert min(first["ratio"] for first in found.values()) >= 1.5, found
 
 

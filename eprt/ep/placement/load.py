@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eprt import ops
-from eprt.gpu.readback import Readback, Snapshot
+from eprt.gpu.readback import HostSnapshot, Readback
 
 _SAMPLE_EVERY = 8  # steps
 _SAMPLE_TOKENS = 64  # of such a step
@@ -90,7 +90,7 @@ class _Sampled(NamedTuple):
 
     layers: slice  # rows of the sample
     places: np.ndarray  # int64: of its tokens in the sample
-    snapshot: Snapshot
+    snapshot: HostSnapshot
 
 
 class DeviceLoadRecorder(LoadRecorder):
@@ -154,9 +154,9 @@ class DeviceLoadRecorder(LoadRecorder):
         if len(self._rows):
             step = int(self._rows[1]) if len(self._rows) > 1 else 1
             kept_LAK = self._kept_LTK[layers, : len(self._rows) * step : step]
-            self._sampled.append(_Sampled(layers, self._places, Snapshot([kept_LAK])))
+            self._sampled.append(_Sampled(layers, self._places, HostSnapshot([kept_LAK])))
 
     def _take_in(self, *, wait: bool) -> None:
-        while self._sampled and (wait or self._sampled[0].snapshot.has_come):
+        while self._sampled and (wait or self._sampled[0].snapshot.has_arrived):
             layers, places, snapshot = self._sampled.pop(0)
             self._sample_LAK[layers, places] = snapshot.values()[0]

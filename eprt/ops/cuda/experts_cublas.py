@@ -31,7 +31,7 @@ _TILE_ROWS, _GROUPS = 32, 8
 
 
 @dataclass(frozen=True)
-class ExpertRows:
+class RowsOfExpert:
     """The rows of an expert that has any."""
 
     begin: int  # first row
@@ -82,13 +82,13 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def rows_of_experts(known: KnownRows, padded_to: int) -> list[ExpertRows]:
+def rows_of_experts(known: KnownRows, padded_to: int) -> list[RowsOfExpert]:
     """The experts that have rows."""
     experts, begin, place = [], 0, 0
     for count, matrix in zip(known.counts, known.matrices, strict=True):
         if count:
             room = _padded(count, padded_to)
-            experts.append(ExpertRows(begin, count, place, room, matrix))
+            experts.append(RowsOfExpert(begin, count, place, room, matrix))
             begin, place = begin + count, place + room
     return experts
 
@@ -107,7 +107,7 @@ class PlainProducts:
         self.w13_SHI2, self.w2_SIH = w13.data.mT, w2.data.mT
         self.gated: dict[int, Tensor] = {}  # silu(gate) * up, by the batch's first row
 
-    def up(self, experts: Sequence[ExpertRows]) -> None:
+    def up(self, experts: Sequence[RowsOfExpert]) -> None:
         first, last = experts[0], experts[-1]
         y_RI2 = self.x_RH.new_empty(last.place + last.room - first.place, self.w13_SHI2.shape[2])
         for e in experts:
@@ -115,7 +115,7 @@ class PlainProducts:
             torch.mm(rows, self.w13_SHI2[e.matrix], out=y_RI2[to : to + e.count])
         self.gated[first.begin] = silu_mul(y_RI2)
 
-    def down(self, experts: Sequence[ExpertRows]) -> None:
+    def down(self, experts: Sequence[RowsOfExpert]) -> None:
         first, h_RI = experts[0], self.gated[experts[0].begin]
         for e in experts:
             at, to = e.place - first.place, self.out_RH[e.begin : e.begin + e.count]
@@ -148,7 +148,7 @@ class ScaledProducts:
         self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
         self.w13, self.w2 = Matrices.from_weight(w13), Matrices.from_weight(w2)
 
-    def up(self, experts: Sequence[ExpertRows]) -> None:
+    def up(self, experts: Sequence[RowsOfExpert]) -> None:
         first, last, x_bytes, scale_bytes = experts[0], experts[-1], self.hidden, self.hidden // BLOCK * 4
         y_PI2 = self.out_RH.new_empty(last.place + last.room - first.place, 2 * self.size)
         for e in experts:
@@ -162,7 +162,7 @@ class ScaledProducts:
             self.w13.multiply(e.matrix, e.room, x, self.x_scale.data_ptr() + e.place * scale_bytes, y)
         silu_mul_quantize_padded(y_PI2, first.place, self.h_PI, self.h_scale, self.count_E)
 
-    def down(self, experts: Sequence[ExpertRows]) -> None:
+    def down(self, experts: Sequence[RowsOfExpert]) -> None:
         scale_bytes = self.size // BLOCK * 4
         for e in experts:
             to = self.out_RH[e.begin : e.begin + e.room]

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from examples.demo_model import chat, dataset, skills, tools
 from examples.demo_model.evaluate import CHECKPOINT, ask_server, reply_text
+from examples.demo_model.sample import Sample
 from examples.demo_model.score import held_out_questions, score
 from examples.demo_model.tokenizer import build_tokenizer
 
@@ -66,7 +67,7 @@ def test_checker_accepts_the_answer_and_refuses_others(skill):
 
 
 def test_think_needs_steps_and_the_right_result():
-    sample = skills.Sample("think", ("k",), (), "<think>1 + 2 = 3. 3 + 4 = 7.</think>7")
+    sample = Sample("think", ("k",), (), "<think>1 + 2 = 3. 3 + 4 = 7.</think>7")
     assert sample.check("<think>first 3, then 7</think>7")
     assert not sample.check("<think></think>7")
     assert not sample.check("<think>1 + 2 = 3. 3 + 4 = 7.</think>8")
@@ -74,9 +75,7 @@ def test_think_needs_steps_and_the_right_result():
 
 
 def test_tool_call_is_compared_as_json():
-    sample = skills.Sample(
-        "tool_call", ("k",), (), '<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}</tool_call>'
-    )
+    sample = Sample("tool_call", ("k",), (), '<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}</tool_call>')
     assert sample.check('<tool_call>{"arguments":{"city":"Oslo"},"name":"f"}</tool_call>')
     assert not sample.check('<tool_call>{"name": "f", "arguments": {"city": "Rome"}}</tool_call>')
     assert not sample.check('<tool_call>{"name": "f", "arguments": </tool_call>')

@@ -227,9 +227,16 @@ def test_use_after_close(group):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("hidden_size", 0), ("top_k", 65), ("dtype", torch.float16), ("payload", "fp4"), ("mode", "fast"),
-     ("timeout_s", 0.0), ("num_buffers", 0)],
-)  # fmt: skip
+    [
+        ("hidden_size", 0),
+        ("top_k", 65),
+        ("dtype", torch.float16),
+        ("payload", "fp4"),
+        ("mode", "fast"),
+        ("timeout_s", 0.0),
+        ("num_buffers", 0),
+    ],
+)
 def test_bad_config(field, value):
     good = {"hidden_size": 8, "num_slots": 8, "top_k": 2, "num_max_tokens_per_rank": 4}
     with pytest.raises(ValueError, match=f"EPConfig.{field}="):

@@ -44,9 +44,13 @@ class Rows:
 
     def dispatch(self, **options: Any) -> Any:
         return self.exchange.dispatch(
-            self.x, num_experts=EXPERTS, scale_TG=self.scale, topk_idx_TK=self.idx, topk_weights_TK=self.weights,
+            self.x,
+            num_experts=EXPERTS,
+            scale_TG=self.scale,
+            topk_idx_TK=self.idx,
+            topk_weights_TK=self.weights,
             **options,
-        )  # fmt: skip
+        )
 
     def launches(self) -> list[tuple[str, int, int]]:
         """Names, capacities and whether tentative, since the last time."""
@@ -79,10 +83,12 @@ def test_what_came_lies_where_the_kernel_was_told_and_only_that_is_kept(gpu):
     block = rows.exchange.kernels.memory.peer_ptr[1] + params.block
     at = rows.exchange._plans._plans.popitem()[1].block_of(2 * T).offsets()
     for tensor, name, shape in (
-        (received.x_NH, "x", (100, HIDDEN)), (received.scale_NG, "scale", (100, 2)),
-        (received.topk_idx_NK, "entry", (100, K)), (received.topk_weights_NK, "weight", (100, K)),
+        (received.x_NH, "x", (100, HIDDEN)),
+        (received.scale_NG, "scale", (100, 2)),
+        (received.topk_idx_NK, "entry", (100, K)),
+        (received.topk_weights_NK, "weight", (100, K)),
         (received.handle.source_token_N, "token", (100,)),
-    ):  # fmt: skip
+    ):
         assert tensor.data_ptr() == block + at[name] and tuple(tensor.shape) == shape, name
     assert received.scale_NG.stride() == (4, 1) and received.x_NH.dtype == torch.float8_e4m3fn
     assert rows.used == at["x"] + 100 * HIDDEN
@@ -145,11 +151,14 @@ def test_arguments_that_look_as_before_are_not_checked_again_and_others_are(gpu,
     assert checked == [1]
     good = dict(vars(rows))
     wrong: list[tuple[str, Any, str]] = [
-        ("x", rows.x[:, ::2], "contiguous"), ("x", torch.empty(T, 24, dtype=torch.float8_e4m3fn), "24 B"),
+        ("x", rows.x[:, ::2], "contiguous"),
+        ("x", torch.empty(T, 24, dtype=torch.float8_e4m3fn), "24 B"),
         ("x", torch.empty(T * HIDDEN + 8, dtype=torch.uint8)[8:].view(T, HIDDEN), "at multiples of 16"),
-        ("scale", torch.empty(T - 1, 2), "scales are"), ("idx", rows.idx.short(), "topk_idx: torch.int16"),
-        ("weights", rows.weights[:-1], "topk_weights"), ("weights", rows.weights.double(), "torch.float64"),
-    ]  # fmt: skip
+        ("scale", torch.empty(T - 1, 2), "scales are"),
+        ("idx", rows.idx.short(), "topk_idx: torch.int16"),
+        ("weights", rows.weights[:-1], "topk_weights"),
+        ("weights", rows.weights.double(), "torch.float64"),
+    ]
     for name, value, words in wrong:
         setattr(rows, name, value)
         for _ in range(2):
