@@ -47,7 +47,8 @@ FIGURES = ROOT / "benchmarks" / "figures"
 _OWN_KEYS = {"text", "each", "under"}
 _FUNCTIONS = {"min": np.min, "max": np.max, "sum": np.sum, "len": len, "mean": np.mean, "median": np.median}
 _Labels = list[dict[str, Any]]
-_HOLE = r"(-?\d+(?:[.,]\d+)*(?: \d{3})*(?:e[+-]\d+)?|-)"  # what a page may have in place of a hole
+# What a page may have in place of a hole: a date, a number, or - for none.
+_HOLE = r"(\d{4}-\d{2}-\d{2}|-?\d+(?:[.,]\d+)*(?: \d{3})*(?:e[+-]\d+)?|-)"
 
 
 Rendering = list[tuple["Figure", "Rendered"]]
