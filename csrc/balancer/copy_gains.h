@@ -10,11 +10,12 @@
 
 namespace eprt::balancer {
 
-// Traffic that a copy of each expert on each node saves or would save while all other copies stay. Exact where a
-// token's visits do not depend on which of several replicas it takes, else an estimate.
+// For each expert and node: the traffic that a copy there saves, or would save if it were added, with all other copies
+// left as they are. Exact if the nodes to which a token is sent do not depend on which of several copies it takes, else
+// an estimate. Keeps references to tokens and incidence. At most 64 nodes.
 class CopyGains {
  public:
-  // mask_E: the nodes of each expert's copies, one bit each.
+  // mask_E: for each expert a bit per node, set if a copy is there.
   CopyGains(const Problem& problem, const Tokens& tokens, const Incidence& incidence, Traffic traffic,
             std::vector<uint64_t> mask_E);
 
@@ -30,7 +31,9 @@ class CopyGains {
  private:
   size_t at(int expert, int node) const { return static_cast<size_t>(expert) * num_nodes_ + node; }
   void set_nodes(int expert, uint64_t mask);
+  // Adds (sign 1) or takes back (sign -1) one token's part of all three tables.
   void count_token(int token, double sign);
+  // The same where it can be exact: two nodes, Traffic::kNodeCopies, tokens whose node is unknown.
   void count_on_two_nodes(int token, double weight);
 
   int num_nodes_;

@@ -1,3 +1,4 @@
+// Sampling of tokens (draw.h), compiled for AVX2: the suffix of the file name chooses the compiler's flags.
 #include "cpu/draw_kernel.h"
 
 namespace eprt::avx2 {

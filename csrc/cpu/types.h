@@ -1,4 +1,4 @@
-// Element types: as ops.cpp passes them to the kernels, and as they lie in memory.
+// Element types: Dtype, the tag that ops.cpp passes to the kernels, and the structs that elements have in memory.
 #pragma once
 
 #include <cstdint>

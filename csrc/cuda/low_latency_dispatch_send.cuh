@@ -10,10 +10,10 @@ namespace eprt::low_latency {
 //
 // Every thread block reads the routing of the whole batch, so it numbers its tokens without communication.
 
-struct Routing {      // in shared memory
-  int16_t* entry;     // [T * K]: rank << 10 | local slot, or -1; padded with -1 to a multiple of 8
+struct Routing {   // in shared memory
+  int16_t* entry;  // [T * K]: rank << 10 | local slot (at most 32 ranks of 1024 slots), or -1; padded to whole vectors
   uint32_t* to_rank;  // [R][words]: bit t is set if a slot of token t lies on that rank
-  int words;          // of a rank's bits
+  int words;          // 32-bit words per rank in to_rank
 
   EPRT_DEVICE Routing(const DispatchParams& p, uint8_t* smem)
       : entry(reinterpret_cast<int16_t*>(smem)),
@@ -33,7 +33,7 @@ EPRT_DEVICE void read_entries(const DispatchParams& p, const Index* topk_slot, c
   const int num_slots = p.context.num_slots, num_entries = p.num_tokens * kTopk, padded = ceil_div(num_entries, 8) * 8;
   for (int first = threadIdx.x; first < padded; first += kSlotLoads * kThreads) {
     Index slots[kSlotLoads];
-    // Past the end, load the last entry: a branch around a load would wait for it.
+    // Past the end, load the last entry again: with a branch, each load would be awaited before the next is issued.
 #pragma unroll
     for (int j = 0; j < kSlotLoads; ++j) slots[j] = topk_slot[min(first + j * kThreads, num_entries - 1)];
 #pragma unroll
@@ -89,19 +89,20 @@ EPRT_DEVICE int count_entries(const Routing& routing, int entry, int end, int la
 #pragma unroll
     for (int j = 0; j < 4; ++j) n += __popc(__vcmpeq2(eight.w[j], entry * 0x10001u));
   }
-  n /= 16;
+  n /= 16;  // each equal entry set all 16 of its bits
   if (lane < end % 8) n += routing.entry[whole * 8 + lane] == entry;
   return __reduce_add_sync(kAllLanes, n);
 }
 
 struct Destinations {    // of one token, in shared memory
-  int count;             // ranks that the token goes to; the following arrays have so many elements
+  int count;             // ranks that the token goes to; the first `count` elements of the next three arrays are used
   int rank[kRanks];      // the ranks
   int position[kRanks];  // the token's position in the rank's list
   int row[kRanks];       // the combine row that the rank fills
   int index[kTopk];      // of each entry: earlier entries of the same slot
 };
 
+// Which of the token's combine rows `rank` fills: row `rank`, or that of the first k whose slot lies on `rank`.
 EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
   if (kRowIsRank) return rank;
   int row = 0;
@@ -110,7 +111,8 @@ EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
   return row;
 }
 
-// Fills in the destinations of a token, without masked ranks.
+// Fills in the destinations of a token, masked ranks left out. Called by all warps of a group: each counts some
+// entries, the last one also finds the ranks.
 EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t masked, Destinations* d, int group_warp,
                                    int lane) {
   for (int k = group_warp; k < kTopk; k += kGroupWarps) {
@@ -228,8 +230,8 @@ EPRT_DEVICE void send_tokens(const DispatchParams& p, const Routing& routing, co
 EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Begun& begun, Destinations* destinations) {
   const Context& c = p.context;
   const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
-  // Issue all loads of global memory at once: the first token, the routing, and (by the placing threads) epoch and
-  // mask.
+  // Issue the first loads of global memory together: here the first token and the routing; at the same time the
+  // placing threads load epoch and mask.
   Unit units[kThreadUnits];
   if (group < num_senders(p)) load_token(p, blockIdx.x + group * gridDim.x, threadIdx.x % kGroupThreads, units);
   read_entries(p, routing);

@@ -1,7 +1,8 @@
 // Normal-mode combine. Send: the rank that ran the experts returns each item to its owner as one bf16 row, the weighted
-// fp32 sum of the item's rows (EXACT: each row separately). Receive: the owner sums the rows of a token as they arrive.
+// fp32 sum of the item's rows (kExact: each row separately; not kGrouped: its only row, as it is). Receive: the owner
+// sums the rows of a token as they arrive. For kGrouped, kExact and items see normal.cuh.
 // Bulk copies bring rows to shared memory, from which they are summed in registers. Rows leave the SM by bulk copies
-// too, which report when they are written: a fence would wait for the plain stores of all warps.
+// too, because a warp can wait for its own copies; plain stores would need a fence, which waits for those of all warps.
 #include "normal_call.cuh"
 #include "sums.cuh"
 
@@ -55,7 +56,8 @@ struct Owner {                // lane r: rank r
   Place place;                // number: our first item among its returned rows
 };
 
-// Lane r: where rank r expects the outputs that this rank returns, from the counts.
+// By expert. Lane r: where rank r expects the outputs that this rank returns. Blocks lie at the same offset on all
+// ranks, so our own offset is theirs; the counts say which returned row is our first.
 EPRT_DEVICE Place place_at_owner(const CombineParams& p, int lane) {
   const Context& c = p.context;
   Place place{uint32_t(p.block / 128), 0, lane < kRanks && !load_relaxed(c.deadline.mask + lane)};
@@ -77,7 +79,7 @@ EPRT_DEVICE Owner find_owner(const CombineParams& p, SharedCombine* shared, int 
 
 struct Item {
   int owner = -1;    // -1: no item
-  int64_t number;    // among the items that this rank received
+  int64_t number;    // of the item, among those that this rank received (not of the turn)
   int returned;      // among its owner's returned rows
   int row = -1;      // lane k: of entry k, or -1; one row per item: lane 0
   float weight = 0;  // lane k
@@ -91,7 +93,7 @@ struct Items {
   const Owner& owners;
   int lane;
   int turns;  // owners that take turns
-  int end;    // numbers are below end; some of them name no item
+  int end;    // turns are numbered below end; owners with fewer items than others leave some turns without an item
 
   EPRT_DEVICE Items(const CombineParams& p, const Owner& owners, int lane)
       : p(p), owners(owners), lane(lane), turns(kGrouped ? kRanks : kRanks - 1) {
@@ -133,7 +135,7 @@ struct Sender {
     return block_of(item) + row * p.stride;
   }
 
-  // groups: of bulk copies that send the item.
+  // Called when the item's copies are committed, to have its flag raised. groups: how many bulk-copy groups they form.
   EPRT_DEVICE void sent(const Item& item, int groups) {
     const Context& c = p.context;
     uint32_t* flag =
@@ -245,7 +247,8 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
 
 // ---- receive --------------------------------------------------------------------------------------------------------
 
-// A bit per entry: whether its row arrived, given whose items arrived. A row for which there was no room did not.
+// Bit k: whether the row of the token's entry k has arrived. ranks: bit r says that rank r's item has. Rows for which
+// there was no room never arrive.
 EPRT_DEVICE uint32_t came_by_entry(const CombineParams& p, int64_t token, uint32_t ranks, int lane) {
   int slot = -1, index = -1;
   if (lane < p.top_k) {
@@ -267,13 +270,14 @@ EPRT_DEVICE Returned find_returned(const CombineParams& p, int lane) {
   return {sum_below(sent, lane), __shfl_sync(kAllLanes, sum_below(received, lane), rank)};
 }
 
-// A warp that receives. A token's position, in lane r: its index among those for rank r, or -1.
+// A warp that receives. In its functions, `position` in lane r is the token's index among those that this rank sent to
+// rank r, or -1 if it was not sent there.
 struct Receiver {
   const CombineParams& p;
   SharedCombine* shared;
   Returned returned;
   int lane;
-  bool in_place;  // lane r: the rows of rank r are read in y; see Items
+  bool in_place;  // lane r: r is this rank and its rows stay in y, where they are read; see Items
 
   EPRT_DEVICE int position_of(int token) const {
     return token < p.num_tokens && lane < kRanks ? p.layout.position[int64_t(token) * kRanks + lane] : -1;
@@ -331,7 +335,7 @@ struct Receiver {
       rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
       rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
     }
-    bulk_fence_global();  // ordinary loads saw the flags of peers' rows; bulk copies read the rows
+    bulk_fence_global();  // orders the loads that saw the flags before the bulk copies that read the rows
     return rows;
   }
 
