@@ -64,8 +64,7 @@ class WindowRecord:
     def __post_init__(self):
         for name in ("node_of_rank", *PER_RANK):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        problem = self._problem()
-        if problem:
+        if problem := self._problem():
             raise ValueError(problem)
 
     def _problem(self) -> str | None:
@@ -98,9 +97,7 @@ class WindowRecord:
     def to_line(self) -> str:
         """One line of the log, newline included."""
         data = {"schema": SCHEMA, **asdict(self)}
-        for name in _OPTIONAL:
-            if data[name] is None:
-                del data[name]
+        data = {name: value for name, value in data.items() if value is not None}
         return json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
 
     @staticmethod
@@ -148,7 +145,6 @@ def _are_integers(values: Sequence[Any], least: int, most: int) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = (
-        repr(value) if not isinstance(value, int) or abs(value) < 1e30 else f"an integer of {value.bit_length()} bits"
-    )
+    is_huge = isinstance(value, int) and abs(value) >= 1e30
+    text = f"an integer of {value.bit_length()} bits" if is_huge else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,11 +13,11 @@ import re
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -48,8 +48,7 @@ class _Part:
     """Consecutive lines of one rank that belong to one run."""
 
     def __init__(self, rank: int, index: int, first: _Head):
-        self.rank = rank
-        self.index = index  # among the rank's parts
+        self.rank, self.index = rank, index  # among the rank's parts
         self.first_s = self.last_s = first.start_s
         self.first_window = self.last_window = first.window
         self.num_ranks: Counter[int] = Counter()  # number of ranks -> lines that have it
@@ -82,52 +81,39 @@ class LogFile:
     rank: int
     inode: int
     head: bytes  # its first bytes: inode numbers are used again
-    end: int = 0  # up to which it is indexed: always the start of a line
-    offsets: array = field(default_factory=lambda: array("q"))  # of each line
+    offsets: array = field(default_factory=lambda: array("q", [0]))  # of each line, and the end of the last
     windows: array = field(default_factory=lambda: array("q"))  # of each line, its window number or UNKNOWN
     parts: array = field(default_factory=lambda: array("i"))  # of each line, the index of its part
 
-    def lines(self, first: int, last: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(index, line) from `first` to before `last`. OSError; FileNotFoundError when the file was rotated away."""
-        num = len(self.offsets)
-        last = num if last is None else last
-        if first >= last:
-            return
+    @property
+    def end(self) -> int:
+        """Up to which it is indexed: always the start of a line."""
+        return self.offsets[-1]
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.windows)
+
+    def read_lines(self, indices: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """(index, line) of each, a line that is too long as b"". FileNotFoundError when the file was rotated away."""
         with self.path.open("rb", buffering=_BLOCK_BYTES) as stream:
             if os.fstat(stream.fileno()).st_ino != self.inode:
                 raise FileNotFoundError(f"{self.path} was rotated away")
-            stream.seek(self.offsets[first])
-            for k in range(first, last):
-                end = self.offsets[k + 1] if k + 1 < num else self.end
-                length = end - self.offsets[k]
-                if length > MOST_LINE_BYTES:
+            at = 0
+            for k in indices:
+                start, end = self.offsets[k], self.offsets[k + 1]
+                if end - start > MOST_LINE_BYTES:
                     yield k, b""
-                    stream.seek(end)
-                else:
-                    yield k, stream.read(length)
+                    continue
+                if at != start:
+                    stream.seek(start)
+                yield k, stream.read(end - start)
+                at = end
 
     def find_lines(self, first_window: int, last_window: int) -> list[int]:
         """Indices of the lines of these windows."""
         windows = np.frombuffer(self.windows, dtype=np.int64)
         return np.flatnonzero((windows >= first_window) & (windows <= last_window)).tolist()
-
-
-class _UnfinishedLine:
-    """A line whose end has not been read yet. The bytes of one that is too long are counted, not kept."""
-
-    def __init__(self):
-        self._pieces, self._num_bytes = [], 0
-
-    def add_piece(self, piece: bytes) -> None:
-        self._num_bytes += len(piece)
-        self._pieces = [*self._pieces, piece] if self._num_bytes <= MOST_LINE_BYTES else []
-
-    def end_with(self, piece: bytes) -> tuple[bytes, int]:
-        """The line, and its length with its newline. The next line begins empty."""
-        self.add_piece(piece)
-        line, length = b"".join(self._pieces), self._num_bytes + 1
-        self._pieces, self._num_bytes = [], 0
-        return line, length
 
 
 class LogIndex:
@@ -163,7 +149,7 @@ class LogIndex:
                 if not stat.S_ISREG(status.st_mode):  # a pipe would never end
                     raise ValueError(f"{path} is not a regular file")
                 file = self._files.get(status.st_ino)
-                if file is None or status.st_size < file.end or not _begins_with(path, file.head):
+                if file is None or status.st_size < file.end or not _first_bytes(path).startswith(file.head):
                     file = LogFile(path, rank, status.st_ino, _first_bytes(path))  # new, or rewritten
                 file.path = path
                 present[status.st_ino] = file
@@ -179,22 +165,12 @@ class LogIndex:
         """Indexes every whole line, and what follows the last newline when it is a whole line too."""
         if size <= file.end:
             return False
-        before, rest = len(file.offsets), _UnfinishedLine()
-        with file.path.open("rb") as stream:
+        num_before = file.num_lines
+        with file.path.open("rb", buffering=_BLOCK_BYTES) as stream:
             stream.seek(file.end)
-            while block := stream.read(_BLOCK_BYTES):
-                first, *others = block.split(b"\n")
-                if not others:
-                    rest.add_piece(first)
-                    continue
-                self._index_line(file, *rest.end_with(first))
-                for line in others[:-1]:
-                    self._index_line(file, line, len(line) + 1)
-                rest.add_piece(others[-1])
-        line, length = rest.end_with(b"")
-        if line.endswith(b"}"):
-            self._index_line(file, line, length - 1)
-        return len(file.offsets) > before
+            for line, length in _whole_lines(stream):
+                self._index_line(file, line, length)
+        return file.num_lines > num_before
 
     def _index_line(self, file: LogFile, line: bytes, length: int) -> None:
         parts = self._parts.setdefault(file.rank, [])
@@ -203,10 +179,9 @@ class LogIndex:
             if not parts or parts[-1].is_followed_by_another_run(head):
                 parts.append(_Part(file.rank, len(parts), head))
             parts[-1].add_line(head)
-        file.offsets.append(file.end)
+        file.offsets.append(file.end + length)
         file.windows.append(UNKNOWN if head is None else head.window)
         file.parts.append(max(0, len(parts) - 1))
-        file.end += length
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -214,8 +189,16 @@ def _first_bytes(path: Path) -> bytes:
         return stream.read(_HEAD_BYTES)
 
 
-def _begins_with(path: Path, head: bytes) -> bool:
-    return _first_bytes(path).startswith(head)
+def _whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """(line, length) of each; a line that is too long comes as b""."""
+    while piece := stream.readline(MOST_LINE_BYTES + 1):
+        line, length = piece, len(piece)
+        while len(piece) > MOST_LINE_BYTES and not piece.endswith(b"\n"):
+            line, piece = b"", stream.readline(MOST_LINE_BYTES + 1)
+            length += len(piece)
+        if not piece.endswith(b"\n") and not line.endswith(b"}"):
+            return
+        yield line, length
 
 
 def _head_of(line: bytes) -> _Head | None:

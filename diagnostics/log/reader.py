@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .events import ExpertRows, WindowRecord
-from .index import MOST_LINE_BYTES, UNKNOWN, LogFile, LogIndex, LogRun
+from .index import UNKNOWN, LogFile, LogIndex, LogRun
 from .window_ranges import WindowRanges
 
 _MOST_PROBLEMS = 20  # of a file that are listed one by one
@@ -63,7 +63,7 @@ class LogPlace:
     def read(self) -> WindowRecord | None:
         """None when it is no longer there."""
         try:
-            ((_, raw),) = self.file.lines(self.index, self.index + 1)
+            ((_, raw),) = self.file.read_lines([self.index])
             return WindowRecord.from_line(raw.decode())
         except (OSError, ValueError):
             return None
@@ -104,9 +104,11 @@ class LogReader:
         """What the index has found since the last call."""
         self._lines_read = {file: k for file, k in self._lines_read.items() if file in self.index.files}
         for file in self.index.files:
-            first, last = self._lines_read.get(file, 0), len(file.offsets)
+            last = file.num_lines
+            wanted = [k for k in range(self._lines_read.get(file, 0), last) if self._is_wanted(file, k)]
             try:
-                for k, raw in self._wanted_lines(file, first, last):
+                for k, raw in file.read_lines(wanted) if wanted else ():
+                    self.bytes_read += len(raw)
                     self._lines_read[file] = k + 1
                     record = self._parse(file, k, raw)
                     if record is not None:
@@ -129,33 +131,16 @@ class LogReader:
                     seen.add((record.window, record.rank))
                     yield record
 
-    def _wanted_lines(self, file: LogFile, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """The lines of the run and the windows, and those without a window number."""
-        parts, run = file.parts, self.run.parts
-        begin, end = self._windows or (0, 1 << 62)
-
-        def is_wanted(k: int) -> bool:
-            window = file.windows[k]
-            return (file.rank, parts[k]) in run and (begin <= window <= end or window == UNKNOWN)
-
-        k = first
-        while k < last:
-            if not is_wanted(k):
-                k += 1
-                continue
-            stop = k + 1
-            while stop < last and is_wanted(stop):
-                stop += 1
-            for line, raw in file.lines(k, stop):
-                self.bytes_read += len(raw)
-                yield line, raw
-            k = stop
+    def _is_wanted(self, file: LogFile, k: int) -> bool:
+        """A line of the run and the windows, or one without a window number."""
+        window = file.windows[k]
+        begin, end = self._windows or (0, window)
+        return (file.rank, file.parts[k]) in self.run.parts and (begin <= window <= end or window == UNKNOWN)
 
     def _parse(self, file: LogFile, k: int, raw: bytes) -> WindowRecord | None:
-        start = file.offsets[k]
-        end = file.offsets[k + 1] if k + 1 < len(file.offsets) else file.end
-        if end - start > MOST_LINE_BYTES:
-            self.skipped.add_line(file.path, k + 1, f"{end - start} bytes without a newline")
+        if not raw:
+            length = file.offsets[k + 1] - file.offsets[k]
+            self.skipped.add_line(file.path, k + 1, f"{length} bytes without a newline")
             return None
         if not raw.strip():
             return None
@@ -192,7 +177,7 @@ class LogReader:
         for file in self.index.files:
             cut_off = file.path.stat().st_size - file.end if file.path.exists() else 0
             if cut_off > 0:
-                out.append(LogProblem(file.path, len(file.offsets) + 1, f"the line is cut off after {cut_off} bytes"))
+                out.append(LogProblem(file.path, file.num_lines + 1, f"the line is cut off after {cut_off} bytes"))
         silent = [rank for rank in range(run.num_ranks) if rank not in self._seen]
         if silent:
             names = ", ".join(map(str, silent[:20])) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
@@ -217,11 +202,11 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
     if not index.runs:
         problems = ProblemList()
         for file in index.files:
-            for k, raw in file.lines(0):
+            for k, raw in file.read_lines(range(file.num_lines)):
                 if raw.strip():
                     problems.add_line(file.path, k + 1, _problem_of(raw))
             if file.path.stat().st_size > file.end:
-                problems.add_line(file.path, len(file.offsets) + 1, "the line is cut off")
+                problems.add_line(file.path, file.num_lines + 1, "the line is cut off")
         raise no_usable_line(directory, problems.to_list())
     return LogReader(index, run, windows)
 

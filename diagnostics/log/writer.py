@@ -14,8 +14,8 @@ class WindowWriter:
     """Writes directory/diagnose_rank{r}.log. Rank 0 writes for all ranks, so that a rank's log outlives the rank.
 
     A line is written by one append, so a reader never sees half a line of a living writer; a line that a crash cut off
-    is ended by a newline at the next start, so that only that line is lost. A new run in an old directory continues
-    after the directory's last window: call `new_run`, then count from `first_window`.
+    is ended by a newline at the next start. A new run in an old directory calls `new_run`, then counts its windows from
+    `first_window`.
 
     directory: created where it does not exist.
     max_bytes: a file that would pass it becomes diagnose_rank{r}.log.1 and replaces the one before: a rank never takes
@@ -30,10 +30,7 @@ class WindowWriter:
         self._started: set[int] = set()
 
     def new_run(self, num_ranks: int, node_of_rank: Sequence[int]) -> Path | None:
-        """A log of other ranks or nodes cannot be continued: it is moved to directory/earlier-K, which is returned.
-
-        OSError when the disk refuses.
-        """
+        """Moves a log of other ranks or nodes to directory/earlier-K, which is returned. OSError from the disk."""
         last = _last_records(self.directory)
         if all((record.num_ranks, record.node_of_rank) == (num_ranks, tuple(node_of_rank)) for record in last):
             return None
