@@ -88,8 +88,8 @@ class Report:
 
     def expert_load(self, w: int) -> ExpertLoad | None:
         """Of the w-th window; None unless every rank's line has it."""
-        readers = [self.matrices.experts.get((w, rank)) for rank in range(self.num_ranks)]
-        return ExpertLoad.from_rows([None if read is None else read() for read in readers])
+        kept = [self.matrices.experts.get((w, rank)) for rank in range(self.num_ranks)]
+        return ExpertLoad.from_rows([None if one is None else one.experts for one in kept])
 
 
 def analyse(
@@ -108,7 +108,7 @@ def analyse(
     reader = open_log(directory, run, windows)
     sums = WindowSums(reader.run.num_ranks, most_kept(reader.run.num_ranks))
     for record, place in reader.new_records():
-        sums.add_record(record, None if record.experts is None else place.read_experts)
+        sums.add_record(record, place)
     problems = reader.problems()
     if not sums.spans:
         raise no_usable_line(directory, problems)

@@ -68,7 +68,8 @@ class LogPlace:
         except (OSError, ValueError):
             return None
 
-    def read_experts(self) -> ExpertRows | None:
+    @property
+    def experts(self) -> ExpertRows | None:
         record = self.read()
         return None if record is None else record.experts
 

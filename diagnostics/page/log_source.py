@@ -123,9 +123,8 @@ class LogSource(Recording):
                     if entry is None:
                         more = False
                         break
-                    record, place = entry
-                    self.history.add_record(record)
-                    self._sums.add_record(record, None if record.experts is None else place.read_experts)
+                    self.history.add_record(entry[0])
+                    self._sums.add_record(*entry)
                 self.node_of_rank = list(self._sums.node_of_rank)
                 self.progress = min(1.0, self._reader.bytes_read / max(1, self._index.num_bytes)) if more else 1.0
             self.mark_changed()

@@ -26,6 +26,8 @@ def make_matrices(
     start_s_W = 1.76e9 + 10.0 * np.arange(job.num_windows)
     return WindowMatrices(
         window_W=np.arange(job.num_windows),
+        last_window_W=np.arange(job.num_windows),
+        num_windows_W=np.ones(job.num_windows, dtype=np.int64),
         start_s_W=start_s_W,
         end_s_W=start_s_W + 10,
         node_of_rank_N=job.node_of_rank_N,
@@ -35,8 +37,8 @@ def make_matrices(
         sent_tokens_WNN=tokens_WNN.transpose(0, 2, 1),
         compute_us_WN=compute_WN,
         calls_WN=np.full(compute_WN.shape, float(CALLS)),
-        experts={},
         blocked_us_WN=np.full(compute_WN.shape, np.nan) if blocked_WN is None else blocked_WN,
+        experts={},
     )
 
 

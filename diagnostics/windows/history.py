@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ..log.events import WindowRecord
-from .course import to_course
 from .medians import median, median_of_known
 from .migrations import Migrations
 from .spans import SpanTable, WindowSpan
+from .view import to_course
 
 SERIES = (
     "awaited",
@@ -27,7 +27,6 @@ SERIES = (
     "calls",
 )
 MOST_COLUMNS = 512  # of a timeline; more windows than that share a column
-_SUMS = ("columns_2N", "rows_2N", "compute_N", "tokens_N", "calls_N", "seen_N")
 
 
 def most_rows(num_ranks: int) -> int:
@@ -40,11 +39,11 @@ class HistoryRow(WindowSpan):
 
     def __init__(self, num_ranks: int):
         super().__init__()
-        self.columns_2N = np.zeros((2, num_ranks))  # dispatch, combine: the others for this rank
-        self.rows_2N = np.zeros((2, num_ranks))  # this rank for the others
-        self.compute_N, self.tokens_N = np.zeros(num_ranks), np.zeros(num_ranks)
-        self.calls_N = np.zeros(num_ranks)
-        self.seen_N = np.zeros(num_ranks, dtype=np.int64)  # windows that the rank reported
+        self._sums_8N = np.zeros((8, num_ranks))
+        self.columns_2N = self._sums_8N[0:2]  # dispatch, combine: the others for this rank
+        self.rows_2N = self._sums_8N[2:4]  # this rank for the others
+        self.compute_N, self.tokens_N, self.calls_N = self._sums_8N[4:7]
+        self.seen_N = self._sums_8N[7]  # windows that the rank reported
         self._values_SN: np.ndarray | None = None  # of what has not changed since
 
     def add_record(self, record: WindowRecord) -> None:
@@ -65,8 +64,7 @@ class HistoryRow(WindowSpan):
     def append_span(self, later: Self) -> None:
         super().append_span(later)
         self._values_SN = None
-        for name in _SUMS:
-            getattr(self, name)[...] += getattr(later, name)
+        self._sums_8N += later._sums_8N
 
     @property
     def values_SN(self) -> np.ndarray:
@@ -81,17 +79,9 @@ class HistoryRow(WindowSpan):
         columns_2N = np.divide(self.columns_2N, waiting_N, out=np.full((2, num_ranks), np.nan), where=waiting_N > 0)
         per_window_N = 1.0 / np.where(self.seen_N > 0, self.seen_N, np.nan)
         rows_2N = self.rows_2N * per_window_N / max(1, num_ranks - 1)
-        return np.stack(
-            (
-                columns_2N.sum(axis=0),
-                *columns_2N,
-                rows_2N.sum(axis=0),
-                *rows_2N,
-                self.compute_N * per_window_N,
-                self.tokens_N * per_window_N,
-                self.calls_N,
-            )
-        )
+        per_call_2N = self.compute_N * per_window_N, self.tokens_N * per_window_N
+        waits_6N = columns_2N.sum(axis=0), *columns_2N, rows_2N.sum(axis=0), *rows_2N
+        return np.stack((*waits_6N, *per_call_2N, self.calls_N))
 
 
 class Timeline(NamedTuple):
@@ -132,17 +122,15 @@ class History:
         """One entry per row: its window (first and last of several), times, ranks that reported every one, calls of
         the busiest, and `peak`: how long the most awaited rank is awaited, over the median rank (null where there is
         nothing to compare)."""
-        names = ("window", "last", "t_start", "t_end", "ranks", "calls", "peak")
-        columns: dict[str, list] = {name: [] for name in names}
+        entries = []
         for window, row in self._rows.items():
             awaited_N = row.values_SN[SERIES.index("awaited")]
             usual = median_of_known(awaited_N)
             peak = round(float(np.nanmax(awaited_N)) / usual, 3) if usual > 0 else None
             num_ranks = int((row.seen_N == len(row.windows)).sum())
-            entry = (window, row.windows.last, row.t_start, row.t_end, num_ranks, int(row.calls_N.max()), peak)
-            for name, value in zip(names, entry):
-                columns[name].append(value)
-        return columns
+            entries.append((window, row.windows.last, row.t_start, row.t_end, num_ranks, int(row.calls_N.max()), peak))
+        names = ("window", "last", "t_start", "t_end", "ranks", "calls", "peak")
+        return {name: [entry[k] for entry in entries] for k, name in enumerate(names)}
 
     def timeline(self, series: str) -> Timeline:
         """KeyError for a series that is none."""

@@ -1,13 +1,11 @@
 """WindowMatrices: the log as arrays, waits per call. Knows nothing of lines, and does not judge."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ..log.events import ExpertRows
-
-_NONE = np.zeros(0, dtype=np.int64)
+from ..log.events import WindowRecord
+from ..log.reader import LogPlace
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +16,8 @@ class WindowMatrices:
     """
 
     window_W: np.ndarray  # window number; of several windows the first
+    last_window_W: np.ndarray  # of several windows the last
+    num_windows_W: np.ndarray  # windows in the entry
     start_s_W: np.ndarray  # Unix time
     end_s_W: np.ndarray
     node_of_rank_N: np.ndarray  # node index of each rank
@@ -27,19 +27,9 @@ class WindowMatrices:
     sent_tokens_WNN: np.ndarray  # tokens per call that rank i sent to rank j
     compute_us_WN: np.ndarray  # time in the experts per call
     calls_WN: np.ndarray  # number of dispatch + combine pairs
-    # (w, rank) -> reads the load of that rank's expert slots, where it is logged; None when the line is gone
-    experts: dict[tuple[int, int], Callable[[], ExpertRows | None]]
-    last_window_W: np.ndarray = field(default_factory=lambda: _NONE)  # default: window_W
-    num_windows_W: np.ndarray = field(default_factory=lambda: _NONE)  # windows in the entry; default: 1
-    # time per call that a rank waited at all, until the last one's data were there; default: NaN, not logged
-    blocked_us_WN: np.ndarray = field(default_factory=lambda: _NONE)
-
-    def __post_init__(self):
-        if not len(self.last_window_W):
-            object.__setattr__(self, "last_window_W", self.window_W)
-            object.__setattr__(self, "num_windows_W", np.ones(len(self.window_W), dtype=np.int64))
-        if self.blocked_us_WN.shape != self.calls_WN.shape:
-            object.__setattr__(self, "blocked_us_WN", np.full(self.calls_WN.shape, np.nan))
+    blocked_us_WN: np.ndarray  # time per call that a rank waited at all; NaN also where it is not logged
+    # (w, rank) -> whose `experts` is the load of that rank's expert slots, where it is logged
+    experts: dict[tuple[int, int], WindowRecord | LogPlace]
 
     @property
     def num_ranks(self) -> int:

@@ -27,21 +27,13 @@ class Migrations:
         self._last[record.rank] = record.window, table
         if before is None or before[1].expert_of_slot == table.expert_of_slot or before[1].layers != table.layers:
             return
+        when = {"window": record.window, "epoch": table.epoch}
         for layer, old, new in zip(table.layers, before[1].expert_of_slot, table.expert_of_slot):
             for slot, (was, now) in enumerate(zip(old, new)):
                 if was != now:
                     self._total += 1
-                    self._moves.append(
-                        {
-                            "window": record.window,
-                            "epoch": table.epoch,
-                            "layer": layer,
-                            "rank": record.rank,
-                            "slot": slot,
-                            "before": was,
-                            "after": now,
-                        }
-                    )
+                    where = {"layer": layer, "rank": record.rank, "slot": slot}
+                    self._moves.append({**when, **where, "before": was, "after": now})
         del self._moves[:-_MOST_MOVES]
 
     def newest_window(self, num_ranks: int) -> int | None:

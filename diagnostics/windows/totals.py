@@ -1,15 +1,14 @@
 """WindowTotals: the records of one window or of several, added up per link. Knows no files and no detector."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
 
-from ..log.events import PER_RANK, ExpertRows, WindowRecord
+from ..log.events import PER_RANK, WindowRecord
+from ..log.reader import LogPlace
 from .spans import WindowSpan
 from .view import PLANES, WindowView
-
-ReadExperts = Callable[[], ExpertRows | None]  # None where the line is gone
 
 
 class WindowTotals(WindowSpan):
@@ -21,9 +20,8 @@ class WindowTotals(WindowSpan):
         self.compute_us_N = np.zeros(num_ranks)
         self.blocked_us_N = np.zeros(num_ranks)  # NaN where a record does not have it
         self.calls_N = np.zeros(num_ranks)
-        self.experts: dict[
-            int, tuple[int, ReadExperts]
-        ] = {}  # rank -> the latest window that has rows, and how to read them
+        # rank -> the latest window that has expert rows, and where they are
+        self.experts: dict[int, tuple[int, WindowRecord | LogPlace]] = {}
 
     @staticmethod
     def from_records(num_ranks: int, records: Iterable[WindowRecord]) -> "WindowTotals":
@@ -32,11 +30,11 @@ class WindowTotals(WindowSpan):
             totals.add_record(record)
         return totals
 
-    def add_record(self, record: WindowRecord, experts: ReadExperts | None = None) -> None:
+    def add_record(self, record: WindowRecord, place: LogPlace | None = None) -> None:
         super().add_record(record)
         rank = record.rank
-        if experts is not None:
-            self._keep_latest(rank, record.window, experts)
+        if record.experts is not None:
+            self._keep_latest(rank, record.window, place or record)
         if record.num_calls == 0:
             return
         self.calls_N[rank] += record.num_calls
@@ -54,7 +52,7 @@ class WindowTotals(WindowSpan):
         for rank, (window, experts) in later.experts.items():
             self._keep_latest(rank, window, experts)
 
-    def _keep_latest(self, rank: int, window: int, experts: ReadExperts) -> None:
+    def _keep_latest(self, rank: int, window: int, experts: WindowRecord | LogPlace) -> None:
         if rank not in self.experts or self.experts[rank][0] <= window:
             self.experts[rank] = window, experts
 
@@ -62,5 +60,5 @@ class WindowTotals(WindowSpan):
         """Per call. number: of the window; None: of all windows together."""
         known_N = np.where(self.calls_N > 0, self.calls_N, np.nan)
         planes_PNN = self.planes_PNN[: len(PLANES)] / known_N[:, None]
-        t_start, t_end = (self.t_start, self.t_end) if len(self.windows) else (0.0, 0.0)
-        return WindowView(number, t_start, t_end, planes_PNN, self.compute_us_N / known_N, self.calls_N.copy())
+        times = (self.t_start, self.t_end) if len(self.windows) else (0.0, 0.0)
+        return WindowView(number, *times, planes_PNN, self.compute_us_N / known_N, self.calls_N.copy())

@@ -1,10 +1,12 @@
-"""WindowView: the matrices of one window, or of several, per call, as the page reads them. Knows no sums.
+"""What the page reads: the matrices of windows (WindowView), packed arrays, and courses over time. Knows no sums.
 
 Planes, in this order: dispatch (us), combine (us), tokens (received). [i][j] belongs to waiting rank i, awaited rank j.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,3 +41,22 @@ def pack(header: dict, *arrays: np.ndarray) -> bytes:
     head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     head += b" " * (-(len(head) + 1) % 4) + b"\n"
     return head + b"".join(np.ascontiguousarray(array, dtype="<f4").tobytes() for array in arrays)
+
+
+def to_course(
+    names: Sequence[str], first_C: list[int], last_C: list[int], own_CS: np.ndarray, usual_CS: np.ndarray
+) -> dict[str, Any]:
+    """Values of one rank or link beside the usual ones: C columns, S series. NaN becomes null.
+
+    first_C, last_C: first and last window of each column.
+    """
+    return {
+        "first": first_C,
+        "last": last_C,
+        "series": {name: _rounded(own_CS[:, s]) for s, name in enumerate(names)},
+        "usual": {name: _rounded(usual_CS[:, s]) for s, name in enumerate(names)},
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    return [round(float(value), 4) if np.isfinite(value) else None for value in values]

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from ..log.events import PER_RANK, WindowRecord
-from .course import to_course
+from ..log.reader import LogPlace
 from .matrices import WindowMatrices
 from .medians import median
 from .spans import SpanTable
-from .totals import ReadExperts, WindowTotals
+from .totals import WindowTotals
+from .view import to_course
 
 LINK_SERIES = ("wait", "dispatch", "combine", "tokens")
 
@@ -43,12 +44,10 @@ class WindowSums:
             sums.add_record(record)
         return sums
 
-    def add_record(self, record: WindowRecord, experts: ReadExperts | None = None) -> None:
-        """record: one per window and rank. experts: reads its expert rows again; default: they are kept."""
-        if experts is None and record.experts is not None:
-            experts = partial(_itself, record.experts)
+    def add_record(self, record: WindowRecord, place: LogPlace | None = None) -> None:
+        """record: one per window and rank. place: where its expert rows can be read again; default: they are kept."""
         self.node_of_rank = self.node_of_rank or record.node_of_rank
-        self._table.span_of(record.window).add_record(record, experts)
+        self._table.span_of(record.window).add_record(record, place)
 
     @property
     def spans(self) -> list[WindowTotals]:
@@ -73,6 +72,8 @@ class WindowSums:
         )
         return WindowMatrices(
             window_W=np.array([span.windows.first for span in spans]),
+            last_window_W=np.array([span.windows.last for span in spans]),
+            num_windows_W=np.array([len(span.windows) for span in spans]),
             start_s_W=np.array([span.t_start for span in spans]),
             end_s_W=np.array([span.t_end for span in spans]),
             node_of_rank_N=np.array(self.node_of_rank),
@@ -82,10 +83,8 @@ class WindowSums:
             sent_tokens_WNN=sent_tokens,
             compute_us_WN=np.stack([span.compute_us_N for span in spans]) / known_WN,
             calls_WN=calls_WN,
-            experts={(w, rank): read for w, span in enumerate(spans) for rank, (_, read) in span.experts.items()},
-            last_window_W=np.array([span.windows.last for span in spans]),
-            num_windows_W=np.array([len(span.windows) for span in spans]),
             blocked_us_WN=np.stack([span.blocked_us_N for span in spans]) / known_WN,
+            experts={(w, rank): kept for w, span in enumerate(spans) for rank, (_, kept) in span.experts.items()},
         )
 
     def link(self, src: int, dst: int) -> dict[str, Any]:
@@ -107,7 +106,3 @@ class WindowSums:
                 own_CS[c, s], usual_CS[c, s] = plane_NN[src, dst], median(plane_NN[tier_NN], 0)
         first_C, last_C = [span.windows.first for span in spans], [span.windows.last for span in spans]
         return {"src": src, "dst": dst, **to_course(LINK_SERIES, first_C, last_C, own_CS, usual_CS)}
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -152,9 +152,9 @@ def test_a_line_is_read_again_from_its_place(tmp_path):
     lines = [with_experts(record(0, window, 1), 3, 1) for window in range(2)]
     reader = open_log(write_records(tmp_path, lines))
     (_, first), (_, second) = reader.new_records()
-    assert first.read() == lines[0] and second.read_experts() == lines[1].experts
+    assert first.read() == lines[0] and second.experts == lines[1].experts
     (tmp_path / "diagnose_rank0.log").unlink()
-    assert first.read() is None and second.read_experts() is None
+    assert first.read() is None and second.experts is None
 
 
 def test_a_rank_that_changes_its_node_is_a_problem(tmp_path):

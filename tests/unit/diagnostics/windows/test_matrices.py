@@ -25,4 +25,4 @@ def test_the_first_windows_are_the_job_as_it_was_then():
     assert cut.window_W.tolist() == [0, 1, 2] and cut.node_of_rank_N.tolist() == [0, 0]
     for name in ("start_s_W", "dispatch_us_WNN", "calls_WN", "num_windows_W", "blocked_us_WN"):
         np.testing.assert_array_equal(getattr(cut, name), getattr(expected, name))
-    assert cut.experts[2, 1]() == records[5].experts
+    assert cut.experts[2, 1].experts == records[5].experts

@@ -3,7 +3,7 @@
 import numpy as np
 from eprt.diagnostics.windows.totals import WindowTotals
 
-from tests.unit.diagnostics.cases import record, synthetic_records
+from tests.unit.diagnostics.cases import record, synthetic_records, with_experts
 
 
 def test_averages_are_total_time_over_total_calls():
@@ -39,7 +39,7 @@ def test_spans_add_up_to_what_their_records_do():
 def test_the_latest_experts_are_kept():
     first, second = WindowTotals(2), WindowTotals(2)
     for totals, window in ((first, 1), (first, 0), (second, 2)):
-        totals.add_record(record(0, window, 2), experts=lambda: None)
+        totals.add_record(with_experts(record(0, window, 2), 4))
     assert first.experts[0][0] == 1 and not second.experts.get(1)
     first.append_span(second)
     assert {rank: window for rank, (window, _) in first.experts.items()} == {0: 2}

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from eprt.diagnostics.log.reader import open_log
 from eprt.diagnostics.windows.window_sums import LINK_SERIES, WindowSums, most_kept
 
-from tests.unit.diagnostics.cases import matrices_of, record, synthetic_records, with_experts
+from tests.unit.diagnostics.cases import matrices_of, record, synthetic_records, with_experts, write_records
 
 
 def test_a_thinned_log_loses_nothing():
@@ -52,15 +53,17 @@ def test_blocked_time_is_known_where_every_line_of_the_span_has_it():
     np.testing.assert_array_equal(sums.matrices().blocked_us_WN, [[5.0, np.nan]])
 
 
-def test_experts_are_kept_or_read_again_when_they_are_asked_for():
-    asked = []
+def test_experts_are_kept_or_read_again_when_they_are_asked_for(tmp_path):
     sums = WindowSums(2)
     sums.add_record(with_experts(record(0, 0, 2), 4))
-    sums.add_record(with_experts(record(1, 0, 2), 5), experts=lambda: asked.append(1))
+    reader = open_log(write_records(tmp_path, [with_experts(record(1, 0, 2), 5)]))
+    for one, place in reader.new_records():
+        sums.add_record(one, place)
     experts = sums.matrices().experts
-    kept = experts[0, 0]()
-    assert kept is not None and kept.expert_of_slot == ((4,),) and not asked
-    assert experts[0, 1]() is None and asked == [1]
+    rows = [experts[0, rank].experts for rank in range(2)]
+    assert [one is not None and one.expert_of_slot for one in rows] == [((4,),), ((5,),)]
+    (tmp_path / "diagnose_rank1.log").unlink()
+    assert experts[0, 0].experts is not None and experts[0, 1].experts is None
 
 
 def test_the_course_of_a_link_stands_beside_its_tier():
