@@ -1,6 +1,7 @@
 """eprt diagnose DIR | --url URL: which rank or link is slow. Also `python -m eprt.diagnostics`."""
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -9,13 +10,11 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .detect.analysis import METHODS
 from .detect.report import analyse
 from .page.log_source import LogSource
 from .page.page import Page
-from .page.recording import Recording
 from .page.server import DEFAULT_PORT, PageServer
 from .page.server_source import Client, ServerError, ServerSource
 from .text import to_text, wants_colour
@@ -88,11 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         parser.error(f"--port {arguments.port}: must be 0..65535")
     try:
-        if arguments.json:
-            return _print_json(arguments)
-        if arguments.text:
-            return _print_text(arguments)
-        return _serve(arguments)
+        return _print_findings(arguments) if arguments.json or arguments.text else _serve(arguments)
     except (OSError, ValueError, ServerError) as error:
         print(f"eprt diagnose: {_reason(error)}", file=sys.stderr)
         return 2
@@ -104,75 +99,48 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _print_json(arguments: argparse.Namespace) -> int:
-    if arguments.url:
-        return _print(Client(arguments.url, arguments.api_key).findings())
-    report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
-    _warn_of(report.problems)
-    return _print(report.to_json())
-
-
-def _print(findings: dict[str, Any]) -> int:
-    _write(json.dumps(findings))
-    return _status(findings)
-
-
-def _print_text(arguments: argparse.Namespace) -> int:
-    if arguments.url:
-        findings, records, problems = Client(arguments.url, arguments.api_key).windows(-1)
-        matrices = WindowSums.from_records(records).matrices() if records else None
-    else:
+def _print_findings(arguments: argparse.Namespace) -> int:
+    matrices, problems = None, ()
+    if not arguments.url:
         report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
         findings, problems, matrices = report.to_json(), report.problems, report.matrices
-    _warn_of(problems)
-    _write(to_text(findings, matrices, colour=wants_colour(sys.stdout, arguments.color)))
-    return _status(findings)
-
-
-def _write(text: str) -> None:
-    """To standard output. A reader that has seen enough (`| head`) does not change the exit status."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _warn_of(problems: Sequence[object]) -> None:
+    elif arguments.json:
+        findings = Client(arguments.url, arguments.api_key).findings()
+    else:
+        findings, records, problems = Client(arguments.url, arguments.api_key).windows(-1)
+        matrices = WindowSums.from_records(records).matrices() if records else None
     for problem in problems:
         print(f"eprt diagnose: skipped: {problem}", file=sys.stderr)
-
-
-def _status(findings: dict[str, Any]) -> int:
+    colour = wants_colour(sys.stdout, arguments.color)
+    try:
+        print(json.dumps(findings) if arguments.json else to_text(findings, matrices, colour=colour), flush=True)
+    except BrokenPipeError:  # a reader that has seen enough (`| head`) does not change the exit status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if findings["findings"] else 0
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    source: Recording
     if arguments.url:
         source = ServerSource(Client(arguments.url, arguments.api_key))
     else:
         source = LogSource(Path(arguments.directory), arguments.run, arguments.windows)
-    try:
-        with _listen(Page(source), arguments) as server:
-            print(f"eprt diagnose: page of {source.name} at {server.url}   (Ctrl-C ends)", flush=True)
-            if arguments.host == "127.0.0.1":
-                port = server.server_port
-                print(f"    from another machine: ssh -L {port}:127.0.0.1:{port} THIS-HOST, then the same address")
-                sys.stdout.flush()
-            if arguments.open:
-                webbrowser.open(server.url)
-            # A shell starts background jobs with SIGINT ignored; a SIGINT that is sent must still end this one.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.default_int_handler)
-            try:
-                server.serve_forever(poll_interval=0.2)
-            except KeyboardInterrupt:
-                print()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)  # a second one does not wait for the pages
-            server.closing = True
-    finally:
-        source.close()
+    with contextlib.closing(source), _listen(Page(source), arguments) as server:
+        print(f"eprt diagnose: page of {source.name} at {server.url}   (Ctrl-C ends)", flush=True)
+        if arguments.host == "127.0.0.1":
+            forward = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} THIS-HOST"
+            print(f"    from another machine: {forward}, then the same address", flush=True)
+        if arguments.open:
+            webbrowser.open(server.url)
+        # A shell starts background jobs with SIGINT ignored; a SIGINT that is sent must still end this one.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            print()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # a second one does not wait for the pages
+        server.closing = True
     return 0
 
 

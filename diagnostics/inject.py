@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = ("slow-rank", "slow-link", "late-compute", "skewed-tokens", "bursty", "stop")
+_PAUSING = ("slow-rank", "stop")
 _OF_ALL_RANKS = ("skewed-tokens",)  # every rank sends the named rank more of its tokens
 _PAUSE_S = 0.05  # longer than a call of many ranks on few cores, in which a shorter one would be lost
 _BURST_S, _BURST_PERIOD_S = 2.0, 6.0
@@ -68,19 +69,15 @@ class Injection:
         factor = float(size[1]) if size[2] == "x" else None
         seconds = None if factor is not None else float(size[1]) * _UNITS_S[size[2]]
         start_s, end_s = _seconds_of(text, when) if at else (_STOP_AFTER_S if kind == "stop" else 0.0, float("inf"))
-        peer = int(words[1]) if kind == "slow-link" else None
-        injection = Injection(kind, int(words[0]), peer, factor, seconds, start_s, end_s, text)
-        injection._check(text)
-        return injection
-
-    def _check(self, text: str) -> None:
-        takes = {"slow-link": "s", "stop": "s", "late-compute": "xs", "bursty": "xs"}.get(self.kind, "x")
-        if (self.factor is None and "s" not in takes) or (self.seconds is None and "x" not in takes):
-            raise ValueError(f"{text!r}: {self.kind} takes a {'factor (2x)' if takes == 'x' else 'time (3ms)'}")
-        if (self.factor is not None and self.factor <= 1) or (self.seconds is not None and self.seconds <= 0):
+        takes = {"slow-link": "s", "stop": "s", "late-compute": "xs", "bursty": "xs"}.get(kind, "x")
+        if (factor is None and "s" not in takes) or (seconds is None and "x" not in takes):
+            raise ValueError(f"{text!r}: {kind} takes a {'factor (2x)' if takes == 'x' else 'time (3ms)'}")
+        if (factor is not None and factor <= 1) or (seconds is not None and seconds <= 0):
             raise ValueError(f"{text!r}: a factor must be above 1x, a time above 0")
-        if self.peer == self.rank:
-            raise ValueError(f"{text!r}: a link has two ends; rank {self.rank} is both")
+        rank, peer = int(words[0]), int(words[1]) if kind == "slow-link" else None
+        if peer == rank:
+            raise ValueError(f"{text!r}: a link has two ends; rank {rank} is both")
+        return Injection(kind, rank, peer, factor, seconds, start_s, end_s, text)
 
     def check_ranks(self, num_ranks: int) -> None:
         """ValueError when a rank it names does not exist."""
@@ -108,19 +105,16 @@ class Injector:
         for fault in parsed:
             fault.check_ranks(num_ranks)
         self.faults = [fault for fault in parsed if fault.rank == rank or fault.kind in _OF_ALL_RANKS]
-        self.rank, self.num_ranks = rank, num_ranks
+        self.num_ranks = num_ranks
         self._start_s = time.monotonic()
-        self._pausers: list[subprocess.Popen] = []
-        for fault in self.faults:
-            if fault.kind in ("slow-rank", "stop"):
-                self._pausers.append(_start_pauser(fault))
+        self._pausers = [_start_pauser(fault) for fault in self.faults if fault.kind in _PAUSING]
 
     def since_start_s(self) -> float:
         return time.monotonic() - self._start_s
 
     def wrap(self, backend: Any) -> Any:
         """The backend with this rank's faults; the backend itself where none concern it."""
-        faults = [fault for fault in self.faults if fault.kind not in ("slow-rank", "stop")]
+        faults = [fault for fault in self.faults if fault.kind not in _PAUSING]
         for fault in faults:
             if fault.kind == "slow-link":
                 backend.delay_link(fault.peer, 0.0)  # a backend whose links cannot be delayed refuses now
@@ -209,16 +203,12 @@ class FaultyBackend:
         return skewed_TK
 
 
-# ---- pausing a process ----------------------------------------------------------------------------------------------
-
-
 def _start_pauser(fault: Injection) -> subprocess.Popen:
     """A paused process cannot wake itself, so a child does it, which ends with its parent."""
-    if fault.kind == "stop":
-        paused_s, running_s, end_s = fault.seconds or 0.0, 3600.0, fault.start_s + 2 * (fault.seconds or 0.0)
+    if fault.seconds is not None:  # "stop"
+        paused_s, running_s, end_s = fault.seconds, 3600.0, fault.start_s + 2 * fault.seconds
     else:
-        factor = fault.factor or 1.0
-        paused_s, running_s, end_s = _PAUSE_S, _PAUSE_S / (factor - 1), fault.end_s
+        paused_s, running_s, end_s = _PAUSE_S, _PAUSE_S / ((fault.factor or 1.0) - 1), fault.end_s
     numbers = (os.getpid(), paused_s, running_s, fault.start_s, end_s)
     return subprocess.Popen([sys.executable, "-m", "eprt.diagnostics.inject", *map(str, numbers)])
 

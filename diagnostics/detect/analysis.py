@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from ..windows.matrices import WindowMatrices
 from . import detector, zscore
-from .evidence import Evidence, advice
+from .evidence import ADVICE, Evidence
 from .sightings import Outliers, Sighting
 from .yardstick import Yardstick
 
@@ -66,7 +66,7 @@ def _make_finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) ->
         last_window=int(matrices.last_window_W[sighting.last]),
         confidence=round(_confidence(sighting, matrices), 4),
         evidence=text,
-        advice=advice(sighting.place.kind, cause),
+        advice=ADVICE[sighting.place.kind, cause],
     )
 
 
@@ -84,9 +84,7 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
         return yardstick.own_tokens(sighting) <= LIGHT_LOAD
     if sighting.place.kind == "column":
         own = yardstick.own_tokens(sighting)
-        if math.isinf(
-            own
-        ):  # idle ranks arrive at once and wait for those that compute, so these are compared with each other
+        if math.isinf(own):  # idle ranks come at once and wait for those that compute: those are compared among them
             return yardstick.beyond_peers(sighting) < HEAVY_RATIO
         return own >= HEAVY_LOAD and sighting.ratio < max(HEAVY_RATIO, min(own, MOST_LATE))
     return False

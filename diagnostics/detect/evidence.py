@@ -37,7 +37,7 @@ class Evidence:
     @staticmethod
     def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
         row_ratio, row_z = yardstick.row(sighting)
-        blocked_ratio, spared = yardstick.blocked(sighting) if sighting.place.kind == "column" else (math.nan, math.nan)
+        blocked_ratio, spared = yardstick.blocked(sighting)
         return Evidence(
             sighting=sighting,
             wait_us=yardstick.wait_us(sighting),
@@ -63,9 +63,7 @@ class Evidence:
             elif self.spared <= SHARES_IT:  # it is not late; a little more in the experts is not what all wait for
                 late, computes_longer = False, computes_longer and self.compute_share >= COMPUTE_EXPLAINS
             return "comp" if late or computes_longer else "comm"
-        if self.sighting.place.kind == "row":
-            return "comp" if self.compute_ratio <= LOW_COMPUTE else "comm"
-        return "comm"
+        return "comp" if self.sighting.place.kind == "row" and self.compute_ratio <= LOW_COMPUTE else "comm"
 
     def text(self) -> str:
         kind, rank, src, dst = self.sighting.place
@@ -95,25 +93,17 @@ def _when(matrices: WindowMatrices, sighting: Sighting) -> str:
 
 
 _LOOK_AT_EXPERTS = "even out the experts (eprt balance)"
-_ADVICE = {
+ADVICE = {  # (kind, cause)
     ("column", "comp"): "the rank arrives late: look for a throttled, shared or paused processor (its clock, other "
     "processes, its host)",
     ("column", "comm"): "the rank computes in time but its messages come late: check its network card, its links and "
     "what else uses them",
-    (
-        "column",
-        "mixed",
-    ): f"the rank has more tokens than its peers and takes longer for them: {_LOOK_AT_EXPERTS} or the requests",
+    ("column", "mixed"): "the rank has more tokens than its peers and takes longer for them: "
+    f"{_LOOK_AT_EXPERTS} or the requests",
     ("row", "comp"): f"the rank has less to compute than its peers, so it waits for them: {_LOOK_AT_EXPERTS}",
     ("row", "comm"): "the rank receives slowly from everyone: check its network card and what else runs on its cores",
     ("row", "mixed"): f"the rank receives more tokens than its peers, all at once (incast): {_LOOK_AT_EXPERTS}",
-    (
-        "point",
-        "comm",
-    ): "one direction of one link is slow: check the cable, the port or the route between the two ranks",
+    ("point", "comm"): "one direction of one link is slow: check the cable, the port or the route between the two "
+    "ranks",
     ("point", "mixed"): "more tokens than usual cross this link: look at the routing before the wire",
 }
-
-
-def advice(kind: str, cause: str) -> str:
-    return _ADVICE[kind, cause]

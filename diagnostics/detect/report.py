@@ -93,11 +93,7 @@ class Report:
 
 
 def analyse(
-    directory: str | Path,
-    method: str = "robust",
-    *,
-    run: int | None = None,
-    windows: tuple[int, int] | None = None,
+    directory: str | Path, method: str = "robust", *, run: int | None = None, windows: tuple[int, int] | None = None
 ) -> Report:
     """Reads a log directory and finds what stands out. The log may be larger than the memory: lines are added up.
 

@@ -12,11 +12,7 @@ from .recording import Recording
 
 
 class KeptSource(Recording):
-    """Records in memory.
-
-    name, num_ranks: of the server.
-    most_windows: older ones are forgotten.
-    """
+    """Records in memory. most_windows: older ones are forgotten."""
 
     def __init__(self, name: str, num_ranks: int, most_windows: int):
         super().__init__(name, num_ranks, [0] * num_ranks)
@@ -24,8 +20,7 @@ class KeptSource(Recording):
         self._recent = RecentWindows(most_windows)
 
     def add_records(self, records: Sequence[WindowRecord]) -> bool:
-        """Records of any windows; a second one of the same window and rank is ignored. node_of_rank is the first one's.
-        Returns whether there was anything new."""
+        """Whether there was anything new. The first record tells node_of_rank."""
         new = False
         with self.lock:
             if records and not len(self._recent):
@@ -54,9 +49,6 @@ class KeptSource(Recording):
         if not records:
             raise KeyError(src, dst)
         return WindowSums.from_records(records).link(src, dst)
-
-    def close(self) -> None:
-        """Nothing runs in the background."""
 
     def _all_records(self) -> list[WindowRecord]:
         with self.lock:

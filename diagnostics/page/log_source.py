@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ _LINES_AT_ONCE = 200  # read before another thread may have the lock
 class LogSource(Recording):
     """OSError or ValueError when the directory cannot be read or has no usable line.
 
-    directory: of the log.
     run: by number, of a directory that several runs have used; None: the newest, also when one begins later.
     windows: the first and the last to look at.
     """
@@ -108,7 +108,8 @@ class LogSource(Recording):
                 matrices, problems = self._sums.matrices(), self._reader.problems()
             report = Report.from_matrices(matrices, problems, self._reader.skipped.num_lines)
             self.set_findings(report.to_json(), report.problems)
-        live = time.time() - _last_write_s(self._index.directory) < _LIVE_S
+        written_s = (path.stat().st_mtime for path in self._index.directory.glob("diagnose_rank*.log"))
+        live = time.time() - max(written_s, default=0.0) < _LIVE_S
         if live != self.live:
             self.live = live
             self.mark_changed()
@@ -118,18 +119,11 @@ class LogSource(Recording):
         records, more = self._reader.new_records(), True
         while more and not self._stop.is_set():
             with self._io, self.lock:
-                for _ in range(_LINES_AT_ONCE):
-                    entry = next(records, None)
-                    if entry is None:
-                        more = False
-                        break
-                    self.history.add_record(entry[0])
-                    self._sums.add_record(*entry)
+                entries = list(islice(records, _LINES_AT_ONCE))
+                for record, place in entries:
+                    self.history.add_record(record)
+                    self._sums.add_record(record, place)
+                more = len(entries) == _LINES_AT_ONCE
                 self.node_of_rank = list(self._sums.node_of_rank)
                 self.progress = min(1.0, self._reader.bytes_read / max(1, self._index.num_bytes)) if more else 1.0
             self.mark_changed()
-
-
-def _last_write_s(directory: Path) -> float:
-    """Unix time at which a log file was last written to."""
-    return max((path.stat().st_mtime for path in directory.glob("diagnose_rank*.log")), default=0.0)

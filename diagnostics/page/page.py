@@ -55,9 +55,10 @@ class Page:
         self._source = source
         self._files = {
             str(path.relative_to(_WEB).as_posix()): Reply(200, _TYPES[path.suffix], path.read_bytes())
-            for path in sorted(_WEB.rglob("*"))
+            for path in _WEB.rglob("*")
             if path.suffix in _TYPES
         }
+        self._files[""] = self._files["index.html"]
         self._data: dict[str, Callable[[str], Any]] = {
             "windows": lambda name: source.window(None if name == "all" else _parse_number(name)).pack(),
             "timeline": source.timeline,
@@ -68,8 +69,6 @@ class Page:
 
     def reply(self, path: str) -> Reply:
         """path: below the page's own address, without a leading slash or a query."""
-        if path in ("", "index.html"):
-            return self._files["index.html"]
         if path in self._files:
             return self._files[path]
         if path == "api/overview":

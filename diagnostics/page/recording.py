@@ -50,7 +50,6 @@ class Recording(ABC):
     def link(self, src: int, dst: int) -> dict[str, Any]:
         """The course of a link (WindowSums.link). KeyError where there is no such rank."""
 
-    @abstractmethod
     def close(self) -> None:
         """Ends what runs in the background."""
 

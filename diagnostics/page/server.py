@@ -15,8 +15,6 @@ DEFAULT_PORT = 8321
 class PageServer(ThreadingHTTPServer):
     """OSError when it cannot listen on the address.
 
-    page: what is served.
-    host: 127.0.0.1 unless others on the network are to see the page.
     port: 0 for any that is free.
     allowed_hosts: further names under which the page is served.
     """
@@ -75,32 +73,28 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "eprt", ""
 
     def do_GET(self) -> None:
-        path = self._path()
+        if not self.server.is_own_name(self.headers.get("host", "")):
+            message = "this address is not among the names the page is served under; --allow-host NAME adds one\n"
+            self._send(Reply(403, "text/plain; charset=utf-8", message.encode()))
+            return
+        path = unquote(urlsplit(self.path).path).removeprefix("/")
         if path == EVENTS and self.command == "GET":
             self._send_events()
-        elif path is not None:
+        else:
             self._send(self.server.page.reply(path))
 
     do_HEAD = do_GET
 
     def _refuse(self) -> None:
         self.close_connection = True  # its body was not read
-        self._send(Reply(405, "text/plain; charset=utf-8", b"only GET and HEAD\n"), {"allow": "GET, HEAD"})
+        self._send(Reply(405, "text/plain; charset=utf-8", b"only GET and HEAD\n"), allow="GET, HEAD")
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
 
-    def _path(self) -> str | None:
-        """Below the page's address; None after a refusal."""
-        if not self.server.is_own_name(self.headers.get("host", "")):
-            message = "this address is not among the names the page is served under; --allow-host NAME adds one\n"
-            self._send(Reply(403, "text/plain; charset=utf-8", message.encode()))
-            return None
-        return unquote(urlsplit(self.path).path).removeprefix("/")
-
-    def _send(self, reply: Reply, more_headers: dict[str, str] | None = None) -> None:
+    def _send(self, reply: Reply, **more_headers: str) -> None:
         self.send_response(reply.status)
-        self._send_headers({"content-type": reply.media_type, "content-length": str(len(reply.body))})
-        self._send_headers(more_headers or {})
+        length = str(len(reply.body))
+        self._send_headers({"content-type": reply.media_type, "content-length": length, **more_headers})
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(reply.body)

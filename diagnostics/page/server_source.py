@@ -28,11 +28,7 @@ class ServerError(Exception):
 
 
 class Client:
-    """Asks the server.
-
-    url: as the server announced it, http://host:port.
-    api_key: of the server, if it has one.
-    """
+    """Asks the server. url: as the server announced it, http://host:port."""
 
     def __init__(self, url: str, api_key: str | None = None):
         if not url.startswith(("http://", "https://")):
@@ -81,18 +77,15 @@ class Client:
         what = f"{self.url}/v1/eprt/diagnose is not an answer of an eprt server"
         if not isinstance(reply, dict) or reply.get("schema") != "eprt.findings/1":
             raise ServerError(f"{what}: it has no schema eprt.findings/1")
-        for place, fields, types in (("", reply, _REPLY_TYPES), *_each_finding(reply.get("findings"))):
+        findings = reply.get("findings")
+        each = enumerate(findings) if isinstance(findings, list) else ()
+        parts = [("", reply, _REPLY_TYPES), *((f"findings[{i}].", finding, _FINDING_TYPES) for i, finding in each)]
+        for place, fields, types in parts:
             for name, kind in types.items():
                 if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
                     got = fields.get(name) if isinstance(fields, dict) else fields
                     raise ServerError(f"{what}: {place}{name} is {json.dumps(got)[:80]}")
         return reply
-
-
-def _each_finding(findings: Any) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Each finding with its place in the reply and the types of its fields."""
-    each = enumerate(findings) if isinstance(findings, list) else ()
-    return [(f"findings[{i}].", finding, _FINDING_TYPES) for i, finding in each]
 
 
 class ServerSource(KeptSource):

@@ -5,9 +5,7 @@ outputs reach every rank. A wait is the time from being ready to wait until the 
 there before. All windows are played side by side, each a chain of calls of its own.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,21 +17,16 @@ READY_US, COMPUTE_US, LATENCY_US = 60.0, 200.0, 15.0
 JITTER = 0.5  # coefficient of variation of a rank's own times, per call
 
 
-@dataclass(eq=False)
 class _World:
-    """What determines the waits, in microseconds."""
+    """What determines the waits, in microseconds. Without faults at first."""
 
-    ready_N: np.ndarray  # usual time to get ready
-    latency_WNN: np.ndarray  # [w][i][j] from rank j to rank i
-    late_WN: np.ndarray  # added to the time in the experts
-
-    @staticmethod
-    def without_faults(node_of_rank_N: np.ndarray, num_windows: int) -> "_World":
+    def __init__(self, node_of_rank_N: np.ndarray, num_windows: int):
         num_ranks = len(node_of_rank_N)
         same_node_NN = node_of_rank_N[:, None] == node_of_rank_N[None, :]
         latency_NN = LATENCY_US * np.where(same_node_NN, 1.0, NODE_FACTOR)
-        latency_WNN = np.repeat(latency_NN[None], num_windows, axis=0)
-        return _World(np.full(num_ranks, READY_US), latency_WNN, np.zeros((num_windows, num_ranks)))
+        self.ready_N = np.full(num_ranks, READY_US)  # usual time to get ready
+        self.latency_WNN = np.repeat(latency_NN[None], num_windows, axis=0)  # [w][i][j] from rank j to rank i
+        self.late_WN = np.zeros((num_windows, num_ranks))  # added to the time in the experts
 
     def add_delay(self, fault: PlantedFault, at: slice, by_us: float) -> None:
         if fault.kind == "point":
@@ -44,25 +37,15 @@ class _World:
             self.late_WN[at, fault.rank] += by_us
 
 
-class _Played(NamedTuple):
-    """Averages over the calls, microseconds."""
-
-    dispatch_WNN: np.ndarray
-    combine_WNN: np.ndarray
-    compute_WN: np.ndarray
-    blocked_WN: np.ndarray
-
-
 def play_calls(job: SyntheticJob, rng: np.random.Generator, num_calls: int) -> WindowMatrices:
     """A fault's delay is such that the waits at its place become `factor` times as long."""
     node_N = job.node_of_rank_N
-    world = _World.without_faults(node_N, job.num_windows)
+    world = _World(node_N, job.num_windows)
     tokens_WNN = np.full(world.latency_WNN.shape, USUAL_TOKENS)
     for fault in job.faults:
         at = job.windows_of(fault)
         across = fault.kind == "point" and node_N[fault.src] != node_N[fault.dst]
-        delay_us = _delay_us(tuple(node_N.tolist()), fault.kind, fault.cause, bool(across), fault.factor)
-        world.add_delay(fault, at, delay_us)
+        world.add_delay(fault, at, _delay_us(tuple(node_N.tolist()), fault.kind, fault.cause, across, fault.factor))
         if fault.cause == "mixed":
             where = (at, fault.src, fault.dst) if fault.kind == "point" else (at, fault.rank)
             tokens_WNN[where] *= fault.factor
@@ -72,12 +55,12 @@ def play_calls(job: SyntheticJob, rng: np.random.Generator, num_calls: int) -> W
         tokens_WNN *= batch_N
     world.ready_N[list(job.idle)] *= 0.3
     tokens_WNN[:, :, list(job.idle)] = 0.0
-    played = _play(world, rng, num_calls)
-    waits = played.dispatch_WNN, played.combine_WNN
-    return make_matrices(job, *waits, tokens_WNN, played.compute_WN, played.blocked_WN)
+    dispatch_WNN, combine_WNN, compute_WN, blocked_WN = _play(world, rng, num_calls)
+    return make_matrices(job, dispatch_WNN, combine_WNN, tokens_WNN, compute_WN, blocked_WN)
 
 
-def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
+def _play(world: _World, rng: np.random.Generator, num_calls: int) -> tuple[np.ndarray, ...]:
+    """Averages over the calls: dispatch_WNN, combine_WNN, compute_WN, blocked_WN."""
     W, N = world.late_WN.shape
     k = 1 / JITTER**2
 
@@ -100,7 +83,7 @@ def _play(world: _World, rng: np.random.Generator, num_calls: int) -> _Played:
         time_WN = back_WNN.max(axis=2)
         blocked_WN += all_there_WN - ready_WN + time_WN - done_WN
         time_WN -= time_WN.min(axis=1, keepdims=True)
-    return _Played(*(total / num_calls for total in (dispatch_WNN, combine_WNN, compute_WN, blocked_WN)))
+    return tuple(total / num_calls for total in (dispatch_WNN, combine_WNN, compute_WN, blocked_WN))
 
 
 @lru_cache(maxsize=256)
@@ -114,10 +97,10 @@ def _delay_us(node_of_rank: tuple[int, ...], kind: str, cause: str, across: bool
     place = {"point": (src, 0), "row": (0, others), "column": (others, 0)}[kind]
 
     def waits(delay_us: float) -> np.ndarray:
-        world = _World.without_faults(node_N, num_windows=8)
+        world = _World(node_N, num_windows=8)
         world.add_delay(fault, slice(None), delay_us)
-        played = _play(world, np.random.default_rng(0), num_calls=60)
-        return (played.dispatch_WNN + played.combine_WNN).mean(axis=0)[place]
+        dispatch_WNN, combine_WNN, *_ = _play(world, np.random.default_rng(0), num_calls=60)
+        return (dispatch_WNN + combine_WNN).mean(axis=0)[place]
 
     usual = waits(0.0)
     low_us, high_us = 0.0, 40 * factor * COMPUTE_US

@@ -1,7 +1,5 @@
 """The log's forms of a synthetic job: as WindowMatrices, and as the records that a WindowWriter writes."""
 
-import math
-
 import numpy as np
 
 from ..log.events import WindowRecord
@@ -17,11 +15,7 @@ def make_matrices(
     compute_WN: np.ndarray,
     blocked_WN: np.ndarray | None = None,
 ) -> WindowMatrices:
-    """From values per call, in microseconds.
-
-    tokens_WNN: [w][i][j] rank i got from rank j.
-    blocked_WN: None where it is unknown.
-    """
+    """From values per call, in microseconds. tokens_WNN: [w][i][j] rank i got from rank j."""
     own = np.eye(job.num_ranks, dtype=bool)
     start_s_W = 1.76e9 + 10.0 * np.arange(job.num_windows)
     return WindowMatrices(
@@ -44,27 +38,30 @@ def make_matrices(
 
 def records_of(matrices: WindowMatrices) -> list[WindowRecord]:
     """By window, then rank; totals of CALLS calls."""
-    num_ranks = matrices.num_ranks
 
-    def total(values: np.ndarray) -> list[float]:
-        return (values * CALLS).round(1).tolist()
+    def total_us(values_N: np.ndarray) -> list[float]:
+        return (values_N * CALLS).round(1).tolist()
 
+    def total_tokens(values_N: np.ndarray) -> list[int]:
+        return (values_N * CALLS).astype(int).tolist()
+
+    blocked_us_WN = matrices.blocked_us_WN * CALLS
     return [
         WindowRecord(
             window=int(window),
             t_start=float(matrices.start_s_W[w]),
             t_end=float(matrices.end_s_W[w]),
             rank=rank,
-            num_ranks=num_ranks,
+            num_ranks=matrices.num_ranks,
             node_of_rank=tuple(matrices.node_of_rank_N.tolist()),
             num_calls=CALLS,
-            dispatch_wait_us=tuple(total(matrices.dispatch_us_WNN[w, rank])),
-            combine_wait_us=tuple(total(matrices.combine_us_WNN[w, rank])),
-            recv_tokens=tuple((matrices.recv_tokens_WNN[w, rank] * CALLS).astype(int).tolist()),
+            dispatch_wait_us=tuple(total_us(matrices.dispatch_us_WNN[w, rank])),
+            combine_wait_us=tuple(total_us(matrices.combine_us_WNN[w, rank])),
+            recv_tokens=tuple(total_tokens(matrices.recv_tokens_WNN[w, rank])),
             compute_us=float(matrices.compute_us_WN[w, rank] * CALLS),
-            sent_tokens=tuple((matrices.sent_tokens_WNN[w, rank] * CALLS).astype(int).tolist()),
-            blocked_us=None if math.isnan(blocked := matrices.blocked_us_WN[w, rank]) else float(blocked * CALLS),
+            sent_tokens=tuple(total_tokens(matrices.sent_tokens_WNN[w, rank])),
+            blocked_us=None if np.isnan(blocked_us_WN[w, rank]) else float(blocked_us_WN[w, rank]),
         )
         for w, window in enumerate(matrices.window_W)
-        for rank in range(num_ranks)
+        for rank in range(matrices.num_ranks)
     ]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from eprt.diagnostics.detect.detector import detect
-from eprt.diagnostics.detect.evidence import Evidence, advice
+from eprt.diagnostics.detect.evidence import ADVICE, Evidence
 from eprt.diagnostics.detect.sightings import Place, Sighting
 from eprt.diagnostics.detect.yardstick import Yardstick
 from eprt.diagnostics.synthetic import FAULT_KINDS, SyntheticJob, generate
@@ -61,7 +61,7 @@ def test_the_cause_follows_from_the_figures(kind, figures, cause):
 
 @pytest.mark.parametrize(("kind", "cause"), [*FAULT_KINDS, ("row", "comp")])
 def test_every_cause_has_its_advice(kind, cause):
-    assert len(advice(kind, cause)) > 40 and len({advice(*one) for one in FAULT_KINDS}) == len(FAULT_KINDS)
+    assert len(ADVICE[kind, cause]) > 40 and len({ADVICE[one] for one in FAULT_KINDS}) == len(FAULT_KINDS)
 
 
 def test_the_words_hold_the_figures():
