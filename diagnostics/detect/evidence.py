@@ -37,7 +37,7 @@ class Evidence:
     @staticmethod
     def gather(yardstick: Yardstick, sighting: Sighting) -> "Evidence":
         row_ratio, row_z = yardstick.row(sighting)
-        blocked_ratio, spared = yardstick.blocked(sighting)
+        blocked_ratio, spared = yardstick.blocked(sighting) if sighting.place.kind == "column" else (math.nan, math.nan)
         return Evidence(
             sighting=sighting,
             wait_us=yardstick.wait_us(sighting),
