@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from .windows.matrices import WindowMatrices
+from .windows.medians import median_of_known
 
 _MOST_NUMBERED = 20  # ranks whose cells carry figures
 _CELL = 7
@@ -76,19 +77,16 @@ def _ratio_to_usual(wait_us_NN: np.ndarray, node_of_rank_N: np.ndarray) -> np.nd
     same_NN = node_of_rank_N[:, None] == node_of_rank_N[None, :]
     out = np.full_like(wait_us_NN, np.nan)
     for tier_NN in (same_NN, ~same_NN):
-        known = wait_us_NN[tier_NN & np.isfinite(wait_us_NN)]
-        usual = np.median(known) if len(known) else 0.0
-        if usual > 0:
+        if (usual := median_of_known(wait_us_NN[tier_NN])) > 0:
             out[tier_NN] = wait_us_NN[tier_NN] / usual
     return out
 
 
 def _number_lines(wait_us_NN: np.ndarray, ratio_NN: np.ndarray, node_of_rank_N: np.ndarray, colour: bool) -> list[str]:
     ranks = range(len(wait_us_NN))
-    several = len(set(node_of_rank_N.tolist())) > 1
 
     def gap(k: int) -> str:
-        return " |" if several and k and node_of_rank_N[k] != node_of_rank_N[k - 1] else ""
+        return " |" if k and node_of_rank_N[k] != node_of_rank_N[k - 1] else ""
 
     title = "us per call that a rank (row) waited for a rank (column), over all windows:"
     lines = [title, " " * 6 + "".join(f"{gap(j)}{j:>{_CELL}}" for j in ranks)]
@@ -120,15 +118,10 @@ def _shade_lines(ratio_NN: np.ndarray, colour: bool) -> list[str]:
     lines.append(" " * 6 + "".join(ruler))
     for i in blocks:
         rows = ratio_NN[i : i + per_cell]
-        values = [_largest(rows[:, j : j + per_cell]) for j in blocks]
+        values = [np.fmax.reduce(rows[:, j : j + per_cell].ravel()) for j in blocks]
         cells = "".join(_paint(" ", v, True) if colour else _shade(v) for v in values)
         lines.append(f"{i:>5} {cells}")
     return [*lines, *_legend(colour, shades=True)]
-
-
-def _largest(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.max()) if known.size else float("nan")
 
 
 def _shade(ratio: float) -> str:
@@ -140,17 +133,11 @@ def _shade(ratio: float) -> str:
 def _paint(text: str, ratio: float, colour: bool) -> str:
     if not colour or np.isnan(ratio):
         return text
-    number = _colour_number(ratio)
+    step = round(float(np.log(max(ratio, 1e-9)) / _STEP))
+    side = _LONGER if step > 0 else _SHORTER
+    number = side[min(abs(step), len(side)) - 1] if step else _USUAL
     ink = 16 if number in _LONGER[2:] else 255
     return f"\x1b[38;5;{ink};48;5;{number}m{text}\x1b[0m"
-
-
-def _colour_number(ratio: float) -> int:
-    step = round(float(np.log(max(ratio, 1e-9)) / _STEP))
-    if step == 0:
-        return _USUAL
-    side = _LONGER if step > 0 else _SHORTER
-    return side[min(abs(step), len(side)) - 1]
 
 
 def _legend(colour: bool, shades: bool = False) -> list[str]:

@@ -91,11 +91,8 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
 
 
 def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[list[Sighting], dict[int, int]]:
-    """Drops a rank's column where one slow link into the rank explains it. Returns the others, and by the id of a
-    link's sighting the rank that it makes late.
-
-    The link need not be sure enough yet to be reported: in a fault's first window its wider echo often is.
-    """
+    """Drops a rank's column where one slow link into the rank explains it. The link need not be sure enough to be
+    reported: in a fault's first window its wider echo often is. Returns the others, and link's id -> late rank."""
     points = [s for s in sightings if s.place.kind == "point"]
     dropped, echoed = set(), {}
     for column in (s for s in sightings if s.place.kind == "column"):

@@ -82,9 +82,7 @@ def _find_runs(
 
 def _awaited_by_all(wait_us_WNN: np.ndarray) -> Iterator[Sighting]:
     """The rule for two or three ranks: every other rank waits for it at least thrice as long as it waits for anyone.
-
-    Without medians there is no scale either; a spread of 25 % per wait is assumed.
-    """
+    Without medians there is no scale either; a spread of 25 % per wait is assumed."""
     num_windows, num_ranks = wait_us_WNN.shape[:2]
     for rank in range(num_ranks if num_ranks > 1 else 0):
         others = np.arange(num_ranks) != rank

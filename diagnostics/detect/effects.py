@@ -73,10 +73,8 @@ def _started_logs(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> np.nda
 
 def _scale(left_WNN: np.ndarray) -> np.ndarray:
     """Median absolute deviation as a standard deviation, half of it shared by all windows: one window has few links.
-
-    The median polish leaves exact zeros, one per rank and direction, which say nothing about the noise. Without them
-    the scale is right within 7 % from 4 to 256 ranks (found by simulation with normal noise).
-    """
+    Without the exact zeros that the median polish leaves, one per rank and direction, the scale is right within 7 %
+    from 4 to 256 ranks (found by simulation with normal noise)."""
     size_WX = np.abs(left_WNN).reshape(len(left_WNN), -1)
     deviation_W = median(np.where(size_WX < 1e-9, np.nan, size_WX), 1)
     shared_W = np.sqrt(np.nan_to_num(deviation_W) * np.nan_to_num(median(deviation_W, 0)))

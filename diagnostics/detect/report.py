@@ -56,11 +56,7 @@ class Report:
         return int(self.matrices.num_windows_W.sum())
 
     def to_json(self) -> dict:
-        """The object that `eprt diagnose DIR --json` prints (eprt.findings/1).
-
-        problems: number of skipped lines, and the first problems in words. windows_per_entry: 1 unless a long log was
-        thinned.
-        """
+        """What `eprt diagnose DIR --json` prints (eprt.findings/1). windows_per_entry: 1 unless a long log was thinned."""
         first = [str(problem) for problem in self.problems[:_MOST_PROBLEMS_IN_JSON]]
         return {
             "schema": "eprt.findings/1",

@@ -36,10 +36,8 @@ class Sighting:
 
 @dataclass(frozen=True, eq=False)
 class Outliers:
-    """How far each place stands out in each window: z in standard errors, ratio of its wait to the usual one.
-
-    NaN where there are no data (and on the diagonal of points).
-    """
+    """How far each place stands out in each window: z in standard errors, ratio of its wait to the usual one. NaN where
+    there are no data (and on the diagonal of points)."""
 
     column_z_WN: np.ndarray  # everyone waits for the rank
     column_ratio_WN: np.ndarray

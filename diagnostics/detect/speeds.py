@@ -11,7 +11,6 @@ import numpy as np
 
 from ..windows.matrices import WindowMatrices
 from ..windows.medians import median
-from .analysis import Finding
 from .report import Report
 
 MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carried
@@ -33,23 +32,20 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
     if before_N is not None and np.shape(before_N) != (num_ranks,):
         raise ValueError(f"before_N has shape {np.shape(before_N)}, expected ({num_ranks},)")
     speeds_N, pace_N = np.ones(num_ranks), _slowness(matrices, np.ones(len(matrices.window_W), dtype=bool))
-    held = [] if before_N is None else np.flatnonzero(np.asarray(before_N) < 1.0).tolist()
     for finding in report.findings:
         rank = finding.rank
-        if finding.kind != "column" or rank is None or finding.cause == "mixed" or not _is_current(finding, matrices):
+        if finding.kind != "column" or rank is None or finding.cause == "mixed":
+            continue
+        if finding.last_window < matrices.window_W[-_REMEMBERED[finding.cause] :][0]:
             continue
         within_W = (matrices.window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
         slowness = _slowness(matrices, within_W)[rank]
         if finding.cause == "comm":
             slowness = max(slowness, _lateness(matrices, within_W, rank))
         speeds_N[rank] = min(speeds_N[rank], 1 / slowness)
-    for rank in held:
-        speeds_N[rank] = min(speeds_N[rank], 1 / pace_N[rank])
+    if before_N is not None:
+        speeds_N = np.where(np.asarray(before_N) < 1.0, np.minimum(speeds_N, 1 / pace_N), speeds_N)
     return np.where(speeds_N > RECOVERED, 1.0, np.maximum(speeds_N, MIN_SPEED))
-
-
-def _is_current(finding: Finding, matrices: WindowMatrices) -> bool:
-    return finding.last_window >= matrices.window_W[-_REMEMBERED[finding.cause] :][0]
 
 
 def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:

@@ -127,11 +127,8 @@ class Yardstick:
         return ratio, median_of_known(others_us_W - own_us_W) / excess_us
 
     def row(self, sighting: Sighting) -> tuple[float, float]:
-        """A column's own row: (ratio, z), in the phase where the others wait longest for it.
-
-        Compared with the other ranks and, where the log has windows before or after, with the row in those: healthy
-        ranks differ, too.
-        """
+        """A column's own row: (ratio, z), in the phase where the others wait longest for it. Compared with the others
+        and, where the log has windows before or after, with the row in those: healthy ranks differ, too."""
         rank, at = sighting.place.rank, self._windows_of(sighting)
         if rank is None:
             return 1.0, 0.0

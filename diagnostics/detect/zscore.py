@@ -15,16 +15,12 @@ MIN_Z = 3.0
 
 
 def detect(matrices: WindowMatrices) -> tuple[Outliers, list[Sighting]]:
-    outliers = _outliers(matrices)
-    return outliers, list(sightings_of(outliers, _find_runs))
-
-
-def _outliers(matrices: WindowMatrices) -> Outliers:
     wait_us_WNN = np.where(np.eye(matrices.num_ranks, dtype=bool), np.nan, matrices.wait_us_WNN)
     column = _distance(_mean(wait_us_WNN, 1))
     row = _distance(_mean(wait_us_WNN, 2))
     point = [part.reshape(wait_us_WNN.shape) for part in _distance(wait_us_WNN.reshape(len(wait_us_WNN), -1))]
-    return Outliers(*column, *row, *point)
+    outliers = Outliers(*column, *row, *point)
+    return outliers, list(sightings_of(outliers, _find_runs))
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:

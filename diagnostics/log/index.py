@@ -224,15 +224,13 @@ def _find_runs(parts_of_rank: dict[int, list[_Part]]) -> list[LogRun]:
             end_s = -np.inf
         runs[-1].append(part)
         end_s = max(end_s, part.last_s)
-    return [_make_run(number, members) for number, members in enumerate(runs, start=1)]
-
-
-def _make_run(number: int, members: list[_Part]) -> LogRun:
-    num_ranks = sum((part.num_ranks for part in members), Counter())
-    return LogRun(
-        number=number,
-        first_window=min(part.first_window for part in members),
-        last_window=max(part.last_window for part in members),
-        num_ranks=num_ranks.most_common(1)[0][0],
-        parts=frozenset((part.rank, part.index) for part in members),
-    )
+    return [
+        LogRun(
+            number=number,
+            first_window=min(part.first_window for part in members),
+            last_window=max(part.last_window for part in members),
+            num_ranks=sum((part.num_ranks for part in members), Counter()).most_common(1)[0][0],
+            parts=frozenset((part.rank, part.index) for part in members),
+        )
+        for number, members in enumerate(runs, start=1)
+    ]

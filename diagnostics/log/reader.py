@@ -3,7 +3,7 @@
 It reads the ranks' files one after another and keeps no line, so that a log may be larger than the memory.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class ProblemList:
     """The skipped lines: the first of each file one by one, the others counted."""
 
     def __init__(self):
-        self._first: dict[Path, list[LogProblem]] = {}
+        self._first: defaultdict[Path, list[LogProblem]] = defaultdict(list)
         self._num_lines: Counter[Path] = Counter()
 
     @property
@@ -40,9 +40,8 @@ class ProblemList:
 
     def add_line(self, file: Path, line: int, message: str) -> None:
         self._num_lines[file] += 1
-        first = self._first.setdefault(file, [])
-        if len(first) < _MOST_PROBLEMS:
-            first.append(LogProblem(file, line, message))
+        if len(self._first[file]) < _MOST_PROBLEMS:
+            self._first[file].append(LogProblem(file, line, message))
 
     def to_list(self) -> list[LogProblem]:
         problems = []
@@ -77,7 +76,6 @@ class LogPlace:
 class LogReader:
     """Reads what the index has found. ValueError when there is no such run or window.
 
-    index: of the directory.
     run: which of index.runs, by number; None: the newest.
     windows: first and last to read; None: all of the run.
     """
@@ -204,8 +202,14 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
         problems = ProblemList()
         for file in index.files:
             for k, raw in file.read_lines(range(file.num_lines)):
-                if raw.strip():
-                    problems.add_line(file.path, k + 1, _problem_of(raw))
+                if not raw.strip():
+                    continue
+                message = "no window number"
+                try:
+                    WindowRecord.from_line(raw.decode())
+                except ValueError as error:
+                    message = str(error)
+                problems.add_line(file.path, k + 1, message)
             if file.path.stat().st_size > file.end:
                 problems.add_line(file.path, file.num_lines + 1, "the line is cut off")
         raise no_usable_line(directory, problems.to_list())
@@ -214,14 +218,6 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
 
 def no_usable_line(directory: str | Path, problems: list[LogProblem]) -> ValueError:
     return ValueError(f"{directory}: no usable line" + "".join(f"\n  {problem}" for problem in problems[:10]))
-
-
-def _problem_of(raw: bytes) -> str:
-    try:
-        WindowRecord.from_line(raw.decode())
-    except ValueError as error:
-        return str(error)
-    return "no window number"
 
 
 def read_log(directory: str | Path, run: int | None = None) -> WindowLog:

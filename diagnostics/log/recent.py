@@ -7,11 +7,7 @@ _FEWEST_WINDOWS = 6
 
 
 class RecentWindows:
-    """Records by window and rank.
-
-    most_windows: older ones are forgotten.
-    most_values: numbers kept; older windows are forgotten, except the newest few.
-    """
+    """Records by window and rank. most_values: numbers kept, or as many as the newest few windows have."""
 
     def __init__(self, most_windows: int, most_values: int = MOST_VALUES):
         self._most_windows, self._most_values = most_windows, most_values
@@ -25,14 +21,11 @@ class RecentWindows:
             return False
         ranks[record.rank] = record
         self._num_values += _size(record)
-        while self._is_too_large():
+        while len(self._windows) > self._most_windows or (
+            len(self._windows) > _FEWEST_WINDOWS and self._num_values > self._most_values
+        ):
             self._num_values -= sum(map(_size, self._windows.pop(self.oldest).values()))
         return record.window in self._windows
-
-    def _is_too_large(self) -> bool:
-        num_windows = len(self._windows)
-        too_many_values = num_windows > _FEWEST_WINDOWS and self._num_values > self._most_values
-        return num_windows > self._most_windows or too_many_values
 
     @property
     def oldest(self) -> int:

@@ -29,7 +29,7 @@ class KeptSource(Recording):
                 if self._recent.add_record(record):
                     new = True
                     self.history.add_record(record)
-            self.history.forget_before(self._recent.oldest)
+            self.history.rows.forget_before(self._recent.oldest)
         if new:
             self.mark_changed()
         return new

@@ -60,7 +60,7 @@ class LogSource(Recording):
         if number is None:
             with self.lock:
                 return self._sums.total().view(None)
-        records = self._read_again(number, number + self.history.windows_per_row - 1)
+        records = self._read_again(number, number + self.history.rows.windows_per_span - 1)
         totals = WindowTotals.from_records(self.num_ranks, records)
         if not len(totals.windows):
             raise LookupError(f"window {number}: no usable line")

@@ -18,11 +18,7 @@ _MOST_PROBLEMS_SHOWN = 50
 
 
 class Recording(ABC):
-    """The base of the sources. Subclasses fill `history` under `lock` and call `set_findings` after each analysis.
-
-    name: shown on the page.
-    num_ranks, node_of_rank: of the run.
-    """
+    """The base of the sources. Subclasses fill `history` under `lock` and call `set_findings` after each analysis."""
 
     def __init__(self, name: str, num_ranks: int, node_of_rank: Sequence[int]):
         self.name, self.num_ranks, self.node_of_rank = name, num_ranks, list(node_of_rank)
@@ -35,8 +31,6 @@ class Recording(ABC):
         self._problems: tuple[int, list[str]] = (0, [])  # how many, and the first
         self._trouble = ""
         self._version = 0
-
-    # -- for subclasses --
 
     @abstractmethod
     def window(self, number: int | None) -> WindowView:
@@ -63,8 +57,6 @@ class Recording(ABC):
             self._findings, self._trouble = findings, trouble
             self._problems = len(problems), [str(problem) for problem in problems[:_MOST_PROBLEMS_SHOWN]]
             self._version += 1
-
-    # -- for the page --
 
     def state(self) -> dict[str, Any]:
         """Cheap: requested about once a second while the page is open."""

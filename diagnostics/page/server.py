@@ -46,9 +46,9 @@ class PageServer(ThreadingHTTPServer):
         rebinding) cannot read the page, as its requests carry that name. Any port: an SSH forwarding has its own."""
         try:
             name = urlsplit(f"//{host_header}").hostname or ""
-        except ValueError:
+            return name in self._allowed_hosts or bool(ipaddress.ip_address(name))
+        except ValueError:  # not an address either
             return False
-        return name in self._allowed_hosts or _is_address(name)
 
     def handle_error(self, request, client_address) -> None:
         """Nothing is printed: a browser may leave in the middle of an answer."""
@@ -56,14 +56,6 @@ class PageServer(ThreadingHTTPServer):
     def shutdown(self) -> None:
         self.closing = True
         super().shutdown()
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -4,7 +4,7 @@ Two views of the waits: `awaited`, how long the others waited for a rank (its co
 for the others (its row), both averaged over the other ranks, per call. The line of a late rank may come at any time.
 """
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -44,11 +44,10 @@ class HistoryRow(WindowSpan):
         self.rows_2N = self._sums_8N[2:4]  # this rank for the others
         self.compute_N, self.tokens_N, self.calls_N = self._sums_8N[4:7]
         self.seen_N = self._sums_8N[7]  # windows that the rank reported
-        self._values_SN: np.ndarray | None = None  # of what has not changed since
 
     def add_record(self, record: WindowRecord) -> None:
         super().add_record(record)
-        self._values_SN = None
+        self.__dict__.pop("values_SN", None)
         if record.num_calls == 0:
             return
         rank = record.rank
@@ -63,17 +62,12 @@ class HistoryRow(WindowSpan):
 
     def append_span(self, later: Self) -> None:
         super().append_span(later)
-        self._values_SN = None
+        self.__dict__.pop("values_SN", None)
         self._sums_8N += later._sums_8N
 
-    @property
+    @cached_property  # until a record is added
     def values_SN(self) -> np.ndarray:
         """As in SERIES; NaN where a rank did not report, or nobody could have waited for it."""
-        if self._values_SN is None:
-            self._values_SN = self._averages()
-        return self._values_SN
-
-    def _averages(self) -> np.ndarray:
         num_ranks = len(self.seen_N)
         waiting_N = self.seen_N.sum() - self.seen_N  # others that reported, in all windows
         columns_2N = np.divide(self.columns_2N, waiting_N, out=np.full((2, num_ranks), np.nan), where=waiting_N > 0)
@@ -93,37 +87,26 @@ class Timeline(NamedTuple):
 
 
 class History:
-    """Rows of one or more windows. A row goes by the number of the first window that may be in it.
-
-    num_ranks: of the run.
-    most_rows: so many are kept apart; None: as many as there are windows.
-    """
+    """Rows of one or more windows. most_rows: so many are kept apart; None: as many as there are windows."""
 
     def __init__(self, num_ranks: int, most_rows: int | None = None):
         self.num_ranks = num_ranks
         self.migrations = Migrations()
-        self._rows = SpanTable(partial(HistoryRow, num_ranks), most_rows)
+        self.rows = SpanTable(partial(HistoryRow, num_ranks), most_rows)
 
     def add_record(self, record: WindowRecord) -> None:
-        self._rows.span_of(record.window).add_record(record)
+        self.rows.span_of(record.window).add_record(record)
         self.migrations.add_record(record)
 
-    def forget_before(self, window: int) -> None:
-        self._rows.forget_before(window)
-
-    @property
-    def windows_per_row(self) -> int:
-        return self._rows.windows_per_span
-
     def windows(self) -> list[int]:
-        return [window for window, _ in self._rows.items()]
+        return [window for window, _ in self.rows.items()]
 
     def table(self) -> dict[str, list]:
         """One entry per row: its window (first and last of several), times, ranks that reported every one, calls of
         the busiest, and `peak`: how long the most awaited rank is awaited, over the median rank (null where there is
         nothing to compare)."""
         entries = []
-        for window, row in self._rows.items():
+        for window, row in self.rows.items():
             awaited_N = row.values_SN[SERIES.index("awaited")]
             usual = median_of_known(awaited_N)
             peak = round(float(np.nanmax(awaited_N)) / usual, 3) if usual > 0 else None
@@ -148,7 +131,7 @@ class History:
 
     def _columns(self) -> tuple[list[int], list[int], np.ndarray]:
         """First and last window of each column, values_CSN."""
-        rows = self._rows.items()
+        rows = self.rows.items()
         per_column = max(1, -(-len(rows) // MOST_COLUMNS))
         groups = [rows[k : k + per_column] for k in range(0, len(rows), per_column)]
         columns = [np.fmax.reduce([row.values_SN for _, row in group]) for group in groups]

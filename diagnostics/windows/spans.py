@@ -34,11 +34,7 @@ Span = TypeVar("Span", bound=WindowSpan)
 
 
 class SpanTable(Generic[Span]):
-    """The spans of a run, by the number of the first window that may be in them.
-
-    new_span: makes an empty one.
-    most: spans that are kept; None: as many as there are windows.
-    """
+    """Spans by the first window that may be in them. most: how many are kept; None: as many as there are windows."""
 
     def __init__(self, new_span: Callable[[], Span], most: int | None = None):
         self.windows_per_span = 1

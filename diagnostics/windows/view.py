@@ -26,14 +26,8 @@ class WindowView:
 
     def pack(self) -> bytes:
         """Planes, compute and calls as float32 behind a line of JSON."""
-        head = {
-            "window": self.number,
-            "t_start": self.t_start,
-            "t_end": self.t_end,
-            "num_ranks": len(self.calls_N),
-            "planes": PLANES,
-        }
-        return pack(head, self.planes_PNN, self.compute_us_N, self.calls_N)
+        head = {"window": self.number, "t_start": self.t_start, "t_end": self.t_end, "num_ranks": len(self.calls_N)}
+        return pack({**head, "planes": PLANES}, self.planes_PNN, self.compute_us_N, self.calls_N)
 
 
 def pack(header: dict, *arrays: np.ndarray) -> bytes:
@@ -46,10 +40,7 @@ def pack(header: dict, *arrays: np.ndarray) -> bytes:
 def to_course(
     names: Sequence[str], first_C: list[int], last_C: list[int], own_CS: np.ndarray, usual_CS: np.ndarray
 ) -> dict[str, Any]:
-    """Values of one rank or link beside the usual ones: C columns, S series. NaN becomes null.
-
-    first_C, last_C: first and last window of each column.
-    """
+    """Values of a rank or link beside the usual: S series, C columns, each of several windows. NaN becomes null."""
     return {
         "first": first_C,
         "last": last_C,

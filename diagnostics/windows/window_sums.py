@@ -23,11 +23,7 @@ def most_kept(num_ranks: int) -> int:
 
 
 class WindowSums:
-    """Spans of windows, as arrays or as the course of a link.
-
-    num_ranks: of the run.
-    most: spans that are kept; None: as many as there are windows.
-    """
+    """Spans of windows, as arrays or as the course of a link. most: how many are kept; None: one for each window."""
 
     def __init__(self, num_ranks: int, most: int | None = None):
         self.num_ranks = num_ranks
@@ -88,11 +84,8 @@ class WindowSums:
         )
 
     def link(self, src: int, dst: int) -> dict[str, Any]:
-        """The course of a link: how long rank src waited for rank dst per call, and the tokens it got from it.
-
-        The usual values are medians over the links of the same tier: inside a node, or between nodes. KeyError: no
-        such rank.
-        """
+        """The course of a link: how long rank src waited for rank dst per call, and the tokens it got from it, beside
+        medians over the links of the same tier (inside a node, or between nodes). KeyError: no such rank."""
         if not (0 <= src < self.num_ranks and 0 <= dst < self.num_ranks):
             raise KeyError(src, dst)
         node_N = np.array(self.node_of_rank)

@@ -87,7 +87,7 @@ def test_history_joins_windows_and_keeps_their_averages():
 
 def test_forgotten_windows_are_gone():
     history = history_of(synthetic_records(2, 9))
-    history.forget_before(6)
+    history.rows.forget_before(6)
     assert history.windows() == [6, 7, 8] and len(history.timeline("waits").first_C) == 3
 
 
