@@ -13,7 +13,6 @@ from typing import Any
 
 from ..detect.report import Report
 from ..log.events import WindowRecord
-from ..log.index import LogIndex
 from ..log.reader import LogReader, no_usable_line, open_log
 from ..windows.history import History, most_rows
 from ..windows.totals import WindowTotals
@@ -28,11 +27,7 @@ _LINES_AT_ONCE = 200  # read before another thread may have the lock
 
 
 class LogSource(Recording):
-    """OSError or ValueError when the directory cannot be read or has no usable line.
-
-    run: by number, of a directory that several runs have used; None: the newest, also when one begins later.
-    windows: the first and the last to look at.
-    """
+    """OSError or ValueError without a usable line. run: by number; None: the newest, also when one begins later."""
 
     def __init__(self, directory: str | Path, run: int | None = None, windows: tuple[int, int] | None = None):
         self._run, self._windows = run, windows
@@ -41,7 +36,7 @@ class LogSource(Recording):
         if first is None:
             raise no_usable_line(directory, reader.problems())
         super().__init__(str(directory), first[0].num_ranks, first[0].node_of_rank)
-        self._index: LogIndex = reader.index
+        self._index = reader.index
         self._io = threading.RLock()  # the index is not for several threads at once
         self._begin_run()
         self._stop = threading.Event()

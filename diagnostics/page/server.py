@@ -13,11 +13,7 @@ DEFAULT_PORT = 8321
 
 
 class PageServer(ThreadingHTTPServer):
-    """OSError when it cannot listen on the address.
-
-    port: 0 for any that is free.
-    allowed_hosts: further names under which the page is served.
-    """
+    """OSError when it cannot listen on the address. allowed_hosts: further names under which the page is served."""
 
     daemon_threads = True
     allow_reuse_address = True
