@@ -84,7 +84,7 @@ def _is_uneven_load(sighting: Sighting, yardstick: Yardstick) -> bool:
         return yardstick.own_tokens(sighting) <= LIGHT_LOAD
     if sighting.place.kind == "column":
         own = yardstick.own_tokens(sighting)
-        if math.isinf(own):  # idle ranks come at once and wait for those that compute: those are compared among them
+        if math.isinf(own):  # idle ranks come at once and wait for those that compute: compare those with each other
             return yardstick.beyond_peers(sighting) < HEAVY_RATIO
         return own >= HEAVY_LOAD and sighting.ratio < max(HEAVY_RATIO, min(own, MOST_LATE))
     return False

@@ -56,7 +56,7 @@ class Report:
         return int(self.matrices.num_windows_W.sum())
 
     def to_json(self) -> dict:
-        """eprt.findings/1, as `eprt diagnose DIR --json` prints it. windows_per_entry: over 1 in a log that was thinned."""
+        """eprt.findings/1, as `eprt diagnose DIR --json` prints it. windows_per_entry: over 1 in a thinned log."""
         first = [str(problem) for problem in self.problems[:_MOST_PROBLEMS_IN_JSON]]
         return {
             "schema": "eprt.findings/1",
