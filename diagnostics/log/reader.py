@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .events import ExpertRows, WindowRecord
-from .index import UNKNOWN, LogFile, LogIndex, LogRun
+from .index import MOST_LINE_BYTES, UNKNOWN, LogFile, LogIndex, LogRun
 from .window_ranges import WindowRanges
 
 _MOST_PROBLEMS = 20  # of a file that are listed one by one
@@ -137,8 +137,8 @@ class LogReader:
         return (file.rank, file.parts[k]) in self.run.parts and (begin <= window <= end or window == UNKNOWN)
 
     def _parse(self, file: LogFile, k: int, raw: bytes) -> WindowRecord | None:
-        if not raw:
-            length = file.offsets[k + 1] - file.offsets[k]
+        length = file.offsets[k + 1] - file.offsets[k]
+        if length > MOST_LINE_BYTES:
             self.skipped.add_line(file.path, k + 1, f"{length} bytes without a newline")
             return None
         if not raw.strip():

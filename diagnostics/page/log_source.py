@@ -114,11 +114,12 @@ class LogSource(Recording):
         records, more = self._reader.new_records(), True
         while more and not self._stop.is_set():
             with self._io, self.lock:
-                entries = list(islice(records, _LINES_AT_ONCE))
-                for record, place in entries:
+                num = 0
+                for record, place in islice(records, _LINES_AT_ONCE):
                     self.history.add_record(record)
                     self._sums.add_record(record, place)
-                more = len(entries) == _LINES_AT_ONCE
+                    num += 1
+                more = num == _LINES_AT_ONCE
                 self.node_of_rank = list(self._sums.node_of_rank)
                 self.progress = min(1.0, self._reader.bytes_read / max(1, self._index.num_bytes)) if more else 1.0
             self.mark_changed()

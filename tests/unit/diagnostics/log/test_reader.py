@@ -65,6 +65,7 @@ def test_the_rank_numbers_of_most_lines_are_believed(tmp_path):
 
 def test_a_file_without_newlines_is_one_broken_line(tmp_path, monkeypatch):
     monkeypatch.setattr("eprt.diagnostics.log.index.MOST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("eprt.diagnostics.log.reader.MOST_LINE_BYTES", 1 << 20)
     write_records(tmp_path, synthetic_records())
     add_line(tmp_path, 0, "x" * (3 << 20))
     WindowWriter(tmp_path).write(synthetic_records(first=6)[0])
