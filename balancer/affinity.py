@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .checks import check_values
 from .core import CProblem, CTokens, as_struct, call_native, num_threads
 from .metrics import plan_metrics
 from .placement import Placement
@@ -21,8 +22,8 @@ from .problem import PlacementProblem
 from .trace import RoutingTrace
 
 OBJECTIVES = {"node_copies": 0, "expert_messages": 1}
-MAX_NODES = 64  # sets of nodes are 64-bit masks
-_SEARCH_TOKENS = 3072  # per layer; the result is recounted on all tokens
+SEARCH_TOKENS = 3072  # of each layer, to bound the time of a search; the result is recounted on all tokens
+_MAX_NODES = 64  # sets of nodes are 64-bit masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,8 @@ class TokenSample:
         coactivation: RoutingTrace | np.ndarray, shape: PlacementProblem | Placement
     ) -> "TokenSample":
         """coactivation as in plan(). ValueError if it does not fit the model and cluster of `shape`."""
+        if shape.num_nodes > _MAX_NODES:
+            raise ValueError(f"num_nodes={shape.num_nodes}: traffic is counted for at most {_MAX_NODES} nodes")
         if not isinstance(coactivation, RoutingTrace):
             return _from_matrix(_checked_matrix(coactivation, shape.num_layers, shape.num_experts))
         trace = coactivation
@@ -52,16 +55,6 @@ class TokenSample:
             node_L = tuple(np.ascontiguousarray(source_T // per_node, dtype=np.int32) for source_T in trace.source_gpu)
         num_tokens_L = np.array([len(topk_TK) for topk_TK in trace.topk_idx], dtype=np.float64)
         return TokenSample(trace.topk_idx, node_L, None, num_tokens_L)
-
-    def for_search(self) -> "TokenSample":
-        """At most _SEARCH_TOKENS tokens of each layer, drawn without replacement, to bound the time of a search."""
-        if max(map(len, self.topk_L), default=0) <= _SEARCH_TOKENS or self.weight_L is not None:
-            return self
-        rng = np.random.default_rng(0)
-        rows_L = [np.sort(rng.permutation(len(topk_TK))[:_SEARCH_TOKENS]) for topk_TK in self.topk_L]
-        topk_L = tuple(np.ascontiguousarray(topk_TK[rows]) for topk_TK, rows in zip(self.topk_L, rows_L))
-        node_L = self.node_L and tuple(np.ascontiguousarray(n[rows]) for n, rows in zip(self.node_L, rows_L))
-        return TokenSample(topk_L, node_L, None, np.array([float(len(rows)) for rows in rows_L]))
 
     def as_c(self):
         """An array of structs that point into this object's arrays: keep this object alive during the call."""
@@ -83,6 +76,7 @@ def traffic_per_token(
 
     coactivation: a RoutingTrace, or a matrix as in plan(), from which traffic is only estimated by pairs of experts.
     """
+    check_objective(objective)
     return count_traffic(placement, TokenSample.from_coactivation(coactivation, placement), objective)
 
 
@@ -91,16 +85,12 @@ def check_objective(objective: str) -> None:
         raise ValueError(f"traffic={objective!r}: must be one of {', '.join(OBJECTIVES)}")
 
 
-def check_nodes(num_nodes: int) -> None:
-    if num_nodes > MAX_NODES:
-        raise ValueError(f"num_nodes={num_nodes}: traffic is counted for at most {MAX_NODES} nodes")
-
-
 @dataclass(frozen=True, eq=False)
 class TrafficGoal:
     """Which traffic a plan reduces, and how much balance it may cost."""
 
-    tokens: TokenSample
+    tokens: TokenSample  # all of them: what traffic is counted on
+    searched: TokenSample  # those that the native search uses
     objective: str  # a key of OBJECTIVES
     allowance: float  # fraction by which a layer's largest GPU time may exceed that of the plan for balance alone
 
@@ -110,13 +100,12 @@ def plan_for_traffic(problem: PlacementProblem, balanced: Placement, goal: Traff
 
     balanced: the plan for balance alone; layers without a better plan keep it.
     """
-    sample = goal.tokens.for_search()
     slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
     weight_LP, bound_L = np.empty(slots_LP.shape), np.empty(problem.num_layers)
     call_native(
         "eprt_affinity",
         as_struct(CProblem, problem),
-        sample.as_c(),
+        goal.searched.as_c(),
         OBJECTIVES[goal.objective],
         goal.allowance,
         slots_LP,
@@ -143,17 +132,12 @@ def plan_for_traffic(problem: PlacementProblem, balanced: Placement, goal: Traff
 
 def count_traffic(placement: Placement, tokens: TokenSample, objective: str) -> np.ndarray:
     """float64 [L]: crossings per token."""
-    check_objective(objective)
-    check_nodes(placement.num_nodes)
     shape = CProblem(
         num_layers=placement.num_layers,
         num_experts=placement.num_experts,
         num_gpus=placement.num_gpus,
         num_nodes=placement.num_nodes,
         slots_per_gpu=placement.num_slots_per_gpu,
-        num_groups=1,
-        hierarchical=0,
-        min_copies=1,
         threads=num_threads(None),
     )
     traffic_L = np.empty(placement.num_layers)
@@ -169,17 +153,11 @@ def _checked_matrix(coactivation: np.ndarray, num_layers: int, num_experts: int)
         raise ValueError(f"coactivation has shape {matrix_LEE.shape}; it must be [layers, experts, experts] = {shape}")
     if matrix_LEE.dtype.kind not in "fiu":
         raise ValueError(f"coactivation has dtype {matrix_LEE.dtype}; it must hold numbers")
-    bad = np.argwhere(~np.isfinite(matrix_LEE) | (matrix_LEE < 0))
-    if not len(bad):
-        bad = np.argwhere(matrix_LEE != matrix_LEE.transpose(0, 2, 1))
-        rule = "equal to the value of the same experts in the other order"
-    else:
-        rule = "finite and at least 0"
-    if len(bad):
-        layer, a, b = bad[0]
-        raise ValueError(
-            f"coactivation[layer {layer}, expert {a}, expert {b}] = {matrix_LEE[layer, a, b]}: must be {rule}"
-        )
+    for bad_LEE, rule in (
+        (~np.isfinite(matrix_LEE) | (matrix_LEE < 0), "finite and at least 0"),
+        (matrix_LEE != matrix_LEE.transpose(0, 2, 1), "equal to the value of the same experts in the other order"),
+    ):
+        check_values(bad_LEE, matrix_LEE, "coactivation", ("layer", "expert", "expert"), f"must be {rule}")
     return matrix_LEE
 
 

@@ -81,7 +81,7 @@ class Controller:
 
     def __init__(self, config: TriggerConfig | None = None, max_moves_per_layer: int | None = None):
         self.trigger = Trigger(config)
-        self.statistics: LoadStatistics | None = None
+        self.statistics = LoadStatistics(0, 0)
         self.gpu_speed: np.ndarray | None = None
         self._max_moves = max_moves_per_layer
         self._before: ServerSnapshot | None = None
@@ -98,7 +98,7 @@ class Controller:
         After a restart of the server all measurements start from zero.
         """
         before, self._before = self._before, snapshot
-        if self.statistics is None or before is None or before.server_id != snapshot.server_id:
+        if before is None or before.server_id != snapshot.server_id:
             self.statistics = LoadStatistics(*snapshot.tokens_PLE.shape[1:])
             self._expert_bytes = snapshot.expert_bytes
             self._prediction = None
@@ -128,28 +128,21 @@ class Controller:
 
     def plan_later(self, now_s: float) -> None:
         """A plan was made or failed: the next one waits twice as long as this one did, and for a new window."""
-        assert self.statistics is not None
         self._wait_s = min(2 * self._wait_s or self.statistics.current_windows[-1].seconds, _LONGEST_WAIT_S)
         self._next_plan_s, self._planned_window = now_s + self._wait_s, self.statistics.num_windows
 
     @property
     def costs(self) -> Costs:
-        steps_per_s = 0.0 if self.statistics is None else self.statistics.steps_per_s
-        return Costs(steps_per_s, self._us_per_token, self._expert_bytes, self._bytes_per_us)
+        return Costs(self.statistics.steps_per_s, self._us_per_token, self._expert_bytes, self._bytes_per_us)
 
     def max_over_mean(self, placement: Placement) -> float | None:
         """The busiest GPU's time over the mean under the recent load, averaged over layers; None: no load yet."""
-        rate_LE = None if self.statistics is None else self.statistics.rate()
+        rate_LE = self.statistics.rate()
         return None if rate_LE is None else mean_skew(placement, rate_LE, self.gpu_speed)
 
     def due(self, now_s: float) -> bool:
         """Whether it is time for a new plan."""
-        statistics = self.statistics
-        if (
-            statistics is None
-            or len(statistics.current_windows) < _MIN_WINDOWS
-            or statistics.num_windows == self._planned_window
-        ):
+        if len(self.statistics.current_windows) < _MIN_WINDOWS or self.statistics.num_windows == self._planned_window:
             return False
         return now_s >= self._next_plan_s and self.trigger.cooldown_left_s(now_s) == 0
 
@@ -167,17 +160,15 @@ class Controller:
 
         trace: routing sample, for plans that save traffic between nodes.
         """
-        rate_LE = None if self.statistics is None else self.statistics.rate()
+        rate_LE = self.statistics.rate()
         if rate_LE is None:
             return None
         self._measure_optimism(placement)
-        return PlanRequest(
-            placement, load_LE=rate_LE, max_moves_per_layer=self._max_moves, gpu_speed=self.gpu_speed, trace=trace
-        )
+        speed_G, max_moves = self.gpu_speed, self._max_moves
+        return PlanRequest(placement, load_LE=rate_LE, max_moves_per_layer=max_moves, gpu_speed=speed_G, trace=trace)
 
     def decide(self, now_s: float, placement: Placement, answer: PlanAnswer) -> Decision:
         """answer: to a plan_request() of this controller."""
-        assert self.statistics is not None
         rate_LE = self.statistics.rate()
         assert rate_LE is not None
         noise = self.statistics.noise()
@@ -195,7 +186,7 @@ class Controller:
         Normalised to one window: averaging more windows reduces the over-estimate.
         """
         prediction, statistics = self._prediction, self.statistics
-        if prediction is None or prediction.num_windows is None or statistics is None:
+        if prediction is None or prediction.num_windows is None:
             return
         since = statistics.num_windows - prediction.num_windows
         if since < _MIN_WINDOWS:
@@ -213,7 +204,7 @@ class Controller:
         """The migration that followed a decision has ended."""
         self.trigger.migration_ended(now_s, succeeded)
         self.plan_again()
-        if not succeeded or self.statistics is None:
+        if not succeeded:
             self._prediction = None
         elif self._prediction is not None:
             self._prediction.num_windows = self.statistics.num_windows

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .checks import is_int
+
 LIBRARY = "eprt_balancer.so"
 VERSION = 3
 REMEDY = "run `make build` in the checkout, or install the wheel of this version"
@@ -108,6 +110,6 @@ def num_threads(threads: int | None) -> int:
     """threads, checked; default one per core that this process may use."""
     if threads is None:
         return len(os.sched_getaffinity(0))
-    if not isinstance(threads, int | np.integer) or threads < 1:
+    if not is_int(threads, 1):
         raise ValueError(f"threads={threads!r}: must be an integer of at least 1")
     return int(threads)

@@ -47,9 +47,8 @@ class Status:
         if self.epoch is not None:
             parts.append(f"placement {self.epoch}")
         if self.max_over_mean is not None:
-            parts.append(
-                f"max/mean {self.max_over_mean:.3f} over {self.windows} windows, lasts {self.lifetime_s:.0f} s"
-            )
+            over = f"over {self.windows} windows, lasts {self.lifetime_s:.0f} s"
+            parts.append(f"max/mean {self.max_over_mean:.3f} {over}")
         if self.rank_speeds is not None and min(self.rank_speeds) < 1:
             slow = [f"{rank} ({speed:.2f})" for rank, speed in enumerate(self.rank_speeds) if speed < 1]
             parts.append(f"slow ranks {', '.join(slow)}")
@@ -146,10 +145,8 @@ class Daemon:
             self.controller.migration_ended(time.monotonic(), succeeded=True)
             return f"migration {job_id} has ended; others followed it"
         self.controller.migration_ended(time.monotonic(), migration["state"] == "done")
-        moved, reason = sum(migration["moves"].values()), migration["reason"]
-        return f"migration {job_id} {migration['state']}: {moved} experts in {migration['seconds']:.1f} s" + (
-            f": {reason}" if reason else ""
-        )
+        moved, reason = sum(migration["moves"].values()), f": {migration['reason']}" if migration["reason"] else ""
+        return f"migration {job_id} {migration['state']}: {moved} experts in {migration['seconds']:.1f} s{reason}"
 
     def _status(self, state: str, remote: dict[str, Any], news: list[str], decision: Decision | None = None) -> Status:
         statistics, speed_G = self.controller.statistics, self.controller.gpu_speed
@@ -159,10 +156,10 @@ class Daemon:
             "; ".join(news),
             remote["server_id"],
             remote["epoch"],
-            windows=0 if statistics is None else len(statistics.current_windows),
-            load_changes=0 if statistics is None else statistics.num_changes,
+            windows=len(statistics.current_windows),
+            load_changes=statistics.num_changes,
             max_over_mean=None if self._placement is None else self.controller.max_over_mean(self._placement),
-            lifetime_s=0.0 if statistics is None else statistics.lifetime_s,
+            lifetime_s=statistics.lifetime_s,
             rank_speeds=None if speed_G is None else speed_G.tolist(),
             decision=decision,
             migration=remote["migration"],

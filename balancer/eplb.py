@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .checks import check_values
 from .core import CEplbShape, call_native, num_threads
 from .loads import check_load
 
@@ -25,9 +26,7 @@ def rebalance_experts(
     num_replicas: P, the number of all physical slots.
     """
     wide_LE = check_load(weight, name="weight")
-    if len(large := np.argwhere(wide_LE > np.finfo(np.float32).max)):
-        layer, expert = large[0]
-        raise ValueError(f"weight[layer {layer}, expert {expert}] = {wide_LE[layer, expert]}: EPLB plans in fp32")
+    check_values(wide_LE > np.finfo(np.float32).max, wide_LE, "weight", ("layer", "expert"), "EPLB plans in fp32")
     load_LE = np.ascontiguousarray(wide_LE, dtype=np.float32)
     num_layers, num_experts = load_LE.shape
     hierarchical = num_groups > 0 and num_nodes > 0 and num_groups % num_nodes == 0

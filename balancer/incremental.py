@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .affinity import OBJECTIVES, TrafficGoal, count_traffic
+from .checks import check_values, is_int
 from .core import CProblem, as_struct, call_native
 from .metrics import gpu_time, max_over_mean, plan_metrics
 from .placement import EMPTY, Placement
@@ -33,9 +34,8 @@ class MoveBudget:
     max_moves_per_layer: int  # slots that may receive an expert
     max_bytes: float | None  # over all layers; None: no limit
     bytes_L: np.ndarray | None  # float64 [L]: weights of one expert
-    min_gain: (
-        float  # a move must lower the busiest GPU by this fraction of the mean, or save as many crossings per token
-    )
+    # A move must lower the busiest GPU by this fraction of the mean, or save as many crossings per token.
+    min_gain: float
 
     @staticmethod
     def from_arguments(
@@ -47,7 +47,7 @@ class MoveBudget:
         if max_moves is None:
             few = default_moves(problem.num_gpus, problem.slots_per_gpu)
             max_moves = few if max_bytes is None else problem.num_slots
-        if not isinstance(max_moves, int | np.integer) or max_moves < 0:
+        if not is_int(max_moves, 0):
             raise ValueError(f"max_moves_per_layer={max_moves!r}: must be an integer of at least 0")
         if not 0 <= min_gain < np.inf:
             raise ValueError(f"min_gain={min_gain}: must be finite and at least 0")
@@ -58,9 +58,7 @@ class MoveBudget:
         bytes_L = None
         if bytes_per_expert is not None:
             bytes_L = np.array(np.broadcast_to(bytes_per_expert, (problem.num_layers,)), dtype=np.float64)
-            if not (bytes_L > 0).all():
-                layer = int(np.argmin(bytes_L > 0))
-                raise ValueError(f"bytes_per_expert[layer {layer}] = {bytes_L[layer]}: must be above 0")
+            check_values(~(bytes_L > 0), bytes_L, "bytes_per_expert", ("layer",), "must be above 0")
         return MoveBudget(int(max_moves), max_bytes, bytes_L, float(min_gain))
 
 
@@ -149,14 +147,13 @@ def _find_steps(
     gain_LC = np.empty((problem.num_layers, most))
     num_L = np.empty(problem.num_layers, dtype=np.int64)
     now_LP = np.ascontiguousarray(current.physical_to_logical_map)
-    sample = None if goal is None else goal.tokens.for_search()
     call_native(
         "eprt_incremental",
         as_struct(CProblem, problem),
         now_LP,
         max_moves,
         budget.min_gain,
-        None if sample is None else sample.as_c(),
+        None if goal is None else goal.searched.as_c(),
         0 if goal is None else OBJECTIVES[goal.objective],
         0.0 if goal is None else float(goal.allowance),
         most,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .checks import check_values
 from .trace import RoutingTrace
 
 
@@ -72,11 +73,6 @@ def check_load(load_LE: np.ndarray, name: str = "load_LE") -> np.ndarray:
     if load_LE.dtype.kind not in "fiu":
         raise ValueError(f"{name} has dtype {load_LE.dtype}; it must hold numbers")
     load_LE = load_LE.astype(np.float64)
-    bad = np.argwhere(~np.isfinite(load_LE) | (load_LE < 0))
-    if len(bad):
-        layer, expert = bad[0]
-        raise ValueError(
-            f"{name}[layer {layer}, expert {expert}] = {load_LE[layer, expert]}: must be finite and at least 0"
-            + (f" ({len(bad)} such values)" if len(bad) > 1 else "")
-        )
+    bad_LE = ~np.isfinite(load_LE) | (load_LE < 0)
+    check_values(bad_LE, load_LE, name, ("layer", "expert"), "must be finite and at least 0")
     return load_LE

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .checks import check_values, is_int
+
 EMPTY = -1  # what an unused slot holds
 
 
@@ -61,7 +63,7 @@ class Placement:
 
         num_slots: default the fewest that hold all experts with equally many slots per GPU.
         """
-        for name, value in (("num_layers", num_layers), ("num_experts", num_experts), ("num_gpus", num_gpus)):
+        for name, value in (("num_layers", num_layers), ("num_experts", num_experts)):
             if value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
         num_slots = fewest_slots(num_experts, num_gpus) if num_slots is None else num_slots
@@ -88,11 +90,9 @@ class Placement:
     @cached_property
     def replica_count(self) -> np.ndarray:
         """int64 [L, E]: how many slots hold each expert."""
-        slots_LP = self.physical_to_logical_map
         count_LE = np.zeros((self.num_layers, self.num_experts), dtype=np.int64)
-        layer_LP = np.broadcast_to(np.arange(self.num_layers)[:, None], slots_LP.shape)
-        used_LP = slots_LP != EMPTY
-        np.add.at(count_LE, (layer_LP[used_LP], slots_LP[used_LP]), 1)
+        used_LP = self.physical_to_logical_map != EMPTY
+        np.add.at(count_LE, (np.nonzero(used_LP)[0], self.physical_to_logical_map[used_LP]), 1)
         return _frozen(count_LE)
 
     @cached_property
@@ -197,14 +197,12 @@ def contiguous_row(num_experts: int, num_gpus: int, num_slots: int, live_gpus: S
 
 def check_topology(num_slots: int, num_gpus: int, num_nodes: int) -> None:
     for name, value in (("num_slots", num_slots), ("num_gpus", num_gpus), ("num_nodes", num_nodes)):
-        if not isinstance(value, int | np.integer) or value < 1:
+        if not is_int(value, 1):
             raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
     if num_slots % num_gpus:
         lower = num_slots // num_gpus * num_gpus
-        raise ValueError(
-            f"num_slots={num_slots} is not a multiple of num_gpus={num_gpus}; use {lower or num_gpus} or "
-            f"{lower + num_gpus}"
-        )
+        use = f"use {lower or num_gpus} or {lower + num_gpus}"
+        raise ValueError(f"num_slots={num_slots} is not a multiple of num_gpus={num_gpus}; {use}")
     if num_gpus % num_nodes:
         raise ValueError(f"num_gpus={num_gpus} is not a multiple of num_nodes={num_nodes}")
 
@@ -212,10 +210,8 @@ def check_topology(num_slots: int, num_gpus: int, num_nodes: int) -> None:
 def check_slots(num_slots: int, num_experts: int, num_gpus: int, num_nodes: int) -> None:
     check_topology(num_slots, num_gpus, num_nodes)
     if num_slots < num_experts:
-        raise ValueError(
-            f"num_slots={num_slots} cannot hold {num_experts} experts; "
-            f"use at least {fewest_slots(num_experts, num_gpus)}"
-        )
+        least = fewest_slots(num_experts, num_gpus)
+        raise ValueError(f"num_slots={num_slots} cannot hold {num_experts} experts; use at least {least}")
 
 
 def _rectangular(rows: Any) -> Any:
@@ -234,13 +230,8 @@ def _as_slot_map(slots: np.ndarray) -> np.ndarray:
         raise ValueError(f"physical_to_logical_map has shape {slots_LP.shape}; it must be [layers, slots], none empty")
     if slots_LP.dtype.kind not in "iu":
         raise ValueError(f"physical_to_logical_map has dtype {slots_LP.dtype}; it must hold integers")
-    bad = np.argwhere(slots_LP < EMPTY)
-    if len(bad):
-        layer, slot = bad[0]
-        raise ValueError(
-            f"physical_to_logical_map[layer {layer}, slot {slot}] = {slots_LP[layer, slot]}: "
-            "must be an expert (0 or more) or -1 for an empty slot"
-        )
+    rule = "must be an expert (0 or more) or -1 for an empty slot"
+    check_values(slots_LP < EMPTY, slots_LP, "physical_to_logical_map", ("layer", "slot"), rule)
     if slots_LP.max() == EMPTY:
         raise ValueError("physical_to_logical_map holds no expert at all: every slot is empty")
     return _frozen(slots_LP.astype(np.int64))
@@ -257,22 +248,17 @@ def _checked_weight(placement: Placement) -> np.ndarray:
     weight_LP = weight_LP.astype(np.float64)
     if weight_LP.shape != slots_LP.shape:
         raise ValueError(f"slot_weight has shape {weight_LP.shape}; physical_to_logical_map has {slots_LP.shape}")
-    bad = np.argwhere(~(weight_LP >= 0) | ((slots_LP == EMPTY) & (weight_LP != 0)))
-    if len(bad):
-        layer, slot = bad[0]
-        raise ValueError(
-            f"slot_weight[layer {layer}, slot {slot}] = {weight_LP[layer, slot]}: must be at least 0, and 0 where the "
-            "slot is empty"
-        )
+    bad_LP = ~(weight_LP >= 0) | ((slots_LP == EMPTY) & (weight_LP != 0))
+    rule = "must be at least 0, and 0 where the slot is empty"
+    check_values(bad_LP, weight_LP, "slot_weight", ("layer", "slot"), rule)
     sum_LE = np.zeros(placement.replica_count.shape)
     layer_LP = np.broadcast_to(np.arange(len(slots_LP))[:, None], slots_LP.shape)
     np.add.at(sum_LE, (layer_LP, np.maximum(slots_LP, 0)), weight_LP)
     bad = np.argwhere(np.abs(sum_LE - 1) > 1e-6)
     if len(bad):
         layer, expert = bad[0]
-        raise ValueError(
-            f"slot_weight[layer {layer}]: the slots of expert {expert} sum to {sum_LE[layer, expert]}, not to 1"
-        )
+        total = sum_LE[layer, expert]
+        raise ValueError(f"slot_weight[layer {layer}]: the slots of expert {expert} sum to {total}, not to 1")
     return _frozen(weight_LP)
 
 

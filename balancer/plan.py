@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .affinity import TokenSample, TrafficGoal, check_nodes, check_objective, plan_for_traffic
+from .affinity import SEARCH_TOKENS, TokenSample, TrafficGoal, check_objective, plan_for_traffic
 from .core import CProblem, as_struct, call_native
 from .incremental import MoveBudget, incremental
 from .metrics import plan_metrics
@@ -87,8 +87,10 @@ def _traffic_goal(
         raise ValueError(f"balance_allowance={allowance}: must be finite and at least 0")
     if coactivation is None:
         return None
-    check_nodes(problem.num_nodes)
-    return TrafficGoal(TokenSample.from_coactivation(coactivation, problem), traffic, float(allowance))
+    tokens = searched = TokenSample.from_coactivation(coactivation, problem)
+    if isinstance(coactivation, RoutingTrace):
+        searched = TokenSample.from_coactivation(coactivation.sample(SEARCH_TOKENS), problem)
+    return TrafficGoal(tokens, searched, traffic, float(allowance))
 
 
 def from_scratch(problem: PlacementProblem) -> Placement:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .checks import check_values, is_int
 from .core import num_threads
 from .loads import check_load
 from .placement import Placement, check_slots, fewest_slots
@@ -68,11 +69,10 @@ class PlacementProblem:
         if num_slots is None:
             num_slots = current.num_slots if current is not None else fewest_slots(num_experts, num_gpus)
         check_slots(num_slots, num_experts, num_gpus, num_nodes)
-        if not _is_int(num_groups) or num_groups < 1 or num_experts % num_groups:
+        if not is_int(num_groups, 1) or num_experts % num_groups:
             raise ValueError(f"num_groups={num_groups} does not divide the {num_experts} experts")
         speed_G = _speeds(gpu_speed, num_gpus)
-        usable_LG = _usable(usable_slots, speed_G, load_LE.shape[0], num_slots // num_gpus)
-        problem = PlacementProblem(
+        return PlacementProblem(
             load_LE=load_LE,
             num_slots=int(num_slots),
             num_gpus=int(num_gpus),
@@ -80,18 +80,16 @@ class PlacementProblem:
             num_groups=int(num_groups),
             hierarchical=num_nodes > 1 and num_groups > 1 and num_groups % num_nodes == 0,
             speed_G=speed_G,
-            usable_LG=usable_LG,
+            usable_LG=_usable(usable_slots, speed_G, load_LE.shape[0], num_slots // num_gpus),
             tie_rank_E=_tie_ranks(num_experts, seed),
             min_copies=min_gpus_per_expert,
             threads=num_threads(threads),
         )
-        problem._check_copies()
-        return problem
 
-    def _check_copies(self) -> None:
+    def __post_init__(self):
         """ValueError unless the slots hold every expert and no GPU needs two copies of an expert."""
         min_copies = self.min_copies
-        if not _is_int(min_copies) or not 1 <= min_copies <= self.num_gpus:
+        if not is_int(min_copies, 1) or min_copies > self.num_gpus:
             raise ValueError(f"min_gpus_per_expert={min_copies!r}: must be from 1 to num_gpus={self.num_gpus}")
         local = self.num_experts // (self.num_nodes if self.hierarchical else 1)
         groups = " of a node's groups (num_groups=1 plans globally)" if self.hierarchical else ""
@@ -113,10 +111,8 @@ def _check_current(
     current: Placement, load_LE: np.ndarray, num_slots: int | None, num_gpus: int, num_nodes: int
 ) -> None:
     if not isinstance(current, Placement):
-        kind = type(current).__name__
-        raise ValueError(
-            f"current is a {kind}; it must be a Placement, such as Placement(slot_map, num_gpus, num_nodes)"
-        )
+        need = "it must be a Placement, such as Placement(slot_map, num_gpus, num_nodes)"
+        raise ValueError(f"current is a {type(current).__name__}; {need}")
     have = (current.num_layers, current.num_experts, current.num_slots, current.num_gpus, current.num_nodes)
     need = (*load_LE.shape, num_slots or current.num_slots, num_gpus, num_nodes)
     for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):
@@ -126,19 +122,14 @@ def _check_current(
             )
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def _speeds(gpu_speed: Any, num_gpus: int) -> np.ndarray:
     if gpu_speed is None:
         return np.ones(num_gpus)
     speed_G = np.array(gpu_speed, dtype=np.float64)
     if speed_G.shape != (num_gpus,):
         raise ValueError(f"gpu_speed has shape {speed_G.shape}; it must have one entry for each of the {num_gpus} GPUs")
-    bad = np.flatnonzero(~np.isfinite(speed_G) | (speed_G < 0))
-    if len(bad):
-        raise ValueError(f"gpu_speed[GPU {bad[0]}] = {speed_G[bad[0]]}: must be finite and at least 0 (0: masked)")
+    bad_G = ~np.isfinite(speed_G) | (speed_G < 0)
+    check_values(bad_G, speed_G, "gpu_speed", ("GPU",), "must be finite and at least 0 (0: masked)")
     if not speed_G.any():
         raise ValueError("gpu_speed is 0 for every GPU: none is left to hold experts")
     return speed_G
@@ -152,21 +143,16 @@ def _usable(usable_slots: Any, speed_G: np.ndarray, num_layers: int, slots_per_g
     try:
         usable_LG = np.array(np.broadcast_to(value, shape), dtype=np.int32)
     except ValueError:
-        raise ValueError(
-            f"usable_slots has shape {value.shape}; it must broadcast to [layers, GPUs] = {shape}"
-        ) from None
-    bad = np.argwhere((usable_LG < 0) | (usable_LG > slots_per_gpu))
-    if len(bad):
-        layer, gpu = bad[0]
-        raise ValueError(
-            f"usable_slots[layer {layer}, GPU {gpu}] = {usable_LG[layer, gpu]}: must be from 0 to the "
-            f"{slots_per_gpu} slots of a GPU"
-        )
+        have = f"usable_slots has shape {value.shape}"
+        raise ValueError(f"{have}; it must broadcast to [layers, GPUs] = {shape}") from None
+    rule = f"must be from 0 to the {slots_per_gpu} slots of a GPU"
+    bad_LG = (usable_LG < 0) | (usable_LG > slots_per_gpu)
+    check_values(bad_LG, usable_LG, "usable_slots", ("layer", "GPU"), rule)
     return np.ascontiguousarray(usable_LG * (speed_G > 0), dtype=np.int32)
 
 
 def _tie_ranks(num_experts: int, seed: int) -> np.ndarray:
-    if not _is_int(seed) or seed < 0:
+    if not is_int(seed, 0):
         raise ValueError(f"seed={seed!r}: must be an integer of at least 0")
     order = np.arange(num_experts) if seed == 0 else np.random.default_rng(seed).permutation(num_experts)
     return order.astype(np.int32)

@@ -56,7 +56,6 @@ class LoadStatistics:
         self._rates: dict[int, np.ndarray] = {}  # cache for the present windows
         self._num_current = 0  # windows since the latest change
         self.num_changes = self.num_windows = 0  # since the start
-        self.stable_s = 0.0  # time since the latest change, in windows that were not ignored
         self._observed_s = 0.0
         # (time, changed part of the skew) of each change; the first entry is the start.
         self._changes = deque([(0.0, 0.0)], maxlen=_REMEMBERED_CHANGES)
@@ -85,7 +84,6 @@ class LoadStatistics:
         self.num_windows += 1
         self._rates = {}
         self._num_current = min(self._num_current + 1, len(self._windows))
-        self.stable_s += seconds
         self._observed_s += seconds
         return self._detect_change()
 
@@ -186,12 +184,8 @@ class LoadStatistics:
         """Tests the latest windows for a change; if there is one, drops what came before it."""
         skew_D = _skew(self._windows[-1].tokens_PLE.sum(0)).reshape(-1)
         self._skew_WD = np.concatenate((self._skew_WD, skew_D[None]))[-_TESTED_WINDOWS:]
-        product_W = self._skew_WD @ skew_D
-        size = len(product_W)
-        gram_WW = np.empty((size, size))
-        gram_WW[:-1, :-1] = self._gram_WW[-(size - 1) :, -(size - 1) :] if size > 1 else 0
-        gram_WW[-1] = gram_WW[:, -1] = product_W
-        self._gram_WW = gram_WW
+        self._gram_WW = gram_WW = np.pad(self._gram_WW, (0, 1))[-_TESTED_WINDOWS:, -_TESTED_WINDOWS:]
+        gram_WW[-1] = gram_WW[:, -1] = self._skew_WD @ skew_D
         found = change_point(gram_WW, self._significance)
         if found is None:
             return False
@@ -201,11 +195,11 @@ class LoadStatistics:
         if np.abs(shift_LE).sum(-1).mean() / 2 < self._min_shift:
             return False
         self._skew_WD, self._gram_WW = self._skew_WD[start:], gram_WW[start:, start:]
-        self._num_current = size - start
-        self.stable_s = sum(w.seconds for w in self.current_windows)
+        self._num_current = len(gram_WW) - start
         self.num_changes += 1
         kept = float(before_D @ after_D) / max(float(before_D @ before_D), float(after_D @ after_D), 1e-12)
-        self._changes.append((self._observed_s - self.stable_s, 1 - min(max(kept, 0.0), 1.0)))
+        since_s = sum(w.seconds for w in self.current_windows)
+        self._changes.append((self._observed_s - since_s, 1 - min(max(kept, 0.0), 1.0)))
         return True
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .checks import check_values
+
 
 @dataclass(frozen=True, eq=False)
 class RoutingTrace:
@@ -22,10 +24,9 @@ class RoutingTrace:
 
     def __post_init__(self):
         topk = tuple(_as_topk(idx_TK, layer) for layer, idx_TK in enumerate(self.topk_idx))
-        if len({idx_TK.shape[1] for idx_TK in topk}) > 1:
-            raise ValueError(
-                f"topk_idx has {sorted({i.shape[1] for i in topk})} choices per token; all layers need the same number"
-            )
+        counts = sorted({idx_TK.shape[1] for idx_TK in topk})
+        if len(counts) > 1:
+            raise ValueError(f"topk_idx has {counts} choices per token; all layers need the same number")
         object.__setattr__(self, "topk_idx", topk)
         for name in ("source_gpu", "window"):
             if (layers := getattr(self, name)) is not None:
@@ -55,33 +56,23 @@ class RoutingTrace:
     def check_experts(self, num_experts: int) -> None:
         """ValueError names layer, token and choice that is not an expert of a model with num_experts."""
         for layer, idx_TK in enumerate(self.topk_idx):
-            bad = np.argwhere(idx_TK >= num_experts)
-            if len(bad):
-                token, choice = bad[0]
-                raise ValueError(
-                    f"topk_idx[layer {layer}, token {token}, choice {choice}] = {idx_TK[token, choice]}: the model has "
-                    f"experts 0 to {num_experts - 1}; the trace is from another model"
-                )
+            rule = f"the model has experts 0 to {num_experts - 1}; the trace is from another model"
+            check_values(idx_TK >= num_experts, idx_TK, "topk_idx", (f"layer {layer}, token", "choice"), rule)
 
     def check_sources(self, num_gpus: int) -> None:
         """ValueError names layer and token whose rank is not below num_gpus."""
+        remedy = "leave out source_gpu to plan for a cluster other than the recorded one"
+        rule = f"must be from 0 to {num_gpus - 1}; {remedy}"
         for layer, source_T in enumerate(self.source_gpu or ()):
-            bad = np.flatnonzero((source_T < 0) | (source_T >= num_gpus))
-            if len(bad):
-                raise ValueError(
-                    f"source_gpu[layer {layer}, token {bad[0]}] = {source_T[bad[0]]}: must be from 0 to "
-                    f"{num_gpus - 1}; leave out source_gpu to plan for a cluster other than the recorded one"
-                )
+            bad_T = (source_T < 0) | (source_T >= num_gpus)
+            check_values(bad_T, source_T, "source_gpu", (f"layer {layer}, token",), rule)
 
     def check_windows(self, num_windows: int) -> None:
         """ValueError names layer and token whose window is not below num_windows."""
+        rule = f"load has windows 0 to {num_windows - 1}, and -1 is before the first"
         for layer, window_T in enumerate(self.window or ()):
-            bad = np.flatnonzero((window_T < -1) | (window_T >= num_windows))
-            if len(bad):
-                raise ValueError(
-                    f"topk_window[layer {layer}, token {bad[0]}] = {window_T[bad[0]]}: load has windows 0 to "
-                    f"{num_windows - 1}, and -1 is before the first"
-                )
+            bad_T = (window_T < -1) | (window_T >= num_windows)
+            check_values(bad_T, window_T, "topk_window", (f"layer {layer}, token",), rule)
 
     def without_sources(self) -> "RoutingTrace":
         """The same tokens with unknown ranks."""
@@ -89,7 +80,7 @@ class RoutingTrace:
 
     def every_other(self, start: int) -> "RoutingTrace":
         """Tokens start, start + 2, ... of each layer."""
-        return self._select_rows(tuple(slice(start, None, 2) for _ in self.topk_idx))
+        return self._select_rows([slice(start, None, 2)] * self.num_layers)
 
     def in_windows(self, first: int, end: int) -> "RoutingTrace":
         """The tokens of windows first .. end - 1. Needs `window`."""
@@ -130,12 +121,10 @@ class RoutingTrace:
 
     def sample(self, max_tokens: int, seed: int = 0) -> "RoutingTrace":
         """At most max_tokens tokens of each layer, drawn without replacement."""
+        if self.num_tokens <= max_tokens:
+            return self
         rng = np.random.default_rng(seed)
-        chosen = [
-            np.sort(rng.permutation(len(idx_TK))[:max_tokens]) if len(idx_TK) > max_tokens else np.arange(len(idx_TK))
-            for idx_TK in self.topk_idx
-        ]
-        return self._select_rows(chosen)
+        return self._select_rows([np.sort(rng.permutation(len(idx_TK))[:max_tokens]) for idx_TK in self.topk_idx])
 
 
 _LEAST, _MOST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
@@ -153,9 +142,8 @@ def _per_token(layers: Sequence[np.ndarray], name: str, topk: tuple[np.ndarray, 
             raise ValueError(
                 f"{name}[layer {layer}] has shape {array_T.shape}; topk_idx has {len(idx_TK)} tokens there"
             )
-        bad = np.flatnonzero((array_T < _LEAST) | (array_T > _MOST))
-        if len(bad):
-            raise ValueError(f"{name}[layer {layer}, token {bad[0]}] = {array_T[bad[0]]}: does not fit in 32 bits")
+        bad_T = (array_T < _LEAST) | (array_T > _MOST)
+        check_values(bad_T, array_T, name, (f"layer {layer}, token",), "does not fit in 32 bits")
     return tuple(np.ascontiguousarray(array_T, dtype=np.int32) for array_T in arrays)
 
 
@@ -165,11 +153,6 @@ def _as_topk(idx_TK: np.ndarray | Sequence, layer: int) -> np.ndarray:
         raise ValueError(f"topk_idx[layer {layer}] has shape {idx_TK.shape}; it must be [tokens, choices]")
     if idx_TK.dtype.kind not in "iu":
         raise ValueError(f"topk_idx[layer {layer}] has dtype {idx_TK.dtype}; it must hold integers")
-    bad = np.argwhere((idx_TK < -1) | (idx_TK > _MOST))
-    if len(bad):
-        token, choice = bad[0]
-        raise ValueError(
-            f"topk_idx[layer {layer}, token {token}, choice {choice}] = {idx_TK[token, choice]}: "
-            "must be an expert (0 or more) or -1 for a masked choice"
-        )
+    rule = "must be an expert (0 or more) or -1 for a masked choice"
+    check_values((idx_TK < -1) | (idx_TK > _MOST), idx_TK, "topk_idx", (f"layer {layer}, token", "choice"), rule)
     return np.ascontiguousarray(idx_TK, dtype=np.int32)

@@ -134,20 +134,20 @@ class Trigger:
         rounds: the migration from current to planned.
         """
         costs = outlook.costs
-        balance = _balance_saving(current, planned, outlook)
+        before, after, balance_us_per_step = _balance_saving(current, planned, outlook)
         traffic = _traffic_saving(planned, outlook)
         traffic_us_per_step = traffic.saved_per_step * self.config.us_per_crossing
-        saving_us_per_step = balance.saved_us_per_step + traffic_us_per_step
+        saving_us_per_step = balance_us_per_step + traffic_us_per_step
         lifetime_steps = min(outlook.lifetime_s, self.config.max_lifetime_s) * costs.steps_per_s
         saving_us = saving_us_per_step * lifetime_steps
         moved, busiest = _count_copies(rounds, current.num_gpus)
         cost_us = busiest * costs.expert_bytes / costs.bytes_per_us
-        verdict, reason = self._verdict(now_s, balance.before - balance.after, traffic, saving_us, cost_us)
+        verdict, reason = self._verdict(now_s, before - after, traffic, saving_us, cost_us)
         decision = Decision(
             verdict=verdict,
             reason=reason,
-            before=balance.before,
-            after=balance.after,
+            before=before,
+            after=after,
             saving_us_per_step=saving_us_per_step,
             lifetime_steps=lifetime_steps,
             saving_us=saving_us,
@@ -179,16 +179,8 @@ class Trigger:
         return "migrate", "worth it"
 
 
-@dataclass(frozen=True)
-class _BalanceSaving:
-    """What better balance saves."""
-
-    before: float  # max/mean as in Decision
-    after: float
-    saved_us_per_step: float  # of the busiest rank, in all layers
-
-
-def _balance_saving(current: Placement, planned: Placement, outlook: Outlook) -> _BalanceSaving:
+def _balance_saving(current: Placement, planned: Placement, outlook: Outlook) -> tuple[float, float, float]:
+    """(max/mean before, after, us per step that the busiest rank saves in all layers)."""
     costs, speed_G = outlook.costs, _speeds(outlook.gpu_speed, current.num_gpus)
     now_LG, then_LG = (_gpu_times(p.gpu_load(outlook.rate_LE), speed_G) for p in (current, planned))
     before, predicted = (mean_skew(p, outlook.rate_LE, speed_G) for p in (current, planned))
@@ -197,7 +189,7 @@ def _balance_saving(current: Placement, planned: Placement, outlook: Outlook) ->
     saved_us_per_step = tokens_per_step * costs.us_per_token
     if before > predicted:
         saved_us_per_step *= max(before - after, 0.0) / (before - predicted)
-    return _BalanceSaving(before, after, saved_us_per_step)
+    return before, after, saved_us_per_step
 
 
 @dataclass(frozen=True)
@@ -244,5 +236,5 @@ def _count_copies(rounds: Sequence[Round], num_gpus: int) -> tuple[int, int]:
     sent_G, received_G = np.zeros((2, num_gpus), dtype=np.int64)
     for stream in (stream for one in rounds for wave in one.waves for stream in wave):
         sent_G[stream.source] += 1
-        np.add.at(received_G, list(stream.readers), 1)
+        received_G[list(stream.readers)] += 1
     return int(received_G.sum()), int((sent_G + received_G).max())

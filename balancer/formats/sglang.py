@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import check_values
 from ..loads import LoadFile
 from ..trace import RoutingTrace
 from . import torch_file
@@ -144,13 +145,9 @@ def _topk(record: dict, where: str, num_layers: int, num_slots: int) -> np.ndarr
             f"{where}.topk_ids_of_layer has shape {topk_LTK.shape} and dtype {topk_LTK.dtype}; it must be integers "
             f"[{num_layers}, tokens, choices]"
         )
-    bad = np.argwhere((topk_LTK < -1) | (topk_LTK >= num_slots))
-    if len(bad):
-        layer, token, choice = bad[0]
-        raise ValueError(
-            f"{where}.topk_ids_of_layer[layer {layer}, token {token}, choice {choice}] = "
-            f"{topk_LTK[layer, token, choice]}: must be a slot from 0 to {num_slots - 1}, or -1"
-        )
+    bad_LTK = (topk_LTK < -1) | (topk_LTK >= num_slots)
+    rule = f"must be a slot from 0 to {num_slots - 1}, or -1"
+    check_values(bad_LTK, topk_LTK, f"{where}.topk_ids_of_layer", ("layer", "token", "choice"), rule)
     return topk_LTK
 
 
