@@ -11,6 +11,7 @@ The search itself is native (csrc/balancer/affinity.h); this module prepares its
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -94,24 +95,17 @@ class TrafficGoal:
     objective: str  # a key of OBJECTIVES
     allowance: float  # fraction by which a layer's largest GPU time may exceed that of the plan for balance alone
 
+    def as_c(self) -> tuple[Any, int, float]:
+        """Arguments of a native search. They point into this object's arrays."""
+        return self.searched.as_c(), OBJECTIVES[self.objective], self.allowance
+
 
 def plan_for_traffic(problem: PlacementProblem, balanced: Placement, goal: TrafficGoal) -> Placement:
-    """A plan with less traffic. No layer's largest GPU time exceeds (1 + allowance) times that of balanced.
-
-    balanced: the plan for balance alone; layers without a better plan keep it.
-    """
+    """A plan with less traffic. No layer's largest GPU time exceeds (1 + allowance) times that of balanced, the plan
+    for balance alone; layers without a better plan keep it."""
     slots_LP = np.empty((problem.num_layers, problem.num_slots), dtype=np.int64)
     weight_LP, bound_L = np.empty(slots_LP.shape), np.empty(problem.num_layers)
-    call_native(
-        "eprt_affinity",
-        as_struct(CProblem, problem),
-        goal.searched.as_c(),
-        OBJECTIVES[goal.objective],
-        goal.allowance,
-        slots_LP,
-        weight_LP,
-        bound_L,
-    )
+    call_native("eprt_affinity", as_struct(CProblem, problem), *goal.as_c(), slots_LP, weight_LP, bound_L)
     found = replace(balanced, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
     before_L, after_L = (count_traffic(one, goal.tokens, goal.objective) for one in (balanced, found))
     worse_L = after_L >= before_L  # on all tokens, while the search used a part

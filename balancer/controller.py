@@ -93,10 +93,8 @@ class Controller:
         self.plan_again()
 
     def observe(self, snapshot: ServerSnapshot) -> bool:
-        """Adds the window since the previous snapshot. True if the load has changed.
-
-        After a restart of the server all measurements start from zero.
-        """
+        """Adds the window since the previous snapshot, or starts from zero after a restart of the server. True if the
+        load has changed."""
         before, self._before = self._before, snapshot
         if before is None or before.server_id != snapshot.server_id:
             self.statistics = LoadStatistics(*snapshot.tokens_PLE.shape[1:])
@@ -156,10 +154,8 @@ class Controller:
         return True
 
     def plan_request(self, placement: Placement, trace: RoutingTrace | None = None) -> PlanRequest | None:
-        """What to plan next; None if there is no measurement since the latest change.
-
-        trace: routing sample, for plans that save traffic between nodes.
-        """
+        """What to plan next; None if there is no measurement since the latest change. trace: a routing sample, for
+        plans that save traffic between nodes."""
         rate_LE = self.statistics.rate()
         if rate_LE is None:
             return None
@@ -181,10 +177,8 @@ class Controller:
         return decision
 
     def _measure_optimism(self, placement: Placement) -> None:
-        """Measures how much a plan over-estimated its gain; it also fits the noise of the windows it was made from.
-
-        Normalised to one window: averaging more windows reduces the over-estimate.
-        """
+        """Measures how much a plan over-estimated its gain, because it also fits the noise of its windows.
+        Normalised to one window: averaging more windows reduces the over-estimate."""
         prediction, statistics = self._prediction, self.statistics
         if prediction is None or prediction.num_windows is None:
             return

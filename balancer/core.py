@@ -19,40 +19,36 @@ VERSION = 3
 REMEDY = "run `make build` in the checkout, or install the wheel of this version"
 
 
+def _fields(integers: str, pointers: str = "") -> tuple[tuple[str, type], ...]:
+    kinds = ((integers, ctypes.c_int64), (pointers, ctypes.c_void_p))
+    return tuple((name, kind) for names, kind in kinds for name in names.split())
+
+
 class CProblem(ctypes.Structure):
     """struct Problem of csrc/balancer/problem.h"""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_layers", "num_experts", "num_gpus", "num_nodes", "slots_per_gpu")),
-        *((name, ctypes.c_int64) for name in ("num_groups", "hierarchical", "min_copies", "threads")),
-        *((name, ctypes.c_void_p) for name in ("load_LE", "speed_G", "usable_LG", "tie_rank_E")),
+    _fields_ = _fields(
+        "num_layers num_experts num_gpus num_nodes slots_per_gpu num_groups hierarchical min_copies threads",
+        "load_LE speed_G usable_LG tie_rank_E",
     )
 
 
 class CEplbShape(ctypes.Structure):
     """struct EplbShape of csrc/balancer/eplb.h"""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64) for name in ("num_experts", "num_slots", "num_groups", "num_nodes", "num_gpus")
-    )
+    _fields_ = _fields("num_experts num_slots num_groups num_nodes num_gpus")
 
 
 class CReplicas(ctypes.Structure):
     """struct Replicas of csrc/balancer/weights.h"""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_experts", "num_slots", "num_gpus", "num_nodes")),
-        *((name, ctypes.c_void_p) for name in ("first_E1", "slot_by_expert", "weight_P", "speed_G")),
-    )
+    _fields_ = _fields("num_experts num_slots num_gpus num_nodes", "first_E1 slot_by_expert weight_P speed_G")
 
 
 class CTokens(ctypes.Structure):
     """struct Tokens of csrc/balancer/traffic.h"""
 
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_choices")),
-        *((name, ctypes.c_void_p) for name in ("topk_TK", "node_T", "weight_T")),
-    )
+    _fields_ = _fields("num_tokens num_choices", "topk_TK node_T weight_T")
 
 
 def as_struct(kind: type[ctypes.Structure], source: Any) -> Any:

@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         job = "" if daemon.job_id is None else f"; the server continues migration {daemon.job_id}"
-        print(
-            f"\neprt balancer: stopped{job}" if sys.stdout.isatty() else f"eprt balancer: stopped{job}", file=sys.stderr
-        )
+        newline = "\n" if sys.stdout.isatty() else ""
+        print(f"{newline}eprt balancer: stopped{job}", file=sys.stderr)
         return 0
     except BrokenPipeError:  # the reader of the lines has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -91,22 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="report decisions, but move nothing")
     add("--once", action="store_true", help="end after the first decision and its migration")
     add("--slow-ranks", action="store_true", help="less load for ranks that the server's diagnosis finds slow")
-    add(
-        "--max-moves-per-layer",
-        type=int,
-        metavar="N",
-        help="slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)",
-    )
+    text = "slots of a layer that one plan may change, default 8 or more (docs/rebalancing.md)"
+    add("--max-moves-per-layer", type=int, metavar="N", help=text)
     for flag, default, metavar, text in (
         ("--interval", 5.0, "S", "seconds between polls"),
         ("--hysteresis", defaults.hysteresis, "X", "a plan must save X times its cost"),
         ("--min-gain", defaults.min_gain, "X", "and this fraction of the mean load or of the crossings"),
-        (
-            "--us-per-crossing",
-            defaults.us_per_crossing,
-            "US",
-            "network time of a token to a node and back (0: ignored)",
-        ),
+        ("--us-per-crossing", defaults.us_per_crossing, "US", "network time of a token to a node and back; 0: ignored"),
         ("--cooldown", defaults.cooldown_s, "S", "seconds to wait after a migration"),
     ):
         add(flag, type=float, default=default, metavar=metavar, help=f"{text}, default %(default)g")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .affinity import OBJECTIVES, TrafficGoal, count_traffic
+from .affinity import TrafficGoal, count_traffic
 from .checks import check_values, is_int
 from .core import CProblem, as_struct, call_native
 from .metrics import gpu_time, max_over_mean, plan_metrics
@@ -81,11 +81,8 @@ class PlanStep:
 def incremental(
     problem: PlacementProblem, current: Placement, budget: MoveBudget, goal: TrafficGoal | None = None
 ) -> Placement:
-    """current with the most useful changes that the budget affords, in every layer.
-
-    The traffic goal gets what balance leaves of the budget. Its allowance is relative to the balance that the budget
-    buys without it.
-    """
+    """current with the most useful changes that the budget affords, in every layer. The traffic goal gets what balance
+    leaves of the budget. Its allowance is relative to the balance that the budget buys without it."""
     placement, steps = _plan_within(problem, current, budget, goal)
     if goal is not None and budget.max_bytes is not None:
         # The native search keeps the allowance for all of its steps, but the limit on bytes may cut balance steps off.
@@ -147,20 +144,9 @@ def _find_steps(
     gain_LC = np.empty((problem.num_layers, most))
     num_L = np.empty(problem.num_layers, dtype=np.int64)
     now_LP = np.ascontiguousarray(current.physical_to_logical_map)
-    call_native(
-        "eprt_incremental",
-        as_struct(CProblem, problem),
-        now_LP,
-        max_moves,
-        budget.min_gain,
-        None if goal is None else goal.searched.as_c(),
-        0 if goal is None else OBJECTIVES[goal.objective],
-        0.0 if goal is None else float(goal.allowance),
-        most,
-        change_LC4,
-        gain_LC,
-        num_L,
-    )
+    traffic = (None, 0, 0.0) if goal is None else goal.as_c()
+    arguments = (as_struct(CProblem, problem), now_LP, max_moves, budget.min_gain, *traffic, most)
+    call_native("eprt_incremental", *arguments, change_LC4, gain_LC, num_L)
     return [_steps_of_layer(change_LC4[layer, :num], gain_LC[layer]) for layer, num in enumerate(num_L)]
 
 
@@ -173,10 +159,8 @@ def _steps_of_layer(change_C4: np.ndarray, gain_C: np.ndarray) -> list[PlanStep]
 
 
 def _num_affordable(steps_L: list[list[PlanStep]], budget: MoveBudget) -> list[int]:
-    """How many steps of each layer to take: repairs, then balance, then traffic.
-
-    Steps of one kind are ordered by gain per byte, except that the steps of a layer keep their order.
-    """
+    """How many steps of each layer to take: repairs, then balance, then traffic, each by gain per byte, except that the
+    steps of a layer keep their order."""
     bytes_L = budget.bytes_L
     if budget.max_bytes is None or bytes_L is None:
         return [len(steps) for steps in steps_L]

@@ -46,8 +46,8 @@ class PlanRequest:
     def to_bytes(self) -> bytes:
         data = {
             "current": self.current.to_json(),
-            "target": None if self.target is None else self.target.to_json(),
-            "node_of_gpu": None if self.node_of_gpu is None else list(self.node_of_gpu),
+            "target": self.target and self.target.to_json(),
+            "node_of_gpu": self.node_of_gpu,
             "spare": self.spare,
             "max_moves_per_layer": self.max_moves_per_layer,
         }
@@ -56,10 +56,9 @@ class PlanRequest:
             arrays["topk_idx"] = np.stack(self.trace.topk_idx).astype(np.int16)
             if self.trace.source_gpu is not None:
                 arrays["source_gpu"] = np.stack(self.trace.source_gpu)
-        buffer = io.BytesIO()
-        buffer.write(json.dumps(data).encode() + b"\n")
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        return buffer.getvalue()
+        archive = io.BytesIO()
+        np.savez(archive, **arrays)  # type: ignore[arg-type]
+        return json.dumps(data).encode() + b"\n" + archive.getvalue()
 
     @staticmethod
     def from_bytes(request: bytes) -> "PlanRequest":
@@ -73,7 +72,7 @@ class PlanRequest:
                 trace = RoutingTrace(tuple(arrays["topk_idx"]), sources)
             return PlanRequest(
                 Placement.from_json(data["current"]),
-                None if data["target"] is None else Placement.from_json(data["target"]),
+                data["target"] and Placement.from_json(data["target"]),
                 node_of_gpu=None if data["node_of_gpu"] is None else tuple(data["node_of_gpu"]),
                 spare=data["spare"],
                 max_moves_per_layer=data["max_moves_per_layer"],
@@ -124,14 +123,10 @@ def solve(request: PlanRequest) -> PlanAnswer:
     )
     changed = {layer for one in rounds for layer in one.rows}
     reweighted = np.abs(current.weight_LP - target.weight_LP).max(1) > _WEIGHT_CHANGE
-    only_weights = {
-        layer: tuple(target.physical_to_logical_map[layer].tolist())
-        for layer in np.flatnonzero(reweighted).tolist()
-        if layer not in changed
-    }
-    rows = list(only_weights.items())
+    only_weights = [layer for layer in np.flatnonzero(reweighted).tolist() if layer not in changed]
+    rows = [(layer, tuple(target.physical_to_logical_map[layer].tolist())) for layer in only_weights]
     rounds += [Round(dict(rows[i : i + _LAYERS_PER_ROUND]), ()) for i in range(0, len(rows), _LAYERS_PER_ROUND)]
-    weights = {layer: tuple(target.weight_LP[layer].tolist()) for layer in sorted(changed | set(only_weights))}
+    weights = {layer: tuple(target.weight_LP[layer].tolist()) for layer in sorted(changed.union(only_weights))}
     seconds = time.perf_counter() - start_s
     return PlanAnswer(target, tuple(rounds), weights, count_moves(rounds, nodes), seconds)
 

@@ -56,13 +56,7 @@ def check_windows(load: Any) -> np.ndarray:
     load_WLE = load[None] if load.ndim == 2 else load
     if load_WLE.ndim != 3 or len(load_WLE) == 0:
         raise ValueError(f"load has shape {load.shape}; it must be [windows, layers, experts] or [layers, experts]")
-    checked = []
-    for window, load_LE in enumerate(load_WLE):
-        try:
-            checked.append(check_load(load_LE, name="load"))
-        except ValueError as error:
-            raise ValueError(f"window {window}: {error}") from None
-    return np.stack(checked)
+    return np.stack([check_load(load_LE, f"window {window}: load") for window, load_LE in enumerate(load_WLE)])
 
 
 def check_load(load_LE: np.ndarray, name: str = "load_LE") -> np.ndarray:

@@ -6,8 +6,10 @@ and receives at most one. P slots, G GPUs; a placement row is int64 [P], -1 for 
 s // (P / G). Does not know how bytes travel (eprt/ep/migration/migrator.py does).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,9 +55,9 @@ class Round:
 def schedule_rounds(
     current_LP: np.ndarray, target_LP: np.ndarray, node_of_gpu: Sequence[int], spare: int = 2
 ) -> list[Round]:
-    """Rounds that turn the current placement into the target, slot by slot.
+    """Rounds that turn the current placement into the target, slot by slot. Every expert keeps a copy throughout.
 
-    Every expert keeps a copy throughout. Experts on full GPUs that replace each other in a cycle move in one round.
+    Experts on full GPUs that replace each other in a cycle move in one round.
 
     spare: experts that each GPU has memory for beyond its slots, at least 1; more spare makes fewer, larger rounds.
     """
@@ -130,10 +132,7 @@ class _LayerInTransit:
         self.slots = _by_gpu(old_P, num_gpus)
         self.wanted = [set(row) - {EMPTY} for row in _by_gpu(new_P, num_gpus)]
         self.pending = [sorted(want - set(have)) for want, have in zip(self.wanted, self.slots)]
-        self.copies: dict[int, int] = {}  # how many GPUs hold each expert
-        for row in self.slots:
-            for expert in set(row) - {EMPTY}:
-                self.copies[expert] = self.copies.get(expert, 0) + 1
+        self.copies = Counter(e for row in self.slots for e in set(row) - {EMPTY})  # how many GPUs hold each expert
 
     def row(self) -> list[int]:
         return [expert for row in self.slots for expert in row]
@@ -162,20 +161,13 @@ class _LayerInTransit:
     def _free_slot(self, gpu: int) -> int | None:
         """A slot that is empty, holds a second copy on the GPU, or an expert that the GPU drops and others hold."""
         row = self.slots[gpu]
-        for slot, expert in enumerate(row):
-            if expert == EMPTY or row.count(expert) > 1:
-                return slot
-        for slot, expert in enumerate(row):
-            if expert not in self.wanted[gpu] and self.copies[expert] > 1:
-                return slot
-        return None
+        unused = (slot for slot, expert in enumerate(row) if expert == EMPTY or row.count(expert) > 1)
+        dropped = (s for s, expert in enumerate(row) if expert not in self.wanted[gpu] and self.copies[expert] > 1)
+        return next(chain(unused, dropped), None)
 
     def _cycle(self) -> list[tuple[int, int, int]]:
-        """Moves (gpu, slot, arriving expert) around a cycle of GPUs without a free slot.
-
-        All experts that such GPUs drop are last copies, so another GPU waits for each of them. Following them from GPU
-        to GPU closes a cycle.
-        """
+        """Moves (gpu, slot, arriving expert) around a cycle of GPUs without a free slot. All experts that such GPUs
+        drop are last copies, so another GPU waits for each of them. Following them from GPU to GPU closes a cycle."""
         gpu = next(g for g, waiting in enumerate(self.pending) if waiting)
         path: list[tuple[int, int]] = []  # gpu, slot of the expert that it drops
         while gpu not in [g for g, _ in path]:

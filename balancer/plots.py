@@ -6,6 +6,7 @@ Needs matplotlib (the extra eprt[plots]). Does not know which plots a subcommand
 import base64
 import html
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +42,9 @@ def over_time(path: Path, values: dict[str, np.ndarray], title: str, label: str,
     """One line per policy over the windows. even: the value of a perfect split, drawn for reference."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-    for (name, values_V), (color, marker) in zip(values.items(), _cycle(len(values))):
-        windows = np.arange(1, len(values_V) + 1)
-        every = max(1, len(values_V) // 15)
-        axes.plot(
-            windows, values_V, color=color, marker=marker, markevery=every, markersize=5, linewidth=1.6, label=name
-        )
+    for (name, values_V), (color, marker) in zip(values.items(), cycle(_STYLES)):
+        style = {"color": color, "marker": marker, "markevery": max(1, len(values_V) // 15), "markersize": 5}
+        axes.plot(np.arange(1, len(values_V) + 1), values_V, **style, linewidth=1.6, label=name)
     if even is not None:
         axes.axhline(even, color="black", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="window", ylabel=label)
@@ -63,9 +61,7 @@ def gpu_load(path: Path, load_by_name: dict[str, np.ndarray], title: str) -> Pat
     plt = pyplot()
     from matplotlib.colors import TwoSlopeNorm
 
-    relative = {
-        name: load_LG / np.maximum(load_LG.mean(1, keepdims=True), 1e-300) for name, load_LG in load_by_name.items()
-    }
+    relative = {name: load / np.maximum(load.mean(1, keepdims=True), 1e-300) for name, load in load_by_name.items()}
     highest = max(1.05, *(float(values.max()) for values in relative.values()))
     lowest = min(0.95, *(float(values.min()) for values in relative.values()))
     scale = TwoSlopeNorm(1.0, vmin=lowest, vmax=highest)
@@ -86,10 +82,9 @@ def scatter(path: Path, points: dict[str, tuple[float, float | None]], title: st
     """Balance against traffic, one point per plan: lower left is better. A plan with None keeps its style, undrawn."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    for (name, (skew, crossings)), (color, marker) in zip(points.items(), _cycle(len(points))):
-        if crossings is None:
-            continue
-        axes.plot(skew, crossings, color=color, marker=marker, markersize=8, linestyle="", label=name)
+    for (name, (skew, crossings)), (color, marker) in zip(points.items(), cycle(_STYLES)):
+        if crossings is not None:
+            axes.plot(skew, crossings, color=color, marker=marker, markersize=8, linestyle="", label=name)
     axes.set(title=title, xlabel="max/mean GPU load (1 is even)", ylabel=label)
     axes.margins(0.12)
     axes.grid(alpha=0.3)
@@ -100,7 +95,7 @@ def scatter(path: Path, points: dict[str, tuple[float, float | None]], title: st
 def bars(path: Path, values: dict[str, float], title: str, label: str) -> Path:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 0.9 + 0.5 * len(values)), layout="constrained")
-    colors = [color for color, _ in _cycle(len(values))]
+    colors = [color for _, (color, _) in zip(values, cycle(_STYLES))]
     drawn = axes.barh(list(values), list(values.values()), color=colors, height=0.65)
     axes.bar_label(drawn, fmt="%.3f", padding=4)
     axes.invert_yaxis()
@@ -142,10 +137,6 @@ def write_page(folder: Path, title: str, text: str, pngs: Sequence[Path]) -> Pat
         f"<h1>{html.escape(title)}</h1><pre>{html.escape(text)}</pre>{images}</html>\n"
     )
     return path
-
-
-def _cycle(num: int) -> list[tuple[str, str]]:
-    return [_STYLES[i % len(_STYLES)] for i in range(num)]
 
 
 def _save(plt, figure, path: Path) -> Path:

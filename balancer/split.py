@@ -34,9 +34,8 @@ class ReplicaTable:
 
     expert_of_slot_P: np.ndarray  # int64, EMPTY (-1) for none
     weight_P: np.ndarray  # float64: the placement's slot weights
-    first_E1: (
-        np.ndarray
-    )  # int64 [E + 1]: slots of expert e are slot_by_expert[first_E1[e] : first_E1[e + 1]], ascending
+    # int64 [E + 1]: the slots of expert e are slot_by_expert[first_E1[e] : first_E1[e + 1]], ascending.
+    first_E1: np.ndarray
     slot_by_expert: np.ndarray  # int64
     num_gpus: int
     num_nodes: int
@@ -52,15 +51,15 @@ class ReplicaTable:
         expert_P = np.ascontiguousarray(placement.physical_to_logical_map[layer])
         order = np.argsort(expert_P, kind="stable")
         order = order[expert_P[order] != EMPTY]
-        first_E1 = np.concatenate([[0], np.cumsum(placement.replica_count[layer])])
+        first_E1 = np.concatenate(([0], np.cumsum(placement.replica_count[layer])))
         speed_G = np.ones(placement.num_gpus) if gpu_speed is None else np.array(gpu_speed, dtype=np.float64)
         if speed_G.shape != (placement.num_gpus,) or not (speed_G >= 0).all() or not speed_G.any():
             raise ValueError(f"gpu_speed={gpu_speed}: must be {placement.num_gpus} numbers of at least 0, not all 0")
         return ReplicaTable(
             expert_P,
             np.ascontiguousarray(placement.weight_LP[layer]),
-            first_E1.astype(np.int64),
-            order.astype(np.int64),
+            first_E1,
+            order,
             placement.num_gpus,
             placement.num_nodes,
             speed_G,

@@ -93,12 +93,8 @@ class LoadStatistics:
         return list(self._windows)[len(self._windows) - self._num_current :]
 
     def rate(self, last: int | None = None) -> np.ndarray | None:
-        """float64 [L, E]: tokens per second, an exponentially weighted mean over the windows since the latest change.
-
-        None without a window.
-
-        last: use only this many of the latest windows.
-        """
+        """float64 [L, E]: tokens per second, an exponentially weighted mean over the windows since the latest change,
+        or over the latest `last` of them. None without a window."""
         # add_window() in another thread replaces this dictionary, so a rate never outlives the windows it is made from.
         rates = self._rates
         windows = self.current_windows if last is None else self.current_windows[-last:]
@@ -143,11 +139,9 @@ class LoadStatistics:
 
     @property
     def drift_rate(self) -> float:
-        """The part of the load's skew that changes per second, since the latest change.
-
-        It is the slope of the variogram: half the mean square difference of two windows grows with the time between
-        them by the drift. The noise of counting is only the offset.
-        """
+        """The part of the load's skew that changes per second, since the latest change: the slope of the variogram.
+        Half the mean square difference of two windows grows with the time between them by the drift; the noise of
+        counting is only the offset."""
         num_windows = len(self._gram_WW)
         if num_windows < 2 * _MIN_SIDE:
             return 0.0
@@ -170,9 +164,7 @@ class LoadStatistics:
 
     def window_of_steps(self, step_T: np.ndarray) -> np.ndarray:
         """int32 [T]: the number in windows() of the window in which each step was computed; -1: in none of them.
-
-        step_T: int64, step numbers of the server.
-        """
+        step_T: int64, step numbers of the server."""
         last_W = np.array([w.last_step for w in self._windows], dtype=np.int64)
         first_W = last_W - [w.steps for w in self._windows]
         at_T = np.searchsorted(last_W, step_T)  # the first window that does not end before the step

@@ -128,11 +128,8 @@ class Trigger:
     def decide(
         self, now_s: float, current: Placement, planned: Placement, rounds: Sequence[Round], outlook: Outlook
     ) -> Decision:
-        """Whether to migrate from current to planned. Crossings are taken from planned.metrics; a plan that was made
-        without a routing trace has none.
-
-        rounds: the migration from current to planned.
-        """
+        """Whether to migrate from current to planned by these rounds. Crossings are taken from planned.metrics; a plan
+        that was made without a routing trace has none."""
         costs = outlook.costs
         before, after, balance_us_per_step = _balance_saving(current, planned, outlook)
         traffic = _traffic_saving(planned, outlook)

@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         placement = options.read_placement(path, arguments.num_gpus, arguments.num_nodes)
         given[str(path) if path.stem in candidates | given else path.stem] = placement
     candidates |= given
-    rows = [_row(name, one, load_LE, candidates, judged, arguments.traffic) for name, one in candidates.items()]
+    start, traffic = candidates["none"], arguments.traffic
+    rows = [_row(name, one, load_LE, start, judged, traffic) for name, one in candidates.items()]
     text = table(rows)
     print(json.dumps({"schema": "eprt.compare/1", "plans": rows}, indent=1) if arguments.json else text)
     if arguments.plots:
@@ -70,28 +71,22 @@ def _plans(
 
 
 def _row(
-    name: str,
-    placement: Placement,
-    load_LE: np.ndarray,
-    candidates: dict[str, Placement],
-    judged: RoutingTrace | None,
-    objective: str,
+    name: str, placement: Placement, load_LE: np.ndarray, start: Placement, judged: RoutingTrace | None, objective: str
 ) -> dict[str, Any]:
     try:
         load_LG = placement.gpu_load(load_LE)
     except ValueError as error:
         raise ValueError(f"{name}: {error}: a placement of another model") from None
-    mean_L = np.maximum(load_LG.mean(1), 1e-300)
+    skew_L = load_LG.max(1) / np.maximum(load_LG.mean(1), 1e-300)
     row: dict[str, Any] = {
         "plan": name,
-        "max/mean": float((load_LG.max(1) / mean_L).mean()),
-        "worst layer": float((load_LG.max(1) / mean_L).max()),
+        "max/mean": float(skew_L.mean()),
+        "worst layer": float(skew_L.max()),
         "most copies": int(placement.replica_count.max()),
         "doubled": _num_doubled(placement),
     }
-    before = candidates["none"]
-    if placement.num_slots == before.num_slots and placement.num_nodes == before.num_nodes:
-        row["moved slots"] = int(moved_slots(before, placement).sum())
+    if placement.num_slots == start.num_slots and placement.num_nodes == start.num_nodes:
+        row["moved slots"] = int(moved_slots(start, placement).sum())
     if judged is not None and placement.num_nodes > 1:
         row["traffic/token"] = float(traffic_per_token(placement, judged, objective).mean())
     return row
@@ -108,11 +103,10 @@ def _plots(arguments, load_LE, candidates: dict[str, Placement], given: list[str
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in ("none", "eplb", "plan", f"affinity {ALLOWANCES[1]:g}") if name in candidates]
     loads = {name: candidates[name].gpu_load(load_LE) for name in [*names, *given]}
+    skews = {row["plan"]: row["max/mean"] for row in rows}
     pngs = [
         plots.gpu_load(folder / "gpu_load.png", loads, "Load of each GPU"),
-        plots.bars(
-            folder / "balance.png", {row["plan"]: row["max/mean"] for row in rows}, "Balance", "max/mean GPU load"
-        ),
+        plots.bars(folder / "balance.png", skews, "Balance", "max/mean GPU load"),
     ]
     points = {row["plan"]: (row["max/mean"], row.get("traffic/token")) for row in rows}
     points["none"] = (points["none"][0], None)  # so far from the others that it would hide their differences

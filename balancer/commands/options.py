@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,71 +21,47 @@ DEEPSEEK_V3_EXPERT_BYTES = 44_050_944
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--load",
-        required=True,
-        metavar="FILE",
-        type=Path,
-        help=".npz, .json or .jsonl of eprt, SGLang or RTP-LLM, SGLang's .pt, or a directory of SGLang's or "
-        "TensorRT-LLM's dumps (docs/files.md)",
+    text = (
+        ".npz, .json or .jsonl of eprt, SGLang or RTP-LLM, SGLang's .pt, or a directory of SGLang's or "
+        "TensorRT-LLM's dumps (docs/files.md)"
     )
+    parser.add_argument("--load", required=True, metavar="FILE", type=Path, help=text)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--num-gpus", type=int, required=True, metavar="N", help="GPUs of all nodes; for a server of eprt its ranks"
-    )
-    parser.add_argument(
-        "--num-slots", type=int, metavar="N", help="physical slots of all GPUs; default: no spare slots"
-    )
-    parser.add_argument(
-        "--num-nodes", type=int, default=1, metavar="N", help="nodes, GPUs in node order; default %(default)s"
-    )
-    parser.add_argument(
-        "--num-groups",
-        type=int,
-        default=1,
-        metavar="N",
-        help="expert groups of the router (DeepSeek-V3: 8); default %(default)s",
-    )
-    parser.add_argument("--gpu-speed", type=_numbers, metavar="S,S,...", help="relative speed of each GPU; 0: masked")
-    parser.add_argument("--masked-gpus", type=_integers, metavar="G,G,...", help="GPUs that must stay empty")
-    parser.add_argument("--usable-slots", type=int, metavar="N", help="slots of each GPU to fill; the rest stay empty")
-    parser.add_argument(
-        "--min-gpus-per-expert",
-        type=int,
-        default=1,
-        metavar="N",
-        help="GPUs that hold each expert, default %(default)s; 2: survives the loss of any one GPU",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="how ties are broken; 0 (default) is by index")
+    add = parser.add_argument
+    add("--num-gpus", type=int, required=True, metavar="N", help="GPUs of all nodes; for a server of eprt its ranks")
+    for flag, default, text in (
+        ("--num-slots", None, "physical slots of all GPUs; default: no spare slots"),
+        ("--num-nodes", 1, "nodes, GPUs in node order; default %(default)s"),
+        ("--num-groups", 1, "expert groups of the router (DeepSeek-V3: 8); default %(default)s"),
+        ("--usable-slots", None, "slots of each GPU to fill; the rest stay empty"),
+        ("--min-gpus-per-expert", 1, "GPUs that hold each expert, default %(default)s; 2 survives the loss of any GPU"),
+        ("--seed", 0, "how ties are broken; 0 (default) is by index"),
+    ):
+        add(flag, type=int, default=default, metavar="N", help=text)
+    speeds, gpus = partial(_listed, float, "numbers"), partial(_listed, int, "integers")
+    add("--gpu-speed", type=speeds, metavar="S,S,...", help="relative speed of each GPU; 0: masked")
+    add("--masked-gpus", type=gpus, metavar="G,G,...", help="GPUs that must stay empty")
 
 
 def add_traffic(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--traffic",
-        choices=list(OBJECTIVES),
-        default="node_copies",
-        help="which traffic between nodes to reduce, default %(default)s",
-    )
-    parser.add_argument(
-        "--balance-allowance",
-        type=float,
-        default=0.02,
-        metavar="X",
-        help="fraction by which the largest GPU load may exceed that of a plan for balance alone; default %(default)s",
-    )
-    parser.add_argument(
-        "--any-source",
-        action="store_true",
-        help="ignore the ranks of the tokens: they were recorded on another cluster",
-    )
+    add = parser.add_argument
+    text = "which traffic between nodes to reduce, default %(default)s"
+    add("--traffic", choices=list(OBJECTIVES), default="node_copies", help=text)
+    text = "fraction by which the largest GPU load may exceed that of a plan for balance alone; default %(default)s"
+    add("--balance-allowance", type=float, default=0.02, metavar="X", help=text)
+    add("--any-source", action="store_true", help="ignore the ranks of the tokens, recorded on another cluster")
+
+
+def add_max_moves(parser) -> None:
+    text = "slots of a layer that one plan may change; default 8 or more (docs/rebalancing.md)"
+    parser.add_argument("--max-moves-per-layer", type=int, metavar="N", help=text)
 
 
 def add_plots(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--plots", metavar="DIR", type=Path, help="write PNG plots and report.html there (needs the extra eprt[plots])"
-    )
+    text = "write PNG plots and report.html there (needs the extra eprt[plots])"
+    parser.add_argument("--plots", metavar="DIR", type=Path, help=text)
 
 
 def read_load_file(arguments: argparse.Namespace) -> LoadFile:
@@ -102,12 +79,10 @@ def print_status(text: str) -> None:
 
 def cluster_arguments(arguments: argparse.Namespace, num_experts: int) -> dict[str, Any]:
     """Keyword arguments of plan() that describe the cluster."""
-    names = ("num_gpus", "num_nodes", "num_groups", "min_gpus_per_expert", "seed")
-    chosen = {name: getattr(arguments, name) for name in names}
-    num_slots = arguments.num_slots
-    chosen["num_slots"] = fewest_slots(num_experts, arguments.num_gpus) if num_slots is None else num_slots
-    if arguments.usable_slots is not None:
-        chosen["usable_slots"] = arguments.usable_slots
+    names = ("num_gpus", "num_nodes", "num_groups", "min_gpus_per_expert", "seed", "num_slots", "usable_slots")
+    chosen = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.num_slots is None:
+        chosen["num_slots"] = fewest_slots(num_experts, arguments.num_gpus)
     speed_G = np.ones(arguments.num_gpus) if arguments.gpu_speed is None else np.array(arguments.gpu_speed)
     for gpu in arguments.masked_gpus or ():
         if not 0 <= gpu < len(speed_G):
@@ -149,15 +124,7 @@ def contiguous_placement(load_shape: Sequence[int], cluster: dict[str, Any]) -> 
     return Placement(np.tile(row_P, (num_layers, 1)), num_gpus, cluster["num_nodes"])
 
 
-def _numbers(text: str) -> list[float]:
-    return _listed(text, float, "numbers")
-
-
-def _integers(text: str) -> list[int]:
-    return _listed(text, int, "integers")
-
-
-def _listed(text: str, kind: type, words: str) -> list:
+def _listed(kind: type, words: str, text: str) -> list:
     try:
         return [kind(word) for word in text.split(",")]
     except ValueError:

@@ -17,25 +17,13 @@ def add_parser(commands) -> None:
     options.add_cluster(parser)
     parser.add_argument("--last", type=int, metavar="N", help="use only the last N windows of the file")
     parser.add_argument("--out", metavar="FILE", help="where to write the placement; default: standard output")
-    parser.add_argument(
-        "--coactivation",
-        metavar="FILE",
-        type=Path,
-        nargs="?",
-        const=Path(),
-        help="reduce traffic between nodes, using the routing traces (topk_idx) of FILE, default those of --load",
-    )
+    text = "reduce traffic between nodes, using the routing traces (topk_idx) of FILE, default those of --load"
+    parser.add_argument("--coactivation", metavar="FILE", type=Path, nargs="?", const=Path(), help=text)
     options.add_traffic(parser)
     current = parser.add_argument_group("from the placement in force")
-    current.add_argument(
-        "--current", metavar="FILE", type=Path, help="change this placement, the most useful moves first"
-    )
-    current.add_argument(
-        "--max-moves-per-layer",
-        type=int,
-        metavar="N",
-        help="slots that may change; default 8 or more (docs/rebalancing.md)",
-    )
+    text = "change this placement, the most useful moves first"
+    current.add_argument("--current", metavar="FILE", type=Path, help=text)
+    options.add_max_moves(current)
     current.add_argument("--max-bytes", type=float, metavar="B", help="most bytes that move, all layers together")
     current.add_argument("--bytes-per-expert", type=float, metavar="B", help="weights of one expert of one layer")
     parser.set_defaults(run=run)
@@ -53,9 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         trace = options.usable_trace(arguments, _trace(arguments, file.trace))
         traffic = {"coactivation": trace, **options.traffic_arguments(arguments)}
     elif file.trace is not None and arguments.num_nodes > 1:
-        options.print_status(
-            f"{arguments.load} also holds routing traces; --coactivation uses them to reduce traffic between nodes"
-        )
+        use = "--coactivation uses them to reduce traffic between nodes"
+        options.print_status(f"{arguments.load} also holds routing traces; {use}")
     placement = plan(
         load_LE,
         **cluster,

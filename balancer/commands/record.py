@@ -18,14 +18,13 @@ _TIMEOUT_S = 30.0
 
 def add_parser(commands) -> None:
     parser = commands.add_parser("record", help="record the load of a running server")
-    parser.add_argument("--url", required=True, help="the server's address, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key, if it was started with one")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
-    parser.add_argument("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
-    parser.add_argument("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
-    parser.add_argument(
-        "--tokens", type=int, default=1024, metavar="N", help="most sampled in a window; default %(default)s"
-    )
+    add = parser.add_argument
+    add("--url", required=True, help="the server's address, such as http://127.0.0.1:8000")
+    add("--api-key", metavar="KEY", help="the server's key, if it was started with one")
+    add("--out", required=True, type=Path, metavar="FILE", help="an .npz file")
+    add("--windows", type=int, default=12, metavar="N", help="how many; default %(default)s")
+    add("--window-s", type=float, default=10.0, metavar="S", help="length of each; default %(default)s")
+    add("--tokens", type=int, default=1024, metavar="N", help="most sampled in a window; default %(default)s")
     parser.set_defaults(run=run)
 
 
@@ -61,7 +60,7 @@ def _record(server: RemoteServer, arguments: argparse.Namespace) -> int:
                 is_idle = True
                 continue
             is_idle = False
-            trace = _trace_between(server, previous, now, len(windows))
+            trace = _sample(server, previous, now, len(windows))
             traces += [] if trace is None else [trace.sample(arguments.tokens, seed=len(windows))]
             windows.append(load_LE)
             options.print_status(f"window {len(windows)} of {arguments.windows}: {load_LE.sum():.0f} choices")
@@ -76,9 +75,7 @@ def _record(server: RemoteServer, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trace_between(
-    server: RemoteServer, before: ServerSnapshot, now: ServerSnapshot, window: int
-) -> RoutingTrace | None:
+def _sample(server: RemoteServer, before: ServerSnapshot, now: ServerSnapshot, window: int) -> RoutingTrace | None:
     """The sampled tokens computed between two snapshots; None before the server's own first window."""
     try:
         trace, step_LT = server.routing_sample()

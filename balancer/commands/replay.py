@@ -17,33 +17,20 @@ def add_parser(commands) -> None:
     parser = commands.add_parser("replay", help="judge policies on recorded load, window by window")
     options.add_load(parser)
     options.add_cluster(parser)
-    parser.add_argument(
-        "--policies",
-        type=lambda text: text.split(","),
-        metavar="A,B,...",
-        help="any of none, eplb (from scratch), scratch (plan() from scratch), aligned (the same with GPUs renamed to "
-        "move less), incremental, affinity; default: none,eplb,incremental and affinity if the file has traces",
+    add = parser.add_argument
+    text = (
+        "any of none, eplb (from scratch), scratch (plan() from scratch), aligned (the same with GPUs renamed to "
+        "move less), incremental, affinity; default: none,eplb,incremental and affinity if the file has traces"
     )
-    parser.add_argument("--windows", type=int, metavar="N", help="group the file's windows into N windows")
-    parser.add_argument("--memory", type=int, default=1, metavar="N", help="plan from the last N windows; default 1")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="plan every N windows; default 1")
-    parser.add_argument(
-        "--max-moves-per-layer",
-        type=int,
-        metavar="N",
-        help="of incremental plans; default 8 or more (docs/rebalancing.md)",
-    )
-    parser.add_argument(
-        "--bytes-per-expert",
-        type=float,
-        default=options.DEEPSEEK_V3_EXPERT_BYTES,
-        metavar="B",
-        help="weights of one expert of one layer; default: DeepSeek-V3 in fp8, %(default)s",
-    )
+    add("--policies", type=lambda names: names.split(","), metavar="A,B,...", help=text)
+    add("--windows", type=int, metavar="N", help="group the file's windows into N windows")
+    add("--memory", type=int, default=1, metavar="N", help="plan from the last N windows; default 1")
+    add("--every", type=int, default=1, metavar="N", help="plan every N windows; default 1")
+    options.add_max_moves(parser)
+    text = "weights of one expert of one layer; default: DeepSeek-V3 in fp8, %(default)s"
+    add("--bytes-per-expert", type=float, default=options.DEEPSEEK_V3_EXPERT_BYTES, metavar="B", help=text)
     options.add_traffic(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print the figures of every window as JSON instead of a table"
-    )
+    add("--json", action="store_true", help="print the figures of every window as JSON instead of a table")
     options.add_plots(parser)
     parser.set_defaults(run=run)
 
@@ -78,11 +65,8 @@ def replay_all(arguments: argparse.Namespace, file: LoadFile) -> list[Replay]:
 
 
 def summary(one: Replay, bytes_per_expert: float, num_gpus: int) -> dict[str, Any]:
-    """A row of the table.
-
-    first_GB are the moves of the first plan, which starts from experts in order, then_GB those of all later plans; both
-    are totals of all GPUs.
-    """
+    """A row of the table. first_GB are the moves of the first plan, which starts from experts in order, then_GB those
+    of all later plans; both are totals of all GPUs."""
     row: dict[str, Any] = {
         "policy": one.name,
         "max/mean": float(one.max_over_mean_V.mean()),

@@ -38,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(text)
     if arguments.plots:
         if placement is None or load_LE is None:
-            raise ValueError(
-                "--plots needs a placement and --load; `eprt balance compare` and `replay` plot load files"
-            )
+            others = "`eprt balance compare` and `replay` plot load files"
+            raise ValueError(f"--plots needs a placement and --load; {others}")
         arguments.plots.mkdir(parents=True, exist_ok=True)
         loads = {arguments.file.stem: placement.gpu_load(load_LE)}
         png = plots.gpu_load(arguments.plots / "gpu_load.png", loads, "Load of each GPU")

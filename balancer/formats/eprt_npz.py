@@ -11,21 +11,21 @@ import numpy as np
 from ..loads import LoadFile
 from ..trace import RoutingTrace
 
+_TRACE = ("topk_idx", "source_gpu", "topk_window")  # the fields of a RoutingTrace
+
 
 def read(path: Path) -> LoadFile:
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as data:  # closes the file even if it is not a zip
         if "load" not in data:
             raise ValueError(f"no array 'load'; it has {', '.join(data.files) or 'none'}")
-        topk, sources = _layers(data, "topk_idx"), _layers(data, "source_gpu")
-        trace = None if topk is None else RoutingTrace(topk, sources, _layers(data, "topk_window"))
-        return LoadFile(data["load"], trace)
+        topk, *others = (_layers(data, name) for name in _TRACE)
+        return LoadFile(data["load"], None if topk is None else RoutingTrace(topk, *others))
 
 
 def write(path: Path, load_WLE: np.ndarray, trace: RoutingTrace | None = None) -> None:
     arrays = {"load": load_WLE}
-    parts = {} if trace is None else {"topk_idx": trace.topk_idx, "source_gpu": trace.source_gpu}
-    parts |= {} if trace is None else {"topk_window": trace.window}
-    for name, layers in parts.items():
+    parts = () if trace is None else (trace.topk_idx, trace.source_gpu, trace.window)
+    for name, layers in zip(_TRACE, parts):
         if layers and len({len(layer) for layer in layers}) == 1:
             arrays[name] = np.stack(layers)
         elif layers:
@@ -40,9 +40,8 @@ def _layers(data, name: str) -> tuple[np.ndarray, ...] | None:
         if array.ndim not in (2, 3):
             raise ValueError(f"{name} has shape {array.shape}; it must start with [layers, tokens]")
         return tuple(array)
-    numbers = sorted(
-        int(key[len(name) + 1 :]) for key in data.files if key.startswith(f"{name}_") and key[len(name) + 1 :].isdigit()
-    )
+    ends = (key.removeprefix(f"{name}_") for key in data.files if key.startswith(f"{name}_"))
+    numbers = sorted(int(end) for end in ends if end.isdigit())
     if not numbers:
         return None
     if numbers != list(range(len(numbers))):

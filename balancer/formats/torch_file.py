@@ -48,11 +48,8 @@ def load(path: Path) -> Any:
             raise ValueError(f"its data.pkl cannot be read: {error}") from None
 
 
-class _StorageType:
-    """Stands for a torch storage class while the pickle is read."""
-
-    def __init__(self, dtype: str):
-        self.dtype = dtype
+class _StorageType(str):
+    """A dtype that stands for a torch storage class while the pickle is read."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -67,16 +64,16 @@ class _Unpickler(pickle.Unpickler):
             return _rebuild_tensor
         if (module_name, global_name) == ("collections", "OrderedDict"):
             return OrderedDict
+        use = "Save a dict of tensors, numbers and lists"
         raise ValueError(
-            f"it asks for {module_name}.{global_name}, which is not a plain tensor or container: refused. Save a dict "
-            "of tensors, numbers and lists"
+            f"it asks for {module_name}.{global_name}, which is not a plain tensor or container: refused. {use}"
         )
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         kind, storage, key, _, num_items = pid
         if kind != "storage" or not isinstance(storage, _StorageType):
             raise ValueError(f"it refers to a {kind!r} of an unknown type: refused")
-        dtype = np.dtype("u2" if storage.dtype == "bf16" else storage.dtype).newbyteorder(self._byte_order)  # type: ignore[arg-type]
+        dtype = np.dtype("u2" if storage == "bf16" else storage).newbyteorder(self._byte_order)  # type: ignore[arg-type]
         try:
             data = self._archive.read(f"{self._root}data/{key}")
         except (KeyError, zipfile.BadZipFile, EOFError) as error:
@@ -84,7 +81,7 @@ class _Unpickler(pickle.Unpickler):
         if len(data) < num_items * dtype.itemsize:
             raise ValueError(f"its storage {key} has {len(data)} bytes, {num_items} x {dtype.itemsize} are needed")
         items = np.frombuffer(data, dtype=dtype, count=num_items)
-        return (items.astype(np.uint32) << 16).view(np.float32) if storage.dtype == "bf16" else items
+        return (items.astype(np.uint32) << 16).view(np.float32) if storage == "bf16" else items
 
 
 def _rebuild_tensor(items: np.ndarray, offset: int, size: tuple, stride: tuple, *_: Any) -> np.ndarray:
