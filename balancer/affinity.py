@@ -156,11 +156,8 @@ def _checked_matrix(coactivation: np.ndarray, num_layers: int, num_experts: int)
 
 
 def _from_matrix(matrix_LEE: np.ndarray) -> TokenSample:
-    """Each pair of experts as a token with two choices.
-
-    A token with K choices is in K - 1 pairs of each of its experts, so a pair counts 1 / (K - 1). K follows from the
-    diagonal, which counts how often each expert was chosen.
-    """
+    """Each pair of experts as a token with two choices. A token with K choices is in K - 1 pairs of each of its
+    experts, so a pair counts 1 / (K - 1). K follows from the diagonal: how often each expert was chosen."""
     num_layers, num_experts, _ = matrix_LEE.shape
     a, b = np.triu_indices(num_experts, 1)
     topk_L, weight_L = [], []

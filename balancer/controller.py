@@ -53,12 +53,9 @@ class ServerSnapshot:
             raise ValueError("the server has counted no load yet: the model has no MoE layers, or is loading")
         total_LE = np.array([layer["per_expert"] for layer in data["layers"]], dtype=np.int64)
         prefill_LE = np.array([layer["per_expert_prefill"] for layer in data["layers"]], dtype=np.int64)
-        return ServerSnapshot(
-            data["server_id"],
-            float(data["time_s"]),
-            np.stack((prefill_LE, total_LE - prefill_LE)),
-            **{name: data[name] for name in _COUNTERS},
-        )
+        tokens_PLE = np.stack((prefill_LE, total_LE - prefill_LE))
+        counters = {name: data[name] for name in _COUNTERS}
+        return ServerSnapshot(data["server_id"], float(data["time_s"]), tokens_PLE, **counters)
 
 
 @dataclass

@@ -79,10 +79,8 @@ def load_library() -> ctypes.CDLL:
 
 
 def call_native(name: str, *arguments: Any) -> None:
-    """Calls a function of the library; ValueError with its message if it fails.
-
-    numpy arrays are passed as pointers, ints as int64, floats as double, structures by reference.
-    """
+    """Calls a function of the library; ValueError with its message if it fails. numpy arrays are passed as pointers,
+    ints as int64, floats as double, structures by reference."""
     library = load_library()
     if getattr(library, name)(*(_as_c(argument) for argument in arguments)):
         raise ValueError(library.eprt_balancer_error().decode())

@@ -28,14 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"eprt balancer: {error}", file=sys.stderr)
         return 2
-    show = _print_json if arguments.json else _LinePrinter(sys.stdout.isatty()).show
+    printer = _LinePrinter(sys.stdout.isatty())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     decided = False
     try:
         while True:
             status = daemon.poll()
-            show(status)
+            if arguments.json:
+                print(json.dumps(status.to_json()), flush=True)
+            else:
+                printer.show(status)
             decided |= status.decision is not None
             if arguments.once and decided and status.state == "watching":
                 return 0
@@ -103,15 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_json(status: Status) -> None:
-    print(json.dumps(status.to_json()), flush=True)
-
-
 class _LinePrinter:
-    """On a terminal, rewrites one line and keeps it if it has news.
-
-    Elsewhere, prints a line for news and new states, and one every _REPEAT_S.
-    """
+    """On a terminal, rewrites one line and keeps it if it has news. Elsewhere, prints a line for news and new states,
+    and one every _REPEAT_S."""
 
     def __init__(self, is_terminal: bool):
         self._is_terminal = is_terminal

@@ -118,13 +118,12 @@ def solve(request: PlanRequest) -> PlanAnswer:
     target = request.target or _plan(request)
     per_node = current.num_gpus // current.num_nodes
     nodes = request.node_of_gpu or tuple(gpu // per_node for gpu in range(current.num_gpus))
-    rounds = schedule_rounds(
-        current.physical_to_logical_map, target.physical_to_logical_map, nodes, max(request.spare, 1)
-    )
+    target_LP = target.physical_to_logical_map
+    rounds = schedule_rounds(current.physical_to_logical_map, target_LP, nodes, max(request.spare, 1))
     changed = {layer for one in rounds for layer in one.rows}
     reweighted = np.abs(current.weight_LP - target.weight_LP).max(1) > _WEIGHT_CHANGE
     only_weights = [layer for layer in np.flatnonzero(reweighted).tolist() if layer not in changed]
-    rows = [(layer, tuple(target.physical_to_logical_map[layer].tolist())) for layer in only_weights]
+    rows = [(layer, tuple(target_LP[layer].tolist())) for layer in only_weights]
     rounds += [Round(dict(rows[i : i + _LAYERS_PER_ROUND]), ()) for i in range(0, len(rows), _LAYERS_PER_ROUND)]
     weights = {layer: tuple(target.weight_LP[layer].tolist()) for layer in sorted(changed.union(only_weights))}
     seconds = time.perf_counter() - start_s
@@ -152,11 +151,8 @@ def main() -> int:
     os.nice(_NICE)
     try:
         answer = solve(PlanRequest.from_bytes(sys.stdin.buffer.read()))
-    except KeyError as error:
-        print(f"the request has no {error}", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    except (KeyError, ValueError) as error:
+        print(f"the request has no {error}" if isinstance(error, KeyError) else error, file=sys.stderr)
         return 2
     json.dump(answer.to_json(), sys.stdout)
     return 0

@@ -3,6 +3,8 @@
 Knows neither rounds of a migration (migration.py) nor bytes.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
@@ -10,10 +12,8 @@ from .placement import EMPTY, Placement
 
 
 def moved_slots(before: Placement, after: Placement) -> np.ndarray:
-    """bool [L, P]: slots of `after` whose expert their GPU did not hold before: another GPU must send its weights.
-
-    Experts that only change slots inside their GPU do not count: that is a copy in local memory or a renaming.
-    """
+    """bool [L, P]: slots of `after` whose expert their GPU did not hold before: another GPU must send its weights. A
+    change of slots inside a GPU does not count: that is a copy in local memory or a renaming."""
     check_same_shape(before, after)
     moved_LP = np.zeros(after.physical_to_logical_map.shape, dtype=bool)
     for gpu in range(after.num_gpus):
@@ -24,10 +24,8 @@ def moved_slots(before: Placement, after: Placement) -> np.ndarray:
 
 
 def aligned(plan: Placement, current: Placement) -> Placement:
-    """The same plan with GPUs exchanged inside each node and slots reordered inside each GPU so that fewer slots move.
-
-    For GPUs of equal speed and size. The exchange is optimal per layer and node (an assignment problem).
-    """
+    """The same plan with GPUs of equal speed and size exchanged inside each node and slots reordered inside each GPU so
+    that fewer slots move. The exchange is optimal per layer and node (an assignment problem)."""
     check_same_shape(current, plan)
     slots_LP = np.empty_like(plan.physical_to_logical_map)
     weight_LP = np.empty(slots_LP.shape)
@@ -46,18 +44,15 @@ def aligned(plan: Placement, current: Placement) -> Placement:
                 order = _keep_slots(now_GS[first + gpu], new_GS[first + source])
                 slots_LP[layer, own] = new_GS[first + source][order]
                 weight_LP[layer, own] = new_weight_GS[first + source][order]
-    return Placement(
-        slots_LP, plan.num_gpus, plan.num_nodes, epoch=plan.epoch, metrics=plan.metrics, slot_weight=weight_LP
-    )
+    return replace(plan, physical_to_logical_map=slots_LP, slot_weight=weight_LP)
 
 
 def check_same_shape(before: Placement, after: Placement) -> None:
     for name in ("num_layers", "num_slots", "num_gpus", "num_nodes", "num_experts"):
-        if getattr(before, name) != getattr(after, name):
-            raise ValueError(
-                f"{name}: {getattr(before, name)} before and {getattr(after, name)} after; the placements belong to "
-                "different models or clusters"
-            )
+        was, now = getattr(before, name), getattr(after, name)
+        if was != now:
+            rule = "the placements belong to different models or clusters"
+            raise ValueError(f"{name}: {was} before and {now} after; {rule}")
 
 
 def _held(experts_GS: np.ndarray, num_experts: int) -> np.ndarray:

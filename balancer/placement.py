@@ -46,10 +46,8 @@ class Placement:
         missing = np.argwhere(self.replica_count == 0)
         if len(missing):
             layer, expert = missing[0]
-            raise ValueError(
-                f"physical_to_logical_map[layer {layer}]: expert {expert} of {self.num_experts} has no slot "
-                f"({len(missing)} such experts in all layers); every expert needs at least one"
-            )
+            has = f"expert {expert} of {self.num_experts} has no slot ({len(missing)} such experts in all layers)"
+            raise ValueError(f"physical_to_logical_map[layer {layer}]: {has}; every expert needs at least one")
         if self.slot_weight is not None:
             object.__setattr__(self, "slot_weight", _checked_weight(self))
 
@@ -60,7 +58,6 @@ class Placement:
         """One copy of each expert, in order, spread over the GPUs as evenly as possible; other slots stay EMPTY.
 
         The first num_experts % num_gpus GPUs hold one expert more than the others.
-
         num_slots: default the fewest that hold all experts with equally many slots per GPU.
         """
         for name, value in (("num_layers", num_layers), ("num_experts", num_experts)):
@@ -101,18 +98,15 @@ class Placement:
         count_LE = self.replica_count
         slots_LEX = np.full((*count_LE.shape, int(count_LE.max())), -1, dtype=np.int64)
         for layer, slots_P in enumerate(self.physical_to_logical_map):
-            by_expert_P = np.argsort(slots_P, kind="stable")
-            by_expert_P = by_expert_P[slots_P[by_expert_P] != EMPTY]
+            by_expert_P = np.argsort(slots_P, kind="stable")[np.count_nonzero(slots_P == EMPTY) :]  # -1 comes first
             expert_P = slots_P[by_expert_P]
             first_E = np.cumsum(count_LE[layer]) - count_LE[layer]
             slots_LEX[layer, expert_P, np.arange(len(expert_P)) - first_E[expert_P]] = by_expert_P
         return _frozen(slots_LEX)
 
     def gpu_load(self, load_LE: np.ndarray, weight_LP: np.ndarray | None = None) -> np.ndarray:
-        """float64 [L, G]: load of each GPU when every expert's load is split over its slots by their weights.
-
-        weight_LP: slot weights to use in place of the placement's own.
-        """
+        """float64 [L, G]: load of each GPU when every expert's load is split over its slots by weight_LP, default the
+        placement's own slot weights."""
         load_LE = np.asarray(load_LE, dtype=np.float64)
         if load_LE.shape != self.replica_count.shape:
             raise ValueError(f"load_LE has shape {load_LE.shape}; this placement has {self.replica_count.shape}")

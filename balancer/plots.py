@@ -106,17 +106,16 @@ def bars(path: Path, values: dict[str, float], title: str, label: str) -> Path:
 
 def plot_replays(folder: Path, replays: Sequence[Replay], bytes_per_expert: float, traffic: str) -> list[Path]:
     """All plots of a replay. traffic: the objective that the replays counted."""
-    by_name = {one.name: one for one in replays}
     folder.mkdir(parents=True, exist_ok=True)
-    gigabytes = {name: np.cumsum(one.moves_V) * bytes_per_expert / 1e9 for name, one in by_name.items()}
-    skews = {name: one.max_over_mean_V for name, one in by_name.items()}
-    last = {name: one.load_VLG[-1] for name, one in by_name.items()}
+    gigabytes = {one.name: np.cumsum(one.moves_V) * bytes_per_expert / 1e9 for one in replays}
+    skews = {one.name: one.max_over_mean_V for one in replays}
+    last = {one.name: one.load_VLG[-1] for one in replays}
     paths = [
         over_time(folder / "balance.png", skews, "Balance in the next window", "max/mean GPU load", even=1.0),
         gpu_load(folder / "gpu_load.png", last, "Load of each GPU in the last window"),
         over_time(folder / "moves.png", gigabytes, "Weights moved, all GPUs together", "GB since the start"),
     ]
-    crossings = {name: one.traffic_V for name, one in by_name.items() if one.traffic_V is not None}
+    crossings = {one.name: one.traffic_V for one in replays if one.traffic_V is not None}
     if crossings:
         label = f"{traffic.replace('_', ' ')} per token and layer"
         paths.append(over_time(folder / "traffic.png", crossings, "Traffic between nodes, on unseen tokens", label))

@@ -94,32 +94,29 @@ class PlacementProblem:
         local = self.num_experts // (self.num_nodes if self.hierarchical else 1)
         groups = " of a node's groups (num_groups=1 plans globally)" if self.hierarchical else ""
         if self.slots_per_gpu > local:
-            raise ValueError(
-                f"num_slots={self.num_slots}: {self.slots_per_gpu} slots per GPU are more than the {local} experts"
-                f"{groups}; a GPU never holds an expert twice, use at most {local * self.num_gpus} slots"
-            )
+            have = f"num_slots={self.num_slots}: {self.slots_per_gpu} slots per GPU"
+            remedy = f"a GPU never holds an expert twice, use at most {local * self.num_gpus} slots"
+            raise ValueError(f"{have} are more than the {local} experts{groups}; {remedy}")
         for layer, usable_G in enumerate(self.usable_LG):
             have, live = int(usable_G.sum()), int((usable_G > 0).sum())
             if have < self.num_experts * min_copies or live < min_copies:
-                raise ValueError(
-                    f"usable_slots[layer {layer}]: {have} slots on {live} GPUs cannot hold {self.num_experts} experts"
-                    + (f" on {min_copies} GPUs each (min_gpus_per_expert)" if min_copies > 1 else "")
-                )
+                each = f" on {min_copies} GPUs each (min_gpus_per_expert)" if min_copies > 1 else ""
+                need = f"{self.num_experts} experts{each}"
+                raise ValueError(f"usable_slots[layer {layer}]: {have} slots on {live} GPUs cannot hold {need}")
 
 
 def _check_current(
     current: Placement, load_LE: np.ndarray, num_slots: int | None, num_gpus: int, num_nodes: int
 ) -> None:
     if not isinstance(current, Placement):
-        need = "it must be a Placement, such as Placement(slot_map, num_gpus, num_nodes)"
-        raise ValueError(f"current is a {type(current).__name__}; {need}")
+        kind = type(current).__name__
+        raise ValueError(f"current is a {kind}; it must be a Placement(slot_map, num_gpus, num_nodes)")
     have = (current.num_layers, current.num_experts, current.num_slots, current.num_gpus, current.num_nodes)
     need = (*load_LE.shape, num_slots or current.num_slots, num_gpus, num_nodes)
+    other = "it belongs to another model or cluster"
     for name, value, wanted in zip(("layers", "experts", "slots", "GPUs", "nodes"), have, need):
         if value != wanted:
-            raise ValueError(
-                f"current has {value} {name}, load and arguments say {wanted}: it belongs to another model or cluster"
-            )
+            raise ValueError(f"current has {value} {name}, load and arguments say {wanted}: {other}")
 
 
 def _speeds(gpu_speed: Any, num_gpus: int) -> np.ndarray:

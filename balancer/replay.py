@@ -35,8 +35,8 @@ Policy = Callable[[PolicyInput], Placement]
 class TraceSplit:
     """Splits a trace into tokens to plan with and tokens to count traffic on, which are never the same.
 
-    If the trace knows the windows of its tokens, plans use earlier windows and traffic is counted on the judged window.
-    Otherwise plans use every other token in all windows, and traffic is counted on the rest.
+    If the trace knows the windows of its tokens, a plan uses those before the judged window. Otherwise a plan uses
+    every other token of all windows.
     """
 
     def __init__(self, trace: RoutingTrace):
@@ -99,9 +99,7 @@ def replay(
     objective: the traffic that traffic_V counts, see affinity.py.
     """
     if len(load_WLE) < 2:
-        raise ValueError(
-            f"{len(load_WLE)} window: a replay needs two or more, one to plan from and one to be judged on"
-        )
+        raise ValueError(f"{len(load_WLE)} window: a replay needs two or more, to plan from and to be judged on")
     placement, loads, moves, crossings = start, [], [], []
     for window in range(1, len(load_WLE)):
         before = placement

@@ -49,21 +49,14 @@ class ReplicaTable:
         gpu_speed: [G], relative; default all equal. A GPU of speed 0 gets no tokens of an expert with a slot elsewhere.
         """
         expert_P = np.ascontiguousarray(placement.physical_to_logical_map[layer])
-        order = np.argsort(expert_P, kind="stable")
-        order = order[expert_P[order] != EMPTY]
+        weight_P = np.ascontiguousarray(placement.weight_LP[layer])
+        slot_by_expert = np.argsort(expert_P, kind="stable")[np.count_nonzero(expert_P == EMPTY) :]  # -1 comes first
         first_E1 = np.concatenate(([0], np.cumsum(placement.replica_count[layer])))
         speed_G = np.ones(placement.num_gpus) if gpu_speed is None else np.array(gpu_speed, dtype=np.float64)
         if speed_G.shape != (placement.num_gpus,) or not (speed_G >= 0).all() or not speed_G.any():
             raise ValueError(f"gpu_speed={gpu_speed}: must be {placement.num_gpus} numbers of at least 0, not all 0")
-        return ReplicaTable(
-            expert_P,
-            np.ascontiguousarray(placement.weight_LP[layer]),
-            first_E1,
-            order,
-            placement.num_gpus,
-            placement.num_nodes,
-            speed_G,
-        )
+        num_gpus, num_nodes = placement.num_gpus, placement.num_nodes
+        return ReplicaTable(expert_P, weight_P, first_E1, slot_by_expert, num_gpus, num_nodes, speed_G)
 
     @property
     def num_experts(self) -> int:

@@ -136,12 +136,11 @@ def _per_token(layers: Sequence[np.ndarray], name: str, topk: tuple[np.ndarray, 
     if len(arrays) != len(topk):
         raise ValueError(f"{name} has {len(arrays)} layers, topk_idx has {len(topk)}")
     for layer, (idx_TK, array_T) in enumerate(zip(topk, arrays)):
+        place = f"{name}[layer {layer}]"
         if array_T.dtype.kind not in "iu":
-            raise ValueError(f"{name}[layer {layer}] has dtype {array_T.dtype}; it must hold integers")
+            raise ValueError(f"{place} has dtype {array_T.dtype}; it must hold integers")
         if array_T.shape != (len(idx_TK),):
-            raise ValueError(
-                f"{name}[layer {layer}] has shape {array_T.shape}; topk_idx has {len(idx_TK)} tokens there"
-            )
+            raise ValueError(f"{place} has shape {array_T.shape}; topk_idx has {len(idx_TK)} tokens there")
         bad_T = (array_T < _LEAST) | (array_T > _MOST)
         check_values(bad_T, array_T, name, (f"layer {layer}, token",), "does not fit in 32 bits")
     return tuple(np.ascontiguousarray(array_T, dtype=np.int32) for array_T in arrays)

@@ -8,13 +8,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Columns in the order of first appearance; the first is aligned left, the others right."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in cells
-    )
+    first, *others = (max(map(len, column)) for column in zip(*cells))
+    lines = ("  ".join((line[0].ljust(first), *map(str.rjust, line[1:], others))) for line in cells)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -23,10 +23,8 @@ _BY_SUFFIX = {
 def read_load(path: str | Path) -> LoadFile:
     """Reads any format that docs/files.md lists, recognised by suffix and content.
 
-    OSError if the file cannot be opened; ValueError names file, field, layer and value if it does not hold a valid
-    load.
-
-    path: a file, or the directory of a dump of several files.
+    path: a file, or the directory of a dump of several files. OSError if it cannot be opened; ValueError names file,
+    field, layer and value if it does not hold a valid load.
     """
     path = Path(path)
     if not path.exists():
@@ -49,13 +47,11 @@ def _reader(path: Path):
             return tensorrt_llm.read
         if any(path.glob("*.pt")):
             return sglang.read
-        raise ValueError(
-            f"the directory holds neither {tensorrt_llm.META} (TensorRT-LLM) nor *.pt (SGLang); name the file itself"
-        )
+        known = f"{tensorrt_llm.META} (TensorRT-LLM) nor *.pt (SGLang)"
+        raise ValueError(f"the directory holds neither {known}; name the file itself")
     if path.name == tensorrt_llm.META:
         return tensorrt_llm.read
     if path.suffix not in _BY_SUFFIX:
-        raise ValueError(
-            f"cannot read {path.suffix or 'files without suffix'}; use {', '.join(_BY_SUFFIX)} or a directory of dumps"
-        )
+        known = f"{', '.join(_BY_SUFFIX)} or a directory of dumps"
+        raise ValueError(f"cannot read {path.suffix or 'files without suffix'}; use {known}")
     return _BY_SUFFIX[path.suffix]

@@ -90,19 +90,16 @@ def _load(document: Any) -> tuple[str, np.ndarray]:
     for field, name in (("load", "JSON"), ("logical_count", "SGLang"), ("log_stats", "RTP-LLM")):
         if field in document:
             return name, _array(document[field], field)
-    fields = ", ".join(map(repr, document)) or "none"
-    raise ValueError(
-        f"none of the fields 'load', 'logical_count', 'log_stats' or an eprt.load/1 schema; it has {fields}"
-    )
+    have = ", ".join(map(repr, document)) or "none"
+    raise ValueError(f"none of the fields 'load', 'logical_count', 'log_stats' or an eprt.load/1 schema; it has {have}")
 
 
 def _array(rows: Any, field: str) -> np.ndarray:
     try:
         return np.array(rows, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"{field!r} must be equally long lists of numbers: [layers][experts] or [windows][layers][experts]"
-        ) from None
+        shapes = "[layers][experts] or [windows][layers][experts]"
+        raise ValueError(f"{field!r} must be equally long lists of numbers: {shapes}") from None
 
 
 def _difference(load_LE: np.ndarray, document: dict, last: dict | None) -> np.ndarray | None:

@@ -33,9 +33,7 @@ def read(path: Path) -> LoadFile:
             raise ValueError(f"{one.name}: {error}" if path.is_dir() else str(error)) from None
     kinds = {"logical_count" in dump for _, dump in dumps}
     if len(kinds) > 1:
-        raise ValueError(
-            "the directory mixes dumps of mode stat with dumps of mode per_pass or per_token; use one kind"
-        )
+        raise ValueError("the directory mixes dumps of mode stat with those of per_pass or per_token; use one kind")
     return _read_stat(dumps) if kinds.pop() else _read_records(dumps)
 
 
@@ -54,10 +52,8 @@ def _read_stat(dumps: list[tuple[Path, dict]]) -> LoadFile:
             raise ValueError(f"{path.name}: logical_count has shape {count.shape}; it must be [steps, layers, experts]")
         windows.append(count[None] if count.ndim == 2 else count)
         if windows[-1].shape[1:] != windows[0].shape[1:]:
-            raise ValueError(
-                f"{path.name}: logical_count has shape {count.shape}, {dumps[0][0].name} has {windows[0].shape}: they "
-                "belong to different models"
-            )
+            first = f"{dumps[0][0].name} has {windows[0].shape}: they belong to different models"
+            raise ValueError(f"{path.name}: logical_count has shape {count.shape}, {first}")
     count_WLE = np.concatenate(windows)
     used_W = np.asarray(count_WLE.any(axis=(1, 2)))
     if not used_W.any():
@@ -127,10 +123,8 @@ def _physical_map(dumps: list[tuple[Path, dict]]) -> np.ndarray:
             raise ValueError(f"{path.name}: no field 'last_physical_to_logical_map'")
         maps.append(np.asarray(dump["last_physical_to_logical_map"]))
         if maps[-1].ndim != 2 or maps[-1].dtype.kind not in "iu" or maps[-1].min(initial=0) < 0:
-            raise ValueError(
-                f"{path.name}: last_physical_to_logical_map has shape {maps[-1].shape} and dtype {maps[-1].dtype}; it "
-                "must be [layers, slots] of experts"
-            )
+            have = f"last_physical_to_logical_map has shape {maps[-1].shape} and dtype {maps[-1].dtype}"
+            raise ValueError(f"{path.name}: {have}; it must be [layers, slots] of experts")
         if maps[-1].shape != maps[0].shape or (maps[-1] != maps[0]).any():
             raise ValueError(f"{path.name}: last_physical_to_logical_map differs from that of {dumps[0][0].name}")
     return maps[0].astype(np.int64)
@@ -141,10 +135,8 @@ def _topk(record: dict, where: str, num_layers: int, num_slots: int) -> np.ndarr
         return None
     topk_LTK = np.asarray(record["topk_ids_of_layer"])
     if topk_LTK.ndim != 3 or len(topk_LTK) != num_layers or topk_LTK.dtype.kind not in "iu":
-        raise ValueError(
-            f"{where}.topk_ids_of_layer has shape {topk_LTK.shape} and dtype {topk_LTK.dtype}; it must be integers "
-            f"[{num_layers}, tokens, choices]"
-        )
+        have = f"{where}.topk_ids_of_layer has shape {topk_LTK.shape} and dtype {topk_LTK.dtype}"
+        raise ValueError(f"{have}; it must be integers [{num_layers}, tokens, choices]")
     bad_LTK = (topk_LTK < -1) | (topk_LTK >= num_slots)
     rule = f"must be a slot from 0 to {num_slots - 1}, or -1"
     check_values(bad_LTK, topk_LTK, f"{where}.topk_ids_of_layer", ("layer", "token", "choice"), rule)
@@ -155,10 +147,8 @@ def _count(record: dict, topk_LTK: np.ndarray | None, where: str, shape: tuple[i
     if "global_physical_count" in record:
         count_LP = np.asarray(record["global_physical_count"])
         if count_LP.shape != shape or count_LP.dtype.kind not in "fiu":
-            raise ValueError(
-                f"{where}.global_physical_count has shape {count_LP.shape} and dtype {count_LP.dtype}; it must be "
-                f"numbers of shape {shape}, as the map says"
-            )
+            have = f"{where}.global_physical_count has shape {count_LP.shape} and dtype {count_LP.dtype}"
+            raise ValueError(f"{have}; it must be numbers of shape {shape}, as the map says")
         return count_LP.astype(np.float64)
     if topk_LTK is None:
         raise ValueError(f"{where} has neither 'global_physical_count' nor 'topk_ids_of_layer'")

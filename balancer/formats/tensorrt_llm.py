@@ -21,9 +21,7 @@ def read(path: Path) -> LoadFile:
     num_experts = _num_experts(folder)
     files = sorted(folder.glob("rank*.safetensors"))
     if not files:
-        raise ValueError(
-            "no rank*.safetensors beside meta_info.json: the run was stopped before it wrote its statistic"
-        )
+        raise ValueError(f"no rank*.safetensors beside {META}: the run was stopped before it wrote its statistic")
     counts: dict[tuple[int, int], np.ndarray] = {}
     for file in files:
         try:
@@ -40,9 +38,8 @@ def read(path: Path) -> LoadFile:
     for window, iteration in enumerate(iterations):
         for row, layer in enumerate(layers):
             if (iteration, layer) not in counts:
-                raise ValueError(
-                    f"no counts of iteration {iteration}, layer {layer} in any rank's file: the dump is cut off"
-                )
+                at = f"iteration {iteration}, layer {layer}"
+                raise ValueError(f"no counts of {at} in any rank's file: the dump is cut off")
             load_WLE[window, row] = counts[iteration, layer]
     notes = [f"rows are the model's layers with experts, {layers[0]} to {layers[-1]}"] if layers != [0] else []
     if any(folder.glob("cooccurrence_rank*.safetensors")):

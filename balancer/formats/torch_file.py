@@ -32,10 +32,8 @@ def load(path: Path) -> Any:
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile:
-        raise ValueError(
-            "not a complete torch.save file: its zip directory, which is at the end, is missing (cut off while it was "
-            "written or copied, or saved by torch before 1.6)"
-        ) from None
+        cause = "cut off while it was written or copied, or saved by torch before 1.6"
+        raise ValueError(f"not a complete torch.save file: the zip directory at its end is missing ({cause})") from None
     with archive:
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
         if len(pickles) != 1:
@@ -64,10 +62,8 @@ class _Unpickler(pickle.Unpickler):
             return _rebuild_tensor
         if (module_name, global_name) == ("collections", "OrderedDict"):
             return OrderedDict
-        use = "Save a dict of tensors, numbers and lists"
-        raise ValueError(
-            f"it asks for {module_name}.{global_name}, which is not a plain tensor or container: refused. {use}"
-        )
+        rule = "is not a plain tensor or container: refused. Save a dict of tensors, numbers and lists"
+        raise ValueError(f"it asks for {module_name}.{global_name}, which {rule}")
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         kind, storage, key, _, num_items = pid
