@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from eprt.serve.running import RunningServer
-from tests.serve.processes import PATIENT
+from tests.serve.processes import PATIENCE_S, PATIENT
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 
@@ -40,3 +41,14 @@ def server():
         yield running
     status = running.process.returncode
     assert status == 0, f"the drained server ended with {status}"
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
