@@ -18,16 +18,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "LLM",
-    "EPGroup",
-    "EPMoE",
-    "EngineConfig",
-    "MoEConfig",
-    "ModelConfig",
-    "SamplingParams",
-    "__version__",
-]
+__all__ = ["LLM", "EPGroup", "EPMoE", "EngineConfig", "MoEConfig", "ModelConfig", "SamplingParams", "__version__"]
 
 _MODULE_OF = {
     "EPGroup": "eprt.ep.group.group",

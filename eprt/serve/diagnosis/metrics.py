@@ -4,50 +4,41 @@ Label sets are bounded by the number of ranks and by the kinds and causes of fin
 because their number grows with the square of the ranks; /v1/eprt/diagnose names them.
 """
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.series import series
 
-KINDS, CAUSES = ("column", "row", "point"), ("comp", "comm", "mixed")
+_KINDS, _CAUSES = ("column", "row", "point"), ("comp", "comm", "mixed")
 
 
-class DiagnosisCollector(Collector):
+class DiagnosisCollector:
     """Series of the latest window, and of the findings that last."""
 
     def __init__(self, diagnosis: Diagnosis, num_ranks: int):
         self._diagnosis, self._num_ranks = diagnosis, num_ranks
 
-    def describe(self) -> Iterable[Metric]:
-        return []
-
     def collect(self) -> Iterable[Metric]:
         diagnosis = self._diagnosis
-        yield CounterMetricFamily("eprt_diagnose_windows", "Windows with calls", value=diagnosis.num_windows)
-        yield CounterMetricFamily(
-            "eprt_diagnose_log_errors", "Windows that could not be written", value=diagnosis.num_log_errors
-        )
+        yield CounterMetricFamily("eprt_diagnose_windows", "Windows with calls", diagnosis.num_windows)
+        text = "Windows that could not be written"
+        yield CounterMetricFamily("eprt_diagnose_log_errors", text, diagnosis.num_log_errors)
         current = diagnosis.notices.current
-        findings = GaugeMetricFamily("eprt_findings", "Findings that last", labels=["kind", "cause"])
-        for kind in KINDS:
-            for cause in CAUSES:
-                findings.add_metric([kind, cause], sum((f["kind"], f["cause"]) == (kind, cause) for f in current))
-        yield findings
-        slow = {f["rank"] for f in current if f["kind"] == "column"}
+        counts = dict.fromkeys(itertools.product(_KINDS, _CAUSES), 0)
+        counts |= Counter((finding["kind"], finding["cause"]) for finding in current)
+        yield series(GaugeMetricFamily, "eprt_findings", "Findings that last", ("kind", "cause"), counts.items())
+        slow = {finding["rank"] for finding in current if finding["kind"] == "column"}
         ranks = range(self._num_ranks)
-        for name, text, values in (
-            ("eprt_rank_slow", "1 while all others wait for the rank", [rank in slow for rank in ranks]),
-            (
-                "eprt_rank_silent",
-                "1 while the rank reports no call though others do",
-                [r in diagnosis.silent for r in ranks],
-            ),
-            ("eprt_rank_speed", "Part of an even load's share that the rank can carry", diagnosis.speeds_N.tolist()),
-        ):
-            yield self._per_rank(name, text, values)
+        yield _per_rank("eprt_rank_slow", "1 while all others wait for the rank", [rank in slow for rank in ranks])
+        text = "1 while the rank reports no call though others do"
+        yield _per_rank("eprt_rank_silent", text, [rank in diagnosis.silent for rank in ranks])
+        text = "Part of an even load's share that the rank can carry"
+        yield _per_rank("eprt_rank_speed", text, diagnosis.speeds_N)
         yield from self._waits()
 
     def _waits(self) -> Iterable[Metric]:
@@ -60,16 +51,12 @@ class DiagnosisCollector(Collector):
         known_N = ~np.isnan(wait_s_NN).all(axis=1)
         awaited_N = np.nansum(wait_s_NN, axis=0) / max(1, known_N.sum() - 1)
         waits_N = np.where(known_N, np.nansum(wait_s_NN, axis=1) / others, np.nan)
-        yield self._per_rank(
-            "eprt_rank_awaited_seconds", "How long another rank waits for this one per call", awaited_N
-        )
-        yield self._per_rank("eprt_rank_waits_seconds", "How long this rank waits for another one per call", waits_N)
+        yield _per_rank("eprt_rank_awaited_seconds", "How long another rank waits for this one per call", awaited_N)
+        yield _per_rank("eprt_rank_waits_seconds", "How long this rank waits for another one per call", waits_N)
         compute_N = matrices.compute_us_WN[-1] * 1e-6
-        yield self._per_rank("eprt_rank_expert_seconds", "Time in the rank's experts per call", compute_N)
+        yield _per_rank("eprt_rank_expert_seconds", "Time in the rank's experts per call", compute_N)
 
-    def _per_rank(self, name: str, text: str, values: Iterable[float]) -> Metric:
-        metric = GaugeMetricFamily(name, text, labels=["rank"])
-        for rank, value in enumerate(values):
-            if np.isfinite(value):
-                metric.add_metric([str(rank)], float(value))
-        return metric
+
+def _per_rank(name: str, text: str, values: Iterable[float]) -> Metric:
+    known = ((rank, float(value)) for rank, value in enumerate(values) if np.isfinite(value))
+    return series(GaugeMetricFamily, name, text, ("rank",), known)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.page import DiagnosisPage
-from eprt.serve.errors import ApiError, invalid, not_found
+from eprt.serve.errors import ApiError, invalid
 from eprt.serve.http.bodies import LONG_BODY, Bodies
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
 from eprt.serve.openai.answer import Answer
@@ -45,12 +45,7 @@ class Api:
     """All endpoints of one server."""
 
     def __init__(
-        self,
-        options: ServeOptions,
-        pool: RankPool,
-        preparer: Preparer,
-        diagnosis: Diagnosis,
-        rebalancer: Rebalancer,
+        self, options: ServeOptions, pool: RankPool, preparer: Preparer, diagnosis: Diagnosis, rebalancer: Rebalancer
     ):
         self._options, self._pool, self._preparer, self._diagnosis = options, pool, preparer, diagnosis
         self._rebalancer = rebalancer
@@ -74,12 +69,7 @@ class Api:
             Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
         ]
-        handlers = {
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            ClientDisconnect: _client_gone,
-            Exception: _defect,
-        }
+        handlers = {ApiError: _api_error, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _defect}
         return _Outer(Starlette(routes=routes, exception_handlers=handlers), self._options.api_key)  # type: ignore[arg-type]
 
     # -- generation --
@@ -166,10 +156,7 @@ class Api:
         return JsonResponse({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        if name != self._options.model_name:
-            message = f"no model {name!r} here; this server has {self._options.model_name!r}"
-            raise not_found(message, code="model_not_found", param="model")
+        self._preparer.check_model(request.path_params["model"])
         return JsonResponse(self._model_card())
 
     async def health(self, request: Request) -> Response:
@@ -282,7 +269,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return _error_response(ApiError(error.status_code, message, code="not_found"))
 
 
-async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody receives it
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from eprt.engine.request import RequestLimits
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
-from eprt.serve.errors import ApiError, invalid, not_found
+from eprt.serve.errors import ApiError, invalid
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.job import GenerationJob, Prompt
 from eprt.serve.openai.protocol import ChatRequest, CompletionRequest
@@ -35,7 +35,7 @@ class Preparer:
         self._longest_token = tokenizer.longest_token if tokenizer else None
 
     def completion(self, request: CompletionRequest, request_id: str, limits: RequestLimits) -> GenerationJob:
-        self._check_model(request.model)
+        self.check_model(request.model)
         self._check_number(request.num_prompts, request.n or 1)
         given = request.prompts()
         prompts = [self._prompt(_prompt_name(i, len(given)), prompt, limits) for i, prompt in enumerate(given)]
@@ -49,7 +49,7 @@ class Preparer:
         return self._make_job(request, request_id, limits, prompts, params, is_chat=False, echo=echo)
 
     def chat(self, request: ChatRequest, request_id: str, limits: RequestLimits) -> GenerationJob:
-        self._check_model(request.model)
+        self.check_model(request.model)
         if self.tokenizer is None:
             raise invalid("messages", "the server runs without a tokenizer: send token ids to /v1/completions")
         if self._template is None:
@@ -107,10 +107,11 @@ class Preparer:
             **more,
         )
 
-    def _check_model(self, model: str | None) -> None:
+    def check_model(self, model: str | None) -> None:
+        """ApiError 404 for the name of another model."""
         if model is not None and model != self._model_name:
             message = f"no model {model!r} here; this server has {self._model_name!r}"
-            raise not_found(message, code="model_not_found", param="model")
+            raise ApiError(404, message, code="model_not_found", param="model")
 
     def _check_number(self, num_prompts: int, n: int) -> None:
         if num_prompts * n > self._max_sequences:

@@ -13,6 +13,9 @@ from eprt.serve.errors import invalid, quoted, unsupported
 # Without bounds an integer of a thousand digits would reach code that computes with it.
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _MAX_STOPS = 16
+# Fields that SamplingParams has too, with the same meaning.
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "n", "seed", "ignore_eos")
+_SAMPLING_FIELDS += ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,27 +73,18 @@ class _Sampling(msgspec.Struct, kw_only=True, frozen=True):
 
     def sampling_params(self, *, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False):
         """SamplingParams with OpenAI's defaults for what is not given. Raises ApiError naming the field."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,  # -1 means "all" in other servers
-            "min_p": self.min_p,
-            "n": self.n,
-            "seed": self.seed,
-            "stop": self.stop_strings or None,
-            "stop_token_ids": tuple(self.stop_token_ids) if self.stop_token_ids else None,
-            "ignore_eos": self.ignore_eos,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": self._logit_bias() or None,
-        }
+        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # "all" in other servers
+            given["top_k"] = 0
         try:
             return SamplingParams(
                 max_tokens=max_tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
-                **{name: value for name, value in given.items() if value is not None},
+                stop=self.stop_strings,
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                logit_bias=self._logit_bias(),
+                **given,
             )
         except ValueError as error:
             raise invalid(str(error).partition("=")[0], str(error)) from None

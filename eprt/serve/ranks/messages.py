@@ -27,9 +27,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     node_of_rank: tuple[int, ...]  # node index of each rank
     num_experts: int  # logical ones, 0 without MoE layers
     moe_layers: tuple[int, ...]  # model layer index of each row of EngineStats.slot_tokens; a loaded MTP layer's last
-    expert_of_slot: list[
-        list[int]
-    ]  # per MoE layer: the logical expert in each slot of this rank at the start, -1: none
+    expert_of_slot: list[list[int]]  # per MoE layer: the logical expert in each slot of this rank at first, -1: none
     spare_experts: int = 0  # experts that may be on their way to this rank at once, 0 where experts cannot move
     expert_bytes: int = 0  # of one expert's weights and scales, in the layer where it has most
 

@@ -18,7 +18,7 @@ from eprt.engine.request import QueueFullError, RequestLimits
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.migration.job import MigrationJob
-from eprt.serve.errors import ApiError, print_line, queue_full, unavailable
+from eprt.serve.errors import ApiError, print_line, unavailable
 from eprt.serve.options import FrontendConfig
 from eprt.serve.ranks.generation import Generation
 from eprt.serve.ranks.messages import (
@@ -165,10 +165,9 @@ class RankPool:
         except QueueFullError:
             for request_id in generation.request_ids:
                 self.router.release(request_id)
-            raise queue_full(
-                f"the queue is full: {self.num_sequences} of at most {self.max_sequences} sequences run or wait",
-                retry_after_s=self.metrics.seconds_until_room(),
-            ) from None
+            message = f"the queue is full: {self.num_sequences} of at most {self.max_sequences} sequences run or wait"
+            retry_s = self.metrics.seconds_until_room()
+            raise ApiError(429, message, code="queue_full", kind="rate_limit_error", retry_after_s=retry_s) from None
         now_s = time.monotonic()
         for index, (rank, add) in enumerate(adds):
             self._sequences[add.request_id] = _RunningSequence(generation, index, rank, now_s)

@@ -23,8 +23,8 @@ def test_an_error_has_openais_shape():
             "code": "invalid_value",
         }
     }
-    assert errors.queue_full("full", retry_after_s=7).retry_after_s == 7
-    assert errors.unavailable("soon", code="loading").kind == "service_unavailable_error"
+    soon = errors.unavailable("soon", code="loading", retry_after_s=7)
+    assert (soon.kind, soon.retry_after_s) == ("service_unavailable_error", 7)
     assert errors.ApiError(500, "a defect", code="internal_error").kind == "server_error"
 
 

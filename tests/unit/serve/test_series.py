@@ -1,0 +1,25 @@
+"""Series of a metric by one label, by several, and per rank."""
+
+from types import SimpleNamespace
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from eprt.serve.series import series, series_per_rank
+
+
+def test_labels_are_text_one_or_several():
+    one = series(GaugeMetricFamily, "depth", "How deep", ("layer",), [(3, 0.5)])
+    assert [(s.name, s.labels, s.value) for s in one.samples] == [("depth", {"layer": "3"}, 0.5)]
+    two = series(CounterMetricFamily, "rows", "How many", ("layer", "rank"), [((3, 0), 7), ((3, 1), 8)])
+    assert [s.labels for s in two.samples] == [{"layer": "3", "rank": "0"}, {"layer": "3", "rank": "1"}]
+    assert two.samples[0].name == "rows_total" and two.documentation == "How many"
+
+
+def test_every_rank_that_has_reported_has_its_series():
+    reports = ((rank, SimpleNamespace(steps=rank + 10, room=0.5)) for rank in (0, 2))
+    steps, room = series_per_rank([("steps", "Steps", "steps")], [("room", "Room", "room")], reports)
+    assert [(s.name, s.labels["rank"], s.value) for s in steps.samples] == [
+        ("steps_total", "0", 10),
+        ("steps_total", "2", 12),
+    ]
+    assert [(s.name, s.value) for s in room.samples] == [("room", 0.5), ("room", 0.5)]
