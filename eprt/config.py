@@ -110,11 +110,11 @@ class EngineConfig:
         self._check_types()
         object.__setattr__(self, "graph_sizes", _graph_sizes(self.graph_sizes))
         for name, choices in _CHOICES.items():
-            require(getattr(self, name) in choices, f"{self._given(name)}: must be {_any_of(choices)}")
+            self._require(getattr(self, name) in choices, name, f"must be {_any_of(choices)}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            require(value >= least, f"{self._given(name)}: must be at least {least}")
-            require(value <= _MOST or name in _WITHOUT_MOST, f"{self._given(name)}: must be at most {_MOST}")
+            self._require(value >= least, name, f"must be at least {least}")
+            self._require(value <= _MOST or name in _WITHOUT_MOST, name, f"must be at most {_MOST}")
         self._check_model()
         self._check_drafts()
         self._check_overlap()
@@ -127,6 +127,9 @@ class EngineConfig:
     def _given(self, name: str) -> str:
         """The field as it is written on the command line."""
         return f"--{name.replace('_', '-')} {getattr(self, name)}"
+
+    def _require(self, condition: bool, name: str, want: str) -> None:
+        require(condition, f"{self._given(name)}: {want}")
 
     def _check_types(self) -> None:
         """Numbers and switches. Values of another type would be misread in some places, and fail late in others."""
@@ -144,22 +147,17 @@ class EngineConfig:
             self.quantization is None or self.device != "cuda",
             "--quantization int8: int8 weights run on the CPU only; on GPUs serve an fp8 checkpoint, or --device cpu",
         )
-        require(
-            self.num_hidden_layers is None or (self.load_format == "dummy" and self.num_hidden_layers >= 1),
-            f"{self._given('num_hidden_layers')}: at least 1, and with --load-format dummy only",
-        )
-        require(
-            self.max_model_len is None or self.max_model_len >= 2, f"{self._given('max_model_len')}: must be at least 2"
-        )
-        require(0 < self.kv_cache_gb <= _MOST, f"{self._given('kv_cache_gb')}: must be above 0 and at most {_MOST}")
+        layers, length = self.num_hidden_layers, self.max_model_len
+        few = layers is None or (self.load_format == "dummy" and layers >= 1)
+        self._require(few, "num_hidden_layers", "at least 1, and with --load-format dummy only")
+        self._require(length is None or length >= 2, "max_model_len", "must be at least 2")
+        self._require(0 < self.kv_cache_gb <= _MOST, "kv_cache_gb", f"must be above 0 and at most {_MOST}")
 
     def _check_drafts(self) -> None:
         most = min(self.page_size, self.chunk_size - 1)  # one new page at most per step; one whole request per step
-        require(
-            0 <= self.num_speculative_tokens <= most,
-            f"{self._given('num_speculative_tokens')}: must be in 0..{most} "
-            f"({self._given('page_size')}, {self._given('chunk_size')})",
-        )
+        why = f"{self._given('page_size')}, {self._given('chunk_size')}"
+        fits = 0 <= self.num_speculative_tokens <= most
+        self._require(fits, "num_speculative_tokens", f"must be in 0..{most} ({why})")
         require(
             self.speculative_acceptance == "exact" or self.num_speculative_tokens > 0,
             "--speculative-acceptance rejection: chooses among drafts; it needs --num-speculative-tokens above 0",
@@ -173,9 +171,7 @@ class EngineConfig:
     def _check_overlap(self) -> None:
         if self.overlap_sms is None:
             return
-        require(1 <= self.overlap_sms <= 64, f"{self._given('overlap_sms')}: must be in 1..64")
-        require(
-            self.overlap in ("sbo", "auto") and self.device != "cpu",
-            f"{self._given('overlap_sms')}: divides a GPU for single-batch overlap; it needs --overlap sbo or auto, "
-            "and --device cuda",
-        )
+        self._require(1 <= self.overlap_sms <= 64, "overlap_sms", "must be in 1..64")
+        divides = self.overlap in ("sbo", "auto") and self.device != "cpu"
+        want = "divides a GPU for single-batch overlap; it needs --overlap sbo or auto, and --device cuda"
+        self._require(divides, "overlap_sms", want)

@@ -50,31 +50,21 @@ class MoEConfig:
     dtype: torch.dtype = field(default_factory=_bfloat16)
 
     def __post_init__(self):
-        require(
-            self.scoring in ("softmax", "sigmoid", "softmax_topk"),
-            f"scoring={self.scoring!r}: must be softmax, sigmoid or softmax_topk",
-        )
-        require(
-            1 <= self.top_k <= self.num_experts, f"top_k={self.top_k}: must be in 1..num_experts ({self.num_experts})"
-        )
+        scorings = ("softmax", "sigmoid", "softmax_topk")
+        self._must("scoring", self.scoring in scorings, "softmax, sigmoid or softmax_topk")
+        self._must("top_k", 1 <= self.top_k <= self.num_experts, f"in 1..num_experts ({self.num_experts})")
         require(
             self.n_group >= 1 and self.num_experts % self.n_group == 0,
             f"n_group={self.n_group} does not divide num_experts={self.num_experts}",
         )
-        require(
-            1 <= self.topk_group <= self.n_group,
-            f"topk_group={self.topk_group}: must be in 1..n_group ({self.n_group})",
-        )
+        self._must("topk_group", 1 <= self.topk_group <= self.n_group, f"in 1..n_group ({self.n_group})")
         num_eligible = self.topk_group * (self.num_experts // self.n_group)
         require(
             self.top_k <= num_eligible,
             f"top_k={self.top_k}: the {self.topk_group} groups that a token may use hold only {num_eligible} experts",
         )
-        require(self.payload in ("same", "fp8"), f"payload={self.payload!r}: must be same or fp8")
-        require(
-            self.weight_format in ("same", "fp8", "int8"),
-            f"weight_format={self.weight_format!r}: must be same, fp8 or int8",
-        )
+        self._must("payload", self.payload in ("same", "fp8"), "same or fp8")
+        self._must("weight_format", self.weight_format in ("same", "fp8", "int8"), "same, fp8 or int8")
         require(
             str(self.dtype) in ("torch.float32", "torch.bfloat16"), f"dtype={self.dtype}: must be float32 or bfloat16"
         )
@@ -82,6 +72,9 @@ class MoEConfig:
             min(self.hidden_size, self.intermediate_size, self.num_max_tokens_per_rank) >= 1,
             "hidden_size, intermediate_size and num_max_tokens_per_rank must be at least 1",
         )
+
+    def _must(self, name: str, ok: bool, want: str) -> None:
+        require(ok, f"{name}={getattr(self, name)!r}: must be {want}")
 
 
 @dataclass(frozen=True)

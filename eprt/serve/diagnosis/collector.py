@@ -40,8 +40,10 @@ class Collector:
     ):
         self._node_of_rank, self._layers = tuple(node_of_rank), tuple(layers)
         self._window = first_window
-        self._before: dict[int, WaitTotals] = {}
-        self._since_s = dict.fromkeys(range(len(self._node_of_rank)), time.time() if since_s is None else since_s)
+        ranks = range(len(self._node_of_rank))
+        zeros: list = [0] * len(ranks)
+        self._before = dict.fromkeys(ranks, WaitTotals(0, zeros, zeros, zeros, zeros, 0.0))
+        self._since_s = dict.fromkeys(ranks, time.time() if since_s is None else since_s)
 
     def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
         """Ends a window with the latest totals of the ranks that have reported any.
@@ -49,12 +51,11 @@ class Collector:
         None where the window goes on for lack of calls. is_last: end it however few calls it has.
         """
         now_s = time.time()
-        most_calls = max((now.num_calls - self._calls(rank) for rank, now in totals.items()), default=0)
+        num_calls = {rank: now.num_calls - self._before[rank].num_calls for rank, now in sorted(totals.items())}
+        most_calls = max(num_calls.values(), default=0)
         if 0 < most_calls < MIN_CALLS and not is_last:
             return None
-        records = tuple(
-            self._record(rank, now, now_s) for rank, now in sorted(totals.items()) if now.num_calls > self._calls(rank)
-        )
+        records = tuple(self._record(rank, totals[rank], now_s) for rank, num in num_calls.items() if num > 0)
         if not records:
             self._since_s = dict.fromkeys(self._since_s, now_s)
             return Collected((), ())
@@ -63,12 +64,8 @@ class Collector:
         self._window += 1
         return Collected(records, tuple(sorted(set(self._since_s) - {record.rank for record in records})))
 
-    def _calls(self, rank: int) -> int:
-        return self._before[rank].num_calls if rank in self._before else 0
-
     def _record(self, rank: int, now: WaitTotals, now_s: float) -> WindowRecord:
-        before = self._before.get(rank)
-        zeros = [0] * len(self._node_of_rank)
+        before = self._before[rank]
         return WindowRecord(
             window=self._window,
             t_start=min(self._since_s[rank], now_s),  # a clock may have been set back
@@ -76,16 +73,11 @@ class Collector:
             rank=rank,
             num_ranks=len(self._node_of_rank),
             node_of_rank=self._node_of_rank,
-            num_calls=now.num_calls - self._calls(rank),
-            compute_us=now.compute_us - (before.compute_us if before else 0.0),
-            blocked_us=None
-            if now.blocked_us is None
-            else now.blocked_us - (before.blocked_us or 0.0 if before else 0.0),
-            experts=self._experts(now.slots, before.slots if before else None),
-            **{
-                name: tuple(a - b for a, b in zip(getattr(now, name), getattr(before, name) if before else zeros))
-                for name in _PER_RANK
-            },
+            num_calls=now.num_calls - before.num_calls,
+            compute_us=now.compute_us - before.compute_us,
+            blocked_us=None if now.blocked_us is None else now.blocked_us - (before.blocked_us or 0.0),
+            experts=self._experts(now.slots, before.slots),
+            **{name: tuple(a - b for a, b in zip(getattr(now, name), getattr(before, name))) for name in _PER_RANK},
         )
 
     def _experts(self, now: SlotTotals | None, before: SlotTotals | None) -> ExpertRows | None:

@@ -17,11 +17,7 @@ _LATE_WINDOWS = 2  # records of late ranks are still added this many windows lat
 
 
 class DiagnosisPage:
-    """Replies for the paths under page/.
-
-    Args:
-        is_open: whether the server still serves; event streams end when it does not.
-    """
+    """Replies for the paths under page/. is_open: whether the server serves; event streams end when it does not."""
 
     def __init__(self, diagnosis: Diagnosis, is_open: Callable[[], bool]):
         self._diagnosis, self._is_open = diagnosis, is_open

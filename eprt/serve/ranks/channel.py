@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from eprt import env
 from eprt.serve.options import OptionError
@@ -91,11 +92,7 @@ def _notice_dead_host(sock: socket.socket) -> None:
 
 
 class Channel:
-    """A rank's end of its connection. Sending never blocks the engine: what the socket does not take waits here.
-
-    Args:
-        hello: sent first.
-    """
+    """A rank's end of its connection. Sending never blocks the engine: what the socket does not take waits here."""
 
     def __init__(self, sock: socket.socket, hello: Hello):
         self._sock, self._unpacker, self._unsent = sock, Unpacker(ToRank), bytearray()
@@ -189,19 +186,17 @@ class Channel:
 
     def send_rest(self, timeout_s: float) -> bool:
         """Sends what still waits; False where the frontend did not take it in time or is gone."""
-        deadline = time.monotonic() + timeout_s
-        try:
-            while self._unsent and time.monotonic() < deadline:
-                self.receive(0.05)
-        except FrontendLostError:
-            return False
-        return not self._unsent
+        return not self._is_lost_while(lambda: bool(self._unsent), timeout_s) and not self._unsent
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Sends what still waits, then drops what arrives until the frontend closes its end; False after timeout_s."""
+        return self._is_lost_while(lambda: True, timeout_s)
+
+    def _is_lost_while(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Sends and drops what arrives; whether the frontend was lost by the time that the condition or time ended."""
         deadline = time.monotonic() + timeout_s
         try:
-            while time.monotonic() < deadline:
+            while condition() and time.monotonic() < deadline:
                 self.receive(0.05)
         except FrontendLostError:
             return True

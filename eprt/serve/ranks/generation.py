@@ -11,14 +11,10 @@ from eprt.serve.errors import ApiError
 
 
 class Generation:
-    """The outputs of one client's sequences, in the order of arrival.
-
-    Args:
-        abort: ends the sequence of a request id; ended sequences are ignored.
-    """
+    """The outputs of one client's sequences, in the order of arrival."""
 
     def __init__(self, abort: Callable[[str], None]):
-        self._abort = abort
+        self._abort = abort  # ends the sequence of a request id; ended sequences are ignored
         self.request_ids: list[str] = []  # of the sequences, by index
         self._arrived: list[tuple[int, TokenOutput]] = []
         self._wake = asyncio.Event()

@@ -20,30 +20,8 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError, print_line, unavailable
 from eprt.serve.options import FrontendConfig
+from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.generation import Generation
-from eprt.serve.ranks.messages import (
-    AbortRequest,
-    AddRequest,
-    AskRouting,
-    BrokenInvariant,
-    Bye,
-    CancelMigration,
-    Drain,
-    EngineInfo,
-    Fatal,
-    Hello,
-    Migrate,
-    Ready,
-    RoutingReply,
-    StepReport,
-    Stop,
-    ToFrontend,
-    ToRank,
-    Unpacker,
-    WaitTotals,
-    Wake,
-    pack,
-)
 from eprt.serve.ranks.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
@@ -60,9 +38,9 @@ class Rank:
     pid: int
     host: str
     transport: asyncio.Transport
-    info: EngineInfo | None = None  # once the model is loaded
+    info: msg.EngineInfo | None = None  # once the model is loaded
     stats: EngineStats | None = None  # the latest
-    waits: WaitTotals | None = None  # the latest
+    waits: msg.WaitTotals | None = None  # the latest
     routing: asyncio.Future | None = None  # of the RoutingReply that was asked for last
     heard_s: float = field(default_factory=time.monotonic)  # of its latest message
     left: bool = False  # it said Bye
@@ -84,11 +62,7 @@ class _RunningSequence:
 
 
 class RankPool:
-    """All ranks of one server.
-
-    Args:
-        on_drain: on_drain(reason, rank) is called when a rank was told to stop.
-    """
+    """All ranks of one server. on_drain(reason, rank) is called when a rank was told to stop."""
 
     def __init__(self, config: FrontendConfig, metrics: RequestMetrics, on_drain: Callable[[str, int], None]):
         engine = config.options.engine
@@ -129,7 +103,7 @@ class RankPool:
         return len(self._sequences)
 
     @property
-    def infos(self) -> list[EngineInfo]:
+    def infos(self) -> list[msg.EngineInfo]:
         """Every rank's, in rank order; empty until all have loaded."""
         infos = [self.ranks[r].info for r in sorted(self.ranks)]
         return [info for info in infos if info is not None] if self.ready.is_set() else []
@@ -152,7 +126,7 @@ class RankPool:
         """
         self.check_open()
         generation = Generation(self.abort)
-        adds: list[tuple[int, AddRequest]] = []
+        adds: list[tuple[int, msg.AddRequest]] = []
         try:
             for token_ids, params in prompts:
                 params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
@@ -161,7 +135,7 @@ class RankPool:
                     request_id = str(self._seq)
                     rank = self.router.assign(request_id, token_ids)
                     generation.request_ids.append(request_id)
-                    adds.append((rank, AddRequest(self._seq, request_id, token_ids, params, sample_idx)))
+                    adds.append((rank, msg.AddRequest(self._seq, request_id, token_ids, params, sample_idx)))
         except QueueFullError:
             for request_id in generation.request_ids:
                 self.router.release(request_id)
@@ -175,18 +149,18 @@ class RankPool:
         self._send_numbered(adds)
         return generation
 
-    def _send_numbered(self, adds: list[tuple[int, AddRequest]]) -> None:
+    def _send_numbered(self, adds: list[tuple[int, msg.AddRequest]]) -> None:
         """To each rank its AddRequests, and one Wake where the last number is another rank's."""
         for rank, connection in self.ranks.items():
-            messages: list[ToRank] = [add for to_rank, add in adds if to_rank == rank]
+            messages: list[msg.ToRank] = [add for to_rank, add in adds if to_rank == rank]
             if adds[-1][0] != rank:
-                messages.append(Wake(self._seq))
-            connection.transport.write(b"".join(map(pack, messages)))
+                messages.append(msg.Wake(self._seq))
+            connection.transport.write(b"".join(map(msg.pack, messages)))
 
     def abort(self, request_id: str) -> None:
         sequence = self._forget(request_id)
         if sequence is not None and self.state in ("serving", "draining"):
-            self.ranks[sequence.rank].transport.write(pack(AbortRequest(request_id)))
+            self.ranks[sequence.rank].transport.write(msg.pack(msg.AbortRequest(request_id)))
 
     def _forget(self, request_id: str) -> _RunningSequence | None:
         sequence = self._sequences.pop(request_id, None)
@@ -200,24 +174,24 @@ class RankPool:
     def migrate(self, job: MigrationJob) -> None:
         """Sends the job to all ranks, and wakes those that sleep."""
         self._seq += 1
-        self._send_all(Migrate(self._seq, job))
+        self._send_all(msg.Migrate(self._seq, job))
 
     def cancel_migration(self, job_id: int) -> None:
-        self._send_all(CancelMigration(job_id))
+        self._send_all(msg.CancelMigration(job_id))
 
-    async def ask_routing(self, timeout_s: float = 10.0) -> list[RoutingReply]:
+    async def ask_routing(self, timeout_s: float = 10.0) -> list[msg.RoutingReply]:
         """Every rank's routing sample, in rank order; TimeoutError where one does not answer (a long step)."""
         loop = asyncio.get_running_loop()
         for rank in self.ranks.values():
             if rank.routing is None or rank.routing.done():
                 rank.routing = loop.create_future()
-                rank.transport.write(pack(AskRouting()))
+                rank.transport.write(msg.pack(msg.AskRouting()))
         waiting = [self.ranks[r].routing for r in sorted(self.ranks)]
         return await asyncio.wait_for(asyncio.gather(*(asyncio.shield(w) for w in waiting if w)), timeout_s)
 
-    def _send_all(self, message: ToRank) -> None:
+    def _send_all(self, message: msg.ToRank) -> None:
         for rank in self.ranks.values():
-            rank.transport.write(pack(message))
+            rank.transport.write(msg.pack(message))
 
     def stalled_ranks(self) -> list[Rank]:
         """Ranks that have work and have reported nothing for twice the deadline of waits between ranks."""
@@ -249,7 +223,7 @@ class RankPool:
         """Tells the ranks to leave together. `ended` is set when they have."""
         self.set_state("stopping", "the server is stopping")
         self._seq += 1
-        self._send_all(Stop(self._seq))
+        self._send_all(msg.Stop(self._seq))
 
     def give_up(self, reason: str) -> None:
         """Called where the ranks do not leave after stop()."""
@@ -282,38 +256,38 @@ class RankPool:
 
     # -- from the ranks --
 
-    def _on_message(self, rank: Rank, message: ToFrontend) -> None:
+    def _on_message(self, rank: Rank, message: msg.ToFrontend) -> None:
         rank.heard_s = time.monotonic()
         match message:
-            case StepReport(outputs, stats, waits):
+            case msg.StepReport(outputs, stats, waits):
                 rank.stats, rank.waits = stats or rank.stats, waits or rank.waits
                 for output in outputs:
                     self._on_output(rank, output)
-            case Ready(info):
+            case msg.Ready(info):
                 rank.info = info
                 if len(self.ranks) == self.num_ranks and all(r.info for r in self.ranks.values()):
                     self._open(info)
-            case RoutingReply():
+            case msg.RoutingReply():
                 if rank.routing is not None and not rank.routing.done():
                     rank.routing.set_result(message)
-            case Drain(reason):
+            case msg.Drain(reason):
                 self._killed_soon |= reason in ("SIGTERM", "SIGINT")
                 self._on_drain(reason, rank.rank)
-            case BrokenInvariant(text):
+            case msg.BrokenInvariant(text):
                 self.metrics.faults.inc()
                 _log.error("%s: %s", rank, text)
-            case Fatal(text, lost_rank):
+            case msg.Fatal(text, lost_rank):
                 if lost_rank is None:
                     self._lose(rank, "failed", text)
                 else:
                     self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
                 rank.transport.close()  # the rank waits for this before it exits
-            case Bye():
+            case msg.Bye():
                 rank.left = True
                 if all(r.left for r in self.ranks.values()):
                     self.ended.set()
 
-    def _open(self, info: EngineInfo) -> None:
+    def _open(self, info: msg.EngineInfo) -> None:
         self.limits = RequestLimits(info.vocab_size, info.max_model_len, info.kv_tokens)
         if self.state == "loading":
             self.set_state("serving", "")
@@ -333,7 +307,7 @@ class RankPool:
             self._forget(output.request_id)
         sequence.generation.add_output(sequence.index, output)
 
-    def _on_hello(self, hello: Hello, transport: asyncio.Transport) -> Rank | None:
+    def _on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
         if hello.token != self._token or hello.rank in self.ranks or not 0 <= hello.rank < self.num_ranks:
             _log.warning("refused a connection that claims to be rank %s", hello.rank)
             return None
@@ -356,7 +330,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, pool: RankPool, rank: int | None = None):
         self._pool, self._is_rank0 = pool, rank == 0
-        self._unpacker = Unpacker(ToFrontend)
+        self._unpacker = msg.Unpacker(msg.ToFrontend)
         self._rank: Rank | None = None
         self._num_bytes = 0
 
@@ -370,7 +344,7 @@ class _Connection(asyncio.Protocol):
                 if self._rank is not None:
                     self._pool._on_message(self._rank, message)
                     continue
-                self._rank = self._pool._on_hello(message, self._transport) if isinstance(message, Hello) else None
+                self._rank = self._pool._on_hello(message, self._transport) if isinstance(message, msg.Hello) else None
                 if self._rank is None:
                     self._transport.abort()
                     return

@@ -10,33 +10,14 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from eprt.config import EngineConfig
 from eprt.engine.outputs import TokenOutput
 from eprt.serve.options import ServeOptions
+from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel, FrontendLostError
-from eprt.serve.ranks.messages import (
-    AbortRequest,
-    AddRequest,
-    AskRouting,
-    BrokenInvariant,
-    Bye,
-    CancelMigration,
-    Drain,
-    EngineInfo,
-    Fatal,
-    Migrate,
-    Ready,
-    RoutingReply,
-    SlotTotals,
-    StepReport,
-    Stop,
-    ToRank,
-    WaitTotals,
-    Wake,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +35,7 @@ _QUIET_BEFORE_CHECK_S = 1.0
 
 
 class Worker:
-    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError.
-
-    Args:
-        window_s: length of a window of the diagnosis.
-    """
+    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError. window_s: of the diagnosis."""
 
     def __init__(self, engine, channel: Channel, window_s: float):
         self._engine, self._channel = engine, channel
@@ -92,39 +69,40 @@ class Worker:
         self._handle_messages(messages)
         return self._seen_seq > seen_seq
 
-    def _handle_messages(self, messages: list[ToRank]) -> None:
+    def _handle_messages(self, messages: list[msg.ToRank]) -> None:
         for message in messages:
             match message:
-                case AddRequest():
+                case msg.AddRequest():
                     self._add_request(message)
                     self._seen_seq = message.seq
-                case Wake(seq):
+                case msg.Wake(seq):
                     self._seen_seq = seq
-                case AbortRequest(request_id):
+                case msg.AbortRequest(request_id):
                     self._engine.abort(request_id)
-                case Migrate(seq, job):
+                case msg.Migrate(seq, job):
                     self._seen_seq = seq
                     self._engine.migrator.offer(job)
-                case CancelMigration(job_id):
+                case msg.CancelMigration(job_id):
                     self._engine.migrator.cancel(job_id)
-                case AskRouting():
+                case msg.AskRouting():
                     sample_LAK = self._engine.recorder.sample()
                     steps = self._engine.recorder.sample_steps().tobytes()
-                    self._channel.send(RoutingReply(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps))
-                case Stop(seq):
+                    reply = msg.RoutingReply(sample_LAK.shape, sample_LAK.itemsize, sample_LAK.tobytes(), steps)
+                    self._channel.send(reply)
+                case msg.Stop(seq):
                     self._seen_seq, self._stopping = seq, True
         # One by one: a signal may append another between any two instructions.
         while self._channel.stop_reasons:
-            self._channel.send(Drain(self._channel.stop_reasons.pop(0)))
+            self._channel.send(msg.Drain(self._channel.stop_reasons.pop(0)))
 
-    def _add_request(self, message: AddRequest) -> None:
+    def _add_request(self, message: msg.AddRequest) -> None:
         try:
             self._engine.add_request(
                 message.request_id, message.prompt_token_ids, message.params, sample_idx=message.sample_idx
             )
         except (ValueError, RuntimeError) as error:
             refused = TokenOutput(message.request_id, token_id=-1, finish_reason="abort", error=str(error))
-            self._channel.send(StepReport([refused]))
+            self._channel.send(msg.StepReport([refused]))
 
     def _report(self, outputs: list[TokenOutput], idle: bool) -> None:
         now_s = time.monotonic()
@@ -135,9 +113,9 @@ class Worker:
         if wants_stats:
             self._next_stats_s = now_s + self._stats_period_s
         if outputs or wants_stats:
-            report = StepReport(outputs)
+            report = msg.StepReport(outputs)
             if wants_stats:
-                report = StepReport(outputs, self._engine.stats(), wait_totals(self._engine))
+                report = msg.StepReport(outputs, self._engine.stats(), wait_totals(self._engine))
             self._channel.send(report)
 
     def _check_integrity(self) -> None:
@@ -145,7 +123,7 @@ class Worker:
         try:
             self._engine.check_integrity()
         except RuntimeError as error:
-            self._channel.send(BrokenInvariant(str(error)))
+            self._channel.send(msg.BrokenInvariant(str(error)))
 
 
 def load(config: EngineConfig, bind: str, group, channel: Channel):
@@ -160,52 +138,44 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
     # The frontend's router alone limits the queue: between two steps the engine may see more requests waiting than
     # max_queue, because those that it will admit in its next step still count as waiting.
     config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
-    with _ProgressBar() as bar:
-        engine = Engine(config, group, progress=bar.show if group.rank == 0 else None)
+    with _progress_bar() if group.rank == 0 else contextlib.nullcontext() as show:
+        engine = Engine(config, group, progress=show)
     # Objects made by loading live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
-    channel.send(Ready(_info(engine)))
-    channel.send(StepReport([], engine.stats()))
+    channel.send(msg.Ready(_info(engine)))
+    channel.send(msg.StepReport([], engine.stats()))
     return engine
 
 
-class _ProgressBar:
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, once loading has taken a second: an error before that has a line of its own."""
+    from tqdm import tqdm
 
-    def __init__(self):
-        self._bar = None
+    with tqdm(desc="loading", unit="B", unit_scale=True, mininterval=0.3, delay=1) as bar:
 
-    def show(self, num_bytes: int, num_total: int) -> None:
-        from tqdm import tqdm
+        def show(num_bytes: int, num_total: int) -> None:
+            bar.total = num_total
+            bar.update(num_bytes - bar.n)
 
-        self._bar = self._bar or tqdm(
-            total=num_total, desc="loading", unit="B", unit_scale=True, mininterval=0.3, delay=1
-        )
-        self._bar.update(num_bytes - self._bar.n)
-
-    def __enter__(self) -> "_ProgressBar":
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        yield show
 
 
-def wait_totals(engine) -> WaitTotals | None:
+def wait_totals(engine) -> msg.WaitTotals | None:
     """None where no rank waits for another: one rank, or a model without experts."""
     model, migrator, steps = engine.model, engine.migrator, engine.step_waits
     counted = model.exchange.recent_stats()
     if counted is None:
         return None
-    return WaitTotals(
+    return msg.WaitTotals(
         num_calls=counted.num_calls,
         dispatch_wait_us=(steps.wait_us_N + counted.dispatch_wait_us_N).tolist(),  # late to a step: to its dispatch
         combine_wait_us=counted.combine_wait_us_N.tolist(),
         recv_tokens=counted.recv_tokens_N.tolist(),
         sent_tokens=counted.sent_tokens_N.tolist(),
         compute_us=counted.compute_us,
-        slots=SlotTotals(
+        slots=msg.SlotTotals(
             epoch=migrator.epoch if migrator is not None else 0,
             expert_of_slot=[list(layer.expert_of_slot) for layer in model.moe_layers()],
             rows=model.expert_load(),
@@ -214,10 +184,10 @@ def wait_totals(engine) -> WaitTotals | None:
     )
 
 
-def _info(engine) -> EngineInfo:
+def _info(engine) -> msg.EngineInfo:
     model = engine.model
     moe_layers = model.moe_layers()
-    return EngineInfo(
+    return msg.EngineInfo(
         vocab_size=engine.limits.vocab_size,
         max_model_len=engine.limits.max_model_len,
         kv_tokens=engine.limits.kv_tokens,
@@ -255,7 +225,7 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
         channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
             Worker(engine, channel, options.diagnose_window_s).run()
-        channel.send(Bye())
+        channel.send(msg.Bye())
         channel.send_rest(timeout_s=5)
         engine.close()
     except FrontendLostError:
@@ -269,10 +239,10 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
         os._exit(1)
 
 
-def _fatal(error: Exception) -> Fatal:
+def _fatal(error: Exception) -> msg.Fatal:
     from eprt.ep.errors import RankLostError
 
-    return Fatal(_describe(error), lost_rank=error.lost if isinstance(error, RankLostError) else None)
+    return msg.Fatal(_describe(error), lost_rank=error.lost if isinstance(error, RankLostError) else None)
 
 
 def _describe(error: Exception) -> str:

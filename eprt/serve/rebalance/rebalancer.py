@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -39,19 +39,16 @@ _log = logging.getLogger(__name__)
 SCHEMA = "eprt.rebalance/1"
 _ENDED = ("done", "rolled_back", "refused")
 _POLL_S = 0.05
+_LARGEST_SHOWN = ("cap_bytes", "used_bytes", "buffer_bytes", "chunk_bytes", "max_work_s")  # of all ranks' statuses
 _TRACE_TOKENS = 4096  # of each layer, that a plan is made for
 
 
 class Rebalancer:
-    """Balances the ranks of one pool.
-
-    Args:
-        rank_speeds: gives float [ranks], the load that each rank can carry by the diagnosis; used with
-            --rebalance-slow-ranks.
-    """
+    """Balances the ranks of one pool."""
 
     def __init__(self, options: ServeOptions, pool: RankPool, rank_speeds: Callable[[], np.ndarray]):
-        self._options, self._pool, self._rank_speeds = options, pool, rank_speeds
+        self._options, self._pool = options, pool
+        self._rank_speeds = rank_speeds  # float [ranks]: the load that each can carry, by the diagnosis
         self.server_id = os.urandom(8).hex()
         self.controller = Controller()
         self._set_mode(options.rebalance)
@@ -61,7 +58,7 @@ class Rebalancer:
         self.ended = {state: 0 for state in (*_ENDED, "lost")}
         self.moved = {"local": 0, "network": 0, "fan_out": 0}
         self._placement: Placement | None = None
-        self._planning = False
+        self._planning = asyncio.Lock()
         # A large model's statistics take milliseconds per window: they are updated in a thread, by one task at a time.
         self._using_statistics = asyncio.Lock()
         self._num_jobs = 0
@@ -166,14 +163,10 @@ class Rebalancer:
             "schema": SCHEMA,
             "server_id": self.server_id,
             "mode": self.mode,
-            "state": "planning" if self._planning else "migrating" if self.is_migrating else "idle",
+            "state": "planning" if self._planning.locked() else "migrating" if self.is_migrating else "idle",
             "epoch": self.placement.epoch,
             "spare_experts": infos[0].spare_experts if infos else 0,
-            "cap_bytes": max((s.cap_bytes for s in statuses), default=0),
-            "used_bytes": max((s.used_bytes for s in statuses), default=0),
-            "buffer_bytes": max((s.buffer_bytes for s in statuses), default=0),
-            "chunk_bytes": max((s.chunk_bytes for s in statuses), default=0),
-            "max_work_s": max((s.max_work_s for s in statuses), default=0.0),
+            **{name: max((getattr(s, name) for s in statuses), default=0) for name in _LARGEST_SHOWN},
             "windows": 0 if statistics is None else len(statistics.current_windows),
             "rank_speeds": None if self.controller.gpu_speed is None else self.controller.gpu_speed.tolist(),
             "load_changes": 0 if statistics is None else statistics.num_changes,
@@ -207,9 +200,9 @@ class Rebalancer:
     async def _plan_and_move(self, request: RebalanceRequest) -> None:
         if not request.dry_run:
             self._check_room()
-        if self._planning or self.is_migrating:
+        if self._planning.locked() or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
-        with self._planning_alone():
+        async with self._planning:
             plan_request = await self._plan_request(request)
             if plan_request is None:
                 message = "no load has been measured yet to plan for; post a placement, or wait"
@@ -241,15 +234,6 @@ class Rebalancer:
         moves = request.max_moves_per_layer or plan_request.max_moves_per_layer
         spare, nodes = infos[0].spare_experts, tuple(infos[0].node_of_rank)
         return replace(plan_request, node_of_gpu=nodes, spare=spare, max_moves_per_layer=moves)
-
-    @contextlib.contextmanager
-    def _planning_alone(self) -> Iterator[None]:
-        """Until the block ends no other plan is made."""
-        self._planning = True
-        try:
-            yield
-        finally:
-            self._planning = False
 
     def _start_migration(self, answer: PlanAnswer, rank_speeds: tuple[float, ...] | None = None) -> None:
         """Sends the job to the ranks. A plan without changes is done at once. rank_speeds: default those measured."""
@@ -334,7 +318,7 @@ class Rebalancer:
             _log.info("rebalance: the ranks' speeds are now %s", np.round(self._rank_speeds(), 2).tolist())
         if not self._may_plan or not self.controller.due(time.monotonic()):
             return
-        with self._planning_alone():
+        async with self._planning:
             request = await self._plan_request(RebalanceRequest())
             if request is None:
                 return
@@ -354,7 +338,7 @@ class Rebalancer:
         """Whether a plan may be made now that nobody has asked for."""
         has_room = self.mode == "dry-run" or self._pool.infos[0].spare_experts > 0
         wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1
-        return wanted and not self._planning and not self.is_migrating
+        return wanted and not self._planning.locked() and not self.is_migrating
 
     def _snapshot(self) -> ServerSnapshot | None:
         total_PLE = total_load(self._pool.infos, self._pool.stats)

@@ -44,10 +44,8 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
     if "physical_to_logical_map" in data:
         if "placement" in data:
             raise invalid("placement", "the body has placement and physical_to_logical_map; give one of them")
-        data = {
-            "placement": {k: v for k, v in data.items() if k not in _FIELDS},
-            **{k: v for k, v in data.items() if k in _FIELDS},
-        }
+        placement = {name: data.pop(name) for name in list(data) if name not in _FIELDS}
+        data["placement"] = placement
     for name in data:
         if name not in _FIELDS:
             raise unsupported(name, f"unknown field {name!r}; there are: {', '.join(sorted(_FIELDS))}")
@@ -55,7 +53,7 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
         if not isinstance(data.get(name, False), bool):
             raise invalid(name, f"{name}={data[name]!r}: must be true or false", code="invalid_type")
     moves = data.get("max_moves_per_layer")
-    if moves is not None and (not isinstance(moves, int) or isinstance(moves, bool) or not 1 <= moves <= _MOST_MOVES):
+    if moves is not None and (type(moves) is not int or not 1 <= moves <= _MOST_MOVES):
         limits = f"must be an integer in 1..{_MOST_MOVES}"
         raise invalid("max_moves_per_layer", f"max_moves_per_layer={_short(moves)}: {limits}")
     mode = data.get("mode")
@@ -80,9 +78,9 @@ def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple
     if not isinstance(speeds, list) or len(speeds) != num_ranks:
         raise invalid("rank_speeds", f"rank_speeds={speeds!r}: must be a list of {num_ranks} numbers, one per rank")
     for rank, speed in enumerate(speeds):
-        if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed <= _FASTEST:
-            where = f"rank_speeds[rank {rank}] = {_short(speed)}"
-            raise invalid("rank_speeds", f"{where}: must be finite and above 0")
+        if type(speed) not in (int, float) or not 0 < speed <= _FASTEST:
+            message = f"rank_speeds[rank {rank}] = {_short(speed)}: must be finite and above 0"
+            raise invalid("rank_speeds", message)
     return tuple(float(speed) for speed in speeds)
 
 
@@ -109,13 +107,11 @@ def _placement(data: Any, current: Placement) -> Placement:
         ("num_slots", "slots"),
         ("num_gpus", "ranks"),
         ("num_nodes", "nodes"),
+        ("num_experts", "experts"),
     ):
         have, want = getattr(target, name), getattr(current, name)
         if have != want:
             raise invalid("placement", f"the placement has {have} {what}, this server {want}: it is of another model")
-    if target.num_experts != current.num_experts:
-        have, want = target.num_experts, current.num_experts
-        raise invalid("placement", f"the placement has {have} experts, this server {want}: it is of another model")
     return target
 
 
@@ -127,9 +123,6 @@ def _check_experts(rows: Any, current: Placement) -> None:
             have = f"{name}[layer {layer}] has {len(row)} slots, this server {current.num_slots}"
             raise invalid("placement", f"{have}; is the placement of another model?")
         for slot, expert in enumerate(row if isinstance(row, list) else ()):
-            if not isinstance(expert, int) or isinstance(expert, bool) or not -1 <= expert <= last:
-                raise invalid(
-                    "placement",
-                    f"{name}[layer {layer}, slot {slot}] = {expert!r}: this model has experts 0..{last}, and -1 stands "
-                    "for none; is the placement of another model?",
-                )
+            if type(expert) is not int or not -1 <= expert <= last:
+                what = f"{name}[layer {layer}, slot {slot}] = {expert!r}: this model has experts 0..{last}"
+                raise invalid("placement", f"{what}, and -1 stands for none; is the placement of another model?")
