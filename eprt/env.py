@@ -140,10 +140,8 @@ def mpi_parameter_is_set(file: str, name: str) -> bool:
 
 
 def mpi_environment() -> dict[str, str]:
-    """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun.
-
-    HOME is one of them: Open MPI does not start without it, and system services of systemd have none.
-    """
+    """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun."""
+    # Open MPI does not start without HOME, and system services of systemd have none.
     home = os.path.expanduser("~")
     return {**MPI_ENVIRONMENT, "HOME": home if os.path.isabs(home) else "/", **os.environ, **ROOT_ENVIRONMENT}
 

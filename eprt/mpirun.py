@@ -23,8 +23,5 @@ def find_mpirun() -> str:
 
 
 def mpirun_command(*arguments: str, mpirun: str | None = None) -> list[str]:
-    """The command line of `mpirun arguments`, to be started with env.mpi_environment(). mpirun: default find_mpirun().
-
-    It starts also where a killed mpirun of the same pid left its session directory.
-    """
+    """The command line of `mpirun arguments`, to be started with env.mpi_environment(). mpirun: or find_mpirun()."""
     return ["/bin/sh", "-c", _WITHOUT_LEFTOVERS, "sh", mpirun or find_mpirun(), *arguments]

@@ -38,16 +38,8 @@ def report_mistake(program: str, error: Exception, rank: int | None) -> None:
 
 
 class ApiError(Exception):
-    """A refusal or failure that the client should see.
-
-    Args:
-        status: of HTTP.
-        message: for a person.
-        code: stable, for programs.
-        param: the field to mend, if one is wrong.
-        kind: OpenAI's `type` of the error; default: by the status.
-        retry_after_s: value of the Retry-After header.
-    """
+    """A refusal or failure that the client should see. code: stable, for programs. param: the field to mend, if one is
+    wrong. kind: OpenAI's `type` of the error; default: by the status."""
 
     def __init__(
         self,

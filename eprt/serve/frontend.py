@@ -112,12 +112,12 @@ class Frontend:
         host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         name, ranks = self._options.model_name, f"{self._num_ranks} rank{'' if self._num_ranks == 1 else 's'}"
         print(f"eprt serving {name} on http://{host}:{port}, {ranks}", flush=True)
-        example = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        path, asks = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
         if self._options.skip_tokenizer_init:
-            example = f'{{"model": "{name}", "prompt": [1, 2, 3]}}'
-        path = "completions" if self._options.skip_tokenizer_init else "chat/completions"
+            path, asks = "completions", '"prompt": [1, 2, 3]'
         key = " -H 'Authorization: Bearer KEY'" if self._options.api_key else ""
-        print(f"    curl http://{host}:{port}/v1/{path}{key} -d '{example}'", flush=True)
+        body = f'{{"model": "{name}", {asks}}}'
+        print(f"    curl http://{host}:{port}/v1/{path}{key} -d '{body}'", flush=True)
 
     # -- leaving --
 

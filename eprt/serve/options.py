@@ -85,11 +85,6 @@ def make_diagnose_dir(options: ServeOptions) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise _no_log(path, error.strerror or str(error)) from None
-    except ValueError as error:
-        raise _no_log(path, str(error)) from None
-
-
-def _no_log(path: Path, why: str) -> OptionError:
-    return OptionError(f"--diagnose-dir {path}: the log cannot be written there: {why}")
+    except (OSError, ValueError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise OptionError(f"--diagnose-dir {path}: the log cannot be written there: {why}") from None

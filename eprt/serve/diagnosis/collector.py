@@ -26,14 +26,7 @@ class Collected:
 
 
 class Collector:
-    """Makes windows.
-
-    Args:
-        node_of_rank: node index of each rank.
-        layers: model layer of each row of the ranks' slots.
-        first_window: number of the first window.
-        since_s: Unix time at which the first window began; None: now.
-    """
+    """Makes windows. layers: of each row of the ranks' slots. since_s: Unix time at which the first window began."""
 
     def __init__(
         self, node_of_rank: Sequence[int], layers: Sequence[int], first_window: int = 0, since_s: float | None = None

@@ -28,13 +28,7 @@ _MAX_LOG_FILE = 32 << 20
 
 
 class Diagnosis:
-    """Diagnoses one server's ranks.
-
-    Args:
-        num_ranks: N.
-        log_dir: where to write diagnose_rank*.log; None: nowhere.
-        max_log_bytes: of all files of the log together.
-    """
+    """Diagnoses one server's ranks. log_dir: where to write diagnose_rank*.log. max_log_bytes: of all its files."""
 
     def __init__(self, num_ranks: int, log_dir: str | None = None, max_log_bytes: int = 1 << 30):
         self._num_ranks, self._log_dir = num_ranks, log_dir

@@ -5,11 +5,12 @@ Knows nothing of what the page shows: that is eprt.diagnostics.page.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from eprt.diagnostics.page.kept_source import KeptSource
+from eprt.diagnostics.page.page import EVENT_POLL_S, EVENTS, HEADERS, KEEP_ALIVE_S, Page
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 
 _MOST_WINDOWS = 360  # an hour of work, from the moment somebody looks
@@ -21,8 +22,7 @@ class DiagnosisPage:
 
     def __init__(self, diagnosis: Diagnosis, is_open: Callable[[], bool]):
         self._diagnosis, self._is_open = diagnosis, is_open
-        self._page: Any = None
-        self._source: Any = None
+        self._page: tuple[Page, KeptSource] | None = None  # once somebody looks
         self._seen: tuple[int, int] | None = None
 
     async def redirect(self, request: Request) -> Response:
@@ -30,45 +30,35 @@ class DiagnosisPage:
         return RedirectResponse("page/")
 
     async def reply(self, request: Request) -> Response:
-        from eprt.diagnostics.page.page import EVENTS, HEADERS
-
         path = request.path_params["path"]
-        await self._catch_up(request)
+        page = await self._catch_up(request)
         if path == EVENTS:
             return StreamingResponse(self._events(request), headers=HEADERS, media_type="text/event-stream")
-        reply = await asyncio.to_thread(self._page.reply, path)
+        reply = await asyncio.to_thread(page.reply, path)
         return Response(reply.body, reply.status, {**HEADERS, "content-type": reply.media_type})
 
     async def _events(self, request: Request) -> AsyncIterator[bytes]:
-        from eprt.diagnostics.page.page import EVENT_POLL_S, KEEP_ALIVE_S
-
         sent, silent_s = b"", 0.0
         while self._is_open():
-            await self._catch_up(request)
-            event = self._page.event()
+            event = (await self._catch_up(request)).event()
             if event != sent or silent_s >= KEEP_ALIVE_S:
                 yield event if event != sent else b": nothing new\n\n"
                 sent, silent_s = event, 0.0
             await asyncio.sleep(EVENT_POLL_S)
             silent_s += EVENT_POLL_S
 
-    async def _catch_up(self, request: Request) -> None:
-        """Adds the windows and findings since the last call; most of the time there are none."""
+    async def _catch_up(self, request: Request) -> Page:
+        """The page, with the windows and findings since the last call; most of the time there are none."""
+        findings = self._diagnosis.findings
         if self._page is None:
-            self._start(f"{request.url.scheme}://{request.url.netloc}")
+            source = KeptSource(f"{request.url.scheme}://{request.url.netloc}", findings()["num_ranks"], _MOST_WINDOWS)
+            source.set_findings(findings())
+            self._page = Page(source), source
+        page, source = self._page
         version, self._seen = self._seen, self._diagnosis.version
-        if version == self._seen:
-            return
-        newest = max(self._source.history.windows(), default=-1)
-        records = self._diagnosis.records(max(-1, newest - _LATE_WINDOWS))
-        await asyncio.to_thread(self._source.add_records, records)  # many ranks have megabytes of them
-        self._source.set_findings(self._diagnosis.findings())
-
-    def _start(self, name: str) -> None:
-        from eprt.diagnostics.page.kept_source import KeptSource
-        from eprt.diagnostics.page.page import Page
-
-        findings = self._diagnosis.findings()
-        self._source = KeptSource(name, findings["num_ranks"], _MOST_WINDOWS)
-        self._source.set_findings(findings)
-        self._page = Page(self._source)
+        if version != self._seen:
+            newest = max(source.history.windows(), default=-1)
+            records = self._diagnosis.records(max(-1, newest - _LATE_WINDOWS))
+            await asyncio.to_thread(source.add_records, records)  # many ranks have megabytes of them
+            source.set_findings(findings())
+        return page

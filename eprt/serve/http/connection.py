@@ -18,11 +18,8 @@ _MOST_HEAD_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection.
-
-    A request's head may take HEAD_TIMEOUT_S and _MOST_HEAD_BYTES, the first request's too. Bytes after an answer that
-    begin no request (the rest of a refused body, empty lines) have the same deadline.
-    """
+    """One client's connection. A request's head, the first one's too, may take HEAD_TIMEOUT_S and _MOST_HEAD_BYTES; so
+    may bytes after an answer that begin no request (the rest of a refused body, empty lines)."""
 
     _deadline: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -117,8 +114,7 @@ class _Unchunked:
 
 
 def raise_descriptor_limit() -> None:
-    """Each connection takes a descriptor, and many systems start processes with room for 1024; more would be dropped
-    silently."""
+    """Each connection takes a descriptor, and many systems have room for 1024: more would be dropped silently."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

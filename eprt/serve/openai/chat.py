@@ -45,12 +45,7 @@ def _raise_exception(message: str):
 
 
 class ChatTemplate:
-    """One checkpoint's template.
-
-    Args:
-        source: the template, or name -> template.
-        special_tokens: name -> text, which templates may refer to.
-    """
+    """One checkpoint's template, or several by name. special_tokens: name -> text, which templates may refer to."""
 
     def __init__(self, source: str | dict[str, str], special_tokens: dict[str, str]):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -105,30 +100,24 @@ class ChatTemplate:
         }
         try:
             try:
-                return template.render(messages=_messages(messages, arguments_as_text=False), **context)
+                return template.render(messages=[_message(one, False) for one in messages], **context)
             except TypeError:
                 # Most templates print a call's arguments with `| tojson` and need an object; DeepSeek's concatenate
                 # them with other text and need a string.
-                return template.render(messages=_messages(messages, arguments_as_text=True), **context)
+                return template.render(messages=[_message(one, True) for one in messages], **context)
         except Exception as error:  # the checkpoint's program, run on a client's values
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from None
 
 
-def _messages(messages: list[Message], arguments_as_text: bool) -> list[dict[str, Any]]:
-    """Plain dicts, as templates expect them, without the fields that were not given."""
-    return [_message(message, arguments_as_text) for message in messages]
-
-
 def _message(message: Message, arguments_as_text: bool) -> dict[str, Any]:
+    """A plain dict, as templates expect it, without the fields that were not given."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text or "" for part in content)
     # "developer" is OpenAI's newer name of "system"; templates know the old one.
     role = "system" if message.role == "developer" else message.role
     result: dict[str, Any] = {"role": role, "content": content}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            result[name] = value
+    result |= _given(message, "name", "tool_call_id", "reasoning_content")
     if message.tool_calls:
         result["tool_calls"] = [_tool_call(call, arguments_as_text) for call in message.tool_calls]
     return result
@@ -146,10 +135,8 @@ def _tool_call(call, arguments_as_text: bool) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = tool.function
-    result: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        result["description"] = function.description
-    if function.parameters is not None:
-        result["parameters"] = function.parameters
-    return {"type": "function", "function": result}
+    return {"type": "function", "function": _given(tool.function, "name", "description", "parameters")}
+
+
+def _given(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(struct, name)) is not None}

@@ -20,13 +20,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class Preparer:
-    """Prepares requests for one model.
-
-    Args:
-        tokenizer: None with --skip-tokenizer-init.
-        template: None where the checkpoint has none.
-        max_sequences: that the server runs and queues at most.
-    """
+    """Prepares requests for one model, which may lack tokenizer and template. max_sequences: running and waiting."""
 
     def __init__(self, model_name: str, tokenizer: Tokenizer | None, template: ChatTemplate | None, max_sequences: int):
         self._model_name, self.tokenizer, self._template = model_name, tokenizer, template
@@ -115,12 +109,9 @@ class Preparer:
 
     def _check_number(self, num_prompts: int, n: int) -> None:
         if num_prompts * n > self._max_sequences:
-            prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
-            raise invalid(
-                "prompt" if num_prompts > self._max_sequences else "n",
-                f"{prompts} with n={n} are {num_prompts * n} sequences; the server runs and queues at most "
-                f"{self._max_sequences}",
-            )
+            param = "prompt" if num_prompts > self._max_sequences else "n"
+            what = f"{num_prompts} prompt{'' if num_prompts == 1 else 's'} with n={n} are {num_prompts * n} sequences"
+            raise invalid(param, f"{what}; the server runs and queues at most {self._max_sequences}")
 
     def _prompt(self, param: str, prompt: str | list[int], limits: RequestLimits) -> Prompt:
         if not isinstance(prompt, str):
@@ -137,10 +128,8 @@ class Preparer:
         assert self.tokenizer is not None
         longest = self._longest_token
         if longest is not None and len(text) > longest * limits.max_model_len:
-            num_tokens = f"at least {-(-len(text) // longest)}"
-            raise ApiError(
-                400, _too_long(num_tokens, "at least 1", limits), code="context_length_exceeded", param=param
-            )
+            message = _too_long(f"at least {-(-len(text) // longest)}", "at least 1", limits)
+            raise ApiError(400, message, code="context_length_exceeded", param=param)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -160,12 +149,9 @@ def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, 
         return room
     if wanted is not None and wanted <= max(room, 0):
         return wanted
-    raise ApiError(
-        400,
-        _too_long(str(num_prompt), "at least 1" if wanted is None else str(wanted), limits),
-        code="context_length_exceeded",
-        param="max_tokens" if asked is not None and room >= 1 else field,
-    )
+    message = _too_long(str(num_prompt), "at least 1" if wanted is None else str(wanted), limits)
+    param = "max_tokens" if asked is not None and room >= 1 else field
+    raise ApiError(400, message, code="context_length_exceeded", param=param)
 
 
 def _too_long(num_prompt: str, wanted: str, limits: RequestLimits) -> str:

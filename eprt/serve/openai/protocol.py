@@ -134,11 +134,8 @@ class CompletionRequest(_Sampling, kw_only=True, frozen=True):
         for i, item in enumerate(prompt):
             ok = _is_token_ids([item]) if are_token_ids else isinstance(item, str) or _is_token_ids(item)
             if not ok:
-                raise invalid(
-                    f"prompt[{i}]",
-                    f"prompt[{i}] is {quoted(item)}; a prompt is a string, a list of token ids, or a list of these",
-                    code="invalid_type",
-                )
+                want = "a prompt is a string, a list of token ids, or a list of these"
+                raise invalid(f"prompt[{i}]", f"prompt[{i}] is {quoted(item)}; {want}", code="invalid_type")
         return prompt
 
 
@@ -224,9 +221,8 @@ class ChatRequest(_Sampling, kw_only=True, frozen=True):
             raise invalid("tool_choice", "tool_choice is only for a request with tools")
         for i, tool in enumerate(self.tools or ()):
             if tool.function.strict:
-                raise unsupported(
-                    f"tools[{i}].function.strict", "strict=true: eprt does not force answers into a schema"
-                )
+                message = "strict=true: eprt does not force answers into a schema"
+                raise unsupported(f"tools[{i}].function.strict", message)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -235,15 +231,14 @@ class ChatRequest(_Sampling, kw_only=True, frozen=True):
 
 def _check_message(path: str, message: Message) -> None:
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        where = f"{path}.content[{j}]"
         if part.type != "text":
-            raise unsupported(
-                f"{path}.content[{j}].type", f"{path}.content[{j}] has type {quoted(part.type)}; eprt reads text only"
-            )
+            raise unsupported(f"{where}.type", f"{where} has type {quoted(part.type)}; eprt reads text only")
         for name in ("image_url", "input_audio", "file", "refusal"):
             if getattr(part, name) is not None:
-                raise unsupported(f"{path}.content[{j}].{name}", f"{path}.content[{j}] is text and has {name} too")
+                raise unsupported(f"{where}.{name}", f"{where} is text and has {name} too")
         if part.text is None:
-            raise invalid(f"{path}.content[{j}].text", f"{path}.content[{j}] has no text")
+            raise invalid(f"{where}.text", f"{where} has no text")
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
         raise invalid(f"{path}.content", f"{path} has no content; only an assistant's tool call may lack it")
     if message.tool_calls and message.role != "assistant":

@@ -43,17 +43,14 @@ def _why(error: OSError) -> str:
 
 
 def listen(hosts: set[str]) -> tuple[socket.socket, str]:
-    """A listening socket that ranks on `hosts` can reach, and its endpoint for `connect`.
-
-    One host: an abstract unix name (nothing to clean up). Several: TCP on every interface of this host.
-    """
-    if len(hosts) == 1:
+    """A listening socket that ranks on `hosts` can reach, and its endpoint for `connect`."""
+    if len(hosts) == 1:  # an abstract name leaves nothing to clean up
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         name = f"eprt-{os.getpid()}-{os.urandom(8).hex()}"
         listener.bind(f"\0{name}")
         endpoint = f"unix:{name}"
     else:
-        listener = socket.create_server(("", 0), family=socket.AF_INET)
+        listener = socket.create_server(("", 0), family=socket.AF_INET)  # on every interface
         endpoint = f"tcp:{socket.gethostname()}:{listener.getsockname()[1]}"
     listener.listen(1024)
     return listener, endpoint

@@ -71,10 +71,7 @@ def _wait(process: subprocess.Popen, timeout_s: float) -> int | None:
 
 
 def _end(mpirun: subprocess.Popen, *, hard: bool) -> bool:
-    """Signals the ranks of this host to drain (a second time: to hurry), or kills everything.
-
-    Returns whether this host has ranks.
-    """
+    """Signals this host's ranks to drain (a second time: to hurry), or kills all. Returns whether there are any."""
     ranks = _children(mpirun.pid)
     for pid in ranks:
         try:

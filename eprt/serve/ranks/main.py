@@ -45,8 +45,7 @@ def run(options: ServeOptions) -> int:
             print_line(f"eprt serve: error: {error}")
         return 2
     sock, frontend, token = _connect(options, group, http)
-    hello = Hello(token, group.rank, os.getpid(), socket.gethostname())
-    channel = Channel(sock, hello)
+    channel = Channel(sock, Hello(token, group.rank, os.getpid(), socket.gethostname()))
     try:
         _leave_on_signals(channel)
         if launched_rank is not None:

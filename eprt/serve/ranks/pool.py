@@ -230,10 +230,8 @@ class RankPool:
         self._lose(reason, "and is given up")
 
     def _lose(self, who: Rank | str, what: str, details: str = "") -> None:
-        """The ranks cannot go on: every sequence fails, nothing new is taken. Only the first loss counts.
-
-        details may have several lines; clients and /health see the first.
-        """
+        """The ranks cannot go on: every sequence fails, nothing new is taken. Only the first loss counts. Of several
+        lines of details, clients and /health see the first."""
         if self.ended.is_set():
             return
         if isinstance(who, Rank):

@@ -33,10 +33,7 @@ class RequestMetrics:
         (self.ttft if is_first else self.itl).observe(waited_s)
 
     def observe_request(self, endpoint: str, outcome: str, started_s: float) -> None:
-        """A generation request has ended.
-
-        outcome: an error's code, or the finish reason of the request's first sequence. started_s: time.monotonic().
-        """
+        """A request has ended. outcome: an error's code, or the finish reason of the request's first sequence."""
         self.requests.labels(endpoint, outcome).inc()
         if outcome in ("stop", "length", "tool_calls"):
             waited_s = time.monotonic() - started_s

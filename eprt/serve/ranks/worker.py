@@ -201,8 +201,7 @@ def _info(engine) -> msg.EngineInfo:
 
 
 def inject(faults: Sequence[str], engine):
-    """Puts this rank's faults, if any, between the engine and its communication. The result is a context manager, whose
-    end ends the faults."""
+    """Puts this rank's faults, if any, between the engine and its communication until the returned context ends."""
     from eprt.diagnostics.inject import Injector
 
     group = engine.group

@@ -93,21 +93,19 @@ class Rebalancer:
 
     def placement_document(self) -> dict[str, Any]:
         """A placement file, with the epoch and the model's layers."""
-        info = self._pool.infos[0] if self._pool.infos else None
         placement = self.placement
-        assert info is not None
         return {
             **placement.to_json(),
             "num_ranks": placement.num_gpus,
             "num_experts": placement.num_experts,
-            "layers": info.moe_layers,
+            "layers": self._pool.infos[0].moe_layers,
         }
 
     def load_document(self) -> dict[str, Any]:
         """eprt.load/1: counters since the start."""
         pool = self._pool
         ranks = [{k: v for k, v in msgspec.to_builtins(s).items() if k != "expert_tokens"} for s in pool.stats]
-        document = {
+        return {
             "schema": "eprt.load/1",
             "server_id": self.server_id,
             "time_s": time.monotonic(),
@@ -116,8 +114,8 @@ class Rebalancer:
             "expert_bytes": pool.infos[0].expert_bytes if pool.infos else 0,
             "ranks": ranks,
             "layers": expert_load(pool.infos, pool.stats),
+            **self._work_counters(),
         }
-        return {**document, **self._work_counters()}
 
     def _work_counters(self) -> dict[str, Any]:
         """Counters of all ranks together, as eprt.balancer.controller.ServerSnapshot has them."""

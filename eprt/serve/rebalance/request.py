@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eprt.balancer import Placement
-from eprt.serve.errors import invalid, unsupported
+from eprt.serve.errors import invalid, shortened, unsupported
 from eprt.serve.openai.parsing import decode_body
 
 _PLACEMENT_FIELDS = {"physical_to_logical_map", "num_gpus", "num_nodes", "epoch", "metrics", "slot_weight"}
@@ -34,10 +34,7 @@ class RebalanceRequest:
 
 def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
     """body: JSON. {} or nothing: plan a placement; {"placement": {...}} or a placement file itself: move to that one;
-    or {"cancel": true}, or {"mode": "auto"}.
-
-    ApiError 400 for anything else, and for a placement that does not fit the one that serves.
-    """
+    or {"cancel": true}, or {"mode": "auto"}. ApiError 400 for anything else, and for a placement that does not fit."""
     data = decode_body(body or b"{}")
     if not isinstance(data, dict):
         raise invalid(None, f"the body must be a JSON object, not {type(data).__name__}", code="invalid_json")
@@ -54,8 +51,8 @@ def parse_rebalance(body: bytes, current: Placement) -> RebalanceRequest:
             raise invalid(name, f"{name}={data[name]!r}: must be true or false", code="invalid_type")
     moves = data.get("max_moves_per_layer")
     if moves is not None and (type(moves) is not int or not 1 <= moves <= _MOST_MOVES):
-        limits = f"must be an integer in 1..{_MOST_MOVES}"
-        raise invalid("max_moves_per_layer", f"max_moves_per_layer={_short(moves)}: {limits}")
+        message = f"max_moves_per_layer={shortened(repr(moves))}: must be an integer in 1..{_MOST_MOVES}"
+        raise invalid("max_moves_per_layer", message)
     mode = data.get("mode")
     if mode is not None and mode not in MODES:
         raise invalid("mode", f"mode={mode!r}: must be off, auto or dry-run")
@@ -79,15 +76,9 @@ def _rank_speeds(speeds: Any, target: Placement | None, num_ranks: int) -> tuple
         raise invalid("rank_speeds", f"rank_speeds={speeds!r}: must be a list of {num_ranks} numbers, one per rank")
     for rank, speed in enumerate(speeds):
         if type(speed) not in (int, float) or not 0 < speed <= _FASTEST:
-            message = f"rank_speeds[rank {rank}] = {_short(speed)}: must be finite and above 0"
+            message = f"rank_speeds[rank {rank}] = {shortened(repr(speed))}: must be finite and above 0"
             raise invalid("rank_speeds", message)
     return tuple(float(speed) for speed in speeds)
-
-
-def _short(value: Any) -> str:
-    """The value, cut to a length that fits in a message: JSON has integers of any length."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _placement(data: Any, current: Placement) -> Placement:
