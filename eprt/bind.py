@@ -72,11 +72,9 @@ def plan_binding(topology: CpuTopology, local_rank: int, local_size: int, policy
 
 
 def _own_cores(topology: CpuTopology, local_rank: int, local_size: int) -> list[list[Cpu]]:
-    """The cores of one rank, each as a list of its hardware threads.
-
-    Ranks are spread over NUMA nodes evenly where the rank with the fewest cores then has no fewer than under one plain
-    cut through all cores; the ranks move in lockstep, so that rank sets the pace.
-    """
+    """The cores of one rank, each as a list of its hardware threads. Ranks are spread over NUMA nodes evenly where the
+    rank with the fewest cores then has no fewer than under one plain cut through all cores; the ranks move in lockstep,
+    so that rank sets the pace."""
     by_core: dict[int, list[Cpu]] = {}
     for cpu in topology.cpus:  # sorted by node, then core
         by_core.setdefault(cpu.core, []).append(cpu)
@@ -101,13 +99,9 @@ def _cut(items: Any, index: int, count: int) -> Any:
 
 
 def bind(policy: str, allgather: Callable[[Any], list[Any]] = lambda value: [value]) -> Binding:
-    """Binds the calling rank and sizes torch's threads; returns what was done, for the log.
-
-    allgather: collective over all ranks of the job (EPGroup.allgather); hosts are told apart by their names. A binding
-    that the launcher has made stays: only ranks to which it gave the same CPUs share them out among themselves.
-    BindError names rank, CPUs and remedy.
-    """
-    check_policy(policy)
+    """Binds the calling rank and sizes torch's threads; returns what was done, for the log. allgather: collective over
+    all ranks of the job (EPGroup.allgather); hosts are told apart by their names. A binding that the launcher has made
+    stays: only ranks to which it gave the same CPUs share them out. BindError names rank, CPUs and remedy."""
     allowed = sorted(os.sched_getaffinity(0))
     me = (socket.gethostname(), os.getpid(), allowed)
     here = [other for other in allgather(me) if other[0] == me[0]]
@@ -146,9 +140,7 @@ def _set_affinity(binding: Binding, who: str, allowed: list[int]) -> None:
 
 def _set_memory_policy(nodes: tuple[int, ...]) -> str | None:
     """Prefers the one node, or interleaves over several (linux/mempolicy.h). Returns the error's text, or None.
-
-    Preferred, not bound: a full node must not kill the rank while its neighbour has memory.
-    """
+    Preferred, not bound: a full node must not kill the rank while its neighbour has memory."""
     syscall_number = {"x86_64": 238, "aarch64": 237}.get(platform.machine())
     if syscall_number is None:
         return f"unknown on {platform.machine()}"

@@ -17,10 +17,8 @@ class Cpu:
 
 @dataclass(frozen=True)
 class CpuTopology:
-    """The hardware threads that may be used.
-
-    A machine that reports no NUMA nodes counts as one node; where it reports no cores, each hardware thread is one.
-    """
+    """The hardware threads that may be used. A machine that reports no NUMA nodes counts as one node; where it reports
+    no cores, each hardware thread is one."""
 
     cpus: tuple[Cpu, ...]  # sorted
     quota: float | None = None  # CPU time that the container may use, in CPUs; None: unlimited

@@ -12,9 +12,8 @@ from eprt import env, machine, probe
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eprt env", description="Shows what eprt found on this machine. Exit status 0 when serving on CPU works."
-    )
+    text = "Shows what eprt found on this machine. Exit status 0 when serving on CPU works."
+    parser = argparse.ArgumentParser(prog="eprt env", description=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--variables", action="store_true", help="print the environment variables eprt reads")
     text = "let Open MPI's wheel in this environment run more ranks than cores (writes its etc/*.conf)"
@@ -30,8 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if arguments.variables:
-        print(variable_table())
-        return 0
+        return _print_variables()
     if arguments.configure_mpi:
         return _configure_mpi()
     if arguments.build_kernels is not None:
@@ -86,13 +84,11 @@ def _build_kernels(architectures: Sequence[str]) -> int:
     return 0
 
 
-def variable_table() -> str:
-    """One paragraph per variable: name, default, meaning."""
-    lines = []
+def _print_variables() -> int:
     for variable in env.TABLE.values():
         default = "unset" if variable.default is None else variable.default
-        lines.append(f"{variable.name}  (default: {default})\n    {variable.meaning}")
-    return "\n".join(lines)
+        print(f"{variable.name}  (default: {default})\n    {variable.meaning}")
+    return 0
 
 
 if __name__ == "__main__":

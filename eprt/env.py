@@ -151,13 +151,9 @@ def without_mpi() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
 
 
-# How launchers tell a process its rank: Open MPI, PMIx, then MPICH and Intel MPI.
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-
-
 def launched_rank() -> int | None:
     """This process's rank as its MPI launcher announces it, before MPI itself is loaded; None outside any launcher."""
-    for name in _RANK_VARIABLES:
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):  # Open MPI, PMIx, then MPICH and Intel MPI
         text = os.environ.get(name, "")
         if text.isdecimal():
             return int(text)

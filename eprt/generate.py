@@ -22,10 +22,8 @@ from eprt.serve.errors import report_mistake
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eprt generate",
-        description="Completions of prompts. Under mpirun the ranks share the experts and the work.",
-    )
+    text = "Completions of prompts. Under mpirun the ranks share the experts and the work."
+    parser = argparse.ArgumentParser(prog="eprt generate", description=text)
     add_model_flag(parser)
     add = parser.add_argument
     add("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
@@ -55,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _generate(arguments)
     except (ValueError, OSError, ImportError, MemoryError) as error:
         report_mistake("eprt generate", error, env.launched_rank())
-        if "mpi4py.MPI" in sys.modules:
-            _abort_job()
+        if mpi := sys.modules.get("mpi4py.MPI"):
+            mpi.COMM_WORLD.Abort(2)  # the other ranks would wait for this one in the next collective call
         return 2
 
 
@@ -122,24 +120,8 @@ def _in_chat_template(llm, prompt: str) -> list[int]:
 
 
 def _json(prompt: str, result: RequestOutput, output: CompletionOutput) -> str:
-    return json.dumps(
-        {
-            "prompt": prompt,
-            "prompt_tokens": len(result.prompt_token_ids),
-            "index": output.index,
-            "text": output.text,
-            "token_ids": output.token_ids,
-            "finish_reason": output.finish_reason,
-            "error": output.error,
-        }
-    )
-
-
-def _abort_job() -> None:
-    """Ends the other ranks too: they would wait for this one in the next collective call."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(2)
+    fields = {name: getattr(output, name) for name in ("index", "text", "token_ids", "finish_reason", "error")}
+    return json.dumps({"prompt": prompt, "prompt_tokens": len(result.prompt_token_ids), **fields})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Backends by name. They are imported on first use, so that a machine without GPUs never imports GPU code."""
 
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -7,7 +8,6 @@ import torch
 from eprt.ep.api import Backend
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
-from eprt.lazy import load_named
 
 # Name -> mode -> "module:class". Constructors take (config, group), and options where a backend has some of its own.
 _BACKENDS = {
@@ -34,7 +34,7 @@ def make_backend(name: str, config: EPConfig, group: EPGroup, options: Any = Non
         raise ValueError(
             f"[rank {group.rank}/{group.size}] no backend {name!r}; there are: auto, {', '.join(_BACKENDS)}"
         )
-    backend = load_named(_BACKENDS[name][config.mode])
+    backend = resolve_name(_BACKENDS[name][config.mode])
     return backend(config, group) if options is None else backend(config, group, options)
 
 

@@ -4,6 +4,7 @@ T tokens of this rank, H hidden size, K experts per token, E logical experts, I 
 """
 
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
 from eprt.layers.mlp import MLP
-from eprt.lazy import load_named
 from eprt.ops.weight import Weight
 
 MODES = ("normal", "low_latency")
@@ -84,7 +84,7 @@ class EPMoE(nn.Module):
     @staticmethod
     def from_hf(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> "EPMoE":
         """The expert-parallel twin of a transformers MoE block; see eprt.compat.hf.convert_moe."""
-        return load_named("eprt.compat.hf:convert_moe")(hf_moe_module, group, **options)
+        return resolve_name("eprt.compat.hf:convert_moe")(hf_moe_module, group, **options)
 
     # -- weights --
 

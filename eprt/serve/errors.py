@@ -8,6 +8,7 @@ docs/errors.md lists every code. Knows nothing of HTTP frameworks.
 import socket
 import sys
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import msgspec
@@ -37,24 +38,21 @@ def report_mistake(program: str, error: Exception, rank: int | None) -> None:
     print_line(f"{program}: {where}{error}")
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """A refusal or failure that the client should see. code: stable, for programs. param: the field to mend, if one is
-    wrong. kind: OpenAI's `type` of the error; default: by the status."""
+    """A refusal or failure that the client should see."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str,
-        param: str | None = None,
-        kind: str | None = None,
-        retry_after_s: int | None = None,
-    ):
-        super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
-        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-        self.retry_after_s = retry_after_s
+    status: int  # of HTTP
+    message: str  # for a person
+    _: KW_ONLY
+    code: str  # stable, for programs
+    param: str | None = None  # the field to mend, if one is wrong
+    kind: str = ""  # OpenAI's `type` of the error; "": by the status
+    retry_after_s: int | None = None
+
+    def __post_init__(self):
+        super().__init__(self.message)
+        self.kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> dict:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

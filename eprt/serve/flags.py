@@ -95,15 +95,12 @@ def _add_expert_load(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_graphs(group: argparse._MutuallyExclusiveGroup) -> None:
-    group.add_argument(
-        "--graph-sizes",
-        type=int,
-        nargs="+",
-        default=EngineConfig.graph_sizes,
-        metavar="N",
-        help="on GPUs: numbers of decodes, drafts included, to record steps for as CUDA graphs, as far as "
-        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256",
+    sizes = EngineConfig.graph_sizes
+    text = (
+        "on GPUs: numbers of decodes, drafts included, to record steps for as CUDA graphs, as far as "
+        "--low-latency-max-tokens; default 1 2 4 8 16 24 ... 256"
     )
+    group.add_argument("--graph-sizes", type=int, nargs="+", default=sizes, metavar="N", help=text)
     text = "on GPUs: launch every kernel of a decoding step anew"
     group.add_argument("--no-graphs", dest="graph_sizes", action="store_const", const=(), help=text)
 

@@ -25,7 +25,7 @@ from eprt.serve.http.api import Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.prepare import Preparer
-from eprt.serve.options import FrontendConfig, ServeOptions
+from eprt.serve.options import FrontendConfig
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
@@ -55,11 +55,12 @@ class Frontend:
 
     def __init__(self, config: FrontendConfig):
         self._options = options = config.options
-        self._num_ranks = config.num_ranks
         metrics = RequestMetrics()
         self._pool = RankPool(config, metrics, on_drain=self.drain)
         metrics.registry.register(RankCollector(self._pool))
-        tokenizer, template = _read_tokenizer(options)
+        model_dir = options.engine.model_dir
+        tokenizer = None if options.skip_tokenizer_init else Tokenizer(model_dir)
+        template = ChatTemplate.from_checkpoint(model_dir, tokenizer) if tokenizer else None
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
         self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
@@ -110,7 +111,8 @@ class Frontend:
         await self._pool.ready.wait()
         host, port = self._http.getsockname()[:2]
         host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        name, ranks = self._options.model_name, f"{self._num_ranks} rank{'' if self._num_ranks == 1 else 's'}"
+        num = self._pool.num_ranks
+        name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
         print(f"eprt serving {name} on http://{host}:{port}, {ranks}", flush=True)
         path, asks = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
         if self._options.skip_tokenizer_init:
@@ -123,9 +125,7 @@ class Frontend:
 
     def drain(self, reason: str, rank: int | None = None) -> None:
         """Takes no new requests, lets the running ones finish, then stops. The second signal does not wait for them.
-
-        rank: the one that was signalled, None for this process. mpirun signals every rank, which counts as one signal.
-        """
+        rank: the one that was signalled, None for this process. mpirun signals every rank: one signal in all."""
         pool = self._pool
         reason = _REASONS.get(reason, reason)
         again = rank in self._signalled
@@ -166,14 +166,7 @@ class Frontend:
             await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)
         except TimeoutError:
             remaining = ", ".join(str(rank) for rank in pool.ranks.values() if not rank.left)
-            pool.give_up(f"{remaining}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,")
-
-
-def _read_tokenizer(options: ServeOptions) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    if options.skip_tokenizer_init:
-        return None, None
-    tokenizer = Tokenizer(options.engine.model_dir)
-    return tokenizer, ChatTemplate.from_checkpoint(options.engine.model_dir, tokenizer)
+            pool.lose(f"{remaining}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,", "and is given up")
 
 
 def main() -> int:

@@ -5,15 +5,12 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+Family = type[CounterMetricFamily | GaugeMetricFamily]
 Rows = Iterable[tuple[str, str, str]]  # (name, text, attribute) of metrics
 
 
 def series(
-    family: type[CounterMetricFamily | GaugeMetricFamily],
-    name: str,
-    text: str,
-    labels: tuple[str, ...],
-    values: Iterable[tuple[Any, float]],
+    family: Family, name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[Any, float]]
 ) -> Metric:
     """One metric. values: each with its labels' values, a tuple where there are several labels."""
     metric = family(name, text, labels=labels)

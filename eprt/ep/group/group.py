@@ -6,6 +6,7 @@ Knows nothing of tokens or experts. The hot path uses only windows and point-to-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from eprt import env
 from eprt.ep.group.liveness import PeerWatch, process_domain
 from eprt.ep.group.message import PendingMessage
 from eprt.ep.group.window import SharedWindow, private_window
-from eprt.lazy import load_named
 
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
@@ -99,12 +99,12 @@ class EPGroup(ABC):
     @staticmethod
     def from_mpi(comm: Any = None) -> "EPGroup":
         """Ranks of an mpi4py communicator (default: COMM_WORLD)."""
-        return load_named(_GROUPS["mpi"])(comm)
+        return resolve_name(_GROUPS["mpi"])(comm)
 
     @staticmethod
     def from_torch(process_group: Any = None) -> "EPGroup":
         """Ranks of a torch.distributed process group (default: the world); no MPI needed."""
-        return load_named(_GROUPS["torch"])(process_group)
+        return resolve_name(_GROUPS["torch"])(process_group)
 
     @staticmethod
     def single() -> "EPGroup":

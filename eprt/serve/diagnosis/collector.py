@@ -39,10 +39,8 @@ class Collector:
         self._since_s = dict.fromkeys(ranks, time.time() if since_s is None else since_s)
 
     def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
-        """Ends a window with the latest totals of the ranks that have reported any.
-
-        None where the window goes on for lack of calls. is_last: end it however few calls it has.
-        """
+        """Ends a window with the latest totals of the ranks that have reported any. None where the window goes on for
+        lack of calls. is_last: end it however few calls it has."""
         now_s = time.time()
         num_calls = {rank: now.num_calls - self._before[rank].num_calls for rank, now in sorted(totals.items())}
         most_calls = max(num_calls.values(), default=0)

@@ -130,7 +130,8 @@ class Diagnosis:
 
     async def _analyse(self, records: list[WindowRecord]) -> None:
         try:
-            report, speeds_N = await asyncio.to_thread(_analysed, records, self.speeds_N)
+            report = await asyncio.to_thread(Report.of_records, records)
+            speeds_N = await asyncio.to_thread(rank_speeds, report, self.speeds_N)
         except Exception:
             _log.exception("diagnosis: a defect in the analysis; the windows are kept")
             return
@@ -164,8 +165,3 @@ class Diagnosis:
             "silent_ranks": list(self.silent),
             "rank_speeds": np.round(self.speeds_N, 3).tolist(),
         }
-
-
-def _analysed(records: list[WindowRecord], speeds_N: np.ndarray) -> tuple[Report, np.ndarray]:
-    report = Report.of_records(records)
-    return report, rank_speeds(report, speeds_N)

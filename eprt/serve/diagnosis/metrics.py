@@ -47,10 +47,9 @@ class DiagnosisCollector:
         if matrices is None or self._num_ranks < 2:
             return
         wait_s_NN = matrices.wait_us_WNN[-1] * 1e-6
-        others = self._num_ranks - 1
         known_N = ~np.isnan(wait_s_NN).all(axis=1)
         awaited_N = np.nansum(wait_s_NN, axis=0) / max(1, known_N.sum() - 1)
-        waits_N = np.where(known_N, np.nansum(wait_s_NN, axis=1) / others, np.nan)
+        waits_N = np.where(known_N, np.nansum(wait_s_NN, axis=1) / (self._num_ranks - 1), np.nan)
         yield _per_rank("eprt_rank_awaited_seconds", "How long another rank waits for this one per call", awaited_N)
         yield _per_rank("eprt_rank_waits_seconds", "How long this rank waits for another one per call", waits_N)
         compute_N = matrices.compute_us_WN[-1] * 1e-6

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.page import DiagnosisPage
-from eprt.serve.errors import ApiError, invalid
+from eprt.serve.errors import ApiError, invalid, shortened
 from eprt.serve.http.bodies import LONG_BODY, Bodies
 from eprt.serve.http.responses import EventStream, JsonResponse, unless_disconnected
 from eprt.serve.openai.answer import Answer
@@ -36,9 +36,6 @@ from eprt.serve.rebalance.rebalancer import Rebalancer
 _log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-# Characters of the field `user` that the log shows.
-_USER_SHOWN = 64
 
 
 class Api:
@@ -137,7 +134,7 @@ class Api:
             usage["completion_tokens"],
             "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
             time.monotonic() - started_s,
-            f", user {job.user[:_USER_SHOWN]!r}" if job.user else "",
+            f", user {shortened(job.user)!r}" if job.user else "",
         )
 
     # -- models and health --

@@ -32,17 +32,11 @@ class Answer:
         self.first_token_s: float | None = None  # from the job's start to its first token
         self._generation, self._tokenizer = generation, tokenizer
         self._logprobs = LogprobWriter(tokenizer)
+        params, form = job.params, job.tool_format
         self.choices = [
-            Choice(
-                i * job.params.n + k,
-                prompt.token_ids,
-                job.params,
-                tokenizer,
-                echo=self._echo(prompt),
-                tool_format=job.tool_format,
-            )
+            Choice(i * params.n + k, prompt.token_ids, params, tokenizer, echo=self._echo(prompt), tool_format=form)
             for i, prompt in enumerate(job.prompts)
-            for k in range(job.params.n)
+            for k in range(params.n)
         ]
 
     def _echo(self, prompt: Prompt) -> str | None:
@@ -127,13 +121,9 @@ class Answer:
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.job.is_chat else "cmpl"
-        return {
-            "id": f"{prefix}-{self.job.request_id}",
-            "object": kind,
-            "created": self.job.created,
-            "model": self.job.model,
-        }
+        job = self.job
+        request_id = f"{'chatcmpl' if job.is_chat else 'cmpl'}-{job.request_id}"
+        return {"id": request_id, "object": kind, "created": job.created, "model": job.model}
 
     # -- one choice, as each kind of response writes it --
 

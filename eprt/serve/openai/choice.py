@@ -78,7 +78,8 @@ class Choice:
             self._add_prompt_logprobs(output.prompt_logprobs)
         if output.token_id >= 0:
             self._add_token(output)
-        self._add_text(self._text.add_output(output))
+        text = self._text.add_output(output)
+        self._add_shown(*self._tools.add_text(text) if self._tools else (text, []))
         if self._text.finish_reason is not None:
             self._finish(self._text.finish_reason)
 
@@ -110,20 +111,14 @@ class Choice:
         detokenizer = new_detokenizer(self._tokenizer, skip_special_tokens=False)
         return [len(detokenizer.add_token(token_id)) for token_id in self.prompt_token_ids]
 
-    def _add_text(self, text: str) -> None:
-        if self._tools is None:
-            self._delta.text += text
-        else:
-            self._add_calls(*self._tools.add_text(text))
-
     def _finish(self, reason: str) -> None:
         if self._tools is not None:
-            self._add_calls(*self._tools.finish())
+            self._add_shown(*self._tools.finish())
             if self.num_calls and reason == "stop":
                 reason = "tool_calls"
         self.finish_reason = self._delta.finish_reason = reason
 
-    def _add_calls(self, text: str, calls: list[GeneratedCall]) -> None:
+    def _add_shown(self, text: str, calls: list[GeneratedCall]) -> None:
         self._delta.text += text
         self._delta.calls += calls
         self.num_calls += len(calls)

@@ -139,9 +139,7 @@ def _prompt_name(i: int, num_prompts: int) -> str:
 
 def _fit(num_prompt: int, asked: int | None, limits: RequestLimits, field: str, default: int | None = None) -> int:
     """max_tokens to use. asked: what the client gave; None: the default, or all the room where there is no default.
-
-    ApiError 400 where prompt and completion do not fit together. It names max_tokens where a smaller value would help,
-    else the prompt's field.
+    ApiError 400 where prompt and completion do not fit: of max_tokens where a smaller value would help, else of field.
     """
     room = limits.max_model_len - num_prompt
     wanted = default if asked is None else asked

@@ -35,22 +35,24 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     bind_http(options.host, options.port).close()
     make_diagnose_dir(options)
     environment = {**env.mpi_environment(), "EPRT_LAUNCHER_PID": str(os.getpid())}
-    started: list[subprocess.Popen] = []
+    mpirun: subprocess.Popen | None = None
     caught_s: list[float] = []  # when signals came
     signalled = False  # whether ranks of this host were signalled
 
     def forward(number: int, frame) -> None:
         nonlocal signalled
         caught_s.append(time.monotonic())
-        signalled = _end(started[0], hard=len(caught_s) > 2) if started else False
+        signalled = _end(mpirun, hard=len(caught_s) > 2) if mpirun else False
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
     # Its own session: Ctrl-C in a terminal reaches this process only.
     mpirun = subprocess.Popen(command, env=environment, start_new_session=True)
-    started.append(mpirun)
     allowed_s = options.drain_timeout_s + _LEAVE_S
-    while (status := _wait(mpirun, 1.0)) is None:
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = mpirun.wait(1.0)
+            break
         if caught_s and not signalled and _children(mpirun.pid):  # ranks that started after the signal
             signalled = _end(mpirun, hard=False)
         if caught_s and time.monotonic() > caught_s[0] + allowed_s:
@@ -63,21 +65,12 @@ def launch(options: ServeOptions, argv: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _wait(process: subprocess.Popen, timeout_s: float) -> int | None:
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def _end(mpirun: subprocess.Popen, *, hard: bool) -> bool:
     """Signals this host's ranks to drain (a second time: to hurry), or kills all. Returns whether there are any."""
     ranks = _children(mpirun.pid)
     for pid in ranks:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL if hard else signal.SIGUSR1)
-        except ProcessLookupError:
-            continue
     if hard:
         mpirun.kill()
     elif not ranks:  # all are on other hosts, or not started yet

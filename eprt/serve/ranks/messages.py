@@ -1,8 +1,5 @@
 """Messages between the HTTP frontend and the ranks: msgpack, one tagged struct per message.
 
-Frontend to rank: AddRequest, Wake, AbortRequest, Migrate, CancelMigration, AskRouting, Stop.
-Rank to frontend: Hello, Ready, StepReport, RoutingReply, Drain, BrokenInvariant, Fatal, Bye.
-
 `seq` counts the frontend's AddRequests, Migrates and its Stop. The rank that is given a request gets AddRequest(seq),
 every other rank Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall
 asleep, or leave, when all of them have seen the same seq (the engine's step agrees on it), so no rank sleeps through a

@@ -121,9 +121,7 @@ class RankPool:
 
     def submit(self, prompts: Sequence[tuple[list[int], SamplingParams]]) -> Generation:
         """Starts params.n sequences of each prompt; sequence i * n + k is the k-th of prompt i. All or none.
-
-        Raises ApiError: 503 when not serving, 429 when the ranks are full.
-        """
+        ApiError 503 when not serving, 429 when the ranks are full."""
         self.check_open()
         generation = Generation(self.abort)
         adds: list[tuple[int, msg.AddRequest]] = []
@@ -225,11 +223,7 @@ class RankPool:
         self._seq += 1
         self._send_all(msg.Stop(self._seq))
 
-    def give_up(self, reason: str) -> None:
-        """Called where the ranks do not leave after stop()."""
-        self._lose(reason, "and is given up")
-
-    def _lose(self, who: Rank | str, what: str, details: str = "") -> None:
+    def lose(self, who: Rank | str, what: str, details: str = "") -> None:
         """The ranks cannot go on: every sequence fails, nothing new is taken. Only the first loss counts. Of several
         lines of details, clients and /health see the first."""
         if self.ended.is_set():
@@ -276,9 +270,9 @@ class RankPool:
                 _log.error("%s: %s", rank, text)
             case msg.Fatal(text, lost_rank):
                 if lost_rank is None:
-                    self._lose(rank, "failed", text)
+                    self.lose(rank, "failed", text)
                 else:
-                    self._lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
+                    self.lose(self.ranks.get(lost_rank, f"rank {lost_rank}"), "was lost", text)
                 rank.transport.close()  # the rank waits for this before it exits
             case msg.Bye():
                 rank.left = True
@@ -318,9 +312,9 @@ class RankPool:
         if self.state == "stopping" and not self.ready.is_set():
             return  # ranks that are told to stop while the model loads exit at once
         if rank is not None:
-            self._lose(rank, "was lost: its process is gone")
+            self.lose(rank, "was lost: its process is gone")
         elif is_rank0:
-            self._lose("rank 0", "was lost before it could say anything")
+            self.lose("rank 0", "was lost before it could say anything")
 
 
 class _Connection(asyncio.Protocol):

@@ -112,11 +112,9 @@ class Worker:
         self._was_migrating = migrating
         if wants_stats:
             self._next_stats_s = now_s + self._stats_period_s
-        if outputs or wants_stats:
-            report = msg.StepReport(outputs)
-            if wants_stats:
-                report = msg.StepReport(outputs, self._engine.stats(), wait_totals(self._engine))
-            self._channel.send(report)
+            self._channel.send(msg.StepReport(outputs, self._engine.stats(), wait_totals(self._engine)))
+        elif outputs:
+            self._channel.send(msg.StepReport(outputs))
 
     def _check_integrity(self) -> None:
         """No request runs on any rank: every page, row and request must be accounted for."""
@@ -132,7 +130,7 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
 
     binding = bind_to_cores(bind, group.allgather)
     level = logging.INFO if group.rank == 0 else logging.DEBUG
-    logging.getLogger(__name__).log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
+    _log.log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
     from eprt.engine.engine import Engine
 
     # The frontend's router alone limits the queue: between two steps the engine may see more requests waiting than

@@ -13,13 +13,8 @@ _TIMEOUT_S = 120.0
 
 async def solve_apart(request: PlanRequest) -> PlanAnswer:
     """The process's answer. ApiError where it refuses (400), fails or takes too long (500)."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "eprt.balancer.job"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command, pipe = (sys.executable, "-m", "eprt.balancer.job"), asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         given = await asyncio.to_thread(request.to_bytes)
         out, err = await asyncio.wait_for(process.communicate(given), _TIMEOUT_S)

@@ -254,12 +254,13 @@ class Rebalancer:
         )
         if answer.rounds:
             measured = self.controller.gpu_speed
+            speeds = rank_speeds or (() if measured is None else tuple(measured.tolist()))
             job = MigrationJob(
                 self._num_jobs,
                 placement.epoch,
                 answer.rounds,
                 answer.weights,
-                rank_speeds or (() if measured is None else tuple(measured.tolist())),
+                speeds,
                 timeout_s=self._options.migration_timeout_s,
             )
             self._pool.migrate(job)

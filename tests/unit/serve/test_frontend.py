@@ -79,7 +79,7 @@ def test_a_rank_that_is_lost_amid_the_drain_ends_it():
         open_pool(frontend)
         pool.quiet.clear()
         frontend.drain("SIGTERM")
-        pool._lose("rank 1", "was lost")
+        pool.lose("rank 1", "was lost")
         await frontend._draining
         assert pool.state == "lost"
 
