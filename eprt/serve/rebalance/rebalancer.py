@@ -134,7 +134,7 @@ class Rebalancer:
         topk_idx [layers, tokens, choices] and, each [layers, tokens], source_gpu (the token's rank), topk_window (the
         window in which the token was computed, -1: none of these) and topk_step (the step)."""
         num_layers, statistics = self.placement.num_layers, self.controller.statistics
-        if statistics is None or not len(statistics):
+        if not len(statistics):
             raise ApiError(409, "no window of load is complete yet; try again in a few seconds", code="no_load")
         sample = await self._routing_sample()
         async with self._using_statistics:  # all phases must have the same windows
@@ -165,9 +165,9 @@ class Rebalancer:
             "epoch": self.placement.epoch,
             "spare_experts": infos[0].spare_experts if infos else 0,
             **{name: max((getattr(s, name) for s in statuses), default=0) for name in _LARGEST_SHOWN},
-            "windows": 0 if statistics is None else len(statistics.current_windows),
+            "windows": len(statistics.current_windows),
             "rank_speeds": None if self.controller.gpu_speed is None else self.controller.gpu_speed.tolist(),
-            "load_changes": 0 if statistics is None else statistics.num_changes,
+            "load_changes": statistics.num_changes,
             "migration": None if self.migration is None else asdict(self.migration),
             "decisions": list(self.decisions),
         }
