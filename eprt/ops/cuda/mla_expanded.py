@@ -71,17 +71,7 @@ def _gather_context(
 
 @triton.jit
 def _add_keys(
-    most,
-    total,
-    acc,
-    query,
-    context,
-    sizes,
-    key,
-    scale,
-    MASKED: tl.constexpr,
-    KEYS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    most, total, acc, query, context, sizes, key, scale, MASKED: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr
 ):
     """Adds a tile of keys to the running softmax.
 

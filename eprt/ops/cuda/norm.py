@@ -10,17 +10,7 @@ from eprt.ops.weight import BLOCK
 
 @triton.jit
 def _rms_norm(
-    out,
-    total,
-    x,
-    residual,
-    weight,
-    row_stride,
-    residual_stride,
-    size,
-    eps,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out, total, x, residual, weight, row_stride, residual_stride, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
