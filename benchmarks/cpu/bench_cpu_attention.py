@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.tools.report import BenchmarkReport
 from benchmarks.tools.timing import measure
 from eprt.ops import attention, native
+from eprt.ops.attention import PagedContext
 
 NUM_RANKS = 0
 
@@ -65,9 +66,11 @@ class AttentionProblem:
         q = self.q_TND.split([NOPE, ROPE], dim=-1)
         seq_len = torch.full((self.batch,), self.context, dtype=torch.int32)
         if self.num_new == 1:
-            return attention.mla_decode(*q, self.kv_pages, self.page_table_BP, seq_len, self.w_kv_b, SCALE)
+            context = PagedContext(self.kv_pages, self.page_table_BP, seq_len)
+            return attention.mla_decode(*q, context, self.w_kv_b, SCALE)
         start = torch.arange(0, self.q_TND.shape[0] + 1, self.num_new, dtype=torch.int32)
-        return attention.mla_extend(*q, self.kv_pages, self.page_table_BP, seq_len, start, self.w_kv_b, SCALE)
+        context = PagedContext(self.kv_pages, self.page_table_BP, seq_len, start)
+        return attention.mla_extend(*q, context, self.w_kv_b, SCALE)
 
     def gather(self) -> Tensor:
         """[B, S, D]"""

@@ -22,6 +22,7 @@ from eprt import EngineConfig, EPGroup
 from eprt.engine.graphs import DecodeGraphs, padding_rows
 from eprt.gpu.device import take_device
 from eprt.models.loader import load_model
+from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import attention, grouped_experts, linear, mla_expanded
 
 NUM_RANKS = 0
@@ -60,7 +61,7 @@ def bench_attention(report: BenchmarkReport, hbm: float) -> None:
             table = torch.randperm(len(pages), device="cuda").int().view(requests, -1)
             length = torch.full((requests,), CONTEXT, dtype=torch.int32, device="cuda")
             q = torch.randn(requests, HEADS, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
-            inputs = (q[..., :LATENT], q[..., LATENT:], pages, table, length, None, 0.1)
+            inputs = (q[..., :LATENT], q[..., LATENT:], PagedContext(pages, table, length), 0.1)
             attend = attention.kernels(name)[0].attend
             times = gpu_time([lambda inputs=inputs, attend=attend: attend(*inputs)])
             operations = 2 * requests * CONTEXT * HEADS * (2 * LATENT + ROPE)
@@ -85,10 +86,10 @@ def bench_prompt(report: BenchmarkReport, hbm: float) -> None:
         table = torch.randperm(len(pages), device="cuda").int().view(1, -1)
         length, start = (torch.tensor(x, device="cuda").int() for x in ([context], [0, new]))
         q = torch.randn(new, HEADS, 192, device="cuda", dtype=torch.bfloat16)
-        inputs = (q[..., :128], q[..., 128:], pages, table, length, start, w_kv_b, 0.1)
+        inputs = (q[..., :128], q[..., 128:], PagedContext(pages, table, length, start), w_kv_b, 0.1)
         pairs = HEADS * (new * context - new * (new - 1) / 2)
         operations = 2 * pairs * (192 + 128) + 2 * context * LATENT * HEADS * 256
-        for form, attend in (("expanded", mla_expanded.attend_prompts), ("absorbed", attention.absorbed)):
+        for form, attend in (("expanded", mla_expanded.attend_prompts), ("absorbed", attention.mla_decode)):
             times = gpu_time([lambda inputs=inputs, attend=attend: attend(*inputs)], samples=5)
             report.add_row(
                 what=f"prompt {form}, {cached} cached",

@@ -23,7 +23,9 @@ from triton.runtime.jit import JITFunction
 from benchmarks.shapes import HEADS, HIDDEN, LATENT, ROPE, WIDTH
 from benchmarks.tools.report import table
 from eprt.ops import cuda
+from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton, norm, silu
+from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -129,13 +131,13 @@ def norms() -> None:
     cuda.add_rms_norm(x, x, scale, 1e-6)
     cuda.silu_mul(tensor(128, 2 * WIDTH))
     position = tensor(128, dtype=torch.int64)
-    cuda.rope_interleaved(tensor(128, HEADS, ROPE), tensor(4096, ROPE, dtype=torch.float32), position)
-    angles, latent_norm = tensor(4096, ROPE, dtype=torch.float32), tensor(LATENT)
+    rotation, latent_norm = Rotation(tensor(4096, ROPE, dtype=torch.float32), position, True), tensor(LATENT)
+    cuda.rope(tensor(128, HEADS, ROPE), rotation)
     for dtype in (torch.bfloat16, torch.uint8, torch.float32):
         pages = tensor(16, 64, KVFormat(LATENT, ROPE, dtype).width, dtype=dtype)
         kv = tensor(128, LATENT + ROPE, dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
         cuda.cache_insert(pages, position, kv, ROPE)
-        cuda.latent_insert(pages, position, kv, latent_norm, 1e-6, angles, position, True)
+        cuda.latent_insert(pages, position, kv, latent_norm, 1e-6, rotation)
     silu.silu_mul_quantize(tensor(128, 2 * WIDTH))
     norm.rms_norm_quantize(x, scale, 1e-6, 16)
     cuda.add_rows(x, x, x)
@@ -176,16 +178,16 @@ def attention() -> None:
         pages = tensor(100, 64, LATENT + ROPE, dtype=dtype)
         q, r = tensor(32, HEADS, LATENT, dtype=dtype), tensor(32, HEADS, ROPE, dtype=dtype)
         for splits in (1, 4):
-            mla_triton.attend(q, r, pages, table_BP, length, None, 0.1, splits)
-        mla_triton.attend(q, r, pages, table_BP[:3], length[:3], length[:4], 0.1)
+            mla_triton.attend(q, r, PagedContext(pages, table_BP, length), 0.1, splits)
+        mla_triton.attend(q, r, PagedContext(pages, table_BP[:3], length[:3], length[:4]), 0.1)
     entry = KVFormat(LATENT, ROPE, torch.uint8)
     pages = tensor(100, 64, entry.width, dtype=torch.uint8)
-    mla_triton.attend(tensor(32, HEADS, LATENT), tensor(32, HEADS, ROPE), pages, table_BP, length, None, 0.1, 4)
+    context = PagedContext(pages, table_BP, length)
+    mla_triton.attend(tensor(32, HEADS, LATENT), tensor(32, HEADS, ROPE), context, 0.1, 4)
     q, w_kv_b = tensor(4096, HEADS, 192), tensor(HEADS * 256, LATENT)
     for cache in (pages, tensor(100, 64, LATENT + ROPE)):
-        mla_expanded.attend_prompts(
-            q[..., :128], q[..., 128:], cache, table_BP[:3], length[:3], length[:4], w_kv_b, 0.1
-        )
+        context = PagedContext(cache, table_BP[:3], length[:3], length[:4])
+        mla_expanded.attend_prompts(q[..., :128], q[..., 128:], context, w_kv_b, 0.1)
 
 
 PARTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (norms, linear, experts, attention)}

@@ -15,7 +15,8 @@ from eprt.layers.batch import ForwardBatch
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import softmax_scale
-from eprt.ops.attention import Rotation
+from eprt.ops.attention import PagedContext
+from eprt.ops.elementwise import Rotation
 
 # The norms of both latents use their class's default, not the model's rms_norm_eps, in DeepSeek's code and everywhere.
 LATENT_NORM_EPS = 1e-6
@@ -34,7 +35,6 @@ class MLAWeights:
 class MLA:
     def __init__(self, config: ModelConfig, weights: MLAWeights, cos_sin_PR: Tensor):
         self.config, self.weights, self.cos_sin_PR = config, weights, cos_sin_PR
-        self.rotate = ops.rope_interleaved if config.rope_interleave else ops.rope_half
         self.softmax_scale = softmax_scale(config.rope, config.qk_head_dim)
 
     def __call__(
@@ -60,9 +60,11 @@ class MLA:
         return q_nope, q_rope
 
     def _insert(self, kv_TD: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> None:
-        norm, interleaved = self.weights.kv_a_norm, self.config.rope_interleave
-        where, rotation = (kv_pages, batch.kv_slot_T), (self.cos_sin_PR, batch.position_T, interleaved)
-        ops.latent_insert(*where, kv_TD, norm.weight_H, norm.eps, *rotation)
+        norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)
+        ops.latent_insert(kv_pages, batch.kv_slot_T, kv_TD, norm.weight_H, norm.eps, rotation)
+
+    def _rotation(self, position_T: Tensor) -> Rotation:
+        return Rotation(self.cos_sin_PR, position_T, self.config.rope_interleave)
 
     def _attend(
         self, q_nope: Tensor, q_rope: Tensor, batch: ForwardBatch, kv_pages: Tensor, plans: dict[str, Any] | None
@@ -72,13 +74,16 @@ class MLA:
         page_table, seq_len = batch.page_table_BP, batch.seq_len_B
         parts = []
         if d:
-            where = kv_pages, page_table[:d], seq_len[:d]
-            rotation = Rotation(self.cos_sin_PR, batch.position_T[:d], self.config.rope_interleave)
-            parts.append(ops.mla_decode(q_nope[:d], q_rope[:d], *where, w_kv_b, scale, rotation, plans))
+            context, rotation = (
+                PagedContext(kv_pages, page_table[:d], seq_len[:d]),
+                self._rotation(batch.position_T[:d]),
+            )
+            parts.append(ops.mla_decode(q_nope[:d], q_rope[:d], context, w_kv_b, scale, rotation, plans))
         if d < seq_len.shape[0]:
-            where = kv_pages, page_table[d:], seq_len[d:], batch.query_start_B1[d:] - d
-            rotated = self.rotate(q_rope[d:], self.cos_sin_PR, batch.position_T[d:])
-            parts.append(ops.mla_extend(q_nope[d:], rotated, *where, w_kv_b, scale, batch.num_context))
+            start = batch.query_start_B1[d:] - d
+            context = PagedContext(kv_pages, page_table[d:], seq_len[d:], start, batch.num_context)
+            rotated = ops.rope(q_rope[d:], self._rotation(batch.position_T[d:]))
+            parts.append(ops.mla_extend(q_nope[d:], rotated, context, w_kv_b, scale))
         if not parts:
             return q_nope.new_empty(0, q_nope.shape[1], self.config.v_head_dim)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

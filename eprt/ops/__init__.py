@@ -25,8 +25,7 @@ mla_decode = by_device(attention.mla_decode)
 mla_extend = by_device(attention.mla_extend)
 norm_linear = by_device(products.norm_linear)
 rms_norm = by_device(elementwise.rms_norm)
-rope_half = by_device(elementwise.rope_half)
-rope_interleaved = by_device(elementwise.rope_interleaved)
+rope = by_device(elementwise.rope)
 silu_linear = by_device(products.silu_linear)
 silu_mul = by_device(elementwise.silu_mul)
 sum_rows = by_device(rows.sum_rows)
@@ -51,8 +50,7 @@ __all__ = [
     "quantize_fp8",
     "quantize_int8",
     "rms_norm",
-    "rope_half",
-    "rope_interleaved",
+    "rope",
     "silu_linear",
     "silu_mul",
     "sum_rows",

@@ -2,9 +2,6 @@
 
 kv_pages: [num_pages, page_size, D] float32 or bfloat16, D = kv_lora_rank + rope: the normalised latent, then the
     rotated shared key; or fp8 entries, [num_pages, page_size, bytes] uint8 (KVFormat).
-page_table_BP: int32 [B, P], the pages of each request in order; entries past its length are ignored.
-seq_len_B: int32 [B], the context length of each request, including its new tokens, whose cache entries are already
-    inserted.
 w_kv_b: float32 or bfloat16 [heads * (nope + value), kv_lora_rank], rows per head [nope | value].
 
 Queries may be strided views whose last dimension is contiguous (such as the halves of one projection). Softmax and
@@ -24,23 +21,22 @@ import torch
 from torch import Tensor
 
 from eprt.ops import elementwise, native
+from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import KVFormat
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """The rotary embedding that queries still need."""
+class PagedContext:
+    """The cached tokens of each request, to which its queries attend."""
 
-    cos_sin_PR: Tensor  # as for rope_interleaved and rope_half
-    position_T: Tensor  # likewise
-    interleaved: bool  # which of the two
-
-
-def _rotated(x_TNR: Tensor, rotation: Rotation) -> Tensor:
-    rotate = elementwise.rope_interleaved if rotation.interleaved else elementwise.rope_half
-    return rotate(x_TNR, rotation.cos_sin_PR, rotation.position_T)
+    kv_pages: Tensor
+    page_table_BP: Tensor  # int32 [B, P], the pages of each request in order; entries past its length are ignored
+    seq_len_B: Tensor  # int32, tokens of each request, including its new ones, whose entries are already inserted
+    # int32, the first query row of each request, and T; a request may have no new tokens. None: one row per request.
+    query_start_B1: Tensor | None = None
+    num_tokens: int | None = None  # the sum of seq_len_B or an upper bound, if the host knows one; for GPUs
 
 
 def _check(condition: bool, message: str) -> None:
@@ -108,22 +104,12 @@ def _fp8_entries(kv_TD: Tensor, rope_size: int, width: int) -> Tensor:
 
 
 def latent_insert(
-    kv_pages: Tensor,
-    kv_slot_T: Tensor,
-    kv_TD: Tensor,
-    norm_weight_L: Tensor,
-    eps: float,
-    cos_sin_PR: Tensor,
-    position_T: Tensor,
-    interleaved: bool,
+    kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, norm_weight_L: Tensor, eps: float, rotation: Rotation
 ) -> None:
-    """Inserts each token's projection kv_TD: RMSNorm of the latent, rotation of the key, cache_insert.
-
-    cos_sin_PR, position_T, interleaved: see rope_interleaved and rope_half.
-    """
+    """Inserts each token's projection kv_TD: RMSNorm of the latent, rotation of the key, cache_insert."""
     rope_size = kv_TD.shape[1] - norm_weight_L.shape[0]
     latent_TL, k_rope_TR = kv_TD.split([norm_weight_L.shape[0], rope_size], dim=-1)
-    k_rope_TR = _rotated(k_rope_TR.unsqueeze(1), Rotation(cos_sin_PR, position_T, interleaved)).squeeze(1)
+    k_rope_TR = elementwise.rope(k_rope_TR.unsqueeze(1), rotation).squeeze(1)
     entries_TD = torch.cat((elementwise.rms_norm(latent_TL, norm_weight_L, eps), k_rope_TR), dim=-1)
     cache_insert(kv_pages, kv_slot_T, entries_TD, rope_size)
 
@@ -186,9 +172,7 @@ def _explain(
 def mla_decode(
     q_nope_BNC: Tensor,
     q_rope_BNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
+    context: PagedContext,
     w_kv_b: Tensor,
     softmax_scale: float,
     rotation: Rotation | None = None,
@@ -202,9 +186,10 @@ def mla_decode(
     ValueError when a request's pages or length do not fit the cache; nothing is computed then.
     """
     if rotation is not None:
-        q_rope_BNR = _rotated(q_rope_BNR, rotation)
+        q_rope_BNR = elementwise.rope(q_rope_BNR, rotation)
+    kv_pages = context.kv_pages
     out_BNV = _output(q_nope_BNC, q_rope_BNR, kv_pages, w_kv_b, softmax_scale)
-    table, seq_len = _index("page_table", page_table_BP, 2), _index("seq_len", seq_len_B, 1)
+    table, seq_len = _index("page_table", context.page_table_BP, 2), _index("seq_len", context.seq_len_B, 1)
     batch = out_BNV.shape[0]
     _check(
         table.shape[0] == seq_len.shape[0] == batch,
@@ -220,26 +205,18 @@ def mla_decode(
 
 
 def mla_extend(
-    q_nope_TNC: Tensor,
-    q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor,
-    w_kv_b: Tensor,
-    softmax_scale: float,
-    num_context: int | None = None,
+    q_nope_TNC: Tensor, q_rope_TNR: Tensor, context: PagedContext, w_kv_b: Tensor, softmax_scale: float
 ) -> Tensor:
-    """Attention of each request's last tokens, packed: [T, N, value].
+    """Attention of each request's last tokens, packed: [T, N, value]. The context names the rows of each request.
 
     Scores of the cached prefix are a rectangle, those of the chunk a causal triangle; they are never materialised.
-    query_start_B1: int32 [B + 1], the first query row of each request, and T. A request may have no new tokens.
-    num_context: the sum of seq_len_B or an upper bound, if the host knows one. For GPUs, unused here.
     ValueError when rows, pages or lengths do not fit; nothing is computed then.
     """
+    kv_pages = context.kv_pages
     out_TNV = _output(q_nope_TNC, q_rope_TNR, kv_pages, w_kv_b, softmax_scale)
-    table, seq_len = _index("page_table", page_table_BP, 2), _index("seq_len", seq_len_B, 1)
-    start = _index("query_start", query_start_B1, 1)
+    table, seq_len = _index("page_table", context.page_table_BP, 2), _index("seq_len", context.seq_len_B, 1)
+    assert context.query_start_B1 is not None
+    start = _index("query_start", context.query_start_B1, 1)
     batch = seq_len.shape[0]
     _check(
         table.shape[0] == batch and start.shape[0] == batch + 1 and (batch > 0 or out_TNV.shape[0] == 0),

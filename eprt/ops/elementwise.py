@@ -4,6 +4,8 @@ Inputs are float32 or bfloat16 and may be strided views whose last dimension is 
 row is computed alone: its bits depend neither on the other rows nor on the number of threads.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -59,25 +61,22 @@ def silu_mul(x_TI2: Tensor) -> Tensor:
     return out_TI
 
 
-def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    """Rotates pairs (2i, 2i+1) of the last dimension: DeepSeek's layout.
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary embedding of each row's position."""
 
-    cos_sin_PR: fp32 [positions, R], cos then sin, each R/2.
-    position_T: int64 or int32 [T], rows of that table. ValueError for a position outside it.
-
-    Results keep the interleaved order, as the complex product in transformers' DeepSeek V2 does. transformers' V3 (with
-    rope_interleave) stores the even results in the lower half and the odd ones in the upper half: the same numbers,
-    permuted. Queries and keys are permuted alike, so their products agree.
-    """
-    return _rope(x_TNR, cos_sin_PR, position_T, interleaved=True)
-
-
-def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    """Rotates pairs (i, i + R/2): Llama's layout, for checkpoints with rope_interleave false. See rope_interleaved."""
-    return _rope(x_TNR, cos_sin_PR, position_T, interleaved=False)
+    cos_sin_PR: Tensor  # fp32 [positions, R], cos then sin, each R/2
+    position_T: Tensor  # int64 or int32, rows of that table
+    # Whether pairs are (2i, 2i+1), DeepSeek's layout, or (i, i + R/2), Llama's, for checkpoints with rope_interleave
+    # false. Interleaved results keep that order, as the complex product in transformers' DeepSeek V2 does. With
+    # rope_interleave, transformers' V3 stores the even results in the lower half and the odd ones in the upper half:
+    # the same numbers, permuted. Queries and keys are permuted alike, so their products agree.
+    interleaved: bool
 
 
-def _rope(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
+def rope(x_TNR: Tensor, rotation: Rotation) -> Tensor:
+    """Rotates pairs of the last dimension. ValueError for a position outside the table."""
+    cos_sin_PR, position_T = rotation.cos_sin_PR, rotation.position_T
     x = _checked_rows("x", x_TNR, 3)
     size = x.shape[2]
     _check(size % 2 == 0, f"x has {size} rotary dimensions, must be even")
@@ -91,7 +90,8 @@ def _rope(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bo
     )
     position = position_T.to(torch.int64).contiguous()
     out_TNR = x.new_empty(x.shape)
-    bad = native.load().rope(x, cos_sin_PR.contiguous(), position, interleaved, out_TNR, torch.get_num_threads())
+    table, threads = cos_sin_PR.contiguous(), torch.get_num_threads()
+    bad = native.load().rope(x, table, position, rotation.interleaved, out_TNR, threads)
     if bad >= 0:
         raise ValueError(f"position[{bad}] = {position[bad].item()} is outside the {cos_sin_PR.shape[0]} of cos_sin")
     return out_TNR

@@ -3,11 +3,15 @@
 Each function has the signature of the operator that it checks, without the hints that do not change results.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eprt.ops.attention import PagedContext
+from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -46,18 +50,13 @@ def silu_mul(x_TI2: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(x_TI2.dtype)
 
 
-def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    cos, sin = cos_sin_PR[position_T].float().chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    even, odd = x_TNR.float()[..., 0::2], x_TNR.float()[..., 1::2]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x_TNR.dtype)
-
-
-def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    cos, sin = cos_sin_PR[position_T].float().chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    low, high = x_TNR.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x_TNR.dtype)
+def rope(x_TNR: Tensor, rotation: Rotation) -> Tensor:
+    cos_T1R, sin_T1R = rotation.cos_sin_PR[rotation.position_T].float().unsqueeze(1).chunk(2, dim=-1)
+    x = x_TNR.float()
+    a, b = (x[..., 0::2], x[..., 1::2]) if rotation.interleaved else x.chunk(2, dim=-1)
+    turned = a * cos_T1R - b * sin_T1R, b * cos_T1R + a * sin_T1R
+    joined = torch.stack(turned, dim=-1).flatten(-2) if rotation.interleaved else torch.cat(turned, dim=-1)
+    return joined.to(x_TNR.dtype)
 
 
 def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: int = 0) -> None:
@@ -72,24 +71,18 @@ def _gather_context(kv_pages: Tensor, page_table_P: Tensor, seq_len: int, latent
 
 
 def mla_extend(
-    q_nope_TNC: Tensor,
-    q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor,
-    w_kv_b: Tensor,
-    softmax_scale: float,
+    q_nope_TNC: Tensor, q_rope_TNR: Tensor, context: PagedContext, w_kv_b: Tensor, softmax_scale: float
 ) -> Tensor:
     num_heads, nope = q_nope_TNC.shape[1:]
     lora, rope = w_kv_b.shape[1], q_rope_TNR.shape[-1]
     w_k, w_v = w_kv_b.float().view(num_heads, -1, lora).split([nope, w_kv_b.shape[0] // num_heads - nope], dim=1)
     out = torch.empty(q_nope_TNC.shape[0], num_heads, w_v.shape[1], dtype=torch.float32)
-    starts = query_start_B1.tolist()
-    for b, seq_len in enumerate(seq_len_B.tolist()):
+    assert context.query_start_B1 is not None
+    starts = context.query_start_B1.tolist()
+    for b, seq_len in enumerate(context.seq_len_B.tolist()):
         rows = slice(starts[b], starts[b + 1])
-        context = _gather_context(kv_pages, page_table_BP[b], seq_len, lora, rope)
-        latent, k_rope = context.split([lora, rope], dim=-1)
+        entries = _gather_context(context.kv_pages, context.page_table_BP[b], seq_len, lora, rope)
+        latent, k_rope = entries.split([lora, rope], dim=-1)
         k_nope = torch.einsum("sl,ncl->snc", latent, w_k)
         value = torch.einsum("sl,nvl->snv", latent, w_v)
         score = torch.einsum("tnc,snc->nts", q_nope_TNC[rows].float(), k_nope)
@@ -101,16 +94,10 @@ def mla_extend(
 
 
 def mla_decode(
-    q_nope_BNC: Tensor,
-    q_rope_BNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    w_kv_b: Tensor,
-    softmax_scale: float,
+    q_nope_BNC: Tensor, q_rope_BNR: Tensor, context: PagedContext, w_kv_b: Tensor, softmax_scale: float
 ) -> Tensor:
-    starts = torch.arange(q_nope_BNC.shape[0] + 1)
-    return mla_extend(q_nope_BNC, q_rope_BNR, kv_pages, page_table_BP, seq_len_B, starts, w_kv_b, softmax_scale)
+    one_each = replace(context, query_start_B1=torch.arange(q_nope_BNC.shape[0] + 1))
+    return mla_extend(q_nope_BNC, q_rope_BNR, one_each, w_kv_b, softmax_scale)
 
 
 def gate_topk(
@@ -144,21 +131,10 @@ def _largest(x: Tensor, k: int) -> Tensor:
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
 
 
-def draw(
-    logits_XV: Tensor,
-    row_Y: np.ndarray,
-    *,
-    temperature: np.ndarray,
-    min_p: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    u: np.ndarray,
-) -> Tensor:
-    rows_Y = torch.from_numpy(row_Y).to(logits_XV.device)
-    prob_YV = draw_probs(logits_XV[rows_Y], temperature, min_p, top_k, top_p)
-    cdf_YV = prob_YV.cumsum(dim=-1, dtype=torch.float64)
+def draw(logits_XV: Tensor, row_Y: np.ndarray, *, u: np.ndarray, **truncation: np.ndarray) -> Tensor:
+    cdf_YV = draw_probs(logits_XV[torch.from_numpy(row_Y)], **truncation).cumsum(dim=-1, dtype=torch.float64)
     # The first token whose cumulative probability exceeds u: never one of probability 0.
-    chosen_Y1 = torch.searchsorted(cdf_YV, _column(u, cdf_YV.device) * cdf_YV[:, -1:], right=True)
+    chosen_Y1 = torch.searchsorted(cdf_YV, torch.from_numpy(u)[:, None] * cdf_YV[:, -1:], right=True)
     return chosen_Y1.squeeze(1).clamp(max=cdf_YV.shape[1] - 1)
 
 
@@ -168,28 +144,11 @@ def draw_probs(
     """What draw() draws from: the probabilities of kept tokens, which do not sum to 1, and 0 for the others."""
     # Subtract the largest logit first: a tiny temperature then underflows to probability 0, not to inf / inf.
     logits_YV = logits_YV - logits_YV.amax(dim=-1, keepdim=True)
-    prob_YV = (logits_YV / _column(temperature, logits_YV.device)).softmax(dim=-1)
-    prob_YV.masked_fill_(prob_YV < prob_YV.amax(dim=-1, keepdim=True) * _column(min_p, prob_YV.device), 0)
-    return _truncate(prob_YV, top_k, top_p)
-
-
-def _truncate(prob_YV: Tensor, top_k_Y: np.ndarray, top_p_Y: np.ndarray) -> Tensor:
-    """Keeps top_k, then top_p of each row; the rest becomes 0. Both keep the n largest, so one cut serves both."""
-    vocab_size, device = prob_YV.shape[1], prob_YV.device
-    k_Y1 = _column(np.where(top_k_Y > 0, np.minimum(top_k_Y, vocab_size), vocab_size), device)
-    sorted_YV = prob_YV.sort(dim=-1, descending=True).values
-    mass_YV = sorted_YV.cumsum(dim=-1, dtype=torch.float64)
-    wanted_Y1 = _column(top_p_Y, device) * mass_YV.gather(1, k_Y1 - 1)
-    num_kept_Y1 = torch.minimum((mass_YV < wanted_Y1).sum(dim=-1, keepdim=True) + 1, k_Y1)
-    least_Y1 = sorted_YV.gather(1, num_kept_Y1 - 1)
-    dropped_YV = prob_YV < least_Y1
-    tied_Z = (vocab_size - dropped_YV.sum(dim=-1) > num_kept_Y1.squeeze(1)).nonzero().squeeze(1)
-    if len(tied_Z):
-        equal_ZV = prob_YV[tied_Z] == least_Y1[tied_Z]
-        num_above_Z1 = (prob_YV[tied_Z] > least_Y1[tied_Z]).sum(dim=-1, keepdim=True)
-        dropped_YV[tied_Z] |= equal_ZV & (equal_ZV.cumsum(dim=-1) > num_kept_Y1[tied_Z] - num_above_Z1)
-    return prob_YV.masked_fill_(dropped_YV, 0)
-
-
-def _column(values_Y: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(values_Y.copy()).to(device).unsqueeze(1)
+    prob_YV = (logits_YV / torch.from_numpy(temperature)[:, None]).softmax(dim=-1)
+    prob_YV.masked_fill_(prob_YV < prob_YV.amax(dim=-1, keepdim=True) * torch.from_numpy(min_p)[:, None], 0)
+    for prob_V, k, p in zip(prob_YV, top_k.tolist(), top_p.tolist()):
+        order_V = prob_V.sort(descending=True, stable=True).indices
+        mass_K = prob_V[order_V[: k or None]].cumsum(0, dtype=torch.float64)
+        num_kept = int((mass_K < p * mass_K[-1]).sum()) + 1
+        prob_V[order_V[num_kept:]] = 0
+    return prob_YV

@@ -1,13 +1,13 @@
 """The GPU operators against the slow oracles: cases for a device. With TRITON_INTERPRET=1 the device may be the CPU."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from eprt.ops import cuda, reference
-from eprt.ops.attention import Rotation
+from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import attention as cuda_attention
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.linear import _add_parts
@@ -15,6 +15,7 @@ from eprt.ops.cuda.mla_expanded import attend_prompts
 from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul_quantize
+from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.rows import add_rows, sum_rows
 from eprt.ops.tuning import Tiling
@@ -34,6 +35,9 @@ class Draw:
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=self.generator).to(self.device)
+
+    def rotation(self, size: int, tokens: int, interleaved: bool) -> Rotation:
+        return Rotation(self.normal(50, size), self.integers(0, 50, tokens), interleaved)
 
 
 def near(got: Tensor, want: Tensor, tolerance: float, what: str) -> None:
@@ -96,10 +100,14 @@ def ropes(draw: Draw) -> None:
     for dtype in DTYPES:
         for tokens, heads, size in ((3, 128, 64), (4, 1, 8), (2, 5, 32)):
             x = draw.normal(tokens, heads, size + 16, dtype=dtype)[..., 16:]
-            table, position = draw.normal(50, size), draw.integers(0, 50, tokens)
-            for name in ("rope_interleaved", "rope_half"):
-                want = getattr(reference, name)(*cpu(x, table, position))
-                near(getattr(cuda, name)(x, table, position), want, ROUNDING[dtype], f"{name} {dtype} {heads}x{size}")
+            for interleaved in (True, False):
+                rotation = draw.rotation(size, tokens, interleaved)
+                want, what = reference.rope(x.cpu(), _rotation_on_cpu(rotation)), f"rope {interleaved} {dtype}"
+                near(cuda.rope(x, rotation), want, ROUNDING[dtype], f"{what} {heads}x{size}")
+
+
+def _rotation_on_cpu(rotation: Rotation) -> Rotation:
+    return Rotation(*cpu(rotation.cos_sin_PR, rotation.position_T), rotation.interleaved)
 
 
 def cache(draw: Draw) -> None:
@@ -129,14 +137,13 @@ def latents(draw: Draw) -> None:
             entry = KVFormat(latent, rope, torch.uint8 if fp8 else dtype)
             pages = torch.zeros(6, 4, entry.width, dtype=entry.dtype, device=draw.device)
             kv = draw.normal(5, latent + rope + 8, dtype=dtype)[:, 8:]
-            weight, table = draw.normal(latent, dtype=dtype), draw.normal(50, rope)
-            slots, position = torch.tensor([23, 0, 7, 8, 22]).to(draw.device), draw.integers(0, 50, 5)
+            weight, rotation = draw.normal(latent, dtype=dtype), draw.rotation(rope, 5, interleaved)
+            slots = torch.tensor([23, 0, 7, 8, 22]).to(draw.device)
             norm = reference.rms_norm(*cpu(kv[:, :latent], weight), 1e-6)
-            rotate = reference.rope_interleaved if interleaved else reference.rope_half
-            key = rotate(*cpu(kv[:, None, latent:], table, position))[:, 0]
+            key = reference.rope(kv[:, None, latent:].cpu(), _rotation_on_cpu(rotation))[:, 0]
             want = pages.cpu()
             reference.cache_insert(want, slots.cpu(), torch.cat((norm, key), dim=-1), rope)
-            cuda.latent_insert(pages, slots, kv, weight, 1e-6, table, position, interleaved)
+            cuda.latent_insert(pages, slots, kv, weight, 1e-6, rotation)
             got, want = entry.decode(pages.cpu()), entry.decode(want)
             tolerance = 0.05 if fp8 else ROUNDING[dtype]
             near(got[..., :latent], want[..., :latent], tolerance, f"latents {dtype} {'fp8' if fp8 else ''}")
@@ -340,32 +347,38 @@ def attention(draw: Draw, heads_and_sizes=((4, 32, 8, 16, 16), (16, 64, 16, 32, 
             w = draw.normal(heads * (nope + value), latent, dtype=dtype, scale=latent**-0.5)
             start = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()]).int().to(draw.device)
             tolerance = {torch.float32: 3e-6, torch.bfloat16: 2e-2}[dtype]
-            for name, tokens, more in (("mla_decode", 5, ()), ("mla_extend", sum(new), (start,))):
+            for name, tokens, first_rows in (("mla_decode", 5, None), ("mla_extend", sum(new), start)):
                 q = draw.normal(tokens, heads, nope + rope, dtype=dtype)
-                inputs = (q[..., :nope], q[..., nope:], pages, table, length, *more, w)
-                want = getattr(reference, name)(*cpu(*inputs), 0.2)
+                context = PagedContext(pages, table, length, first_rows)
+                inputs, on_cpu = (q[..., :nope], q[..., nope:], context, w, 0.2), _context_on_cpu(context)
+                want = getattr(reference, name)(*cpu(q[..., :nope], q[..., nope:]), on_cpu, w.cpu(), 0.2)
                 what = f"{name} {heads} heads {dtype}{' fp8 cache' if fp8 else ''}"
-                near(getattr(cuda, name)(*inputs, 0.2), want, tolerance, what)
+                near(getattr(cuda, name)(*inputs), want, tolerance, what)
                 if name == "mla_decode":
-                    rotation = Rotation(draw.normal(50, rope), draw.integers(0, 50, tokens), heads > 3)
-                    turn = reference.rope_interleaved if heads > 3 else reference.rope_half
-                    turned = turn(*cpu(q[..., nope:], rotation.cos_sin_PR, rotation.position_T))
-                    want_turned = reference.mla_decode(inputs[0].cpu(), turned, *cpu(*inputs[2:]), 0.2)
-                    near(cuda.mla_decode(*inputs, 0.2, rotation, {}), want_turned, tolerance, f"{what}, rotated")
+                    rotation = draw.rotation(rope, tokens, heads > 3)
+                    turned = reference.rope(q[..., nope:].cpu(), _rotation_on_cpu(rotation))
+                    want_turned = reference.mla_decode(q[..., :nope].cpu(), turned, on_cpu, w.cpu(), 0.2)
+                    near(cuda.mla_decode(*inputs, rotation, {}), want_turned, tolerance, f"{what}, rotated")
             if dtype == torch.bfloat16:  # heads one by one, or at once; a context of known size, or not
-                room = {"num_context": sum(lengths), "workspace_bytes": 1} if fp8 else {"workspace_bytes": 1 << 20}
-                got = attend_prompts(*inputs, 0.2, **room, tile=16, keys=16)
+                num_tokens, room = (sum(lengths), 1) if fp8 else (None, 1 << 20)
+                inputs = *inputs[:2], replace(context, num_tokens=num_tokens), w, 0.2
+                got = attend_prompts(*inputs, workspace_bytes=room, tile=16, keys=16)
                 near(got, want, tolerance, f"{what}, expanded")
         splits(draw, heads, latent, rope, table, length)
+
+
+def _context_on_cpu(context: PagedContext) -> PagedContext:
+    return PagedContext(*(part if part is None else part.cpu() for part in vars(context).values()))
 
 
 def splits(draw: Draw, heads: int, latent: int, rope: int, table: Tensor, length: Tensor) -> None:
     """Any number of splits, also more than there are tokens, gives the same."""
     pages = draw.normal(40, 4, latent + rope, dtype=torch.bfloat16)
     q, r = draw.normal(5, heads, latent, dtype=pages.dtype), draw.normal(5, heads, rope, dtype=pages.dtype)
-    whole = attend(q, r, pages, table, length, None, 0.2, num_splits=1)
+    context = PagedContext(pages, table, length)
+    whole = attend(q, r, context, 0.2, num_splits=1)
     for count in (2, 3, 7):
-        near(attend(q, r, pages, table, length, None, 0.2, num_splits=count), whole, 5e-3, f"{count} splits")
+        near(attend(q, r, context, 0.2, num_splits=count), whole, 5e-3, f"{count} splits")
 
 
 def libraries(draw: Draw) -> None:
@@ -377,8 +390,9 @@ def libraries(draw: Draw) -> None:
         q, w = draw.normal(4, 128, 192, dtype=torch.bfloat16), draw.normal(128 * 256, 512, scale=0.04).bfloat16()
         latent = torch.einsum("tnc,ncl->tnl", q[..., :128], w.view(128, 256, 512)[:, :128])
         kernel = cuda_attention.kernels(name)[0]
-        inputs = latent, q[..., 128:], pages, table, length, None, 0.08
-        if kernel.refusal(latent, q[..., 128:], pages, None) is not None:
+        context = PagedContext(pages, table, length)
+        inputs = latent, q[..., 128:], context, 0.08
+        if kernel.refusal(latent, q[..., 128:], context) is not None:
             continue
         kernel.attend(*inputs)
         graph, plans = torch.cuda.CUDAGraph(), {}
@@ -389,7 +403,8 @@ def libraries(draw: Draw) -> None:
             length.copy_(torch.tensor(lengths))
             graph.replay()
             value = torch.einsum("tnl,nvl->tnv", recorded, w.view(128, 256, 512)[:, 128:])
-            want = reference.mla_decode(*cpu(q[..., :128], q[..., 128:], pages, table, length, w), 0.08)
+            on_cpu = _context_on_cpu(context)
+            want = reference.mla_decode(*cpu(q[..., :128], q[..., 128:]), on_cpu, w.cpu(), 0.08)
             near(value, want, 2e-2, f"{name}, lengths {lengths}")
 
 

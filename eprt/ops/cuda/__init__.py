@@ -13,7 +13,7 @@ from eprt.ops.cuda.gate import gate_topk
 from eprt.ops.cuda.linear import linear, norm_linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.replicas import choose_slots
-from eprt.ops.cuda.rope import rope_half, rope_interleaved
+from eprt.ops.cuda.rope import rope
 from eprt.ops.cuda.rows import add_rows, sum_rows
 from eprt.ops.cuda.silu import silu_mul
 
@@ -34,8 +34,7 @@ __all__ = [
     "mla_extend",
     "norm_linear",
     "rms_norm",
-    "rope_half",
-    "rope_interleaved",
+    "rope",
     "silu_linear",
     "silu_mul",
     "sum_rows",

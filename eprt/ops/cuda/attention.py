@@ -3,12 +3,11 @@
 Decodes and short extensions use the absorbed form: queries are projected into the latent space, attention happens
 there, and the result is projected back. Prompts use the expanded form (mla_expanded.py). Kernels of the absorbed form
 are modules of this folder with
-    attend(q_latent, q_rope, kv_pages, page_table, seq_len, query_start or None, softmax_scale, plans=...)
-        -> latent outputs. plans: a dict in which the kernel keeps what it derived from seq_len for the other layers of
-        the same step
+    attend(q_latent, q_rope, context, softmax_scale, plans=...) -> latent outputs. plans: a dict in which the kernel
+        keeps what it derived from the lengths for the other layers of the same step
     JOINS_QUERIES: whether q_rope should lie behind q_latent in memory, head by head
     is_installed() -> bool
-    refusal(q_latent, q_rope, kv_pages, query_start or None) -> None, or why the kernel cannot compute these
+    refusal(q_latent, q_rope, context) -> None, or why the kernel cannot compute these
 """
 
 import functools
@@ -21,9 +20,10 @@ import torch
 from torch import Tensor
 
 from eprt import env
-from eprt.ops.attention import Rotation
+from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import mla_expanded
 from eprt.ops.cuda.rope import rotate
+from eprt.ops.elementwise import Rotation
 
 _log = logging.getLogger(__name__)
 
@@ -50,14 +50,14 @@ def kernels(wanted: str) -> tuple[ModuleType, ...]:
     return (module,)
 
 
-def kernel(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> ModuleType:
+def kernel(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> ModuleType:
     """The first kernel that takes these shapes and dtypes. ValueError when EPRT_GPU_ATTENTION names one that does not
     take these decodes."""
-    if query_start_B1 is not None:
+    if context.query_start_B1 is not None:
         return import_module(_KERNELS["triton"][0])
     wanted, reason = env.get("EPRT_GPU_ATTENTION"), None
     for module in kernels(wanted):
-        before, reason = reason, module.refusal(q_latent, q_rope, kv_pages, query_start_B1)
+        before, reason = reason, module.refusal(q_latent, q_rope, context)
         if reason is None:
             _log_choice(wanted, module, before)
             return module
@@ -79,65 +79,36 @@ def _log_choice(wanted: str, module: ModuleType, refused: str | None) -> None:
         _log.info("decodes are attended by %s", name)
 
 
-def mla_decode(
-    q_nope_BNC: Tensor,
-    q_rope_BNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    w_kv_b: Tensor,
-    softmax_scale: float,
-    rotation: Rotation | None = None,
-    plans: dict[str, Any] | None = None,
-) -> Tensor:
-    queries, where = (q_nope_BNC, q_rope_BNR), (kv_pages, page_table_BP, seq_len_B, None)
-    return absorbed(*queries, *where, w_kv_b, softmax_scale, rotation, plans)
-
-
 def mla_extend(
-    q_nope_TNC: Tensor,
-    q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor,
-    w_kv_b: Tensor,
-    softmax_scale: float,
-    num_context: int | None = None,
+    q_nope_TNC: Tensor, q_rope_TNR: Tensor, context: PagedContext, w_kv_b: Tensor, softmax_scale: float
 ) -> Tensor:
     """The expanded form for many new bfloat16 tokens per request; otherwise the absorbed form, as for decodes."""
-    inputs = q_nope_TNC, q_rope_TNR, kv_pages, page_table_BP, seq_len_B, query_start_B1, w_kv_b, softmax_scale
-    if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], seq_len_B.shape[0]):
-        return mla_expanded.attend_prompts(*inputs, num_context)
-    return absorbed(*inputs)
+    if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], context.seq_len_B.shape[0]):
+        return mla_expanded.attend_prompts(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale)
+    return mla_decode(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale)
 
 
-def absorbed(
+def mla_decode(
     q_nope_TNC: Tensor,
     q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor | None,
+    context: PagedContext,
     w_kv_b: Tensor,
     softmax_scale: float,
     rotation: Rotation | None = None,
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
-    """[T, N, value], contiguous. query_start_B1: None for one token per request."""
+    """The absorbed form, [T, N, value], contiguous: also of several tokens per request."""
     tokens, heads, nope = q_nope_TNC.shape
     w_NVL = w_kv_b.view(heads, -1, w_kv_b.shape[1])
     sizes = w_kv_b.shape[1], q_rope_TNR.shape[2]
     q_latent_TNL, q_tail_TNR = q_nope_TNC.new_empty(tokens, heads, sum(sizes)).split(sizes, dim=-1)
     torch.bmm(q_nope_TNC.transpose(0, 1), w_NVL[:, :nope], out=q_latent_TNL.transpose(0, 1))
-    module = kernel(q_latent_TNL, q_rope_TNR, kv_pages, query_start_B1)
+    module = kernel(q_latent_TNL, q_rope_TNR, context)
     if rotation is not None:
-        rule = rotation.cos_sin_PR, rotation.position_T, rotation.interleaved
-        q_rope_TNR = rotate(q_rope_TNR, *rule, out_TNR=q_tail_TNR)
+        q_rope_TNR = rotate(q_rope_TNR, rotation, q_tail_TNR)
     elif module.JOINS_QUERIES:
         q_rope_TNR = q_tail_TNR.copy_(q_rope_TNR)
-    where = kv_pages, page_table_BP, seq_len_B, query_start_B1
-    latent_TNL = module.attend(q_latent_TNL, q_rope_TNR, *where, softmax_scale, plans=plans)
+    latent_TNL = module.attend(q_latent_TNL, q_rope_TNR, context, softmax_scale, plans=plans)
     out_TNV = q_nope_TNC.new_empty(tokens, heads, w_NVL.shape[1] - nope)
     torch.bmm(latent_TNL.transpose(0, 1), w_NVL[:, nope:].transpose(1, 2), out=out_TNV.transpose(0, 1))
     return out_TNV

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import SMALLEST_SCALE, KVFormat
 
 _SMALLEST = tl.constexpr(SMALLEST_SCALE)
@@ -113,14 +114,7 @@ def cache_insert(kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, rope_size: 
 
 
 def latent_insert(
-    kv_pages: Tensor,
-    kv_slot_T: Tensor,
-    kv_TD: Tensor,
-    norm_weight_L: Tensor,
-    eps: float,
-    cos_sin_PR: Tensor,
-    position_T: Tensor,
-    interleaved: bool,
+    kv_pages: Tensor, kv_slot_T: Tensor, kv_TD: Tensor, norm_weight_L: Tensor, eps: float, rotation: Rotation
 ) -> None:
     """As eprt.ops.attention.latent_insert, in one kernel. kv_pages must be contiguous; slots are not checked."""
     tokens, size = kv_TD.shape
@@ -133,15 +127,15 @@ def latent_insert(
             kv_slot_T,
             kv_TD,
             norm_weight_L,
-            cos_sin_PR,
-            position_T,
+            rotation.cos_sin_PR,
+            rotation.position_T,
             kv_TD.stride(0),
             eps,
             latent_size,
             half,
             entry.width,
             FP8=entry.is_fp8,
-            INTERLEAVED=interleaved,
+            INTERLEAVED=rotation.interleaved,
             LATENT=triton.next_power_of_2(latent_size),
             HALF=triton.next_power_of_2(half),
         )

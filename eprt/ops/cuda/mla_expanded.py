@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.attention import PagedContext
 from eprt.ops.cuda.kv_entry import load_entries
 from eprt.ops.cuda.mla_triton import block_of, load_queries, rows_of_tile
 from eprt.ops.cuda.tiles import find_tile
@@ -165,35 +166,30 @@ def _attend_heads(
 def attend_prompts(
     q_nope_TNC: Tensor,
     q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor,
+    context: PagedContext,
     w_kv_b: Tensor,
     softmax_scale: float,
-    num_context: int | None = None,
     workspace_bytes: int = _WORKSPACE_BYTES,
     tile: int = 128,
     keys: int = 64,
 ) -> Tensor:
     """mla_extend for bfloat16 queries and weight, [T, N, V]; keys, values and softmax weights are rounded to bfloat16.
 
-    num_context: the sum of seq_len_B or an upper bound; default: the page table's capacity for all requests.
+    Without the context's num_tokens, its memory is that of full page tables.
     """
-    (T, N, C), R, L, B = q_nope_TNC.shape, q_rope_TNR.shape[2], w_kv_b.shape[1], seq_len_B.shape[0]
+    (T, N, C), L = q_nope_TNC.shape, w_kv_b.shape[1]
     V = w_kv_b.shape[0] // N - C
     out_TNV = q_nope_TNC.new_empty(T, N, V)
     if T == 0:
         return out_TNV
-    num_context = num_context or B * page_table_BP.shape[1] * kv_pages.shape[1]
-    entry = KVFormat(L, R, kv_pages.dtype)
-    latent_SL, rope_SR = _context(kv_pages, page_table_BP, seq_len_B, entry, num_context, q_nope_TNC.dtype)
+    entry = KVFormat(L, q_rope_TNR.shape[2], context.kv_pages.dtype)
+    latent_SL, rope_SR = _gathered(context, entry, q_nope_TNC.dtype)
     group = max(1, min(N, workspace_bytes // (latent_SL.shape[0] * (C + V) * latent_SL.element_size())))
     for first in range(0, N, group):
         heads = min(group, N - first)
         kv = latent_SL @ w_kv_b[first * (C + V) : (first + heads) * (C + V)].T
         q, r, out = (x[:, first : first + heads] for x in (q_nope_TNC, q_rope_TNR, out_TNV))
-        _launch(out, q, r, kv, rope_SR, seq_len_B, query_start_B1, softmax_scale, tile, keys)
+        _launch(out, q, r, kv, rope_SR, context, softmax_scale, tile, keys)
     return out_TNV
 
 
@@ -203,14 +199,13 @@ def _launch(
     r: Tensor,
     kv: Tensor,
     rope_SR: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor,
+    context: PagedContext,
     softmax_scale: float,
     tile: int,
     keys: int,
 ) -> None:
     """Attention of a group of heads. kv: their expanded context, [S, heads * (C + V)]."""
-    (T, heads, C), R, V, B = q.shape, r.shape[2], out.shape[2], seq_len_B.shape[0]
+    (T, heads, C), R, V, B = q.shape, r.shape[2], out.shape[2], context.seq_len_B.shape[0]
     num_tiles = triton.cdiv(T, tile) + B
     _attend_heads[(num_tiles, heads)](
         out,
@@ -218,8 +213,8 @@ def _launch(
         r,
         kv,
         rope_SR,
-        seq_len_B,
-        query_start_B1,
+        context.seq_len_B,
+        context.query_start_B1,
         softmax_scale,
         B,
         num_tiles,
@@ -227,10 +222,8 @@ def _launch(
         R,
         V,
         kv.stride(0),
-        q.stride(0),
-        q.stride(1),
-        r.stride(0),
-        r.stride(1),
+        *q.stride()[:2],
+        *r.stride()[:2],
         out.stride(0),
         REQUESTS=max(64, triton.next_power_of_2(B)),
         TILE=tile,
@@ -244,21 +237,20 @@ def _launch(
     )
 
 
-def _context(
-    kv_pages: Tensor, page_table_BP: Tensor, seq_len_B: Tensor, entry: KVFormat, num_context: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _gathered(context: PagedContext, entry: KVFormat, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """([S, L], [S, R]) of the queries' dtype; rows past the last request's are undefined."""
-    B, L, R = len(seq_len_B), entry.latent_size, entry.rope_size
-    latent_SL = torch.empty(num_context, L, dtype=dtype, device=kv_pages.device)
-    rope_SR = torch.empty(num_context, R, dtype=dtype, device=kv_pages.device)
-    _gather_context[(triton.cdiv(num_context, 16) + B,)](
+    kv_pages, table, B = context.kv_pages, context.page_table_BP, len(context.seq_len_B)
+    L, R = entry.latent_size, entry.rope_size
+    num_tokens = context.num_tokens or B * table.shape[1] * kv_pages.shape[1]
+    latent_SL, rope_SR = (torch.empty(num_tokens, size, dtype=dtype, device=kv_pages.device) for size in (L, R))
+    _gather_context[(triton.cdiv(num_tokens, 16) + B,)](
         latent_SL,
         rope_SR,
         kv_pages,
-        page_table_BP,
-        seq_len_B,
+        table,
+        context.seq_len_B,
         B,
-        page_table_BP.stride(0),
+        table.stride(0),
         L,
         R,
         entry.width,

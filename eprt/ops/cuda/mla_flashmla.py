@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt.ops.attention import PagedContext
+
 JOINS_QUERIES = True
 PAGE_SIZE, LATENT, ROPE = 64, 512, 64
 
@@ -17,9 +19,10 @@ def is_installed() -> bool:
     return importlib.util.find_spec("flash_mla") is not None
 
 
-def refusal(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> str | None:
+def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | None:
     """Why FlashMLA cannot compute this; None when it can."""
-    if query_start_B1 is not None:
+    kv_pages = context.kv_pages
+    if context.query_start_B1 is not None:
         return "it takes decodes, not prompts"
     if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
         return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
@@ -35,10 +38,7 @@ def refusal(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: 
 def attend(
     q_latent_TNL: Tensor,
     q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor | None,
+    context: PagedContext,
     softmax_scale: float,
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
@@ -48,10 +48,9 @@ def attend(
     plans = {} if plans is None else plans
     if "flashmla" not in plans:
         plans["flashmla"], _ = get_mla_metadata()  # empty; the first call fills it
-    q_T1ND, cache = _joined(q_latent_TNL, q_rope_TNR).unsqueeze(1), kv_pages.unsqueeze(2)
-    out_T1NL, _ = flash_mla_with_kvcache(
-        q_T1ND, cache, page_table_BP, seq_len_B, LATENT, plans["flashmla"], softmax_scale=softmax_scale
-    )
+    q_T1ND, cache = _joined(q_latent_TNL, q_rope_TNR).unsqueeze(1), context.kv_pages.unsqueeze(2)
+    where = cache, context.page_table_BP, context.seq_len_B
+    out_T1NL, _ = flash_mla_with_kvcache(q_T1ND, *where, LATENT, plans["flashmla"], softmax_scale=softmax_scale)
     return out_T1NL.squeeze(1)
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.attention import PagedContext
 from eprt.ops.cuda.kv_entry import load_entries
 from eprt.ops.cuda.tiles import find_tile
 from eprt.ops.kv_format import KVFormat
@@ -206,32 +207,26 @@ class AttentionTiling:
 def attend(
     q_latent_TNL: Tensor,
     q_rope_TNR: Tensor,
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    seq_len_B: Tensor,
-    query_start_B1: Tensor | None,
+    context: PagedContext,
     softmax_scale: float,
     num_splits: int | None = None,
-    tiling: AttentionTiling | None = None,
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """[T, N, L] of the queries' dtype, contiguous.
 
     q_latent_TNL, q_rope_TNR: bfloat16, whose softmax weights are rounded to it before the second product, or float32.
-    kv_pages: of any KVFormat.
-    query_start_B1: None for one token per request.
     num_splits: default: as many as give all SMs work.
     plans: unused; this kernel derives nothing from the lengths.
     """
-    T, N, L = q_latent_TNL.shape
+    (T, N, L), kv_pages = q_latent_TNL.shape, context.kv_pages
     entry = KVFormat(L, q_rope_TNR.shape[2], kv_pages.dtype)
-    if kv_pages.shape[2] != entry.width or not kv_pages.is_contiguous() or page_table_BP.stride(-1) != 1:
+    if kv_pages.shape[2] != entry.width or not kv_pages.is_contiguous() or context.page_table_BP.stride(-1) != 1:
         raise ValueError(f"kv_pages is {tuple(kv_pages.shape)}: contiguous [pages, page_size, {entry.width}] is needed")
     out_TNL = q_latent_TNL.new_empty(T, N, L)
     if T == 0:
         return out_TNL
-    B, one_token = seq_len_B.shape[0], query_start_B1 is None
-    tiling = tiling or tiling_of(q_latent_TNL.dtype == torch.float32, N if one_token else T * N)
+    B, one_token = context.seq_len_B.shape[0], context.query_start_B1 is None
+    tiling = tiling_of(q_latent_TNL.dtype == torch.float32, N if one_token else T * N)
     tile = tiling.queries
     num_tiles = B * triton.cdiv(N, tile) if one_token else triton.cdiv(T * N, tile) + B
     splits = num_splits or (_num_splits(num_tiles, out_TNL.device) if one_token else 1)
@@ -239,8 +234,8 @@ def attend(
     if splits > 1:
         partial = torch.empty(splits, T, N, L, dtype=torch.float32, device=out_TNL.device)
         log_sum = torch.empty(splits, T, N, dtype=torch.float32, device=out_TNL.device)
-    outputs, queries, lengths = (out_TNL, partial, log_sum), (q_latent_TNL, q_rope_TNR), (seq_len_B, query_start_B1)
-    _launch((num_tiles, splits), outputs, queries, kv_pages, page_table_BP, lengths, softmax_scale, entry, tiling)
+    outputs, grid = (out_TNL, partial, log_sum), (num_tiles, splits)
+    _launch(grid, outputs, q_latent_TNL, q_rope_TNR, context, softmax_scale, entry, tiling)
     if splits > 1:
         blocks = {"SPLITS": triton.next_power_of_2(splits), "LATENT": block_of(L)}
         _add_splits[(T * N,)](out_TNL, partial, log_sum, T * N, L, splits, **blocks)
@@ -250,46 +245,42 @@ def attend(
 def _launch(
     grid: tuple[int, int],
     outputs: tuple[Tensor, Tensor | None, Tensor | None],
-    queries: tuple[Tensor, Tensor],
-    kv_pages: Tensor,
-    page_table_BP: Tensor,
-    lengths: tuple[Tensor, Tensor | None],
+    q_latent_TNL: Tensor,
+    q_rope_TNR: Tensor,
+    context: PagedContext,
     softmax_scale: float,
     entry: KVFormat,
     tiling: AttentionTiling,
 ) -> None:
-    (q_latent_TNL, q_rope_TNR), (seq_len_B, query_start_B1) = queries, lengths
-    (T, N, L), B, one_token = q_latent_TNL.shape, seq_len_B.shape[0], query_start_B1 is None
+    (T, N, L), B = q_latent_TNL.shape, context.seq_len_B.shape[0]
     _attend[grid](
         *outputs,
         q_latent_TNL,
         q_rope_TNR,
-        kv_pages,
-        page_table_BP,
-        seq_len_B,
-        query_start_B1,
+        context.kv_pages,
+        context.page_table_BP,
+        context.seq_len_B,
+        context.query_start_B1,
         softmax_scale,
         B,
         N,
-        page_table_BP.stride(0),
+        context.page_table_BP.stride(0),
         L,
         entry.rope_size,
         entry.width,
         grid[1],
         T * N,
-        q_latent_TNL.stride(0),
-        q_latent_TNL.stride(1),
-        q_rope_TNR.stride(0),
-        q_rope_TNR.stride(1),
+        *q_latent_TNL.stride()[:2],
+        *q_rope_TNR.stride()[:2],
         SPLIT=grid[1] > 1,
         ACCURATE=q_latent_TNL.dtype == torch.float32,
-        REQUESTS=1 if one_token else max(64, triton.next_power_of_2(B)),
+        REQUESTS=1 if context.query_start_B1 is None else max(64, triton.next_power_of_2(B)),
         TILE=tiling.queries,
         KEYS=tiling.keys,
         LATENT=block_of(L),
         ROPE=block_of(entry.rope_size),
         WHOLE=block_of(L) == L,
-        PAGE=kv_pages.shape[1],
+        PAGE=context.kv_pages.shape[1],
         FP8=entry.is_fp8,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -305,7 +296,7 @@ def is_installed() -> bool:
     return True
 
 
-def refusal(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor, query_start_B1: Tensor | None) -> str | None:
+def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | None:
     """None: this kernel takes everything."""
 
 

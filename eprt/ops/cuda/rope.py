@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.elementwise import Rotation
+
 _HEADS = 16
 
 
@@ -46,34 +48,24 @@ def _rope(
         tl.store(to + half + pair[None, :], (b * cos + a * sin).to(out.dtype.element_ty), mask=inside)
 
 
-def rope_interleaved(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    return rotate(x_TNR, cos_sin_PR, position_T, interleaved=True)
+def rope(x_TNR: Tensor, rotation: Rotation) -> Tensor:
+    return rotate(x_TNR, rotation, x_TNR.new_empty(x_TNR.shape))
 
 
-def rope_half(x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor) -> Tensor:
-    return rotate(x_TNR, cos_sin_PR, position_T, interleaved=False)
-
-
-def rotate(
-    x_TNR: Tensor, cos_sin_PR: Tensor, position_T: Tensor, interleaved: bool, out_TNR: Tensor | None = None
-) -> Tensor:
-    """out_TNR: where to write, with any strides over tokens and heads. Default: a new tensor."""
+def rotate(x_TNR: Tensor, rotation: Rotation, out_TNR: Tensor) -> Tensor:
+    """Writes to out_TNR, of any strides over tokens and heads, and returns it."""
     tokens, heads, size = x_TNR.shape
-    if out_TNR is None:
-        out_TNR = x_TNR.new_empty(tokens, heads, size)
     if tokens:
         _rope[(tokens, triton.cdiv(heads, _HEADS))](
             out_TNR,
             x_TNR,
-            cos_sin_PR,
-            position_T,
-            x_TNR.stride(0),
-            x_TNR.stride(1),
-            out_TNR.stride(0),
-            out_TNR.stride(1),
+            rotation.cos_sin_PR,
+            rotation.position_T,
+            *x_TNR.stride()[:2],
+            *out_TNR.stride()[:2],
             heads,
             size // 2,
-            INTERLEAVED=interleaved,
+            INTERLEAVED=rotation.interleaved,
             HEADS=_HEADS,
             HALF=triton.next_power_of_2(size // 2),
         )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.ops import attention, reference
+from eprt.ops.attention import PagedContext
 from eprt.ops.kv_format import KVFormat
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -44,7 +45,7 @@ SHAPES = [
 
 @dataclass(frozen=True)
 class Case:
-    """The arguments of mla_extend, in order."""
+    """The arguments of mla_extend, those of its PagedContext one by one."""
 
     q_nope: torch.Tensor
     q_rope: torch.Tensor
@@ -56,10 +57,12 @@ class Case:
     softmax_scale: float
 
     def extend(self, op=attention.mla_extend):
-        return op(*vars(self).values())
+        context = PagedContext(self.kv_pages, self.page_table, self.seq_len, self.query_start)
+        return op(self.q_nope, self.q_rope, context, self.w_kv_b, self.softmax_scale)
 
     def decode(self, op=attention.mla_decode):
-        return op(*(v for k, v in vars(self).items() if k != "query_start"))
+        context = PagedContext(self.kv_pages, self.page_table, self.seq_len)
+        return op(self.q_nope, self.q_rope, context, self.w_kv_b, self.softmax_scale)
 
 
 def make_case(shape, dtypes, seq_lens, new_tokens, seed=0):

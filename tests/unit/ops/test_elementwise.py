@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from eprt.ops import elementwise, reference
+from eprt.ops.elementwise import Rotation
 
 SIZES = [1, 2, 7, 16, 31, 64, 192, 577, 2048]
 
@@ -64,20 +65,15 @@ def test_silu_mul_saturates(isa):
     torch.testing.assert_close(got, torch.nn.functional.silu(gate), rtol=2e-6, atol=1e-30, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["rope_interleaved", "rope_half"])
-def test_rope(isa, dtype, name):
+@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "half"])
+def test_rope(isa, dtype, interleaved):
     for size in (2, 6, 16, 64, 130):
         angle = torch.arange(50)[:, None] * 0.7 ** torch.arange(size // 2)
         cos_sin = torch.cat((angle.cos(), angle.sin()), dim=-1)
-        position = torch.tensor([0, 49, 3, 3, 17])
+        rotation = Rotation(cos_sin, torch.tensor([0, 49, 3, 3, 17]), interleaved)
         x = randn(5, 3, size + 10, dtype=dtype, seed=size)[..., 10:]
-        want = getattr(reference, name)(x, cos_sin, position)
-        torch.testing.assert_close(
-            getattr(elementwise, name)(x, cos_sin, position),
-            want,
-            rtol=0,
-            atol=1e-6 if dtype == torch.float32 else 0.02,
-        )
+        got, want = elementwise.rope(x, rotation), reference.rope(x, rotation)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.02)
 
 
 def test_both_layouts_give_the_same_scores():
@@ -86,10 +82,11 @@ def test_both_layouts_give_the_same_scores():
     cos_sin, position = torch.cat((angle.cos(), angle.sin()), dim=-1), torch.arange(30)
     q, k = randn(30, 2, 16, dtype=torch.float32), randn(30, 2, 16, dtype=torch.float32, seed=1)
     deinterleave = torch.cat((torch.arange(0, 16, 2), torch.arange(1, 16, 2)))
-    scores = [
-        torch.einsum("qnr,knr->nqk", rope(q[..., order], cos_sin, position), rope(k[..., order], cos_sin, position))
-        for rope, order in ((elementwise.rope_interleaved, torch.arange(16)), (elementwise.rope_half, deinterleave))
-    ]
+    scores = []
+    for interleaved, order in ((True, torch.arange(16)), (False, deinterleave)):
+        rotation = Rotation(cos_sin, position, interleaved)
+        turned = elementwise.rope(q[..., order], rotation), elementwise.rope(k[..., order], rotation)
+        scores.append(torch.einsum("qnr,knr->nqk", *turned))
     torch.testing.assert_close(*scores)
 
 
@@ -101,7 +98,7 @@ def test_rows_do_not_depend_on_each_other(isa, dtype):
     for run in (
         lambda rows: elementwise.rms_norm(x[rows], weight, 1e-6),
         lambda rows: elementwise.silu_mul(x[rows]),
-        lambda rows: elementwise.rope_interleaved(x[rows].view(-1, 16, 64), cos_sin, torch.arange(40)[rows]),
+        lambda rows: elementwise.rope(x[rows].view(-1, 16, 64), Rotation(cos_sin, torch.arange(40)[rows], True)),
     ):
         alone = torch.cat([run(slice(i, i + 1)) for i in range(40)])
         threads = torch.get_num_threads()
@@ -113,14 +110,14 @@ def test_rows_do_not_depend_on_each_other(isa, dtype):
 
 
 def test_empty_batch(dtype):
-    cos_sin = torch.zeros(4, 8)
+    rotation = Rotation(torch.zeros(4, 8), torch.zeros(0, dtype=torch.int64), False)
     assert elementwise.rms_norm(randn(0, 8, dtype=dtype), randn(8, dtype=dtype), 1e-6).shape == (0, 8)
     assert elementwise.silu_mul(randn(0, 8, dtype=dtype)).shape == (0, 4)
-    assert elementwise.rope_half(randn(0, 2, 8, dtype=dtype), cos_sin, torch.zeros(0, dtype=torch.int64)).shape == (
-        0,
-        2,
-        8,
-    )
+    assert elementwise.rope(randn(0, 2, 8, dtype=dtype), rotation).shape == (0, 2, 8)
+
+
+def rope_half(x, table_size, *position):
+    return elementwise.rope(x[None], Rotation(torch.ones(4, table_size), torch.tensor(position), False))
 
 
 @pytest.mark.parametrize(
@@ -130,16 +127,10 @@ def test_empty_batch(dtype):
         (lambda x: elementwise.rms_norm(x.half(), torch.ones(8), 1e-6), "x is torch.float16"),
         (lambda x: elementwise.add_rms_norm(x, x.bfloat16(), torch.ones(8), 1e-6), "must be the same"),
         (lambda x: elementwise.silu_mul(x[:, :7]), "7 columns, must be even"),
-        (
-            lambda x: elementwise.rope_half(x[None], torch.ones(4, 8), torch.tensor([4])),
-            r"position\[0\] = 4 is outside",
-        ),
-        (lambda x: elementwise.rope_half(x[None], torch.ones(4, 8), torch.tensor([-1])), r"position\[0\] = -1"),
-        (lambda x: elementwise.rope_half(x[None], torch.ones(4, 6), torch.tensor([0])), r"must be .*\[positions, 8\]"),
-        (
-            lambda x: elementwise.rope_half(x[None], torch.ones(4, 8), torch.tensor([0, 0])),
-            r"must be torch.int64 \[1\]",
-        ),
+        (lambda x: rope_half(x, 8, 4), r"position\[0\] = 4 is outside"),
+        (lambda x: rope_half(x, 8, -1), r"position\[0\] = -1"),
+        (lambda x: rope_half(x, 6, 0), r"must be .*\[positions, 8\]"),
+        (lambda x: rope_half(x, 8, 0, 0), r"must be torch.int64 \[1\]"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from eprt.ops.attention import PagedContext
 from eprt.ops.by_device import by_device
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -49,7 +50,8 @@ def test_attention_kernels_are_chosen_by_what_is_installed_and_what_they_take(mo
         monkeypatch.setenv("EPRT_GPU_ATTENTION", wanted)
         q, r = torch.empty(2, 128, 512, dtype=dtype), torch.empty(2, 128, 64, dtype=dtype)
         pages = torch.empty(3, page_size, 576, dtype=dtype)
-        return attention.kernel(q, r, pages, torch.zeros(3) if prompts else None)
+        table, length = torch.empty(2, 3), torch.empty(2)
+        return attention.kernel(q, r, PagedContext(pages, table, length, torch.zeros(3) if prompts else None))
 
     monkeypatch.setattr(mla_flashmla, "is_installed", lambda: False)
     assert chosen("auto") is chosen("triton") is mla_triton
