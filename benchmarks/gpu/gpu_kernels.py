@@ -26,6 +26,7 @@ from eprt.ops import cuda
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import experts_cublas, grouped_gemm, mla_expanded, mla_triton, norm, silu
 from eprt.ops.elementwise import Rotation
+from eprt.ops.gate import GateRule
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -143,7 +144,7 @@ def norms() -> None:
     cuda.add_rows(x, x, x)
     cuda.sum_rows(tensor(1024, HIDDEN), tensor(128, 8, dtype=torch.int64), tensor(128, 8, dtype=torch.float32))
     logits, bias = tensor(128, 256, dtype=torch.float32), tensor(256, dtype=torch.float32)
-    cuda.gate_topk(logits, bias, "sigmoid", 8, 8, 4, True, 2.5)
+    cuda.gate_topk(logits, bias, GateRule("sigmoid", 8, 8, 4, True, 2.5))
 
 
 def linear() -> None:

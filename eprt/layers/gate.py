@@ -9,13 +9,15 @@ from torch import Tensor
 from eprt import ops
 from eprt.config import MoEConfig
 from eprt.layers.linear import Linear, plain_weight
+from eprt.ops.gate import GateRule
 
 
 class Gate:
     """weight_EH: any floating dtype, kept as it is (bf16 times fp32 is exact). bias_E: V3's e_score_correction_bias."""
 
     def __init__(self, config: MoEConfig, weight_EH: Tensor, bias_E: Tensor | None = None):
-        self.config = config
+        c, groups = config, (config.n_group, config.topk_group)
+        self.rule = GateRule(c.scoring, c.top_k, *groups, c.norm_topk_prob, c.routed_scaling_factor)
         self.linear = Linear(plain_weight(weight_EH.contiguous()))
         self.bias_E = None if bias_E is None else bias_E.float().contiguous()
 
@@ -25,15 +27,4 @@ class Gate:
 
     def choose(self, logits_TE: Tensor, token_id_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(weights_TK fp32, expert_idx_TK int64), best expert first; -1 in rows whose token is negative: padding."""
-        c = self.config
-        return ops.gate_topk(
-            logits_TE,
-            self.bias_E,
-            c.scoring,
-            c.top_k,
-            c.n_group,
-            c.topk_group,
-            c.norm_topk_prob,
-            c.routed_scaling_factor,
-            token_id_T,
-        )
+        return ops.gate_topk(logits_TE, self.bias_E, self.rule, token_id_T)

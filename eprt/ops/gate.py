@@ -1,33 +1,37 @@
 """From router logits to chosen experts and their weights."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from eprt.ops import native
 
 
+@dataclass(frozen=True)
+class GateRule:
+    """How logits choose experts and give them weights, after Gate in DeepSeek-V3's inference/model.py."""
+
+    # "sigmoid": scores = sigmoid(logits), a group's score is the sum of its two best. "softmax" and "softmax_topk":
+    # scores = softmax over all experts, a group's score is its best.
+    scoring: str
+    top_k: int
+    n_group: int
+    topk_group: int  # experts are chosen from the best topk_group of n_group groups
+    norm_topk_prob: bool  # weights are the scores divided by their sum, else the scores
+    routed_scaling_factor: float  # both times this
+
+
 def gate_topk(
-    logits_TE: Tensor,
-    bias_E: Tensor | None,
-    scoring: str,
-    top_k: int,
-    n_group: int,
-    topk_group: int,
-    norm_topk_prob: bool,
-    routed_scaling_factor: float,
-    token_id_T: Tensor | None = None,
+    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(weights_TK fp32, expert_idx_TK int64), best expert first, ties to the lowest index.
 
-    After Gate in DeepSeek-V3's inference/model.py.
     logits_TE: fp32.
     bias_E: fp32; shifts the choice of groups and experts, never the weights.
-    scoring: "sigmoid": scores = sigmoid(logits), a group's score is the sum of its two best; "softmax" and
-        "softmax_topk": scores = softmax over all experts, a group's score is its best.
-    n_group, topk_group: experts are chosen from the best topk_group of n_group groups.
-    norm_topk_prob: weights are the scores divided by their sum; else the scores. Both times routed_scaling_factor.
     token_id_T: a negative id marks a padding row, whose experts are all -1.
     """
+    top_k, n_group, topk_group = rule.top_k, rule.n_group, rule.topk_group
     num_tokens, num_experts = logits_TE.shape
     if logits_TE.dtype != torch.float32:
         raise ValueError(f"gate logits are {logits_TE.dtype}; they must be float32")
@@ -44,11 +48,11 @@ def gate_topk(
     native.load().gate_topk(
         logits_TE.contiguous(),
         None if bias_E is None else bias_E.contiguous(),
-        scoring == "sigmoid",
+        rule.scoring == "sigmoid",
         n_group,
         topk_group,
-        norm_topk_prob,
-        routed_scaling_factor,
+        rule.norm_topk_prob,
+        rule.routed_scaling_factor,
         weights_TK,
         expert_idx_TK,
         torch.get_num_threads(),

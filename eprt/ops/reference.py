@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eprt.ops.attention import PagedContext
 from eprt.ops.elementwise import Rotation
+from eprt.ops.gate import GateRule
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.weight import Weight
 
@@ -100,30 +101,21 @@ def mla_decode(
     return mla_extend(q_nope_BNC, q_rope_BNR, one_each, w_kv_b, softmax_scale)
 
 
-def gate_topk(
-    logits_TE: Tensor,
-    bias_E: Tensor | None,
-    scoring: str,
-    top_k: int,
-    n_group: int,
-    topk_group: int,
-    norm_topk_prob: bool,
-    routed_scaling_factor: float,
-) -> tuple[Tensor, Tensor]:
-    scores_TE = logits_TE.sigmoid() if scoring == "sigmoid" else logits_TE.softmax(-1)
+def gate_topk(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
+    scores_TE = logits_TE.sigmoid() if rule.scoring == "sigmoid" else logits_TE.softmax(-1)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
-    if n_group > 1:
-        grouped_TGE = choice_TE.unflatten(-1, (n_group, -1))
-        best = min(2, grouped_TGE.shape[-1]) if scoring == "sigmoid" else 1
+    if rule.n_group > 1:
+        grouped_TGE = choice_TE.unflatten(-1, (rule.n_group, -1))
+        best = min(2, grouped_TGE.shape[-1]) if rule.scoring == "sigmoid" else 1
         group_score_TG = grouped_TGE.topk(best, dim=-1).values.sum(-1)
         kept_TG = torch.zeros_like(group_score_TG, dtype=torch.bool)
-        kept_TG.scatter_(1, _largest(group_score_TG, topk_group), True)
+        kept_TG.scatter_(1, _largest(group_score_TG, rule.topk_group), True)
         choice_TE = grouped_TGE.masked_fill(~kept_TG.unsqueeze(-1), float("-inf")).flatten(1)
-    expert_idx_TK = _largest(choice_TE, top_k)
+    expert_idx_TK = _largest(choice_TE, rule.top_k)
     weights_TK = scores_TE.gather(1, expert_idx_TK)
-    if norm_topk_prob:
+    if rule.norm_topk_prob:
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
-    return weights_TK * routed_scaling_factor, expert_idx_TK
+    return weights_TK * rule.routed_scaling_factor, expert_idx_TK
 
 
 def _largest(x: Tensor, k: int) -> Tensor:

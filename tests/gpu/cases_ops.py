@@ -16,6 +16,7 @@ from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.elementwise import Rotation
+from eprt.ops.gate import GateRule
 from eprt.ops.kv_format import KVFormat
 from eprt.ops.rows import add_rows, sum_rows
 from eprt.ops.tuning import Tiling
@@ -165,16 +166,16 @@ def gates(draw: Draw) -> None:
         logits[1] = 0.0  # ties
         logits[2, ::2] = 3.0
         bias = draw.normal(experts, scale=0.1) if has_bias else None
-        rest = (scoring, top_k, groups, kept, normalise, 2.5)
-        weights, chosen = cuda.gate_topk(logits, bias, *rest)
-        want_weights, want = reference.gate_topk(logits.cpu(), None if bias is None else bias.cpu(), *rest)
+        rule = GateRule(scoring, top_k, groups, kept, normalise, 2.5)
+        weights, chosen = cuda.gate_topk(logits, bias, rule)
+        want_weights, want = reference.gate_topk(logits.cpu(), None if bias is None else bias.cpu(), rule)
         assert torch.equal(chosen.cpu(), want), case
         near(weights, want_weights, 1e-6, f"gate {case}")
         token = torch.where(torch.arange(9).to(draw.device) % 4 == 1, -1, draw.integers(0, 9, 9))
-        _, chosen = cuda.gate_topk(logits, bias, *rest, token)
+        _, chosen = cuda.gate_topk(logits, bias, rule, token)
         assert torch.equal(chosen.cpu(), want.masked_fill(token.cpu().view(-1, 1) < 0, -1)), case
         logits[3], logits[4, 1], logits[5, : experts - 1] = math.nan, math.nan, math.nan
-        _, chosen = cuda.gate_topk(logits, bias, *rest)
+        _, chosen = cuda.gate_topk(logits, bias, rule)
         for row in chosen.tolist():
             assert len(set(row)) == top_k and 0 <= min(row) <= max(row) < experts, (case, row)
         assert torch.equal(chosen[[0, 1, 2, 6, 7, 8]].cpu(), want[[0, 1, 2, 6, 7, 8]]), case

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.gate import GateRule
+
 
 @triton.jit
 def _first_largest(value, index, BOUND: tl.constexpr):
@@ -94,21 +96,13 @@ def _gate_topk(
 
 
 def gate_topk(
-    logits_TE: Tensor,
-    bias_E: Tensor | None,
-    scoring: str,
-    top_k: int,
-    n_group: int,
-    topk_group: int,
-    norm_topk_prob: bool,
-    routed_scaling_factor: float,
-    token_id_T: Tensor | None = None,
+    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     num_tokens, num_experts = logits_TE.shape
-    weights_TK = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits_TE.device)
-    expert_idx_TK = torch.empty(num_tokens, top_k, dtype=torch.int64, device=logits_TE.device)
+    weights_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.float32, device=logits_TE.device)
+    expert_idx_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.int64, device=logits_TE.device)
     if num_tokens:
-        group_size = num_experts // n_group
+        group_size = num_experts // rule.n_group
         _gate_topk[(num_tokens,)](
             weights_TK,
             expert_idx_TK,
@@ -116,17 +110,17 @@ def gate_topk(
             bias_E,
             None if token_id_T is None else token_id_T.contiguous(),
             num_experts,
-            n_group,
+            rule.n_group,
             group_size,
-            float(routed_scaling_factor),
-            TOP_K=top_k,
-            TOP_GROUPS=topk_group,
-            SIGMOID=scoring == "sigmoid",
-            NORMALISE=norm_topk_prob,
-            LIMITED=topk_group < n_group,
-            GROUPS=triton.next_power_of_2(n_group),
+            float(rule.routed_scaling_factor),
+            TOP_K=rule.top_k,
+            TOP_GROUPS=rule.topk_group,
+            SIGMOID=rule.scoring == "sigmoid",
+            NORMALISE=rule.norm_topk_prob,
+            LIMITED=rule.topk_group < rule.n_group,
+            GROUPS=triton.next_power_of_2(rule.n_group),
             SIZE=triton.next_power_of_2(group_size),
-            K=triton.next_power_of_2(top_k),
+            K=triton.next_power_of_2(rule.top_k),
             num_warps=1,
         )
     return weights_TK, expert_idx_TK

@@ -9,6 +9,7 @@ from eprt import ops
 from eprt.config import MoEConfig
 from eprt.layers.gate import Gate
 from eprt.ops import reference
+from eprt.ops.gate import GateRule
 from tests import tiny
 
 
@@ -33,7 +34,7 @@ def test_kernel_equals_oracle(scoring, experts, top_k, groups, kept, norm):
     torch.manual_seed(experts)
     logits = torch.randn(70, experts) * 2
     bias = torch.randn(experts) * 0.2 if scoring == "sigmoid" else None
-    args = (logits, bias, scoring, top_k, groups, kept, norm, 2.5)
+    args = (logits, bias, GateRule(scoring, top_k, groups, kept, norm, 2.5))
     weights, idx = ops.gate_topk(*args)
     want_weights, want_idx = reference.gate_topk(*args)
     assert torch.equal(idx, want_idx)
@@ -45,13 +46,13 @@ def test_ties_go_to_the_lowest_index(scoring):
     logits = torch.zeros(3, 12)
     logits[1, [3, 8]] = 1.0
     for gate_topk in (ops.gate_topk, reference.gate_topk):
-        _, idx = gate_topk(logits, None, scoring, 4, 4, 2, True, 1.0)
+        _, idx = gate_topk(logits, None, GateRule(scoring, 4, 4, 2, True, 1.0))
         assert idx.tolist() == [[0, 1, 2, 3], [3, 8, 4, 5], [0, 1, 2, 3]]
 
 
 def test_bias_moves_the_choice_but_not_the_weights():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    weights, idx = ops.gate_topk(logits, torch.tensor([0.0, 0.0, 0.0, 9.0]), "sigmoid", 2, 1, 1, False, 1.0)
+    weights, idx = ops.gate_topk(logits, torch.tensor([0.0, 0.0, 0.0, 9.0]), GateRule("sigmoid", 2, 1, 1, False, 1.0))
     assert idx.tolist() == [[3, 0]]
     torch.testing.assert_close(weights, logits.sigmoid()[:, [3, 0]])
 
@@ -60,9 +61,9 @@ def test_bias_moves_the_choice_but_not_the_weights():
 def test_a_row_does_not_depend_on_its_batch(experts):
     logits = torch.randn(129, experts)
     bias = torch.randn(experts) * 0.1
-    weights, idx = ops.gate_topk(logits, bias, "sigmoid", 3, 1, 1, True, 2.5)
+    weights, idx = ops.gate_topk(logits, bias, GateRule("sigmoid", 3, 1, 1, True, 2.5))
     for row in (0, 64, 128):
-        alone_weights, alone_idx = ops.gate_topk(logits[row : row + 1], bias, "sigmoid", 3, 1, 1, True, 2.5)
+        alone_weights, alone_idx = ops.gate_topk(logits[row : row + 1], bias, GateRule("sigmoid", 3, 1, 1, True, 2.5))
         assert torch.equal(alone_weights[0], weights[row]) and torch.equal(alone_idx[0], idx[row])
 
 
@@ -70,24 +71,24 @@ def test_nan_still_chooses_different_experts():
     logits = torch.randn(4, 16)
     logits[1] = float("nan")
     logits[2, 5] = float("nan")
-    _, idx = ops.gate_topk(logits, None, "sigmoid", 4, 4, 2, True, 1.0)
+    _, idx = ops.gate_topk(logits, None, GateRule("sigmoid", 4, 4, 2, True, 1.0))
     for row in idx.tolist():
         assert len(set(row)) == 4 and all(0 <= e < 16 for e in row)
 
 
 def test_no_tokens():
-    weights, idx = ops.gate_topk(torch.empty(0, 16), None, "softmax", 4, 1, 1, True, 1.0)
+    weights, idx = ops.gate_topk(torch.empty(0, 16), None, GateRule("softmax", 4, 1, 1, True, 1.0))
     assert weights.shape == idx.shape == (0, 4)
 
 
 def test_bad_arguments_name_the_value():
     logits = torch.zeros(1, 16)
     with pytest.raises(ValueError, match="5 of 16 experts from 1 of 4 groups"):
-        ops.gate_topk(logits, None, "sigmoid", 5, 4, 1, True, 1.0)
+        ops.gate_topk(logits, None, GateRule("sigmoid", 5, 4, 1, True, 1.0))
     with pytest.raises(ValueError, match="float64"):
-        ops.gate_topk(logits.double(), None, "sigmoid", 2, 1, 1, True, 1.0)
+        ops.gate_topk(logits.double(), None, GateRule("sigmoid", 2, 1, 1, True, 1.0))
     with pytest.raises(ValueError, match=r"\(15,\)"):
-        ops.gate_topk(logits, torch.zeros(15), "sigmoid", 2, 1, 1, True, 1.0)
+        ops.gate_topk(logits, torch.zeros(15), GateRule("sigmoid", 2, 1, 1, True, 1.0))
 
 
 def routers():
