@@ -1,6 +1,6 @@
 """Triton without a GPU: its interpreter runs the kernels of eprt.ops.cuda on CPU tensors, slowly.
 
-    python -m tests.interpreted      runs the cases of tests/gpu/cases_ops.py
+    python -m tests.interpreted      runs the cases of GPU operators (tests/gpu/test_ops.py)
 
 It must be asked for before anything imports Triton, hence a process of its own.
 """
@@ -59,12 +59,15 @@ interpreter._convert_float = _round_float
 
 
 def main() -> None:
-    from tests.gpu import cases_expert_ops, cases_grouped, cases_many_rows, cases_ops
+    from tests.gpu import cases_expert_ops, cases_grouped, cases_many_rows, cases_ops, cases_products
+    from tests.gpu import cases_latent_attention as latent
+    from tests.gpu.draw import Draw
 
-    for case in (*cases_ops.SMALL, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL):
-        case(cases_ops.Draw("cpu"))
-    cases_ops.experts(cases_ops.Draw("cpu"), shapes=((3, 128, 128),))
-    cases_ops.attention(cases_ops.Draw("cpu"), heads_and_sizes=((4, 32, 8, 16, 16),))
+    dense = (*cases_ops.ALL, *cases_products.SMALL, *latent.SMALL)
+    for case in (*dense, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL):
+        case(Draw("cpu"))
+    cases_products.experts(Draw("cpu"), shapes=((3, 128, 128),))
+    latent.attention(Draw("cpu"), heads_and_sizes=((4, 32, 8, 16, 16),))
 
 
 if __name__ == "__main__":

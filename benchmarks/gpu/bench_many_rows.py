@@ -68,10 +68,10 @@ def main() -> None:
         counts = counts_of(experts, rows, spread)
         x, scale = quantize_rows(torch.randn(sum(counts), HIDDEN, device="cuda", dtype=torch.bfloat16))
         y, known = torch.empty(x.shape, device="cuda", dtype=torch.bfloat16), KnownRows(counts, list(range(experts)))
-        count, storage = (torch.tensor(values, device="cuda").int() for values in (counts, known.matrices))
+        count, buffer = (torch.tensor(values, device="cuda").int() for values in (counts, known.matrices))
         row = {}
         for name, call in (
-            ("grouped", lambda: grouped_experts(x, count, w13, w2, y, storage, scale)),  # noqa: B023
+            ("grouped", lambda: grouped_experts(x, count, w13, w2, y, buffer, scale)),  # noqa: B023
             ("singly", lambda: experts_one_by_one(x, count, w13, w2, y, scale, known)),  # noqa: B023
         ):
             us, host_us = timed(call, ahead=True)

@@ -17,7 +17,14 @@ from eprt.compat.deep_ep import dispatch_layout
 from tests.emulated.cases import calls_low_latency, calls_normal, layouts, token_rows
 from tests.emulated.device import emulated_ranks
 from tests.emulated.kernels import WATCHED
-from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
+from tests.gpu import (
+    cases_deep_ep_low_latency,
+    cases_low_latency,
+    cases_low_latency_lost_ranks,
+    cases_low_latency_signals,
+    cases_normal_rows,
+    cases_static_bound,
+)
 
 VERB_SHAPES = [
     (256, 4, 4, 9, "fp8", False),
@@ -43,12 +50,12 @@ def run(num_ranks: int, case: Callable[..., None], **kwargs: Any) -> None:
 
 def races() -> None:
     """In a process that was begun with ThreadSanitizer (begin_watched)."""
-    cases_normal.ROWS_NUM_SMS[:] = [None, 1]
+    cases_normal_rows.ROWS_NUM_SMS[:] = [None, 1]
     with patch.object(dispatch_layout, "_MOST_BLOCKS", 4):  # it takes 8000 threads at most
         run(2, layouts)
     run(2, calls_low_latency, shape=(256, 2, 3, 7, "fp8", False), num_sms=2)
     run(2, calls_low_latency, shape=(256, 2, 3, 7, "same", True), num_sms=1)
-    run(2, cases_nvlink.missing_signal, timeout_s=5.0, shape=(256, 2, 4, 9, "fp8", False))
+    run(2, cases_low_latency_signals.missing_signal, timeout_s=5.0, shape=(256, 2, 4, 9, "fp8", False))
     run(2, calls_normal, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
     run(2, token_rows, shape=(1008, 9, 3, 7, "same", False), num_sms=2)
 
@@ -67,8 +74,8 @@ def begin_watched() -> NoReturn:
 def main() -> None:
     if "--races" in sys.argv[1:]:
         return races() if WATCHED else begin_watched()
-    cases_deep_ep.SHAPES[:] = FACE_SHAPES
-    cases_normal.ROWS_NUM_SMS[:] = [None, 1, 5]
+    cases_deep_ep_low_latency.SHAPES[:] = FACE_SHAPES
+    cases_normal_rows.ROWS_NUM_SMS[:] = [None, 1, 5]
     for num_ranks in (1, 2, 3, 4, 7, 8):
         for number, shape in enumerate(VERB_SHAPES):
             run(num_ranks, calls_low_latency, shape=shape, num_sms=1 + (number + num_ranks) % 3)
@@ -80,11 +87,11 @@ def main() -> None:
         run(num_ranks, cases_static_bound.too_many_rows, exact=num_ranks % 2 == 0)
         run(num_ranks, cases_static_bound.too_many_items)
     for num_ranks in (2, 3, 4):
-        run(num_ranks, cases_deep_ep.shapes, seed=num_ranks, cases_per_shape=6)
-        run(num_ranks, cases_deep_ep.in_flight)
-        run(num_ranks, cases_deep_ep.scale_formats)
-        run(num_ranks, cases_nvlink.two_in_flight)
-        run(num_ranks, cases_nvlink.masked_before)
+        run(num_ranks, cases_deep_ep_low_latency.shapes, seed=num_ranks, cases_per_shape=6)
+        run(num_ranks, cases_deep_ep_low_latency.in_flight)
+        run(num_ranks, cases_deep_ep_low_latency.scale_formats)
+        run(num_ranks, cases_low_latency.two_in_flight)
+        run(num_ranks, cases_low_latency_lost_ranks.masked_before)
 
 
 if __name__ == "__main__":

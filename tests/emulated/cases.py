@@ -15,7 +15,7 @@ from eprt.compat.deep_ep.rows_received import ReceivedRows
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from tests.emulated.kernels import fast_clock
-from tests.gpu import cases_normal, cases_nvlink
+from tests.gpu import cases_low_latency, cases_normal, cases_normal_rows
 from tests.ranks.cases_ep import SKEWS, make_tokens
 from tests.ranks.cases_late_rank import only_the_late_rank_is_charged
 
@@ -24,28 +24,28 @@ WAYS = ("fused", "single", "ahead")
 
 def calls_low_latency(group: EPGroup, shape: Sequence, num_sms: int) -> None:
     """All skews, by single calls, receives started ahead and two calls in one launch, differently on different ranks:
-    the oracle's bits. shape: as in cases_nvlink.SHAPES."""
+    the oracle's bits. shape: as in cases_low_latency.SHAPES."""
     rng = random.Random(7)
-    backend = cases_nvlink.make(group, cases_nvlink.make_config(group, shape), num_sms=num_sms)
+    backend = cases_low_latency.make(group, cases_low_latency.make_config(group, shape), num_sms=num_sms)
     for number, skew in enumerate(SKEWS * 2):
-        everyone = cases_nvlink.one_round(make_tokens(rng, backend.config, group.size, skew))
-        cases_nvlink.poison(backend)
+        everyone = cases_low_latency.one_round(make_tokens(rng, backend.config, group.size, skew))
+        cases_low_latency.poison(backend)
         calls = WAYS[(number + number // len(SKEWS) * (1 + group.rank)) % len(WAYS)]
-        cases_nvlink.check_once(backend, everyone, calls, (0,) * group.size)
+        cases_low_latency.check_once(backend, everyone, calls, (0,) * group.size)
     backend.close()
 
 
 def long_wait(group: EPGroup, shape: Sequence) -> None:
     """Statistics of many seconds that all wait for rank 0."""
-    backend = cases_nvlink.make(group, cases_nvlink.make_config(group, shape, timeout_s=1e5))
-    everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
-    cases_nvlink.check_once(backend, everyone, "fused", (0,) * group.size)
+    backend = cases_low_latency.make(group, cases_low_latency.make_config(group, shape, timeout_s=1e5))
+    everyone = cases_low_latency.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
+    cases_low_latency.check_once(backend, everyone, "fused", (0,) * group.size)
     group.barrier()
     with fast_clock(1000) if group.rank == 0 else nullcontext():
         group.barrier()
         if group.rank == 0:
             time.sleep(0.3)  # 300 s of its clock, of which crowded threads may miss most
-        cases_nvlink.check_once(backend, everyone, "fused", (0,) * group.size)
+        cases_low_latency.check_once(backend, everyone, "fused", (0,) * group.size)
         group.barrier()
     waited_us = backend.stats().dispatch_wait_us_N[0]
     assert group.rank == 0 or waited_us > 10e6, waited_us
@@ -54,7 +54,7 @@ def long_wait(group: EPGroup, shape: Sequence) -> None:
 
 def late_rank(group: EPGroup, mode: str, exact: bool) -> None:
     """The last rank but one, by seconds: beside them the emulation's own time is little."""
-    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    cases: Any = {"low_latency": cases_low_latency, "normal": cases_normal}[mode]
     shape = (64, group.size if mode == "normal" else 1, min(4, group.size), group.size, "same", exact)
     backend = cases.make(group, cases.make_config(group, shape, timeout_s=60.0), num_sms=1)
     only_the_late_rank_is_charged(group, backend, late=group.size - 2, late_s=2.0)
@@ -78,23 +78,23 @@ def token_rows(group: EPGroup, shape: Sequence, num_sms: int) -> None:
     """Rows per token, again, back, with biases and weights, without experts."""
     cases_normal.poison_new_tensors()
     exchange = RowExchange(group, 1 << 23, timeout_s=60.0, num_sms=num_sms)
-    rng, in_vain = random.Random(9), cases_normal.watch_launches_ahead(exchange)
+    rng, in_vain = random.Random(9), cases_normal_rows.watch_launches_ahead(exchange)
     for skew in cases_normal.SKEWS:
         exchange.kernels.memory.view(exchange.kernels.data_begin, (1 << 23,), torch.uint8).fill_(0xFF)
-        cases_normal.rows_once(group, exchange, rng, shape, skew)
-    cases_normal.check_launches_ahead(group, in_vain)
+        cases_normal_rows.rows_once(group, exchange, rng, shape, skew)
+    cases_normal_rows.check_launches_ahead(group, in_vain)
     exchange.close()
 
 
 def after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> None:
     """A server that has run for weeks (num_calls), and a place in memory that no batch has needed before: what lies
     there is epoch 0. Rank 0 is late, so that the others wait."""
-    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    cases: Any = {"low_latency": cases_low_latency, "normal": cases_normal}[mode]
     backend = cases.make(group, cases.make_config(group, shape), num_sms=3)
     tickets = torch.tensor([1024, 1024, 1][: len(backend.kernels._ticket)])
     backend.kernels._ticket.copy_(tickets * num_calls)
     for calls in WAYS * 2:
-        everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
+        everyone = cases_low_latency.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
         cases.poison(backend)
         group.barrier()
         time.sleep(0.03 * (group.rank == 0))

@@ -14,13 +14,13 @@ from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.low_latency import Signal
 from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
-from tests.gpu import cases_normal, cases_nvlink
+from tests.gpu import cases_low_latency, cases_normal
 from tests.ranks.cases_ep import make_tokens
 
 
 def masked_statistics(group: EPGroup, shape: Sequence, mode: str) -> None:
     """What is not sent to a masked rank does not count as sent, nor what does not come from it as received."""
-    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    cases: Any = {"low_latency": cases_low_latency, "normal": cases_normal}[mode]
     backend, rank, last = cases.make(group, cases.make_config(group, shape), num_sms=3), group.rank, group.size - 1
     with_me = [last] if rank == last else list(range(last))
     for other in set(range(group.size)) - set(with_me):
@@ -41,11 +41,11 @@ def masked_statistics(group: EPGroup, shape: Sequence, mode: str) -> None:
 def back_after_weeks(group: EPGroup, shape: Sequence, mode: str, num_calls: int) -> None:
     """The last rank has missed calls, the others' epochs have begun anew; readmit brings all together, but not while
     one has a handle in flight, which all are told."""
-    cases: Any = {"low_latency": cases_nvlink, "normal": cases_normal}[mode]
+    cases: Any = {"low_latency": cases_low_latency, "normal": cases_normal}[mode]
     backend, rank, last = cases.make(group, cases.make_config(group, shape), num_sms=3), group.rank, group.size - 1
     tickets = torch.tensor([1024, 1024, 1][: len(backend.kernels._ticket)])
     backend.kernels._ticket.copy_(tickets * num_calls)
-    everyone = cases_nvlink.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
+    everyone = cases_low_latency.one_round(make_tokens(random.Random(3), backend.config, group.size, "uniform"))
     mine = everyone[rank]
     for other in set(range(group.size)) - {rank}:
         backend.mask_rank(other)
@@ -115,8 +115,8 @@ def forget_tokens_of(backend: NvlinkLowLatencyBackend, source: int) -> None:
 def lost_before_signals(group: EPGroup, shape: Sequence) -> None:
     """A rank's counts come, its tokens do not; the others' outputs, sent tile by tile as the experts finish them, are
     whole all the same. The rows before, of other tokens, are where its tokens would have been."""
-    config = cases_nvlink.make_config(group, shape, timeout_s=0.6, num_buffers=1)
-    backend, rank, lost = cases_nvlink.make(group, config, num_sms=2), group.rank, 1
+    config = cases_low_latency.make_config(group, shape, timeout_s=0.6, num_buffers=1)
+    backend, rank, lost = cases_low_latency.make(group, config, num_sms=2), group.rank, 1
     T, local = config.num_max_tokens_per_rank, config.num_slots // group.size
     x = torch.ones(T, config.hidden_size, dtype=torch.bfloat16, device="cuda")
     weights, generator = torch.ones(T, config.top_k, device="cuda"), torch.Generator().manual_seed(rank)

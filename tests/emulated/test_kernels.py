@@ -17,7 +17,12 @@ from tests.emulated.cases import (
 )
 from tests.emulated.cases_lost import back_after_weeks, lost_after_counts, lost_before_signals, masked_statistics
 from tests.emulated.device import emulated_ranks
-from tests.gpu import cases_deep_ep, cases_normal, cases_nvlink, cases_static_bound
+from tests.gpu import (
+    cases_deep_ep_low_latency,
+    cases_low_latency_signals,
+    cases_normal_rows,
+    cases_static_bound,
+)
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
@@ -32,12 +37,12 @@ def test_low_latency_of_three_ranks_in_two_thread_blocks_each():
 
 
 def test_one_deadline_ends_a_combine_however_many_tiles_never_come():
-    emulated_ranks(3, cases_nvlink.missing_signal, timeout_s=1.5, shape=SHAPE)
+    emulated_ranks(3, cases_low_latency_signals.missing_signal, timeout_s=1.5, shape=SHAPE)
 
 
 def test_deep_eps_interface_with_hooks_late_weights_and_every_output_by_itself(monkeypatch):
-    monkeypatch.setattr(cases_deep_ep, "SHAPES", [(512, 4, 4, 9)])
-    emulated_ranks(2, cases_deep_ep.shapes, seed=2, cases_per_shape=6)
+    monkeypatch.setattr(cases_deep_ep_low_latency, "SHAPES", [(512, 4, 4, 9)])
+    emulated_ranks(2, cases_deep_ep_low_latency.shapes, seed=2, cases_per_shape=6)
 
 
 def test_a_wait_longer_than_32_bits_of_ns_is_told_as_it_was():
@@ -71,7 +76,7 @@ def test_normal_mode_by_expert_leaves_out_more_rows_than_a_static_bound(exact):
 
 
 def test_normal_mode_with_a_row_per_token(monkeypatch):
-    monkeypatch.setattr(cases_normal, "ROWS_NUM_SMS", [None, 1, 2])
+    monkeypatch.setattr(cases_normal_rows, "ROWS_NUM_SMS", [None, 1, 2])
     emulated_ranks(2, token_rows, shape=(1008, 9, 3, 20, "same", False), num_sms=3)
 
 

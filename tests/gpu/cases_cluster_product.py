@@ -9,7 +9,7 @@ from eprt.ops import cuda
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import tuned_dense
 from eprt.ops.weight import Weight, quantize_fp8
-from tests.gpu.cases_ops import ROUNDING, Draw, near
+from tests.gpu.draw import ROUNDING, Draw, near
 
 TILINGS = (
     ClusterTiling(1, 1, 1, 4),

@@ -13,7 +13,8 @@ from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import SentTokens
 from tests.gpu import fast_oracle
-from tests.gpu.cases_normal import Expected, expected_rows, make_config, poison_new_tensors, random_tokens
+from tests.gpu.cases_normal import make_config, poison_new_tensors, random_tokens
+from tests.gpu.cases_normal_rows import Expected, expected_rows
 from tests.ranks.cases_ep import assert_same_bits
 
 # (hidden, experts, top_k, most tokens, payload, exact): 640 has 5 scales a row, which lie padded in memory

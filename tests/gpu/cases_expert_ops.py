@@ -7,7 +7,7 @@ from eprt.ep.placement.slot_map import SlotMap
 from eprt.ops import cuda
 from eprt.ops.checksum import add_checksum
 from eprt.ops.choices import count_choices
-from tests.gpu.cases_ops import Draw
+from tests.gpu.draw import Draw
 
 
 def random_slot_map(rng: np.random.Generator, num_experts: int, num_slots: int) -> SlotMap:

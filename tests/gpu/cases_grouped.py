@@ -7,13 +7,14 @@ from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Tiling
 from eprt.ops.weight import quantize_fp8
-from tests.gpu.cases_ops import Counters, Draw, _on, near
+from tests.gpu.cases_products import Counters
+from tests.gpu.draw import Draw, near, weight_on
 
 
 def tile_heights(draw: Draw) -> None:
     """A row's result is the same in a tile of any height: alone, among others, at the end of an expert's rows."""
     count = torch.tensor([21, 0, 16, 70, 33, 1], dtype=torch.int32, device=draw.device)
-    weight = _on(draw.device, quantize_fp8(draw.normal(6, 256, 200, scale=0.07).cpu()))
+    weight = weight_on(draw.device, quantize_fp8(draw.normal(6, 256, 200, scale=0.07).cpu()))
     data, scale = quantize_rows(draw.normal(146, 200))
 
     def product(block_m: int, gated: bool, signal: Counters | None = None) -> Tensor:

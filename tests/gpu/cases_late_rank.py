@@ -3,17 +3,17 @@
 from typing import Any
 
 from eprt.ep.group.group import EPGroup
-from tests.gpu import cases_normal, cases_nvlink
+from tests.gpu import cases_low_latency, cases_normal
 from tests.ranks.cases_late_rank import only_the_late_rank_is_charged
 
 LATE_S = 0.1  # a twentieth of it is far more than ranks are apart
 
 
 def on_gpus(group: EPGroup) -> None:
-    modes: tuple[Any, ...] = (cases_nvlink, cases_normal)
+    modes: tuple[Any, ...] = (cases_low_latency, cases_normal)
     for cases in modes:
         for exact in (False, True):
-            num_slots = 8 if cases is cases_nvlink else 8 * group.size
+            num_slots = 8 if cases is cases_low_latency else 8 * group.size
             config = cases.make_config(group, (2048, num_slots, 4, 32, "same", exact))
             backend = cases.make(group, config)
             for late in {0, group.size - 1}:

@@ -14,7 +14,7 @@ from eprt.ops.cuda import cublas, experts_cublas
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import Weight, quantize_fp8
-from tests.gpu.cases_ops import Draw, _at, _on, near
+from tests.gpu.draw import Draw, experts_at, near, weight_on
 
 # Rows of each expert: none, one, whole tiles, and ends inside a tile, also where no memory follows.
 COUNTS = ((40, 0, 1, 17, 64, 2, 0, 33), (16, 16), (5,), (0, 0, 3, 0), (0, 0))
@@ -55,24 +55,24 @@ def one_by_one(draw: Draw, *inputs) -> Tensor:
 
 def many_rows(draw: Draw) -> None:
     """In the interpreter narrow, and without the grouped product: it is slow there."""
-    on_gpu, storages = draw.device == "cuda", 10
+    on_gpu, num_buffers = draw.device == "cuda", 10
     hidden, width = (512, 512) if on_gpu else (256, 128)
-    w13 = draw.normal(storages, 2 * width, hidden, scale=hidden**-0.5).cpu()
-    w2 = draw.normal(storages, hidden, width, scale=width**-0.5).cpu()
+    w13 = draw.normal(num_buffers, 2 * width, hidden, scale=hidden**-0.5).cpu()
+    w2 = draw.normal(num_buffers, hidden, width, scale=width**-0.5).cpu()
     for convert, tolerance in ((quantize_fp8, 0.12), (lambda w: Weight(w.bfloat16()), 8e-3)):
         weights = [convert(w) for w in (w13, w2)]
-        on_device = _on(draw.device, weights[0]), _on(draw.device, weights[1])
+        on_device = weight_on(draw.device, weights[0]), weight_on(draw.device, weights[1])
         for counts in COUNTS if on_gpu else COUNTS[::2]:
             rows, what = sum(counts), f"{weights[0].data.dtype} experts one by one, rows {counts}"
-            storage = torch.randperm(storages, generator=draw.generator)[: len(counts)].int()
+            buffer = torch.randperm(num_buffers, generator=draw.generator)[: len(counts)].int()
             count, x = torch.tensor(counts).int(), draw.normal(rows, hidden, dtype=torch.bfloat16)
-            known, given = KnownRows(counts, storage.tolist()), (count.to(draw.device), *on_device)
+            known, given = KnownRows(counts, buffer.tolist()), (count.to(draw.device), *on_device)
             out = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16, device=draw.device)
             assert one_by_one(draw, x, *given, out, None, known) is out
-            want = reference.grouped_experts(x.cpu(), count, *(_at(w, storage) for w in weights))
+            want = reference.grouped_experts(x.cpu(), count, *(experts_at(w, buffer) for w in weights))
             near(out, want, tolerance, what)
             if on_gpu:
-                grouped = cuda.grouped_experts(x, given[0], *on_device, None, storage.to(draw.device))
+                grouped = cuda.grouped_experts(x, given[0], *on_device, None, buffer.to(draw.device))
                 near(out, grouped, 0.03, f"{what}, beside the grouped product")
             if convert is quantize_fp8:
                 data, scale = quantize_rows(x)
@@ -85,7 +85,7 @@ def many_rows(draw: Draw) -> None:
 def chosen(draw: Draw) -> None:
     """By the mean of the experts that have rows; never for fp32 or shapes that cuBLAS does not take."""
     many, few = (KnownRows((0, rows, rows), (0, 1, 2)) for rows in (LEAST_ROWS, 64))
-    fp8, odd = (_on(draw.device, quantize_fp8(torch.randn(1, 512, k))) for k in (512, 384))
+    fp8, odd = (weight_on(draw.device, quantize_fp8(torch.randn(1, 512, k))) for k in (512, 384))
     plain = Weight(fp8.data.bfloat16())
     on_gpu, bf16 = draw.device == "cuda", torch.bfloat16
     assert experts_cublas.is_faster(many, plain, plain, bf16) == on_gpu

@@ -18,7 +18,15 @@ from eprt.gpu.driver import api, check
 from eprt.gpu.peers import PeerTensors
 from tests import tiny
 from tests.gpu.cases_model import DEMO, TEXTS, generate
-from tests.ranks import cases_migration as cases
+from tests.ranks import cases_migration
+from tests.ranks.migrating_engine import (
+    check_weights,
+    everyones_digests,
+    make_engine,
+    make_job,
+    random_target,
+    run,
+)
 
 SIZES = {"num_redundant_experts": 4, "max_num_seqs": 8, "num_requests": 4, "max_tokens": 160, "num_layers": 3}
 
@@ -26,7 +34,7 @@ SIZES = {"num_redundant_experts": 4, "max_num_seqs": 8, "num_requests": 4, "max_
 def same_tokens(group: EPGroup, *, exact: bool = True, **options) -> None:
     """Greedy and sampled tokens of every step, with experts on the move and without; recorded steps where there are."""
     options = {"device": "cuda", **SIZES, **options}
-    cases.same_tokens(group, str(DEMO), exact, TEXTS, **options)
+    cases_migration.same_tokens(group, str(DEMO), exact, TEXTS, **options)
 
 
 def same_tokens_fp8(group: EPGroup) -> None:
@@ -37,7 +45,7 @@ def same_tokens_fp8(group: EPGroup) -> None:
             shutil.copytree(DEMO, directory)
             tiny.quantize_checkpoint(directory)
         group.barrier()
-        cases.same_tokens(group, str(directory), True, TEXTS, device="cuda", exact_combine=True, **SIZES)
+        cases_migration.same_tokens(group, str(directory), True, TEXTS, device="cuda", exact_combine=True, **SIZES)
         group.barrier()
 
 
@@ -49,26 +57,26 @@ def counts(group: EPGroup) -> None:
 
 def through_host_memory(group: EPGroup) -> None:
     """The way that is left where GPUs do not reach each other: the same bytes arrive."""
-    engine = cases.make_engine(group, str(DEMO), device="cuda", dtype="float32", max_num_seqs=8)
-    weights, migrator = cases.everyones_digests(group, engine), engine.migrator
+    engine = make_engine(group, str(DEMO), device="cuda", dtype="float32", max_num_seqs=8)
+    weights, migrator = everyones_digests(group, engine), engine.migrator
     assert migrator is not None and isinstance(migrator._transport, PeerTransport), migrator
     migrator._transport.close()
     migrator._transport = StagedTransport(group)
-    target = cases.random_target(np.random.default_rng(3), migrator.rows)
-    migrator.offer(cases.make_job(engine, 1, target))
-    cases.run(engine)
+    target = random_target(np.random.default_rng(3), migrator.rows)
+    migrator.offer(make_job(engine, 1, target))
+    run(engine)
     assert migrator.status().state == "done" and migrator.rows == target.tolist()
     assert sum(group.allgather(migrator.status().received_bytes)) > 0
-    cases.check_weights(engine, weights)
+    check_weights(engine, weights)
     engine.close()
 
 
 def damage(group: EPGroup) -> None:
     """A byte that changes on its way is found, in weights or in the last of the scales, and nothing is used."""
-    engine = cases.make_engine(group, str(DEMO), device="cuda", dtype="float32", max_num_seqs=8)
-    weights, migrator = cases.everyones_digests(group, engine), engine.migrator
+    engine = make_engine(group, str(DEMO), device="cuda", dtype="float32", max_num_seqs=8)
+    weights, migrator = everyones_digests(group, engine), engine.migrator
     assert migrator is not None
-    copies, target = migrator._transport._copies, cases.random_target(np.random.default_rng(3), migrator.rows)
+    copies, target = migrator._transport._copies, random_target(np.random.default_rng(3), migrator.rows)
     fetch = copies.fetch
 
     def fetch_wrongly(fetches):
@@ -79,10 +87,10 @@ def damage(group: EPGroup) -> None:
     if group.rank == group.size - 1:
         copies.fetch = fetch_wrongly
     for job_id, state in ((1, "rolled_back"), (2, "done")):
-        migrator.offer(cases.make_job(engine, job_id, target, chunk_bytes=None))
-        cases.run(engine)
+        migrator.offer(make_job(engine, job_id, target, chunk_bytes=None))
+        run(engine)
         assert migrator.status().state == state, migrator.status()
-        cases.check_weights(engine, weights)
+        check_weights(engine, weights)
         copies.fetch = fetch
     engine.close()
 

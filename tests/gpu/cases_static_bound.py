@@ -9,7 +9,7 @@ from eprt.compat.deep_ep.rows import RowExchange
 from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
 from tests.gpu.cases_normal import make, make_config, poison
-from tests.gpu.cases_nvlink import assert_near, expected_identity, identity_step
+from tests.gpu.identity import assert_near, expected_identity, identity_step
 from tests.ranks.cases_ep import assert_same_bits
 
 

@@ -1,6 +1,6 @@
 """Runs a function on N processes with a GPU each, from a pytest test, and shows what they printed.
 
-    run_gpu_ranks(2, "tests.gpu.cases_nvlink:random_shapes", seed=0)
+    run_gpu_ranks(2, "tests.gpu.cases_low_latency:random_shapes", seed=0)
 
 Every rank calls the function with (group, **kwargs). The group's few collectives go through a key-value store in the
 pytest process, so that a rank may be killed without taking the others along, as mpirun would.

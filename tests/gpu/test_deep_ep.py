@@ -10,14 +10,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs tw
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_low_latency(num_ranks):
     """All ways to call; hooks in flight; graphs; scale formats; statistics; bad input; overlap; a rank that returns."""
-    print(run_case(num_ranks, "cases_deep_ep:one_launch", seed=num_ranks, cases_per_shape=6))
+    print(run_case(num_ranks, "cases_deep_ep_low_latency_one_launch:one_launch", seed=num_ranks, cases_per_shape=6))
 
 
 @pytest.mark.parametrize(
     "num_ranks, victim, before", [(2, 1, "dispatch"), (4, 0, "dispatch"), (4, 2, "combine"), (8, 5, "combine")]
 )
 def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim, before):
-    case = "cases_deep_ep:killed_rank"
+    case = "cases_deep_ep_low_latency_lost_ranks:killed_rank"
     assert "went on after" in run_case(num_ranks, case, victim=victim, before=before, killed=(victim,))
 
 

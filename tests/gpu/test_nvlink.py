@@ -11,14 +11,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs tw
 def test_low_latency(num_ranks):
     """Bit for bit over random shapes; handles in flight; 10,000 epochs of changing shapes; graphs; signals; masks; a
     rank that returns; statistics against the truth and a late rank; bad input; power-of-two scales."""
-    print(run_case(num_ranks, "cases_nvlink:one_launch", seed=num_ranks, cases_per_shape=4, num_steps=10_000))
+    print(
+        run_case(
+            num_ranks, "cases_low_latency_one_launch:one_launch", seed=num_ranks, cases_per_shape=4, num_steps=10_000
+        )
+    )
 
 
 def test_random_shapes_of_one_rank_match_the_oracle_bit_for_bit():
-    run_case(1, "cases_nvlink:random_shapes", seed=1, cases_per_shape=4)
+    run_case(1, "cases_low_latency:random_shapes", seed=1, cases_per_shape=4)
 
 
 @pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0), (8, 5)])
 def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim):
-    printed = run_case(num_ranks, "cases_nvlink:killed_rank", victim=victim, killed=(victim,))
+    printed = run_case(num_ranks, "cases_low_latency_lost_ranks:killed_rank", victim=victim, killed=(victim,))
     assert f"rank {victim}" in printed

@@ -25,7 +25,7 @@ def test_random_shapes_match_the_oracle_bit_for_bit(num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_rows_per_token_match_the_oracle_bit_for_bit(num_ranks):
-    run(num_ranks, "token_rows", seed=num_ranks, cases_per_shape=7)
+    run_case(num_ranks, "cases_normal_rows:token_rows", seed=num_ranks, cases_per_shape=7)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -40,7 +40,7 @@ def test_many_epochs_with_changing_shapes(num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_many_epochs_of_rows_each_of_another_shape(num_ranks):
-    run(num_ranks, "many_row_epochs", num_steps=10_000)
+    run_case(num_ranks, "cases_normal_rows:many_row_epochs", num_steps=10_000)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -50,7 +50,8 @@ def test_graph_replay(num_ranks):
 
 @pytest.mark.parametrize("num_ranks, victim", [(2, 1), (4, 0), (8, 5)])
 def test_the_others_go_on_when_a_rank_is_killed(num_ranks, victim):
-    assert f"rank {victim}" in run(num_ranks, "killed_rank", victim=victim, killed=(victim,))
+    case = "cases_normal_lost_ranks:killed_rank"
+    assert f"rank {victim}" in run_case(num_ranks, case, victim=victim, killed=(victim,))
 
 
 def test_bad_input_is_named():
@@ -64,4 +65,4 @@ def test_more_rows_than_a_static_bound_are_left_out_and_named():
 
 
 def test_a_late_rank_shows_in_the_statistics():
-    run(2, "late_rank")
+    run_case(2, "cases_normal_lost_ranks:late_rank")

@@ -8,10 +8,19 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 if torch.cuda.is_available():
-    from tests.gpu import cases_cluster_product, cases_expert_ops, cases_grouped, cases_many_rows
-    from tests.gpu.cases_ops import ALL, Draw
+    from tests.gpu import (
+        cases_cluster_product,
+        cases_expert_ops,
+        cases_grouped,
+        cases_latent_attention,
+        cases_many_rows,
+        cases_ops,
+        cases_products,
+    )
+    from tests.gpu.draw import Draw
 
-    ALL = (*ALL, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL, *cases_cluster_product.ALL)
+    ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
+    ALL = (*ALL, *cases_grouped.ALL, *cases_many_rows.ALL, *cases_cluster_product.ALL)
 else:
     ALL, Draw = (), None
 

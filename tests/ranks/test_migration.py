@@ -10,7 +10,7 @@ from tests import tiny
 from tests.ranks.launch import run_ranks
 from tests.ranks.launch_torch import finish, start_torch_ranks
 
-CASES = "tests.ranks.cases_migration"
+CASES, FAILURES = "tests.ranks.cases_migration", "tests.ranks.cases_migration_failures"
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 TEXTS = ["What is 12 + 30?", "Sort: pear, fig, apple", "Spell castle backwards.", "Count from 3 to 40.", "Hello!"]
 
@@ -54,7 +54,7 @@ def test_between_nodes(checkpoints, num_ranks, ranks_per_node):
 @pytest.mark.parametrize("step", [25, 31])
 def test_a_rank_dies_while_experts_move(checkpoints, step):
     """Plain processes: mpirun would end the survivors before they can say what they hold."""
-    processes = start_torch_ranks(4, f"{CASES}:rank_dies", directory=checkpoints[1], at_step=step)
+    processes = start_torch_ranks(4, f"{FAILURES}:rank_dies", directory=checkpoints[1], at_step=step)
     results = finish(processes, timeout_s=400)
     assert results[1][0] == -signal.SIGKILL, results[1]
     survivors = [results[rank] for rank in (0, 2, 3)]

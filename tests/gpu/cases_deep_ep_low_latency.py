@@ -1,5 +1,4 @@
-"""What every rank does in test_deep_ep.py: the DeepEP face, low latency, against an oracle. Normal mode:
-cases_deep_ep_normal.py.
+"""What every rank does in test_deep_ep.py: low latency of DeepEP's face against an oracle.
 
 SentTokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """
@@ -7,8 +6,6 @@ SentTokens of all ranks are made on all ranks from one seed, so each rank knows 
 import dataclasses
 import os
 import random
-import signal as signals
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +14,6 @@ from torch import Tensor
 
 from eprt.compat.deep_ep import Buffer
 from eprt.ep.config import EPConfig
-from eprt.ep.errors import EPError, EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from eprt.ep.reference import SentTokens
 from tests.gpu import fast_oracle
@@ -272,72 +268,6 @@ def graph_replay(group: EPGroup) -> None:
     buffer.destroy()
 
 
-def tiles(group: EPGroup) -> None:
-    """overlap: rows appear tile by tile while combine sends; then a tile that never comes is named."""
-    rng, block_m, threshold = random.Random(9), 16, 5
-    for exact in (False, True):
-        buffer = make_buffer(group, exact_combine=exact)
-        config = make_config(group, (2048, 6, 4, 48), False, exact)
-        for skew in ("uniform", "one_rank", "masked"):
-            step = Step(group, buffer, config, tokens_of(rng, group, config, skew), "hook")
-            told = {} if skew == "masked" else {"topk_weights": step.mine.topk_weights_TK}
-            step.dispatch(**told)()
-            step.check_received()
-            whole, counts = step.outputs(), step.count.tolist()
-            y = torch.full_like(whole, float("nan"))
-            slot_tiles = -(-step.per_expert // block_m)
-            counter = torch.zeros(step.local * slot_tiles, dtype=torch.int32, device="cuda")
-            torch.cuda.synchronize()
-            with torch.cuda.stream(torch.cuda.Stream()):
-                hook = step.combine(
-                    y,
-                    overlap=True,
-                    packed_recv_count=step.count,
-                    comp_signal=counter,
-                    block_m=block_m,
-                    threshold=threshold,
-                    num_sms=3,
-                )
-            todo = [(e, m) for e in range(step.local) for m in range(-(-counts[e] // block_m))]
-            random.Random(group.rank).shuffle(todo)  # ranks have different numbers of tiles
-            for e, m in todo:
-                rows = slice(m * block_m, min(counts[e], (m + 1) * block_m))
-                y[e, rows] = whole[e, rows]
-                counter[e * slot_tiles + m] = threshold + m % 2  # at or past the threshold
-            hook()
-            torch.cuda.synchronize()
-            step.check_combined()
-        buffer.destroy()
-    missing_tile(group)
-
-
-def missing_tile(group: EPGroup) -> None:
-    buffer = make_buffer(group, timeout_s=1.0)
-    config = make_config(group, (2048, 6, 4, 48), False, False)
-    x = torch.ones(5, 2048, dtype=torch.bfloat16, device="cuda")
-    idx = torch.tensor([[1, -1, -1, -1]] * 5, device="cuda")  # of rank 0
-    everyone = [SentTokens(x, idx, torch.ones(5, 4, dtype=torch.float32, device="cuda"))] * group.size
-    step = Step(group, buffer, config, everyone, "hook")
-    step.dispatch()()
-    y = torch.zeros(6, step.per_expert, 2048, dtype=torch.bfloat16, device="cuda")
-    counter = torch.zeros(6, dtype=torch.int32, device="cuda")
-    started = time.monotonic()
-    step.combine(y, overlap=True, comp_signal=counter, block_m=step.per_expert, threshold=3)()
-    torch.cuda.synchronize()
-    assert time.monotonic() - started < 10, "the deadline did not end the wait"
-    try:
-        step.dispatch()
-        raise AssertionError("nothing was raised")
-    except EPError as error:
-        if group.rank == 0:
-            assert "tile 1: signal 0, threshold 3" in str(error), error
-        else:
-            assert isinstance(error, EPTimeoutError) and error.peer == 0 and "combine" in error.phase, error
-    assert query(group, buffer) == (set() if group.rank == 0 else {0}), "it does not mask itself"
-    group.barrier()
-    buffer.destroy()
-
-
 def refused(group: EPGroup, call: Callable[[], Any], *words: str) -> None:
     try:
         call()
@@ -399,154 +329,3 @@ def bad_input(group: EPGroup) -> None:
         raise AssertionError("nothing was raised")
     except RuntimeError as error:
         assert "destroyed" in str(error)
-
-
-def late_rank(group: EPGroup) -> None:
-    """The last rank is late by some milliseconds: everyone's statistics show it, and only it."""
-    buffer = make_buffer(group)
-    config = make_config(group, (2048, 8, 4, 32), False, False)
-    rng, last = random.Random(4), group.size - 1
-    waits = [torch.zeros(group.size, dtype=torch.int64, device="cuda") for _ in range(2)]
-    Step(group, buffer, config, tokens_of(rng, group, config, "uniform"), "plain").dispatch()  # allocates
-    for phase in range(2):
-        for calls in ("plain", "hook"):
-            step = Step(group, buffer, config, tokens_of(rng, group, config, "uniform"), calls)
-            for one in waits:
-                one.zero_()
-            torch.cuda.synchronize()
-            group.barrier()
-            if group.rank == last and phase == 0:
-                torch.cuda._sleep(20_000_000)  # about 10 ms
-            step.dispatch(dispatch_wait_recv_cost_stats=waits[0])()
-            step.check_received()
-            y = step.outputs()
-            torch.cuda.synchronize()
-            group.barrier()
-            if group.rank == last and phase == 1:
-                torch.cuda._sleep(20_000_000)
-            wait = step.combine(y, combine_wait_recv_cost_stats=waits[1])
-            if calls == "hook":
-                torch.cuda.synchronize()
-                assert not any(waits[1].tolist()), "the sending half waits for nobody"
-            wait()
-            torch.cuda.synchronize()
-            step.check_combined()
-            waited = waits[phase].tolist()
-            late, others = waited[last], waited[:last]
-            if group.rank != last and (phase == 0 or step.mine.x_TH.shape[0]):
-                assert late > 3_000_000 > max(others, default=0), (phase, calls, waited)
-            assert group.rank != last or max(waited) < 3_000_000, (phase, calls, waited)
-    buffer.destroy()
-
-
-def near_without(step: Step, masked: set[int]) -> None:
-    """Combined outputs of an identity, without those of masked ranks."""
-    x, weights = step.mine.x_TH.float(), step.mine.topk_weights_TK
-    holder = step.idx // step.local
-    gone = (step.idx < 0) | torch.tensor([r in masked for r in range(step.group.size)], device="cuda")[holder]
-    want = x * (weights * ~gone).sum(1, keepdim=True)
-    error = (step.out.float() - want).norm() / want.norm().clamp_min(1e-20)
-    assert float(error) < 8e-3, f"without {masked}: relative error {float(error)}"
-
-
-def dispatched(group: EPGroup, buffer: Buffer, calls: str, generator: torch.Generator) -> Step:
-    config = make_config(group, (2048, 8, 4, 32), False, False)
-    x = torch.randn(32, 2048, device="cuda", generator=generator).bfloat16()
-    idx = torch.rand(32, config.num_slots, device="cuda", generator=generator).topk(4).indices
-    weights = torch.rand(32, 4, dtype=torch.float32, device="cuda", generator=generator)
-    step = Step(group, buffer, config, [SentTokens(x, idx, weights)] * group.size, calls)
-    step.dispatch()()
-    return step
-
-
-def identity(group: EPGroup, buffer: Buffer, calls: str, generator: torch.Generator) -> Step:
-    step = dispatched(group, buffer, calls, generator)
-    assert isinstance(step.received, Tensor)
-    step.combine(step.received)()
-    return step
-
-
-def query(group: EPGroup, buffer: Buffer) -> set[int]:
-    status = torch.full((group.size,), 7, dtype=torch.int32, device="cuda")
-    buffer.low_latency_query_mask_buffer(status)
-    return set(status.nonzero().flatten().tolist())
-
-
-def killed_rank(group: EPGroup, victim: int, before: str) -> None:
-    """With enable_shrink the others go on without a killed rank, and take nobody else for dead, who only waits for it,
-    too. Entries for it may be masked before combine only. before: the call that it does not make any more."""
-    buffer = make_buffer(group, timeout_s=1.0, enable_shrink=True)
-    generator = torch.Generator("cuda").manual_seed(group.rank)
-    for calls in ("plain", "async", "hook"):
-        near_without(identity(group, buffer, calls, generator), set())
-    assert query(group, buffer) == set()
-    step = dispatched(group, buffer, "plain", generator) if before == "combine" else None
-    torch.cuda.synchronize()
-    group.barrier()
-    if group.rank == victim:
-        os.kill(os.getpid(), signals.SIGKILL)
-    while victim not in group.lost_ranks():
-        time.sleep(0.01)
-    started = time.monotonic()
-    step = step or dispatched(group, buffer, "plain", generator)  # one of the two runs into the deadline
-    assert isinstance(step.received, Tensor)
-    step.combine(step.received)()
-    near_without(step, {victim})
-    torch.cuda.synchronize()
-    print(f"went on after {time.monotonic() - started:.1f} s")
-    assert query(group, buffer) == {victim}
-    started = time.monotonic()
-    for number in range(30):
-        step = identity(group, buffer, ("plain", "async", "hook")[number % 3], generator)
-        near_without(step, {victim})
-        step.idx = step.idx.masked_fill(step.idx // step.local == victim, -1)
-        assert isinstance(step.received, Tensor)
-        step.combine(step.received)()
-        near_without(step, {victim})
-    assert time.monotonic() - started < 5, "masked ranks must not be waited for"
-    buffer.destroy()
-
-
-def rank_returns(group: EPGroup) -> None:
-    """Later than the deadline: without enable_shrink an error names the rank; cleaning the mask takes it back."""
-    buffer = make_buffer(group, timeout_s=1.0)
-    generator, last = torch.Generator("cuda").manual_seed(group.rank), group.size - 1
-    others = set(range(group.size)) - {group.rank}
-    near_without(identity(group, buffer, "plain", generator), set())
-    torch.cuda.synchronize()
-    group.barrier()
-    if group.rank == last:
-        time.sleep(3.0)  # the others have given up by then; nobody sends it outputs
-        identity(group, buffer, "plain", generator)
-    else:
-        near_without(identity(group, buffer, "plain", generator), {last})
-    torch.cuda.synchronize()
-    assert query(group, buffer) == (others if group.rank == last else {last})
-    try:
-        buffer.clean_low_latency_buffer(32, 2048, 8 * group.size)
-        raise AssertionError("nobody was missed")
-    except EPTimeoutError as error:
-        assert error.rank == group.rank and error.peer in others, error
-    group.barrier()
-    buffer.low_latency_clean_mask_buffer()
-    assert query(group, buffer) == set()
-    torch.cuda.synchronize()
-    group.barrier()
-    for calls in ("plain", "async", "hook") * 3:
-        near_without(identity(group, buffer, calls, generator), set())
-    torch.cuda.synchronize()
-    group.barrier()
-    for rank in others if group.rank == last else {last}:  # all agree, and all make the same calls
-        buffer.low_latency_update_mask_buffer(rank, True)
-    near_without(identity(group, buffer, "hook", generator), others if group.rank == last else {last})
-    buffer.destroy()
-
-
-def one_launch(group: EPGroup, seed: int, cases_per_shape: int) -> None:
-    """What needs no process to die, in one start of the processes."""
-    for case in (in_flight, graph_replay, scale_formats, late_rank, bad_input, tiles, rank_returns):
-        started = time.monotonic()
-        case(group)
-        if group.rank == 0:
-            print(f"{case.__name__}: {time.monotonic() - started:.1f} s", flush=True)
-    shapes(group, seed, cases_per_shape)
