@@ -29,29 +29,3 @@ rope = by_device(elementwise.rope)
 silu_linear = by_device(products.silu_linear)
 silu_mul = by_device(elementwise.silu_mul)
 sum_rows = by_device(rows.sum_rows)
-
-__all__ = [
-    "Weight",
-    "add_checksum",
-    "add_rms_norm",
-    "add_rows",
-    "cache_insert",
-    "choose_slots",
-    "count_choices",
-    "experts_down",
-    "experts_up",
-    "gate_topk",
-    "grouped_experts",
-    "latent_insert",
-    "linear",
-    "mla_decode",
-    "mla_extend",
-    "norm_linear",
-    "quantize_fp8",
-    "quantize_int8",
-    "rms_norm",
-    "rope",
-    "silu_linear",
-    "silu_mul",
-    "sum_rows",
-]

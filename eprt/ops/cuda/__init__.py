@@ -16,26 +16,3 @@ from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope
 from eprt.ops.cuda.rows import add_rows, sum_rows
 from eprt.ops.cuda.silu import silu_mul
-
-__all__ = [
-    "add_checksum",
-    "add_rms_norm",
-    "add_rows",
-    "cache_insert",
-    "choose_slots",
-    "count_choices",
-    "experts_down",
-    "experts_up",
-    "gate_topk",
-    "grouped_experts",
-    "latent_insert",
-    "linear",
-    "mla_decode",
-    "mla_extend",
-    "norm_linear",
-    "rms_norm",
-    "rope",
-    "silu_linear",
-    "silu_mul",
-    "sum_rows",
-]
