@@ -33,8 +33,7 @@ def take_device(kind: str, group: RankGroup) -> torch.device:
 
 
 def multiprocessors() -> int:
-    """SMs of the current GPU. A grid of more thread blocks could deadlock: running blocks wait for blocks that cannot
-    start."""
+    """SMs of the current GPU. With more blocks a grid could deadlock: running ones wait for ones that cannot start."""
     return torch.cuda.get_device_properties().multi_processor_count
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from eprt import env
@@ -31,7 +31,7 @@ class KernelSource:
 
     name: str  # stem of a file in csrc/cuda, e.g. "low_latency_dispatch"
     arch: str = "sm_90a"
-    defines: tuple[tuple[str, str | int], ...] = field(default=())  # preprocessor constants
+    defines: tuple[tuple[str, str | int], ...] = ()  # preprocessor constants
 
     def options(self) -> list[str]:
         return [
@@ -141,8 +141,7 @@ def cubin(source: KernelSource) -> bytes:
 
 
 def _write_file(binary: bytes, folder: Path, name: str) -> None:
-    """Writes a temporary file, then renames it: ranks may compile the same kernel at once, and none reads half a
-    file."""
+    """Writes a temporary file, then renames it: ranks may compile a kernel at once, and none reads half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as aside:
         try:

@@ -73,8 +73,7 @@ class Kernel:
 
 
 def most_shared_bytes(device: int) -> int:
-    """Dynamic shared memory that a thread block can have on this GPU: 227 KB on sm_90, 163 KB on sm_80, 99 KB on
-    sm_86."""
+    """Dynamic shared memory that a thread block can have: 227 KB on sm_90, 163 KB on sm_80, 99 KB on sm_86."""
     cu = api()
     attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     what = "asking for the size of shared memory"

@@ -40,8 +40,7 @@ class PeerTensors:
         return self._addresses[rank][tensor]
 
     def close(self) -> None:
-        """Collective while all ranks live: no rank frees what another one still maps. Does not wait when one has
-        died."""
+        """Collective while all ranks live: none frees what another still maps. Does not wait when one has died."""
         torch.cuda.synchronize()
         for pointer in self._opened:
             check(api().cuIpcCloseMemHandle(pointer), "unmapping another rank's tensors")

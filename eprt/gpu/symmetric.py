@@ -118,8 +118,7 @@ class SymmetricMemory:
         return storage
 
     def close(self) -> None:
-        """Collective while all ranks live: no rank frees what another one still maps. Does not wait when one has
-        died."""
+        """Collective while all ranks live: none frees what another still maps. Does not wait when one has died."""
         if self._closed:
             return
         self._closed = True

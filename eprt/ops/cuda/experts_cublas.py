@@ -42,8 +42,7 @@ class RowsOfExpert:
 
 
 def is_faster(known: KnownRows | None, w13: Weight, w2: Weight, dtype: torch.dtype) -> bool:
-    """Whether experts_one_by_one is faster than a grouped product. dtype: of the outputs, and of rows that are not
-    e4m3."""
+    """Whether experts_one_by_one is faster than a grouped product. dtype: of outputs, and of rows that are not e4m3."""
     if known is None or known.mean_rows < LEAST_ROWS or dtype != torch.bfloat16 or not w13.data.is_cuda:
         return False
     return w13.data.dtype == dtype or (

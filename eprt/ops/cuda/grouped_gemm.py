@@ -242,8 +242,7 @@ def _launch(
 
 
 def _filled_parts(k: int, block_k: int, splits: int) -> int:
-    """How many of `splits` parts of K, each of whole blocks, are not empty. An empty part would read scales past the
-    end."""
+    """How many of `splits` parts of K, in whole blocks, are not empty. An empty one would read scales past the end."""
     blocks = triton.cdiv(k, block_k)
     return triton.cdiv(blocks, triton.cdiv(blocks, splits))
 

@@ -24,8 +24,7 @@ _FEWEST_NEW_TOKENS = 192  # mean new tokens per request from which expanding is 
 
 
 def pays(num_tokens: int, num_requests: int) -> bool:
-    """Whether the expanded form is faster: expanding a context token costs as much as its use by 170 new tokens
-    saves."""
+    """Whether the expanded form is faster: expanding a context token costs what its use by 170 new tokens saves."""
     return num_tokens >= _FEWEST_NEW_TOKENS * num_requests
 
 

@@ -54,8 +54,7 @@ def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, T
             x.stride(0),
             size,
             groups,
-            scale_MG.stride(0),
-            scale_MG.stride(1),
+            *scale_MG.stride(),
             GROUPS=_GROUPS,
             SIZE=BLOCK,
         )

@@ -43,8 +43,7 @@ def _only_slots(chosen, expert_A, slot_L, num_choices, masked, BLOCK: tl.constex
 
 
 def choose_slots(expert_idx_TK: Tensor, slot_LX: Tensor, bound_LX: Tensor, sent_L: Tensor) -> Tensor:
-    """As eprt.ops.replicas.choose_slots; nothing waits for the GPU. The slot of an expert that does not exist is
-    undefined."""
+    """As eprt.ops.replicas.choose_slots; nothing waits for the GPU. Experts that do not exist get undefined slots."""
     rows, width = slot_LX.shape
     expert_idx_TK = expert_idx_TK.contiguous()
     chosen_TK = torch.empty_like(expert_idx_TK)
