@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from eprt.ep.group.group import EPGroup
-from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.window import SharedWindow
 
 

@@ -130,7 +130,6 @@ def describe_moe(module: nn.Module) -> MoEBlock:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The module's own parameters and buffers."""
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 

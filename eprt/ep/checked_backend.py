@@ -10,11 +10,7 @@ from eprt.ep.order import CALLS, CallOrder
 
 
 class CheckedBackend(Backend):
-    """Construction is collective: all ranks must have equal configurations and options.
-
-    options: the backend's own, a frozen dataclass; None where it has none.
-    max_rows: rows of y_RH that are fine besides the exact number (static shapes).
-    """
+    """Construction is collective: all ranks must have equal configurations and options. Arguments as CallChecks."""
 
     def __init__(self, config: EPConfig, group: EPGroup, options: Any = None, max_rows: int | None = None):
         self.config, self.group = config, group
@@ -27,6 +23,7 @@ class CheckedBackend(Backend):
         """Checks that it is this handle's turn for this call; returns its buffer set."""
         self._check_open(CALLS[call])
         self._checks.owner(call, handle, self)
+        self.check()
         self._order.check(call, handle.epoch)
         return self._set_of(handle)
 

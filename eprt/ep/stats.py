@@ -1,7 +1,7 @@
 """EPStats: what a backend counted since the last reset. The diagnosis log is fed from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -23,16 +23,11 @@ class EPStats:
     @staticmethod
     def total(counted: Sequence["EPStats"]) -> "EPStats":
         """Of several backends of this rank, at least one."""
-        blocked_us = [stats.blocked_us for stats in counted if stats.blocked_us is not None]
-        return EPStats(
-            num_calls=sum(stats.num_calls for stats in counted),
-            dispatch_wait_us_N=np.sum([stats.dispatch_wait_us_N for stats in counted], axis=0),
-            combine_wait_us_N=np.sum([stats.combine_wait_us_N for stats in counted], axis=0),
-            recv_tokens_N=np.sum([stats.recv_tokens_N for stats in counted], axis=0),
-            sent_tokens_N=np.sum([stats.sent_tokens_N for stats in counted], axis=0),
-            compute_us=sum(stats.compute_us for stats in counted),
-            blocked_us=sum(blocked_us) if len(blocked_us) == len(counted) else None,
-        )
+        total = {}
+        for field in fields(EPStats):
+            values = [getattr(stats, field.name) for stats in counted]
+            total[field.name] = None if any(value is None for value in values) else sum(values)
+        return EPStats(**total)
 
     @staticmethod
     def unpack(totals: np.ndarray, num_ranks: int) -> "EPStats":

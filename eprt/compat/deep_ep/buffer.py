@@ -18,6 +18,7 @@ from eprt.compat.deep_ep.function_modes import without_function_modes
 from eprt.compat.deep_ep.intranode import Bias, IntranodeMode, Payload
 from eprt.compat.deep_ep.low_latency import LowLatencyShape
 from eprt.compat.deep_ep.low_latency_calls import LowLatencyCalls
+from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.ep.group.group import EPGroup
 from eprt.gpu.device import multiprocessors
 
@@ -74,8 +75,13 @@ class Buffer(LowLatencyCalls):
         self.rank, self.group_size = ep_group.rank, ep_group.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
+        self.enable_shrink = enable_shrink
         checks = BufferChecks(ep_group.rank, ep_group.size, torch.cuda.current_device())
-        super().__init__(ep_group, checks, env.get("EPRT_GPU_TIMEOUT_S"), exact=exact_combine, shrink=enable_shrink)
+        mask = torch.zeros(ep_group.size, dtype=torch.int32, device="cuda")
+        timeout_s = env.get("EPRT_GPU_TIMEOUT_S")
+        super().__init__(
+            BufferSetup(ep_group, checks, torch.cuda.Stream(), mask, timeout_s, exact_combine, enable_shrink)
+        )
         self._most_sms = multiprocessors()
         self._intranode: IntranodeMode | None = None
 
@@ -89,7 +95,7 @@ class Buffer(LowLatencyCalls):
         if self._intranode is not None:
             self._intranode.close()
         if self._closes_group:
-            self._ep_group.close()
+            self._setup.group.close()
 
     # -- settings and sizes --
 
@@ -123,7 +129,7 @@ class Buffer(LowLatencyCalls):
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The stream on which calls with async_finish run."""
-        return self._comm_stream
+        return self._setup.stream
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: Any = None, offset: int = 0, use_rdma_buffer: bool = False
@@ -238,12 +244,5 @@ class Buffer(LowLatencyCalls):
     def _normal(self) -> IntranodeMode:
         self._check_alive()
         if self._intranode is None:
-            self._intranode = IntranodeMode(
-                self._ep_group,
-                self.num_nvl_bytes,
-                stream=self._comm_stream,
-                checks=self._checks,
-                timeout_s=self._timeout_s,
-                mask=self._mask,
-            )
+            self._intranode = IntranodeMode(self._setup, self.num_nvl_bytes)
         return self._intranode

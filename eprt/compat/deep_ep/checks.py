@@ -16,8 +16,8 @@ MAX_SMS = 64  # that a low-latency call uses, at most
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
-def _facts(value: Tensor | None) -> tuple | None:
-    """What the checks depend on. Written out below for tensors that are never None: a call costs as much time."""
+def facts(value: Tensor | None) -> tuple | None:
+    """All that the checks ask of a tensor, but its address."""
     return None if value is None else (value.shape, value.dtype, value.get_device(), value.is_contiguous())
 
 
@@ -33,9 +33,6 @@ class BufferChecks:
 
     Low-latency calls whose arguments look like those of the last good call are not checked again: a check takes about
     as long as the GPU needs for a whole step of one token.
-
-    rank, num_ranks: of the Buffer.
-    device: the number of the rank's GPU.
     """
 
     def __init__(self, rank: int, num_ranks: int, device: int):
@@ -79,22 +76,11 @@ class BufferChecks:
         return_recv_hook: bool,
     ) -> bool:
         """Whether everything looks as in the last good call. formats: use_fp8, round_scale, use_ue8m0."""
-        asked = max_tokens, num_experts, formats, async_finish, return_recv_hook
-        looks = (
-            *asked,
-            x.shape,
-            x.dtype,
-            x.get_device(),
-            x.is_contiguous(),
-            topk_idx.shape,
-            topk_idx.dtype,
-            topk_idx.get_device(),
-            topk_idx.is_contiguous(),
-            _facts(topk_weights),
-            _facts(recv_stats),
-            _facts(wait_stats),
-            x.data_ptr() % 16,
-        )
+        asked = max_tokens, num_experts, formats, async_finish, return_recv_hook, x.data_ptr() % 16
+        # facts(), written out for tensors that are never None: a call costs as much time.
+        of_x = x.shape, x.dtype, x.get_device(), x.is_contiguous()
+        of_idx = topk_idx.shape, topk_idx.dtype, topk_idx.get_device(), topk_idx.is_contiguous()
+        looks = asked, of_x, of_idx, facts(topk_weights), facts(recv_stats), facts(wait_stats)
         if looks == self._good_dispatch:
             return True
         call = "low_latency_dispatch"
@@ -148,25 +134,11 @@ class BufferChecks:
     ) -> None:
         """num_tokens, block (L, R * M, H), top_k: of the handle's dispatch."""
         asked = num_tokens, block, top_k, async_finish, return_recv_hook
-        looks = (
-            *asked,
-            x.shape,
-            x.dtype,
-            x.get_device(),
-            x.is_contiguous(),
-            topk_idx.shape,
-            topk_idx.dtype,
-            topk_idx.get_device(),
-            topk_idx.is_contiguous(),
-            topk_weights.shape,
-            topk_weights.dtype,
-            topk_weights.get_device(),
-            topk_weights.is_contiguous(),
-            _facts(out),
-            _facts(wait_stats),
-            x.data_ptr() % 16,
-            out is not None and out.data_ptr() % 16,
-        )
+        unaligned = x.data_ptr() % 16, out is not None and out.data_ptr() % 16
+        of_x = x.shape, x.dtype, x.get_device(), x.is_contiguous()
+        of_idx = topk_idx.shape, topk_idx.dtype, topk_idx.get_device(), topk_idx.is_contiguous()
+        of_weights = topk_weights.shape, topk_weights.dtype, topk_weights.get_device(), topk_weights.is_contiguous()
+        looks = asked, unaligned, of_x, of_idx, of_weights, facts(out), facts(wait_stats)
         if looks == self._good_combine:
             return
         call = "low_latency_combine"

@@ -11,13 +11,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from eprt.compat.deep_ep.checks import BufferChecks
 from eprt.compat.deep_ep.dispatch_layout import DispatchLayout
 from eprt.compat.deep_ep.event import EventOverlap
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.compat.deep_ep.rows_received import RowsHandle
+from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.compat.deep_ep.streams import CommStream
-from eprt.ep.group.group import EPGroup
 
 Payload: TypeAlias = Tensor | tuple[Tensor, Tensor]
 Bias: TypeAlias = Tensor | tuple[Tensor | None, ...] | None
@@ -38,29 +37,14 @@ class IntranodeHandle(tuple):
 class IntranodeMode:
     """The normal mode of a Buffer. Construction and close() are collective.
 
-    group: the ranks.
     num_bytes: of symmetric memory; at least MIN_BYTES are allocated.
-    stream: for calls with async_finish.
-    checks: of the Buffer.
-    timeout_s: deadline of every wait.
-    mask: int32 [R] on the GPU, 1 for ranks that are not waited for.
     """
 
-    def __init__(
-        self,
-        group: EPGroup,
-        num_bytes: int,
-        *,
-        stream: torch.cuda.Stream,
-        checks: BufferChecks,
-        timeout_s: float,
-        mask: Tensor,
-    ):
-        self._num_ranks, self._checks = group.size, checks
-        self._streams = CommStream(stream)
-        self._exchange = RowExchange(
-            group, max(num_bytes, MIN_BYTES), timeout_s=timeout_s, size_name=_SIZE_NAME, mask=mask
-        )
+    def __init__(self, setup: BufferSetup, num_bytes: int):
+        self._num_ranks, self._checks = setup.group.size, setup.checks
+        self._streams = CommStream(setup.stream)
+        num_bytes, timeout_s = max(num_bytes, MIN_BYTES), setup.timeout_s
+        self._exchange = RowExchange(setup.group, num_bytes, timeout_s=timeout_s, size_name=_SIZE_NAME, mask=setup.mask)
         self._layouts: dict[int, DispatchLayout] = {}  # by num_experts
 
     def layout(

@@ -20,9 +20,9 @@ from torch import Tensor
 from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.function_modes import without_function_modes
+from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.errors import EPTimeoutError
-from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.failure import CallContext, take_failure
 from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, LowLatency, Rows, Signal
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
@@ -132,27 +132,11 @@ class PendingHooks:
 
 
 class LowLatencyMode:
-    """The low-latency calls of one shape. Construction and close() are collective.
+    """The low-latency calls of one shape. Construction and close() are collective."""
 
-    group: the ranks.
-    shape: of the calls.
-    stream: for calls with async_finish.
-    mask: int32 [R] on the GPU, 1 for ranks that are not waited for.
-    shrink: a late rank is masked and the others go on; otherwise the next call raises EPTimeoutError as well.
-    timeout_s: deadline of every wait.
-    """
-
-    def __init__(
-        self,
-        group: EPGroup,
-        shape: LowLatencyShape,
-        *,
-        stream: torch.cuda.Stream,
-        mask: Tensor,
-        shrink: bool,
-        timeout_s: float,
-    ):
-        self.group, self.shape, self._shrink = group, shape, shrink
+    def __init__(self, setup: BufferSetup, shape: LowLatencyShape):
+        self.group, self.shape, self._shrink = setup.group, shape, setup.shrink
+        group = setup.group
         self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
         self.block = self.num_local, self.rows_per_expert, shape.hidden  # shape of received rows
         num_sms = min(MAX_SMS, multiprocessors())
@@ -162,14 +146,15 @@ class LowLatencyMode:
             self.num_local * self.rows_per_expert,
             num_handles=NUM_HANDLES,
             num_sms=num_sms,
-            timeout_s=timeout_s,
-            mask=mask,
+            timeout_s=setup.timeout_s,
+            mask=setup.mask,
         )
-        self._asked = CallContext(group, timeout_s, shape.top_k, shape.num_experts, "low_latency_dispatch", "topk_idx")
+        asked = setup.timeout_s, shape.top_k, shape.num_experts
+        self._asked = CallContext(group, *asked, "low_latency_dispatch", "topk_idx")
         self._failure_words: Any = self.kernels.failure.words
         self._closed = False
         self._where = f"[rank {group.rank}/{group.size}] low_latency_combine:"
-        self._streams = CommStream(stream)
+        self._streams = CommStream(setup.stream)
         self._dispatches, self._combines = PendingHooks("low_latency_dispatch"), PendingHooks("low_latency_combine")
         self._combining: dict[int, int] = {}  # dispatch -> its combine whose hook has not run
         self._next_y: Tensor | None = None  # input of the next combine with zero_copy

@@ -10,30 +10,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eprt.compat.deep_ep.checks import BufferChecks
 from eprt.compat.deep_ep.event import EventOverlap
 from eprt.compat.deep_ep.function_modes import without_function_modes
 from eprt.compat.deep_ep.intranode import Payload
 from eprt.compat.deep_ep.low_latency import BF16, FP8, LowLatencyHandle, LowLatencyMode, LowLatencyShape, RowFormat
-from eprt.ep.group.group import EPGroup
+from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
 
 
 class LowLatencyCalls:
-    """Buffer's low-latency calls and its mask.
+    """Buffer's low-latency calls and its mask."""
 
-    group: the ranks.
-    checks: of the Buffer.
-    timeout_s: deadline of every wait.
-    exact: every expert's output is sent separately.
-    shrink: a late rank is masked and the others go on.
-    """
-
-    def __init__(self, group: EPGroup, checks: BufferChecks, timeout_s: float, *, exact: bool, shrink: bool):
-        self._ep_group, self._checks, self._timeout_s = group, checks, timeout_s
-        self._exact, self.enable_shrink = exact, shrink
-        self._comm_stream = torch.cuda.Stream()
-        self._mask: Tensor = torch.zeros(group.size, dtype=torch.int32, device="cuda")
+    def __init__(self, setup: BufferSetup):
+        self._setup, self._checks = setup, setup.checks
         self._low_latency: dict[LowLatencyShape, LowLatencyMode] = {}
         self._recent: tuple[LowLatencyMode, RowFormat] | None = None  # of the last dispatch
         self._destroyed = False
@@ -77,11 +66,13 @@ class LowLatencyCalls:
             mode, row_format = self._recent
         else:
             self._recent = None
-            mode = self._mode(LowLatencyShape(max_tokens, x.shape[1], num_experts, topk_idx.shape[1], self._exact))
+            mode = self._mode(
+                LowLatencyShape(max_tokens, x.shape[1], num_experts, topk_idx.shape[1], self._setup.exact)
+            )
             scale_format = EXPONENTS if use_ue8m0 else POWER_OF_TWO if round_scale else FLOAT
             row_format = FP8[scale_format] if use_fp8 else BF16
             self._recent = mode, row_format
-        weights = None if self._exact else topk_weights
+        weights = None if self._setup.exact else topk_weights
         rows, scale, handle, event, hook = mode.dispatch(x, topk_idx, weights, *stats, row_format, *order)
         received, count = rows if scale is None else (rows, scale), handle.rows_of_expert
         keep = None if event is None else [x, topk_idx, topk_weights, rows, scale, count, recv_stats, wait_stats]
@@ -122,7 +113,7 @@ class LowLatencyCalls:
         call, check = "low_latency_combine", self._checks
         if use_logfmt:
             raise NotImplementedError(f"{call}: use_logfmt=True (10-bit outputs) is not supported; they cross as bf16")
-        if not isinstance(handle, LowLatencyHandle) or handle.mode.kernels.mask is not self._mask:
+        if not isinstance(handle, LowLatencyHandle) or handle.mode.kernels.mask is not self._setup.mask:
             check.fail(f"{call}: handle must be the object that low_latency_dispatch of this Buffer returned")
         mode, wait_stats, order = handle.mode, combine_wait_recv_cost_stats, (async_finish, return_recv_hook)
         sizes = handle.num_tokens, mode.block, mode.shape.top_k
@@ -155,22 +146,22 @@ class LowLatencyCalls:
     @without_function_modes
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank or readmits it, on this rank only. A rank may be readmitted if it has made all calls."""
-        num_ranks = self._ep_group.size
+        num_ranks = self._setup.group.size
         if not 0 <= rank_to_mask < num_ranks:
             self._checks.fail(f"low_latency_update_mask_buffer: no rank {rank_to_mask} among {num_ranks}")
-        self._mask[rank_to_mask] = int(mask)
+        self._setup.mask[rank_to_mask] = int(mask)
 
     @without_function_modes
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes 1 for masked ranks and 0 for others to mask_status, int32 [R]."""
         call = "low_latency_query_mask_buffer"
-        self._checks.check_tensor(call, "mask_status", mask_status, (torch.int32,), self._ep_group.size)
-        mask_status.copy_(self._mask)
+        self._checks.check_tensor(call, "mask_status", mask_status, (torch.int32,), self._setup.group.size)
+        mask_status.copy_(self._setup.mask)
 
     @without_function_modes
     def low_latency_clean_mask_buffer(self) -> None:
         """Readmits all ranks."""
-        self._mask.zero_()
+        self._setup.mask.zero_()
 
     def _mode(self, shape: LowLatencyShape) -> LowLatencyMode:
         self._check_alive()
@@ -179,20 +170,12 @@ class LowLatencyCalls:
             self._checks.check_limits(max_tokens=shape.max_tokens, top_k=shape.top_k, num_experts=shape.num_experts)
             if torch.cuda.is_current_stream_capturing():
                 self._checks.fail(f"low_latency_dispatch: call it once with {shape} before capturing a CUDA graph")
-            mode = LowLatencyMode(
-                self._ep_group,
-                shape,
-                stream=self._comm_stream,
-                mask=self._mask,
-                shrink=self.enable_shrink,
-                timeout_s=self._timeout_s,
-            )
-            self._low_latency[shape] = mode
+            mode = self._low_latency[shape] = LowLatencyMode(self._setup, shape)
         return mode
 
     def _check_alive(self) -> None:
         if self._destroyed:
-            group = self._ep_group
+            group = self._setup.group
             raise RuntimeError(f"[rank {group.rank}/{group.size}] this Buffer is destroyed")
 
     def _close_low_latency(self) -> None:

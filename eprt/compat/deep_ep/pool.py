@@ -19,9 +19,7 @@ class PoolFullError(MemoryError):
 class Block:
     """A block of a pool, which returns to the pool when nothing refers to this object.
 
-    offset: where the block begins.
-    num_bytes: its size.
-    marks: the marks of the earlier blocks in this memory, made when they returned.
+    marks: of the earlier blocks in this memory, made when they returned.
     graph: whether it belongs to a CUDA graph.
     """
 

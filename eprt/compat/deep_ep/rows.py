@@ -14,10 +14,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from eprt.compat.deep_ep.pool import Block
+from eprt.compat.deep_ep.pool import Block, PoolFullError
 from eprt.compat.deep_ep.rows_plan import MAX_EXPERTS, RowsPlan, RowsPlans, block_shape
 from eprt.compat.deep_ep.rows_received import ReceivedRows, RowsHandle, RowTensors
-from eprt.compat.deep_ep.stream_pool import PoolFullError, StreamPool
+from eprt.compat.deep_ep.stream_pool import StreamPool
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.failure import CallContext, take_failure
 from eprt.ep.nvlink.normal import MAX_RANKS, MAX_TOP_K, Normal, Payload, Routing, returned_stride
@@ -38,7 +38,6 @@ class RowExchange:
     timeout_s: deadline of every wait. A kernel goes on without a late rank, and the next call raises EPTimeoutError, as
         does the host's own wait for counts.
     num_sms: thread blocks; default: chosen.
-    stats: whether waits and tokens are counted.
     size_name: what the caller calls num_bytes, for errors.
     mask: int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own.
     """
@@ -50,7 +49,6 @@ class RowExchange:
         *,
         timeout_s: float,
         num_sms: int | None = None,
-        stats: bool = True,
         size_name: str = "num_bytes",
         mask: Tensor | None = None,
     ):
@@ -63,9 +61,7 @@ class RowExchange:
             )
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
         shape = NormalHeap(group.size, MAX_EXPERTS // group.size * group.size, max_items, 1)
-        self.kernels = Normal(
-            group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, stats=stats, mask=mask
-        )
+        self.kernels = Normal(group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, mask=mask)
         self._pool = StreamPool(self.kernels.data_begin, num_bytes)
         self._plans = RowsPlans(group, max_items, size_name, timeout_s, self._fail)
         self._recent_rows = 0
@@ -202,7 +198,6 @@ class RowExchange:
     def _receive_bounded(
         self, plan: RowsPlan, payload: Payload, routing: Routing, buffers: LayoutBuffers, rows: int
     ) -> ReceivedRows:
-        """Launches the prepared dispatch into a block of `rows` rows."""
         shape = plan.block_of(rows)
         block = self._dispatch_into(shape)
         tensors = RowTensors(payload, plan.top_k, buffers)
@@ -259,7 +254,6 @@ class RowExchange:
         return fits
 
     def _dispatch_into(self, shape: BlockShape) -> Block:
-        """Launches the prepared dispatch."""
         try:
             block = self._take_block(shape.num_bytes, f"{shape.capacity} received rows")
         except ValueError:
@@ -311,7 +305,6 @@ class RowExchange:
 
 
 def _copied(received: ReceivedRows) -> ReceivedRows:
-    """A copy in ordinary memory."""
     handle = replace(received.handle, source_token_N=received.handle.source_token_N.clone())
     return ReceivedRows(
         received.x_NH.clone(),

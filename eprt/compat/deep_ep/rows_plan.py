@@ -12,6 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from eprt.compat.deep_ep.checks import facts
 from eprt.ep.checks import not_aligned
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.failure import CallContext
@@ -21,11 +22,6 @@ from eprt.ep.nvlink.normal_layout import BlockShape, LayoutShape
 MAX_EXPERTS = 4096
 _MOST_PLANS = 256
 _GUESS_STEP = 512  # rows
-
-
-def facts(tensor: Tensor | None) -> tuple | None:
-    """All that the checks ask of a tensor, but its address."""
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device(), tensor.is_contiguous())
 
 
 @lru_cache(maxsize=256)

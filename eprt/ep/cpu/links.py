@@ -13,8 +13,7 @@ from torch import Tensor
 
 from eprt.ep.cpu.topology import Topology
 from eprt.ep.errors import EPError
-from eprt.ep.group.group import EPGroup
-from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.wait import Waiter
 
 _CLOSE_TIMEOUT_S = 2.0
@@ -79,7 +78,6 @@ class NodeLinks:
     def _finish(
         self, sends: list[tuple[int, PendingMessage]], epoch: int, phase: str, timeout_s: float | None = None
     ) -> None:
-        """Waits for these sends, and forgets each as it has ended."""
         while sends:
             peer, message = sends[-1]
             self._waiter.for_messages({peer: message}, epoch, phase, timeout_s=timeout_s)

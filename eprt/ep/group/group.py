@@ -7,22 +7,18 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from eprt import env
 from eprt.ep.group.liveness import PeerWatch, process_domain
-from eprt.ep.group.message import PendingMessage
 from eprt.ep.group.window import SharedWindow, private_window
 
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
 # Imported when they are asked for: a program without MPI never imports mpi4py.
-_GROUPS = {
-    "mpi": "eprt.ep.group.mpi_group:MpiGroup",
-    "torch": "eprt.ep.group.torch_group:TorchGroup",
-}
+_GROUPS = {"mpi": "eprt.ep.group.mpi_group:MpiGroup", "torch": "eprt.ep.group.torch_group:TorchGroup"}
 
 
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
@@ -41,18 +37,25 @@ def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> t
     return tuple(nodes)
 
 
+class PendingMessage(Protocol):
+    """What isend and irecv return: a message under way."""
+
+    def test(self) -> bool:
+        """Whether the message is done; never blocks. Raises ConnectionError when it can no longer finish."""
+        ...
+
+    def cancel(self) -> None:
+        """Gives up a receive: its buffer will not be written any more."""
+        ...
+
+
 class EPGroup(ABC):
-    """A fixed set of ranks. Build it with from_mpi, from_torch or single.
+    """A fixed set of ranks. Build it with from_mpi, from_torch or single."""
 
-    rank, size: this process and how many there are. node_of_rank: node index of each rank, numbered from 0 in order of
-    first appearance; EPRT_RANKS_PER_NODE splits hosts into virtual nodes. num_ranks_on_host: processes of the group on
-    this host, all virtual nodes together.
-    """
-
-    rank: int
+    rank: int  # of this process
     size: int
-    node_of_rank: tuple[int, ...]
-    num_ranks_on_host: int
+    node_of_rank: tuple[int, ...]  # numbered from 0 in order of first appearance; EPRT_RANKS_PER_NODE splits hosts
+    num_ranks_on_host: int  # all virtual nodes together
 
     def _join(self, rank: int, size: int) -> None:
         """Finds the hosts and nodes of all ranks. Collective; subclasses call it once allgather works."""

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from eprt import env
-from eprt.ep.group.group import EPGroup
-from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.wait import SLICE_NS, Waiter
 from eprt.ops import native
 
@@ -106,7 +105,6 @@ class IntAllGather:
         return self._out_NW.numpy().copy()
 
     def _seen_row(self, local: int) -> tuple[int, int]:
-        """The rank and the epoch of its last row seen, for an error message."""
         return self._local_ranks[local], self._ops.ep_flag_epoch(self._row_flags[local].item())
 
     def _exchange_nodes(self, timeout_s: float | None) -> None:

@@ -13,9 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from eprt import env
-from eprt.ep.group.group import MAX_CLOSE_S, EPGroup
+from eprt.ep.group.group import MAX_CLOSE_S, EPGroup, PendingMessage
 from eprt.ep.group.memfd import memfd_window
-from eprt.ep.group.message import PendingMessage
 from eprt.ep.group.window import PAGE, SharedWindow, page_aligned, private_window
 
 _MAX_CANCEL_S = 0.5

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from eprt import env
-from eprt.ep.group.group import MAX_CLOSE_S, EPGroup
+from eprt.ep.group.group import MAX_CLOSE_S, EPGroup, PendingMessage
 from eprt.ep.group.memfd import memfd_window
-from eprt.ep.group.message import PendingMessage
 from eprt.ep.group.window import SharedWindow
 
 # A reader waits as long as an idle engine sleeps; the waits on top of it have the deadlines.

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
-from eprt.ep.group.group import EPGroup
-from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ops import native
 
 SLICE_NS = 20_000_000

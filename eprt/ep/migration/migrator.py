@@ -310,7 +310,6 @@ class Migrator:
         _log.warning("[rank %d/%d] migration %d%s: %s", *where, at, what)
 
     def _move(self, one: MigrationRound) -> None:
-        """Sends this tick's chunk and begins to receive the one before."""
         transport, tick, job_id = self._transport, self._tick, self._last_job_id
         for chunk in one.leaving():
             if chunk.stream.source == self._group.rank:
@@ -336,7 +335,6 @@ class Migrator:
         return one.prepare(weights, self._node_of_rank, left_s) or not one.has_moved
 
     def _end_tick(self, room: int) -> None:
-        """Every rank has done its part of the tick."""
         one = self._round
         assert one is not None
         if one.committed:
@@ -383,7 +381,6 @@ class Migrator:
 
 
 def _free_buffers(layer: MovableLayer, buffers: Sequence[int], *, kept: Sequence[int]) -> None:
-    """Those that are not kept."""
     for buffer in set(buffers) - set(kept) - {-1}:
         layer.pool.return_buffer(buffer)
 

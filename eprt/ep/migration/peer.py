@@ -18,10 +18,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from eprt.balancer.migration import Stream
 from eprt.ep.group.group import EPGroup
 from eprt.ep.migration.chunk import ExpertChunk, WeightPool
-from eprt.ep.migration.transport import CopyMeter, DamagedChunkError, Transport
+from eprt.ep.migration.transport import DamagedChunkError, Transport
 
 _LINE = 64
 _NUM_SETS = 2
@@ -91,13 +90,9 @@ class PeerTransport(Transport):
         self._first_tensor = {id(pool): start for pool, start in zip(pools, starts)}
         self._sending: list[_Sending] = []
         self._receiving: list[_Receiving] = []
-        self._meter = CopyMeter()
 
     def send(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         self._sending.append(_Sending(self._copies.sum_up(chunk.memory()), tick, tag, chunk))
-
-    def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
-        """Nothing to do: readers fetch."""
 
     def receive(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         source = chunk.stream.source
@@ -119,14 +114,11 @@ class PeerTransport(Transport):
         for work, tick, tag, chunk in sent:
             self._announcement(self._group.rank, tick)[:] = tag, work.checksum(), chunk.num_bytes, chunk.buffer
         for one in (*sent, *received):
-            self._meter.add(one.chunk.num_bytes, one.work.seconds())
+            self._meter(one.chunk.num_bytes, one.work.seconds())
         for work, checksum, chunk in received:
             if work.checksum() != checksum:
                 raise DamagedChunkError(f"{chunk.stream}: {chunk.num_bytes} B at {chunk.start}")
         return True
-
-    def reset_meter(self) -> tuple[int, float]:
-        return self._meter.reset()
 
     def is_quiet(self) -> bool:
         if not self._has_computed:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from eprt.balancer.migration import Stream
-from eprt.ep.group.group import EPGroup
-from eprt.ep.group.message import PendingMessage
+from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.migration.chunk import ExpertChunk
-from eprt.ep.migration.transport import CopyMeter, DamagedChunkError, Transport
+from eprt.ep.migration.transport import DamagedChunkError, Transport
 from eprt.ops import native
 
-HOST_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 4 << 20
 _HEADER = 64  # int64 tag, checksum, bytes; the rest unused
 _NUM_SETS = 2
 
@@ -25,15 +24,14 @@ class SharedMemoryTransport(Transport):
     t - 1, in which the chunk of tick t - 2 was received. Memory is used only once something moves.
     """
 
-    def __init__(self, group: EPGroup, max_chunk_bytes: int):
-        self.max_chunk_bytes, self.min_chunk_bytes = max_chunk_bytes, 16 << 10
+    def __init__(self, group: EPGroup):
+        self.max_chunk_bytes, self.min_chunk_bytes = _CHUNK_BYTES, 16 << 10
         self._group, self._ops = group, native.load()
-        self._slot_bytes = _HEADER + max_chunk_bytes
+        self._slot_bytes = _HEADER + _CHUNK_BYTES
         self.buffer_bytes = 2 * _NUM_SETS * self._slot_bytes  # sent chunks, then arrived ones
         self._window = group.shared_window(self.buffer_bytes)
         self._tag = group.new_channel()
         self._messages: list[PendingMessage] = []
-        self._meter = CopyMeter()
 
     def send(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         start_s = time.perf_counter()
@@ -42,7 +40,7 @@ class SharedMemoryTransport(Transport):
         slot[:24].view(np.int64)[:] = tag, self._checksum(parts), num_bytes
         for entry in self._entries(chunk.stream):
             self._messages.append(self._group.isend(slot[: _HEADER + num_bytes], entry, self._tag))
-        self._meter.add(num_bytes, time.perf_counter() - start_s)
+        self._meter(num_bytes, time.perf_counter() - start_s)
 
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
         group = self._group
@@ -61,16 +59,9 @@ class SharedMemoryTransport(Transport):
         # Of what now lies in place, not of what passed by.
         if slot[:24].view(np.int64).tolist() != [tag, self._checksum(parts), num_bytes]:
             raise DamagedChunkError(f"{chunk.stream}: {num_bytes} B at {chunk.start}")
-        self._meter.add(num_bytes, time.perf_counter() - start_s)
-
-    def reset_meter(self) -> tuple[int, float]:
-        return self._meter.reset()
-
-    def is_quiet(self) -> bool:
-        return self.is_done()
+        self._meter(num_bytes, time.perf_counter() - start_s)
 
     def close(self) -> None:
-        """Collective while all ranks live; never hangs when some do not."""
         for message in self._messages:
             message.cancel()
         self._messages.clear()

@@ -14,57 +14,43 @@ class DamagedChunkError(Exception):
     """What lies in place is not what the source has sent."""
 
 
-class CopyMeter:
-    """Bytes copied, and the seconds that it took, since they were last asked for."""
-
-    def __init__(self):
-        self._num_bytes, self._seconds = 0, 0.0
-
-    def add(self, num_bytes: int, seconds: float) -> None:
-        self._num_bytes += num_bytes
-        self._seconds += seconds
-
-    def reset(self) -> tuple[int, float]:
-        """Bytes and seconds; counts from zero again."""
-        counted = self._num_bytes, self._seconds
-        self._num_bytes, self._seconds = 0, 0.0
-        return counted
-
-
 class Transport(ABC):
     """One rank's end. Construction and close() are collective."""
 
     max_chunk_bytes: int  # of one chunk
     min_chunk_bytes: int  # a smaller chunk is no sooner there
     buffer_bytes: int  # most memory that this rank uses for chunks
+    _copied_bytes, _copied_s = 0, 0.0  # since reset_meter()
 
     @abstractmethod
     def send(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
         """This rank is the source of the chunk's stream: offers it. Never blocks."""
 
-    @abstractmethod
     def expect(self, tick: int, tag: int, stream: Stream, num_bytes: int) -> None:
         """This rank is a reader; called by all of them in the tick in which the source sends."""
 
     @abstractmethod
     def receive(self, tick: int, tag: int, chunk: ExpertChunk) -> None:
-        """Begins to copy the chunk of that tick into its weight buffer.
-
-        Raises DamagedChunkError, here or in is_done().
-        """
+        """Begins to copy the chunk of that tick into its weight buffer. Raises DamagedChunkError, or is_done() does."""
 
     @abstractmethod
     def is_done(self) -> bool:
         """Whether what was sent and expected has left and come, so that the readers may receive it in the next tick,
         and what was received lies in place, unharmed. Raises DamagedChunkError, or ConnectionError."""
 
-    @abstractmethod
     def reset_meter(self) -> tuple[int, float]:
         """Bytes copied since the last call, and the seconds that it took; to be asked when is_done()."""
+        copied = self._copied_bytes, self._copied_s
+        self._copied_bytes, self._copied_s = 0, 0.0
+        return copied
 
-    @abstractmethod
+    def _meter(self, num_bytes: int, seconds: float) -> None:
+        self._copied_bytes += num_bytes
+        self._copied_s += seconds
+
     def is_quiet(self) -> bool:
         """After a migration was given up: whether nothing of it is under way any more."""
+        return self.is_done()
 
     @abstractmethod
     def close(self) -> None:

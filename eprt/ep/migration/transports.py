@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from eprt.ep.group.group import EPGroup
 from eprt.ep.migration.chunk import WeightPool
-from eprt.ep.migration.shared_memory import HOST_CHUNK_BYTES, SharedMemoryTransport
+from eprt.ep.migration.shared_memory import SharedMemoryTransport
 from eprt.ep.migration.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -15,16 +15,10 @@ PEER_CHUNK_BYTES = 64 << 20
 
 
 def make_transport(group: EPGroup, pools: Sequence[WeightPool]) -> Transport:
-    """For experts in these pools, the same on all ranks. Collective.
-
-    Between GPUs that reach each other's memory: by their copy engines; else through host memory.
-    """
+    """For experts in these pools, the same on all ranks. Collective."""
     if not pools[0].parts[0].is_cuda:
-        return SharedMemoryTransport(group, HOST_CHUNK_BYTES)
-    return _make_gpu_transport(group, pools)
-
-
-def _make_gpu_transport(group: EPGroup, pools: Sequence[WeightPool]) -> Transport:
+        return SharedMemoryTransport(group)
+    # On first use, so that a machine without GPUs never imports GPU code.
     from eprt.ep.migration.peer import PeerTransport
     from eprt.ep.migration.peer_copies import PeerCopies
     from eprt.ep.migration.staged import StagedTransport

@@ -146,7 +146,7 @@ class NvlinkBackend(CheckedBackend):
     # -- two calls in one launch: less latency when there is nothing to compute in between --
 
     def dispatch(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor) -> tuple[DispatchHandle, Received]:
-        handle = self._new_handle(x_TH, slot_idx_TK, topk_weights_TK, 1)
+        handle = self._new_handle(x_TH, slot_idx_TK, topk_weights_TK)
         self._launch_dispatch(handle, SEND | RECV)
         return handle, self._complete_dispatch(handle)
 
@@ -232,7 +232,7 @@ class NvlinkBackend(CheckedBackend):
     # -- inside --
 
     def _new_handle(
-        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
     ) -> DispatchHandle:
         self._check_open("dispatch_send")
         self._checks.tokens(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
@@ -253,15 +253,7 @@ class NvlinkBackend(CheckedBackend):
         self._order.complete(DISPATCH_RECV, handle.epoch)
         return received
 
-    def _enter(self, call: int, handle: DispatchHandle) -> int:
-        self._check_open(CALLS[call])
-        self._checks.owner(call, handle, self)
-        self.check()
-        self._order.check(call, handle.epoch)
-        return self._set_of(handle)
-
     def _enter_ahead(self, call: int, handle: DispatchHandle) -> None:
-        """Of a receive that is launched ahead of its call."""
         self._check_open(CALLS[call])
         self._checks.owner(call, handle, self)
         self.check()
@@ -285,12 +277,6 @@ def _stats_from_totals(
     wait_ns: np.ndarray, tokens: np.ndarray, calls: np.ndarray, compute_ns: np.ndarray, blocked_ns: np.ndarray
 ) -> EPStats:
     """As KernelTotals has them."""
-    return EPStats(
-        num_calls=int(calls[0]),
-        dispatch_wait_us_N=wait_ns[0, 0] / 1e3,
-        combine_wait_us_N=wait_ns[1, 0] / 1e3,
-        recv_tokens_N=tokens[1],
-        sent_tokens_N=tokens[0],
-        compute_us=float(compute_ns[0]) / 1e3,
-        blocked_us=float(blocked_ns[0]) / 1e3,
-    )
+    dispatch_us_N, combine_us_N = wait_ns[:, 0] / 1e3
+    compute_us, blocked_us = float(compute_ns[0]) / 1e3, float(blocked_ns[0]) / 1e3
+    return EPStats(int(calls[0]), dispatch_us_N, combine_us_N, tokens[1], tokens[0], compute_us, blocked_us)

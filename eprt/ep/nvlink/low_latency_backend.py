@@ -9,15 +9,7 @@ from eprt.ep.api import DispatchHandle, OverlapAdvice, Received
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.backend import NvlinkBackend
-from eprt.ep.nvlink.low_latency import (
-    MAX_ENTRIES,
-    MAX_LOCAL_SLOTS,
-    MAX_RANKS,
-    MAX_TOP_K,
-    LowLatency,
-    Rows,
-    Signal,
-)
+from eprt.ep.nvlink.low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, LowLatency, Rows, Signal
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.options import NvlinkOptions
 from eprt.gpu.device import multiprocessors
@@ -73,7 +65,6 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
             self.kernels.bind(i, rows)
 
     def _new_rows(self, fp8: bool) -> Rows:
-        """Receive buffers of one handle."""
         hidden, groups = self.config.hidden_size, -(-self.config.hidden_size // _SCALE_GROUP)
         dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
         x = torch.empty(self.max_rows, hidden, dtype=dtype, device="cuda")
@@ -93,16 +84,11 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
     # -- inside --
 
     def _limits(self) -> tuple[tuple[str, int, int, str], ...]:
-        config, sms = self.config, multiprocessors()
+        config, sms, bound = self.config, multiprocessors(), self.options.max_recv_rows or 0
         entries, num_sms = config.num_max_tokens_per_rank * config.top_k, self.options.num_sms or 1
         return (
             ("expert_alignment", self.options.expert_alignment, 1, "only mode='normal' aligns slots"),
-            (
-                "max_recv_rows",
-                self.options.max_recv_rows or 0,
-                0,
-                "only mode='normal' has a bound; its shapes are static",
-            ),
+            ("max_recv_rows", bound, 0, "only mode='normal' has a bound; its shapes are static"),
             ("ranks", self.group.size, MAX_RANKS, "use fewer ranks"),
             ("top_k", config.top_k, MAX_TOP_K, "use fewer experts per token"),
             ("slots per rank", self._slots_per_rank, MAX_LOCAL_SLOTS, "spread them over more ranks"),

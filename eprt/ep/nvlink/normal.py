@@ -9,6 +9,7 @@ compat/deep_ep/rows.py).
 import os
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +74,14 @@ class Payload:
         if self.cast:
             return -(-self.x.shape[1] // 128)
         return 0 if self.scale is None else self.scale.shape[1]
+
+
+class Outputs(NamedTuple):
+    """Of experts, for rows that lie by expert."""
+
+    y: Tensor  # bf16 [rows, H]
+    block: int  # offset of the received rows in the heap
+    shape: BlockShape  # of that block
 
 
 @dataclass(frozen=True)
@@ -236,47 +245,22 @@ class Normal(KernelState):
         p.block, p.capacity, p.tentative = block, capacity, tentative
         self._launch(self._dispatch, self._dispatch_grid)
 
-    def combine_send(
-        self,
-        y: Tensor,
-        buffers: LayoutBuffers,
-        returned: int,
-        *,
-        block: int | None = None,
-        shape: BlockShape | None = None,
-    ) -> None:
-        """Experts' outputs y bf16 [rows, H] go back, those of grouped rows summed with the weights in `block`.
+    def combine_send(self, outputs: Outputs, buffers: LayoutBuffers, returned: int) -> None:
+        """Outputs go back, those of grouped rows summed with the weights in their block.
 
         returned: offset of the room for what comes back to this rank.
         """
-        p = self._combine.params
-        self._set_send(y, block, shape)
-        p.layout, p.block, p.phases = buffers.pointers, returned, SEND
-        p.row_bytes = p.stride = y.shape[1] * 2
-        p.y_weight = p.out_weight = None
-        self._launch_combine(p.top_k, None)
+        self._set_outputs(outputs)
+        self._launch_combine(buffers, returned, SEND, outputs.shape.top_k)
 
     def combine_recv(
-        self,
-        routing: Routing,
-        out: Tensor,
-        buffers: LayoutBuffers,
-        returned: int,
-        *,
-        y: Tensor | None = None,
-        block: int | None = None,
-        shape: BlockShape | None = None,
+        self, routing: Routing, out: Tensor, buffers: LayoutBuffers, returned: int, outputs: Outputs | None = None
     ) -> None:
-        """out bf16 [T, H]. With y: combine_send too, in the same launch."""
-        p = self._combine.params
-        if y is not None:
-            self._set_send(y, block, shape)
-        p.layout, p.block, p.phases = buffers.pointers, returned, RECV if y is None else SEND | RECV
-        p.row_bytes = p.stride = out.shape[1] * 2
-        p.y_weight = p.out_weight = None
-        p.bias[0] = p.bias[1] = None
+        """out bf16 [T, H]. With outputs: combine_send too, in the same launch."""
+        if outputs is not None:
+            self._set_outputs(outputs)
         self._set_routing(routing, out)
-        self._launch_combine(p.top_k, None)
+        self._launch_combine(buffers, returned, RECV if outputs is None else SEND | RECV, routing.top_k)
 
     def combine_items(
         self,
@@ -294,23 +278,23 @@ class Normal(KernelState):
         """Both phases for rows that are items: sums over ranks, unweighted; weights [items, K] go along."""
         p = self._combine.params
         p.y, p.y_weight, p.out_weight = y.data_ptr(), _pointer(weights), _pointer(out_weights)
-        p.item_row = p.item_weight = p.item_token = None
-        p.layout, p.block, p.phases = buffers.pointers, returned, SEND | RECV
-        p.row_bytes, p.capacity = y.shape[1] * 2, y.shape[0]
-        p.stride = returned_stride(y.shape[1], 0 if weights is None else weights.shape[1])
         for i in range(2):
             p.bias[i] = biases[i].data_ptr() if i < len(biases) else None
         self._set_routing(routing, out)
-        p.top_k = 0 if weights is None else weights.shape[1]
-        self._launch_combine(routing.top_k, num_sms)
+        p.capacity, p.top_k = y.shape[0], 0 if weights is None else weights.shape[1]
+        p.stride = returned_stride(y.shape[1], p.top_k)
+        self._launch_combine(buffers, returned, SEND | RECV, routing.top_k, num_sms)
 
-    def _launch_combine(self, top_k: int, num_sms: int | None) -> None:
+    def _launch_combine(
+        self, buffers: LayoutBuffers, returned: int, phases: int, top_k: int, num_sms: int | None = None
+    ) -> None:
         p = self._combine.params
+        p.layout, p.block, p.phases = buffers.pointers, returned, phases
         grid = combine_grid(
             self.group.size,
             top_k,
             grouped=self._grouped,
-            phases=p.phases,
+            phases=phases,
             row_bytes=p.row_bytes,
             shared_bytes=self._shared_bytes,
             num_sms=num_sms or self.num_sms,
@@ -319,19 +303,15 @@ class Normal(KernelState):
 
     def _launch(self, launch: Launch, grid: Grid) -> None:
         division = launch.params.division
-        division.send_blocks, division.send_warps, division.recv_warps = (
-            grid.send_blocks,
-            grid.send_warps,
-            grid.recv_warps,
-        )
-        launch.params.piece_bytes = grid.piece_bytes
+        division.send_blocks, division.send_warps = grid.send_blocks, grid.send_warps
+        division.recv_warps, launch.params.piece_bytes = grid.recv_warps, grid.piece_bytes
         launch(grid.blocks, self._stream())
 
-    def _set_send(self, y: Tensor, block: int | None, shape: BlockShape | None) -> None:
-        p = self._combine.params
-        assert block is not None and shape is not None
+    def _set_outputs(self, outputs: Outputs) -> None:
+        p, (y, block, shape) = self._combine.params, outputs
         base, fields = self.memory.peer_ptr[self.group.rank] + block, shape.offsets()
         p.y, p.top_k, p.capacity = y.data_ptr(), shape.top_k, shape.capacity
+        p.row_bytes = p.stride = y.shape[1] * 2
         p.item_row, p.item_weight, p.item_token = (base + fields[name] for name in ("entry", "weight", "token"))
 
     def _set_routing(self, routing: Routing, out: Tensor) -> None:
@@ -339,6 +319,7 @@ class Normal(KernelState):
         p.topk_slot, p.topk_weight = _pointer(routing.topk_slot), _pointer(routing.topk_weight)
         p.slot_bytes = 0 if routing.topk_slot is None else routing.topk_slot.element_size()
         p.num_tokens, p.top_k, p.num_slots, p.out = out.shape[0], routing.top_k, routing.num_slots, out.data_ptr()
+        p.row_bytes = p.stride = out.shape[1] * 2
 
     def readmit(self) -> None:
         self._taken.zero_()  # by epoch

@@ -10,7 +10,7 @@ from eprt.ep.api import DispatchHandle, OverlapAdvice, Received
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.backend import NvlinkBackend
-from eprt.ep.nvlink.normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Payload, Routing
+from eprt.ep.nvlink.normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Outputs, Payload, Routing
 from eprt.ep.nvlink.normal_grid import MAX_SMS
 from eprt.ep.nvlink.normal_layout import BlockShape, Chunks, LayoutBuffers, LayoutShape, NormalHeap
 from eprt.ep.nvlink.options import NvlinkOptions
@@ -161,20 +161,14 @@ class NvlinkNormalBackend(NvlinkBackend):
 
     def _launch_combine_send(self, handle: DispatchHandle, y_RH: Tensor, signal: Any) -> None:
         flight = self._flights[self._set_of(handle)]
-        self.kernels.combine_send(y_RH, flight.layout, flight.returned, block=flight.block, shape=self._block_shape)
+        outputs = Outputs(y_RH, flight.block, self._block_shape)
+        self.kernels.combine_send(outputs, flight.layout, flight.returned)
 
     def _launch_combine_recv(self, handle: DispatchHandle, y_TH: Tensor, y_RH: Tensor | None = None) -> None:
         i = self._set_of(handle)
         flight = self._flights[i]
-        self.kernels.combine_recv(
-            self._routings.pop(i),
-            y_TH,
-            flight.layout,
-            flight.returned,
-            y=y_RH,
-            block=flight.block,
-            shape=self._block_shape,
-        )
+        outputs = None if y_RH is None else Outputs(y_RH, flight.block, self._block_shape)
+        self.kernels.combine_recv(self._routings.pop(i), y_TH, flight.layout, flight.returned, outputs)
         self._counts.pop(i, None)
 
     def _check_signal(self, signal: Any) -> None:

@@ -61,7 +61,7 @@ class Rows:
     @property
     def used(self) -> int:
         gc.collect()
-        pool = self.exchange._pool._pool
+        pool = self.exchange._pool
         pool._collect_returned()
         return sum(end - start for start, end in pool._used.items())
 
