@@ -1,6 +1,7 @@
 """Exchange: the communication of one model: a backend for each mode, shared by all its layers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 
 from eprt.config import MoEConfig
 from eprt.ep.api import Backend
@@ -10,47 +11,35 @@ from eprt.ep.registry import make_backend
 from eprt.ep.stats import EPStats
 
 
-class Exchange(Mapping[str, Backend]):
+class Exchange(UserDict[str, Backend]):
     """Backends by mode, "normal" and "low_latency"; empty for a model without MoE layers."""
-
-    def __init__(self, backends: Mapping[str, Backend]):
-        self._backends = dict(backends)
-
-    def __getitem__(self, mode: str) -> Backend:
-        return self._backends[mode]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._backends)
-
-    def __len__(self) -> int:
-        return len(self._backends)
 
     def check(self) -> None:
         """Raises what kernels have reported since the last call."""
-        for backend in self._backends.values():
+        for backend in self.values():
             backend.check()
 
     def recent_stats(self) -> EPStats | None:
         """Of all modes together, without waiting for a GPU; None where no rank waits for another."""
-        counted = [stats for backend in self._backends.values() if (stats := backend.recent_stats()) is not None]
+        counted = [stats for backend in self.values() if (stats := backend.recent_stats()) is not None]
         return EPStats.total(counted) if counted else None
 
     def reset_stats(self) -> None:
-        for backend in self._backends.values():
+        for backend in self.values():
             backend.stats(reset=True)
 
     def require_recordable(self) -> None:
         """Raises ValueError, saying why, unless decoding steps may be captured in a CUDA graph."""
-        if "low_latency" in self._backends:
-            self._backends["low_latency"].require_recordable()
+        if "low_latency" in self:
+            self["low_latency"].require_recordable()
 
     def wrap(self, wrapped: Callable[[Backend], Backend]) -> None:
         """Puts something between the layers and their backends, in all layers at once: a fault, a recorder."""
-        self._backends = {mode: wrapped(backend) for mode, backend in self._backends.items()}
+        self.data = {mode: wrapped(backend) for mode, backend in self.items()}
 
     def close(self) -> None:
         """Frees the communication windows. Collective."""
-        for backend in self._backends.values():
+        for backend in self.values():
             backend.close()
 
 

@@ -21,14 +21,14 @@ class CallOrder:
 
     def __init__(self, num_buffers: int, where: str):
         self._num_buffers, self._where = num_buffers, where
-        self._num_begun = self._num_completed = 0
+        self._num_begun = self.num_completed = 0
         self._next_call = [DISPATCH_SEND] * num_buffers  # by epoch % num_buffers: the call that the handle waits for
         self._next_launch = [DISPATCH_SEND] * num_buffers  # the first call whose work has not been launched
 
     def next_epoch(self) -> int:
         """The epoch a dispatch_send would get now. Raises RuntimeError when all buffers are in use."""
-        if self._num_begun - self._num_completed >= self._num_buffers:
-            oldest = self._num_completed + 1
+        if self._num_begun - self.num_completed >= self._num_buffers:
+            oldest = self.num_completed + 1
             raise RuntimeError(
                 f"{self._where} dispatch_send: {self._num_buffers} handles are in flight already; finish that of epoch "
                 f"{oldest}, which waits for {self._awaited_call(oldest)}, or raise EPConfig.num_buffers"
@@ -46,14 +46,14 @@ class CallOrder:
         self._check(call, epoch, self._next_launch)
 
     def _check(self, call: int, epoch: int, progress: list[int]) -> None:
-        if epoch <= self._num_completed:
+        if epoch <= self.num_completed:
             raise RuntimeError(f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is already completed")
         if self._next_call[epoch % self._num_buffers] != call:
             raise RuntimeError(
                 f"{self._where} {CALLS[call]}: the handle of epoch {epoch} waits for {self._awaited_call(epoch)}"
             )
         earlier = epoch - 1
-        if earlier > self._num_completed and progress[earlier % self._num_buffers] <= call:
+        if earlier > self.num_completed and progress[earlier % self._num_buffers] <= call:
             raise RuntimeError(
                 f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is out of order; that of epoch {earlier} "
                 f"comes first, and waits for {self._awaited_call(earlier)}"
@@ -73,24 +73,20 @@ class CallOrder:
         if call == DISPATCH_SEND:
             self._num_begun = epoch
         elif call == COMBINE_RECV:
-            self._num_completed = epoch
+            self.num_completed = epoch
 
     def restart(self, num_completed: int) -> None:
         """As after so many completed handles, while none is in flight."""
-        self._num_begun = self._num_completed = num_completed
+        self._num_begun = self.num_completed = num_completed
 
     @property
     def in_flight(self) -> str | None:
         """Which handle is, for an error; None when none is."""
-        if self._num_begun == self._num_completed:
+        if self._num_begun == self.num_completed:
             return None
-        oldest = self._num_completed + 1
+        oldest = self.num_completed + 1
         awaited = self._awaited_call(oldest)
         return f"{self._where} the handle of epoch {oldest} is in flight and waits for {awaited}; complete it first"
-
-    @property
-    def num_completed(self) -> int:
-        return self._num_completed
 
     def _awaited_call(self, epoch: int) -> str:
         return CALLS[self._next_call[epoch % self._num_buffers]]

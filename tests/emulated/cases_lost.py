@@ -99,7 +99,7 @@ def lost_after_counts(group: EPGroup) -> None:
         assert idx_NK is not None
         expert_N = idx_NK.max(1).values  # every token has one here
         assert expert_N.tolist() == [-1] * T + [0] * (T * (group.size - 1)) + [-1] * 3, expert_N
-        assert exchange.query_mask().tolist() == [1] + [0] * (group.size - 1)
+        assert exchange.kernels.mask.tolist() == [1] + [0] * (group.size - 1)
     group.barrier()
     exchange.close()
 

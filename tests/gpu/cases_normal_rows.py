@@ -69,7 +69,7 @@ def check_received(rank: int, got: ReceivedRows, want: Expected, x: Sequence[Ten
     assert (got.topk_idx_NK[N:] == -1).all()
     assert torch.equal(got.topk_weights_NK[:N], want.weights)
     assert torch.equal(got.handle.source_token_N[:N].long(), want.token)
-    assert torch.equal(got.handle.sent_RR.long(), want.sent)
+    assert torch.equal(got.handle.buffers.field("sent").long(), want.sent)
     if not static:
         assert got.rows_of_expert == want.rows_of_expert
 

@@ -257,7 +257,10 @@ class LowLatencyMode:
         self._check_handle(handle)
         if out is None:
             shape = self._outs.get(handle.num_tokens)
-            out = self._new_out(handle.num_tokens) if shape is None else torch.empty_like(shape)
+            if shape is None:
+                shape = shape_only(handle.num_tokens, self.shape.hidden, dtype=torch.bfloat16)
+                self._outs[handle.num_tokens] = shape
+            out = torch.empty_like(shape)
         number = self._combines.begin_call(return_recv_hook)
         if zero_copy and self._next_y is not None:
             y, self._next_y = self._next_y, None
@@ -283,10 +286,6 @@ class LowLatencyMode:
                 self.kernels.combine_recv(i, topk_idx, topk_weights, out, None, wait_stats)
 
         return out, None, receive
-
-    def _new_out(self, num_tokens: int) -> Tensor:
-        shape = self._outs[num_tokens] = shape_only(num_tokens, self.shape.hidden, dtype=torch.bfloat16)
-        return torch.empty_like(shape)
 
     def next_combine_buffer(self) -> Tensor:
         """bf16 [L, R * M, H], the input of the next combine with zero_copy. combine never copies any input."""

@@ -178,16 +178,6 @@ class RowExchange:
         )
         return out_TH, out_TK
 
-    def mask_rank(self, rank: int, masked: bool = True) -> None:
-        """Masks a rank: nothing is sent to it, nobody waits for it, its rows add nothing."""
-        if not 0 <= rank < self.group.size or rank == self.group.rank:
-            self._fail(f"mask_rank({rank}): name another rank of 0..{self.group.size - 1}")
-        self.kernels.mask[rank] = int(masked)
-
-    def query_mask(self) -> Tensor:
-        """int32 [R] on the GPU: 1 for masked ranks."""
-        return self.kernels.mask.clone()
-
     def close(self) -> None:
         """Frees all memory. Collective while all ranks live; does not wait when one has died."""
         self.kernels.close()

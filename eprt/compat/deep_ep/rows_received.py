@@ -33,11 +33,6 @@ class RowsHandle:
         """Rows of the received tensors: N, or the static bound."""
         return self.source_token_N.shape[0]
 
-    @property
-    def sent_RR(self) -> Tensor:
-        """int32 [R, R], tokens that rank i sends to rank j; equal on all ranks."""
-        return self.buffers.field("sent")
-
 
 @dataclass(frozen=True)
 class ReceivedRows:

@@ -76,8 +76,7 @@ class CpuBackend(CheckedBackend):
             torch.tensor([topology.home(source) for source in range(group.size)]),
             torch.tensor([segment.ctypes.data for segment in self._window.segments]),
             torch.tensor(num_blocks),
-            self._links.block_addresses(),
-            self._links.sums_addresses(),
+            *self._links.addresses(),
         )
         self._links.connect(ops, self._exchange, self._own_segment)
 

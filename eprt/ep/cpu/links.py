@@ -4,7 +4,6 @@ Each rank sends one block to each other node (to its proxy there) and gets one m
 but the waits, which have deadlines. Knows where blocks and sums lie, nothing of what is in them.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,17 +54,13 @@ class NodeLinks:
         self._sums_receives: list[dict[int, PendingMessage]] = [{} for _ in range(num_sets)]  # by proxy
         self._sends: list[list[tuple[int, PendingMessage]]] = [[] for _ in range(num_sets)]  # peer, request
 
-    def block_addresses(self) -> Tensor:
-        """int64 [num_sets, num_nodes], where blocks for other nodes are to be written; 0 for this node."""
-        return self._addresses(self._blocks_out)
-
-    def sums_addresses(self) -> Tensor:
-        """int64 [num_sets, num_nodes], where the sums of other nodes arrive; 0 for this node."""
-        return self._addresses(self._sums_in)
-
-    def _addresses(self, sets: list[dict[int, np.ndarray]]) -> Tensor:
-        nodes = range(self._num_nodes)
-        return torch.tensor([[s[node].ctypes.data if node in s else 0 for node in nodes] for s in sets])
+    def addresses(self) -> list[Tensor]:
+        """Where blocks for other nodes are to be written, and where their sums arrive: int64 [num_sets, num_nodes]; 0
+        for this node."""
+        nodes, both = range(self._num_nodes), (self._blocks_out, self._sums_in)
+        return [
+            torch.tensor([[s[node].ctypes.data if node in s else 0 for node in nodes] for s in sets]) for sets in both
+        ]
 
     def connect(self, ops: Any, exchange: int, own_segment: np.ndarray) -> None:
         """Names the native exchange and the segment that keeps the blocks this rank is proxy for."""
@@ -108,7 +103,9 @@ class NodeLinks:
             if not self._ops.ep_forward(self._exchange, epoch, source):
                 raise self._out_of_step(source, epoch, "dispatch between nodes")
 
-        self._collect(self._block_receives[epoch % self._num_sets], epoch, "dispatch between nodes", forward)
+        receives = self._block_receives[epoch % self._num_sets]
+        self._waiter.for_messages(receives, epoch, "dispatch between nodes", forward)
+        receives.clear()
 
     def exchange_sums(self, epoch: int) -> None:
         """Sends back this node's sums for the blocks this rank is proxy for, and takes in those for its own tokens."""
@@ -121,13 +118,8 @@ class NodeLinks:
             if not self._ops.ep_accept_returned(self._exchange, epoch, self._node_of_proxy[proxy]):
                 raise self._out_of_step(proxy, epoch, "combine between nodes")
 
-        self._collect(self._sums_receives[i], epoch, "combine between nodes", accept)
-
-    def _collect(
-        self, receives: dict[int, PendingMessage], epoch: int, phase: str, on_arrival: Callable[[int], None]
-    ) -> None:
-        self._waiter.for_messages(receives, epoch, phase, on_arrival)
-        receives.clear()
+        self._waiter.for_messages(self._sums_receives[i], epoch, "combine between nodes", accept)
+        self._sums_receives[i].clear()
 
     def _out_of_step(self, peer: int, epoch: int, phase: str) -> EPError:
         return EPError(
@@ -138,7 +130,7 @@ class NodeLinks:
     def close(self) -> None:
         """Lets the last sends leave their buffers, and gives up receives that nobody will answer.
 
-        MPI reads a large message's buffer until its receiver takes it, which may be after this rank's last verb. A
+        MPI reads a large message's buffer until its receiver takes it, which may be after this rank's last call. A
         living receiver has posted its receive by then.
         """
         try:

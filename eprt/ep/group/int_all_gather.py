@@ -107,12 +107,16 @@ class IntAllGather:
     def _seen_row(self, local: int) -> tuple[int, int]:
         return self._local_ranks[local], self._ops.ep_flag_epoch(self._row_flags[local].item())
 
+    def _seen_table(self, _: int) -> tuple[int, int]:
+        return self._local_ranks[0], self._ops.ep_flag_epoch(self._leader_flag.item())
+
     def _exchange_nodes(self, timeout_s: float | None) -> None:
         """Brings the other nodes' rows into the leader's table."""
         phase = "header all-gather between nodes"
         i, group = self._epoch % _NUM_SETS, self.group
         if not self._is_leader:
-            self._waiter.for_flags(self._leader_flag, self._epoch, self._local_ranks[:1], phase, timeout_s)
+            arguments = (self._leader_flag, self._epoch, self._waiter.owns_core, SLICE_NS)
+            self._waiter.for_call(self._ops.ep_wait, arguments, self._seen_table, self._epoch, phase, timeout_s)
             return
         self._waiter.for_messages(self._sends, self._epoch, phase, timeout_s=timeout_s)
         mine = np.stack([self._view(s, self._row_at, self._row_bytes)[i] for s in self._segments])

@@ -33,18 +33,15 @@ class PeerWatch:
         self._pid_of_rank: dict[int, int] = {}  # those without a pidfd
         self._poll = select.poll()
         for rank, pid in pid_of_rank.items():
-            self._add(rank, pid)
-
-    def _add(self, rank: int, pid: int) -> None:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._lost.add(rank)
-        except OSError:
-            self._pid_of_rank[rank] = pid
-        else:
-            self._rank_of_fd[fd] = rank
-            self._poll.register(fd, select.POLLIN)
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._lost.add(rank)
+            except OSError:
+                self._pid_of_rank[rank] = pid
+            else:
+                self._rank_of_fd[fd] = rank
+                self._poll.register(fd, select.POLLIN)
 
     def lost(self) -> tuple[int, ...]:
         """Ranks whose process has ended, in order. Costs one system call."""

@@ -6,13 +6,10 @@ A slice is one native call without the GIL. Between slices Python runs signal ha
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-
-from torch import Tensor
+from collections.abc import Callable
 
 from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
 from eprt.ep.group.group import EPGroup, PendingMessage
-from eprt.ops import native
 
 SLICE_NS = 20_000_000
 
@@ -25,7 +22,6 @@ class Waiter:
         self.timeout_s = timeout_s
         # Decides how the first microseconds of a wait are spent (csrc/cpu/ep_flag.cpp).
         self.owns_core = group.num_ranks_on_host <= (os.cpu_count() or 1)
-        self._ops = native.load()
 
     def for_call(
         self,
@@ -36,25 +32,25 @@ class Waiter:
         phase: str,
         timeout_s: float | None = None,
     ) -> None:
-        """Until wait_slice(*arguments), a native call that waits at most SLICE_NS, returns a negative number.
+        """Until wait_slice(*arguments), which waits at most SLICE_NS, returns a negative number.
 
-        Otherwise it returns what it still waits for; describe tells its rank and the epoch seen.
+        Otherwise it returns what it still waits for; describe tells its rank and the epoch seen. Raises RankLostError
+        when a rank of this host has died, EPTimeoutError at the deadline.
         """
-        if wait_slice(*arguments) >= 0:
-            self._repeat(lambda: wait_slice(*arguments), describe, epoch, phase, timeout_s)
-
-    def for_flags(
-        self, flags: Tensor, epoch: int, peers: Sequence[int], phase: str, timeout_s: float | None = None
-    ) -> None:
-        """Until every flag (int64 addresses) has reached epoch; flag i is raised on behalf of rank peers[i]."""
-        self.for_call(
-            self._ops.ep_wait,
-            (flags, epoch, self.owns_core, SLICE_NS),
-            lambda i: (peers[i], self._ops.ep_flag_epoch(flags[i].item())),
-            epoch,
-            phase,
-            timeout_s,
-        )
+        if wait_slice(*arguments) < 0:
+            return
+        group, start = self.group, time.monotonic()
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        while True:
+            if lost := group.lost_ranks():
+                raise RankLostError(group.rank, group.size, lost[0], phase)
+            index = wait_slice(*arguments)
+            if index < 0:
+                return
+            waited_s = time.monotonic() - start
+            if waited_s > limit_s and not math.isinf(limit_s):
+                peer, seen = describe(index)
+                raise EPTimeoutError(group.rank, group.size, peer, phase, seen, epoch, waited_s)
 
     def for_messages(
         self,
@@ -85,8 +81,7 @@ class Waiter:
                     time.sleep(idle_s if idle_s > 4e-5 else 0)
             return 0 if left else -1
 
-        if poll() >= 0:
-            self._repeat(poll, lambda _: (min(left), epoch - 1), epoch, phase, timeout_s)
+        self.for_call(poll, (), lambda _: (min(left), epoch - 1), epoch, phase, timeout_s)
 
     def _test(self, peer: int, message: PendingMessage, phase: str) -> bool:
         try:
@@ -107,30 +102,3 @@ class Waiter:
                 return False
             time.sleep(0.001)
         return True
-
-    def _repeat(
-        self,
-        wait_slice: Callable[[], int],
-        describe: Callable[[int], tuple[int, int]],
-        expected: int,
-        phase: str,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Repeats wait_slice() until it returns a negative number.
-
-        describe(i): the rank and the epoch seen of the pending i. Raises RankLostError when a rank of this host has
-        died, EPTimeoutError at the deadline.
-        """
-        group = self.group
-        start = time.monotonic()
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        while True:
-            if lost := group.lost_ranks():
-                raise RankLostError(group.rank, group.size, lost[0], phase)
-            index = wait_slice()
-            if index < 0:
-                return
-            waited_s = time.monotonic() - start
-            if waited_s > limit_s and not math.isinf(limit_s):
-                peer, seen = describe(index)
-                raise EPTimeoutError(group.rank, group.size, peer, phase, seen, expected, waited_s)

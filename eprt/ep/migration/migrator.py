@@ -67,7 +67,7 @@ class Migrator:
         self._last_job_id = 0
         self._cancelled_id = 0
         self._given_up = (0, "")  # the latest job that never began, and why
-        self._epoch = 0
+        self.epoch = 0  # of the placement that serves: counts the commits
         self._tick = self._progress = 0
         self._undo: dict[int, Placed] = {}  # by layer, what the latest commit replaced, until all have made it
         self._outcome = ("idle", "")
@@ -81,20 +81,13 @@ class Migrator:
         return self._job is not None or self._offer is not None
 
     @property
-    def epoch(self) -> int:
-        """Of the placement that serves: counts the commits."""
-        return self._epoch
-
-    @property
     def rows(self) -> list[list[int]]:
         """The placement that serves, one row per layer."""
         return [layer.slot_map.expert_of_slot_S.tolist() for layer in self._layers]
 
     def offer(self, job: MigrationJob) -> None:
         """This rank has been told of the job. Raises RuntimeError while another is under way."""
-        if self.active:
-            current = self._job or self._offer
-            assert current is not None
+        if current := self._job or self._offer:
             raise RuntimeError(f"migration {current.job_id} is under way; wait for its end before {job.job_id}")
         self._offer, self._offered_s = job, time.perf_counter()
         if job.job_id <= self._given_up[0]:
@@ -111,7 +104,7 @@ class Migrator:
             job_id=self._last_job_id,
             state=state,
             reason=reason,
-            epoch=self._epoch,
+            epoch=self.epoch,
             rounds_done=self._rounds_done,
             num_rounds=self._num_rounds,
             sent_bytes=self._sent,
@@ -182,7 +175,7 @@ class Migrator:
             layer.place(*old)
         if self._undo and self._router is not None:
             self._router.set_rank_speeds(self._old_speeds)
-        self._epoch -= bool(self._undo)
+        self.epoch -= bool(self._undo)
         self._undo.clear()
         if self._round is not None and not self._round.committed:
             self._round.release()
@@ -233,8 +226,8 @@ class Migrator:
         self._rounds_done, self._num_rounds = 0, len(job.rounds)
         self._last_row_round = {row: k for k, one in enumerate(job.rounds) for row in one.rows}
         self._outcome = ("running", "")
-        if job.epoch != self._epoch:
-            self._end("refused", f"it starts from placement {job.epoch}, but {self._epoch} serves")
+        if job.epoch != self.epoch:
+            self._end("refused", f"it starts from placement {job.epoch}, but {self.epoch} serves")
         elif job.chunk_bytes is not None and not 0 < job.chunk_bytes <= self._transport.max_chunk_bytes:
             most = self._transport.max_chunk_bytes
             self._end("refused", f"chunk_bytes={job.chunk_bytes}: must be in 1..{most}")
@@ -344,7 +337,7 @@ class Migrator:
             return
         if one.has_moved:
             self._undo = one.commit()
-            self._epoch += 1
+            self.epoch += 1
             if self._router is not None:
                 assert self._job is not None
                 self._old_speeds = self._router.rank_speeds
@@ -366,17 +359,9 @@ class Migrator:
             self._forget_replaced()  # committed by all; what failed came after
             self._rounds_done += 1
         self._outcome = (state, reason)
-        level = logging.INFO if self._group.rank == 0 else logging.DEBUG
-        _log.log(
-            level,
-            "migration %d %s after %d of %d rounds, placement %d serves%s",
-            self._job.job_id,
-            state,
-            self._rounds_done,
-            self._num_rounds,
-            self._epoch,
-            f": {reason}" if reason else "",
-        )
+        level, because = logging.INFO if self._group.rank == 0 else logging.DEBUG, f": {reason}" if reason else ""
+        told = self._job.job_id, state, self._rounds_done, self._num_rounds, self.epoch, because
+        _log.log(level, "migration %d %s after %d of %d rounds, placement %d serves%s", *told)
         self._job = self._round = None
 
 

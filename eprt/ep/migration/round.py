@@ -132,23 +132,17 @@ class MigrationRound:
         weights: layer -> share of each slot, of layers that have reached their last row.
         """
         until_s = time.perf_counter() + budget_s
-        for row, expert_of_slot_S in self.plan.rows.items():
+        for row in self.plan.rows:
             if row not in self._placed:
-                self._placed[row] = self._place(row, expert_of_slot_S, weights.get(row), node_of_rank)
+                self._placed[row] = self._place(row, weights.get(row), node_of_rank)
                 if time.perf_counter() >= until_s:
                     break
         return len(self._placed) == len(self.plan.rows)
 
-    def _place(
-        self,
-        row: int,
-        expert_of_slot_S: Sequence[int],
-        weight_S: Sequence[float] | None,
-        node_of_rank: Sequence[int] | None,
-    ) -> Placed:
+    def _place(self, row: int, weight_S: Sequence[float] | None, node_of_rank: Sequence[int] | None) -> Placed:
         layer, group = self._layers[row], self._group
         slot_map = SlotMap.from_row(
-            np.array(expert_of_slot_S),
+            np.array(self.plan.rows[row]),
             layer.slot_map.num_experts,
             weight_S=None if weight_S is None else np.array(weight_S),
             rank=group.rank,

@@ -211,10 +211,6 @@ class NvlinkBackend(CheckedBackend):
         self._readback = self._readback or Readback(self.kernels.totals.tensors())
         return _stats_from_totals(*self._readback.read())
 
-    def max_wait_us(self) -> np.ndarray:
-        """float64 [2, N]: the longest single wait of dispatch and of combine for each rank since the last reset."""
-        return self.kernels.totals.wait_ns[:, 1].cpu().numpy() / 1e3
-
     def check(self) -> None:
         """Raises what a kernel has reported by now and no call has raised yet, once. Does not wait for the GPU."""
         if error := take_failure(self.kernels.failure.words, self._call_context):

@@ -130,13 +130,9 @@ class LayoutShape:
     num_chunks: int
 
     @cached_property
-    def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """(first word, shape)"""
-        return self._placed[0]
-
-    @property
     def num_words(self) -> int:
-        return self._placed[1]
+        first, shape = self.fields["slot_begin"]  # the last one
+        return first + align(prod(shape), 4)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -144,7 +140,8 @@ class LayoutShape:
         return tuple(self.fields[name][0] * 4 for name in (*_LAYOUT_POINTERS, "slot_begin"))
 
     @cached_property
-    def _placed(self) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
+    def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """(first word, shape)"""
         columns, local = self.num_slots + self.num_ranks, self.num_slots // self.num_ranks
         shapes = {
             "epoch": (2,),
@@ -163,7 +160,7 @@ class LayoutShape:
         for name, shape in shapes.items():
             fields[name] = words, shape
             words += align(prod(shape), 4)
-        return fields, words
+        return fields
 
     def new(self) -> "LayoutBuffers":
         memory = torch.empty_like(known_shape((self.num_words,), torch.int32))

@@ -262,7 +262,7 @@ def test_a_rank_that_is_masked_or_taken_back_is_so_in_both_modes_of_deep_ep(gpu)
     pairs.buffer.low_latency_query_mask_buffer(status)
     assert status.tolist() == [0, 1]
     pairs.buffer.low_latency_clean_mask_buffer()
-    assert exchange.query_mask().tolist() == [0, 0]
+    assert exchange.kernels.mask.tolist() == [0, 0]
 
 
 def test_a_rank_that_waited_for_itself_is_not_left_out_from_then_on(gpu):
@@ -271,7 +271,7 @@ def test_a_rank_that_waited_for_itself_is_not_left_out_from_then_on(gpu):
     rows.exchange.kernels.failure.words[:] = (2, 1, 3, 4)
     with pytest.raises(EPTimeoutError, match=r"rank 1 in dispatch \(tokens\).*EPRT_GPU_TIMEOUT_S in GPU kernels"):
         rows.dispatch()
-    assert rows.exchange.query_mask().tolist() == [1, 0]
+    assert rows.exchange.kernels.mask.tolist() == [1, 0]
 
 
 def test_the_host_tells_counts_only_where_they_are_not_rounded_up(gpu):
