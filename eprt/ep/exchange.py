@@ -56,23 +56,10 @@ def make_exchange(
 
     modes: mode -> largest number of tokens of one dispatch (None: config.num_max_tokens_per_rank); default: normal.
     """
-    return Exchange(
-        {
-            mode: make_backend(
-                backend,
-                EPConfig(
-                    hidden_size=config.hidden_size,
-                    num_slots=num_slots,
-                    top_k=config.top_k,
-                    num_max_tokens_per_rank=max_tokens or config.num_max_tokens_per_rank,
-                    dtype=config.dtype,
-                    payload=config.payload,
-                    mode=mode,
-                    device=device,
-                    exact_combine=exact_combine,
-                ),
-                group,
-            )
-            for mode, max_tokens in (modes or {"normal": None}).items()
-        }
-    )
+    backends = {}
+    for mode, max_tokens in (modes or {"normal": None}).items():
+        sizes = config.hidden_size, num_slots, config.top_k, max_tokens or config.num_max_tokens_per_rank
+        types = config.dtype, config.payload
+        ep_config = EPConfig(*sizes, *types, mode, device=device, exact_combine=exact_combine)
+        backends[mode] = make_backend(backend, ep_config, group)
+    return Exchange(backends)

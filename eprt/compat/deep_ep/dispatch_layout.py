@@ -1,11 +1,9 @@
 """DispatchLayout: the kernel behind get_dispatch_layout (csrc/cuda/dispatch_layout.cu). Knows nothing of streams."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink.structs import fields_of_type, struct
+from eprt.ep.nvlink.structs import struct
 from eprt.gpu.device import this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
@@ -15,8 +13,8 @@ _THREADS, _MOST_BLOCKS = 256, 32  # the first: kLayoutThreads of the kernel
 
 _LayoutParams = struct(
     "LayoutParams",
-    *fields_of_type(ctypes.c_void_p, "topk_idx rank_tokens expert_tokens in_rank totals"),
-    *fields_of_type(ctypes.c_int32, "num_tokens top_k num_experts idx_bytes"),
+    "pointer topk_idx rank_tokens expert_tokens in_rank totals",
+    "int32 num_tokens top_k num_experts idx_bytes",
 )
 
 

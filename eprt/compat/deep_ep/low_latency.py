@@ -24,6 +24,7 @@ from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.compat.deep_ep.streams import CommStream
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.nvlink.failure import CallContext, take_failure
+from eprt.ep.nvlink.kernel_state import KernelOptions
 from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, LowLatency, Rows, Signal
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.structs import RECV, SEND
@@ -50,17 +51,8 @@ class LowLatencyShape:
     exact: bool = False  # every expert's output is sent separately
 
     def heap(self, num_ranks: int) -> LowLatencyHeap:
-        return LowLatencyHeap(
-            num_ranks,
-            self.max_tokens,
-            self.hidden,
-            self.top_k,
-            self.num_experts // num_ranks,
-            "either",
-            self.exact,
-            NUM_IN_FLIGHT,
-            late_weights=not self.exact,
-        )
+        sizes = num_ranks, self.max_tokens, self.hidden, self.top_k, self.num_experts // num_ranks
+        return LowLatencyHeap(*sizes, "either", self.exact, NUM_IN_FLIGHT, late_weights=not self.exact)
 
 
 class LowLatencyHandle(tuple):
@@ -140,15 +132,8 @@ class LowLatencyMode:
         self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
         self.block = self.num_local, self.rows_per_expert, shape.hidden  # shape of received rows
         num_sms = min(MAX_SMS, multiprocessors())
-        self.kernels = LowLatency(
-            group,
-            shape.heap(group.size),
-            self.num_local * self.rows_per_expert,
-            num_handles=NUM_HANDLES,
-            num_sms=num_sms,
-            timeout_s=setup.timeout_s,
-            mask=setup.mask,
-        )
+        num_rows, options = self.num_local * self.rows_per_expert, KernelOptions(setup.timeout_s, setup.mask)
+        self.kernels = LowLatency(group, shape.heap(group.size), num_rows, NUM_HANDLES, num_sms, options)
         asked = setup.timeout_s, shape.top_k, shape.num_experts
         self._asked = CallContext(group, *asked, "low_latency_dispatch", "topk_idx")
         self._failure_words: Any = self.kernels.failure.words

@@ -20,6 +20,7 @@ from eprt.compat.deep_ep.rows_received import ReceivedRows, RowsHandle, RowTenso
 from eprt.compat.deep_ep.stream_pool import StreamPool
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.failure import CallContext, take_failure
+from eprt.ep.nvlink.kernel_state import KernelOptions
 from eprt.ep.nvlink.normal import MAX_RANKS, MAX_TOP_K, Normal, Payload, Routing, returned_stride
 from eprt.ep.nvlink.normal_grid import MAX_SMS
 from eprt.ep.nvlink.normal_layout import BlockShape, Chunks, LayoutBuffers, NormalHeap
@@ -61,7 +62,7 @@ class RowExchange:
             )
         max_items = max(num_bytes // _BYTES_PER_ITEM, 1024)
         shape = NormalHeap(group.size, MAX_EXPERTS // group.size * group.size, max_items, 1)
-        self.kernels = Normal(group, shape, num_bytes, grouped=False, num_sms=num_sms, timeout_s=timeout_s, mask=mask)
+        self.kernels = Normal(group, shape, num_bytes, False, num_sms, KernelOptions(timeout_s, mask))
         self._pool = StreamPool(self.kernels.data_begin, num_bytes)
         self._plans = RowsPlans(group, max_items, size_name, timeout_s, self._fail)
         self._recent_rows = 0
@@ -95,26 +96,14 @@ class RowExchange:
         """
         chunks = Chunks.of(x_TH.shape[0], num_sms or self.kernels.num_sms or MAX_SMS)
         payload = Payload(x_TH, scale_TG)
-        routing = Routing(
-            x_TH.shape[0],
-            num_experts,
-            chunks,
-            topk_idx_TK,
-            topk_weights_TK,
-            is_token_in_rank_TR,
-            num_tokens_per_expert_S,
-        )
+        routed = topk_idx_TK, topk_weights_TK, is_token_in_rank_TR, num_tokens_per_expert_S
+        routing = Routing(x_TH.shape[0], num_experts, chunks, *routed)
         plan = self._plans.plan_for(payload, routing, num_worst_rows, expert_alignment)
         self._raise_failure()  # of an earlier call, which _asked still describes
         self._asked = plan.asked
-        buffers = plan.layout.new()
+        buffers, room = plan.layout.new(), num_worst_rows or 2**31 - 1
         ticket = self.kernels.count(
-            routing,
-            buffers,
-            self._host,
-            alignment=expert_alignment,
-            num_sms=num_sms,
-            room=num_worst_rows or 2**31 - 1,
+            routing, buffers, self._host, alignment=expert_alignment, num_sms=num_sms, room=room
         )
         self.kernels.prepare_dispatch(
             routing, payload, buffers, plan.top_k, SEND | RECV, fill_tail=num_worst_rows > 0, num_sms=num_sms
@@ -296,14 +285,9 @@ class RowExchange:
 
 def _copied(received: ReceivedRows) -> ReceivedRows:
     handle = replace(received.handle, source_token_N=received.handle.source_token_N.clone())
-    return ReceivedRows(
-        received.x_NH.clone(),
-        _clone(received.scale_NG),
-        _clone(received.topk_idx_NK),
-        _clone(received.topk_weights_NK),
-        received.rows_of_expert,
-        handle,
-    )
+    idx_NK, weights_NK = _clone(received.topk_idx_NK), _clone(received.topk_weights_NK)
+    scale_NG, rows_of_expert = _clone(received.scale_NG), received.rows_of_expert
+    return ReceivedRows(received.x_NH.clone(), scale_NG, idx_NK, weights_NK, rows_of_expert, handle)
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

@@ -104,16 +104,8 @@ class RowTensors:
     def as_received(self, buffers: LayoutBuffers, routing: Routing) -> ReceivedRows:
         """The result of the dispatch; rows_of_expert is still empty."""
         assert self.token_N is not None
-        handle = RowsHandle(
-            routing.num_tokens,
-            self._top_k,
-            routing.num_slots,
-            buffers.field("sent_through"),
-            buffers.field("position"),
-            self.token_N,
-            buffers,
-            routing,
-        )
+        layout = buffers.field("sent_through"), buffers.field("position"), self.token_N
+        handle = RowsHandle(routing.num_tokens, self._top_k, routing.num_slots, *layout, buffers, routing)
         return ReceivedRows(self.x_NH, self.scale_NG, self.idx_NK, self.weights_NK, [], handle)
 
 

@@ -35,16 +35,26 @@ class KernelTotals:
         return self.wait_ns, self.tokens, self.calls, self.compute_ns, self.blocked_ns
 
 
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels wait, and how they are compiled."""
+
+    timeout_s: float  # deadline of every wait
+    mask: Tensor | None = None  # int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own
+    stats: bool = True  # they count
+    exact: bool = False  # normal mode: as EPConfig.exact_combine
+    profile: bool = False  # low latency: they record when they pass each stage
+
+
 class KernelState:
     """Construction and close() are collective.
 
     num_bytes: of the symmetric heap.
     num_tickets: kinds of calls that have epochs of their own.
-    mask: int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own.
     """
 
-    def __init__(self, group: EPGroup, num_bytes: int, num_tickets: int, timeout_s: float, mask: Tensor | None):
-        self.group, self.timeout_s = group, timeout_s
+    def __init__(self, group: EPGroup, num_bytes: int, num_tickets: int, options: KernelOptions):
+        self.group, self.options, mask = group, options, options.mask
         self.memory = SymmetricMemory(group, num_bytes)
         self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
         self.totals = KernelTotals.zeros(group.size)
@@ -57,7 +67,7 @@ class KernelState:
         return {
             "peer": tuple(self.memory.peer_ptr),
             "heap": heap,
-            "deadline": Deadline(deadline_ns(self.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
+            "deadline": Deadline(deadline_ns(self.options.timeout_s), self.mask.data_ptr(), self.failure.device_ptr),
             "stats": Stats(*(total.data_ptr() for total in self.totals.tensors())),
             "ticket": self._ticket.data_ptr(),
             "rank": self.group.rank,

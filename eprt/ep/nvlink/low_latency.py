@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.kernel_state import KernelState
+from eprt.ep.nvlink.kernel_state import KernelOptions, KernelState
 from eprt.ep.nvlink.low_latency_layout import (
     HandleBuffers,
     HeapLayout,
@@ -70,9 +70,6 @@ class LowLatency(KernelState):
     num_rows: rows that a dispatch can bring at most.
     num_handles: dispatches whose combine may still come, numbered from 0.
     num_sms: thread blocks of a launch; may differ between ranks.
-    profile: kernels that record when they pass each stage.
-    stats: kernels that count.
-    mask: as KernelState's.
     """
 
     def __init__(
@@ -80,18 +77,14 @@ class LowLatency(KernelState):
         group: EPGroup,
         shape: LowLatencyHeap,
         num_rows: int,
-        *,
         num_handles: int,
         num_sms: int,
-        timeout_s: float,
-        profile: bool = False,
-        stats: bool = True,
-        mask: Tensor | None = None,
+        options: KernelOptions,
     ):
-        super().__init__(group, shape.num_bytes, 2, timeout_s, mask)
+        super().__init__(group, shape.num_bytes, 2, options)
         self.shape, self.num_sms = shape, num_sms
-        self.stamps = torch.zeros(num_sms if profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
-        self._load_kernels(profile, stats)
+        self.stamps = torch.zeros(num_sms if options.profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
+        self._load_kernels()
         self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(num_handles)]
         self._has_weights = [False] * num_handles  # whether dispatch was given weights
         context_type = context_struct(group.size)
@@ -111,9 +104,9 @@ class LowLatency(KernelState):
             self._combines.append(Launch(combine, combine_type(context=context, handle=handle)))
         self._meet()
 
-    def _load_kernels(self, profile: bool, stats: bool) -> None:
-        shape = self.shape
-        sources = kernel_sources(shape, profile=profile, stats=stats, arch=this_arch())
+    def _load_kernels(self) -> None:
+        shape, options = self.shape, self.options
+        sources = kernel_sources(shape, profile=options.profile, stats=options.stats, arch=this_arch())
         routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * -(-shape.max_tokens // 32) * 4
         shared = routing + (shape.num_ranks + 2) * (shape.num_local_slots + 1) * 4
         self._dispatch_kernels = {

@@ -9,6 +9,7 @@ from eprt.ep.api import DispatchHandle, OverlapAdvice, Received
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.backend import NvlinkBackend
+from eprt.ep.nvlink.kernel_state import KernelOptions
 from eprt.ep.nvlink.low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, LowLatency, Rows, Signal
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.options import NvlinkOptions
@@ -39,27 +40,11 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
         max_rows = group.size * config.num_max_tokens_per_rank * config.top_k
         super().__init__(config, group, options, max_rows)
         fp8 = config.payload == "fp8"
-        shape = LowLatencyHeap(
-            num_ranks=group.size,
-            max_tokens=config.num_max_tokens_per_rank,
-            hidden=config.hidden_size,
-            top_k=config.top_k,
-            num_local_slots=self._slots_per_rank,
-            payload="fp8" if fp8 else "bf16",
-            exact=config.exact_combine,
-            num_buffers=config.num_buffers,
-        )
+        sizes = group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank
+        shape = LowLatencyHeap(*sizes, "fp8" if fp8 else "bf16", config.exact_combine, config.num_buffers)
         self.num_sms = options.num_sms or min(MAX_SMS, multiprocessors())
-        self.kernels = LowLatency(
-            group,
-            shape,
-            max_rows,
-            num_handles=config.num_buffers,
-            num_sms=self.num_sms,
-            timeout_s=config.timeout_s,
-            profile=profile,
-            stats=stats,
-        )
+        how = KernelOptions(config.timeout_s, stats=stats, profile=profile)
+        self.kernels = LowLatency(group, shape, max_rows, config.num_buffers, self.num_sms, how)
         self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
         for i, rows in enumerate(self._rows):
             self.kernels.bind(i, rows)

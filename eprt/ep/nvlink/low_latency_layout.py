@@ -11,19 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink.structs import (
-    INT32,
-    INT64,
-    POINTER,
-    UINT32,
-    UINT64,
-    Deadline,
-    Fields,
-    Stats,
-    align,
-    fields_of_type,
-    struct,
-)
+from eprt.ep.nvlink.structs import Fields, align, kernel_context, struct
 
 _PART_VECTORS = 128  # kPartVectors
 
@@ -102,25 +90,16 @@ class HandleBuffers:
         return HandleBuffers(memory, Handle(**pointers))
 
 
-HeapLayout = struct("HeapLayout", *fields_of_type(UINT64, "count message row flag weight begun"))
+HeapLayout = struct("HeapLayout", "uint64 count message row flag weight begun")
 Handle = struct(
     "Handle",
-    *fields_of_type(
-        POINTER, "epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"
-    ),
+    "pointer epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns",
 )
 
 
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:
-    return struct(
-        "Context",
-        ("peer", UINT64 * num_ranks),
-        ("heap", HeapLayout),
-        ("deadline", Deadline),
-        ("stats", Stats),
-        *fields_of_type(POINTER, "ticket stamps"),
-        *fields_of_type(INT32, "rank max_tokens num_slots num_buffers"),
-    )
+    own = "pointer ticket stamps", "int32 rank max_tokens num_slots num_buffers"
+    return kernel_context(num_ranks, HeapLayout, *own)
 
 
 def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
@@ -128,10 +107,10 @@ def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "DispatchParams",
         ("context", context),
         ("handle", Handle),
-        *fields_of_type(POINTER, "x topk_slot topk_weight"),
-        *fields_of_type(POINTER, "recv_x recv_scale recv_count recv_token recv_range recv_total wait_cost"),
-        *fields_of_type(INT64, "scale_slot_stride scale_row_stride scale_group_stride"),
-        *fields_of_type(INT32, "num_tokens slot_bytes slot_stride alignment scale_format phases"),
+        "pointer x topk_slot topk_weight",
+        "pointer recv_x recv_scale recv_count recv_token recv_range recv_total wait_cost",
+        "int64 scale_slot_stride scale_row_stride scale_group_stride",
+        "int32 num_tokens slot_bytes slot_stride alignment scale_format phases",
     )
 
 
@@ -140,7 +119,7 @@ def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "CombineParams",
         ("context", context),
         ("handle", Handle),
-        *fields_of_type(POINTER, "y topk_slot topk_weight out slot_rows signal wait_cost"),
-        *fields_of_type(INT32, "num_tokens slot_bytes phases block_m slot_tiles"),
-        ("threshold", UINT32),
+        "pointer y topk_slot topk_weight out slot_rows signal wait_cost",
+        "int32 num_tokens slot_bytes phases block_m slot_tiles",
+        "uint32 threshold",
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eprt.ep.errors import EPError
 from eprt.ep.group.group import EPGroup
-from eprt.ep.nvlink.kernel_state import KernelState
+from eprt.ep.nvlink.kernel_state import KernelOptions, KernelState
 from eprt.ep.nvlink.normal_grid import MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.ep.nvlink.normal_layout import (
     MAX_CHUNK_TOKENS,
@@ -99,10 +99,7 @@ class Normal(KernelState):
 
     data_bytes: that follow in the heap, for the caller.
     grouped: received rows lie by expert, else one per (token, rank).
-    exact: as EPConfig.exact_combine.
     num_sms: thread blocks of a launch; None: normal_grid.py decides.
-    stats: kernels that count.
-    mask: as KernelState's.
     """
 
     def __init__(
@@ -110,20 +107,16 @@ class Normal(KernelState):
         group: EPGroup,
         shape: NormalHeap,
         data_bytes: int,
-        *,
         grouped: bool,
-        exact: bool = False,
         num_sms: int | None,
-        timeout_s: float,
-        stats: bool = True,
-        mask: Tensor | None = None,
+        options: KernelOptions,
     ):
-        super().__init__(group, shape.num_bytes + data_bytes, 3, timeout_s, mask)
+        super().__init__(group, shape.num_bytes + data_bytes, 3, options)
         self.shape, self.num_sms, self.data_begin = shape, num_sms, shape.num_bytes
-        self._grouped, self._exact = grouped, exact
+        self._grouped = grouped
         self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 4))
         self._host_tickets = 0
-        self._load_kernels(stats)
+        self._load_kernels()
         context_type = context_struct(group.size)
         context = context_type(
             **self._context_fields(HeapLayout(**shape.offsets())),
@@ -139,9 +132,9 @@ class Normal(KernelState):
         )
         self._meet()
 
-    def _load_kernels(self, stats: bool) -> None:
-        ranks = self.shape.num_ranks
-        sources = kernel_sources(ranks, grouped=self._grouped, exact=self._exact, stats=stats, arch=this_arch())
+    def _load_kernels(self) -> None:
+        ranks, exact, stats = self.shape.num_ranks, self.options.exact, self.options.stats
+        sources = kernel_sources(ranks, grouped=self._grouped, exact=exact, stats=stats, arch=this_arch())
         self._shared_bytes = most_shared_bytes(torch.cuda.current_device()) - _STATIC_SHARED_BYTES
         chunk_bytes = MAX_CHUNK_TOKENS * (4 + 2 * MAX_TOP_K)
         shared = (2 * (self.shape.max_slots + ranks) + 1) * 4 + chunk_bytes
@@ -190,7 +183,7 @@ class Normal(KernelState):
         start = time.monotonic()
         while words[0] != ticket:
             waited = time.monotonic() - start
-            if waited > 2 * self.timeout_s + 5:
+            if waited > 2 * self.options.timeout_s + 5:
                 raise EPError(
                     f"[rank {self.group.rank}/{self.group.size}] dispatch (counts): the GPU has not come to them in "
                     f"{waited:.1f} s; what was launched before them on this stream?"

@@ -10,6 +10,7 @@ from eprt.ep.api import DispatchHandle, OverlapAdvice, Received
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.backend import NvlinkBackend
+from eprt.ep.nvlink.kernel_state import KernelOptions
 from eprt.ep.nvlink.normal import MAX_RANKS, MAX_SCALES, MAX_SLOTS, MAX_TOP_K, Counts, Normal, Outputs, Payload, Routing
 from eprt.ep.nvlink.normal_grid import MAX_SMS
 from eprt.ep.nvlink.normal_layout import BlockShape, Chunks, LayoutBuffers, LayoutShape, NormalHeap
@@ -55,18 +56,11 @@ class NvlinkNormalBackend(NvlinkBackend):
         self._block_shape = BlockShape(self.max_rows, config.top_k, row_bytes, num_scales, grouped=True)
         back = T * (config.top_k if config.exact_combine else min(config.top_k, size))
         block_bytes, back_bytes = align(self._block_shape.num_bytes), align(back * hidden * 2)
-        self.kernels = Normal(
-            group,
-            NormalHeap(size, config.num_slots, size * T, config.num_buffers),
-            config.num_buffers * (block_bytes + back_bytes),
-            grouped=True,
-            exact=config.exact_combine,
-            num_sms=options.num_sms,
-            timeout_s=config.timeout_s,
-            stats=stats,
-        )
+        heap, data_bytes = NormalHeap(size, config.num_slots, size * T, config.num_buffers), block_bytes + back_bytes
+        how = KernelOptions(config.timeout_s, stats=stats, exact=config.exact_combine)
+        self.kernels = Normal(group, heap, config.num_buffers * data_bytes, True, options.num_sms, how)
         self.num_sms = options.num_sms or MAX_SMS
-        begins = [self.kernels.data_begin + i * (block_bytes + back_bytes) for i in range(config.num_buffers)]
+        begins = [self.kernels.data_begin + i * data_bytes for i in range(config.num_buffers)]
         self._flights = [self._new_flight(begin, begin + block_bytes) for begin in begins]
 
     def _new_flight(self, block: int, returned: int) -> FlightBuffers:

@@ -13,19 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from eprt.ep.nvlink.structs import (
-    INT32,
-    INT64,
-    POINTER,
-    UINT32,
-    UINT64,
-    Deadline,
-    Fields,
-    Stats,
-    align,
-    fields_of_type,
-    struct,
-)
+from eprt.ep.nvlink.structs import Fields, align, kernel_context, struct
 from eprt.gpu.shapes import known_shape
 
 MAX_CHUNK_TOKENS = 512
@@ -103,20 +91,9 @@ class Chunks:
         return max(num_blocks, -(-max_tokens // MAX_CHUNK_TOKENS)) + 1
 
 
-HeapLayout = struct("HeapLayout", *fields_of_type(UINT64, "count dispatch_place combine_place arrived returned"))
-_LAYOUT_POINTERS = (
-    "epoch",
-    "sent",
-    "sent_through",
-    "base",
-    "chunk_first",
-    "rank_index",
-    "slot_index",
-    "position",
-    "slot_rows",
-    "received_ns",
-)
-Layout = struct("Layout", *((name, POINTER) for name in _LAYOUT_POINTERS))
+HeapLayout = struct("HeapLayout", "uint64 count dispatch_place combine_place arrived returned")
+_LAYOUT = "epoch sent sent_through base chunk_first rank_index slot_index position slot_rows received_ns"
+Layout = struct("Layout", f"pointer {_LAYOUT}")
 
 
 @dataclass(frozen=True)
@@ -137,7 +114,7 @@ class LayoutShape:
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Bytes to the fields that Layout points to, then to slot_begin."""
-        return tuple(self.fields[name][0] * 4 for name in (*_LAYOUT_POINTERS, "slot_begin"))
+        return tuple(self.fields[name][0] * 4 for name in (*_LAYOUT.split(), "slot_begin"))
 
     @cached_property
     def fields(self) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -184,19 +161,12 @@ class LayoutBuffers:
         return self.memory.as_strided(shape, (shape[1], 1) if len(shape) == 2 else (1,), first)
 
 
-Division = struct("Division", *fields_of_type(INT32, "send_blocks send_warps recv_warps"))
+Division = struct("Division", "int32 send_blocks send_warps recv_warps")
 
 
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:
-    return struct(
-        "Context",
-        ("peer", UINT64 * num_ranks),
-        ("heap", HeapLayout),
-        ("deadline", Deadline),
-        ("stats", Stats),
-        *fields_of_type(POINTER, "ticket done taken"),
-        *fields_of_type(INT32, "rank num_buffers width max_items"),
-    )
+    own = "pointer ticket done taken", "int32 rank num_buffers width max_items"
+    return kernel_context(num_ranks, HeapLayout, *own)
 
 
 def count_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
@@ -204,10 +174,10 @@ def count_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "CountParams",
         ("context", context),
         ("layout", Layout),
-        *fields_of_type(POINTER, "topk_slot in_rank slot_tokens slot_begin host"),
-        *fields_of_type(INT32, "room num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens"),
-        *fields_of_type(INT32, "num_chunks num_rounds"),
-        ("host_ticket", UINT32),
+        "pointer topk_slot in_rank slot_tokens slot_begin host",
+        "int32 room num_tokens top_k num_slots slot_bytes alignment grouped chunk_tokens",
+        "int32 num_chunks num_rounds",
+        "uint32 host_ticket",
     )
 
 
@@ -216,11 +186,11 @@ def dispatch_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "DispatchParams",
         ("context", context),
         ("layout", Layout),
-        *fields_of_type(POINTER, "x scale topk_slot topk_weight"),
-        *fields_of_type(INT64, "scale_row_stride scale_group_stride"),
-        ("block", UINT64),
-        *fields_of_type(INT32, "capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes"),
-        *fields_of_type(INT32, "num_scales cast again fill_tail tentative phases piece_bytes"),
+        "pointer x scale topk_slot topk_weight",
+        "int64 scale_row_stride scale_group_stride",
+        "uint64 block",
+        "int32 capacity num_tokens top_k num_slots slot_bytes chunk_tokens x_bytes row_bytes",
+        "int32 num_scales cast again fill_tail tentative phases piece_bytes",
         ("division", Division),
     )
 
@@ -230,10 +200,10 @@ def combine_struct(context: type[ctypes.Structure]) -> type[ctypes.Structure]:
         "CombineParams",
         ("context", context),
         ("layout", Layout),
-        *fields_of_type(POINTER, "y y_weight item_row item_weight item_token topk_slot topk_weight"),
-        ("bias", POINTER * 2),
-        *fields_of_type(POINTER, "out out_weight"),
-        ("block", UINT64),
-        *fields_of_type(INT32, "capacity num_tokens top_k num_slots slot_bytes row_bytes stride phases piece_bytes"),
+        "pointer y y_weight item_row item_weight item_token topk_slot topk_weight",
+        ("bias", ctypes.c_void_p * 2),
+        "pointer out out_weight",
+        "uint64 block",
+        "int32 capacity num_tokens top_k num_slots slot_bytes row_bytes stride phases piece_bytes",
         ("division", Division),
     )

@@ -29,20 +29,36 @@ class Fields:
         return offsets, offset
 
 
-def struct(name: str, *fields: tuple[str, type]) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
-
-
-def fields_of_type(kind: type, names: str) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names.split()]
-
-
 SEND, RECV = 1, 2  # phases of a launch: kSend, kRecv
-POINTER, INT32, INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-UINT32, UINT64 = ctypes.c_uint32, ctypes.c_uint64
+_SCALARS = {
+    "pointer": ctypes.c_void_p,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+}
 
-Deadline = struct("Deadline", ("timeout_ns", UINT64), *fields_of_type(POINTER, "mask failure"))
-Stats = struct("Stats", *fields_of_type(POINTER, "wait_ns tokens calls compute_ns blocked_ns"))
+
+def struct(name: str, *fields: str | tuple[str, type]) -> type[ctypes.Structure]:
+    """fields: (name, type), or "int32 name name ..." for some that are scalars of one type."""
+    members: list[tuple[str, type]] = []
+    for field in fields:
+        if isinstance(field, str):
+            kind, *names = field.split()
+            members += [(each, _SCALARS[kind]) for each in names]
+        else:
+            members.append(field)
+    return type(name, (ctypes.Structure,), {"_fields_": members})
+
+
+Deadline = struct("Deadline", "uint64 timeout_ns", "pointer mask failure")
+Stats = struct("Stats", "pointer wait_ns tokens calls compute_ns blocked_ns")
+
+
+def kernel_context(num_ranks: int, heap: type[ctypes.Structure], *own: str) -> type[ctypes.Structure]:
+    """struct Context: what both modes have, then a mode's own fields."""
+    shared = ("peer", ctypes.c_uint64 * num_ranks), ("heap", heap), ("deadline", Deadline), ("stats", Stats)
+    return struct("Context", *shared, *own)
 
 
 def deadline_ns(timeout_s: float) -> int:

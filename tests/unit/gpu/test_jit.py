@@ -31,6 +31,7 @@ from eprt.ep.nvlink import (
 from eprt.ep.nvlink import (
     prebuild as nvlink_prebuild,
 )
+from eprt.ep.nvlink import structs
 from eprt.ep.nvlink.low_latency import kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
@@ -177,8 +178,8 @@ def test_python_and_cuda_agree_on_every_struct():
     context = nvlink_layout.context_struct(4)
     ours = {
         "HeapLayout": nvlink_layout.HeapLayout,
-        "Deadline": nvlink_layout.Deadline,
-        "Stats": nvlink_layout.Stats,
+        "Deadline": structs.Deadline,
+        "Stats": structs.Stats,
         "Handle": nvlink_layout.Handle,
         "Context": context,
         "DispatchParams": nvlink_layout.dispatch_struct(context),
@@ -236,8 +237,8 @@ def test_python_and_cuda_agree_on_every_struct_of_normal_mode():
     context = nvlink_normal_layout.context_struct(4)
     ours = {
         "HeapLayout": nvlink_normal_layout.HeapLayout,
-        "Deadline": nvlink_layout.Deadline,
-        "Stats": nvlink_layout.Stats,
+        "Deadline": structs.Deadline,
+        "Stats": structs.Stats,
         "Layout": nvlink_normal_layout.Layout,
         "Context": context,
         "CountParams": nvlink_normal_layout.count_struct(context),
