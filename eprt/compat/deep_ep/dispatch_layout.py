@@ -19,10 +19,7 @@ _LayoutParams = struct(
 
 
 class DispatchLayout:
-    """Counts a batch's tokens for each rank and expert. Calls must reach the GPU one after another, on any streams.
-
-    num_experts: of all ranks.
-    """
+    """Counts a batch's tokens for each rank and expert. Calls must reach the GPU one after another, on any streams."""
 
     def __init__(self, num_ranks: int, num_experts: int):
         self._num_ranks = num_ranks

@@ -8,10 +8,7 @@ from torch import Tensor
 
 
 class EventHandle:
-    """An event, recorded at construction.
-
-    stream: where to record it; default: the current stream.
-    """
+    """An event, recorded at construction on stream; default: the current stream."""
 
     def __init__(self, stream: torch.cuda.Stream | None = None):
         self.event = torch.cuda.Event()

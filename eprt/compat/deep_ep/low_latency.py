@@ -92,13 +92,10 @@ def received_like(
 
 
 class PendingHooks:
-    """The calls of one kind whose hook has not run yet.
-
-    what: the name of the calls, for errors.
-    """
+    """The calls of one kind whose hook has not run yet."""
 
     def __init__(self, what: str):
-        self._what = what
+        self._what = what  # the name of the calls, for errors
         self.count = 0  # calls so far
         self._numbers: deque[int] = deque()  # of the calls whose hook has not run
 

@@ -175,8 +175,7 @@ class LowLatencyCalls:
 
     def _check_alive(self) -> None:
         if self._destroyed:
-            group = self._setup.group
-            raise RuntimeError(f"[rank {group.rank}/{group.size}] this Buffer is destroyed")
+            raise RuntimeError(f"[rank {self._setup.group.rank}/{self._setup.group.size}] this Buffer is destroyed")
 
     def _close_low_latency(self) -> None:
         self._destroyed, self._recent = True, None

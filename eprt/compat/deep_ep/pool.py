@@ -37,7 +37,6 @@ class MemoryPool:
     """Allocates blocks of a range of memory.
 
     begin: where the range begins, a multiple of 128. Offsets of blocks count from the same origin.
-    num_bytes: the size of the range.
     mark: called when a block returns; its result tells the next owner who may still use the memory (None: nobody).
     """
 

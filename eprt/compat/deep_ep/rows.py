@@ -33,7 +33,6 @@ _BYTES_PER_ITEM = 1024  # of symmetric memory: there are flags for one item per 
 class RowExchange:
     """The exchange of rows among the ranks of a group. All ranks make all calls, in the same order.
 
-    group: the ranks.
     num_bytes: of symmetric memory, equal on all ranks. Up to half of it holds received rows as long as their tensors
         live; during combine it holds the returned rows, T * min(K, R) * (2 H + 4 K) bytes.
     timeout_s: deadline of every wait. A kernel goes on without a late rank, and the next call raises EPTimeoutError, as
@@ -154,17 +153,8 @@ class RowExchange:
         returned = self._take_block(most * returned_stride(hidden, num_weights), f"the outputs of {T} tokens")
         out_TH = torch.empty_like(known_shape((T, hidden), torch.bfloat16))
         out_TK = torch.empty_like(known_shape((T, num_weights), torch.float32)) if num_weights else None
-        self.kernels.combine_items(
-            y_NH,
-            out_TH,
-            handle.buffers,
-            handle.routing,
-            returned.offset,
-            weights=topk_weights_NK,
-            out_weights=out_TK,
-            biases=tuple(biases_TH),
-            num_sms=num_sms,
-        )
+        given, biases = (y_NH, out_TH, handle.buffers, handle.routing, returned.offset), tuple(biases_TH)
+        self.kernels.combine_items(*given, weights=topk_weights_NK, out_weights=out_TK, biases=biases, num_sms=num_sms)
         return out_TH, out_TK
 
     def close(self) -> None:
@@ -190,7 +180,9 @@ class RowExchange:
     ) -> ReceivedRows:
         """Launches the prepared dispatch ahead of the counts, then waits for these and cuts the tensors to length."""
         shape = plan.guess_block(self._recent_rows, self.kernels.shape.max_items)
-        block = self._dispatch_ahead(shape)
+        block = self._pool.try_take_block(shape.num_bytes)
+        if block is not None:  # the kernel does nothing if it is too small
+            self.kernels.launch_dispatch(block.offset, shape.capacity, tentative=True)
         # Everything that does not need the counts comes before the wait for them.
         tensors = RowTensors(payload, plan.top_k, buffers)
         if block is not None:
@@ -206,14 +198,6 @@ class RowExchange:
     def _storage(self, block: Block) -> torch.UntypedStorage:
         """The memory of a block, which lives as long as any tensor on it."""
         return self.kernels.memory.storage(block.offset, block.num_bytes, block)
-
-    def _dispatch_ahead(self, shape: BlockShape) -> Block | None:
-        """Launches the prepared dispatch before the counts are known; the kernel does nothing if the block is too
-        small. None, without a launch, if there is no room for such a block."""
-        block = self._pool.try_take_block(shape.num_bytes)
-        if block is not None:
-            self.kernels.launch_dispatch(block.offset, shape.capacity, tentative=True)
-        return block
 
     def _finish_dispatch(
         self, tensors: RowTensors, plan: RowsPlan, block: Block | None, ahead: BlockShape, rows: int

@@ -57,10 +57,8 @@ class RowsPlan:
 class RowsPlans:
     """The plans of a RowExchange, by the looks of their arguments.
 
-    group: the ranks.
     max_items: tokens to or from this rank, at most.
     size_name: what the caller calls the size of the symmetric memory, for errors.
-    timeout_s: deadline of the waits, for errors.
     fail: raises a ValueError that names the rank.
     """
 

@@ -58,7 +58,6 @@ class RowTensors:
 
     Each step costs the host some microseconds, so only the last one waits for the counts.
 
-    payload: what is sent.
     top_k: 0 without topk_idx.
     buffers: of a new layout; None: another batch of a known one, of which only x and scales are received.
     """

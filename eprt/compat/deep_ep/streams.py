@@ -16,13 +16,10 @@ _NO_SWITCH = nullcontext()
 
 
 class CommStream:
-    """The streams of one set of kernels, whose launches reach the GPU in the order of the calls on any streams.
-
-    stream: for calls with async_finish.
-    """
+    """The streams of one set of kernels, whose launches reach the GPU in the order of the calls on any streams."""
 
     def __init__(self, stream: torch.cuda.Stream):
-        self.stream = stream
+        self.stream = stream  # for calls with async_finish
         self.caller = stream  # the stream that was current at the last run_call
         self._device = torch.cuda.current_device()
         self._last = stream  # of the last launch

@@ -61,14 +61,10 @@ class CpuBackend(CheckedBackend):
         self._own_segment[: _FLAG_BYTES * (1 + num_blocks[own])] = 0  # the flags lead the segment
 
         node_sizes = [len(topology.ranks_of(node)) for node in range(topology.num_nodes)]
-        self._links = NodeLinks(
-            group,
-            topology,
-            self._waiter,
-            self.config.num_buffers,
-            block_bytes=[ops.ep_block_bytes(spec, size) for size in node_sizes],
-            sums_bytes=[ops.ep_returned_bytes(spec, size) for size in node_sizes],
-        )
+        block_bytes = [ops.ep_block_bytes(spec, size) for size in node_sizes]
+        sums_bytes = [ops.ep_returned_bytes(spec, size) for size in node_sizes]
+        sets = self.config.num_buffers
+        self._links = NodeLinks(group, topology, self._waiter, sets, block_bytes=block_bytes, sums_bytes=sums_bytes)
         self._exchange = ops.ep_open(
             spec,
             group.rank,
@@ -195,10 +191,8 @@ class CpuBackend(CheckedBackend):
         self._ops.ep_set_counting(self._exchange, on)
 
     def delay_link(self, source: int, delay_s: float) -> None:
-        """Fault injection: what rank `source` sends reaches this rank delay_s later from now on; 0 mends the link.
-
-        Of ranks of other nodes the tokens are held back, not the outputs: those come in one message for a whole node.
-        """
+        """As Backend. Of ranks of other nodes the tokens are held back, not the outputs: those come in one message for
+        a whole node."""
         if not 0 <= source < self.group.size or source == self.group.rank or not 0 <= delay_s <= self.config.timeout_s:
             self._checks.fail(
                 f"delay_link({source}, {delay_s}): name another rank of 0..{self.group.size - 1} and a delay of 0 to "

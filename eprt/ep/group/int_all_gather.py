@@ -42,15 +42,13 @@ class IntAllGather:
 
     # One segment: flag of the own row | flag of all rows (leaders) | own row x sets | all rows x sets (leaders).
     def _map_segments(self) -> None:
-        row_bytes = 8 * self.num_values
-        self._row_at = 2 * _LINE
-        self._table_at = self._row_at + _NUM_SETS * row_bytes
-        self._row_bytes, self._table_bytes = row_bytes, self.group.size * row_bytes
+        self._row_at, self._row_bytes = 2 * _LINE, 8 * self.num_values
+        self._table_at = self._row_at + _NUM_SETS * self._row_bytes
+        self._table_bytes = self.group.size * self._row_bytes
         self._window = self.group.shared_window(self._table_at + _NUM_SETS * self._table_bytes)
         self._segments = self._window.segments
-        local_ranks = self._local_ranks
-        self._is_leader = self.group.rank == local_ranks[0]
-        own = self._segments[local_ranks.index(self.group.rank)]
+        local = self._local_ranks.index(self.group.rank)
+        self._is_leader, own = local == 0, self._segments[local]
         own[: self._row_at] = 0
         self._own_row = self._view(own, self._row_at, self._row_bytes)
         self._table = self._view(own, self._table_at, self._table_bytes).reshape(_NUM_SETS, self.group.size, -1)

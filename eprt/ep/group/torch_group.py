@@ -1,7 +1,6 @@
 """TorchGroup: an EPGroup over a torch.distributed process group, without MPI.
 
-Windows are anonymous shared memory (memfd), which has no name in any file system: nothing can be left behind, however a
-rank dies. Messages between nodes go through a gloo group made here, whatever backend the caller's group has.
+Windows are memfds. Messages between nodes go through a gloo group made here, whatever backend the caller's group has.
 """
 
 import queue

@@ -216,11 +216,8 @@ class LowLatency(KernelState):
 def kernel_sources(
     shape: LowLatencyHeap, *, profile: bool = False, stats: bool = True, arch: str = "sm_90a"
 ) -> dict[str, KernelSource]:
-    """By name: "fp8" and "bf16" dispatch, and the ways to combine (COMBINES); those that the shape has.
-
-    profile: time stamps.
-    stats: counters (KernelTotals).
-    """
+    """By name: "fp8" and "bf16" dispatch, and the ways to combine (COMBINES); those that the shape has. profile: with
+    time stamps. stats: with counters (KernelTotals)."""
     common = (
         ("HIDDEN", shape.hidden),
         ("TOPK", shape.top_k),

@@ -239,10 +239,7 @@ class Normal(KernelState):
         self._launch(self._dispatch, self._dispatch_grid)
 
     def combine_send(self, outputs: Outputs, buffers: LayoutBuffers, returned: int) -> None:
-        """Outputs go back, those of grouped rows summed with the weights in their block.
-
-        returned: offset of the room for what comes back to this rank.
-        """
+        """Outputs go back, summed with the weights in their block. returned: offset of the room for what comes back."""
         self._set_outputs(outputs)
         self._launch_combine(buffers, returned, SEND, outputs.shape.top_k)
 

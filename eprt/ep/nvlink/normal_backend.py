@@ -66,13 +66,8 @@ class NvlinkNormalBackend(NvlinkBackend):
     def _new_flight(self, block: int, returned: int) -> FlightBuffers:
         config, shape, view = self.config, self._block_shape, self.kernels.memory.view
         fp8, fields, rows = config.payload == "fp8", self._block_shape.offsets(), self.max_rows
-        layout = LayoutShape(
-            config.num_max_tokens_per_rank,
-            config.top_k,
-            config.num_slots,
-            self.group.size,
-            Chunks.most(config.num_max_tokens_per_rank, self.num_sms),
-        ).new()
+        T, size = config.num_max_tokens_per_rank, self.group.size
+        layout = LayoutShape(T, config.top_k, config.num_slots, size, Chunks.most(T, self.num_sms)).new()
         x_RH = view(block + fields["x"], (rows, config.hidden_size), torch.float8_e4m3fn if fp8 else torch.bfloat16)
         scale_RG = None
         if fp8:
@@ -126,13 +121,9 @@ class NvlinkNormalBackend(NvlinkBackend):
             chunks = Chunks.of(T, self.num_sms)
             routing = Routing(T, self.config.num_slots, chunks, state.slot_idx_TK, handle.topk_weights_TK)
             self._routings[i] = routing
+            alignment, rounds, room = self.options.expert_alignment, state.num_rounds, self._block_shape.capacity
             self._tickets[i] = self.kernels.count(
-                routing,
-                flight.layout,
-                flight.host,
-                alignment=self.options.expert_alignment,
-                num_rounds=state.num_rounds,
-                room=self._block_shape.capacity,
+                routing, flight.layout, flight.host, alignment=alignment, num_rounds=rounds, room=room
             )
         payload = Payload(state.x_TH, cast=self.config.payload == "fp8")
         self.kernels.prepare_dispatch(self._routings[i], payload, flight.layout, self.config.top_k, phases)

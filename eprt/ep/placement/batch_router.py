@@ -27,18 +27,14 @@ class BatchRouter:
         self._group, self._num_experts, self._method = group, num_experts, method
         self._num_nodes = even_nodes(group.node_of_rank)
         self._counts = IntAllGather(group, num_experts, timeout_s)
-        self._speed_N: tuple[float, ...] = ()
+        # What each rank can carry; the split gives it tokens in proportion. Empty: all alike.
+        self.rank_speeds: tuple[float, ...] = ()
         self._tables: dict[int, tuple[SlotMap, ReplicaTable]] = {}
-
-    @property
-    def rank_speeds(self) -> tuple[float, ...]:
-        """What each rank can carry; the split gives it tokens in proportion. Empty: all alike."""
-        return self._speed_N
 
     def set_rank_speeds(self, speed_N: tuple[float, ...]) -> None:
         """The same on all ranks, and between the same two steps: their splits must agree."""
-        if speed_N != self._speed_N:
-            self._speed_N = speed_N
+        if speed_N != self.rank_speeds:
+            self.rank_speeds = speed_N
             self._tables.clear()
 
     def slot_idx(self, layer: int, slot_map: SlotMap, expert_idx_TK: Tensor) -> Tensor:
@@ -61,7 +57,7 @@ class BatchRouter:
         if known is not slot_map or table is None:
             row_P = slot_map.expert_of_slot_S.numpy()
             placement = Placement(row_P[None], self._group.size, self._num_nodes)
-            table = ReplicaTable.of_layer(placement, 0, np.array(self._speed_N) if self._speed_N else None)
+            table = ReplicaTable.of_layer(placement, 0, np.array(self.rank_speeds) if self.rank_speeds else None)
             self._tables[layer] = (slot_map, table)
         return table
 
