@@ -8,7 +8,8 @@ Entries of benchmarks/figures/*.toml:
     file = "faults_clean"
     print = "benchmarks.diagnosis.fault_tables:clean_table"      called with the file's rows and `arguments`
 
-A page may leave rows out. This module knows neither what was measured nor how.
+A page may leave rows out. With `whole = true` it may not, --write makes every row anew, and the function is called with
+all that the file holds. This module knows neither what was measured nor how.
 """
 
 import importlib
@@ -29,14 +30,14 @@ class PrintedTable:
     file: str  # name of the result file
     function: str  # module:function, which returns Markdown
     arguments: Sequence[str]
+    whole: bool = False  # the page has every row; the function gets the file's head, too
 
     def printed(self) -> list[str]:
         """Rows, the head first, as flat text."""
         module, _, name = self.function.partition(":")
-        rows = json.loads((RESULTS / f"{self.file}.json").read_text())["rows"]
-        return [
-            flat(line) for line in getattr(importlib.import_module(module), name)(rows, *self.arguments).splitlines()
-        ]
+        content = json.loads((RESULTS / f"{self.file}.json").read_text())
+        show = getattr(importlib.import_module(module), name)
+        return [flat(line) for line in show(content if self.whole else content["rows"], *self.arguments).splitlines()]
 
     def said(self, text: str) -> Iterator[tuple[int, str]]:
         """(line number, row) of the page's rows below the head of the printed table."""
@@ -50,7 +51,10 @@ class PrintedTable:
 
     def differences(self, text: str) -> Iterator[str]:
         printed, said = self.printed(), list(self.said(text))
-        if not said:
+        if self.whole and [row for _, row in said] != printed[2:]:
+            yield f"{self.page}: the table {printed[0]!r} is not what {self.function} prints now; --write writes it"
+            return
+        if not said and not self.whole:
             yield f"{self.page}: no table {printed[0]!r} under {self.under!r}"
         for _, row in said:
             if row not in printed:
@@ -58,9 +62,23 @@ class PrintedTable:
                 yield f"{self.page} says {row!r}, {self.function} prints {now!r}"
 
     def rewritten(self, text: str) -> str:
+        if self.whole:
+            return self._rewritten_whole(text)
         lines, now = text.splitlines(keepends=True), {_key(row): row for row in self.printed()}
         for number, row in self.said(text):
             lines[number] = now.get(_key(row), row) + "\n"
+        return "".join(lines)
+
+    def _rewritten_whole(self, text: str) -> str:
+        """Without the old rows, and with the new ones below the table's head."""
+        old, printed = {number for number, _ in self.said(text)}, self.printed()
+        lines = []
+        for number, line in enumerate(text.splitlines(keepends=True)):
+            if number in old:
+                continue
+            lines.append(line)
+            if len(lines) > 1 and flat(lines[-2]) == printed[0] and "---" in line:
+                lines += [f"{row}\n" for row in printed[2:]]
         return "".join(lines)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
@@ -75,4 +93,11 @@ def _key(row: str) -> tuple[str, ...]:
 
 
 def from_entry(entry: dict) -> PrintedTable:
-    return PrintedTable(entry["page"], entry["under"], entry["file"], entry["print"], entry.get("arguments", ()))
+    return PrintedTable(
+        entry["page"],
+        entry["under"],
+        entry["file"],
+        entry["print"],
+        entry.get("arguments", ()),
+        entry.get("whole", False),
+    )

@@ -33,8 +33,9 @@ def is_in_history(commit: str) -> bool:
 
 
 def changed_since(commit: str, paths: Sequence[str]) -> list[str]:
-    """The files under these paths that differ from the commit's, changes not yet committed included."""
-    return (git("diff", "--name-only", commit, "--", *paths) or "").splitlines()
+    """The files under these paths that differ from the commit's, changes not yet committed and new files included."""
+    changed = (git("diff", "--name-only", commit, "--", *paths) or "").splitlines()
+    return changed + (git("ls-files", "--others", "--exclude-standard", "--", *paths) or "").splitlines()
 
 
 def git(*arguments: str) -> str | None:

@@ -39,20 +39,17 @@ class BenchmarkReport:
         print(table(self.rows), flush=True)
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.name}.json"
-        commit, clean = provenance.measured_commit()
-        here = machine.describe().to_json()
-        here["versions"] |= {name: found for name in PEERS if (found := machine.version(name))}
-        content = {
-            "name": self.name,
-            "config": self.config,
-            "commit": commit,
-            "clean": clean,
-            "date": datetime.date.today().isoformat(),
-            "machine": here,
-            "rows": self.rows,
-        }
+        content = {"name": self.name, "config": self.config, **measured_here(), "rows": self.rows}
         path.write_text(json.dumps(content, indent=1, default=str) + "\n")
         return path
+
+
+def measured_here() -> dict[str, Any]:
+    """What was measured and where: commit, whether the tree was clean, date, machine."""
+    commit, clean = provenance.measured_commit()
+    here = machine.describe().to_json()
+    here["versions"] |= {name: found for name in PEERS if (found := machine.version(name))}
+    return {"commit": commit, "clean": clean, "date": datetime.date.today().isoformat(), "machine": here}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

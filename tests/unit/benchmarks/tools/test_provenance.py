@@ -58,6 +58,8 @@ def test_only_changes_of_what_was_measured_count(repository):
     assert provenance.changed_since(measured, ["docs/page.md"]) == ["docs/page.md"]
     commit(repository, "eprt/code.py", "2")
     assert provenance.changed_since(measured, ["eprt"]) == [], "the same code again"
+    (repository / "eprt" / "new.py").write_text("git does not know it yet")
+    assert provenance.changed_since(measured, ["eprt"]) == ["eprt/new.py"]
 
 
 def test_without_a_repository_the_environment_may_name_the_commit(tmp_path, monkeypatch):
