@@ -6,6 +6,7 @@ Every rank calls the function with (group, **kwargs). The group's few collective
 pytest process, so that a rank may be killed without taking the others along, as mpirun would.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -20,9 +21,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from eprt import env
 from tests.gather_group import GatherGroup
-from tests.ranks.launch import ROOT
+from tests.gpu import spare_ranks
 
 
 class StoreGroup(GatherGroup):
@@ -58,27 +58,17 @@ def run_gpu_ranks(
     """Calls target ("module:function") on every rank; returns what was printed. killed: ranks that die on purpose.
     under: a program, with its options, that starts each rank."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [
-        *under,
-        sys.executable,
-        "-m",
-        "tests.gpu.launch",
-        str(num_ranks),
-        str(store.port),
-        target,
-        json.dumps(kwargs),
-    ]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank)],
-            cwd=ROOT,
-            env=env.without_mpi(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
+    job = json.dumps({"size": num_ranks, "port": store.port, "target": target, "kwargs": kwargs})
+    module = target.partition(":")[0]
+    if under:
+        ranks = [spare_ranks.start(rank, module, job, under=tuple(under)) for rank in range(num_ranks)]
+    else:
+        ranks = spare_ranks.SPARES.take_ranks(num_ranks, module)
+        for process in ranks:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # its exit status and what it printed say why
+                process.stdin.write(job + "\n")
+                process.stdin.flush()
     printed, late = [], []
     for rank, process in enumerate(ranks):
         try:
@@ -95,17 +85,26 @@ def run_gpu_ranks(
 
 
 def main() -> None:
-    size, port, target, kwargs, rank = sys.argv[1:]
-    torch.cuda.set_device(int(rank))
-    group = StoreGroup(int(rank), int(size), int(port))
-    module, function = target.split(":")
+    """RANK MODULE [JOB]: without a job it comes as a line of standard input; no line means that there is none."""
+    rank, module, *job = sys.argv[1:]
     try:
-        getattr(import_module(module), function)(group, **json.loads(kwargs))
-        group.close()
+        import_module(module)
+        line = job[0] if job else sys.stdin.readline()
+        if line:
+            run_job(int(rank), **json.loads(line))
     except BaseException:
         traceback.print_exc()
         sys.stdout.flush()
         os._exit(1)  # peers may be gone: no orderly teardown
+
+
+def run_job(rank: int, size: int, port: int, target: str, kwargs: dict[str, Any]) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank)
+    group = StoreGroup(rank, size, port)
+    module, function = target.split(":")
+    getattr(import_module(module), function)(group, **kwargs)
+    group.close()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, run_case
+from tests.gpu.gpus import NUM_GPUS, at_ranks, run_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access")]
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", at_ranks(2, 4, 8))
 def test_a_late_rank_alone_is_charged_with_what_it_cost(num_ranks):
     run_case(num_ranks, "cases_late_rank:on_gpus")

@@ -11,21 +11,25 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an
 CASES = "tests.gpu.cases_migration:run_cases"
 
 
+@pytest.mark.one_gpu
 def test_one_rank_whose_steps_are_recorded():
     print(run_ranks(1, CASES, names=["counts", "same_tokens"], timeout_s=200))
 
 
+@pytest.mark.long
 def test_two_ranks_that_may_share_a_gpu():
     """In float32, through the memory that one process has of the other's experts, be it on the same GPU."""
     print(run_ranks(2, CASES, names=["same_tokens_staged", "through_host_memory", "damage"], timeout_s=280))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs")
 def test_two_gpus():
     names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "copies_need_no_sm"]
     print(run_ranks(2, CASES, names=names, timeout_s=280))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_server_answers_the_same_while_placements_are_posted(num_ranks):
     """In float32, because batches differ from run to run; ranks may share a GPU."""

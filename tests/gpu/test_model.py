@@ -21,11 +21,13 @@ def alone(case: str, *args) -> None:
     getattr(cases_model, case)(EPGroup.single(), *args)
 
 
+@pytest.mark.one_gpu
 @pytest.mark.parametrize("case", ["goldens", "fp8_goldens", "fp8_activations", "fp8_cache"])
 def test_tiny_models(case, tmp_path):
     alone(case, str(tmp_path))
 
 
+@pytest.mark.one_gpu
 @pytest.mark.parametrize(
     "case", ["same_tokens_as_on_the_cpu", "overlap_changes_nothing", "bfloat16_is_close", "dummy_weights"]
 )
@@ -33,6 +35,7 @@ def test_one_gpu(case):
     alone(case)
 
 
+@pytest.mark.one_gpu
 def test_every_attention_kernel_in_a_whole_model():
     from eprt import EPGroup
     from tests.gpu.cases_attention import decodes_say_what_prompts_say
@@ -40,6 +43,7 @@ def test_every_attention_kernel_in_a_whole_model():
     decodes_say_what_prompts_say(EPGroup.single())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("case", ["same_tokens_as_on_the_cpu", "bfloat16_is_close"])
 def test_ranks(num_ranks, case):
@@ -51,6 +55,7 @@ def test_ranks(num_ranks, case):
     print(run_ranks(num_ranks, f"tests.gpu.cases_model:{case}", timeout_s=280))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_demo_model_is_as_accurate_as_on_the_cpu(num_ranks):
     need_gpus(num_ranks)
@@ -59,6 +64,7 @@ def test_the_demo_model_is_as_accurate_as_on_the_cpu(num_ranks):
     print(run_ranks(num_ranks, "tests.gpu.cases_demo:as_accurate_as_on_the_cpu", timeout_s=280))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NUM_GPUS < 2, reason="needs 2 GPUs")
 def test_a_killed_rank_is_named_and_nobody_hangs():
     import os
@@ -81,7 +87,10 @@ def test_a_killed_rank_is_named_and_nobody_hangs():
         print(f"ended {time.monotonic() - killed_s:.1f} s after the kill")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "num_ranks",
+    [pytest.param(1, marks=pytest.mark.one_gpu), *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))],
+)
 def test_the_server_answers_a_chat(num_ranks):
     need_gpus(num_ranks)
     from tests.gpu.cases_model import DEMO

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.gpu.gpus import NUM_GPUS, need_gpus
+from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus
 
 pytest.importorskip("triton")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
 
 
-@pytest.mark.parametrize("dtype, least", [("float32", 1.0), ("bfloat16", 0.7)])
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("dtype, least", [pytest.param("float32", 1.0, marks=pytest.mark.long), ("bfloat16", 0.7)])
+@pytest.mark.parametrize("num_ranks", at_ranks(2, 4))
 def test_every_overlap_gives_the_same_tokens(num_ranks, dtype, least):
     """float32 goes through host memory, so ranks may share a GPU."""
     from tests.ranks.launch import run_ranks

@@ -10,6 +10,7 @@ SANITIZER = shutil.which("compute-sanitizer")
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.long,
     pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs with peer access"),
     pytest.mark.skipif(SANITIZER is None, reason="needs compute-sanitizer, of the CUDA toolkit, on PATH"),
 ]
