@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help build serve test properties lint fmt bench demo-model demo-eval wheel clean
+.PHONY: help build serve test test-gpu properties lint fmt bench demo-model demo-eval wheel clean
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -15,6 +15,7 @@ MODEL   ?= examples/demo_model/checkpoint
 NAME    ?= $(if $(filter examples/demo_model/checkpoint,$(MODEL)),demo,$(notdir $(MODEL:/=)))
 TORCH   ?= torch==2.13.0
 ARGS    ?=
+HALF    ?= all
 
 PY      := $(VENV)/bin/python
 PIP     := $(PY) -m pip install -qq --disable-pip-version-check
@@ -92,6 +93,10 @@ serve: $(VENV)/.native    ## demo model on 4 CPU ranks, OpenAI-compatible: RANKS
 test: $(VENV)/.browser lint  ## lint, then every test that needs no GPU: ARGS="-k name"
 	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# PY=python3: with a Python that brings torch for CUDA, and in which eprt is installed (docs/gpu.md); nothing is installed.
+test-gpu: $(if $(filter command,$(firstword $(origin PY))),,$(VENV)/.test)  ## tests/gpu, dated in benchmarks/results/gpu_suite.json: HALF=quick|long PY=python3
+	@$(PY) -m benchmarks.suite.gpu_suite --half $(HALF) $(ARGS)
+
 # Some 8 minutes; every change is tested with 80 to 120 of each kind.
 properties: $(VENV)/.test ## 20,000 drawn problems of each kind for the planner, beyond what `make test` tries
 	@$(PY) -m pytest tests/unit/balancer -m properties --hypothesis-profile=thorough $(ARGS)
@@ -100,6 +105,7 @@ lint: $(VENV)/.test       ## ruff, pyright, clang-format (import layering and si
 	@ruff check -q . && ruff format -q --check .
 	@pyright --pythonpath $(PY) > $(VENV)/pyright.txt || { cat $(VENV)/pyright.txt; exit 1; }
 	@$(CXX_FILES) | xargs -r clang-format --dry-run -Werror
+	@$(PY) -m benchmarks.suite.gpu_suite --age
 
 fmt: $(VENV)/.test        ## format everything in place
 	@ruff check --fix-only -q . && ruff format -q .
