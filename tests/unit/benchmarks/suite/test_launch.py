@@ -1,6 +1,7 @@
 """The ranks of GPU cases without a GPU: spare ones that wait, the GPU that a worker sees, the numbers of ranks."""
 
 import io
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from tests.gpu import launch, spare_ranks
 from tests.gpu.conftest import gpu_of_worker
 from tests.gpu.gpus import at_ranks
 from tests.gpu.launch import run_gpu_ranks
+from tests.gpu.spare_ranks import ROOT
 
 CASES = "tests.unit.benchmarks.suite.rank_case"
 
@@ -93,3 +95,19 @@ def test_one_rank_and_the_most_that_have_gpus_are_quick(num_gpus, halves):
     params = at_ranks((2, 1), (4, 0), (8, 5), num_gpus=num_gpus)
     assert [one.values for one in params] == [(2, 1), (4, 0), (8, 5)]
     assert [[mark.name for mark in one.marks] for one in params] == [want[half] for half in halves[1:]]
+
+
+def test_every_case_that_a_gpu_test_names_exists():
+    """Names in strings, which only a machine with GPUs would look up."""
+    missing, found = [], 0
+    for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+        text = path.read_text()
+        named = re.findall(r'"(?:tests\.gpu\.)?(cases_\w+):(\w+)"', text)
+        own = re.search(r'^CASES = "(cases_\w+)"', text, re.MULTILINE)
+        named += [(own[1], case) for case in re.findall(r'\brun\(\w+, "(\w+)"', text)] if own else []
+        for module, function in named:
+            cases = ROOT / "tests" / "gpu" / f"{module}.py"
+            found += 1
+            if not cases.is_file() or not re.search(rf"^def {function}\(", cases.read_text(), re.MULTILINE):
+                missing.append(f"{path.name}: {module}:{function}")
+    assert found > 15 and not missing, missing
