@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from eprt.ep.nvlink import low_latency, normal
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.gpu.jit import KernelSource, cubin
-from tests.gpu import cases_deep_ep, cases_nvlink
+from tests.gpu import cases_deep_ep_low_latency, cases_low_latency
 
 
 def sources(ranks: Iterable[int], arch: str) -> Iterator[KernelSource]:
@@ -26,9 +26,9 @@ def sources(ranks: Iterable[int], arch: str) -> Iterator[KernelSource]:
 
 def _heaps(num_ranks: int) -> Iterator[LowLatencyHeap]:
     """What the kernels of low latency know of a shape; the rest is given to them call by call."""
-    for hidden, _, top_k, _, payload, exact in cases_nvlink.SHAPES:
+    for hidden, _, top_k, _, payload, exact in cases_low_latency.SHAPES:
         yield LowLatencyHeap(num_ranks, 1, hidden, top_k, 1, "fp8" if payload == "fp8" else "bf16", exact, 2)
-    for hidden, _, top_k, _ in cases_deep_ep.SHAPES:
+    for hidden, _, top_k, _ in cases_deep_ep_low_latency.SHAPES:
         for exact in (False, True):
             yield LowLatencyHeap(num_ranks, 1, hidden, top_k, 1, "either", exact, 2, late_weights=not exact)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.gpu import ahead, cases_nvlink
+from tests.gpu import ahead, cases_low_latency
 
 
 def test_every_kernel_of_both_modes_is_there_for_each_number_of_ranks():
@@ -19,7 +19,7 @@ def test_every_kernel_of_both_modes_is_there_for_each_number_of_ranks():
         }
         assert all(dict(source.defines)["NUM_RANKS"] == num_ranks for source in sources)
         hidden = {dict(one.defines)["HIDDEN"] for one in sources if one.name == "low_latency_dispatch"}
-        assert {shape[0] for shape in cases_nvlink.SHAPES} <= hidden
+        assert {shape[0] for shape in cases_low_latency.SHAPES} <= hidden
 
 
 def test_a_kernel_is_compiled_once(monkeypatch, capsys):
