@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink.py: low latency against the CPU oracle, many cases per launch.
+"""What every rank does in test_low_latency.py: low latency against the CPU oracle, many cases per launch.
 
 SentTokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """

@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink.py: low latency with a rank that is killed, masked, late, or returns."""
+"""What every rank does in test_low_latency.py: low latency with a rank that is killed, masked, late, or returns."""
 
 import os
 import signal as signals

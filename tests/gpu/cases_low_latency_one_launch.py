@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink.py: all cases of low latency in which no process dies."""
+"""What every rank does in test_low_latency.py: all cases of low latency in which no process dies."""
 
 import functools
 import time

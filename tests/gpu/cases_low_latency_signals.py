@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink.py: a low-latency combine that starts before its rows exist."""
+"""What every rank does in test_low_latency.py: a low-latency combine that starts before its rows exist."""
 
 import random
 import time

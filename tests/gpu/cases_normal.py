@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink_normal.py: the EP calls of normal mode against an oracle.
+"""What every rank does in test_normal.py: the EP calls of normal mode against an oracle.
 
 SentTokens of all ranks are made on all ranks from one seed, so each rank knows what it must receive.
 """

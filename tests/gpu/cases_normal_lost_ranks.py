@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink_normal.py: normal mode with a rank that is killed or late."""
+"""What every rank does in test_normal.py: normal mode with a rank that is killed or late."""
 
 import os
 import signal as signals

@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink_normal.py: normal mode as per-token rows, against an oracle."""
+"""What every rank does in test_normal.py: normal mode as per-token rows, against an oracle."""
 
 import dataclasses
 import random

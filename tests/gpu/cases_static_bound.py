@@ -1,4 +1,4 @@
-"""What every rank does in test_nvlink_normal.py when more rows come than a static bound has room for."""
+"""What every rank does in test_normal.py when more rows come than a static bound has room for."""
 
 from collections.abc import Callable
 from typing import Any

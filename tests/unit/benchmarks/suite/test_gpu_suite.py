@@ -55,12 +55,12 @@ def test_every_case_is_in_one_half_and_in_one_phase(num_gpus):
     assert len(everything) == len(set(everything)) > 60
     assert sorted([*quick, *long]) == sorted(everything)
     names = " ".join(quick)
-    for needed in ("test_ops", "test_nvlink.py", "test_nvlink_normal", "graph_replay", "overlap", "goldens", "killed"):
+    for needed in ("test_ops", "test_low_latency.py", "test_normal", "graph_replay", "overlap", "goldens", "killed"):
         assert needed in names, needed
     assert not [test for test in quick if "sanitizer" in test or "10000" in test]
     assert [test for test in long if "10000" in test] and [test for test in long if "sanitizer" in test]
     ranks = max(num_gpus, 2)
-    for test in ("test_nvlink.py::test_low_latency", "test_nvlink_normal.py::test_graph_replay"):
+    for test in ("test_low_latency.py::test_low_latency", "test_normal.py::test_graph_replay"):
         assert [one for one in quick if one.startswith(test)] == [f"{test}[{ranks}]"]
     assert "test_model.py::test_the_server_answers_a_chat[1]" in parts[0]
     side_by_side = " ".join(parts[0] + parts[2])
