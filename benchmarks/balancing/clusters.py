@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from eprt.balancer import Placement, rebalance_experts
 from eprt.balancer.loads import LoadFile
-from eprt.balancer.synthetic import lognormal_load, zipf_load
+
+from benchmarks.balancing.synthetic_load import lognormal_load, zipf_load
 
 LAYERS, EXPERTS = 58, 256  # DeepSeek-V3
 EQUAL = 1.005  # times EPLB's max/mean: no worse

@@ -7,11 +7,11 @@ import numpy as np
 from eprt.balancer import Placement, aligned, moved_slots, plan
 from eprt.balancer.commands.options import DEEPSEEK_V3_EXPERT_BYTES
 from eprt.balancer.loads import LoadFile
-from eprt.balancer.synthetic import drifting_load
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from benchmarks.balancing.clusters import CLUSTERS, EXPERTS, LAYERS, demo_clusters, eplb_placement, options_of
+from benchmarks.balancing.synthetic_load import drifting_load
 from benchmarks.tools.report import BenchmarkReport
 
 MOVES = (1, 2, 4, 8, 32, 48, 64)  # per layer and plan

@@ -7,9 +7,9 @@ import numpy as np
 from eprt.balancer import RoutingTrace, plan, traffic_per_token
 from eprt.balancer.loads import LoadFile
 from eprt.balancer.replay import halves
-from eprt.balancer.synthetic import topic_trace
 
 from benchmarks.balancing.clusters import EXPERTS, LAYERS, clusters_for, demo_clusters, eplb_placement, skew
+from benchmarks.balancing.synthetic_load import topic_trace
 from benchmarks.tools.report import BenchmarkReport
 
 DRAWN = 4  # layers of traces, repeated to make up the model: the same work for the planner

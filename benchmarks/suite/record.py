@@ -3,7 +3,7 @@
 benchmarks/results/gpu_suite.json has the head of every result file (commit, whether the tree was clean, date, machine),
 `config` (GPUs, driver, torch, CUDA, and of each half its seconds and whether it ran to its end), and a row per test:
 
-    {"test": "test_low_latency.py::test_low_latency[4]", "half": "quick", "outcome": "passed", "seconds": 21.4, "why": ""}
+    {"test": "test_ops.py::test_operator[norms]", "half": "quick", "outcome": "passed", "seconds": 21.4, "why": ""}
 
 The file is written after every test: a run that is stopped leaves what it did, marked as not finished, and the test
 that it was at as "stopped". Another run may go on from there (`resume`), and halves may run apart: what the file has of

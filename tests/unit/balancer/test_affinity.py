@@ -5,10 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 from eprt.balancer import Placement, RoutingTrace, plan, traffic_per_token
-from eprt.balancer.synthetic import topic_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.balancing.synthetic_load import topic_trace
 from tests.unit.balancer.cases import check_placement, constraints, examples, largest_time, loads, shapes, traces
 from tests.unit.balancer.traffic_oracle import fewest_visits, messages, traffic, visits
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from eprt.balancer import Placement, moved_slots, plan, traffic_per_token
 from eprt.balancer.incremental import default_moves
-from eprt.balancer.synthetic import topic_trace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.balancing.synthetic_load import topic_trace
 from tests.unit.balancer.cases import (
     LOAD_LE,
     check_placement,

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from eprt.balancer import LoadFile, Placement, RoutingTrace, plan, traffic_per_token
 from eprt.balancer.replay import PolicyInput, TraceSplit, eplb_placement, policies, replay
-from eprt.balancer.synthetic import drifting_load, topic_trace
+
+from benchmarks.balancing.synthetic_load import drifting_load, topic_trace
 
 OPTIONS = {"num_gpus": 8, "num_nodes": 4, "num_slots": 40, "num_groups": 1}
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from eprt.balancer.formats import eprt_npz
-from eprt.balancer.synthetic import drifting_load, topic_trace
+
+from benchmarks.balancing.synthetic_load import drifting_load, topic_trace
 
 
 @pytest.fixture(scope="module")

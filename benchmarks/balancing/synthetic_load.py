@@ -5,7 +5,7 @@ Nothing here is measured; each generator's docstring says what it assumes.
 
 import numpy as np
 
-from .trace import RoutingTrace
+from eprt.balancer.trace import RoutingTrace
 
 
 def lognormal_load(num_layers: int, num_experts: int, sigma: float = 0.8, seed: int = 0) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from eprt.balancer.synthetic import drifting_load, lognormal_load, topic_trace, zipf_load
+
+from benchmarks.balancing.synthetic_load import drifting_load, lognormal_load, topic_trace, zipf_load
 
 
 def test_loads_follow_their_distribution():
