@@ -4,7 +4,6 @@ Nothing here is measured; each generator's docstring says what it assumes.
 """
 
 import numpy as np
-
 from eprt.balancer.trace import RoutingTrace
 
 
