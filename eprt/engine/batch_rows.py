@@ -30,44 +30,41 @@ SAMPLING_DTYPE = np.dtype(
     align=True,
 )
 
-_NO_TOKEN = -2  # equals no token id, nor the sampler's -1
+_NO_TOKEN = -2  # equals neither a token id nor the sampler's -1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """What the penalties of one request look at."""
+    """What the penalties of one request depend on."""
 
     generated_V: np.ndarray  # int32: how often each token was generated
     in_prompt_V: np.ndarray  # bool
 
 
 class BatchRows:
-    """tokens_ML: int32, prompt and generated. length_M: how many. num_prompt_M, max_len_M: as in Request.
-    page_table_MP: int32, the row's pages in order. num_slots_M: tokens they have room for. stop_MS: token ids that end
-    it, padded. sampling_M: SAMPLING_DTYPE. holder_M: a number that no other request that held the row has had.
-    unknown_M: bool, whether a step under way computes the latest token, which tokens_ML lacks. num_draft_M: drafts
-    of what may follow, at most num_drafts (drafter.py); can_draft_M: bool, whether they are any use. int64 where
-    nothing else is said.
-
-    counts, bias: only for the rows that have penalties or a logit bias (token ids int64, bias fp32).
-    """
+    """The arrays over all rows."""
 
     def __init__(self, num_rows: int, max_model_len: int, page_size: int, vocab_size: int, num_drafts: int = 0):
-        self.page_size, self.vocab_size, self.num_drafts = page_size, vocab_size, num_drafts
-        self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
-        self.length_M, self.num_prompt_M, self.max_len_M, self.num_slots_M = np.zeros((4, num_rows), dtype=np.int64)
-        self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)
-        self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)
+        self.page_size, self.vocab_size = page_size, vocab_size
+        self.num_drafts = num_drafts  # most drafts of a row (drafter.py)
+        self.tokens_ML = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)  # prompt and generated
+        self.length_M = np.zeros(num_rows, dtype=np.int64)  # how many these are
+        self.num_prompt_M = np.zeros(num_rows, dtype=np.int64)
+        self.max_len_M = np.zeros(num_rows, dtype=np.int64)  # the length at which the request ends
+        self.num_slots_M = np.zeros(num_rows, dtype=np.int64)  # tokens for which the request's pages have room
+        self.page_table_MP = np.zeros((num_rows, -(-max_model_len // page_size)), dtype=np.int32)  # pages in order
+        self.stop_MS = np.full((num_rows, 4), _NO_TOKEN, dtype=np.int64)  # token ids that end the request, padded
         self.sampling_M = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
-        self.holder_M = np.zeros(num_rows, dtype=np.int64)
-        self.unknown_M = np.zeros(num_rows, dtype=np.bool_)
-        self.num_draft_M = np.zeros(num_rows, dtype=np.int64)
-        self.can_draft_M = np.zeros(num_rows, dtype=np.bool_)
-        self.counts: dict[int, TokenCounts] = {}
+        self.holder_M = np.zeros(num_rows, dtype=np.int64)  # grows when a request leaves the row: tells holders apart
+        self.unknown_M = np.zeros(num_rows, dtype=np.bool_)  # the latest token is being computed: tokens_ML lacks it
+        self.num_draft_M = np.zeros(num_rows, dtype=np.int64)  # drafts that the next step may compute
+        self.can_draft_M = np.zeros(num_rows, dtype=np.bool_)  # whether the request can use drafts
+        self.counts: dict[int, TokenCounts] = {}  # of the rows with penalties
+        # Of the rows with a logit bias: token ids (int64) and what is added (fp32).
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._unused = list(range(num_rows - 1, -1, -1))
 
-    def enter(self, request: Request) -> None:
+    def assign_row(self, request: Request) -> None:
         """Gives the request a row, filled from its pages, tokens and params."""
         row = request.row = self._unused.pop()
         num_tokens = len(request.tokens_L)
@@ -79,25 +76,26 @@ class BatchRows:
         self.page_table_MP[row, : len(request.pages)] = request.pages
         self.num_draft_M[row] = 0
         self.unknown_M[row] = False
-        self._enter_stops(row, request)
-        self._enter_sampling(row, request)
+        self._fill_stops(row, request)
+        self._fill_sampling(row, request)
 
-    def grow(self, request: Request, page: int) -> None:
-        """Appends a page to the request."""
+    def append_page(self, request: Request, page: int) -> None:
         self.page_table_MP[request.row, len(request.pages)] = page
         request.pages.append(page)
         self.num_slots_M[request.row] += self.page_size
 
-    def advance(self, row_X: np.ndarray) -> np.ndarray:
-        """Each of these rows is one token longer, which is not known yet. Returns which are now full (bool)."""
+    def count_token(self, row_X: np.ndarray) -> np.ndarray:
+        """Makes each of these rows one token longer, which is not known yet. Returns which rows are full now (bool)."""
         self.length_M[row_X] += 1
         self.unknown_M[row_X] = True
         return self.length_M[row_X] >= self.max_len_M[row_X]
 
-    def put(self, row_X: np.ndarray, at_X: np.ndarray, token_X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens at these places are known now. Returns which are stop tokens, and which fill their row (bool)."""
-        self.tokens_ML[row_X, at_X] = token_X
-        length_X = at_X + 1
+    def store_tokens(
+        self, row_X: np.ndarray, position_X: np.ndarray, token_X: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fills in tokens that are known now. Returns which are stop tokens, and which fill their row (bool)."""
+        self.tokens_ML[row_X, position_X] = token_X
+        length_X = position_X + 1
         self.unknown_M[row_X] = self.length_M[row_X] > length_X
         if self.counts:
             for row, token_id in zip(row_X.tolist(), token_X.tolist()):
@@ -106,7 +104,7 @@ class BatchRows:
         stopped_X = (self.stop_MS[row_X] == token_X[:, None]).any(axis=1)
         return stopped_X, length_X >= self.max_len_M[row_X]
 
-    def leave(self, request: Request) -> None:
+    def release_row(self, request: Request) -> None:
         """Takes the row back; the request gets its tokens."""
         row = request.row
         self.holder_M[row] += 1
@@ -116,14 +114,14 @@ class BatchRows:
         self._unused.append(row)
         request.row = -1
 
-    def _enter_stops(self, row: int, request: Request) -> None:
+    def _fill_stops(self, row: int, request: Request) -> None:
         num_more = len(request.stop_ids) - self.stop_MS.shape[1]
         if num_more > 0:
             self.stop_MS = np.pad(self.stop_MS, ((0, 0), (0, num_more)), constant_values=_NO_TOKEN)
         self.stop_MS[row] = _NO_TOKEN
         self.stop_MS[row, : len(request.stop_ids)] = list(request.stop_ids)
 
-    def _enter_sampling(self, row: int, request: Request) -> None:
+    def _fill_sampling(self, row: int, request: Request) -> None:
         params = request.params
         penalised = bool(params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1)
         self.sampling_M[row] = (
@@ -140,34 +138,29 @@ class BatchRows:
             penalised,
             bool(params.logit_bias),
         )
-        # A drafted position would have to know the counts of the drafts before it.
+        # With penalties a drafted position would depend on the counts of the drafts before it.
         self.can_draft_M[row] = not penalised
         if penalised:
-            self.counts[row] = self._count(request)
+            self.counts[row] = self._count_tokens(request)
         if params.logit_bias:
-            self.bias[row] = (
-                np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias)),
-                np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias)),
-            )
+            token_ids, values = zip(*params.logit_bias.items())
+            self.bias[row] = np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32)
 
-    def check_integrity(self, request: Request) -> None:
-        """Raises RuntimeError naming the request whose row does not say what the request says."""
-        row, num_pages = request.row, len(request.pages)
-        pages = self.page_table_MP[row, :num_pages].tolist()
-        num_slots, length = int(self.num_slots_M[row]), int(self.length_M[row])
-        if pages != request.pages or num_slots != num_pages * self.page_size:
-            raise RuntimeError(
-                f"request {request.request_id!r} owns pages {request.pages}, but its row has {pages}, {num_slots} slots"
-            )
-        longest = max(request.max_len, request.num_prompt + 1)  # where no token is wanted, one is sampled all the same
-        if not request.num_prompt <= length <= longest:
-            raise RuntimeError(
-                f"request {request.request_id!r} has {length} tokens, outside {request.num_prompt}..{longest}"
-            )
-
-    def _count(self, request: Request) -> TokenCounts:
+    def _count_tokens(self, request: Request) -> TokenCounts:
         prompt, generated = np.split(request.tokens_L, [request.num_prompt])
         in_prompt_V = np.zeros(self.vocab_size, dtype=np.bool_)
         in_prompt_V[prompt] = True
         generated_V = np.bincount(generated, minlength=self.vocab_size).astype(np.int32)
         return TokenCounts(generated_V, in_prompt_V)
+
+    def check_integrity(self, request: Request) -> None:
+        """Raises RuntimeError naming the request if its row contradicts it."""
+        row, num_pages = request.row, len(request.pages)
+        pages = self.page_table_MP[row, :num_pages].tolist()
+        num_slots, length = int(self.num_slots_M[row]), int(self.length_M[row])
+        who = f"request {request.request_id!r}"
+        if pages != request.pages or num_slots != num_pages * self.page_size:
+            raise RuntimeError(f"{who} owns pages {request.pages}, but its row has {pages}, {num_slots} slots")
+        longest = max(request.max_len, request.num_prompt + 1)  # where no token is wanted, one is sampled all the same
+        if not request.num_prompt <= length <= longest:
+            raise RuntimeError(f"{who} has {length} tokens, outside {request.num_prompt}..{longest}")

@@ -1,7 +1,4 @@
-"""Detokenizers: token ids to text as they arrive, never half a character.
-
-One decoder per completion. Knows nothing of stop strings (sequence_text.py).
-"""
+"""Detokenizers: token ids to text as they arrive, never half a character. Stop strings: see sequence_text.py."""
 
 import codecs
 from typing import Protocol

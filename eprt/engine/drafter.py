@@ -1,16 +1,16 @@
-"""Drafter: guesses the next tokens of running requests with the checkpoint's MTP layer, after each forward pass.
+"""Drafter: drafts the next tokens of running requests with the checkpoint's MTP layer, after each forward pass.
 
 From the hidden state at a position and the token that followed it, the layer predicts the token after that one
 (DeepSeek-V3, arXiv:2412.19437, section 2.2). It has a KV cache of its own, in the same pages, so it sees every token
-that the model sees: prompts chunk by chunk, and each decoded token. The next step computes the guesses behind the last
-token, and those hold that equal what is sampled there. A chain of several guesses feeds the layer its own output.
+that the model sees: prompts chunk by chunk, and each decoded token. The next step computes the drafts behind the last
+token, and accepts those that equal what is sampled there. For several drafts the layer goes on from its own output.
 
-All of it is launched with the step, before the host knows any of the step's tokens: which of the last guesses hold is
-compared on the device, the new ones follow from there and stay there, where the next step takes them from. The host
-learns how many held, and prepares the next step while they are computed. Passes over decodes alone are recorded like
-the model's (graphs.py).
+All of it is launched with the step, before the host knows any of the step's tokens: the device counts which of the last
+drafts are accepted, and the new drafts follow from there and stay there, where the next step takes them from. The host
+learns how many were accepted, and prepares the next step while the new ones are computed. Passes over decodes alone are
+recorded like the model's (graphs.py).
 
-Collective: it runs equally often on all ranks, with no rows where there is nothing to guess.
+Collective: it runs equally often on all ranks, with no rows where there is nothing to draft.
 """
 
 from dataclasses import dataclass, replace
@@ -28,37 +28,41 @@ from eprt.ep.placement.load import LoadRecorder
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
+from eprt.models.model import Model
 
-# What is read at a position is the token two places on, and a row's last token is never guessed: the model may know no
-# such position.
+# A draft is read two positions before its own, and a row's last token is never drafted: the model may not know its
+# position.
 _BEFORE_THE_END = 3
 
 
 class Drafter:
-    """model: has draft() and logits() (models/deepseek.py). kv_pages: [pages, page_size, kv_dim] of the MTP layer, the
-    last one for padding. token_MK: int64, on the device, where the guesses are left (runner.py). recorder: of the load
-    of its experts too, None without. acceptance: draws the guesses, which are else the likeliest. graphs: set later, on
-    GPUs.
+    """One rank's MTP layer at work.
+
+    Args:
+        kv_pages: [pages, page_size, kv_dim] of the MTP layer, the last one for padding.
+        token_MK: int64, on the device, where the drafts are left (runner.py).
+        recorder: counts the load of the MTP layer's experts too.
+        acceptance: draws the drafts; None: drafts are the likeliest tokens.
     """
 
     def __init__(
         self,
-        model,
+        model: Model,
         kv_pages: Tensor,
         rows: BatchRows,
         token_MK: Tensor,
-        recorder: LoadRecorder | None,
+        recorder: LoadRecorder,
         acceptance: Acceptance | None = None,
     ):
         self.model, self.kv_pages, self.rows, self._recorder = model, kv_pages, rows, recorder
         self.token_MK, self._acceptance = token_MK, acceptance
         self.num_drafts = rows.num_drafts
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: DecodeGraphs | None = None  # set later, on GPUs
         self._nth_K = torch.arange(self.num_drafts, device=token_MK.device)
 
-    def guess(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:
+    def compute(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:
         """One pass of the layer. Of rows batch.logits_idx: the likeliest token behind batch.token_id_T, int64 [X], the
-        hidden states it was read from, [X, H], and, where guesses are drawn, its logits [X, V]. Collective.
+        hidden states that it was read from, [X, H], and, where drafts are drawn, its logits [X, V]. Collective.
 
         hidden_TH: at the batch's positions, of the tokens before.
         """
@@ -70,56 +74,56 @@ class Drafter:
     def launch(
         self, schedule: Schedule, packed: PackedStep, hidden_TH: Tensor, token_X: Tensor | None
     ) -> HostSnapshot | None:
-        """New guesses for the step's requests; waits for nothing. How many of the last ones hold, int64 [S] on its way
-        to the host; None where there were none.
+        """New drafts for the step's requests; does not wait. How many of the last ones are accepted, int64 [S] on its
+        way to the host; None where there were none.
 
         hidden_TH: of the step's forward pass. token_X: what was sampled, on the device; None where nothing was.
         """
-        draft_S, last_S, at_S, room_S, next_T, table_SP = self._upload(schedule, hidden_TH.device)
-        held_S, snapshot = draft_S, None
+        draft_S, last_S, length_S, room_S, next_T, table_SP = self._upload(schedule, hidden_TH.device)
+        accepted_S, snapshot = draft_S, None
         if schedule.draft_S is not None and token_X is not None:
-            held_S = self._held(last_S, draft_S, packed.row_S, token_X)
-            snapshot = HostSnapshot([held_S])
+            accepted_S = self._count_accepted(last_S, draft_S, packed.row_S, token_X)
+            snapshot = HostSnapshot([accepted_S])
         if token_X is not None:
-            # Behind a draft that does not hold it is wrong, and does no harm: the next step writes those cache entries
-            # again. -1, where logits were no numbers, ends its request.
+            # Behind a rejected draft it is wrong, and does no harm: the next step writes those cache entries again.
+            # -1, where logits were not numbers, ends its request.
             next_T[packed.batch.logits_idx[: len(token_X)]] = token_X.clamp(min=0)
-        batch = replace(packed.batch, token_id_T=next_T, logits_idx=last_S + held_S)
-        chain = _Chain(packed.batch, at_S - 1 + held_S, room_S, table_SP, *self.kv_pages.shape[:2])
+        batch = replace(packed.batch, token_id_T=next_T, logits_idx=last_S + accepted_S)
+        chain = _Chain(packed.batch, length_S - 1 + accepted_S, room_S, table_SP, *self.kv_pages.shape[:2])
         for k in range(self.num_drafts):
             if k:
-                self._begin_guessed(len(schedule.row_S))
-                batch = chain.batch(k, self.token_MK[packed.row_S, k - 1])
-            token_S, hidden_TH, *logits = self._pass(batch, hidden_TH)
+                self._recorder.begin_drafts(len(schedule.row_S))
+                batch = chain.make_batch(k, self.token_MK[packed.row_S, k - 1])
+            token_S, hidden_TH, *logits = self._replay_or_compute(batch, hidden_TH)
             if self._acceptance is not None:
-                token_S = self._acceptance.propose(logits[0], token_S, schedule.row_S, k, 1 + held_S)
+                token_S = self._acceptance.draw_drafts(logits[0], token_S, schedule.row_S, k, 1 + accepted_S)
             self.token_MK[packed.row_S, k] = token_S
         return snapshot
 
-    def settle(self, schedule: Schedule, held_S: np.ndarray | None) -> None:
-        """The host's part, after the commit: how many guesses each of the step's requests has."""
+    def count_drafts(self, schedule: Schedule, accepted_S: np.ndarray | None) -> None:
+        """The host's part, after the commit: how many drafts each of the step's requests has."""
         rows, row_S = self.rows, schedule.row_S
-        latest_S = schedule.at_S - 1 if held_S is None else schedule.at_S - 1 + held_S
-        more_S = (self._room(row_S) - 1 - latest_S).clip(0, self.num_drafts - 1)
+        latest_S = schedule.length_S - 1 if accepted_S is None else schedule.length_S - 1 + accepted_S
+        more_S = (self._first_without_room(row_S) - 1 - latest_S).clip(0, self.num_drafts - 1)
         rows.num_draft_M[row_S] = np.where(rows.can_draft_M[row_S], 1 + more_S, 0)
 
     def _upload(self, schedule: Schedule, device: torch.device) -> list[Tensor]:
-        """On the device, of each request: how many of its last guesses the step computes; where in the batch its last
+        """On the device, of each request: how many of its last drafts the step computes; where in the batch its last
         token is; how many tokens it has; the first position without room; then the tokens that follow the batch's, as
         far as they are known; and each request's pages."""
         row_S, page_size = schedule.row_S, self.rows.page_size
         draft_S = np.zeros_like(row_S) if schedule.draft_S is None else schedule.draft_S
-        most = int(schedule.at_S.max(initial=0)) + 2 * self.num_drafts
+        most = int(schedule.length_S.max(initial=0)) + 2 * self.num_drafts
         table_SP = self.rows.page_table_MP[:, : -(-most // page_size)].take(row_S, axis=0)
-        where = schedule.at_S, self._room(row_S), self._known_next_tokens(schedule), table_SP
+        where = schedule.length_S, self._first_without_room(row_S), self._known_next_tokens(schedule), table_SP
         return upload([draft_S, self._last_rows(schedule), *where], device)
 
-    def _room(self, row_S: np.ndarray) -> np.ndarray:
-        """int64 [S]: the first position that no guess may be put at."""
+    def _first_without_room(self, row_S: np.ndarray) -> np.ndarray:
+        """int64 [S]: the first position that no draft may be put at."""
         return np.minimum(self.rows.num_slots_M[row_S], self.rows.max_len_M[row_S] - _BEFORE_THE_END)
 
-    def _held(self, first_S: Tensor, draft_S: Tensor, row_S: Tensor, token_X: Tensor) -> Tensor:
-        """int64 [S]: how many guesses are the tokens that were sampled in their places.
+    def _count_accepted(self, first_S: Tensor, draft_S: Tensor, row_S: Tensor, token_X: Tensor) -> Tensor:
+        """int64 [S]: how many drafts are the tokens that were sampled in their places.
 
         Each token is sampled with its position's own random number, so tokens are those of decoding one by one.
         """
@@ -127,18 +131,13 @@ class Drafter:
         equal_SK = (token_X[at_SK] == self.token_MK[row_S]) & (self._nth_K < draft_S.unsqueeze(1))
         return equal_SK.cumprod(dim=1).sum(dim=1)
 
-    def _pass(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:
+    def _replay_or_compute(self, batch: ForwardBatch, hidden_TH: Tensor) -> tuple[Tensor, ...]:
         if self.graphs is not None and self.graphs.fits(batch):
             result = self.graphs.run(batch, hidden_TH)
         else:
-            result = self.guess(batch, hidden_TH)
-        if self._recorder is not None:
-            self._recorder.count_drafts(batch.num_tokens)
+            result = self.compute(batch, hidden_TH)
+        self._recorder.count_drafts(batch.num_tokens)
         return result
-
-    def _begin_guessed(self, num_requests: int) -> None:
-        if self._recorder is not None:
-            self._recorder.begin_drafts(num_requests)
 
     def _known_next_tokens(self, schedule: Schedule) -> np.ndarray:
         """int64 [T]: the token that follows each of the batch's, where the host knows it; else anything."""
@@ -147,7 +146,7 @@ class Drafter:
         return np.concatenate((np.zeros(schedule.num_decode_tokens), *parts)).astype(np.int64)
 
     def _last_rows(self, schedule: Schedule) -> np.ndarray:
-        """int64 [S]: where in the batch each request's last token is; behind it come its guesses."""
+        """int64 [S]: where in the batch each request's last token is; its drafts follow."""
         last_S = schedule.first_S.copy()
         ends = np.cumsum([schedule.num_decode_tokens, *(chunk.num_tokens for chunk in schedule.chunks)])
         last_S[len(schedule.decodes) :] = [end - 1 for end, chunk in zip(ends[1:], schedule.chunks) if chunk.is_last]
@@ -165,7 +164,7 @@ class _Chain:
     num_pages: int
     page_size: int
 
-    def batch(self, k: int, token_S: Tensor) -> ForwardBatch:
+    def make_batch(self, k: int, token_S: Tensor) -> ForwardBatch:
         """The k-th tokens behind the latest ones; padding where there is no room."""
         position_S, num = self.latest_S + k, len(token_S)
         has_room_S, padding_page = position_S < self.room_S, self.num_pages - 1

@@ -8,30 +8,30 @@ A step
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
     agree      the ranks all-gather a header of integers each (IntAllGather):
                    number of tokens | all decodes and few enough for low latency | has work | seen_seq |
-                   time of arrival and since the last exchange, which tell who came late (step_waits.py) |
+                   time of arrival and since the last exchange, which tell which rank is late (step_waits.py) |
                    offered, progress and room of a migration of experts (ep/migration/migrator.py)
-               the mode is "low_latency" if every rank wishes so, else "normal"; if nobody has a token, the forward pass
-               is left out by all
+               the mode is "low_latency" if every rank wishes so, else "normal"; if no rank has a token, all skip the
+               forward pass
     launch     forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
-    settle     the scheduler takes the tokens and retires what has finished
+    finish     the host learns the tokens, and the scheduler retires the requests that they end
 
-With overlap (on GPUs, unless config.overlap_schedule says otherwise) a step is settled after the next one has been
+With overlap (on GPUs, unless config.overlap_schedule says otherwise) a step is finished after the next one has been
 launched, so that the GPU never waits for the host: the next step takes its tokens from the device, where sampling left
 them, and the host learns them one step late. A request that turns out to have stopped has then computed a token too
-many, which nobody sees. What a step needs to know first is settled first: before a preemption, where log-probabilities
-of prompts are wanted, and with drafts, whose number decides where the next tokens stand.
+many, which is dropped. A step is finished before the next is scheduled where that depends on its tokens: before a
+preemption, where log-probabilities of prompts are wanted, and with drafts, whose number decides the next positions.
 
-Sleeping. Ranks without work do not poll. Whoever hands out requests numbers them 1, 2, 3, ... and tells every number to
-every rank: the request itself to the rank that runs it, a bare wake-up to the others, each rank's messages in order.
-A rank first adds what it has received, then calls step(seen_seq) with the highest number. step() answers all_idle,
-equal on all ranks, when no rank has work and all have seen the same number; then every rank blocks on its messages
-until the number grows, and only then calls step() again.
+Sleeping. Ranks without work do not poll. The process that distributes requests numbers them 1, 2, 3, ... and sends
+every number to every rank: the request itself to the rank that runs it, a bare wake-up to the others, each rank's
+messages in order. A rank first adds what it has received, then calls step(seen_seq) with the highest number. step()
+returns all_idle, equal on all ranks, when no rank has work and all have seen the same number; then every rank blocks on
+its messages until the number grows, and only then calls step() again.
 
-Why nobody is left behind: if all ranks report n and no work, every request up to n was added to its rank before that
-rank reported, and has ended; a later request bears a number above n, of which every rank, asleep or not, will hear.
-While some rank has not heard n yet, the reported numbers differ and nobody sleeps. A rank that wakes first waits in
-the next header exchange for the others, who are being woken by the same number; the exchange has a deadline and names
-the rank that does not come. Messages that bring no work (an abort) carry no number and wake nobody into a step.
+Why no rank is left behind: if all ranks report n and no work, every request up to n was added to its rank before that
+rank reported, and has ended; a later request has a number above n, which every rank, asleep or not, will receive.
+While some rank has not received n yet, the reported numbers differ and no rank sleeps. A rank that wakes first waits in
+the next header all-gather for the others, which the same number wakes; the all-gather has a deadline and names the rank
+that does not come. Messages that bring no work (an abort) have no number and wake no rank into a step.
 
 With one rank, or where all ranks add the same requests in the same order (LLM), seen_seq can stay 0.
 """
@@ -39,6 +39,7 @@ With one rank, or where all ranks add the same requests in the same order (LLM),
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -49,9 +50,8 @@ from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
-from eprt.engine.in_flight import InFlight
 from eprt.engine.kv_cache import KVCache
-from eprt.engine.outputs import EngineStats, StepResult, TokenOutput
+from eprt.engine.outputs import EngineStats, Logprob, StepResult, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.request import QueueFullError, Request, RequestLimits
 from eprt.engine.runner import Runner
@@ -59,7 +59,7 @@ from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_waits import StepWaits
-from eprt.engine.warm_up import record_decodes, tell_of_graphs, warm_up
+from eprt.engine.warm_up import log_graphs, record_decodes, warm_up
 from eprt.ep.errors import EPError
 from eprt.ep.group.agreement import require_same_options
 from eprt.ep.group.group import EPGroup
@@ -69,6 +69,7 @@ from eprt.ep.migration.transports import make_transport
 from eprt.ep.placement.batch_router import METHODS as ROUTING_METHODS
 from eprt.ep.placement.batch_router import BatchRouter
 from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
+from eprt.gpu.readback import HostSnapshot
 from eprt.models.loader import load_model
 from eprt.models.model import Model
 
@@ -77,12 +78,23 @@ _log = logging.getLogger(__name__)
 _HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, times; offered, progress, room
 
 
+@dataclass(frozen=True)
+class _LaunchedStep:
+    """A step between its launch and the moment when the host looks at its tokens."""
+
+    schedule: Schedule
+    sample: sampler.Sample | None  # None where this rank has no token to choose
+    prompt_logprobs: list[list[Logprob]]
+    num_accepted: HostSnapshot | None  # how many of the step's drafts are accepted, int64 [S]; None without drafts
+
+
 class Engine:
     """One rank. Construction and step() are collective; add_request() and abort() concern this rank only.
 
-    group: default the group of one.
-    model: a loaded model; default: config.model_dir is loaded.
-    progress: passed to the loader.
+    Args:
+        group: default the group of one.
+        model: a loaded model; default: config.model_dir is loaded.
+        progress: passed to the loader.
     """
 
     def __init__(
@@ -97,10 +109,9 @@ class Engine:
         self.group = group if group is not None else EPGroup.single()
         require_same_options(self.group, config)
         self._owns_model = model is None
-        self.model: Model = model if model is not None else load_model(config, self.group, progress)
+        self.model: Model = load_model(config, self.group, progress) if model is None else model
         cache = KVCache.for_model(config, self.model)
         self._pool, kv_cache_LPSD = cache.pool, cache.pages_LPSD
-        # What add_request() accepts.
         self.limits = RequestLimits(self.model.config.vocab_size, cache.max_model_len, cache.num_tokens)
         num_drafts = config.num_speculative_tokens
         self._rows = rows = BatchRows(
@@ -112,7 +123,7 @@ class Engine:
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
-        self._in_flight: InFlight | None = None
+        self._launched: _LaunchedStep | None = None
         self.gap = DeviceGap(kv_cache_LPSD.device)
         self.overlap = OverlapPolicy.for_model(config, self.model, self.group.size)
         if self.group.rank == 0:
@@ -134,11 +145,11 @@ class Engine:
         self.ended_by = ""  # why step() can no longer be called, "" while it can
         self._prepare_gpu()
 
-    def _watch_experts(self) -> tuple[LoadRecorder | None, Migrator | None]:
-        """Counts their load, and moves them where there is memory for it; None without MoE layers."""
+    def _watch_experts(self) -> tuple[LoadRecorder, Migrator | None]:
+        """What counts the load of the experts, and what moves them where there is memory for it."""
         moe_layers = self.model.moe_layers()
         if not moe_layers:
-            return None, None
+            return LoadRecorder(0, 0, 0), None
         moe, config = moe_layers[0].config, self.config
         shape = (len(moe_layers), moe.num_experts, moe.top_k)
         recorder = LoadRecorder(*shape)
@@ -171,10 +182,10 @@ class Engine:
         most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
         most_rows = min(config.low_latency_max_tokens, most_decodes)
         num_pages = -(-self.limits.max_model_len // config.page_size)
-        wanted = config.graph_sizes if self._router is None else ()  # its split is the host's
+        wanted = config.graph_sizes if self._router is None else ()  # the host computes its split
         sizes = record_decodes(self.runner, self.drafter, wanted, most_rows, num_pages, self.overlap.decode)
         if self.group.rank == 0:
-            tell_of_graphs(sizes, most_decodes, most_rows)
+            log_graphs(sizes, most_decodes, most_rows)
         self.model.reset_counters()
         self.group.barrier()
 
@@ -183,9 +194,9 @@ class Engine:
     def add_request(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, sample_idx: int = 0
     ) -> None:
-        """Queues one sequence. params.n is the caller's business: n requests, sample_idx 0..n-1, one seed.
+        """Queues one sequence. For params.n the caller adds n requests, with sample_idx 0..n-1 and one seed.
 
-        A seed of None is drawn here, so n requests of one prompt had better share one drawn by the caller.
+        A seed of None is drawn here: the caller draws the one that n requests of a prompt share.
         Raises ValueError for a request that can never run or whose id is in use, QueueFullError past max_queue.
         """
         self.limits.check(prompt_token_ids, params)
@@ -195,7 +206,7 @@ class Engine:
                 f"max_queue is {self.config.max_queue}; try again later"
             )
         seed = int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed
-        self.scheduler.add(
+        self.scheduler.add_request(
             Request.new(
                 request_id,
                 prompt_token_ids,
@@ -208,18 +219,18 @@ class Engine:
         )
 
     def abort(self, request_id: str) -> bool:
-        """Forgets a request and frees its pages at once; no output follows. False if it has already ended."""
+        """Drops a request and frees its pages at once; no output follows. False if it has already ended."""
         return self.scheduler.abort(request_id)
 
     @property
     def has_work(self) -> bool:
-        """Whether this rank has a request, running or waiting, or a step to settle."""
-        return self.scheduler.has_requests or self._in_flight is not None
+        """Whether this rank has a request, running or waiting, or a step to finish."""
+        return self.scheduler.has_requests or self._launched is not None
 
     # -- all ranks together --
 
     def step(self, seen_seq: int = 0) -> StepResult:
-        """One step; see the module's text for seen_seq and for what all_idle obliges to.
+        """One step; the module docstring explains seen_seq, and what the caller must do when all are idle.
 
         Raises EPTimeoutError or RankLostError when a rank does not take part. After any error, also an interrupt from
         the keyboard, the engine does not go on: its prefix cache knows pages that may never have been filled.
@@ -241,21 +252,21 @@ class Engine:
 
     def _step(self, seen_seq: int) -> StepResult:
         start = time.perf_counter()
-        outputs = self._settle() if self.scheduler.must_preempt() else []
+        outputs = self._finish() if self.scheduler.must_preempt() else []
         schedule = self.scheduler.schedule()
         anyone_computes, mode, overlap, all_idle = self._agree(schedule, seen_seq)
         launched = self._launch(schedule, mode, overlap) if anyone_computes else None
-        outputs += self._settle()
-        self._in_flight = launched
+        outputs += self._finish()
+        self._launched = launched
         if not self.overlap_schedule or any(chunk.request.prompt_logprobs is not None for chunk in schedule.chunks):
-            outputs += self._settle()
+            outputs += self._finish()
         if anyone_computes:
             self._num_steps += 1
             self._last_step_s = time.perf_counter() - start
             if self.migrator is not None:
                 self.migrator.stepped(self._last_step_s)
         else:
-            self.gap.rest()
+            self.gap.ignore_pause()
         return StepResult(outputs, all_idle, schedule.num_tokens, mode)
 
     def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, str, bool]:
@@ -264,31 +275,34 @@ class Engine:
         migrator = self.migrator
         migration = MigrationHeader() if migrator is None else migrator.header()
         has_work = self.has_work or (migrator is not None and migrator.active)
-        header = (schedule.num_tokens, wants_low_latency, has_work, seen_seq, *self.step_waits.arrive(), *migration)
+        header = (
+            schedule.num_tokens,
+            wants_low_latency,
+            has_work,
+            seen_seq,
+            *self.step_waits.begin_exchange(),
+            *migration,
+        )
         # Plain integers: for a few ranks they are faster than numpy.
         rows = self._headers.all_gather(header).tolist()
         num_tokens_N, low_latency_N, has_work_N, seen_seq_N, arrived_ns_N, took_ns_N, *migration_3N = zip(*rows)
         if migrator is not None:
             migrator.advance([MigrationHeader(*of_rank) for of_rank in zip(*migration_3N)])
         all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
-        self.step_waits.leave(arrived_ns_N, took_ns_N, all_idle)
+        self.step_waits.end_exchange(arrived_ns_N, took_ns_N, all_idle)
         mode = "low_latency" if all(low_latency_N) else "normal"
         overlap = self.overlap.for_step(num_tokens_N, mode)
         self.overlap_steps[overlap] += any(num_tokens_N)
         return any(num_tokens_N), mode, overlap, all_idle
 
     @torch.inference_mode()
-    def _launch(self, schedule: Schedule, mode: str, overlap: str) -> InFlight:
+    def _launch(self, schedule: Schedule, mode: str, overlap: str) -> _LaunchedStep:
         """The forward pass, and on ranks with tokens the sampling; waits for neither."""
-        if self.recorder is not None:
-            self.recorder.begin(schedule.num_tokens, schedule.num_decode_tokens)
-        packed, hidden_TH = self.runner.pack(schedule, mode, overlap, self.config.overlap_sms), None
-        sample, held, prompt_logprobs = None, None, []
+        self.recorder.begin(schedule.num_tokens, schedule.num_decode_tokens)
+        packed = self.runner.pack(schedule, mode, overlap, self.config.overlap_sms)
+        sample, num_accepted, prompt_logprobs = None, None, []
         self.gap.begin_step()
-        if self.drafter is None:
-            logits_XV = self.runner.forward(packed)
-        else:
-            logits_XV, hidden_TH = self.runner.forward_with_hidden(packed)
+        logits_XV, *hidden_TH = self.runner.forward(packed.batch, wants_hidden=self.drafter is not None)
         if schedule.num_tokens:
             prompt_logprobs = self.runner.prompt_logprobs(schedule, logits_XV)
             sample = sampler.launch(
@@ -299,31 +313,31 @@ class Engine:
                 drafts=schedule.drafts,
                 acceptance=self._acceptance,
             )
-            self.runner.remember(packed, sample.token_X)
-        if self.recorder is not None:
-            self.recorder.end()
-        if self.drafter is not None and hidden_TH is not None:
-            held = self.drafter.launch(schedule, packed, hidden_TH, None if sample is None else sample.token_X)
+            self.runner.keep_sampled(packed, sample.token_X)
+        self.recorder.end()
+        if self.drafter is not None:
+            token_X = None if sample is None else sample.token_X
+            num_accepted = self.drafter.launch(schedule, packed, hidden_TH[0], token_X)
         self.gap.end_step()
         self.scheduler.advance(schedule)
-        return InFlight(schedule, sample, prompt_logprobs, held)
+        return _LaunchedStep(schedule, sample, prompt_logprobs, num_accepted)
 
     @torch.inference_mode()
-    def _settle(self) -> list[TokenOutput]:
-        """Waits for the step in flight, if any, and takes what came out of it. Its drafts may still be computed."""
-        step, self._in_flight = self._in_flight, None
+    def _finish(self) -> list[TokenOutput]:
+        """Waits for the launched step, if any, and records its tokens. Its new drafts may still be computed."""
+        step, self._launched = self._launched, None
         if step is None:
             return []
-        schedule, sampled = step.schedule, SampledTokens.none() if step.sample is None else step.sample.fetch()
+        sampled = SampledTokens(np.zeros(0, dtype=np.int64)) if step.sample is None else step.sample.fetch()
         self.model.exchange.check()  # before anything of the step counts: what its kernels have reported by now
         self.gap.collect()
-        held_S = None if step.held is None else step.held.values()[0]
-        outputs = self.scheduler.commit(schedule, sampled, step.prompt_logprobs, held_S)
+        accepted_S = None if step.num_accepted is None else step.num_accepted.values()[0]
+        outputs = self.scheduler.commit(step.schedule, sampled, step.prompt_logprobs, accepted_S)
         if self.drafter is not None:
-            self.drafter.settle(schedule, held_S)
+            self.drafter.count_drafts(step.schedule, accepted_S)
         return outputs
 
-    # -- looking in from outside --
+    # -- inspection --
 
     def stats(self) -> EngineStats:
         """This rank's counters."""
@@ -346,7 +360,7 @@ class Engine:
             gap_s=self.gap.total_s,
             num_two_batch_steps=self.overlap_steps["tbo"],
             num_single_batch_steps=self.overlap_steps["sbo"],
-            expert_tokens=b"" if self.recorder is None else self.recorder.tokens_PLE.tobytes(),
+            expert_tokens=self.recorder.tokens_PLE.tobytes(),
             slot_tokens=[sum(row) for row in self.model.expert_load()],
             migration=None if self.migrator is None else self.migrator.status(),
         )

@@ -20,7 +20,7 @@ from eprt.layers.batch import ForwardBatch
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was computed, to be computed again from and to the same memory."""
+    """A computation that can be repeated from and to the same memory."""
 
     replay: Callable[[], None]
     results: tuple[Tensor, ...]
@@ -38,8 +38,8 @@ def record(compute: Callable[[], tuple[Tensor, ...]], pool: Any) -> Recorded:
 def padding_rows(
     num_rows: int, num_pages: int, page_size: int, padding_page: int, device: torch.device, overlap: str = "none"
 ) -> ForwardBatch:
-    """Decodes that are nobody's. num_pages: most pages of a request. padding_page: the index of the page for them.
-    overlap: of every step recorded (overlap_policy.py)."""
+    """Decodes that belong to no request. num_pages: most pages of a request. padding_page: index of the page that they
+    use. overlap: of every step recorded (overlap_policy.py)."""
 
     def full(value: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
@@ -59,12 +59,16 @@ def padding_rows(
 
 
 class DecodeGraphs:
-    """compute: what to record, of a batch and, with hidden_TH, of as many hidden states: tensors with a row for each of
-    the batch's logits_idx. sizes: numbers of rows, ascending. padding: as many rows as the largest (padding_rows()).
-    hidden_TH: likewise, any values of the right dtype. most_chosen: of logits_idx, where fewer than all rows are ever
-    wanted. pool: of another DecodeGraphs, whose memory may be shared.
+    """The graphs of one function of a batch. Construction is collective: it runs every size once on all ranks.
 
-    Construction is collective: it runs every size once on all ranks. num_replays: since then.
+    Args:
+        compute: what to record, of a batch and, with hidden_TH, of as many hidden states: tensors with a row for each
+            of the batch's logits_idx.
+        sizes: numbers of rows, ascending.
+        padding: as many rows as the largest (padding_rows()).
+        hidden_TH: as many rows, any values of the right dtype.
+        most_chosen: most rows in logits_idx; default all rows.
+        pool: of another DecodeGraphs, whose memory may be shared.
     """
 
     def __init__(
@@ -76,48 +80,49 @@ class DecodeGraphs:
         most_chosen: int | None = None,
         pool: Any = None,
     ):
-        self.sizes, self.num_replays = list(sizes), 0
+        self.sizes = list(sizes)
+        self.num_replays = 0
         self.pool = torch.cuda.graph_pool_handle() if pool is None else pool
         self._compute, self._padding, self._hidden_TH = compute, padding, hidden_TH
         self._most_chosen = most_chosen or self.sizes[-1]
-        self._static = replace(padding, **{name: tensor.clone() for name, tensor in _tensors(padding)})
+        # What the graphs read: rows from _num_filled on, and from _num_chosen on in logits_idx, are padding.
+        self._static = replace(padding, **{name: tensor.clone() for name, tensor in _tensors(padding).items()})
         self._num_filled = self._num_chosen = 0
         self._recorded = {size: self._record(size) for size in reversed(self.sizes)}
 
     def fits(self, batch: ForwardBatch) -> bool:
-        num_chosen = len(batch.logits_idx)
         return (
             batch.mode == "low_latency"
-            and num_chosen <= self._most_chosen
+            and len(batch.logits_idx) <= self._most_chosen
             and batch.num_tokens == batch.num_decode <= self.sizes[-1]
         )
 
     def run(self, batch: ForwardBatch, hidden_TH: Tensor | None = None) -> tuple[Tensor, ...]:
-        """What compute gives for a batch that fits. The results last until the next run."""
+        """compute's results for a batch that fits. They last until the next run."""
         recorded = self._recorded[self.sizes[bisect_left(self.sizes, batch.num_tokens)]]
-        self._fill(batch, hidden_TH)
+        self._fill(batch)
+        if self._hidden_TH is not None and hidden_TH is not None:
+            self._hidden_TH[: batch.num_tokens] = hidden_TH
         recorded.replay()
         self.num_replays += 1
         return tuple(result[: len(batch.logits_idx)] for result in recorded.results)
 
-    def _fill(self, batch: ForwardBatch, hidden_TH: Tensor | None) -> None:
+    def _fill(self, batch: ForwardBatch) -> None:
         num, static, padding = batch.num_tokens, self._static, self._padding
+        outdated = slice(num, max(num, self._num_filled))  # rows of the step before
         for name in ("token_id_T", "position_T", "kv_slot_T", "seq_len_B"):
-            to = getattr(static, name)
-            to[:num] = getattr(batch, name)
+            tensor = getattr(static, name)
+            tensor[:num] = getattr(batch, name)
             if num < self._num_filled:
-                to[num : self._num_filled] = getattr(padding, name)[num : self._num_filled]
-        width = batch.page_table_BP.shape[1]
-        static.page_table_BP[:num, :width] = batch.page_table_BP
+                tensor[outdated] = getattr(padding, name)[outdated]
+        static.page_table_BP[:num, : batch.page_table_BP.shape[1]] = batch.page_table_BP
         if num < self._num_filled:
-            static.page_table_BP[num : self._num_filled, :1] = padding.page_table_BP[num : self._num_filled, :1]
+            static.page_table_BP[outdated, :1] = padding.page_table_BP[outdated, :1]
         self._num_filled = num
-        if self._hidden_TH is not None and hidden_TH is not None:
-            self._hidden_TH[:num] = hidden_TH
-        self._choose(batch)
+        self._fill_logits_idx(batch)
 
-    def _choose(self, batch: ForwardBatch) -> None:
-        """Which rows' results are wanted. As a rule all, in order, which is what the padding says too."""
+    def _fill_logits_idx(self, batch: ForwardBatch) -> None:
+        """As a rule all rows are wanted, in order, which is what the padding says too."""
         num = len(batch.logits_idx)
         num = 0 if num == batch.num_tokens else num
         self._static.logits_idx[:num] = batch.logits_idx[:num]
@@ -126,23 +131,20 @@ class DecodeGraphs:
         self._num_chosen = num
 
     def _record(self, size: int) -> Recorded:
-        s = self._static
-        batch = replace(
-            s,
-            num_decode=size,
-            query_start_B1=s.query_start_B1[: size + 1],
-            **{name: tensor[:size] for name, tensor in _tensors(s) if name != "query_start_B1"},
-        )
-        batch = replace(batch, logits_idx=batch.logits_idx[: self._most_chosen])
-        inputs = (batch,) if self._hidden_TH is None else (batch, self._hidden_TH[:size])
+        rows = {name: tensor[:size] for name, tensor in _tensors(self._static).items()}
+        rows["query_start_B1"] = self._static.query_start_B1[: size + 1]
+        rows["logits_idx"] = rows["logits_idx"][: self._most_chosen]
+        inputs: list[Any] = [replace(self._static, num_decode=size, **rows)]
+        if self._hidden_TH is not None:
+            inputs.append(self._hidden_TH[:size])
         return record(lambda: self._compute(*inputs), self.pool)
 
 
-def _tensors(batch: ForwardBatch) -> list[tuple[str, Tensor]]:
-    values = ((field.name, getattr(batch, field.name)) for field in fields(batch))
-    return [(name, value) for name, value in values if isinstance(value, Tensor)]
+def _tensors(batch: ForwardBatch) -> dict[str, Tensor]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def graph_sizes(wanted: Sequence[int], most_rows: int) -> list[int]:
-    """The wanted sizes, none larger than most_rows, which is one of them: ascending."""
+    """The wanted sizes up to most_rows, and most_rows itself, ascending; none if none is wanted."""
     return sorted({min(size, most_rows) for size in wanted} | ({most_rows} if wanted else set()))

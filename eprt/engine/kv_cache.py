@@ -9,15 +9,15 @@ A page holds the cache entries of page_size consecutive tokens, for all layers. 
 Prefix reuse. A full page is known by the pair (node of the page before it, its token ids); the dictionary over these
 pairs hashes the chain and compares the token ids themselves. A node is a number given to one prefix and never to
 another, so equal pairs mean equal prefixes: no hash collision can serve a wrong page. When two requests compute the
-same page at once, the first one's is known and the other's stays private; both go on under the same node. Where
-entries also depend on the token that follows theirs (an MTP layer's do) the token behind the page is one of its own.
+same page at once, the first one's is known and the other's stays private; both continue under the same node. Where
+entries also depend on the token that follows theirs (an MTP layer's do) the key of a page includes the token behind it.
 
-Requests give their pages back last page first, so that the ends of chains are evicted before their beginnings. A page
-whose beginning has gone first after all (it hung on another request's copy) is found by nobody and evicted in its turn.
+Requests release their pages last page first, so that the ends of chains are evicted before their beginnings. A page
+whose beginning was evicted first after all (it followed another request's copy) is never found, and evicted in turn.
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -32,14 +32,14 @@ from eprt.ops.kv_format import KVFormat
 _log = logging.getLogger(__name__)
 
 ROOT_NODE = 0
-# Pages beyond this many times what the running requests can fill would only hold prefixes nobody asks for again.
+# Pages beyond this many times what the running requests can fill would only hold prefixes that nobody asks for again.
 _USEFUL_CACHE = 4
 
 
 class PagePool:
     """Accounts for num_pages pages of page_size tokens. Holds no tensor.
 
-    num_next: how many tokens behind a page its entries depend on, which are then part of what it is known by.
+    num_next: how many tokens behind a page its entries depend on; they are then part of its key.
     """
 
     def __init__(self, num_pages: int, page_size: int, enable_prefix_cache: bool = True, num_next: int = 0):
@@ -50,8 +50,8 @@ class PagePool:
         self.num_releases = 0  # grows whenever pages may have become available
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._refs = [0] * num_pages
-        self._key_of: list[tuple[int, bytes] | None] = [None] * num_pages
+        self._refs = [0] * num_pages  # owners of each page
+        self._key_of: list[tuple[int, bytes] | None] = [None] * num_pages  # None: the prefix cache does not know it
         self._entry_of: dict[tuple[int, bytes], tuple[int, int]] = {}  # key -> (page, node)
         self._next_node = ROOT_NODE + 1
 
@@ -64,12 +64,9 @@ class PagePool:
     def num_owned(self) -> int:
         return self.num_pages - self.num_available
 
-    def match(self, tokens_L: np.ndarray, max_tokens: int) -> tuple[list[int], int]:
+    def match_prefix(self, tokens_L: np.ndarray, max_tokens: int) -> tuple[list[int], int]:
         """The longest known chain of full pages covering at most max_tokens of tokens_L (int32), and its last node.
-        num_next more tokens must follow.
-
-        Takes no ownership: acquire() does.
-        """
+        num_next more tokens must follow. Takes no ownership: acquire() does."""
         pages: list[int] = []
         node, size = ROOT_NODE, self.page_size
         for end in range(size, max_tokens + 1, size):
@@ -102,8 +99,8 @@ class PagePool:
         return page
 
     def register(self, page: int, parent_node: int, tokens: np.ndarray) -> int:
-        """Makes a full page known as `tokens` (int32), and num_next that follow, after prefix parent_node; returns the
-        longer prefix's node."""
+        """Makes a full page known by its tokens and the num_next that follow (int32), after prefix parent_node.
+        Returns the longer prefix's node."""
         if not self.enable_prefix_cache:
             return ROOT_NODE
         key = (parent_node, tokens.tobytes())
@@ -116,7 +113,7 @@ class PagePool:
         return node
 
     def release(self, pages: Sequence[int]) -> None:
-        """Takes one owner off each page of a request. Known pages stay cached, the others become free."""
+        """Removes one owner from each page of a request. Known pages stay cached, the others become free."""
         self.num_releases += 1
         for page in reversed(pages):
             self._refs[page] -= 1
@@ -137,14 +134,11 @@ class PagePool:
 
         owned: the page lists of all running requests.
         """
-        owners = [0] * self.num_pages
-        for pages in owned:
-            for page in pages:
-                owners[page] += 1
+        owners = Counter(page for pages in owned for page in pages)
+        for page, count in Counter(self._free).items():
+            if count > 1:
+                raise RuntimeError(f"KV page {page} is on the free list twice")
         free = set(self._free)
-        if len(free) != len(self._free):
-            twice = next(page for page in free if self._free.count(page) > 1)
-            raise RuntimeError(f"KV page {twice} is on the free list twice")
         for page in range(self.num_pages):
             states = (page in free) + (page in self._cached) + (owners[page] > 0)
             if states != 1 or self._refs[page] != owners[page]:
@@ -163,17 +157,16 @@ class PagePool:
 
 @dataclass(frozen=True, eq=False)
 class KVCache:
-    """One rank's."""
+    """One rank's pages: their accounts and their memory."""
 
     pool: PagePool
-    # See allocate_kv_cache; an MTP layer is the last of the layers, and the last page is padding's, which the pool does
-    # not know.
+    # See allocate_kv_cache. An MTP layer is the last layer. The last page is for padding: the pool does not know it.
     pages_LPSD: Tensor
     max_model_len: int  # most tokens of a request
 
     @property
     def num_tokens(self) -> int:
-        """That the pages have room for."""
+        """Tokens for which the pages have room."""
         return self.pool.num_pages * self.pool.page_size
 
     @staticmethod
@@ -189,15 +182,12 @@ class KVCache:
         num_tokens = num_pages * config.page_size
         if num_tokens < max_model_len:
             _log.warning(
-                "the KV cache holds %d tokens per rank: requests are limited to that instead of %d (--kv-cache-gb %s)",
-                num_tokens,
-                max_model_len,
-                config.kv_cache_gb,
+                f"the KV cache holds {num_tokens} tokens per rank: requests are limited to that instead of "
+                f"{max_model_len} (--kv-cache-gb {config.kv_cache_gb})"
             )
-        # The MTP layer's entries are made of each token and the next.
+        # An MTP layer's entries depend on each token and the next.
         pool = PagePool(num_pages, config.page_size, config.enable_prefix_cache, num_next=int(drafts))
-        shape = (num_layers, num_pages + 1, config.page_size)
-        pages_LPSD = allocate_kv_cache(*shape, entry, model.device)
+        pages_LPSD = allocate_kv_cache(num_layers, num_pages + 1, config.page_size, entry, model.device)
         return KVCache(pool, pages_LPSD, min(max_model_len, num_tokens))
 
 
@@ -219,15 +209,13 @@ def allocate_kv_cache(
     num_layers: int, num_pages: int, page_size: int, entry: KVFormat, device: torch.device | str
 ) -> Tensor:
     """The cache [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
-
-    MemoryError where the device has no room for it.
-    """
+    MemoryError where the device has no room for it."""
     shape = (num_layers, num_pages, page_size, entry.width)
     try:
         return torch.zeros(shape, dtype=entry.dtype, device=device)
-    except RuntimeError as error:  # torch's own words for it fill a page and name no option
+    except RuntimeError as error:  # torch's message fills a page and names no option
         num_bytes = torch.Size(shape).numel() * entry.dtype.itemsize
         raise MemoryError(
-            f"the KV cache takes {num_bytes / 2**30:.1f} GB (2**30 bytes), which {device} has not left: lower "
+            f"the KV cache takes {num_bytes / 2**30:.1f} GB (2**30 bytes), for which {device} has no room left: lower "
             f"--kv-cache-gb ({str(error).splitlines()[0]})"
         ) from None

@@ -13,6 +13,7 @@ import logging
 import operator
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from eprt import env
 from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
-from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput
+from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput, TopLogprobs
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.sequence_text import SequenceText
@@ -34,6 +35,8 @@ _NO_LIMIT = 1 << 31
 _log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,17 @@ class Piece:
 class _Completion:
     """One completion under way, and its prompt."""
 
-    request_id: str
+    request_id: str  # the same on all ranks
     prompt_idx: int
     sample_idx: int
+    prompt: str | None  # None where it was given as token ids
     prompt_token_ids: list[int]
     params: SamplingParams
     text: SequenceText
     pieces: list[str] = field(default_factory=list)  # of the text
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     error: str | None = None
     first: TokenOutput | None = None  # carries what is known of the prompt
 
@@ -80,7 +84,7 @@ class _Completion:
         self.pieces.append(self.text.add_output(output))
         return Piece(self.prompt_idx, self.sample_idx, output.token_id, self.pieces[-1], self.finish_reason)
 
-    def result(self) -> CompletionOutput:
+    def to_output(self) -> CompletionOutput:
         assert self.finish_reason is not None
         wants_logprobs = self.params.logprobs is not None
         return CompletionOutput(
@@ -119,20 +123,14 @@ class LLM:
             raise ValueError(f"max_queue={engine_options['max_queue']}: all prompts are queued here; leave it out")
         config = EngineConfig(str(model_dir), max_queue=_NO_LIMIT, **engine_options)
         self._owns_group = group is None
-        if group is None:
-            group = _default_group()
-        self.group = group
+        self.group = _default_group() if group is None else group
         self.tokenizer = Tokenizer(model_dir) if (Path(model_dir) / "tokenizer.json").exists() else None
-        self.engine = Engine(config, group, progress=progress)
+        self.engine = Engine(config, self.group, progress=progress)
         self._seeds = np.random.default_rng(config.seed)  # in the same state on all ranks
         self._num_requests = 0
         self._stream: Generator[Piece, None, None] | None = None  # of the latest call of stream()
 
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
+    def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
         """All completions of all prompts, in the prompts' order. Collective: same arguments on all ranks.
 
         prompts: one or many, each a text or a list of token ids. sampling_params: one for all, or one per prompt.
@@ -140,23 +138,19 @@ class LLM:
         that are not the same on all ranks.
         """
         self._begin()
-        completions, texts = self._prepare(prompts, sampling_params)
+        completions = self._prepare(prompts, sampling_params)
         for _ in self._run(completions):
             pass
-        return self._gather(completions, texts)
+        return self._gather(completions)
 
-    def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[Piece]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[Piece]:
         """Pieces of the completions that run on this rank, as they are generated; the first prompt runs on rank 0.
 
         Collective like generate(): every rank must iterate. Leaving the loop early drops this rank's completions, and
         so does the next call of generate() or stream().
         """
         self._begin()
-        self._stream = run = self._run(self._prepare(prompts, sampling_params)[0])
+        self._stream = run = self._run(self._prepare(prompts, sampling_params))
         yield from run
 
     def _begin(self) -> None:
@@ -164,7 +158,7 @@ class LLM:
         self.engine.check_alive()
         # An iterator that the caller left may still exist, in a traceback for instance, and its requests with it.
         if self._stream is not None and inspect.getgeneratorstate(self._stream) == inspect.GEN_SUSPENDED:
-            _log.warning("a stream was not read to its end: what it still had to generate is dropped")
+            _log.warning("a stream was not read to its end: the rest of its completions is dropped")
             self._stream.close()
 
     def close(self) -> None:
@@ -183,27 +177,26 @@ class LLM:
 
     # -- from prompts to completions --
 
-    def _prepare(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
+    def _prepare(self, prompts: Prompts, sampling_params: Params) -> list[_Completion]:
         """What to run. Raises on all ranks where one of them refuses it, or where they do not agree."""
         before = self._num_requests, self._seeds.bit_generator.state
         try:
-            prepared = self._completions_of(prompts, sampling_params)
-            given = repr([(completion.prompt_token_ids, completion.params) for completion in prepared[0]])
+            completions = self._make_completions(prompts, sampling_params)
+            given = repr([(completion.prompt_token_ids, completion.params) for completion in completions])
             error, digest = None, hashlib.sha256(given.encode()).hexdigest()
         except ValueError as raised:
-            prepared, error, digest = None, raised, str(raised)
+            completions, error, digest = [], raised, str(raised)
         for rank, other in enumerate(self.group.allgather((digest, error is None))):
             if other != (digest, error is None):
                 what = "has other prompts or sampling_params; give all ranks the same" if other[1] else other[0]
                 error = error or ValueError(f"[rank {self.group.rank}/{self.group.size}] rank {rank}: {what}")
-        if prepared is None or error is not None:
+        if error is not None:
             self._num_requests, self._seeds.bit_generator.state = before  # equal on all ranks again
-            raise error or AssertionError
-        return prepared
+            raise error
+        return completions
 
-    def _completions_of(self, prompts, sampling_params) -> tuple[list[_Completion], list[str | None]]:
-        """The completions to run, and the prompts' texts."""
-        prompts = _listed(prompts)
+    def _make_completions(self, prompts: Prompts, sampling_params: Params) -> list[_Completion]:
+        prompts = _as_list(prompts)
         if not isinstance(sampling_params, Sequence):
             sampling_params = [SamplingParams() if sampling_params is None else sampling_params] * len(prompts)
         if len(sampling_params) != len(prompts):
@@ -211,12 +204,12 @@ class LLM:
         completions: list[_Completion] = []
         for prompt_idx, (prompt, params) in enumerate(zip(prompts, sampling_params)):
             try:
-                completions += self._completions_of_prompt(prompt_idx, prompt, params)
+                completions += self._make_completions_of(prompt_idx, prompt, params)
             except ValueError as error:
                 raise ValueError(f"prompt {prompt_idx}: {error}") from None
-        return completions, [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        return completions
 
-    def _completions_of_prompt(self, prompt_idx: int, prompt: Prompt, params: SamplingParams) -> list[_Completion]:
+    def _make_completions_of(self, prompt_idx: int, prompt: Prompt, params: SamplingParams) -> list[_Completion]:
         """The params.n completions of one prompt, which share one seed."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params is {params!r:.80}; give a SamplingParams")
@@ -226,18 +219,12 @@ class LLM:
         self.engine.limits.check(token_ids, params)
         if params.seed is None:
             params = replace(params, seed=int(self._seeds.integers(1 << 63)))
-        first = self._num_requests
+        first, stop = self._num_requests, params.stop
         self._num_requests += params.n
+        given = (prompt if isinstance(prompt, str) else None, token_ids, params)
         return [
-            _Completion(
-                request_id=str(first + sample_idx),
-                prompt_idx=prompt_idx,
-                sample_idx=sample_idx,
-                prompt_token_ids=token_ids,
-                params=params,
-                text=SequenceText(self.tokenizer, params.stop),
-            )
-            for sample_idx in range(params.n)
+            _Completion(str(first + i), prompt_idx, i, *given, SequenceText(self.tokenizer, stop))
+            for i in range(params.n)
         ]
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -284,26 +271,21 @@ class LLM:
                 all_idle = self.engine.step(self._num_requests).all_idle
             raise
 
-    def _gather(self, completions: list[_Completion], texts: list[str | None]) -> list[RequestOutput]:
-        mine = {(c.prompt_idx, c.sample_idx): (c.result(), c.first) for c in completions if c.finish_reason is not None}
+    def _gather(self, completions: list[_Completion]) -> list[RequestOutput]:
+        mine = {c.request_id: (c.to_output(), c.first) for c in completions if c.finish_reason is not None}
         everyones = {key: value for part in self.group.allgather(mine) for key, value in part.items()}
-        outputs = [RequestOutput(text, [], []) for text in texts]
-        for completion in completions:
-            output, first = everyones[completion.prompt_idx, completion.sample_idx]
-            result = outputs[completion.prompt_idx]
-            result.outputs.append(output)
-            if completion.sample_idx == 0:
-                outputs[completion.prompt_idx] = replace(
-                    result,
-                    prompt_token_ids=completion.prompt_token_ids,
-                    prompt_logprobs=first.prompt_logprobs,
-                    num_cached_tokens=first.num_cached_tokens,
-                )
-        return outputs
+        results = []
+        for _, samples in groupby(completions, key=lambda completion: completion.prompt_idx):
+            completion, *others = samples
+            output, first = everyones[completion.request_id]
+            outputs = [output, *(everyones[other.request_id][0] for other in others)]
+            known = (first.prompt_logprobs, first.num_cached_tokens)
+            results.append(RequestOutput(completion.prompt, completion.prompt_token_ids, outputs, *known))
+        return results
 
 
-def _listed(prompts: Any) -> Sequence[Prompt]:
-    """One or many prompts as many. An array or another sequence of token ids is one."""
+def _as_list(prompts: Any) -> Sequence[Prompt]:
+    """One or many prompts, as a list. An array or another sequence of token ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     try:

@@ -1,7 +1,7 @@
 """What leaves the engine: TokenOutputs and a StepResult from every step, EngineStats when asked, LLM's RequestOutputs.
 
-TokenOutput is a msgspec.Struct: one is made per token on the hot path, and sent as it is to the process that serves
-HTTP. Knows nothing of how it came about; imports no torch.
+TokenOutput is a msgspec.Struct because one is made per token on the hot path, and sent as it is to the process that
+serves HTTP. Knows nothing of scheduler or model; imports no torch.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +10,9 @@ import msgspec
 
 from eprt.ep.migration.job import MigrationStatus
 
+TopLogprobs = tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
+Logprob = tuple[float, TopLogprobs]  # a token's, and those of the likeliest tokens in its place
+
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     """One sampled token of one request, or its end."""
@@ -17,14 +20,13 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     token_id: int  # -1 where the output carries no token (finish_reason "abort", or max_tokens=0)
     logprob: float | None = None  # natural log of the token's probability, before bias, penalties and temperature
-    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob) of the params.logprobs likeliest, best first
+    top_logprobs: TopLogprobs = ()  # of the params.logprobs likeliest tokens
     # None while the request runs, then "stop" (token_id is EOS or a stop token), "length" (max_tokens or max_model_len)
     # or "abort".
     finish_reason: str | None = None
-    # On the first output only: (logprob, top_logprobs) of each prompt token after the first.
-    prompt_logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None = None
+    prompt_logprobs: tuple[Logprob, ...] | None = None  # on the first output only: of each prompt token but the first
     num_cached_tokens: int = 0  # on the first output only: prompt tokens found in the prefix cache
-    error: str | None = None  # why the engine gave the request up (finish_reason "abort")
+    error: str | None = None  # why the engine gave up the request (finish_reason "abort")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ class CompletionOutput:
     text: str | None  # without an ending EOS, stop token or stop string; None where the checkpoint has no tokenizer
     finish_reason: str
     logprobs: list[float] | None = None  # one per token; None unless asked for
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
-    error: str | None = None  # why the engine gave the completion up (finish_reason "abort")
+    top_logprobs: list[TopLogprobs] | None = None
+    error: str | None = None  # why the engine gave up the completion (finish_reason "abort")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +87,5 @@ class RequestOutput:
     prompt: str | None  # None where it was given as token ids
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] | None = None
+    prompt_logprobs: tuple[Logprob, ...] | None = None
     num_cached_tokens: int = 0

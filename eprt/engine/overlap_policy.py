@@ -1,8 +1,8 @@
-"""OverlapPolicy: what a step computes beside its communication (--overlap). eprt/layers/schedules.py says how.
+"""OverlapPolicy: what a step computes during its communication (--overlap). eprt/layers/schedules.py says how.
 
-The choice goes by what the step's header all-gather has told every rank anyway, so all ranks choose alike without
-another word: the mode, and the number of tokens of the rank with the most. Steps in low-latency mode all have the same
-overlap: they are recorded as CUDA graphs.
+The choice depends on what the step's header all-gather has told every rank anyway, so all ranks choose alike without
+another message: the mode, and the number of tokens of the rank with the most. Steps in low-latency mode all have the
+same overlap: they are recorded as CUDA graphs.
 """
 
 import logging
@@ -13,24 +13,24 @@ from eprt.config import EngineConfig
 from eprt.models.model import Model
 from eprt.ops.known_rows import LEAST_ROWS
 
-# Halves pay where they hide more than they cost: from so many tokens on the busiest rank on, and only if an expert's
-# rows are still many enough in a half for the fast products.
+# Two batches pay where they hide more than they cost: from this many tokens of the busiest rank on, and only if an
+# expert's rows in half a batch are still enough for the fast products.
 AUTO_LEAST_TOKENS = 8192
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class OverlapPolicy:
-    """The same on all ranks."""
+    """Which overlap each step has: the same on all ranks."""
 
     prefill: str  # of steps in normal mode: "none" or "tbo"
     decode: str  # of steps in low-latency mode: "none", "tbo" or "sbo"
-    least_tokens: int  # on some rank, for `prefill`
+    least_tokens: int  # of the busiest rank, for `prefill`
     reason: str  # for the log
 
     @staticmethod
     def for_model(config: EngineConfig, model: Model, num_ranks: int) -> "OverlapPolicy":
-        """ValueError where the model has nothing to overlap, or --overlap-sms no GPU to divide."""
+        """ValueError where the model has no communication to hide, or --overlap-sms no GPU to divide."""
         asked, exchange = config.overlap, model.exchange
         if config.overlap_sms is not None:
             _check_sms(config, model)

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from eprt.engine.outputs import Logprob
 from eprt.engine.sampling_params import SamplingParams
 
 
 class QueueFullError(RuntimeError):
-    """No room to queue one more request; the client should come back later."""
+    """There is no room to queue another request; the client should come back later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What every request must respect."""
+    """What every request of a rank must respect."""
 
     vocab_size: int
     max_model_len: int  # most tokens of prompt and completion together
@@ -61,14 +62,13 @@ class Request:
     stop_ids: frozenset[int]  # token ids that end it
     row: int = -1  # its row in BatchRows, -1 unless it runs
     pages: list[int] = field(default_factory=list)
-    num_prefilled: int = 0  # tokens whose KV entries prefill has put into pages, up to prefill_end
+    num_prefilled: int = 0  # tokens whose KV entries prefill has written, up to prefill_end
     prefill_end: int = 0
     decoding: bool = False  # then all tokens but the last have KV entries
-    # How far its full pages are known to the prefix cache (kv_cache.py).
-    prefix_node: int = 0
-    num_registered: int = 0
-    num_cached_tokens: int | None = None
-    prompt_logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None  # so far; None: not wanted
+    num_registered: int = 0  # full pages that the prefix cache knows (kv_cache.py)
+    prefix_node: int = 0  # of the last of these
+    num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first admission
+    prompt_logprobs: list[Logprob] | None = None  # so far; None: not wanted
 
     @classmethod
     def new(
@@ -83,7 +83,6 @@ class Request:
         eos_token_ids: Sequence[int],
     ) -> "Request":
         num_prompt = len(prompt_token_ids)
-        stop_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         return cls(
             request_id=request_id,
             tokens_L=np.array(prompt_token_ids, dtype=np.int32),
@@ -92,6 +91,6 @@ class Request:
             sample_idx=sample_idx,
             seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
             max_len=min(num_prompt + params.max_tokens, max_model_len),
-            stop_ids=frozenset(stop_ids),
+            stop_ids=frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))),
             prompt_logprobs=[] if params.prompt_logprobs else None,
         )

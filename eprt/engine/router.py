@@ -2,11 +2,11 @@
 
 Each rank is charged the tokens that it has to compute or keep: prompt plus generated, for every request that has not
 ended. A request goes to the rank where the charge plus the part of its prompt that must be computed is least; a rank
-that had the same prefix before saves that much, because its prefix cache probably still has it. The record of prefixes
+that had the same prefix before saves that part, because its prefix cache probably still has it. The record of prefixes
 is an estimate of bounded size: a wrong entry costs time, never correctness.
 
-Deterministic: the same calls give the same choices, so every rank of an offline run can keep its own copy. Knows no
-rank's state but what it is told here; imports no torch.
+Deterministic: the same calls give the same choices, so every rank of an offline run can keep its own copy. Knows of
+the ranks only what it is told here; imports no torch.
 """
 
 from collections import OrderedDict
@@ -22,8 +22,7 @@ class Router:
     """Chooses ranks for requests, and keeps account of what each rank has.
 
     Args:
-        num_ranks: ranks to choose from.
-        max_requests_per_rank: that a rank takes, running and waiting together.
+        max_requests_per_rank: running and waiting together.
         page_size: granularity, in tokens, at which the ranks share prefixes.
     """
 
@@ -46,12 +45,14 @@ class Router:
         prefixes = list(self._prefixes(prompt_token_ids))
         saved = self._saved_tokens(prefixes)
         rank = min(open_ranks, key=lambda r: (self.num_tokens[r] - saved.get(r, 0), self.num_requests[r], r))
-        self._charge(request_id, rank, len(prompt_token_ids))
-        self._remember(prefixes, rank)
+        self._request[request_id] = (rank, len(prompt_token_ids))
+        self.num_tokens[rank] += len(prompt_token_ids)
+        self.num_requests[rank] += 1
+        self._remember_prefixes(prefixes, rank)
         return rank
 
     def add_token(self, request_id: str) -> None:
-        """The request has generated one more token. Ended requests are ignored."""
+        """The request has generated another token. Ended requests are ignored."""
         if request_id in self._request:
             rank, charged = self._request[request_id]
             self._request[request_id] = (rank, charged + 1)
@@ -64,11 +65,6 @@ class Router:
             self.num_tokens[rank] -= charged
             self.num_requests[rank] -= 1
 
-    def _charge(self, request_id: str, rank: int, num_tokens: int) -> None:
-        self._request[request_id] = (rank, num_tokens)
-        self.num_tokens[rank] += num_tokens
-        self.num_requests[rank] += 1
-
     def _prefixes(self, tokens: Sequence[int]) -> Iterator[int]:
         """Hashes of the prompt's first page, first two pages, and so on."""
         prefix = 0
@@ -80,14 +76,14 @@ class Router:
     def _saved_tokens(self, prefixes: list[int]) -> dict[int, int]:
         """Per rank, the tokens of the longest prefix that went there last."""
         saved: dict[int, int] = {}
-        for i, prefix in enumerate(prefixes):
+        for i, prefix in enumerate(prefixes, 1):
             rank = self._last_rank.get(prefix)
             if rank is None:
                 break
-            saved[rank] = (i + 1) * self.page_size
+            saved[rank] = i * self.page_size
         return saved
 
-    def _remember(self, prefixes: list[int], rank: int) -> None:
+    def _remember_prefixes(self, prefixes: list[int], rank: int) -> None:
         for prefix in reversed(prefixes):  # the shortest prefix is forgotten last
             self._last_rank[prefix] = rank
             self._last_rank.move_to_end(prefix)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.graphs import DecodeGraphs
+from eprt.engine.outputs import Logprob
 from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Schedule
 from eprt.gpu.upload import upload
@@ -31,11 +32,12 @@ class PackedStep:
 
 
 class Runner:
-    """One rank's.
+    """Runs one rank's steps.
 
-    kv_cache_LPSD: [layers, pages, page_size, kv_dim], the last page for padding.
-    keep_tokens: sampled tokens stay on the device, in last_token_M, for the next step to go on from: it can be packed
-        before the host knows them. Every row that decodes has had its token there.
+    Args:
+        kv_cache_LPSD: [layers, pages, page_size, kv_dim], the last page for padding.
+        keep_tokens: sampled tokens stay on the device, in last_token_M, where the next step takes them from: it can be
+            packed before the host knows them. Every row that decodes has its latest token there.
     """
 
     def __init__(
@@ -48,38 +50,32 @@ class Runner:
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
         self.draft_token_MK = torch.zeros(num_rows, rows.num_drafts, dtype=torch.int64, device=self.device)
+        # The buffers of each step's batch; the last two never change.
         self.token_id_T = np.zeros(chunk_size, dtype=np.int64)
         self.position_T = np.zeros(chunk_size, dtype=np.int64)
         self.kv_slot_T = np.zeros(chunk_size, dtype=np.int64)
         self.logits_idx_T = np.arange(chunk_size, dtype=np.int64)
         self.query_start_B1 = np.arange(chunk_size + 1, dtype=np.int32)
 
-    def forward(self, packed: PackedStep) -> Tensor:
-        """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes."""
-        batch = packed.batch
-        if self.graphs is not None and self.graphs.fits(batch):
-            return self.graphs.run(batch)[0]
-        return self.model.forward(batch, self.kv_cache_LPSD)
-
-    def forward_with_hidden(self, packed: PackedStep) -> tuple[Tensor, ...]:
-        """The same logits, and what drafting goes on from: the final hidden states [T, H]."""
-        batch = packed.batch
+    def forward(self, batch: ForwardBatch, wants_hidden: bool) -> tuple[Tensor, ...]:
+        """logits fp32: first one row per schedule.row_X, then the rows that prompt_logprobs() takes; and, if wanted,
+        what drafting goes on from: the final hidden states [T, H]."""
         if self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch)
-        return self.compute(batch)
+        return self.compute(batch) if wants_hidden else (self.model.forward(batch, self.kv_cache_LPSD),)
 
     def compute(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """One pass of the model, launched anew: logits and hidden states."""
         return self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
 
-    def remember(self, packed: PackedStep, token_S: Tensor) -> None:
-        """The tokens that the next step goes on from."""
+    def keep_sampled(self, packed: PackedStep, token_S: Tensor) -> None:
+        """Keeps the tokens that the next step goes on from."""
         if self.last_token_M is not None:
             self.last_token_M[packed.row_S] = token_S
 
     def pack(self, schedule: Schedule, mode: str, overlap: str = "none", overlap_sms: int | None = None) -> PackedStep:
         """The step's tokens as tensors; mode, overlap and overlap_sms as in ForwardBatch."""
-        num_tokens = schedule.num_decode_tokens  # each a request of its own to the attention
+        num_tokens = num_decode = schedule.num_decode_tokens  # each a request of its own to the attention
         row_B = schedule.row_X[:num_tokens]
         self._pack_decodes(row_B, schedule.drafts)
         seq_len_B = (self.position_T[:num_tokens] + 1).astype(np.int32)
@@ -100,18 +96,17 @@ class Runner:
             "query_start_B1": query_start_B1,
             "logits_idx": self._logits_idx(schedule),
         }
-        *tensors, row_S, at_D, row_D, k_D = upload(
-            [*arrays.values(), schedule.row_S, *self._drafts(schedule)], self.device
-        )
+        uploaded = upload([*arrays.values(), schedule.row_S, *self._find_drafts(schedule)], self.device)
+        *tensors, row_S, at_D, row_D, k_D = uploaded
         fields: dict[str, Any] = dict(zip(arrays, tensors))
         batch = ForwardBatch(
             **fields,
-            num_decode=schedule.num_decode_tokens,
+            num_decode=num_decode,
             mode=mode,
             overlap=overlap,
             overlap_sms=overlap_sms,
             split=Split.in_middle(query_start_B1.tolist()) if overlap == "tbo" else None,
-            num_context=int(seq_len_B[schedule.num_decode_tokens :].sum()),
+            num_context=int(seq_len_B[num_decode:].sum()),
         )
         if self.last_token_M is not None:
             num = len(schedule.decodes)
@@ -120,9 +115,9 @@ class Runner:
             batch.token_id_T[at_D] = self.draft_token_MK[row_D, k_D]
         return PackedStep(batch, row_S)
 
-    def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list]:
-        """Per chunk: (logprob, top pairs) of the prompt tokens that follow its tokens, for requests that want them."""
-        result: list[list] = []
+    def prompt_logprobs(self, schedule: Schedule, logits_XV: Tensor) -> list[list[Logprob]]:
+        """Per chunk: of the prompt tokens that follow its tokens, for requests that want them."""
+        result: list[list[Logprob]] = []
         start = len(schedule.row_X)
         for chunk in schedule.chunks:
             count = _num_prompt_logprobs(chunk)
@@ -139,7 +134,7 @@ class Runner:
             self.position_T[:num] += drafts.offset_X[:num]
         self._pack_slots(row_B, 0, num)
 
-    def _drafts(self, schedule: Schedule) -> tuple[np.ndarray, ...]:
+    def _find_drafts(self, schedule: Schedule) -> tuple[np.ndarray, ...]:
         """int64: where drafts lie in the batch, in which rows, and which of their drafts they are."""
         if schedule.drafts is None:
             return (np.empty(0, dtype=np.int64),) * 3
@@ -159,11 +154,10 @@ class Runner:
         self.kv_slot_T[at:end] = self.rows.page_table_MP[row, page_T] * np.int64(self.page_size) + offset_T
 
     def _logits_idx(self, schedule: Schedule) -> np.ndarray:
-        num_decode = schedule.num_decode_tokens
+        start = schedule.num_decode_tokens
+        sampled, scored = [self.logits_idx_T[:start]], []
         if not schedule.chunks:
-            return self.logits_idx_T[:num_decode]
-        sampled, scored = [self.logits_idx_T[:num_decode]], []
-        start = num_decode
+            return sampled[0]
         for chunk in schedule.chunks:
             end = start + chunk.num_tokens
             if chunk.is_last:
@@ -181,9 +175,9 @@ def _num_prompt_logprobs(chunk: Chunk) -> int:
     return max(0, min(chunk.end, request.num_prompt - 1) - chunk.start)
 
 
-def _score_prompt(logits_RV: Tensor, chunk: Chunk) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+def _score_prompt(logits_RV: Tensor, chunk: Chunk) -> list[Logprob]:
     request = chunk.request
-    scores: list[tuple[float, tuple[tuple[int, float], ...]]] = []
+    scores: list[Logprob] = []
     for at in range(0, logits_RV.shape[0], _LOGPROB_ROWS):
         logprob_RV = logits_RV[at : at + _LOGPROB_ROWS].log_softmax(dim=-1)
         first = chunk.start + at + 1

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from eprt.engine.outputs import Logprob
 from eprt.engine.request import Request
 
 
@@ -38,9 +39,9 @@ class Schedule:
     decodes: list[Request]
     chunks: list[Chunk]
     sampled: list[Request]  # the S requests
-    request_ids: list[str]
+    request_ids: list[str]  # theirs
     row_S: np.ndarray  # int64
-    at_S: np.ndarray  # int64: how many tokens each request has, which is the place of its next one
+    length_S: np.ndarray  # int64: how many tokens each request has, which is the position of its next one
     holder_S: np.ndarray  # int64: who holds the row (BatchRows.holder_M)
     num_tokens: int
     draft_S: np.ndarray | None = None  # drafts computed behind each request's last token; None: no request has any
@@ -73,19 +74,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What the sampler chose for Schedule.row_X, in its order. Without log-probabilities where no request wants any."""
+    """What the sampler chose for Schedule.row_X, in its order."""
 
     token_X: np.ndarray  # int64, -1 where the logits were not numbers
-    logprobs: list[float | None] | None = None  # per request, None for those that want none
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None  # per request, () for those that want none
+    logprobs: list[Logprob | None] | None = None  # None for tokens whose request wants none, and where no request does
 
-    @classmethod
-    def none(cls) -> "SampledTokens":
-        return cls(np.zeros(0, dtype=np.int64))
-
-    def take(self, index: np.ndarray) -> "SampledTokens":
-        """Those at some places."""
-        at = index.tolist()
-        if self.logprobs is None or self.top_logprobs is None:
-            return SampledTokens(self.token_X[at])
-        return SampledTokens(self.token_X[index], [self.logprobs[i] for i in at], [self.top_logprobs[i] for i in at])
+    def select(self, index_Y: np.ndarray) -> "SampledTokens":
+        """The tokens at these indices."""
+        logprobs = None if self.logprobs is None else [self.logprobs[i] for i in index_Y.tolist()]
+        return SampledTokens(self.token_X[index_Y], logprobs)

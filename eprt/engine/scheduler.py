@@ -6,23 +6,24 @@ One step computes at most chunk_size tokens, chosen in this order:
     2. the next chunk of a prompt whose prefill has begun;
     3. new requests, first come first served, as long as tokens, rows and pages last.
 
-Long prompts therefore never hold up running decodes: they take what a step has left. No more than chunk_size requests
+Long prompts therefore never delay running decodes: they take what a step has left. No more than chunk_size requests
 run at once, so that every running request advances in every step.
 
 Pages. A request is admitted with pages for all its tokens, and only if one page per running request stays available
 besides (the watermark: decodes will need those soon). A decode that finds no page preempts the newest running request,
 which keeps its generated tokens and goes back to the head of the queue, to be prefilled again; its full pages stay in
-the prefix cache as long as nobody needs them. Hence no livelock: the oldest request is preempted by nobody and fits by
-itself (RequestLimits), so it finishes; then the next one is the oldest.
+the prefix cache until they are needed. Hence no livelock: nothing preempts the oldest request, and it fits by itself
+(RequestLimits), so it finishes; then the next one is the oldest.
 
-Full pages of a chunk are made known to the prefix cache when the chunk is scheduled, not when it has been computed: a
-later request of the same step may share them, because every layer inserts all cache entries of a step before it
-attends. Nothing scheduled in a step is preempted in that step (victims are newer than whoever needs a page).
+The prefix cache learns the full pages of a chunk when the chunk is scheduled, not when it has been computed: a later
+request of the same step may share them, because every layer inserts all cache entries of a step before it attends.
+Nothing scheduled in a step is preempted in that step (victims are newer than the request that needs a page).
 
 A step ends in two parts, so that the next one can be scheduled while it computes: advance() counts its tokens, commit()
-learns which they are. A request whose last possible token is on its way is not scheduled again; one that turns out to
-have stopped loses what later steps compute for it, and its pages are free at once: what they still write comes before
-whatever the pages' next owner writes. Only preemption needs to know all tokens: must_preempt() says beforehand.
+learns which they are. A request whose last possible token is being computed is not scheduled again; one that turns out
+to have stopped loses what later steps compute for it, and its pages are free at once: what these steps still write
+comes before whatever the pages' next owner writes. Only preemption needs to know all tokens: must_preempt() says
+beforehand whether it will happen.
 """
 
 from collections import deque
@@ -33,7 +34,7 @@ import numpy as np
 
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.kv_cache import PagePool
-from eprt.engine.outputs import TokenOutput
+from eprt.engine.outputs import Logprob, TokenOutput
 from eprt.engine.request import Request
 from eprt.engine.schedule import Chunk, SampledTokens, Schedule
 
@@ -49,8 +50,9 @@ class Scheduler:
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
         self.num_drafted_tokens = self.num_accepted_tokens = 0
-        self._requests: dict[str, Request] = {}
-        self._decodes: list[Request] = []  # the decoding ones among the running, and their rows
+        self._requests: dict[str, Request] = {}  # waiting and running, by id
+        # The running requests that decode and are not full, with their ids and rows; refreshed where this has changed.
+        self._decodes: list[Request] = []
         self._decode_ids: list[str] = []
         self._decode_row_B = np.zeros(0, dtype=np.int64)
         self._decodes_changed = False
@@ -62,7 +64,7 @@ class Scheduler:
 
     # -- arrivals and departures --
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Queues a request. Raises ValueError if its id is in use."""
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use on this rank")
@@ -70,7 +72,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drops a request and frees its pages at once. False when there is no such request (any more)."""
+        """Drops a request and frees its pages at once. False if there is no such request (any more)."""
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -84,12 +86,12 @@ class Scheduler:
     def _retire(self, request: Request) -> None:
         self.running.remove(request)
         del self._requests[request.request_id]
-        self._leave(request)
+        self._free_pages_and_row(request)
 
-    def _leave(self, request: Request) -> None:
+    def _free_pages_and_row(self, request: Request) -> None:
         self._register_full_pages(request, self._num_cached(request))
         self.pool.release(request.pages)
-        self.rows.leave(request)
+        self.rows.release_row(request)
         request.pages = []
         self._decodes_changed |= request.decoding
 
@@ -113,7 +115,7 @@ class Scheduler:
             sampled=sampled,
             request_ids=request_ids,
             row_S=row_S,
-            at_S=self.rows.length_M[row_S],
+            length_S=self.rows.length_M[row_S],
             holder_S=self.rows.holder_M[row_S],
             num_tokens=num_tokens + sum(chunk.num_tokens for chunk in chunks),
             draft_S=draft_S,
@@ -133,21 +135,21 @@ class Scheduler:
         draft_B = np.minimum(rows.num_draft_M[row_B], rows.max_len_M[row_B] - length_B - 1).clip(min=0)
         for i in np.flatnonzero(length_B + draft_B > rows.num_slots_M[row_B]).tolist():
             if self.pool.num_available > len(self.running):
-                rows.grow(self._decodes[i], self.pool.allocate())
+                rows.append_page(self._decodes[i], self.pool.allocate())
         draft_B = np.minimum(draft_B, rows.num_slots_M[row_B] - length_B)
         return draft_B if draft_B.any() else None
 
     def _make_room_for_decodes(self) -> None:
-        """Sees to it that each decode has a page for its next token; those that cannot have one are preempted."""
+        """Gives each decode a page for its next token; those that cannot have one are preempted."""
         self._refresh_decodes()
         for i in self._full_decodes():
             request = self._decodes[i]
             if request.row >= 0:  # else an older one has just preempted it
-                self._grow(request)
+                self._add_page(request)
         self._refresh_decodes()
 
     def _full_decodes(self) -> list[int]:
-        """Those whose newest token's cache entry has no slot yet."""
+        """Indices of the decodes whose newest token's cache entry has no slot yet."""
         row_B = self._decode_row_B
         return np.flatnonzero(self.rows.length_M[row_B] > self.rows.num_slots_M[row_B]).tolist()
 
@@ -159,17 +161,17 @@ class Scheduler:
             self._decode_row_B = np.array([request.row for request in self._decodes], dtype=np.int64)
             self._decodes_changed = False
 
-    def _grow(self, request: Request) -> None:
-        """One more page for a decode, preempting the newest requests, at last itself."""
+    def _add_page(self, request: Request) -> None:
+        """Adds a page to a decode; where there is none it preempts the newest requests, at last this one."""
         self._register_full_pages(request, self._num_cached(request))
         while not self.pool.num_available:
             if self._preempt_newest() is request:
                 return
-        self.rows.grow(request, self.pool.allocate())
+        self.rows.append_page(request, self.pool.allocate())
 
     def _preempt_newest(self) -> Request:
         victim = self.running.pop()
-        self._leave(victim)
+        self._free_pages_and_row(victim)
         victim.decoding = False
         self.waiting.appendleft(victim)
         self.num_preemptions += 1
@@ -197,11 +199,11 @@ class Scheduler:
         if self.running and self._blocked == (request, self.pool.num_releases):
             return False
         num_tokens = len(request.tokens_L)
-        # The last token is always computed (its logits are wanted), and so are prompt tokens that owe a logprob.
+        # The last token is always computed, for its logits, and so are prompt tokens that a wanted logprob depends on.
         reusable = num_tokens - 1
         if request.prompt_logprobs is not None:
             reusable = min(reusable, len(request.prompt_logprobs))
-        known, node = self.pool.match(request.tokens_L, reusable)
+        known, node = self.pool.match_prefix(request.tokens_L, reusable)
         num_new = -(-num_tokens // self.pool.page_size) - len(known)
         if self.pool.num_available - self.pool.num_cached(known) - num_new < len(self.running):
             self._blocked = (request, self.pool.num_releases)
@@ -212,7 +214,7 @@ class Scheduler:
         request.prefix_node, request.num_registered = node, len(known)
         request.num_prefilled = len(known) * self.pool.page_size
         request.prefill_end = num_tokens
-        self.rows.enter(request)
+        self.rows.assign_row(request)
         self.running.append(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = request.num_prefilled
@@ -225,8 +227,8 @@ class Scheduler:
         return int(self.rows.length_M[request.row]) - 1 if request.decoding else request.num_prefilled
 
     def _register_full_pages(self, request: Request, num_tokens: int) -> None:
-        """Makes the pages that the request's first num_tokens tokens fill known to the prefix cache, as far as the
-        tokens behind them are known."""
+        """Tells the prefix cache of the pages that the request's first num_tokens tokens fill, as far as the tokens
+        behind them are known."""
         page_size, num_next = self.pool.page_size, self.pool.num_next
         num_tokens = min(num_tokens, int(self.rows.length_M[request.row]) - num_next)
         for i in range(request.num_registered, num_tokens // page_size):
@@ -234,28 +236,28 @@ class Scheduler:
             request.prefix_node = self.pool.register(request.pages[i], request.prefix_node, tokens)
             request.num_registered += 1
 
-    # -- taking the results --
+    # -- results --
 
     def advance(self, schedule: Schedule) -> None:
-        """The step is on its way: every scheduled request is as long as it will be, one token each at least."""
+        """The step has been launched: counts a token for each request that gets one, and the chunks as prefilled."""
         for chunk in schedule.chunks:
             chunk.request.num_prefilled = chunk.end
             chunk.request.decoding = chunk.is_last
             self._decodes_changed |= chunk.is_last
-        self._decodes_changed |= bool(self.rows.advance(schedule.row_S).any())
+        self._decodes_changed |= bool(self.rows.count_token(schedule.row_S).any())
 
     def commit(
         self,
         schedule: Schedule,
         sampled: SampledTokens,
-        prompt_logprobs: Sequence[list] = (),
+        prompt_logprobs: Sequence[list[Logprob]] = (),
         accepted_S: np.ndarray | None = None,
     ) -> list[TokenOutput]:
-        """Takes the tokens of a step that has been advanced, and retires the requests that they finish.
+        """Records the tokens of a step that has been advanced, and retires the requests that they finish.
 
         prompt_logprobs: one list per chunk, for the prompt tokens that follow the chunk's tokens (see runner.py).
-        accepted_S: int64, how many drafts of each request are among the tokens; None when there were none. Requests
-        that have left their row since are passed over.
+        accepted_S: int64, how many drafts of each request are among the tokens; None if there were none. Requests that
+        have left their row since are skipped.
         """
         if schedule.draft_S is not None and accepted_S is not None:
             self.num_drafted_tokens += int(schedule.draft_S.sum())
@@ -265,59 +267,60 @@ class Scheduler:
                 chunk.request.prompt_logprobs += logprobs
         here_S = self.rows.holder_M[schedule.row_S] == schedule.holder_S
         if accepted_S is None and here_S.all():
-            return self._take(schedule.sampled, schedule.request_ids, schedule.row_S, schedule.at_S, sampled)[0]
-        accepted_S = np.zeros_like(schedule.at_S) if accepted_S is None else accepted_S
+            return self._record(schedule.sampled, schedule.request_ids, schedule.row_S, schedule.length_S, sampled)[0]
+        accepted_S = np.zeros_like(schedule.length_S) if accepted_S is None else accepted_S
         outputs: list[TokenOutput] = []
         index_S = np.flatnonzero(here_S)
         for j in range(int(accepted_S.max(initial=0)) + 1):
             requests = [schedule.sampled[i] for i in index_S.tolist()]
             request_ids = [request.request_id for request in requests]
-            row_X, at_X = schedule.row_S[index_S], schedule.at_S[index_S] + j
+            row_X, position_X = schedule.row_S[index_S], schedule.length_S[index_S] + j
             if j:
-                self.rows.advance(row_X)
-            taken = sampled.take(schedule.first_S[index_S] + j)
-            more, ended_S = self._take(requests, request_ids, row_X, at_X, taken)
+                self.rows.count_token(row_X)
+            selected = sampled.select(schedule.first_S[index_S] + j)
+            more, ended_S = self._record(requests, request_ids, row_X, position_X, selected)
             outputs += more
             index_S = index_S[~ended_S & (accepted_S[index_S] > j)]
         return outputs
 
-    def _take(
+    def _record(
         self,
         requests: list[Request],
         request_ids: list[str],
         row_X: np.ndarray,
-        at_X: np.ndarray,
+        position_X: np.ndarray,
         sampled: SampledTokens,
     ) -> tuple[list[TokenOutput], np.ndarray]:
-        """One token for each of these requests; and which ended."""
-        stopped_X, full_X = self.rows.put(row_X, at_X, sampled.token_X)
+        """Records one token for each of these requests. Returns the outputs, and which requests ended (bool)."""
+        stopped_X, full_X = self.rows.store_tokens(row_X, position_X, sampled.token_X)
         ended_X = stopped_X | full_X | (sampled.token_X < 0)
         outputs = list(map(TokenOutput, request_ids, sampled.token_X.tolist()))
         self.num_generated_tokens += len(outputs)
         # Everything beyond a plain token is rare enough to be done one by one.
-        for i in np.flatnonzero(at_X == self.rows.num_prompt_M[row_X]).tolist():
+        for i in np.flatnonzero(position_X == self.rows.num_prompt_M[row_X]).tolist():
             outputs[i] = _with_prompt(outputs[i], requests[i])
-        if sampled.logprobs is not None:
-            outputs = [_with_logprobs(output, i, sampled) for i, output in enumerate(outputs)]
-        self.rows.length_M[row_X[ended_X]] = at_X[ended_X] + 1
+        for i, logprob in enumerate(sampled.logprobs or ()):
+            if logprob is not None:
+                outputs[i] = msgspec.structs.replace(outputs[i], logprob=logprob[0], top_logprobs=logprob[1])
+        self.rows.length_M[row_X[ended_X]] = position_X[ended_X] + 1
         for i in np.flatnonzero(ended_X).tolist():
-            outputs[i] = self._end(outputs[i], requests[i], "stop" if stopped_X[i] else "length")
+            outputs[i] = self._end_request(outputs[i], requests[i], "stop" if stopped_X[i] else "length")
         return outputs, ended_X
 
-    def _end(self, output: TokenOutput, request: Request, reason: str) -> TokenOutput:
+    def _end_request(self, output: TokenOutput, request: Request, reason: str) -> TokenOutput:
         self._retire(request)
+        if output.token_id >= 0 and request.params.max_tokens:
+            return msgspec.structs.replace(output, finish_reason=reason)
+        self.num_generated_tokens -= 1
+        reason, error = "length", None
         if output.token_id < 0:
-            self.num_generated_tokens -= 1
             position = len(request.tokens_L) - 1 - request.num_prompt
-            error = f"the model's logits at output position {position} are not numbers"
-            return msgspec.structs.replace(output, finish_reason="abort", error=error, logprob=None, top_logprobs=())
-        if request.params.max_tokens == 0:
-            self.num_generated_tokens -= 1
-            return msgspec.structs.replace(output, token_id=-1, finish_reason="length", logprob=None, top_logprobs=())
-        return msgspec.structs.replace(output, finish_reason=reason)
+            reason, error = "abort", f"the model's logits at output position {position} are not numbers"
+        no_token = {"token_id": -1, "logprob": None, "top_logprobs": ()}
+        return msgspec.structs.replace(output, **no_token, finish_reason=reason, error=error)
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError when pages, rows or requests are not accounted for exactly."""
+        """Raises RuntimeError naming the page, row or request that is not accounted for exactly."""
         self.pool.check_integrity(request.pages for request in self.running)
         if len(self._requests) != len(self.running) + len(self.waiting):
             raise RuntimeError(
@@ -328,13 +331,6 @@ class Scheduler:
 
 
 def _with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
-    """The first output also tells what became of the prompt."""
+    """The first output, which also carries what is known of the prompt."""
     scores = None if request.prompt_logprobs is None else tuple(request.prompt_logprobs)
     return msgspec.structs.replace(output, prompt_logprobs=scores, num_cached_tokens=request.num_cached_tokens or 0)
-
-
-def _with_logprobs(output: TokenOutput, i: int, sampled: SampledTokens) -> TokenOutput:
-    assert sampled.logprobs is not None and sampled.top_logprobs is not None
-    if sampled.logprobs[i] is None:
-        return output
-    return msgspec.structs.replace(output, logprob=sampled.logprobs[i], top_logprobs=sampled.top_logprobs[i])

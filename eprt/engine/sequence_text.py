@@ -22,7 +22,7 @@ class SequenceText:
 
     @property
     def num_decoded(self) -> int:
-        """Characters so far, those included that are held back."""
+        """Characters so far, including those that are withheld."""
         return self._text.num_decoded if self._text else 0
 
     def add_output(self, output: TokenOutput) -> str:
@@ -43,11 +43,11 @@ class SequenceText:
 class StoppableText:
     """Text that a stop string ends: `stopped` turns true; neither the stop string nor what follows is shown.
 
-    Text that could be the beginning of a stop string is held back until the next tokens decide.
+    Text that could be the beginning of a stop string is withheld until the next tokens decide.
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...] = ()):
-        self._detokenizer, self._stop, self._held = detokenizer, stop, ""
+        self._detokenizer, self._stop, self._withheld = detokenizer, stop, ""
         self.stopped = False
         self.num_decoded = 0  # characters, shown or not
 
@@ -55,27 +55,27 @@ class StoppableText:
         return "" if self.stopped else self._add_text("".join(map(self._detokenizer.add_token, token_ids)))
 
     def finish(self) -> str:
-        """What was held back; called once, after the last token."""
+        """What was withheld; called once, after the last token."""
         if self.stopped:
             return ""
         text = self._add_text(self._detokenizer.finish())
         if not self.stopped:
-            text, self._held = text + self._held, ""
+            text, self._withheld = text + self._withheld, ""
         return text
 
     def _add_text(self, new: str) -> str:
         self.num_decoded += len(new)
         if not self._stop:
             return new
-        text = self._held + new
-        # The match that ends first, and of those the longest: so it does not matter how tokens cut the text.
+        text = self._withheld + new
+        # The match that ends first, and of those the longest: the result does not depend on how tokens cut the text.
         hits = [(begin + len(s), begin) for s in self._stop if (begin := text.find(s)) >= 0]
         if hits:
-            self.stopped, self._held = True, ""
+            self.stopped, self._withheld = True, ""
             return text[: min(hits)[1]]
-        num_held = max(overlap(text, s) for s in self._stop)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
+        shown = len(text) - max(overlap(text, s) for s in self._stop)
+        self._withheld = text[shown:]
+        return text[:shown]
 
 
 def overlap(text: str, stop: str) -> int:

@@ -1,5 +1,5 @@
-"""Before the first request: every rank computes a few batches of padding, so that kernels are compiled before anybody
-waits for them, and memory is taken before the cache is trusted to fit; then it records its decoding steps."""
+"""Before the first request every rank computes a few batches of padding, so that kernels are compiled before a request
+waits for them and memory is allocated before the cache is known to fit; then it records its steps of decodes."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ def warm_up(
     chunk_size: int,
     overlap_of: Callable[[int], str] = lambda num_tokens: "none",
 ) -> None:
-    """Collective. Prompts of many lengths up to chunk_size, all in one page that belongs to nobody.
+    """Collective. Computes prompts of many lengths up to chunk_size, all in the padding page.
 
-    Their tokens differ, so that experts of all ranks get some, about as many as they will. The longest comes once
-    more with one token throughout: all choose the same few experts, whose ranks then need the most memory.
-    overlap_of: what a step of so many tokens overlaps; that is tried besides.
+    Their tokens differ, so that experts of all ranks get some, about as many as in service. The longest is computed
+    again with the same token everywhere: all choose the same few experts, whose ranks then need the most memory.
+    overlap_of: the overlap of a step of so many tokens, which is tried too.
     """
     lengths = sorted({1, *(1 << i for i in range(4, chunk_size.bit_length()) if 1 << i < chunk_size), chunk_size})
     for length, num_tokens in (*((length, runner.model.config.vocab_size) for length in lengths), (chunk_size, 1)):
@@ -38,7 +38,7 @@ def warm_up(
             if drafter is None:
                 runner.model.forward(batch, runner.kv_cache_LPSD)
             else:
-                drafter.guess(batch, runner.compute(batch)[1])
+                drafter.compute(batch, runner.compute(batch)[1])
     torch.cuda.synchronize()
 
 
@@ -46,8 +46,8 @@ def warm_up(
 def record_decodes(
     runner: Runner, drafter: Drafter | None, sizes: Sequence[int], most_rows: int, num_pages: int, overlap: str
 ) -> list[int]:
-    """Collective. Of the model and of the MTP layer, where they can be: from then on they replay. Where not, steps
-    of several sizes are computed once. Returns the numbers of rows that are recorded.
+    """Collective. Records passes of the model and of the MTP layer, which are then replayed; where they cannot be
+    recorded, steps of several sizes are computed once. Returns the numbers of rows that are recorded.
 
     sizes: numbers of rows wanted. most_rows: of a step. num_pages: most of a request. overlap: of every such step.
     """
@@ -60,19 +60,19 @@ def record_decodes(
         for num_rows in sorted({min(1 << i, most_rows) for i in range(most_rows.bit_length() + 1)}):
             hidden_TH = runner.compute(padding(num_rows))[1]
             if drafter is not None:
-                drafter.guess(padding(num_rows), hidden_TH)
+                drafter.compute(padding(num_rows), hidden_TH)
         return []
     largest = padding(sizes[-1])
     runner.graphs = DecodeGraphs(runner.compute, sizes, largest)
     if drafter is not None:
         config, most_requests = runner.model.config, len(runner.rows.length_M)
         hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
-        drafter.graphs = DecodeGraphs(drafter.guess, sizes, largest, hidden_TH, most_requests, runner.graphs.pool)
+        drafter.graphs = DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, runner.graphs.pool)
     return sizes
 
 
 def _recordable_sizes(runner: Runner, wanted: Sequence[int], most_rows: int) -> list[int]:
-    """None where a call of the exchange waits for the GPU."""
+    """None where an EP call waits for the GPU."""
     try:
         runner.model.exchange.require_recordable()
     except ValueError as error:
@@ -81,22 +81,22 @@ def _recordable_sizes(runner: Runner, wanted: Sequence[int], most_rows: int) -> 
     return graph_sizes(wanted, most_rows)
 
 
-def tell_of_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:
-    """sizes: that are recorded. most_decodes: rows of a step, drafts included, that requests may fill. most_rows: of a
-    step in low-latency mode."""
-    if not sizes:
-        _log.info("steps of decodes are launched anew each time: no CUDA graphs")
-    else:
+def log_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:
+    """sizes: numbers of rows that are recorded. most_decodes: rows, drafts included, that requests may fill in a step.
+    most_rows: of a step in low-latency mode."""
+    if sizes:
         _log.info("steps of decodes are replayed: CUDA graphs of %s rows", ", ".join(map(str, sizes)))
+    else:
+        _log.info("steps of decodes are launched anew each time: no CUDA graphs")
     if most_decodes > most_rows:
         _log.warning(
-            f"steps may have {most_decodes} rows (--max-num-seqs, and drafts), but those of more than {most_rows} on "
-            f"some rank are neither recorded nor in low-latency mode: --low-latency-max-tokens {most_rows}"
+            f"steps may have {most_decodes} rows (--max-num-seqs, and drafts), but steps with more than {most_rows} on "
+            f"a rank are neither recorded nor in low-latency mode: --low-latency-max-tokens {most_rows}"
         )
 
 
 def _prompt(length: int, num_tokens: int, page_size: int, page: int, device: torch.device) -> ForwardBatch:
-    """One request of `length` tokens, 0 to num_tokens - 1 over and over; each sees and overwrites the same page."""
+    """One request whose tokens repeat 0..num_tokens - 1; each of them sees and overwrites the same page."""
     position = torch.arange(length, device=device)
     return ForwardBatch(
         token_id_T=position % num_tokens,

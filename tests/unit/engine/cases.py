@@ -49,7 +49,7 @@ def expected(
             eos_token_ids=(EOS,),
         )
         request.tokens_L = np.array(tokens, dtype=np.int32)
-        rows.enter(request)
+        rows.assign_row(request)
         tokens.append(int(sampler.launch(context_logits(tokens)[-1:], np.array([request.row]), rows).token_X[0]))
         generated = tokens[len(prompt) :]
         if tokens[-1] in params.stop_token_ids or (tokens[-1] == EOS and not params.ignore_eos):

@@ -54,13 +54,13 @@ def test_tokens_follow_the_models_distribution(params, k):
     rows = BatchRows(ROWS, 8, 4, VOCAB, num_drafts=2)
     for seed in range(ROWS):
         options = {"sample_idx": 0, "seed": seed, "max_model_len": 8, "eos_token_ids": ()}
-        rows.enter(Request.new(str(seed), [1, 2], params, **options))
+        rows.assign_row(Request.new(str(seed), [1, 2], params, **options))
     row_S = np.arange(ROWS)
     token_MK = torch.zeros(ROWS, 2, dtype=torch.int64)
     acceptance = Acceptance(rows, token_MK)
     generator = torch.Generator().manual_seed(3 + k)
     p_V, q_V = (torch.randn(VOCAB, generator=generator) * 1.5 for _ in range(2))
-    token_MK[:, k] = draft_S = acceptance.propose(
+    token_MK[:, k] = draft_S = acceptance.draw_drafts(
         q_V.expand(ROWS, VOCAB).clone(),
         torch.zeros(ROWS, dtype=torch.int64),
         row_S,
@@ -72,7 +72,7 @@ def test_tokens_follow_the_models_distribution(params, k):
 
     position_S = np.full(ROWS, k, dtype=np.uint64)
     u_S = philox.uniform(np.arange(ROWS, dtype=np.uint64), np.zeros(ROWS, np.uint64), position_S)
-    token_S = acceptance.decide(p_V.expand(ROWS, VOCAB).clone(), row_S, np.full(ROWS, k), position_S, u_S)
+    token_S = acceptance.accept_or_redraw(p_V.expand(ROWS, VOCAB).clone(), row_S, np.full(ROWS, k), position_S, u_S)
     assert fits(token_S, p) > SURELY_WRONG
     if not (draft_S.bincount(minlength=VOCAB)[p == 0]).any():
         assert fits(draft_S, p) < SURELY_WRONG, "the drafts alone would pass too: the test proves nothing"
@@ -85,7 +85,7 @@ def chains(num_rows: int, num_tokens: int, p_VV: torch.Tensor, q_VV: torch.Tenso
     rows, row_S = BatchRows(num_rows, 32, 4, len(p_VV), num_drafts), np.arange(num_rows)
     for seed in range(num_rows):
         options = {"sample_idx": 0, "seed": seed, "max_model_len": 32, "eos_token_ids": ()}
-        rows.enter(Request.new(str(seed), [0], SamplingParams(temperature=1.0), **options))
+        rows.assign_row(Request.new(str(seed), [0], SamplingParams(temperature=1.0), **options))
     token_MK, num = torch.zeros(num_rows, num_drafts, dtype=torch.int64), 0
     acceptance = Acceptance(rows, token_MK)
     while rows.length_M.min() <= num_tokens:
@@ -100,7 +100,7 @@ def chains(num_rows: int, num_tokens: int, p_VV: torch.Tensor, q_VV: torch.Tenso
             rows.tokens_ML[row_S, rows.length_M + j] = token_SK[:, j].numpy()
         token_S = token_SK.gather(1, held_S[:, None]).squeeze(1)
         for k in range(num_drafts):
-            token_S = acceptance.propose(q_VV[token_S], torch.zeros_like(token_S), row_S, k, 1 + held_S)
+            token_S = acceptance.draw_drafts(q_VV[token_S], torch.zeros_like(token_S), row_S, k, 1 + held_S)
             token_MK[:, k] = token_S
         rows.length_M += 1 + held_S.numpy()
         rows.length_M = rows.length_M.clip(max=1 + num_tokens + num_drafts)  # those ahead wait for the others

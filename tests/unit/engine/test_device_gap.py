@@ -35,7 +35,7 @@ def test_gaps_between_steps_are_counted_when_the_gpu_has_passed_them(monkeypatch
     clock.passed_ms = 13
     gap.collect()
     assert (gap.num_gaps, list(gap.recent_s)) == (1, [0.002])
-    gap.rest()  # all requests have ended; one comes much later
+    gap.ignore_pause()  # all requests have ended; one comes much later
     clock.now_ms = clock.passed_ms = 900
     gap.begin_step()
     gap.collect()

@@ -21,7 +21,7 @@ def tokens(*values: int) -> np.ndarray:
 
 def put(pool: PagePool, token_ids: np.ndarray) -> list[int]:
     """What a request does with a whole prompt: reuse, allocate, register. Returns its pages."""
-    known, node = pool.match(token_ids, len(token_ids))
+    known, node = pool.match_prefix(token_ids, len(token_ids))
     pool.acquire(known)
     pages = list(known)
     for start in range(len(known) * PAGE, len(token_ids) - PAGE + 1, PAGE):
@@ -38,7 +38,7 @@ class Content:
         self.prefix_of_page: dict[int, tuple[int, ...]] = {}
 
     def put(self, token_ids: np.ndarray) -> list[int]:
-        known, _ = self.pool.match(token_ids, len(token_ids))
+        known, _ = self.pool.match_prefix(token_ids, len(token_ids))
         for i, page in enumerate(known):
             assert self.prefix_of_page[page] == tuple(token_ids[: (i + 1) * PAGE].tolist())
         pages = put(self.pool, token_ids)
@@ -64,7 +64,7 @@ def test_a_hit_is_always_the_same_prefix(num_pages, steps):
                 pool.release(owned.pop(step))
         else:
             token_ids = tokens(*step[: len(step) // PAGE * PAGE])
-            known, _ = pool.match(token_ids, len(token_ids))
+            known, _ = pool.match_prefix(token_ids, len(token_ids))
             if pool.num_available - pool.num_cached(known) >= len(token_ids) // PAGE - len(known):
                 owned.append(content.put(token_ids))
         pool.check_integrity(owned)
@@ -74,11 +74,11 @@ def test_a_hit_is_always_the_same_prefix(num_pages, steps):
 def test_only_full_pages_up_to_the_limit_match():
     pool = PagePool(8, PAGE)
     pages = put(pool, tokens(1, 2, 3, 4, 5, 6))
-    assert pool.match(tokens(1, 2, 3, 4, 5, 6), 6)[0] == pages
-    assert pool.match(tokens(1, 2, 3, 4, 5, 6), 5)[0] == pages[:2]
-    assert pool.match(tokens(1, 2, 3, 4, 9, 6), 6)[0] == pages[:2]
-    assert pool.match(tokens(1, 9), 2)[0] == []
-    assert pool.match(tokens(3, 4, 5, 6), 4)[0] == []  # the same page contents, but not the same prefix
+    assert pool.match_prefix(tokens(1, 2, 3, 4, 5, 6), 6)[0] == pages
+    assert pool.match_prefix(tokens(1, 2, 3, 4, 5, 6), 5)[0] == pages[:2]
+    assert pool.match_prefix(tokens(1, 2, 3, 4, 9, 6), 6)[0] == pages[:2]
+    assert pool.match_prefix(tokens(1, 9), 2)[0] == []
+    assert pool.match_prefix(tokens(3, 4, 5, 6), 4)[0] == []  # the same page contents, but not the same prefix
 
 
 def test_the_least_recently_used_end_of_a_chain_goes_first():
@@ -87,7 +87,7 @@ def test_the_least_recently_used_end_of_a_chain_goes_first():
     pool.release(second)
     pool.release(first)
     assert [pool.allocate() for _ in range(4)] == [second[1], second[0], first[1], first[0]]
-    assert pool.match(tokens(1, 1, 2, 2), 4)[0] == []
+    assert pool.match_prefix(tokens(1, 1, 2, 2), 4)[0] == []
 
 
 def test_equal_pages_computed_at_once_stay_private_but_continue_one_chain():
@@ -99,14 +99,14 @@ def test_equal_pages_computed_at_once_stay_private_but_continue_one_chain():
     pool.register(c, node, tokens(2, 2))
     pool.release([b, c])
     pool.check_integrity([[a]])
-    assert pool.match(tokens(1, 1, 2, 2), 4)[0] == [a, c]
+    assert pool.match_prefix(tokens(1, 1, 2, 2), 4)[0] == [a, c]
     assert pool.num_available == 5
 
 
 def test_a_disabled_prefix_cache_never_matches():
     pool = PagePool(4, PAGE, enable_prefix_cache=False)
     pages = put(pool, tokens(1, 1, 2, 2))
-    assert pool.match(tokens(1, 1, 2, 2), 4) == ([], ROOT_NODE)
+    assert pool.match_prefix(tokens(1, 1, 2, 2), 4) == ([], ROOT_NODE)
     pool.release(pages)
     pool.check_integrity([])
     assert pool.num_available == 4

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eprt import EngineConfig, EPGroup
+from eprt import LLM, EngineConfig, EPGroup
 from eprt.config import MoEConfig
 from eprt.engine.overlap_policy import AUTO_LEAST_TOKENS, OverlapPolicy
 from eprt.ep.exchange import Exchange
@@ -93,3 +93,8 @@ def test_flags_that_cannot_be_are_refused_by_name(flags, message):
 def test_flags_reach_the_engine():
     engine = parse_options(["--model", DEMO, "--overlap", "sbo", "--device", "cuda", "--overlap-sms", "6"]).engine
     assert (engine.overlap, engine.overlap_sms) == ("sbo", 6)
+
+
+def test_an_option_for_gpus_is_refused_where_auto_finds_none(tmp_path):
+    with pytest.raises(ValueError, match=r"--overlap-sms 4: divides a GPU, of which --device auto found none"):
+        LLM(DEMO, EPGroup.single(), device="auto", overlap_sms=4, kv_cache_gb=0.01)

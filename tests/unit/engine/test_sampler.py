@@ -25,11 +25,11 @@ def enter(rows: BatchRows, request: Request, generated: list[int]) -> int:
     """Puts a request that has generated these tokens into the rows; half of them while it was running."""
     early, late = generated[: len(generated) // 2], generated[len(generated) // 2 :]
     request.tokens_L = np.array([*request.tokens_L, *early], dtype=np.int32)
-    rows.enter(request)
+    rows.assign_row(request)
     for token in late:
         at_X = rows.length_M[[request.row]]
-        rows.advance(np.array([request.row]))
-        rows.put(np.array([request.row]), at_X, np.array([token]))
+        rows.count_token(np.array([request.row]))
+        rows.store_tokens(np.array([request.row]), at_X, np.array([token]))
     return request.row
 
 
@@ -107,11 +107,11 @@ def test_every_row_obeys_the_oracle(cases, logits_seed, coarse):
 
 def check_logprobs(result, i, token, params, logits):
     if params.logprobs is None:
-        assert result.logprobs is None or (result.logprobs[i] is None and result.top_logprobs[i] == ())
+        assert result.logprobs is None or result.logprobs[i] is None
         return
     want = oracle.log_softmax(logits)
-    assert result.logprobs[i] == pytest.approx(want[token], abs=1e-5)
-    top = result.top_logprobs[i]
+    logprob, top = result.logprobs[i]
+    assert logprob == pytest.approx(want[token], abs=1e-5)
     assert [value for _, value in top] == pytest.approx(sorted(want, reverse=True)[: params.logprobs], abs=1e-5)
     assert all(value == pytest.approx(want[t], abs=1e-5) for t, value in top)
     assert len({t for t, _ in top}) == len(top) == params.logprobs

@@ -5,13 +5,15 @@ import pytest
 import torch
 from eprt.balancer import Placement
 
-from eprt import EPGroup, EPMoE, MoEConfig
+from eprt import EngineConfig, EPGroup, EPMoE, MoEConfig
 from eprt.compat.hf import replace_moe_blocks
 from eprt.ep.api import Received
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
+from eprt.models.loader import load_model
 from eprt.ops.known_rows import KnownRows
 from tests import tiny
+from tests.paths import DEMO
 
 FAMILIES = ["v2", "v2_groups", "v3", "qwen3", "mixtral"]
 
@@ -190,3 +192,17 @@ def test_experts_tell_the_products_what_the_host_knows(monkeypatch):
     experts(Received(x_RH, count_E), x_RH, num_sms=3)
     assert told == [(7, None, KnownRows((5, 2), [3, 1])), (None, 3, None)]
     assert KnownRows((5, 0, 2), [0, 1, 2]).mean_rows == 3.5 and KnownRows((0,), [0]).mean_rows == 0
+
+
+def test_padding_goes_to_no_expert():
+    """A row of token id -1 changes nothing for the others, and its experts are not counted."""
+    model = load_model(EngineConfig(DEMO), EPGroup.single())
+    (moe, *_) = model.moe_layers()
+    x_TH = torch.randn(5, 256).bfloat16()
+    want_TH = moe(x_TH[:3], torch.zeros(3, dtype=torch.int64))
+    counted = sum(moe.expert_load())
+    got_TH = moe(x_TH, torch.tensor([0, 0, 0, -1, -1]))
+    assert torch.equal(got_TH[:3], want_TH) and sum(moe.expert_load()) == 2 * counted
+    moe.reset_load()
+    assert sum(moe.expert_load()) == 0
+    model.close()

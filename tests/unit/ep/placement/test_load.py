@@ -74,3 +74,24 @@ def test_a_rank_samples_the_same_tokens_in_every_layer_and_keeps_the_latest(num_
     assert size == 0 and sample_LAK.shape == (2, 100, 2) and sample_LAK.dtype == dtype
     np.testing.assert_array_equal(sample_LAK[1], sample_LAK[0] + 1)
     assert len(np.unique(sample_LAK[0, :, 0])) > 5  # spread over the whole batch
+
+
+def test_choices_counted_by_the_device_are_the_same():
+    now = LoadRecorder(2, 6, 3)
+    later = DeviceLoadRecorder(2, 6, 3, max_tokens=8, device=torch.device("cpu"))
+    later.record(0, torch.zeros(2, 3, dtype=torch.int64))  # of a warm-up: does not count
+    assert not later.tokens_PLE.any(), "counters never go down"
+    for num_tokens, num_decode in ((5, 2), (0, 0), (8, 8), (1, 0)):
+        for recorder in (now, later):
+            recorder.begin(num_tokens, num_decode)
+        for layer in range(2):
+            chosen_TK = torch.randint(-1, 6, (num_tokens, 3))
+            now.record(layer, chosen_TK)
+            later.record(layer, chosen_TK[:3])  # in parts
+            later.record(layer, chosen_TK[3:], first=3)
+        for recorder in (now, later):
+            recorder.end()
+    with pytest.raises(ValueError, match=r"a step of 9 tokens: .* at most 8"):
+        later.record(0, torch.zeros(5, 3, dtype=torch.int64), first=4)
+    assert now.tokens_PLE.sum() > 0
+    assert np.array_equal(now.tokens_PLE, later.tokens_PLE) and np.array_equal(now.sample(), later.sample())

@@ -1,0 +1,23 @@
+"""Weights without files."""
+
+import torch
+
+from eprt import EngineConfig, EPGroup
+from eprt.models.loader import load_model
+from tests import tiny
+from tests.paged import PagedRunner
+
+
+def test_dummy_weights_have_the_shape_and_no_files(tmp_path):
+    """Also fp8 ones, from a config.json alone; the same in every process."""
+    tiny.save(tiny.make_model("v3", hidden_size=256, moe_intermediate_size=128, intermediate_size=384), tmp_path)
+    tiny.quantize_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    logits = []
+    for _ in range(2):
+        model = load_model(EngineConfig(str(tmp_path), load_format="dummy", num_hidden_layers=2), EPGroup.single())
+        assert len(model.layers) == 2 and model.layers[1].mlp.experts.pool.weight_format == "fp8"
+        runner = PagedRunner(model)
+        logits.append(runner.prefill(runner.request(tiny.prompts()[1])))
+        model.close()
+    assert torch.equal(*logits) and logits[0].isfinite().all() and 0.01 < logits[0].std() < 100
