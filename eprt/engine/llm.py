@@ -29,6 +29,7 @@ from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.sequence_text import SequenceText
 from eprt.engine.tokenizer import Tokenizer
+from eprt.ep.group.agreement import all_or_none, first_difference
 from eprt.ep.group.group import EPGroup
 
 _NO_LIMIT = 1 << 31
@@ -181,18 +182,16 @@ class LLM:
         """What to run. Raises on all ranks where one of them refuses it, or where they do not agree."""
         before = self._num_requests, self._seeds.bit_generator.state
         try:
-            completions = self._make_completions(prompts, sampling_params)
+            with all_or_none(self.group, "run the prompts"):
+                completions = self._make_completions(prompts, sampling_params)
             given = repr([(completion.prompt_token_ids, completion.params) for completion in completions])
-            error, digest = None, hashlib.sha256(given.encode()).hexdigest()
-        except ValueError as raised:
-            completions, error, digest = [], raised, str(raised)
-        for rank, other in enumerate(self.group.allgather((digest, error is None))):
-            if other != (digest, error is None):
-                what = "has other prompts or sampling_params; give all ranks the same" if other[1] else other[0]
-                error = error or ValueError(f"[rank {self.group.rank}/{self.group.size}] rank {rank}: {what}")
-        if error is not None:
+            differs = first_difference(self.group, {"prompts": hashlib.sha256(given.encode()).hexdigest()})
+            if differs is not None:
+                where = f"[rank {self.group.rank}/{self.group.size}] rank {differs.rank}"
+                raise ValueError(f"{where} has other prompts or sampling_params than rank 0; give all ranks the same")
+        except Exception:
             self._num_requests, self._seeds.bit_generator.state = before  # equal on all ranks again
-            raise error
+            raise
         return completions
 
     def _make_completions(self, prompts: Prompts, sampling_params: Params) -> list[_Completion]:

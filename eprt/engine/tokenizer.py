@@ -12,6 +12,8 @@ from typing import Any
 
 import tokenizers
 
+from eprt.models.config_file import ConfigFile
+
 
 class Tokenizer:
     """One checkpoint's tokenizer."""
@@ -129,15 +131,7 @@ class Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value
+    return ConfigFile(path).fields if path.is_file() else {}
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:

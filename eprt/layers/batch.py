@@ -24,12 +24,6 @@ class Split:
         first_end = bisect_left(query_start_B1, token)
         return Split(token, first_end, bisect_right(query_start_B1, token) - 1 if token else 0)
 
-    @staticmethod
-    def of_decodes(num_tokens: int) -> "Split":
-        """Of a batch whose requests have one token each."""
-        token = (num_tokens + 1) // 2
-        return Split(token, token, token)
-
 
 @dataclass(frozen=True)
 class ForwardBatch:
@@ -62,9 +56,10 @@ class ForwardBatch:
 
     def halves(self) -> tuple["ForwardBatch", "ForwardBatch"]:
         """Two batches, to be computed in this order; either may be empty. Their logits_idx is that of the whole."""
-        cut = self.split or Split.of_decodes(self.num_tokens)
         if self.split is None and self.num_decode < self.num_tokens:
             raise ValueError(f"a batch of {self.num_tokens} tokens, {self.num_decode} of them decodes, lacks its split")
+        middle = (self.num_tokens + 1) // 2
+        cut = self.split or Split(middle, middle, middle)
         requests = slice(cut.first_end)
         behind_B = (self.query_start_B1[1 : cut.first_end + 1] - cut.token).clamp(min=0)
         first = replace(

@@ -21,38 +21,31 @@ class ExpertPool:
     I' is I, padded to whole blocks for fp8. Each buffer holds one expert of any layer, so that an expert can arrive in
     a spare buffer while the old ones serve, and take its place by a change of indices. Buffers that never get an expert
     are reserved but, on the CPU, never touched.
+
+    Args:
+        config: of such a layer.
+        weight_format: default the config's.
     """
 
     def __init__(
         self,
+        config: MoEConfig,
         num_buffers: int,
-        hidden_size: int,
-        intermediate_size: int,
-        weight_format: str,
-        dtype: torch.dtype,
+        weight_format: str | None = None,
         device: torch.device | str = "cpu",
     ):
-        self.weight_format, self.dtype, self.device = weight_format, dtype, torch.device(device)
-        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
-        stored_size = padded_intermediate_size(intermediate_size, weight_format)
-        kind = (weight_format, dtype, self.device)
-        self.w13 = _empty_stack(num_buffers, 2 * stored_size, hidden_size, *kind)
-        self.w2 = _empty_stack(num_buffers, hidden_size, stored_size, *kind)
+        self.weight_format, self.dtype = weight_format or config.weight_format, config.dtype
+        self.device = torch.device(device)
+        self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
+        stored_size = padded_intermediate_size(self.intermediate_size, self.weight_format)
+        kind = (self.weight_format, self.dtype, self.device)
+        self.w13 = _empty_stack(num_buffers, 2 * stored_size, self.hidden_size, *kind)
+        self.w2 = _empty_stack(num_buffers, self.hidden_size, stored_size, *kind)
         parts = (self.w13.data, self.w13.scale, self.w2.data, self.w2.scale)
-        # uint8 [M, bytes of one], in the same order and sizes on every rank, scales included.
-        self.parts = [_bytes_of(part) for part in parts if part is not None]
+        # uint8 [M, bytes of one], the same memory, in the same order and sizes on every rank, scales included.
+        self.parts = [part.view(num_buffers, -1).view(torch.uint8) for part in parts if part is not None]
         self.expert_bytes = sum(part.shape[1] for part in self.parts)
         self._free = list(range(num_buffers - 1, -1, -1))
-
-    @staticmethod
-    def for_layer(
-        config: MoEConfig, num_buffers: int, weight_format: str | None = None, device: torch.device | str = "cpu"
-    ) -> "ExpertPool":
-        """For num_buffers experts of such a layer. weight_format: default the config's."""
-        weight_format = weight_format or config.weight_format
-        return ExpertPool(
-            num_buffers, config.hidden_size, config.intermediate_size, weight_format, config.dtype, device
-        )
 
     @property
     def num_free(self) -> int:
@@ -135,8 +128,3 @@ def _empty_stack(
         data = torch.empty(num_slots, n, k, dtype=torch.int8, device=device)
         return Weight(data, torch.zeros(num_slots, n, device=device))
     return Weight(torch.empty(num_slots, n, k, dtype=dtype, device=device))
-
-
-def _bytes_of(stack: Tensor) -> Tensor:
-    """uint8 [M, bytes of one], the same memory."""
-    return stack.view(len(stack), -1).view(torch.uint8)

@@ -46,7 +46,8 @@ class MLA:
         """
         q_TA, kv_TD = self.weights.qkv_a.of_norm(x_TH, norm)
         q_nope_TNC, q_rope_TNR = self._queries(q_TA)
-        self._insert(kv_TD, batch, kv_pages)
+        kv_norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)
+        ops.latent_insert(kv_pages, batch.kv_slot_T, kv_TD, kv_norm.weight_H, kv_norm.eps, rotation)
         return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages, plans).flatten(1))
 
     def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,10 +59,6 @@ class MLA:
         q = q_TA.view(-1, c.num_attention_heads, c.qk_head_dim)
         q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
         return q_nope, q_rope
-
-    def _insert(self, kv_TD: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> None:
-        norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)
-        ops.latent_insert(kv_pages, batch.kv_slot_T, kv_TD, norm.weight_H, norm.eps, rotation)
 
     def _rotation(self, position_T: Tensor) -> Rotation:
         return Rotation(self.cos_sin_PR, position_T, self.config.rope_interleave)

@@ -70,7 +70,7 @@ class EPMoE(nn.Module):
 
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)  # by local slot, -1 for none
         num_slots = len(self.expert_of_slot)
-        self.experts = Experts(num_slots, pool or ExpertPool.for_layer(config, num_slots, device=device))
+        self.experts = Experts(num_slots, pool or ExpertPool(config, num_slots, device=device))
         self.gate: Gate | None = None
         self.shared_expert: MLP | None = None
         self.returns_router_logits = False

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from eprt.models.parallel_reader import ParallelReader, byte_ranges
+from eprt.models.parallel_reader import FileRange, ParallelReader, byte_ranges
 from eprt.ops.weight import Weight
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -37,7 +37,7 @@ _DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """The files do not hold the model that config.json describes; the message names file and tensor."""
+    """The files do not hold the model that config.json describes. The message names file and tensor."""
 
 
 @dataclass(frozen=True)
@@ -52,47 +52,24 @@ class TensorInfo:
         return torch.Size(self.shape).numel() * (1 if dtype is None else dtype.itemsize)
 
 
-class Checkpoint:
-    """tensors: name -> TensorInfo of everything in the files. on_read is called with the bytes of each tensor read.
+class TensorSource:
+    """Tensors by name, with an account of what has been read. Where they come from is the subclass's affair."""
 
-    num_bytes_read: so far. device: where tensors go.
-    """
-
-    def __init__(
-        self,
-        model_dir: str | Path,
-        on_read: Callable[[int], None] | None = None,
-        device: torch.device | str = "cpu",
-    ):
-        self.model_dir = Path(model_dir)
-        self.on_read, self.device = on_read, torch.device(device)
-        self.num_bytes_read = 0
-        self._ahead: ParallelReader | None = None
-        if not self.model_dir.is_dir():
-            raise CheckpointError(f"{self.model_dir}: no such directory; give one with config.json and *.safetensors")
-        self._files = {path: _open(path) for path in _files_of(self.model_dir)}
+    def __init__(self, model_dir: str | Path, device: torch.device | str):
+        self.model_dir, self.device = Path(model_dir), torch.device(device)  # device: where tensors go
         self.tensors: dict[str, TensorInfo] = {}
-        for path, file in self._files.items():
-            for name in file.keys():  # noqa: SIM118  (not a dict)
-                if name in self.tensors:
-                    raise CheckpointError(f"tensor {name} is in both {self.tensors[name].file.name} and {path.name}")
-                view = file.get_slice(name)
-                self.tensors[name] = TensorInfo(path, tuple(view.get_shape()), view.get_dtype())
-        self._check_index()
+        self.num_bytes_read = 0
+        self.on_read: Callable[[], None] = lambda: None  # called after each tensor
 
     def read(self, name: str) -> Tensor:
         """The whole tensor, in memory of its own."""
-        info = self.tensors[name]
-        try:
-            if self._ahead is not None and name in self._ahead and info.dtype in _DTYPES:
-                tensor = self._ahead.take(name).view(_DTYPES[info.dtype]).view(info.shape)
-            else:
-                # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at its mercy.
-                tensor = self._files[info.file].get_tensor(name).to(self.device, copy=True)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise CheckpointError(f"{info.file}: cannot read tensor {name}: {error}") from None
-        self._report(info.num_bytes)
+        tensor = self._read(name)
+        self.num_bytes_read += self.tensors[name].num_bytes
+        self.on_read()
         return tensor
+
+    def _read(self, name: str) -> Tensor:
+        raise NotImplementedError
 
     def read_weight(self, name: str) -> Weight:
         """A matrix with its block scales when it is fp8."""
@@ -103,10 +80,49 @@ class Checkpoint:
             return Weight(data)
         return Weight(data, self.read(name + SCALE_SUFFIX).float())
 
+    def is_fp8(self, name: str) -> bool:
+        return name in self.tensors and self.tensors[name].dtype == FP8
+
     def fingerprint(self, names: Iterable[str]) -> str:
         """Of these tensors' shapes, formats and a few of their values: another one for another checkpoint."""
-        digest = hashlib.sha256()
-        ranges = {name: place for path in self._files for name, place in byte_ranges(path).items()}
+        raise NotImplementedError
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Announces the order in which tensors will be read from now on: threads run ahead. Others can be read too."""
+
+    def close(self) -> None:
+        """Closes the files."""
+
+
+class Checkpoint(TensorSource):
+    """The tensors of everything in a directory's files."""
+
+    def __init__(self, model_dir: str | Path, device: torch.device | str = "cpu"):
+        super().__init__(model_dir, device)
+        self._ahead: ParallelReader | None = None
+        if not self.model_dir.is_dir():
+            raise CheckpointError(f"{self.model_dir}: no such directory; give one with config.json and *.safetensors")
+        self._files = {path: _open(path) for path in _files_of(self.model_dir)}
+        for path, file in self._files.items():
+            for name in file.keys():  # noqa: SIM118  (not a dict)
+                if name in self.tensors:
+                    raise CheckpointError(f"tensor {name} is in both {self.tensors[name].file.name} and {path.name}")
+                view = file.get_slice(name)
+                self.tensors[name] = TensorInfo(path, tuple(view.get_shape()), view.get_dtype())
+        self._check_index()
+
+    def _read(self, name: str) -> Tensor:
+        info = self.tensors[name]
+        try:
+            if self._ahead is not None and name in self._ahead and info.dtype in _DTYPES:
+                return self._ahead.take(name).view(_DTYPES[info.dtype]).view(info.shape)
+            # A copy: what safe_open returns is a view of the mapped file, slow at first touch and at its mercy.
+            return self._files[info.file].get_tensor(name).to(self.device, copy=True)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{info.file}: cannot read tensor {name}: {error}") from None
+
+    def fingerprint(self, names: Iterable[str]) -> str:
+        digest, ranges = hashlib.sha256(), self._byte_ranges()
         for name in names:
             info, place = self.tensors[name], ranges[name]
             digest.update(f"{name} {info.shape} {info.dtype} ".encode())
@@ -115,14 +131,12 @@ class Checkpoint:
                 digest.update(file.read(min(_SAMPLE_BYTES, place.end - file.tell())))
         return digest.hexdigest()
 
-    def is_fp8(self, name: str) -> bool:
-        return name in self.tensors and self.tensors[name].dtype == FP8
+    def _byte_ranges(self) -> dict[str, FileRange]:
+        return {name: place for path in self._files for name, place in byte_ranges(path).items()}
 
     def read_ahead(self, names: Iterable[str]) -> None:
-        """Tells the order in which tensors will be read from now on: threads run ahead. Others can be read too."""
         self._stop_ahead()
-        ranges = {name: place for path in self._files for name, place in byte_ranges(path).items()}
-        self._ahead = ParallelReader(ranges, names, self.device)
+        self._ahead = ParallelReader(self._byte_ranges(), names, self.device)
 
     def close(self) -> None:
         self._files.clear()
@@ -132,11 +146,6 @@ class Checkpoint:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-
-    def _report(self, num_bytes: int) -> None:
-        self.num_bytes_read += num_bytes
-        if self.on_read is not None:
-            self.on_read(num_bytes)
 
     def _check_index(self) -> None:
         index = self.model_dir / INDEX_NAME

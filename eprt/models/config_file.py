@@ -17,7 +17,7 @@ class ConfigFile:
     def __init__(self, path: Path):
         self.path, self.where = path, str(path)
         try:
-            self.fields: dict[str, Any] = json.loads(path.read_text())
+            self.fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(f"{path}: no such file; a model directory needs a config.json") from None
         except ValueError as error:
@@ -70,4 +70,4 @@ class ConfigFile:
         """Refuses any value but these; absent is fine."""
         value = self.fields.get(name)
         if value is not None and value not in allowed:
-            raise ValueError(f"{self.path}: {name}={value!r} is not supported, only {', '.join(map(repr, allowed))}")
+            raise ValueError(f"{self.where}: {name}={value!r} is not supported, only {', '.join(map(repr, allowed))}")

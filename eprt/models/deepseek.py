@@ -20,6 +20,7 @@ from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
 from eprt.layers.overlap import run_layers
+from eprt.models.model import Model
 
 
 class DecoderLayer:
@@ -53,8 +54,8 @@ class MtpLayer:
         return self.head_norm(run_layers([self.layer], self.project(both_T2H), batch, [kv_pages], lanes))
 
 
-class DeepseekModel:
-    """A Model. Attention and dense weights are whole on each rank.
+class DeepseekModel(Model):
+    """Attention and dense weights are whole on each rank.
 
     Batch-invariant: a row's logits depend neither on the rest of the batch nor on the number of ranks inside a node.
     """
@@ -73,67 +74,49 @@ class DeepseekModel:
         self.config, self.kv_dtype, self.device = config, config.dtype, torch.device(device)
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
         self.exchange, self.mtp = exchange, mtp
+        self._decoder_layers = self.layers if mtp is None else [*self.layers, mtp.layer]
         loads = [moe.load_S for moe in self.moe_layers()]
         self._load = Readback(loads) if loads else None
         self.lanes = StreamLanes() if self.device.type == "cuda" else Lanes()
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache_LPSD: [layers, pages, page_size, kv_dim] of kv_dtype.
-
-        Collective: all ranks run the same number of steps; one without requests passes an empty batch.
-        """
-        return self.logits(self.norm(self._layers(batch, kv_cache_LPSD)[batch.logits_idx]))
+        return self.logits(self.norm(self._run_layers(batch, kv_cache_LPSD)[batch.logits_idx]))
 
     @torch.no_grad()
     def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The same logits, and the normalised final hidden states [T, H] that draft() goes on from."""
-        hidden_TH = self.norm(self._layers(batch, kv_cache_LPSD))
+        hidden_TH = self.norm(self._run_layers(batch, kv_cache_LPSD))
         return self.logits(hidden_TH[batch.logits_idx]), hidden_TH
 
     @torch.no_grad()
     def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T. Collective.
-
-        hidden_TH: of the tokens before those, whose positions and cache slots the batch has. kv_pages: [pages,
-        page_size, config.kv_dim], of the MTP layer.
-        """
         assert self.mtp is not None, "the model was loaded without its MTP layer"
-        return self.mtp(hidden_TH, self.embed_VH[batch.token_id_T.clamp(min=0)], batch, kv_pages, self.lanes)
+        return self.mtp(hidden_TH, self._embed(batch), batch, kv_pages, self.lanes)
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
-        """fp32 [X, V] of normalised hidden states."""
         # Normalised in the model's dtype, then not rounded again: bf16 logits would tie too often for sampling.
         return self.lm_head(hidden_XH, torch.float32)
 
-    def _layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        x_TH = self.embed_VH[batch.token_id_T.clamp(min=0)]
-        return run_layers(self.layers, x_TH, batch, kv_cache_LPSD, self.lanes)
+    def _embed(self, batch: ForwardBatch) -> Tensor:
+        return self.embed_VH[batch.token_id_T.clamp(min=0)]
+
+    def _run_layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
+        return run_layers(self.layers, self._embed(batch), batch, kv_cache_LPSD, self.lanes)
 
     def moe_layers(self) -> list[EPMoE]:
-        """Those whose experts are counted and can move, in order; the MTP layer's last, where it is loaded."""
-        return [layer.mlp for layer in self._decoder_layers() if isinstance(layer.mlp, EPMoE)]
+        return [layer.mlp for layer in self._decoder_layers if isinstance(layer.mlp, EPMoE)]
 
     def moe_layer_indices(self) -> list[int]:
-        """Their numbers in the checkpoint."""
-        return [i for i, layer in enumerate(self._decoder_layers()) if isinstance(layer.mlp, EPMoE)]
-
-    def _decoder_layers(self) -> list[DecoderLayer]:
-        return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
+        return [i for i, layer in enumerate(self._decoder_layers) if isinstance(layer.mlp, EPMoE)]
 
     def expert_load(self) -> list[list[int]]:
-        """Tokens routed to each expert slot of this rank since the start, per MoE layer; on a GPU as recent as Readback
-        says."""
-        if self._load is None:
-            return []
-        return [load_S.tolist() for load_S in self._load.read()]
+        """As Model's; on a GPU as recent as Readback says."""
+        return [] if self._load is None else [load_S.tolist() for load_S in self._load.read()]
 
     def reset_counters(self) -> None:
-        """Forgets a warm-up: the tokens of its experts, and how long ranks that compiled waited for each other."""
         for moe in self.moe_layers():
             moe.reset_load()
         self.exchange.reset_stats()
 
     def close(self) -> None:
-        """Frees the communication windows. Collective."""
         self.exchange.close()

@@ -20,7 +20,7 @@ from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import cos_sin_table
-from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint
+from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint, TensorSource
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
 from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
 from eprt.models.dummy import DummyCheckpoint
@@ -57,21 +57,16 @@ def load_deepseek(
         model = _Builder(engine, config, checkpoint, group, exchange, slot_map, progress).build()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        _log_speed(checkpoint.num_bytes_read, time.monotonic() - started_s, group)
+        gb, seconds = checkpoint.num_bytes_read / 1e9, max(time.monotonic() - started_s, 1e-9)
+        where = f"[rank {group.rank}/{group.size}]"
+        log.info(f"{where} loaded {gb:.3f} GB in {seconds:.2f} s: {gb / seconds:.2f} GB/s")
     checkpoint.close()
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory of the copy stream, which nothing else would get
     return model
 
 
-def _log_speed(num_bytes: int, seconds: float, group: EPGroup) -> None:
-    log.info(
-        f"[rank {group.rank}/{group.size}] loaded {num_bytes / 1e9:.3f} GB in {seconds:.2f} s: "
-        f"{num_bytes / 1e9 / max(seconds, 1e-9):.2f} GB/s"
-    )
-
-
-def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device) -> Checkpoint | DummyCheckpoint:
+def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device) -> TensorSource:
     mtp = engine.num_speculative_tokens > 0
     if mtp:
         check_mtp(config, engine.model_dir)
@@ -84,7 +79,6 @@ def _checkpoint(engine: EngineConfig, config: ModelConfig, device: torch.device)
 
 def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, fingerprint: str) -> None:
     """Every rank may read a directory of its own host. ValueError, on all ranks, if they hold different models."""
-    where = f"[rank {group.rank}/{group.size}] "
     fields = asdict(config)
     for part in ("moe", "rope"):
         fields |= {f"{part}.{name}": value for name, value in (fields.pop(part) or {}).items()}
@@ -94,8 +88,8 @@ def _check_same_model(group: EPGroup, model_dir: str, config: ModelConfig, finge
     dirs = group.allgather(model_dir)
     what = "other weights" if differs.name == "weights" else f"{differs.name}={differs.value} ({differs.of_rank0})"
     raise ValueError(
-        f"{where}rank {differs.rank} has another model in {dirs[differs.rank]} than rank 0 in {dirs[0]}: {what}; give "
-        "all ranks the same checkpoint"
+        f"[rank {group.rank}/{group.size}] rank {differs.rank} has another model in {dirs[differs.rank]} than rank 0 "
+        f"in {dirs[0]}: {what}; give all ranks the same checkpoint"
     )
 
 
@@ -106,7 +100,7 @@ class _Builder:
         self,
         engine: EngineConfig,
         config: ModelConfig,
-        checkpoint: Checkpoint | DummyCheckpoint,
+        checkpoint: TensorSource,
         group: EPGroup,
         exchange: Exchange,
         slot_map: SlotMap | None,
@@ -123,9 +117,8 @@ class _Builder:
                 f"--max-model-len {self.num_positions}: this model has positions up to {config.max_position_embeddings}"
             )
         self.mtp = engine.num_speculative_tokens > 0
-        self.expected = expected_tensors(config, self.mtp)
         self.pools = self._make_pools()
-        self._count_bytes(progress)
+        self._announce_reads(progress)
 
     def build(self) -> DeepseekModel:
         c = self.config
@@ -202,7 +195,7 @@ class _Builder:
         num_slots = self.slot_map.num_slots // self.group.size
         formats = [self.expert_format(f"model.layers.{layer_idx}.mlp.") for layer_idx in layers]
         return {
-            name: ExpertPool.for_layer(c.moe, formats.count(name) * num_slots + self.spare_experts, name, self.device)
+            name: ExpertPool(c.moe, formats.count(name) * num_slots + self.spare_experts, name, self.device)
             for name in set(formats)
         }
 
@@ -215,11 +208,9 @@ class _Builder:
         return RMSNorm(self.read(name), eps)
 
     def linear(self, name: str) -> Linear:
-        weight = self.checkpoint.read_weight(f"{name}.weight")
-        return Linear(as_format(weight, self.format_of(weight), self.config.dtype), self.bias(name))
-
-    def bias(self, name: str) -> Tensor | None:
-        return self.read(f"{name}.bias") if f"{name}.bias" in self.checkpoint.tensors else None
+        weight, bias = self.checkpoint.read_weight(f"{name}.weight"), f"{name}.bias"
+        bias_N = self.read(bias) if bias in self.checkpoint.tensors else None
+        return Linear(as_format(weight, self.format_of(weight), self.config.dtype), bias_N)
 
     def swiglu(self, prefix: str) -> tuple[Weight, Weight, Weight]:
         gate, up, down = (self.checkpoint.read_weight(f"{prefix}{p}_proj.weight") for p in ("gate", "up", "down"))
@@ -241,27 +232,21 @@ class _Builder:
 
     # -- what will be read --
 
-    def _count_bytes(self, progress: Progress | None) -> None:
-        names = self._names_to_read()
-        total, done = sum(self.checkpoint.tensors[name].num_bytes for name in names), 0
-
-        def on_read(num_bytes: int) -> None:
-            nonlocal done
-            done += num_bytes
-            if progress is not None:
-                progress(done, total)
-
-        self.checkpoint.on_read = on_read
-        self.checkpoint.read_ahead(names)
+    def _announce_reads(self, progress: Progress | None) -> None:
+        checkpoint, names = self.checkpoint, self._names_to_read()
+        if progress is not None:
+            total = sum(checkpoint.tensors[name].num_bytes for name in names)
+            checkpoint.on_read = lambda: progress(checkpoint.num_bytes_read, total)
+        checkpoint.read_ahead(names)
         needed = set(names)
-        skipped = sum(name not in needed and is_skipped(self.config, name) for name in self.checkpoint.tensors)
+        skipped = sum(name not in needed and is_skipped(self.config, name) for name in checkpoint.tensors)
         if skipped and self.group.rank == 0:
             log.info("%d tensors are not needed and stay on disk (MTP layers, computed buffers)", skipped)
 
     def _names_to_read(self) -> list[str]:
         local = set() if self.slot_map is None else set(self.slot_map.experts_of_rank(self.group.rank, self.group.size))
         names = []
-        for name in self.expected:
+        for name in expected_tensors(self.config, self.mtp):
             expert = name.partition(".mlp.experts.")[2].partition(".")[0]
             if not expert or int(expert) in local:
                 names.append(name)

@@ -13,6 +13,7 @@ from eprt.models.checkpoint import FP8, SCALE_SUFFIX, Checkpoint, CheckpointErro
 from eprt.ops.weight import BLOCK
 
 Shape = tuple[int, ...]
+Expected = Iterator[tuple[str, tuple[Shape, bool]]]  # name, (shape, may be fp8)
 _FLOATS = ("F32", "BF16", "F16")
 _SCALES = (*_FLOATS, "F8_E8M0")  # ue8m0: powers of two
 # Saved by old versions of transformers; computed here.
@@ -34,7 +35,8 @@ def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, tuple[
         for norm in ("input_layernorm", "post_attention_layernorm"):
             expected[f"{prefix}{norm}.weight"] = ((c.hidden_size,), False)
         expected.update(_attention(c, prefix + "self_attn."))
-        expected.update(_moe(c, prefix + "mlp.") if c.is_moe_layer(layer) else _mlp(c, prefix + "mlp."))
+        mlp = prefix + "mlp."
+        expected.update(_moe(c, mlp) if c.is_moe_layer(layer) else _swiglu(mlp, c.hidden_size, c.intermediate_size))
     if mtp:
         prefix = f"model.layers.{c.num_hidden_layers}."
         expected[f"{prefix}eh_proj.weight"] = ((c.hidden_size, 2 * c.hidden_size), True)
@@ -43,7 +45,7 @@ def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, tuple[
     return expected
 
 
-def _attention(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+def _attention(c: ModelConfig, prefix: str) -> Expected:
     heads = c.num_attention_heads
     q_out = heads * c.qk_head_dim
     if c.q_lora_rank is None:
@@ -63,17 +65,13 @@ def _attention(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, 
         yield f"{prefix}o_proj.bias", ((c.hidden_size,), False)
 
 
-def _swiglu(prefix: str, hidden: int, intermediate: int) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+def _swiglu(prefix: str, hidden: int, intermediate: int) -> Expected:
     yield f"{prefix}gate_proj.weight", ((intermediate, hidden), True)
     yield f"{prefix}up_proj.weight", ((intermediate, hidden), True)
     yield f"{prefix}down_proj.weight", ((hidden, intermediate), True)
 
 
-def _mlp(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]]:
-    yield from _swiglu(prefix, c.hidden_size, c.intermediate_size)
-
-
-def _moe(c: ModelConfig, prefix: str) -> Iterator[tuple[str, tuple[Shape, bool]]]:
+def _moe(c: ModelConfig, prefix: str) -> Expected:
     assert c.moe is not None
     yield f"{prefix}gate.weight", ((c.moe.num_experts, c.hidden_size), False)
     if c.moe.scoring == "sigmoid":

@@ -78,20 +78,14 @@ def _dtype(file: ConfigFile, requested: str) -> torch.dtype:
 
 
 def _quant_method(file: ConfigFile) -> str | None:
-    quantization = file.take("quantization_config", dict, None)
-    if quantization is None:
+    if file.fields.get("quantization_config") is None:
         return None
-    supported = {"quant_method": ("fp8",), "fmt": ("e4m3",), "activation_scheme": ("dynamic",)}
-    for name, values in supported.items():
-        if quantization.get(name, values[0]) not in values:
-            raise ValueError(
-                f"{file.path}: quantization_config.{name}={quantization[name]!r} is not supported, only {values[0]!r}"
-            )
-    if quantization.get("weight_block_size") != [128, 128]:
-        raise ValueError(
-            f"{file.path}: quantization_config.weight_block_size={quantization.get('weight_block_size')!r} is not "
-            "supported; supported: [128, 128]"
-        )
+    section = file.section("quantization_config")
+    section.only("quant_method", "fp8")
+    section.only("fmt", "e4m3")
+    section.only("activation_scheme", "dynamic")
+    section.take("weight_block_size", list)  # must be there
+    section.only("weight_block_size", [128, 128])
     return "fp8"
 
 

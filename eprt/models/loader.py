@@ -11,10 +11,7 @@ from eprt.models.deepseek_builder import Progress, load_deepseek
 from eprt.models.model import Model
 
 # model_type of config.json -> its loader; all have the signature of load_deepseek.
-_LOADERS = {
-    "deepseek_v2": load_deepseek,
-    "deepseek_v3": load_deepseek,
-}
+_LOADERS = {"deepseek_v2": load_deepseek, "deepseek_v3": load_deepseek}
 
 
 def load_model(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> Model:

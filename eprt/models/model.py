@@ -24,7 +24,8 @@ class Model(Protocol):
     exchange: Exchange  # the communication of all MoE layers; empty without any
 
     def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache_LPSD: [layers, pages, page_size, kv_dim]."""
+        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache_LPSD: [layers, pages, page_size, kv_dim], of kv_dtype
+        or as KVFormat says."""
         ...
 
     def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +33,11 @@ class Model(Protocol):
         ...
 
     def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T."""
+        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T.
+
+        hidden_TH: of the tokens before those, whose positions and cache slots the batch has. kv_pages: [pages,
+        page_size, kv_dim], of the MTP layer.
+        """
         ...
 
     def logits(self, hidden_XH: Tensor) -> Tensor:

@@ -48,6 +48,11 @@ class _Extent:
     size: int = 0
     parts: list[tuple[str, int, int]] = field(default_factory=list)
 
+    def can_take(self, path: Path, start: int, size: int) -> bool:
+        """Whether it can be read together with these bytes."""
+        follow = (self.path, self.start + self.size) == (path, start)
+        return follow and self.size + size <= _EXTENT_BYTES and len(self.parts) < _MOST_PARTS
+
 
 class ParallelReader:
     """where: every tensor's place, see byte_ranges(). names: what will be taken, about in this order.
@@ -163,16 +168,7 @@ def _extents(where: Mapping[str, FileRange], names: list[str]) -> Iterator[_Exte
             place = where[name]
             for at in range(0, place.size, _EXTENT_BYTES):
                 size = min(_EXTENT_BYTES, place.size - at)
-                follows = extent is not None and (extent.path, extent.start + extent.size) == (
-                    place.path,
-                    place.start + at,
-                )
-                if (
-                    extent is None
-                    or not follows
-                    or extent.size + size > _EXTENT_BYTES
-                    or len(extent.parts) == _MOST_PARTS
-                ):
+                if extent is None or not extent.can_take(place.path, place.start + at, size):
                     if extent is not None:
                         yield extent
                     extent = _Extent(place.path, place.start + at)
@@ -186,15 +182,16 @@ def _extents(where: Mapping[str, FileRange], names: list[str]) -> Iterator[_Exte
 
 def _sorted_parts(where: Mapping[str, FileRange], names: list[str]) -> Iterator[list[str]]:
     """The names in groups of some bytes, each group in the order of the files."""
-    group: list[str] = []
+    groups: list[list[str]] = [[]]
     num_bytes = 0
     for name in names:
-        group.append(name)
+        groups[-1].append(name)
         num_bytes += where[name].size
         if num_bytes >= _SORTED_BYTES:
-            yield sorted(group, key=lambda name: (where[name].path, where[name].start))
-            group, num_bytes = [], 0
-    yield sorted(group, key=lambda name: (where[name].path, where[name].start))
+            groups.append([])
+            num_bytes = 0
+    for group in groups:
+        yield sorted(group, key=lambda name: (where[name].path, where[name].start))
 
 
 def byte_ranges(path: Path) -> dict[str, FileRange]:

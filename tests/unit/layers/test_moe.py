@@ -183,7 +183,7 @@ def test_a_slot_table_follows_every_placement(in_place):
 
 def test_experts_tell_the_products_what_the_host_knows(monkeypatch):
     """Counts that the exchange knew, and where the slots' matrices lie now; nothing where it did not."""
-    pool = ExpertPool(5, 8, 4, "same", torch.float32)
+    pool = ExpertPool(MoEConfig(8, 4, num_experts=5, top_k=1, dtype=torch.float32), 5)
     told, experts = [], Experts(2, pool)
     monkeypatch.setattr("eprt.ops.grouped_experts", lambda *inputs: told.append(inputs[-3:]) or inputs[4])
     experts.place([3, 1])
