@@ -15,7 +15,6 @@ class Detokenizer(Protocol):
 
 
 def new_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    """A detokenizer for one completion."""
     kind = ByteDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
     return kind(tokenizer, skip_special_tokens)
 

@@ -340,7 +340,6 @@ class Engine:
     # -- inspection --
 
     def stats(self) -> EngineStats:
-        """This rank's counters."""
         scheduler = self.scheduler
         return EngineStats(
             rank=self.group.rank,

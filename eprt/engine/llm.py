@@ -24,7 +24,7 @@ from eprt import env
 from eprt.bind import bind
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
-from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput, TopLogprobs
+from eprt.engine.outputs import CompletionOutput, RequestOutput, TokenOutput
 from eprt.engine.router import Router
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.sequence_text import SequenceText
@@ -63,11 +63,7 @@ class _Completion:
     params: SamplingParams
     text: SequenceText
     pieces: list[str] = field(default_factory=list)  # of the text
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[TopLogprobs] = field(default_factory=list)
-    error: str | None = None
-    first: TokenOutput | None = None  # carries what is known of the prompt
+    outputs: list[TokenOutput] = field(default_factory=list)  # the first one carries what is known of the prompt
 
     @property
     def finish_reason(self) -> str | None:
@@ -75,27 +71,22 @@ class _Completion:
         return self.text.finish_reason
 
     def add_output(self, output: TokenOutput) -> Piece:
-        self.first = self.first or output
-        self.error = output.error
-        if output.token_id >= 0:
-            self.token_ids.append(output.token_id)
-            if output.logprob is not None:
-                self.logprobs.append(output.logprob)
-                self.top_logprobs.append(output.top_logprobs)
+        self.outputs.append(output)
         self.pieces.append(self.text.add_output(output))
         return Piece(self.prompt_idx, self.sample_idx, output.token_id, self.pieces[-1], self.finish_reason)
 
     def to_output(self) -> CompletionOutput:
         assert self.finish_reason is not None
+        tokens = [output for output in self.outputs if output.token_id >= 0]
         wants_logprobs = self.params.logprobs is not None
         return CompletionOutput(
             self.sample_idx,
-            self.token_ids,
+            [token.token_id for token in tokens],
             "".join(self.pieces) if self.text.is_decoded else None,
             self.finish_reason,
-            self.logprobs if wants_logprobs else None,
-            self.top_logprobs if wants_logprobs else None,
-            self.error,
+            [token.logprob for token in tokens if token.logprob is not None] if wants_logprobs else None,
+            [token.top_logprobs for token in tokens if token.logprob is not None] if wants_logprobs else None,
+            self.outputs[-1].error,
         )
 
 
@@ -271,7 +262,7 @@ class LLM:
             raise
 
     def _gather(self, completions: list[_Completion]) -> list[RequestOutput]:
-        mine = {c.request_id: (c.to_output(), c.first) for c in completions if c.finish_reason is not None}
+        mine = {c.request_id: (c.to_output(), c.outputs[0]) for c in completions if c.finish_reason is not None}
         everyones = {key: value for part in self.group.allgather(mine) for key, value in part.items()}
         results = []
         for _, samples in groupby(completions, key=lambda completion: completion.prompt_idx):

@@ -23,11 +23,10 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
     file.only("moe_layer_freq", 1)
     heads = file.size("num_attention_heads")
     file.only("num_key_value_heads", heads)
-    quant_method = _quant_method(file)
-    dtype = _dtype(file, engine.dtype)
+    model_type, dtype = file.take("model_type", str), _dtype(file, engine.dtype)
     return file.build(
         ModelConfig,
-        model_type=file.take("model_type", str),
+        model_type=model_type,
         vocab_size=file.size("vocab_size"),
         hidden_size=file.size("hidden_size"),
         intermediate_size=file.size("intermediate_size"),
@@ -38,8 +37,8 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         qk_nope_head_dim=file.size("qk_nope_head_dim"),
         qk_rope_head_dim=file.size("qk_rope_head_dim"),
         v_head_dim=file.size("v_head_dim"),
-        first_k_dense_replace=file.integer("first_k_dense_replace", 3 if _is_v3(file) else 0),
-        moe=_moe_config(file, engine, dtype),
+        first_k_dense_replace=file.integer("first_k_dense_replace", 3 if model_type == "deepseek_v3" else 0),
+        moe=_moe_config(file, engine, model_type, dtype),
         dtype=dtype,
         rope=_rope_config(file),
         rms_norm_eps=file.number("rms_norm_eps", 1e-6),
@@ -50,7 +49,7 @@ def read_model_config(engine: EngineConfig) -> ModelConfig:
         num_nextn_predict_layers=file.integer("num_nextn_predict_layers", 0),
         bos_token_id=file.take("bos_token_id", int, None),
         eos_token_ids=_eos_token_ids(file),
-        quant_method=quant_method,
+        quant_method=_quant_method(file),
     )
 
 
@@ -61,10 +60,6 @@ def _num_layers(file: ConfigFile, engine: EngineConfig) -> int:
             f"--num-hidden-layers {wanted}: {file.path} has {num_layers} layers; must be in 1..{num_layers}"
         )
     return wanted or num_layers
-
-
-def _is_v3(file: ConfigFile) -> bool:
-    return file.take("model_type", str) == "deepseek_v3"
 
 
 def _dtype(file: ConfigFile, requested: str) -> torch.dtype:
@@ -89,7 +84,7 @@ def _quant_method(file: ConfigFile) -> str | None:
     return "fp8"
 
 
-def _moe_config(file: ConfigFile, engine: EngineConfig, dtype: torch.dtype) -> MoEConfig | None:
+def _moe_config(file: ConfigFile, engine: EngineConfig, model_type: str, dtype: torch.dtype) -> MoEConfig | None:
     num_experts = file.integer("n_routed_experts", 0)
     if num_experts == 0:
         return None
@@ -106,7 +101,7 @@ def _moe_config(file: ConfigFile, engine: EngineConfig, dtype: torch.dtype) -> M
         payload=engine.ep_payload,
         weight_format=engine.quantization or "same",
         dtype=dtype,
-        **(_v3_gate(file) if _is_v3(file) else _v2_gate(file, top_k)),
+        **(_v3_gate(file) if model_type == "deepseek_v3" else _v2_gate(file, top_k)),
     )
 
 

@@ -5,20 +5,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eprt.engine.outputs import TokenOutput
-from eprt.engine.sequence_text import SequenceText, StoppableText, overlap
+from eprt.engine.sequence_text import SequenceText, overlap
 
 
-class _Letters:
-    """A detokenizer whose token i is the i-th character of a text, so that stop strings meet every token boundary."""
+class _Cuts:
+    """Tokenizer and detokenizer: token i is the i-th string, so that stop strings meet every token boundary."""
 
-    def __init__(self, text: str):
-        self._text = text
+    is_byte_level = True
 
-    def add_token(self, token_id: int) -> str:
-        return self._text[token_id]
+    def __init__(self, *parts: str):
+        self._parts = parts
 
-    def finish(self) -> str:
-        return ""
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._parts[token_id].encode()
 
 
 @settings(max_examples=300, deadline=None)
@@ -27,19 +29,21 @@ class _Letters:
 )
 def test_stop_strings_cut_at_the_first_completed_match_however_tokens_fall(text, stop, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    incremental, shown = StoppableText(_Letters(text), tuple(stop)), ""
-    for begin, end in zip([0, *cuts], [*cuts, len(text)]):
-        shown += incremental.add_tokens(list(range(begin, end)))
+    parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)])]
+    incremental, shown = SequenceText(_Cuts(*parts), tuple(stop)), ""  # type: ignore[arg-type]
+    for output in outputs(list(range(len(parts))), "length"):
+        shown += incremental.add_output(output)
         assert not any(s in shown for s in stop)
-    shown += incremental.finish()
+        if incremental.finish_reason:
+            break
     hits = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
     assert shown == (text[: min(hits)[1]] if hits else text)
-    assert incremental.stopped == bool(hits)
+    assert incremental.finish_reason == ("stop" if hits else "length")
 
 
-def test_only_a_possible_beginning_of_a_stop_string_is_held_back():
-    incremental = StoppableText(_Letters("xEyEN!"), ("END",))
-    assert [incremental.add_tokens([i]) for i in range(6)] == ["x", "", "Ey", "", "", "EN!"]
+def test_only_a_possible_beginning_of_a_stop_string_is_withheld():
+    incremental = SequenceText(_Cuts(*"xEyEN!"), ("END",))  # type: ignore[arg-type]
+    assert [incremental.add_output(TokenOutput("r", i)) for i in range(6)] == ["x", "", "Ey", "", "", "EN!"]
 
 
 def test_the_overlap_is_shorter_than_the_stop_string():
@@ -73,7 +77,7 @@ def test_an_output_without_a_token_ends_the_sequence(byte_level):
     text = SequenceText(byte_level, ("fox jumps",))
     ids = byte_level.encode("a fox", add_special_tokens=False)
     ended = [*(TokenOutput("r", token) for token in ids), TokenOutput("r", -1, finish_reason="abort")]
-    assert read(text, ended) == "a fox", "what was held back is shown at the end"
+    assert read(text, ended) == "a fox", "what was withheld is shown at the end"
     assert text.finish_reason == "abort"
 
 
