@@ -1,22 +1,8 @@
 """Detokenizers: token ids to text as they arrive, never half a character. Stop strings: see sequence_text.py."""
 
 import codecs
-from typing import Protocol
 
 from eprt.engine.tokenizer import Tokenizer
-
-
-class Detokenizer(Protocol):
-    """One completion's decoder. The joined results of add_token() and finish() equal Tokenizer.decode of all ids."""
-
-    def add_token(self, token_id: int) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-def new_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    kind = ByteDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
-    return kind(tokenizer, skip_special_tokens)
 
 
 class ByteDetokenizer:
@@ -63,3 +49,9 @@ class WindowDetokenizer:
 
     def finish(self) -> str:
         return self._new_part(self._decode(self._ids)) if len(self._ids) > self._num_shown else ""
+
+
+def new_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> ByteDetokenizer | WindowDetokenizer:
+    """For one completion. The joined results of add_token() and finish() equal Tokenizer.decode of all ids."""
+    kind = ByteDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
+    return kind(tokenizer, skip_special_tokens)

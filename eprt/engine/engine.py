@@ -94,7 +94,6 @@ class Engine:
     Args:
         group: default the group of one.
         model: a loaded model; default: config.model_dir is loaded.
-        progress: passed to the loader.
     """
 
     def __init__(

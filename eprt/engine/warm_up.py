@@ -51,7 +51,12 @@ def record_decodes(
 
     sizes: numbers of rows wanted. most_rows: of a step. num_pages: most of a request. overlap: of every such step.
     """
-    sizes = _recordable_sizes(runner, sizes, most_rows)
+    try:
+        runner.model.exchange.require_recordable()
+        sizes = graph_sizes(sizes, most_rows)
+    except ValueError as error:  # an EP call waits for the GPU
+        _log.debug("steps of decodes cannot be recorded: %s", error)
+        sizes = []
 
     def padding(num_rows: int) -> ForwardBatch:
         return padding_rows(num_rows, num_pages, runner.page_size, runner.padding_page, runner.device, overlap)
@@ -69,16 +74,6 @@ def record_decodes(
         hidden_TH = torch.zeros(sizes[-1], config.hidden_size, dtype=config.dtype, device=runner.device)
         drafter.graphs = DecodeGraphs(drafter.compute, sizes, largest, hidden_TH, most_requests, runner.graphs.pool)
     return sizes
-
-
-def _recordable_sizes(runner: Runner, wanted: Sequence[int], most_rows: int) -> list[int]:
-    """None where an EP call waits for the GPU."""
-    try:
-        runner.model.exchange.require_recordable()
-    except ValueError as error:
-        _log.debug("steps of decodes cannot be recorded: %s", error)
-        return []
-    return graph_sizes(wanted, most_rows)
 
 
 def log_graphs(sizes: Sequence[int], most_decodes: int, most_rows: int) -> None:

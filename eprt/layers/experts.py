@@ -22,9 +22,7 @@ class ExpertPool:
     a spare buffer while the old ones serve, and take its place by a change of indices. Buffers that never get an expert
     are reserved but, on the CPU, never touched.
 
-    Args:
-        config: of such a layer.
-        weight_format: default the config's.
+    weight_format: default the config's.
     """
 
     def __init__(

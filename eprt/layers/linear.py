@@ -72,11 +72,9 @@ def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -
             return Weight(weight.data.contiguous())
         return Weight(weight.dequantize().to(dtype).contiguous())
     if weight_format == "fp8":
-        is_fp8 = weight.data.dtype == torch.float8_e4m3fn
-        return weight if is_fp8 else quantize_fp8(weight.dequantize())
+        return weight if weight.data.dtype == torch.float8_e4m3fn else quantize_fp8(weight.dequantize())
     if weight_format == "int8":
-        is_int8 = weight.data.dtype == torch.int8
-        return weight if is_int8 else quantize_int8(weight.dequantize())
+        return weight if weight.data.dtype == torch.int8 else quantize_int8(weight.dequantize())
     raise ValueError(f"weight format {weight_format!r}: must be same, fp8 or int8")
 
 
@@ -91,11 +89,7 @@ def padded_intermediate_size(intermediate_size: int, weight_format: str) -> int:
 
 
 def swiglu_weights(
-    gate_IH: Tensor | Weight,
-    up_IH: Tensor | Weight,
-    down_HI: Tensor | Weight,
-    weight_format: str,
-    dtype: torch.dtype,
+    gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight, weight_format: str, dtype: torch.dtype
 ) -> tuple[Weight, Weight]:
     """(w13 [2I', H]: gate rows, then up rows; w2 [H, I']) of one SwiGLU, I' = padded_intermediate_size.
 

@@ -13,7 +13,7 @@ from eprt.models.checkpoint import FP8, SCALE_SUFFIX, Checkpoint, CheckpointErro
 from eprt.ops.weight import BLOCK
 
 Shape = tuple[int, ...]
-Expected = Iterator[tuple[str, tuple[Shape, bool]]]  # name, (shape, may be fp8)
+Kind = tuple[Shape, bool]  # of a tensor: its shape, and whether it may be fp8
 _FLOATS = ("F32", "BF16", "F16")
 _SCALES = (*_FLOATS, "F8_E8M0")  # ue8m0: powers of two
 # Saved by old versions of transformers; computed here.
@@ -21,10 +21,10 @@ _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 _SHARED_WITH_MTP = (".embed_tokens.weight", ".shared_head.head.weight")
 
 
-def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, tuple[Shape, bool]]:
-    """name -> (shape, may be fp8) of the whole model, with one entry per expert; of its first MTP layer if wanted."""
+def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, Kind]:
+    """Every tensor of the whole model, each expert's apart, and of its first MTP layer if wanted."""
     c = config
-    expected: dict[str, tuple[Shape, bool]] = {
+    expected: dict[str, Kind] = {
         "model.embed_tokens.weight": ((c.vocab_size, c.hidden_size), False),
         "model.norm.weight": ((c.hidden_size,), False),
     }
@@ -45,7 +45,7 @@ def expected_tensors(config: ModelConfig, mtp: bool = False) -> dict[str, tuple[
     return expected
 
 
-def _attention(c: ModelConfig, prefix: str) -> Expected:
+def _attention(c: ModelConfig, prefix: str) -> Iterator[tuple[str, Kind]]:
     heads = c.num_attention_heads
     q_out = heads * c.qk_head_dim
     if c.q_lora_rank is None:
@@ -65,13 +65,13 @@ def _attention(c: ModelConfig, prefix: str) -> Expected:
         yield f"{prefix}o_proj.bias", ((c.hidden_size,), False)
 
 
-def _swiglu(prefix: str, hidden: int, intermediate: int) -> Expected:
+def _swiglu(prefix: str, hidden: int, intermediate: int) -> Iterator[tuple[str, Kind]]:
     yield f"{prefix}gate_proj.weight", ((intermediate, hidden), True)
     yield f"{prefix}up_proj.weight", ((intermediate, hidden), True)
     yield f"{prefix}down_proj.weight", ((hidden, intermediate), True)
 
 
-def _moe(c: ModelConfig, prefix: str) -> Expected:
+def _moe(c: ModelConfig, prefix: str) -> Iterator[tuple[str, Kind]]:
     assert c.moe is not None
     yield f"{prefix}gate.weight", ((c.moe.num_experts, c.hidden_size), False)
     if c.moe.scoring == "sigmoid":

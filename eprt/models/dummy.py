@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eprt.config import ModelConfig
 from eprt.models.checkpoint import FP8, SCALE_SUFFIX, TensorInfo, TensorSource
-from eprt.models.deepseek_tensors import Shape
+from eprt.models.deepseek_tensors import Kind
 from eprt.ops.weight import BLOCK
 
 # |e4m3| of a standard normal times this keeps its precision; the scale takes it out again.
@@ -20,15 +20,9 @@ _FP8_GAIN = 64.0
 
 
 class DummyCheckpoint(TensorSource):
-    """expected: name -> (shape, may be fp8), see deepseek_tensors.py."""
+    """expected: see deepseek_tensors.py."""
 
-    def __init__(
-        self,
-        model_dir: str | Path,
-        config: ModelConfig,
-        expected: Mapping[str, tuple[Shape, bool]],
-        device: torch.device,
-    ):
+    def __init__(self, model_dir: str | Path, config: ModelConfig, expected: Mapping[str, Kind], device: torch.device):
         super().__init__(model_dir, device)
         for name, (shape, may_be_fp8) in expected.items():
             quantised = config.quant_method == "fp8" and may_be_fp8 and len(shape) == 2
