@@ -123,10 +123,8 @@ class Drafter:
         return np.minimum(self.rows.num_slots_M[row_S], self.rows.max_len_M[row_S] - _BEFORE_THE_END)
 
     def _count_accepted(self, first_S: Tensor, draft_S: Tensor, row_S: Tensor, token_X: Tensor) -> Tensor:
-        """int64 [S]: how many drafts are the tokens that were sampled in their places.
-
-        Each token is sampled with its position's own random number, so tokens are those of decoding one by one.
-        """
+        """int64 [S]: how many drafts are the tokens that were sampled in their places. Each token is sampled with its
+        position's own random number, so tokens are those of decoding one by one."""
         at_SK = (first_S.unsqueeze(1) + self._nth_K).clamp(max=len(token_X) - 1)
         equal_SK = (token_X[at_SK] == self.token_MK[row_S]) & (self._nth_K < draft_S.unsqueeze(1))
         return equal_SK.cumprod(dim=1).sum(dim=1)

@@ -130,10 +130,8 @@ class PagePool:
         self._key_of[page] = None
 
     def check_integrity(self, owned: Iterable[Sequence[int]]) -> None:
-        """Raises RuntimeError naming the first page that is not exactly free, cached, or owned as `owned` says.
-
-        owned: the page lists of all running requests.
-        """
+        """Raises RuntimeError naming the first page that is not exactly free, cached, or in `owned`, the page lists of
+        all running requests."""
         owners = Counter(page for pages in owned for page in pages)
         for page, count in Counter(self._free).items():
             if count > 1:

@@ -62,10 +62,6 @@ class Tokenizer:
         if tokens:
             self._tokenizer.add_tokens(tokens)
 
-    @property
-    def size(self) -> int:
-        return self._tokenizer.get_vocab_size()
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. add_special_tokens: with BOS where the checkpoint wants one; not for rendered chat templates,
         which write it themselves. ValueError for a text that has half of a surrogate pair, which is what Python makes

@@ -9,7 +9,7 @@ from eprt import ops
 from eprt.config import MoEConfig
 from eprt.ep.api import Received
 from eprt.gpu.readback import overwrite
-from eprt.layers.linear import padded_intermediate_size, swiglu_weights
+from eprt.layers.linear import Matrix, padded_intermediate_size, swiglu_weights
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
@@ -45,10 +45,6 @@ class ExpertPool:
         self.expert_bytes = sum(part.shape[1] for part in self.parts)
         self._free = list(range(num_buffers - 1, -1, -1))
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
     def take_buffer(self) -> int:
         if not self._free:
             raise RuntimeError(f"all {len(self.parts[0])} weight buffers of the expert pool are in use")
@@ -72,9 +68,7 @@ class Experts:
         self.buffers = list(buffers)
         overwrite(self.buffer_E, torch.tensor(self.buffers, dtype=torch.int32))
 
-    def load_expert(
-        self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
-    ) -> None:
+    def load_expert(self, slot: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
         """Copies one expert into local slot `slot`, converting it to the pool's format."""
         pool = self.pool
         sizes = (pool.intermediate_size, pool.hidden_size)

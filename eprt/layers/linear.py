@@ -13,6 +13,8 @@ from eprt import ops
 from eprt.layers.norm import RMSNorm
 from eprt.ops.weight import BLOCK, Weight, quantize_fp8, quantize_int8
 
+Matrix = Tensor | Weight  # in whatever format a checkpoint has it
+
 
 class Linear:
     """y = x W^T (+ bias), x: [T, K]. Rows do not depend on each other: see ops.linear."""
@@ -63,7 +65,7 @@ def _joined(parts: Sequence[Linear]) -> Linear:
     return Linear(weight, bias_N)
 
 
-def as_format(weight: Tensor | Weight, weight_format: str, dtype: torch.dtype) -> Weight:
+def as_format(weight: Matrix, weight_format: str, dtype: torch.dtype) -> Weight:
     """The matrix (or stack of matrices) in a format. An fp8 weight asked for as fp8 stays as it is, bit for bit."""
     if isinstance(weight, Tensor):
         weight = plain_weight(weight)
@@ -89,12 +91,10 @@ def padded_intermediate_size(intermediate_size: int, weight_format: str) -> int:
 
 
 def swiglu_weights(
-    gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight, weight_format: str, dtype: torch.dtype
+    gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix, weight_format: str, dtype: torch.dtype
 ) -> tuple[Weight, Weight]:
-    """(w13 [2I', H]: gate rows, then up rows; w2 [H, I']) of one SwiGLU, I' = padded_intermediate_size.
-
-    The padding is zero: it adds silu(0) * 0 to every sum.
-    """
+    """(w13 [2I', H]: gate rows, then up rows; w2 [H, I']) of one SwiGLU, I' = padded_intermediate_size. The padding is
+    zero: it adds silu(0) * 0 to every sum."""
     gate, up, down = (as_format(w, weight_format, dtype) for w in (gate_IH, up_IH, down_HI))
     missing = padded_intermediate_size(gate.shape[0], weight_format) - gate.shape[0]
     if missing:

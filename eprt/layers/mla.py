@@ -40,10 +40,8 @@ class MLA:
     def __call__(
         self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, kv_pages: Tensor, plans: dict[str, Any] | None = None
     ) -> Tensor:
-        """Of norm(x). Writes this batch's cache entries, then attends.
-
-        kv_pages: [pages, page_size, D], or as KVFormat says. plans: see ops.mla_decode.
-        """
+        """Of norm(x). Writes this batch's cache entries, then attends. kv_pages: [pages, page_size, D], or as KVFormat
+        says. plans: see ops.mla_decode."""
         q_TA, kv_TD = self.weights.qkv_a.of_norm(x_TH, norm)
         q_nope_TNC, q_rope_TNR = self._queries(q_TA)
         kv_norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)

@@ -4,21 +4,13 @@ import torch
 from torch import Tensor
 
 from eprt import ops
-from eprt.layers.linear import Linear, swiglu_weights
-from eprt.ops.weight import Weight
+from eprt.layers.linear import Linear, Matrix, swiglu_weights
 
 
 class MLP:
     """y = (silu(x Wg^T) * (x Wu^T)) Wd^T, with gate and up stored as one matrix."""
 
-    def __init__(
-        self,
-        gate_IH: Tensor | Weight,
-        up_IH: Tensor | Weight,
-        down_HI: Tensor | Weight,
-        weight_format: str,
-        dtype: torch.dtype,
-    ):
+    def __init__(self, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix, weight_format: str, dtype: torch.dtype):
         w13, w2 = swiglu_weights(gate_IH, up_IH, down_HI, weight_format, dtype)
         self.gate_up, self.down = Linear(w13), Linear(w2)
 

@@ -19,8 +19,8 @@ from eprt.ep.placement.load import LoadRecorder
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
+from eprt.layers.linear import Matrix
 from eprt.layers.mlp import MLP
-from eprt.ops.weight import Weight
 
 MODES = ("normal", "low_latency")
 
@@ -95,9 +95,7 @@ class EPMoE(nn.Module):
             raise ValueError(f"gate weight has shape {tuple(weight_EH.shape)}, expected {want}")
         self.gate = Gate(self.config, weight_EH, bias_E)
 
-    def load_expert(
-        self, slot: int, gate_IH: Tensor | Weight, up_IH: Tensor | Weight, down_HI: Tensor | Weight
-    ) -> None:
+    def load_expert(self, slot: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
         """Fills local slot `slot` with the weights of logical expert expert_of_slot[slot]."""
         self.experts.load_expert(slot, gate_IH, up_IH, down_HI)
         self._slots_to_load.discard(slot)

@@ -78,7 +78,7 @@ def convert(
     return Converted(len(files), num_bytes, time.monotonic() - started_s, not_copied)
 
 
-def _rank_of_expert(source: Path, num_ranks: int) -> list[int]:
+def _rank_of_expert(source: Path, num_ranks: int) -> dict[int, int]:
     """Where the runtime puts each expert at the start, for the checkpoint's number of experts."""
     config = ConfigFile(source / "config.json")
     num_experts = config.integer("n_routed_experts", 0) or config.integer("num_experts", 0)
@@ -87,20 +87,16 @@ def _rank_of_expert(source: Path, num_ranks: int) -> list[int]:
     if not 1 <= num_ranks <= num_experts:
         raise ValueError(f"--num-ranks {num_ranks}: must be in 1..{num_experts}, the number of experts")
     slots = SlotMap.contiguous(num_experts, num_ranks)
-    rank_of_expert = [0] * num_experts
-    for rank in range(num_ranks):
-        for expert in slots.experts_of_rank(rank, num_ranks):
-            if expert >= 0:
-                rank_of_expert[expert] = rank
-    return rank_of_expert
+    experts = [slots.experts_of_rank(rank, num_ranks) for rank in range(num_ranks)]
+    return {expert: rank for rank, mine in enumerate(experts) for expert in mine if expert >= 0}
 
 
-def _files(checkpoint: Checkpoint, rank_of_expert: list[int], max_bytes: int) -> Iterator[tuple[str, list[str]]]:
+def _files(checkpoint: Checkpoint, rank_of_expert: dict[int, int], max_bytes: int) -> Iterator[tuple[str, list[str]]]:
     """File name -> its tensors, in the order of reading: dense ones first, then rank by rank."""
     by_shard: dict[int, list[str]] = {-1: []}
     for name in sorted(checkpoint.tensors, key=_reading_order):
         expert = _EXPERT.search(name)
-        if expert and int(expert[1]) >= len(rank_of_expert):
+        if expert and int(expert[1]) not in rank_of_expert:
             raise ValueError(f"tensor {name}: config.json says there are {len(rank_of_expert)} experts")
         by_shard.setdefault(rank_of_expert[int(expert[1])] if expert else -1, []).append(name)
     for shard in sorted(by_shard):

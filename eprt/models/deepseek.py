@@ -31,7 +31,6 @@ class DecoderLayer:
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
-        """The MLP's normalised input and the residual stream."""
         m = microbatch
         attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, kv_pages, m.plans)
         return self.mlp_norm.add(attended_TH, m.x_TH)
@@ -55,10 +54,8 @@ class MtpLayer:
 
 
 class DeepseekModel(Model):
-    """Attention and dense weights are whole on each rank.
-
-    Batch-invariant: a row's logits depend neither on the rest of the batch nor on the number of ranks inside a node.
-    """
+    """Attention and dense weights are whole on each rank. Batch-invariant: a row's logits depend neither on the rest of
+    the batch nor on the number of ranks inside a node."""
 
     def __init__(
         self,

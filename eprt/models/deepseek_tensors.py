@@ -94,22 +94,15 @@ def check_mtp(config: ModelConfig, model_dir: str | Path) -> None:
 def check_tensors(config: ModelConfig, checkpoint: Checkpoint, mtp: bool = False) -> None:
     """CheckpointError listing every missing, extra, mis-shaped and unreadable tensor. mtp: the MTP layer is needed."""
     expected = expected_tensors(config, mtp)
-    problems = []
+    problems: list[str] = []
     scales = set()
     for name, (shape, may_be_fp8) in expected.items():
-        info = checkpoint.tensors.get(name)
-        if info is None:
-            problems.append(f"missing: {name} {list(shape)}")
-            continue
-        if info.shape != shape:
-            problems.append(f"wrong shape: {name} is {list(info.shape)}, expected {list(shape)} ({info.file.name})")
-        if info.dtype == FP8 and may_be_fp8:
+        is_fp8 = may_be_fp8 and checkpoint.is_fp8(name)
+        problems += _check_tensor(checkpoint, name, shape, (FP8,) if is_fp8 else _FLOATS)
+        if is_fp8:
             scales.add(name + SCALE_SUFFIX)
-            problems += _check_scale(name, shape, checkpoint)
-        elif info.dtype not in _FLOATS:
-            problems.append(
-                f"wrong dtype: {name} is {info.dtype}, expected one of {', '.join(_FLOATS)} ({info.file.name})"
-            )
+            blocks = tuple(-(-size // BLOCK) for size in shape)
+            problems += _check_tensor(checkpoint, name + SCALE_SUFFIX, blocks, _SCALES, ", the scales of an fp8 matrix")
     for name, info in checkpoint.tensors.items():
         # Without shared experts transformers saves theirs with no rows.
         if name not in expected and name not in scales and not is_skipped(config, name, mtp) and 0 not in info.shape:
@@ -133,14 +126,14 @@ def is_skipped(config: ModelConfig, name: str, mtp: bool = False) -> bool:
     return bool(_COMPUTED.search(name)) or (config.tie_word_embeddings and name == "lm_head.weight")
 
 
-def _check_scale(name: str, shape: Shape, checkpoint: Checkpoint) -> list[str]:
-    want = tuple(-(-size // BLOCK) for size in shape)
-    info = checkpoint.tensors.get(name + SCALE_SUFFIX)
+def _check_tensor(
+    checkpoint: Checkpoint, name: str, shape: Shape, dtypes: tuple[str, ...], what: str = ""
+) -> Iterator[str]:
+    info = checkpoint.tensors.get(name)
     if info is None:
-        return [f"missing: {name}{SCALE_SUFFIX} {list(want)}, the scales of an fp8 matrix"]
-    if info.shape != want:
-        return [f"wrong shape: {name}{SCALE_SUFFIX} is {list(info.shape)}, expected {list(want)} ({info.file.name})"]
-    if info.dtype not in _SCALES:
-        wanted = ", ".join(_SCALES)
-        return [f"wrong dtype: {name}{SCALE_SUFFIX} is {info.dtype}, expected one of {wanted} ({info.file.name})"]
-    return []
+        yield f"missing: {name} {list(shape)}{what}"
+        return
+    if info.shape != shape:
+        yield f"wrong shape: {name} is {list(info.shape)}, expected {list(shape)} ({info.file.name})"
+    if info.dtype not in dtypes:
+        yield f"wrong dtype: {name} is {info.dtype}, expected one of {', '.join(dtypes)} ({info.file.name})"

@@ -15,10 +15,8 @@ _LOADERS = {"deepseek_v2": load_deepseek, "deepseek_v3": load_deepseek}
 
 
 def load_model(engine: EngineConfig, group: EPGroup, progress: Progress | None = None) -> Model:
-    """The model of engine.model_dir. Collective: when one rank fails, all raise, naming it.
-
-    progress(bytes_read, bytes_to_read) is called after each tensor; the bytes are this rank's.
-    """
+    """The model of engine.model_dir. Collective: when one rank fails, all raise, naming it. progress(bytes_read,
+    bytes_to_read) is called after each tensor; the bytes are this rank's."""
     config_path = Path(engine.model_dir) / "config.json"
     with all_or_none(group, "load the model"):
         model_type = ConfigFile(config_path).take("model_type", str)

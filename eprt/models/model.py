@@ -33,11 +33,8 @@ class Model(Protocol):
         ...
 
     def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
-        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T.
-
-        hidden_TH: of the tokens before those, whose positions and cache slots the batch has. kv_pages: [pages,
-        page_size, kv_dim], of the MTP layer.
-        """
+        """Hidden states [T, H] whose logits() predict the token after batch.token_id_T. hidden_TH: of the tokens before
+        those, whose positions and cache slots the batch has. kv_pages: [pages, page_size, kv_dim], of the MTP layer."""
         ...
 
     def logits(self, hidden_XH: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def check_memory(engine: Engine, spare: int) -> None:
     used = [{s for s in layer.weight_buffers() if s >= 0} for layer in layers]
     assert len(set().union(*used)) == sum(map(len, used)), "two layers share a weight buffer"
     num_slots = sum(len(layer.weight_buffers()) for layer in layers)
-    assert pool.num_free + sum(map(len, used)) == num_slots + spare
+    assert len(pool._free) + sum(map(len, used)) == num_slots + spare
     status = engine.migrator.status()
     assert status.used_bytes <= spare * pool.expert_bytes == status.cap_bytes < status.buffer_bytes
 
