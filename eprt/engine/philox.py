@@ -24,10 +24,8 @@ def philox4x32(counter: tuple[np.ndarray, ...], key: tuple[np.ndarray, np.ndarra
 
 
 def uniform(seed_X: np.ndarray, stream_X: np.ndarray, position_X: np.ndarray) -> np.ndarray:
-    """One float64 in [0, 1) with 53 random bits per entry, a pure function of (seed, stream, position).
-
-    Arrays that broadcast. seed_X: uint64, the key. stream_X, position_X: uint64 below 2**32, the counter.
-    """
+    """One float64 in [0, 1) with 53 random bits per entry, a pure function of seed_X (uint64), stream_X and position_X
+    (uint64 below 2**32), which broadcast."""
     zero = np.zeros_like(seed_X)
     a, b, _, _ = philox4x32((position_X, stream_X, zero, zero), (seed_X & _LOW, seed_X >> _SHIFT))
     return ((a >> np.uint64(5)) * float(1 << 26) + (b >> np.uint64(6))) * (1.0 / (1 << 53))

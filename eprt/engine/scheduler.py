@@ -298,7 +298,11 @@ class Scheduler:
         self.num_generated_tokens += len(outputs)
         # Everything beyond a plain token is rare enough to be done one by one.
         for i in np.flatnonzero(position_X == self.rows.num_prompt_M[row_X]).tolist():
-            outputs[i] = _with_prompt(outputs[i], requests[i])
+            scores, num_cached = requests[i].prompt_logprobs, requests[i].num_cached_tokens or 0
+            prompt_logprobs = None if scores is None else tuple(scores)
+            outputs[i] = msgspec.structs.replace(
+                outputs[i], prompt_logprobs=prompt_logprobs, num_cached_tokens=num_cached
+            )
         for i, logprob in enumerate(sampled.logprobs or ()):
             if logprob is not None:
                 outputs[i] = msgspec.structs.replace(outputs[i], logprob=logprob[0], top_logprobs=logprob[1])
@@ -328,9 +332,3 @@ class Scheduler:
             )
         for request in self.running:
             self.rows.check_integrity(request)
-
-
-def _with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
-    """The first output, which also carries what is known of the prompt."""
-    scores = None if request.prompt_logprobs is None else tuple(request.prompt_logprobs)
-    return msgspec.structs.replace(output, prompt_logprobs=scores, num_cached_tokens=request.num_cached_tokens or 0)

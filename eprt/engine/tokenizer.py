@@ -35,6 +35,10 @@ class Tokenizer:
         self.special_tokens = _special_tokens(self.config, _read_json(model_dir / "special_tokens_map.json"))
         self._add_declared_tokens()
         self._spec: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        decoder = self._spec.get("decoder") or {}
+        decoder_kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if part]
+        self.is_byte_level = decoder_kinds == ["ByteLevel"]
+        self._has_byte_fallback = "ByteFallback" in decoder_kinds
         self._special_ids = frozenset(t["id"] for t in self._spec.get("added_tokens", []) if t["special"])
         # transformers adds BOS where this says so, even where tokenizer.json does not (DeepSeek V3's).
         bos_id = self._tokenizer.token_to_id(self.special_tokens.get("bos_token", ""))
@@ -111,19 +115,6 @@ class Tokenizer:
         if self._has_byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-
-    @cached_property
-    def _decoder_kinds(self) -> list[str]:
-        decoder = self._spec.get("decoder") or {}
-        return [d["type"] for d in decoder.get("decoders", [decoder]) if d]
-
-    @cached_property
-    def is_byte_level(self) -> bool:
-        return self._decoder_kinds == ["ByteLevel"]
-
-    @cached_property
-    def _has_byte_fallback(self) -> bool:
-        return "ByteFallback" in self._decoder_kinds
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -36,10 +36,8 @@ def _wavelength(rope: RopeConfig, dim: int) -> Tensor:
 
 
 def _yarn_inv_freq(rope: RopeConfig, dim: int) -> Tensor:
-    """Fast-turning dimensions keep their frequency, slow ones are divided by factor, a linear ramp joins them.
-
-    Rounded as transformers rounds it: at position 100000 one ulp here is a hundredth of a radian.
-    """
+    """Fast-turning dimensions keep their frequency, slow ones are divided by factor, a linear ramp joins them. Rounded
+    as transformers rounds it: at position 100000 one ulp here is a hundredth of a radian."""
     low, high = (_dimension_turning(turns, rope, dim) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
