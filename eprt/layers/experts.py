@@ -26,11 +26,7 @@ class ExpertPool:
     """
 
     def __init__(
-        self,
-        config: MoEConfig,
-        num_buffers: int,
-        weight_format: str | None = None,
-        device: torch.device | str = "cpu",
+        self, config: MoEConfig, num_buffers: int, weight_format: str | None = None, device: torch.device | str = "cpu"
     ):
         self.weight_format, self.dtype = weight_format or config.weight_format, config.dtype
         self.device = torch.device(device)

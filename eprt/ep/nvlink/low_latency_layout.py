@@ -92,8 +92,7 @@ class HandleBuffers:
 
 HeapLayout = struct("HeapLayout", "uint64 count message row flag weight begun")
 Handle = struct(
-    "Handle",
-    "pointer epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns",
+    "Handle", "pointer epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"
 )
 
 

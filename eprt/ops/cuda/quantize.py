@@ -48,15 +48,7 @@ def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, T
     data_MK, scale_MG = new_quantized(x, size, padded_to)
     if rows:
         kernel[(rows, triton.cdiv(groups, _GROUPS))](
-            data_MK,
-            scale_MG,
-            x,
-            x.stride(0),
-            size,
-            groups,
-            *scale_MG.stride(),
-            GROUPS=_GROUPS,
-            SIZE=BLOCK,
+            data_MK, scale_MG, x, x.stride(0), size, groups, *scale_MG.stride(), GROUPS=_GROUPS, SIZE=BLOCK
         )
     return data_MK, scale_MG
 
