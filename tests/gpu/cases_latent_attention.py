@@ -5,13 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eprt.ops import cuda, reference
+from eprt.ops import cuda
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import attention as cuda_attention
 from eprt.ops.cuda.mla_expanded import attend_prompts
 from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import KVFormat
+from tests import reference_ops as reference
 from tests.gpu.draw import DTYPES, ROUNDING, Draw, cpu, near
 
 

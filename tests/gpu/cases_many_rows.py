@@ -9,11 +9,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from eprt.ops import cuda, reference
+from eprt.ops import cuda
 from eprt.ops.cuda import cublas, experts_cublas
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.known_rows import LEAST_ROWS, KnownRows
 from eprt.ops.weight import Weight, quantize_fp8
+from tests import reference_ops as reference
 from tests.gpu.draw import Draw, experts_at, near, weight_on
 
 # Rows of each expert: none, one, whole tiles, and ends inside a tile, also where no memory follows.

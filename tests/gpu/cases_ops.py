@@ -4,11 +4,12 @@ import math
 
 import torch
 
-from eprt.ops import cuda, reference
+from eprt.ops import cuda
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.gate import GateRule
 from eprt.ops.rows import add_rows, sum_rows
+from tests import reference_ops as reference
 from tests.gpu.draw import DTYPES, ROUNDING, Draw, cpu, near
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eprt.ops import cuda, reference
+from eprt.ops import cuda
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.linear import _add_parts
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.tuning import Tiling
 from eprt.ops.weight import Weight, quantize_fp8
+from tests import reference_ops as reference
 from tests.gpu.draw import DTYPES, ROUNDING, Draw, cpu, experts_at, near, weight_on
 
 

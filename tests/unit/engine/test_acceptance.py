@@ -14,7 +14,7 @@ from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.request import Request
 from eprt.engine.schedule import Drafts
-from eprt.ops import reference
+from tests import reference_ops as reference
 
 MODEL = Path(__file__).resolve().parents[3] / "examples" / "demo_model" / "checkpoint"
 VOCAB, ROWS = 12, 40_000

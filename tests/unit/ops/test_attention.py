@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eprt.ops import attention, reference
+from eprt.ops import attention
 from eprt.ops.attention import PagedContext
 from eprt.ops.kv_format import KVFormat
+from tests import reference_ops as reference
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = {  # queries, cache, weight

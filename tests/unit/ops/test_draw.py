@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from eprt.ops import draw as draw_module
-from eprt.ops import reference
 from eprt.ops.draw import draw
+from tests import reference_ops as reference
 
 # Kernel and oracle round weights and sums differently: near a boundary of the cumulative distribution, or of top_p and
 # min_p, either may be right.

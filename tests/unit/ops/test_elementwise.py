@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from eprt.ops import elementwise, reference
+from eprt.ops import elementwise
 from eprt.ops.elementwise import Rotation
+from tests import reference_ops as reference
 
 SIZES = [1, 2, 7, 16, 31, 64, 192, 577, 2048]
 

@@ -8,8 +8,8 @@ import torch
 from eprt import ops
 from eprt.config import MoEConfig
 from eprt.layers.gate import Gate
-from eprt.ops import reference
 from eprt.ops.gate import GateRule
+from tests import reference_ops as reference
 from tests import tiny
 
 

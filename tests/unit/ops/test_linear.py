@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quantize_int8, reference
+from eprt.ops import Weight, grouped_experts, linear, native, quantize_fp8, quantize_int8
+from tests import reference_ops as reference
 
 native.load()
 LEVELS = native.ISA_NAMES[: native.ISA_NAMES.index(native.detected_isa()) + 1]
