@@ -24,7 +24,8 @@ def decodes_say_what_prompts_say(group: EPGroup) -> None:
     with tempfile.TemporaryDirectory() as root:
         config = json.loads((DEEPSEEK_V3 / "config.json").read_text())
         (Path(root) / "config.json").write_text(json.dumps({**config, "n_routed_experts": 16}))
-        options = {"device": "cuda", "load_format": "dummy", "num_hidden_layers": 5, "dtype": "bfloat16", "chunk_size": 2048}
+        options = {"device": "cuda", "load_format": "dummy", "num_hidden_layers": 5, "dtype": "bfloat16"}
+        options["chunk_size"] = 2 * max(LENGTHS)  # whole texts are prompts of one step
         model = load_model(EngineConfig(root, **options), group)
     rng = torch.Generator().manual_seed(3)
     texts = [torch.randint(2, 129000, (n + NUM_DECODED,), generator=rng).tolist() for n in LENGTHS]
