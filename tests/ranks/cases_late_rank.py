@@ -16,21 +16,36 @@ from eprt.ep.registry import make_backend
 INNOCENT_SHARE = 0.05  # of the late rank's wait, that another rank may be charged with
 
 
+MOST_TRIES = 5
+
+
 def only_the_late_rank_is_charged(group: EPGroup, backend: Backend, late: int, late_s: float) -> None:
-    """late_s: long beside all that ranks do not do at the same moment, which counts as waiting too. The first call of
-    each kind, in which nobody is late, is not counted."""
+    """late_s: long beside all that ranks do not do at the same moment, which counts as waiting too. A rank that the
+    machine holds up is charged with that, so a call is repeated until each innocent rank was charged with little once:
+    what the late rank cost comes in every try. The first call of each kind, in which nobody is late, is not counted."""
     for late_in in ("dispatch", "combine"):
         run_once(group, backend, pause_s={})
-        backend.stats(reset=True)
-        run_once(group, backend, pause_s={late_in: late_s} if group.rank == late else {})
-        stats = backend.stats()
-        assert stats is not None
-        waited_s = {"dispatch": stats.dispatch_wait_us_N / 1e6, "combine": stats.combine_wait_us_N / 1e6}
-        where = f"rank {group.rank} of {group.size}, rank {late} late in {late_in} by {late_s} s: {waited_s}"
-        if group.rank != late:
-            assert late_s * 0.5 < waited_s[late_in][late] < late_s * 2, where
-            waited_s[late_in][late] = 0.0
-        assert np.concatenate([*waited_s.values()]).max() < INNOCENT_SHARE * late_s, where
+        least_2N = np.full((2, group.size), np.inf)
+        for _ in range(MOST_TRIES):
+            least_2N = np.minimum(least_2N, charged_innocents(group, backend, late, late_in, late_s))
+            if all(group.allgather(bool(least_2N.max() < INNOCENT_SHARE * late_s))):
+                break
+        where = f"rank {group.rank} of {group.size}, rank {late} late in {late_in} by {late_s} s: {least_2N}"
+        assert least_2N.max() < INNOCENT_SHARE * late_s, where
+
+
+def charged_innocents(group: EPGroup, backend: Backend, late: int, late_in: str, late_s: float) -> np.ndarray:
+    """Seconds [dispatch and combine, rank] that this rank waited for the others, 0 for the late one in its call."""
+    backend.stats(reset=True)
+    run_once(group, backend, pause_s={late_in: late_s} if group.rank == late else {})
+    stats = backend.stats()
+    assert stats is not None
+    waited_2N = np.stack([np.asarray(stats.dispatch_wait_us_N), np.asarray(stats.combine_wait_us_N)]) / 1e6
+    if group.rank != late:
+        by_late = (int(late_in == "combine"), late)
+        assert late_s * 0.5 < waited_2N[by_late] < late_s * 2, f"rank {group.rank}, late in {late_in}: {waited_2N}"
+        waited_2N[by_late] = 0.0
+    return waited_2N
 
 
 def on_cpus(group: EPGroup) -> None:
