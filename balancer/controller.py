@@ -119,7 +119,7 @@ class Controller:
     def plan_again(self) -> None:
         """Circumstances have changed since the latest decision: the next plan may be made at once."""
         self._next_plan_s, self._wait_s = -np.inf, 0.0
-        self._planned_window = -1  # the latest window at that decision
+        self._planned_window = -1  # statistics.num_windows at the latest plan; -1: need not wait for a new window
 
     def plan_later(self, now_s: float) -> None:
         """A plan was made or failed: the next one waits twice as long as this one did, and for a new window."""
@@ -142,7 +142,7 @@ class Controller:
         return now_s >= self._next_plan_s and self.trigger.cooldown_left_s(now_s) == 0
 
     def set_speed(self, gpu_speed: np.ndarray | None) -> bool:
-        """Sets the speed of each GPU, as in plan(); None: all equal. True if it differs from the previous speed."""
+        """The speed of each GPU, as in plan(); None: all equal. True if it was set: changes within 10 % are ignored."""
         old, new = (None if s is None or np.all(s == 1) else np.asarray(s) for s in (self.gpu_speed, gpu_speed))
         if (old is None and new is None) or (old is not None and new is not None and np.allclose(old, new, rtol=0.1)):
             return False

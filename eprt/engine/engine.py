@@ -15,7 +15,7 @@ A step
     launch     forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
     finish     the host learns the tokens, and the scheduler retires the requests that they end
 
-With overlap (on GPUs, unless config.overlap_schedule says otherwise) a step is finished after the next one has been
+With config.overlap_schedule (the default on GPUs; not --overlap) a step is finished after the next one has been
 launched, so that the GPU never waits for the host: the next step takes its tokens from the device, where sampling left
 them, and the host learns them one step late. A request that turns out to have stopped has then computed a token too
 many, which is dropped. A step is finished before the next is scheduled where that depends on its tokens: before a
@@ -75,7 +75,8 @@ from eprt.models.model import Model
 
 _log = logging.getLogger(__name__)
 
-_HEADER = 7 + step_waits.NUM_VALUES  # tokens, low latency, has work, seen_seq, times; offered, progress, room
+# Tokens, low latency, has work, seen_seq, times; offered, progress, room.
+_NUM_HEADER_VALUES = 7 + step_waits.NUM_VALUES
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self._pool, rows, config.chunk_size, config.max_running)
         num_layers = self.model.config.num_hidden_layers
-        # Whether steps overlap; may be switched off, on all ranks, while there is no work.
+        # Whether a step is launched before the previous one is finished; all ranks may switch it off while idle.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
@@ -136,7 +137,7 @@ class Engine:
             if config.speculative_acceptance == "rejection":
                 self._acceptance = Acceptance(rows, token_MK)
             self.drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
-        self._headers = IntAllGather(self.group, num_values=_HEADER)
+        self._headers = IntAllGather(self.group, num_values=_NUM_HEADER_VALUES)
         self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
@@ -181,7 +182,7 @@ class Engine:
         most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
         most_rows = min(config.low_latency_max_tokens, most_decodes)
         num_pages = -(-self.limits.max_model_len // config.page_size)
-        wanted = config.graph_sizes if self._router is None else ()  # the host computes its split
+        wanted = config.graph_sizes if self._router is None else ()  # the router splits on the host: no graphs
         sizes = record_decodes(self.runner, self.drafter, wanted, most_rows, num_pages, self.overlap.decode)
         if self.group.rank == 0:
             log_graphs(sizes, most_decodes, most_rows)
@@ -195,7 +196,7 @@ class Engine:
     ) -> None:
         """Queues one sequence. For params.n the caller adds n requests, with sample_idx 0..n-1 and one seed.
 
-        A seed of None is drawn here: the caller draws the one that n requests of a prompt share.
+        Where params.seed is None, one is drawn here, so the caller must draw the seed that n requests are to share.
         Raises ValueError for a request that can never run or whose id is in use, QueueFullError past max_queue.
         """
         self.limits.check(prompt_token_ids, params)

@@ -1,6 +1,6 @@
 """The one communication interface: what the ranks of an expert-parallel group call to exchange tokens.
 
-Shape suffixes, used throughout the package:
+Shape suffixes, in the whole package unless a module defines a letter otherwise (E is often all experts, R ranks):
     T  tokens of this rank          H  hidden size            K  experts per token (top-k)
     R  rows received by this rank   E  expert slots of this rank
     S  expert slots of all ranks    N  ranks
@@ -42,17 +42,17 @@ class Received:
     # Rows grouped by local slot, inside a slot ordered by (source rank, token): deterministic. dtype EPConfig.dtype, or
     # float8_e4m3fn with scale_RG for an fp8 payload.
     x_RH: Tensor
-    # int32 [E], rows per local slot. Rows of slot e start at sum(recv_count_E[:e]), each count of it rounded up to the
-    # backend's expert alignment, where it has one.
+    # int32 [E], rows per local slot. Rows of slot e start at sum(recv_count_E[:e]); for a backend with an expert
+    # alignment each of these counts is first rounded up to a multiple of it.
     recv_count_E: Tensor
     scale_RG: Tensor | None = None  # fp32 [R, ceil(H / 128)]
     num_rounds: int = 1  # largest number of dispatch rounds that any rank announced; 1 in most calls
-    counts: Sequence[int] | None = None  # recv_count_E, where the host knows it without waiting for the GPU once more
+    counts: Sequence[int] | None = None  # a GPU's recv_count_E on the host, where that takes no further wait
 
 
 @dataclass(frozen=True)
 class OverlapAdvice:
-    """Whether something is worth computing while this backend's tokens travel."""
+    """Which overlap schedule, if any, pays with this backend."""
 
     kind: str  # "none", "tbo" or "sbo", as --overlap has them; layers/schedules.py says what they are
     reason: str  # for the log
@@ -112,7 +112,7 @@ class Backend(ABC):
 
     def dispatch_start(self, handle: DispatchHandle) -> None:
         """Enqueues the receive on the current stream, ahead of dispatch_recv, whose result is valid once the stream has
-        got there. Does nothing where a receive is not a matter of a stream."""
+        got there. Does nothing on a backend that has no receive to enqueue."""
 
     def combine_start(self, handle: DispatchHandle) -> None:
         """As dispatch_start, ahead of combine_recv."""
@@ -155,7 +155,7 @@ class Backend(ABC):
         raise ValueError(f"delay_link({source}, {delay_s}): {type(self).__name__} has no link that can be delayed")
 
     def check(self) -> None:
-        """Raises what has failed since the last call, as in a replayed CUDA graph, in which nobody makes calls."""
+        """Raises a failure that no call has raised yet. For replayed CUDA graphs, which make no Python calls."""
 
     def require_recordable(self) -> None:
         """Raises ValueError, saying why, unless all calls may be captured in a CUDA graph."""

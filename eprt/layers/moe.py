@@ -1,6 +1,6 @@
 """EPMoE: a mixture-of-experts layer whose experts are spread over the ranks of a group.
 
-T tokens of this rank, H hidden size, K experts per token, E logical experts, I intermediate size, R rows received.
+T tokens and S slots of this rank, H hidden size, K experts per token, E logical experts, I intermediate size, R rows.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class EPMoE(nn.Module):
             ep = make_exchange(config, group, self.slot_map.num_slots, backend, {self.mode: None}, device)
         self.ep = ep
         if self.mode not in self.ep:
-            raise ValueError(f"mode={mode!r}: the given backends are for {', '.join(self.ep)} only")
+            raise ValueError(f"mode={mode!r} needs ep[{self.mode!r}], but ep has only {', '.join(self.ep)}")
 
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)  # by local slot, -1 for none
         num_slots = len(self.expert_of_slot)
@@ -75,11 +75,11 @@ class EPMoE(nn.Module):
         self.shared_expert: MLP | None = None
         self.returns_router_logits = False
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
-        # int64, tokens routed to each local slot since the layer was built.
+        # int64, tokens routed to each local slot since the layer was built or reset_load() was called.
         self.load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._recorder: LoadRecorder | None = None
         self._router: BatchRouter | None = None
-        self._row = 0  # this layer's, of the recorder and the router
+        self._row = 0  # this layer's row in both the recorder and the router
 
     @staticmethod
     def from_hf(hf_moe_module: nn.Module, group: EPGroup, **options: Any) -> "EPMoE":
@@ -89,7 +89,7 @@ class EPMoE(nn.Module):
     # -- weights --
 
     def load_gate(self, weight_EH: Tensor, bias_E: Tensor | None = None) -> None:
-        """bias_E: the correction bias of sigmoid scoring, on the choice only."""
+        """bias_E: the correction bias of sigmoid scoring; it affects which experts are chosen, not their weights."""
         want = (self.config.num_experts, self.config.hidden_size)
         if tuple(weight_EH.shape) != want:
             raise ValueError(f"gate weight has shape {tuple(weight_EH.shape)}, expected {want}")
@@ -157,7 +157,7 @@ class EPMoE(nn.Module):
         """weights_TK (fp32) and slot_idx_TK of each token.
 
         token_id_T: where one is negative the row is padding and goes to no expert.
-        first_row: of the step's rows, the first that is here.
+        first_row: where these tokens begin among the step's rows.
         """
         assert self.gate is not None
         weights_TK, expert_idx_TK = self.gate.choose(logits_TE, token_id_T)
@@ -221,7 +221,7 @@ class EPMoE(nn.Module):
         self._recorder, self._row = recorder, row
 
     def route_by(self, router: BatchRouter, row: int) -> None:
-        """From now on each step's tokens are split over replicas by what all ranks have. row: this layer's only."""
+        """From now on the router splits each step's tokens over replicas by all ranks' counts. row: of record_load."""
         self._router, self._row = router, row
 
     def reset_load(self) -> None:
@@ -229,7 +229,7 @@ class EPMoE(nn.Module):
         self.load_S.zero_()
 
     def expert_load(self) -> Sequence[int]:
-        """Tokens routed to each local slot since the layer was built."""
+        """Tokens routed to each local slot since the layer was built or reset_load() was called."""
         return self.load_S.tolist()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Overlap schedules: which stages of a layer run concurrently.
 
 A schedule lists the stages of one layer in the order in which the host starts them for one microbatch. A stage has a
-lane: on GPUs each lane is a CUDA stream (lanes.py), elsewhere all are one thread. A stage names what it needs of other
-lanes; one that is not on the compute lane and names nothing needs all that was started on the compute lane before it.
+lane: on GPUs each lane is a CUDA stream (lanes.py), elsewhere all are one thread. `needs` names the stages on other
+lanes that a stage waits for; without it a COMM or SIDE stage waits for everything started on COMPUTE before it.
 
 Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that take turns at every PAUSE. Of one layer:
 
@@ -14,7 +14,7 @@ Single-batch overlap (SBO): one microbatch, for decodes.
     compute   attention | gate | dispatch | experts: up, then down projection | combine | ...
     side                | shared expert ...
 
-and where sending takes long enough (sm_split.py), tile by tile beside the down projection, on SMs of its own:
+and where sending takes long enough (sm_split.py), combine send runs beside the down projection, on SMs of its own:
 
     comm                                  | combine send: each tile of rows when it is there |
 
@@ -39,7 +39,7 @@ class Stage:
     work: Work
     lane: str = COMPUTE
     needs: tuple[Work, ...] = ()  # stages of the same step, on other lanes, that it follows
-    marks: bool = False  # it is on the compute lane, and a stage on another lane needs it alone
+    marks: bool = False  # on COMPUTE only: records an event, as a stage on another lane has it in `needs`
 
     @property
     def name(self) -> str:
@@ -99,8 +99,8 @@ SINGLE_BATCH_TILES = (
     Stage(MoEStep.dispatch_send),
     Stage(MoEStep.dispatch_recv, marks=True),
     Stage(MoEStep.experts),
-    # Waits on the GPU for what the experts write, so it must be launched behind them: to load a kernel or to take
-    # memory the host may have to wait until the GPU is idle. It begins beside them, on SMs that they leave free.
+    # Its kernel waits on the GPU for what the experts write, so the host must launch the experts first: loading
+    # code or taking memory may need an idle GPU, which it would prevent. It runs beside them, on SMs they leave free.
     Stage(MoEStep.combine_send, COMM, needs=(MoEStep.dispatch_recv,)),
     Stage(MoEStep.combine_recv, needs=(MoEStep.combine_send,)),
     Stage(MoEStep.add, needs=(MoEStep.shared,)),

@@ -37,7 +37,7 @@ class RowsPlan:
     top_k: int  # 0 without topk_idx
     row_bytes: int  # of a row of the payload
     num_scales: int  # of a row
-    expected_rows: int  # received rows if all ranks have as many tokens and send all of them here
+    expected_rows: int  # received rows if every rank has as many tokens as this one and sends all of them here
     returned_bytes: int  # returned rows of a combine, at most
     asked: CallContext  # for errors
 
@@ -130,7 +130,7 @@ class RowsPlans:
 
     def _fail_row(self, x: Tensor) -> NoReturn:
         row_bytes = x.shape[1] * x.element_size()
-        self._fail(f"dispatch: a row of x has {row_bytes} B; rows must be multiples of 16 B, not 0, at multiples of 16")
+        self._fail(f"dispatch: a row of x has {row_bytes} B; it must be a multiple of 16 B above 0, and x begin at one")
 
     def _check_routing(self, routing: Routing, worst_rows: int, alignment: int) -> None:
         T, S, R = routing.num_tokens, routing.num_slots, self._group.size

@@ -3,10 +3,10 @@
 Every step of the engine calls header() before the ranks all-gather their headers and advance() with everyone's after
 it. All decisions follow from the gathered numbers alone, so all ranks take them in the same step:
 
-    offered   a job begins when every rank reports its number: all have been told
-    progress  ticks that this rank has ended; the next tick begins when all have. Negative: this rank cannot go on, all
-              roll back
-    room      bytes that fit into this rank's step (pace.py); the smallest is the size of the next tick's chunks
+    offered   id of the job that this rank has been told of; the job begins once every rank reports it
+    progress  ticks (of one or more steps) that this rank has finished; the next begins when all have. Negative:
+              why this rank cannot go on (FAILURES of job.py); all roll back
+    room      bytes that fit into this rank's step (pace.py); the smallest of all ranks limits the next tick's chunks
 
 A round (balancer/migration.py) takes one tick per chunk and one more for receiving the last. Then its layers' slot maps
 change on all ranks in the same step: the commit. What it replaced is kept for one tick more, until all are known to
@@ -42,7 +42,7 @@ class Migrator:
     layers: the placement's rows, in order.
     spare: experts that the layers' pools have room for beyond all slots; no round may bring a rank more.
     routing: see EngineConfig.replica_routing.
-    router: where each batch is split anew; a job's rank speeds hold for it from each of the job's commits on.
+    router: of replica_routing "batch" and "batch-lp"; each commit of a job sets its rank speeds to the job's.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Migrator:
         self._offered_s = 0.0
         self._job: MigrationJob | None = None
         self._round: MigrationRound | None = None
-        self._last_row_round: dict[int, int] = {}  # layer -> the round in which it reaches its last row
+        self._last_row_round: dict[int, int] = {}  # layer -> the last round that changes its placement row
         self._last_job_id = 0
         self._cancelled_id = 0
         self._given_up = (0, "")  # the latest job that never began, and why
@@ -120,7 +120,7 @@ class Migrator:
     # -- in every step --
 
     def header(self) -> MigrationHeader:
-        """What to report in this step's header, after the part of the work that belongs between two steps."""
+        """Does this step's share of the migration, then returns what to report in the step's header."""
         if self._job is None:
             return self._answer_offer()
         if self._progress >= 0:
@@ -132,7 +132,7 @@ class Migrator:
         return MigrationHeader(self._job.job_id, self._progress, self._pace.room)
 
     def advance(self, header_N: Sequence[MigrationHeader]) -> None:
-        """Takes the ranks' next common step. header_N: what header() returned on each of them."""
+        """Decides from all ranks' headers what comes next, alike on each. header_N: what their header() returned."""
         if not any(header.offered for header in header_N):
             return
         failed = min(range(len(header_N)), key=lambda rank: header_N[rank].progress)
@@ -150,7 +150,7 @@ class Migrator:
             self._pace.worked(time.thread_time() - start_s)
 
     def _why(self, failed: int, header_N: Sequence[MigrationHeader]) -> str:
-        """What a rank cannot go on for, at what point, and whom it has waited for."""
+        """Why rank `failed` cannot go on, in which round, and which ranks it has waited for."""
         failure = header_N[failed].progress
         reason = f"{FAILURES[failure]}, says rank {failed}"
         if self._job is None:
@@ -192,7 +192,7 @@ class Migrator:
     # -- before a job begins --
 
     def _answer_offer(self) -> MigrationHeader:
-        """Messages of a migration that was rolled back must be gone before the next begins."""
+        """The header without a job: withholds an offer while messages of a rolled-back migration are under way."""
         job = self._offer
         if job is None:
             return MigrationHeader()
@@ -203,7 +203,7 @@ class Migrator:
         try:
             return MigrationHeader(job.job_id, 0, self._pace.room) if self._transport.is_quiet() else MigrationHeader()
         except ConnectionError as error:
-            self._warn(f"what is left of an earlier one: {error}")
+            self._warn(f"messages of an earlier migration could not be cleared: {error}")
             return MigrationHeader(job.job_id, DISCONNECTED)
 
     def _give_up(self, job_id: int, reason: str) -> None:
@@ -245,7 +245,7 @@ class Migrator:
         try:
             check_round(plan, self._layers, self._group.size, self._spare)
         except ValueError as error:
-            self._end("refused", f"round {self._rounds_done}: {error}")
+            self._end("refused", f"round {self._rounds_done + 1} of {self._num_rounds}: {error}")
             return
         self._round = MigrationRound(plan, self._layers, self._group)
         self._used = max(self._used, self._round.arriving_bytes)
@@ -288,7 +288,7 @@ class Migrator:
             return DISCONNECTED
 
     def _overdue(self, one: MigrationRound, spent_s: float, timeout_s: float) -> int:
-        """SLOW or LATE, past the deadline; else 0. Those that wait for the late one speak up a little after itself."""
+        """0 before the deadline; then LATE, or 10 % later SLOW on ranks that only wait: the late one reports first."""
         is_done = self._transport.is_done()
         if spent_s <= (1.1 * timeout_s if is_done else timeout_s):
             return 0

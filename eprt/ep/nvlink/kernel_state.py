@@ -41,7 +41,7 @@ class KernelOptions:
 
     timeout_s: float  # deadline of every wait
     mask: Tensor | None = None  # int32 [R] on the GPU, 1 for ranks that are not waited for; default: one of its own
-    stats: bool = True  # they count
+    stats: bool = True  # kernels count (KernelTotals)
     exact: bool = False  # normal mode: as EPConfig.exact_combine
     profile: bool = False  # low latency: they record when they pass each stage
 
@@ -74,7 +74,7 @@ class KernelState:
         }
 
     def _meet(self) -> None:
-        """The last step of construction: no rank writes into a heap that its owner still clears."""
+        """Waits for the GPU and all ranks, so that no rank writes into a heap that its owner is still clearing."""
         torch.cuda.synchronize()
         self.group.barrier()
 

@@ -26,7 +26,7 @@ class Collected:
 
 
 class Collector:
-    """Makes windows. layers: of each row of the ranks' slots. since_s: Unix time at which the first window began."""
+    """Makes windows. layers: model layer of each row of SlotTotals. since_s: Unix time when the first window began."""
 
     def __init__(
         self, node_of_rank: Sequence[int], layers: Sequence[int], first_window: int = 0, since_s: float | None = None
@@ -39,8 +39,8 @@ class Collector:
         self._since_s = dict.fromkeys(ranks, time.time() if since_s is None else since_s)
 
     def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
-        """Ends a window with the latest totals of the ranks that have reported any. None where the window goes on for
-        lack of calls. is_last: end it however few calls it has."""
+        """Ends a window with the latest totals of the ranks that have reported any. None: it has too few calls and goes
+        on. Without any call it is empty and begins anew. is_last: end it however few calls it has."""
         now_s = time.time()
         num_calls = {rank: now.num_calls - self._before[rank].num_calls for rank, now in sorted(totals.items())}
         most_calls = max(num_calls.values(), default=0)
