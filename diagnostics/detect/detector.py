@@ -1,8 +1,8 @@
 """The detector: which columns, rows and points of the wait matrices stand out, and in which windows. Knows no causes.
 
 It compares logarithms with medians per tier (effects.py), and scores runs of windows by how noise persists (chance.py,
-runs.py). With two or three ranks a median cannot distinguish a rank from its link; there only a rank is reported that
-all others wait for at least MIN_RATIO_OF_FEW times as long as it waits for anyone.
+runs.py). With two or three ranks a median cannot distinguish a rank from its link; there only a rank that all others
+wait for, while it waits for nobody, is reported.
 """
 
 import math
@@ -19,7 +19,7 @@ from .sightings import Outliers, Place, Sighting, sightings_of
 
 MIN_RANKS_FOR_MEDIANS = 4
 MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 1.7  # over the whole run; less is not worth anybody's time
-SHORT_POINT_RATIO = 1.0  # divided by a run's windows and added to MIN_POINT_RATIO: a short run needs a larger ratio
+SHORT_POINT_RATIO = 1.0  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z, ALONE_RATIO = 6.5, 2.5  # the same where the log has one window only
 POINT_MARGIN = 0.5  # on top of a point's least score: how noise persists is itself an estimate
@@ -50,7 +50,7 @@ def _find_runs(
     """Runs that are sure and large enough, with their ratio."""
     num_windows, num_places = z_WP.shape
     min_score = least_score(num_places) + (POINT_MARGIN if is_point else 0.0)
-    if not is_point:  # columns and rows are medians over ranks: no heavy tails, and no single link moves them
+    if not is_point:  # a median over the ranks has no tails, and follows no single link
         chance = Chance(chance.memory)
     left_WP = z_WP.copy()
     reported_WP = np.zeros(z_WP.shape, dtype=bool)
@@ -67,7 +67,7 @@ def _find_runs(
             if not is_steady and not is_point:
                 left_WP[at, run.place] = np.where(is_raised_W, z_W, -CLIP_Z)  # perhaps two runs, with calm between
                 continue
-            left_WP[at, run.place] = -CLIP_Z  # so that no later run spans these windows
+            left_WP[at, run.place] = -CLIP_Z  # it interrupts other runs
             is_sure = chance.is_enough(z_W, num_places, num_windows) if is_point else (z_W >= HIGH_Z).sum() >= 2
             if size >= min_ratio and is_sure and is_steady:
                 reported_WP[at, run.place] = True

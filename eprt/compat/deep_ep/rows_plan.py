@@ -130,7 +130,7 @@ class RowsPlans:
 
     def _fail_row(self, x: Tensor) -> NoReturn:
         row_bytes = x.shape[1] * x.element_size()
-        self._fail(f"dispatch: a row of x has {row_bytes} B; it must be a multiple of 16 B above 0, and x begin at one")
+        self._fail(f"dispatch: a row of x has {row_bytes} B; rows must be multiples of 16 B, not 0, at multiples of 16")
 
     def _check_routing(self, routing: Routing, worst_rows: int, alignment: int) -> None:
         T, S, R = routing.num_tokens, routing.num_slots, self._group.size
