@@ -1,4 +1,4 @@
-"""The DeepEP face on real GPUs, low latency and normal mode, against an oracle."""
+"""DeepEP's interface on real GPUs, low latency and normal mode, against an oracle."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Normal mode between real GPUs, as verbs and as per-token rows, against an oracle."""
+"""Normal mode between real GPUs, by expert and as per-token rows, against an oracle."""
 
 import pytest
 
