@@ -2,6 +2,9 @@
 
 from collections import UserDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
 
 from eprt.config import MoEConfig
 from eprt.ep.api import Backend
@@ -11,8 +14,49 @@ from eprt.ep.registry import make_backend
 from eprt.ep.stats import EPStats
 
 
+@dataclass(frozen=True)
+class ExchangeRecipe:
+    """What make_exchange was asked for."""
+
+    config: MoEConfig
+    group: EPGroup
+    num_slots: int
+    backend: str
+    modes: Mapping[str, int | None]
+    device: str
+    exact_combine: bool
+
+
 class Exchange(UserDict[str, Backend]):
-    """Backends by mode, "normal" and "low_latency"; empty for a model without MoE layers."""
+    """Backends by mode, "normal" and "low_latency"; empty for a model without MoE layers.
+
+    recipe: how it was made; None where somebody put it together.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend], recipe: ExchangeRecipe | None = None):
+        super().__init__(backends)
+        self._recipe = recipe
+        self._relatives = [self]  # this one, and those that layers went on with after a move
+
+    def moved_to(self, dtype: torch.dtype, device: str) -> "Exchange":
+        """The exchange that layers go on with in another dtype or on another device. Collective.
+
+        All layers that share this one get the same. close() of either frees both. ValueError, before anything is made,
+        where there can be none.
+        """
+        for exchange in self._relatives:
+            recipe = exchange._recipe
+            if recipe is not None and (recipe.config.dtype, recipe.device) == (dtype, device):
+                return exchange
+        recipe = self._recipe
+        if recipe is None:
+            raise ValueError("this exchange was not made by make_exchange, so it cannot be made anew elsewhere")
+        backend = recipe.backend if recipe.device == device else "auto"
+        recipe = replace(recipe, config=replace(recipe.config, dtype=dtype), device=device, backend=backend)
+        moved = _follow(recipe)
+        self._relatives.append(moved)
+        moved._relatives = self._relatives
+        return moved
 
     def check(self) -> None:
         """Raises what kernels have reported since the last call."""
@@ -39,8 +83,9 @@ class Exchange(UserDict[str, Backend]):
 
     def close(self) -> None:
         """Frees the communication windows. Collective."""
-        for backend in self.values():
-            backend.close()
+        for exchange in self._relatives:
+            for backend in exchange.values():
+                backend.close()
 
 
 def make_exchange(
@@ -56,10 +101,15 @@ def make_exchange(
 
     modes: mode -> largest number of tokens of one dispatch (None: config.num_max_tokens_per_rank); default: normal.
     """
-    backends = {}
-    for mode, max_tokens in (modes or {"normal": None}).items():
-        sizes = config.hidden_size, num_slots, config.top_k, max_tokens or config.num_max_tokens_per_rank
+    modes = modes or {"normal": None}
+    return _follow(ExchangeRecipe(config, group, num_slots, backend, modes, device, exact_combine))
+
+
+def _follow(recipe: ExchangeRecipe) -> Exchange:
+    backends, config = {}, recipe.config
+    for mode, max_tokens in recipe.modes.items():
+        sizes = config.hidden_size, recipe.num_slots, config.top_k, max_tokens or config.num_max_tokens_per_rank
         types = config.dtype, config.payload
-        ep_config = EPConfig(*sizes, *types, mode, device=device, exact_combine=exact_combine)
-        backends[mode] = make_backend(backend, ep_config, group)
-    return Exchange(backends)
+        ep_config = EPConfig(*sizes, *types, mode, device=recipe.device, exact_combine=recipe.exact_combine)
+        backends[mode] = make_backend(recipe.backend, ep_config, recipe.group)
+    return Exchange(backends, recipe)

@@ -41,6 +41,24 @@ class ExpertPool:
         self.expert_bytes = sum(part.shape[1] for part in self.parts)
         self._free = list(range(num_buffers - 1, -1, -1))
 
+    def weights_of(self, buffer: int) -> tuple[Weight, Weight]:
+        """(w13 [2I', H], w2 [H, I']) of one expert: views."""
+        w13, w2 = (
+            Weight(stack.data[buffer], None if stack.scale is None else stack.scale[buffer])
+            for stack in (self.w13, self.w2)
+        )
+        return w13, w2
+
+    def moved_to(self, config: MoEConfig, device: torch.device) -> "ExpertPool":
+        """The same buffers on another device, and in the config's dtype unless they are quantised."""
+        pool = ExpertPool(config, len(self.parts[0]), self.weight_format, device)
+        for new, old in ((pool.w13, self.w13), (pool.w2, self.w2)):
+            new.data.copy_(old.data)
+            if new.scale is not None and old.scale is not None:
+                new.scale.copy_(old.scale)
+        pool._free = list(self._free)
+        return pool
+
     def take_buffer(self) -> int:
         if not self._free:
             raise RuntimeError(f"all {len(self.parts[0])} weight buffers of the expert pool are in use")

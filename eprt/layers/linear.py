@@ -80,6 +80,13 @@ def as_format(weight: Matrix, weight_format: str, dtype: torch.dtype) -> Weight:
     raise ValueError(f"weight format {weight_format!r}: must be same, fp8 or int8")
 
 
+def moved_weight(weight: Weight, dtype: torch.dtype, device: torch.device) -> Weight:
+    """On another device, and in the dtype unless it is quantised."""
+    if weight.scale is None:
+        return Weight(weight.data.to(device, dtype))
+    return Weight(weight.data.to(device), weight.scale.to(device))
+
+
 def plain_weight(data: Tensor) -> Weight:
     """A float16 matrix becomes float32: the kernels take no float16, and bfloat16 would round it."""
     return Weight(data if data.dtype in (torch.float32, torch.bfloat16) else data.float())
@@ -102,6 +109,22 @@ def swiglu_weights(
         down = Weight(_pad_zero(down.data, missing, 0), down.scale)
     scale = None if gate.scale is None or up.scale is None else torch.cat((gate.scale, up.scale))
     return Weight(torch.cat((gate.data, up.data)), scale), down
+
+
+def split_swiglu(w13: Weight, w2: Weight, intermediate_size: int) -> tuple[Weight, Weight, Weight]:
+    """Gate, up and down as views of what swiglu_weights made, without the padding."""
+    half = w13.shape[0] // 2
+    rows = slice(0, intermediate_size), slice(half, half + intermediate_size)
+    columns = slice(0, intermediate_size)
+    if w13.scale is None or w2.scale is None:
+        return *(Weight(w13.data[part]) for part in rows), Weight(w2.data[:, columns])
+    gate, up = (Weight(w13.data[part], scale) for part, scale in zip(rows, _scale_parts(w13, rows)))
+    return gate, up, Weight(w2.data[:, columns], w2.scale)
+
+
+def _scale_parts(w13: Weight, rows: Sequence[slice]) -> Sequence[Tensor]:
+    assert w13.scale is not None
+    return w13.scale.chunk(2) if w13.data.dtype == torch.float8_e4m3fn else [w13.scale[part] for part in rows]
 
 
 def _pad_zero(data_NK: Tensor, columns: int, rows: int) -> Tensor:

@@ -3,9 +3,10 @@
 T tokens and S slots of this rank, H hidden size, K experts per token, E logical experts, I intermediate size, R rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,10 @@ from eprt.ep.placement.load import LoadRecorder
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
+from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu
 from eprt.layers.linear import Matrix
 from eprt.layers.mlp import MLP
+from eprt.layers.moe_operator import moe, moe_with_logits, number_layer
 
 MODES = ("normal", "low_latency")
 
@@ -29,7 +32,9 @@ class EPMoE(nn.Module):
     """Gate, shared expert and this rank's routed experts. Every rank calls forward equally often, also without tokens.
 
     Weights come in by load_gate, load_expert and load_shared, or all at once by EPMoE.from_hf. Inference only: forward
-    computes no gradients.
+    computes no gradients. As an nn.Module it has what this rank holds: gate.weight, shared_experts.*, and experts.N.*
+    for each logical expert N that lives here (held.py). It moves to another device or dtype like any module, on all
+    ranks alike; it cannot be copied or pickled, since it belongs to the ranks of a group.
 
     backend: of eprt.ep.registry, or "auto".
     mode: "normal" or "low_latency"; "auto" is "normal". forward may be told otherwise.
@@ -41,6 +46,9 @@ class EPMoE(nn.Module):
     device: where tokens and weights are, "cpu" or "cuda" (the current GPU).
     """
 
+    load_S: Tensor
+
+    @torch.inference_mode(False)  # tensors that a later call may change, in whatever mode the caller is now
     def __init__(
         self,
         config: MoEConfig,
@@ -70,13 +78,19 @@ class EPMoE(nn.Module):
 
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)  # by local slot, -1 for none
         num_slots = len(self.expert_of_slot)
-        self.experts = Experts(num_slots, pool or ExpertPool(config, num_slots, device=device))
-        self.gate: Gate | None = None
-        self.shared_expert: MLP | None = None
+        self._shares_pool = pool is not None
+        self._experts = Experts(num_slots, pool or ExpertPool(config, num_slots, device=device))
+        self._gate: Gate | None = None
+        self._shared: MLP | None = None
+        # The same weights by name, for torch: forward reads the objects above.
+        self.gate: HeldGate | None = None
+        self.shared_experts: HeldSwiglu | None = None
+        self.experts = HeldExperts(self._experts.pool, config.num_experts)
         self.returns_router_logits = False
         self._slots_to_load = {slot for slot, expert in enumerate(self.expert_of_slot) if expert >= 0}
         # int64, tokens routed to each local slot since the layer was built or reset_load() was called.
-        self.load_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.register_buffer("load_S", torch.zeros(num_slots, dtype=torch.int64, device=device), persistent=False)
+        self._number = number_layer(self)
         self._recorder: LoadRecorder | None = None
         self._router: BatchRouter | None = None
         self._row = 0  # this layer's row in both the recorder and the router
@@ -88,20 +102,36 @@ class EPMoE(nn.Module):
 
     # -- weights --
 
+    @torch.inference_mode(False)
     def load_gate(self, weight_EH: Tensor, bias_E: Tensor | None = None) -> None:
         """bias_E: the correction bias of sigmoid scoring; it affects which experts are chosen, not their weights."""
         want = (self.config.num_experts, self.config.hidden_size)
         if tuple(weight_EH.shape) != want:
             raise ValueError(f"gate weight has shape {tuple(weight_EH.shape)}, expected {want}")
-        self.gate = Gate(self.config, weight_EH, bias_E)
+        self._gate = Gate(self.config, weight_EH, bias_E)
+        self.gate = HeldGate(self._gate.linear.weight.data, self._gate.bias_E)
 
     def load_expert(self, slot: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
         """Fills local slot `slot` with the weights of logical expert expert_of_slot[slot]."""
-        self.experts.load_expert(slot, gate_IH, up_IH, down_HI)
+        self._experts.load_expert(slot, gate_IH, up_IH, down_HI)
         self._slots_to_load.discard(slot)
+        if not self._slots_to_load:
+            self._show_experts()
 
+    @torch.inference_mode(False)
     def load_shared(self, shared_expert: MLP) -> None:
-        self.shared_expert = shared_expert
+        self._shared = shared_expert
+        width = self.config.shared_intermediate_size
+        self.shared_experts = HeldSwiglu(shared_expert.gate_up.weight, shared_expert.down.weight, width)
+
+    @torch.inference_mode(False)
+    def _show_experts(self) -> None:
+        """Gives torch the experts that are here, under their names."""
+        buffers: dict[int, list[int]] = {}
+        for expert, buffer in zip(self.expert_of_slot, self._experts.buffers):
+            if expert >= 0 and buffer >= 0:
+                buffers.setdefault(expert, []).append(buffer)
+        self.experts.show(buffers)
 
     # -- forward --
 
@@ -114,13 +144,26 @@ class EPMoE(nn.Module):
 
         Returns (hidden_TH, router_logits) when the transformers block that this layer replaces did so.
         """
-        self._check_input(hidden_TH)
-        x_TH = hidden_TH.reshape(-1, hidden_TH.shape[-1])
+        if torch.compiler.is_compiling():
+            return self._forward_compiled(hidden_TH, input_ids, mode)
+        return self.forward_now(hidden_TH, input_ids, mode)
+
+    def forward_now(self, hidden_TH: Tensor, input_ids: Tensor | None, mode: str | None) -> Any:
+        """As forward, computed at once."""
+        mode = mode or self.mode
+        self._check_input(hidden_TH, input_ids, mode)
+        x_TH = hidden_TH.reshape(-1, hidden_TH.shape[-1]).contiguous()
         token_id_T = None if input_ids is None else input_ids.reshape(-1)
         logits_TE = self.router_logits(x_TH)
         weights_TK, slot_idx_TK = self.route(logits_TE, token_id_T)
-        y = self._exchange_in_rounds(self.ep[mode or self.mode], x_TH, slot_idx_TK, weights_TK).view(hidden_TH.shape)
+        y = self._exchange_in_rounds(self.ep[mode], x_TH, slot_idx_TK, weights_TK).view(hidden_TH.shape)
         return (y, logits_TE.to(hidden_TH.dtype)) if self.returns_router_logits else y
+
+    def _forward_compiled(self, hidden_TH: Tensor, input_ids: Tensor | None, mode: str | None) -> Any:
+        """As forward, for a compiler: one operator that it does not look into."""
+        self._check_training(hidden_TH)
+        inputs = hidden_TH, input_ids, self._number, mode
+        return moe_with_logits(*inputs, self.config.num_experts) if self.returns_router_logits else moe(*inputs)
 
     def _exchange(
         self, ep: Backend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor, num_rounds: int
@@ -150,8 +193,8 @@ class EPMoE(nn.Module):
 
     def router_logits(self, x_TH: Tensor) -> Tensor:
         """fp32 [T, E]."""
-        assert self.gate is not None
-        return self.gate.logits(x_TH)
+        assert self._gate is not None
+        return self._gate.logits(x_TH)
 
     def route(self, logits_TE: Tensor, token_id_T: Tensor | None = None, first_row: int = 0) -> tuple[Tensor, Tensor]:
         """weights_TK (fp32) and slot_idx_TK of each token.
@@ -159,8 +202,8 @@ class EPMoE(nn.Module):
         token_id_T: where one is negative the row is padding and goes to no expert.
         first_row: where these tokens begin among the step's rows.
         """
-        assert self.gate is not None
-        weights_TK, expert_idx_TK = self.gate.choose(logits_TE, token_id_T)
+        assert self._gate is not None
+        weights_TK, expert_idx_TK = self._gate.choose(logits_TE, token_id_T)
         if self._recorder is not None:
             self._recorder.record(self._row, expert_idx_TK, first_row)
         if self._router is None:
@@ -169,42 +212,132 @@ class EPMoE(nn.Module):
 
     def share(self, x_TH: Tensor) -> Tensor | None:
         """The shared expert's output, where the layer has one."""
-        return None if self.shared_expert is None else self.shared_expert(x_TH)
+        return None if self._shared is None else self._shared(x_TH)
 
     def compute(
         self, ep: Backend, handle: DispatchHandle, received: Received, signal: Any = None, num_sms: int | None = None
     ) -> Tensor:
         """y_RH, the routed experts' outputs, in memory that combine_send need not copy. For the rest see Experts."""
-        self.load_S += received.recv_count_E
+        self.load_S.add_(received.recv_count_E)
         # With static shapes x_RH has room for more rows than come; as a rule a rank gets as many as it sends.
         expected_rows = None if ep.config.mode == "normal" else max(1, handle.num_tokens) * self.config.top_k
-        return self.experts(received, ep.combine_buffer(handle, received), expected_rows, signal, num_sms)
+        return self._experts(received, ep.combine_buffer(handle, received), expected_rows, signal, num_sms)
 
-    def _check_input(self, hidden: Tensor) -> None:
-        where = f"[rank {self.group.rank}/{self.group.size}] EPMoE layer {self.layer_idx}"
-        if hidden.shape[-1] != self.config.hidden_size or hidden.dtype != self.config.dtype:
-            raise ValueError(
-                f"{where}: got {hidden.dtype} {tuple(hidden.shape)}, expected {self.config.dtype} "
+    # -- checks --
+
+    def _fail(self, problem: str, error: type[Exception] = ValueError) -> NoReturn:
+        raise error(f"[rank {self.group.rank}/{self.group.size}] EPMoE layer {self.layer_idx}: {problem}")
+
+    def _check_input(self, hidden: Tensor, input_ids: Tensor | None, mode: str) -> None:
+        device = self.load_S.device
+        if hidden.shape[-1:] != (self.config.hidden_size,) or hidden.dtype != self.config.dtype:
+            self._fail(
+                f"hidden_TH: got {hidden.dtype} {tuple(hidden.shape)}, expected {self.config.dtype} "
                 f"[.., {self.config.hidden_size}]"
             )
-        if self.gate is None or self._slots_to_load:
-            missing = [f"expert {self.expert_of_slot[slot]} (slot {slot})" for slot in sorted(self._slots_to_load)]
-            raise RuntimeError(
-                f"{where} has no weights for {', '.join(['gate'] * (self.gate is None) + missing)}; "
-                "call load_gate and load_expert first"
+        if hidden.device != device:
+            self._fail(f"hidden_TH is on {hidden.device}, the layer on {device}; move one to the other with .to()")
+        if input_ids is not None and (
+            input_ids.shape != hidden.shape[:-1] or input_ids.is_floating_point() or input_ids.device != device
+        ):
+            self._fail(
+                f"input_ids: got {input_ids.dtype} {tuple(input_ids.shape)} on {input_ids.device}, expected integers "
+                f"{tuple(hidden.shape[:-1])} on {device}"
             )
+        if mode not in self.ep:
+            self._fail(f"mode={mode!r}: this layer was built for {', '.join(self.ep)}")
+        if self._gate is None or self._slots_to_load:
+            missing = [f"expert {self.expert_of_slot[slot]} (slot {slot})" for slot in sorted(self._slots_to_load)]
+            self._fail(
+                f"no weights for {', '.join(['gate'] * (self._gate is None) + missing)}; call load_gate and "
+                "load_expert first",
+                RuntimeError,
+            )
+        self._check_training(hidden)
+        if hidden.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._check_recordable(mode)
+
+    def _check_training(self, hidden: Tensor) -> None:
         if self.training and hidden.requires_grad:
-            raise RuntimeError(f"{where} computes no gradients; call model.eval() before inference")
+            self._fail("computes no gradients; call model.eval() before inference", RuntimeError)
+
+    def _check_recordable(self, mode: str) -> None:
+        try:
+            self.ep[mode].require_recordable()
+        except ValueError as error:
+            self._fail(
+                f"mode {mode!r} cannot be captured in a CUDA graph ({error}); build the layer in bfloat16 with "
+                'mode="low_latency" and num_max_tokens_per_rank of the largest batch'
+            )
+
+    # -- torch's module interface --
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "EPMoE":
+        """What .to(), .cuda(), .cpu(), .bfloat16() and .float() come down to."""
+        kind = self.config.dtype, self.load_S.device
+        moved = fn(torch.empty(0, dtype=kind[0], device=kind[1]))
+        if (moved.dtype, moved.device) != kind:
+            self._move_to(moved.dtype, moved.device)
+        return self
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _move_to(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Collective. Checks everything before anything changes."""
+        self._check_move(dtype, device)
+        ep = self.ep.moved_to(dtype, device.type)
+        config = replace(self.config, dtype=dtype)
+        pool = self.pool.moved_to(config, torch.device(device.type))
+        experts = Experts(len(self.expert_of_slot), pool)
+        experts.place(self._experts.buffers)
+        old_dtype = self.config.dtype
+        self.ep, self.config, self._experts = ep, config, experts
+        self._slot_table = SlotTable(self.slot_map, device)
+        self.load_S = self.load_S.to(device)
+        self.experts = HeldExperts(pool, config.num_experts)
+        self._show_experts()
+        if self._gate is not None:
+            gate, bias_E = self._gate.linear.weight.data, self._gate.bias_E
+            gate = gate.to(device, gate.dtype if dtype == old_dtype else dtype)
+            self.load_gate(gate, None if bias_E is None else bias_E.to(device))
+        if self._shared is not None:
+            self.load_shared(self._shared.moved_to(dtype, device))
+
+    def _check_move(self, dtype: torch.dtype, device: torch.device) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            self._fail(f"cannot become {dtype}: an EPMoE computes in torch.bfloat16 or torch.float32")
+        if device.type not in ("cpu", "cuda"):
+            self._fail(f"cannot go to {device}: an EPMoE computes on cpu or cuda")
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            self._fail(
+                f"cannot go to {device}: this rank's GPU is cuda:{torch.cuda.current_device()}; call "
+                f"torch.cuda.set_device({device.index}) before the group is used"
+            )
+        if self._shares_pool:
+            self._fail("cannot move: its weights lie in a pool that layers share; build the model there instead")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._fail("cannot be copied: it belongs to the ranks of a group; build another with EPMoE.from_hf", TypeError)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._fail("cannot be pickled: it belongs to the ranks of a group; save its state_dict() instead", TypeError)
+
+    def extra_repr(self) -> str:
+        held = sum(expert >= 0 for expert in self.expert_of_slot)
+        return (
+            f"rank {self.group.rank} of {self.group.size}, {held} of {self.config.num_experts} experts, "
+            f"{self.config.dtype}, {self.load_S.device}, mode={self.mode!r}"
+        )
 
     # -- moving experts: see ep/migration --
 
     @property
     def pool(self) -> ExpertPool:
-        return self.experts.pool
+        return self._experts.pool
 
     def weight_buffers(self) -> list[int]:
         """Which buffer of the pool holds each local slot's expert, -1 for none."""
-        return self.experts.buffers
+        return self._experts.buffers
 
     def place(self, slot_map: SlotMap, buffers: Sequence[int]) -> None:
         """From now on the slots hold what slot_map says, in these buffers. On all ranks before the same forward, also
@@ -212,7 +345,8 @@ class EPMoE(nn.Module):
         self.slot_map = slot_map
         self._slot_table.set(slot_map)
         self.expert_of_slot = slot_map.experts_of_rank(self.group.rank, self.group.size)
-        self.experts.place(buffers)
+        self._experts.place(buffers)
+        self._show_experts()
 
     # -- load --
 

@@ -118,7 +118,7 @@ def test_forward_without_weights_names_them():
     weights = torch.zeros(48, 64), torch.zeros(48, 64), torch.zeros(64, 48)
     for slot in range(7):
         moe.load_expert(slot, *weights)
-    with pytest.raises(RuntimeError, match=r"layer 5 has no weights for gate, expert 7 \(slot 7\)"):
+    with pytest.raises(RuntimeError, match=r"layer 5: no weights for gate, expert 7 \(slot 7\)"):
         moe(torch.zeros(1, 64))
     moe.load_gate(torch.zeros(8, 64))
     moe.load_expert(7, *weights)

@@ -122,7 +122,7 @@ def test_every_schedule_computes_what_forward_computes():
     """Bit for bit; and the plain schedule makes the same calls in the same order."""
     block = tiny.make_moe_block("v3")
     plain, staged = EPMoE.from_hf(block, EPGroup.single()), EPMoE.from_hf(block, EPGroup.single())
-    assert plain.shared_expert is not None
+    assert plain.shared_experts is not None
     x_TH = torch.randn(5, 64)
     plain.ep.wrap(CallLog)
     staged.ep.wrap(CallLog)

@@ -16,7 +16,7 @@ def test_dummy_weights_have_the_shape_and_no_files(tmp_path):
     logits = []
     for _ in range(2):
         model = load_model(EngineConfig(str(tmp_path), load_format="dummy", num_hidden_layers=2), EPGroup.single())
-        assert len(model.layers) == 2 and model.layers[1].mlp.experts.pool.weight_format == "fp8"
+        assert len(model.layers) == 2 and model.layers[1].mlp.pool.weight_format == "fp8"
         runner = PagedRunner(model)
         logits.append(runner.prefill(runner.request(tiny.prompts()[1])))
         model.close()
