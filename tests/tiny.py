@@ -214,7 +214,7 @@ def prompts(vocab_size: int = 128, lengths: tuple[int, ...] = (1, 7, 40, 23), se
 @torch.no_grad()
 def golden_logits(model, token_ids: list[int]) -> Tensor:
     """fp32 [tokens, V] of one prompt, in one pass without cache."""
-    return model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+    return model(torch.tensor([token_ids], device=model.device), use_cache=False).logits[0].float()
 
 
 @torch.no_grad()
@@ -227,9 +227,9 @@ def golden_greedy(model, token_ids: list[int], num_new: int) -> list[int]:
 
 
 def make_family(family: str, *, seed: int = 0):
-    """A random model of family "v2", "v2_groups", "v3", "qwen3" or "mixtral", with two MoE layers."""
-    if family in ("qwen3", "mixtral"):
-        return (make_qwen3 if family == "qwen3" else make_mixtral)(seed)
+    """A random model of one of FAMILIES, with two MoE layers."""
+    if family in OTHER_FAMILIES:
+        return OTHER_FAMILIES[family](seed)
     return make_variant("v2_lite" if family == "v2" else family, seed=seed)
 
 
@@ -248,6 +248,34 @@ def make_mixtral(seed: int = 0, **overrides: Any):
     from transformers import MixtralConfig, MixtralForCausalLM
 
     return _make_other(MixtralForCausalLM, MixtralConfig, seed, num_local_experts=8, **overrides)
+
+
+def make_v32(seed: int = 0, **overrides: Any):
+    """DeepSeek V3.2: V3 whose attention reads the tokens that an indexer chooses."""
+    from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+
+    indexer = {"index_topk": 64, "index_head_dim": 16, "index_n_heads": 2, "first_k_dense_replace": 1}
+    return _make_other(DeepseekV32ForCausalLM, DeepseekV32Config, seed, **{**V3, **indexer, **overrides})
+
+
+def make_glm4(seed: int = 0, **overrides: Any):
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    fields = {
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 0,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        **overrides,
+    }
+    return _make_other(Glm4MoeForCausalLM, Glm4MoeConfig, seed, **fields)
+
+
+OTHER_FAMILIES = {"v32": make_v32, "glm4": make_glm4, "qwen3": make_qwen3, "mixtral": make_mixtral}
+FAMILIES = ("v2", "v2_groups", "v3", *OTHER_FAMILIES)
 
 
 def _make_other(model_class, config_class, seed: int, **fields: Any):

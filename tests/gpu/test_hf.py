@@ -1,0 +1,19 @@
+"""EPMoE in transformers' models on GPUs: blocks and models of every kind, fp8, recorded graphs, torch.compile."""
+
+import pytest
+
+from tests.gpu.gpus import NUM_GPUS, at_ranks, need_gpus
+
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS < 1, reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("num_ranks", at_ranks(1, 2, 4))
+def test_models_of_transformers(num_ranks, tmp_path):
+    """float32 goes through host memory, hence MPI."""
+    need_gpus(num_ranks)
+    from tests.ranks.launch import run_ranks
+
+    print(run_ranks(num_ranks, "tests.gpu.cases_hf:every_case", timeout_s=200, root=str(tmp_path)))
