@@ -80,7 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_variant(name: str, **overrides: Any):
+def make_variant(name: str, **overrides: Any) -> Any:
     return make_model(**{**VARIANTS[name], **overrides})
 
 
@@ -226,14 +226,14 @@ def golden_greedy(model, token_ids: list[int], num_new: int) -> list[int]:
     return tokens[len(token_ids) :]
 
 
-def make_family(family: str, *, seed: int = 0):
+def make_family(family: str, *, seed: int = 0) -> Any:
     """A random model of one of FAMILIES, with two MoE layers."""
     if family in OTHER_FAMILIES:
         return OTHER_FAMILIES[family](seed)
     return make_variant("v2_lite" if family == "v2" else family, seed=seed)
 
 
-def make_moe_block(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32):
+def make_moe_block(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     return make_family(family, seed=seed).to(dtype).model.layers[-1].mlp
 
 

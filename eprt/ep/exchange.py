@@ -36,7 +36,7 @@ class Exchange(UserDict[str, Backend]):
     def __init__(self, backends: Mapping[str, Backend], recipe: ExchangeRecipe | None = None):
         super().__init__(backends)
         self._recipe = recipe
-        self._relatives = [self]  # this one, and those that layers went on with after a move
+        self._relatives: list[Exchange] = [self]  # this one, and those that layers went on with after a move
 
     def moved_to(self, dtype: torch.dtype, device: str) -> "Exchange":
         """The exchange that layers go on with in another dtype or on another device. Collective.

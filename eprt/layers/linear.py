@@ -114,17 +114,15 @@ def swiglu_weights(
 def split_swiglu(w13: Weight, w2: Weight, intermediate_size: int) -> tuple[Weight, Weight, Weight]:
     """Gate, up and down as views of what swiglu_weights made, without the padding."""
     half = w13.shape[0] // 2
-    rows = slice(0, intermediate_size), slice(half, half + intermediate_size)
-    columns = slice(0, intermediate_size)
-    if w13.scale is None or w2.scale is None:
-        return *(Weight(w13.data[part]) for part in rows), Weight(w2.data[:, columns])
-    gate, up = (Weight(w13.data[part], scale) for part, scale in zip(rows, _scale_parts(w13, rows)))
-    return gate, up, Weight(w2.data[:, columns], w2.scale)
-
-
-def _scale_parts(w13: Weight, rows: Sequence[slice]) -> Sequence[Tensor]:
-    assert w13.scale is not None
-    return w13.scale.chunk(2) if w13.data.dtype == torch.float8_e4m3fn else [w13.scale[part] for part in rows]
+    gate_rows, up_rows = slice(0, intermediate_size), slice(half, half + intermediate_size)
+    down = Weight(w2.data[:, :intermediate_size], w2.scale)
+    if w13.scale is None:
+        return Weight(w13.data[gate_rows]), Weight(w13.data[up_rows]), down
+    if w13.data.dtype == torch.float8_e4m3fn:
+        gate_scale, up_scale = w13.scale.chunk(2)
+    else:
+        gate_scale, up_scale = w13.scale[gate_rows], w13.scale[up_rows]
+    return Weight(w13.data[gate_rows], gate_scale), Weight(w13.data[up_rows], up_scale), down
 
 
 def _pad_zero(data_NK: Tensor, columns: int, rows: int) -> Tensor:

@@ -62,9 +62,9 @@ class NamedWeights:
         return self._swiglu([f"shared_experts.{name}." for name in names], intermediate_size, hidden_size)
 
     def _swiglu(self, prefixes: list[str], intermediate_size: int, hidden_size: int) -> SwigluMatrices:
-        sizes = intermediate_size, hidden_size
-        gate, up, down = (self._matrix(p + "weight", n) for p, n in zip(prefixes, (sizes, sizes, sizes[::-1])))
-        return gate, up, down
+        gate, up, down = (f"{prefix}weight" for prefix in prefixes)
+        wide = intermediate_size, hidden_size
+        return self._matrix(gate, wide), self._matrix(up, wide), self._matrix(down, (hidden_size, intermediate_size))
 
     def _matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         weight = self.tensor(name, shape)

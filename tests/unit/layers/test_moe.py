@@ -1,4 +1,4 @@
-"""EPMoE on one rank: against transformers' blocks, its shapes, rounds, formats and errors."""
+"""EPMoE on one rank: its rounds, formats, moves and errors. tests/unit/compat/hf compares it with transformers."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from eprt.balancer import Placement
 
 from eprt import EngineConfig, EPGroup, EPMoE, MoEConfig
-from eprt.compat.hf import replace_moe_blocks
 from eprt.ep.api import Received
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
@@ -15,50 +14,9 @@ from eprt.ops.known_rows import KnownRows
 from tests import tiny
 from tests.paths import DEMO
 
-FAMILIES = ["v2", "v2_groups", "v3", "qwen3", "mixtral"]
-
 
 def relative_error(y, want):
     return ((y - want).float().pow(2).mean().sqrt() / want.float().pow(2).mean().sqrt()).item()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shape", [(1, 64), (37, 64), (2, 5, 64), (0, 64), (3, 0, 64)], ids=str)
-@torch.no_grad()
-def test_from_hf_equals_the_block(family, shape):
-    block = tiny.make_moe_block(family)
-    moe = EPMoE.from_hf(block, EPGroup.single())
-    x = torch.randn(shape)
-    y = moe(x)
-    assert y.shape == x.shape and y.dtype == x.dtype
-    want = block(x.view(1, -1, 64)).view(shape)
-    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-4 if family == "v2_groups" else 1e-5)  # scaled by 16
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.no_grad()
-def test_from_hf_in_bf16(family):
-    block = tiny.make_moe_block(family, dtype=torch.bfloat16)
-    exact = tiny.make_moe_block(family, dtype=torch.bfloat16).float()
-    moe = EPMoE.from_hf(block, EPGroup.single())
-    x = torch.randn(50, 64).bfloat16()
-    y = moe(x)
-    assert y.dtype == torch.bfloat16
-    assert relative_error(y, exact(x.float()[None])[0]) < 0.01
-
-
-@pytest.mark.parametrize("family, names", [("qwen3", None), ("mixtral", ("w1", "w3", "w2"))])
-@torch.no_grad()
-def test_from_hf_of_the_old_style_returns_logits_too(family, names):
-    block = tiny.make_moe_block(family)
-    old = tiny.OldStyleBlock(block, names)
-    old.__class__ = type(type(block).__name__, (tiny.OldStyleBlock,), {})
-    moe = EPMoE.from_hf(old, EPGroup.single())
-    x = torch.randn(2, 7, 64)
-    y, logits = moe(x)
-    want, want_logits = old(x)
-    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits, want_logits, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -78,17 +36,6 @@ def test_quantised_weights(weight_format, limit):
     moe = EPMoE.from_hf(block, EPGroup.single(), weight_format=weight_format)
     x = torch.randn(60, 64)
     assert 1e-4 < relative_error(moe(x), block(x[None])[0]) < limit
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_patched_model_gives_the_same_logits(family):
-    model = tiny.make_family(family)
-    (prompt,) = tiny.prompts(lengths=(25,))
-    want = tiny.golden_logits(model, prompt)
-    layers = replace_moe_blocks(model, EPGroup.single())
-    assert len(layers) == 2 and layers[0].ep is layers[1].ep
-    assert (tiny.golden_logits(model, prompt) - want).abs().max() < 1e-4
-    assert all(sum(layer.expert_load()) > 0 for layer in layers)
 
 
 def test_replicas_share_an_experts_tokens():
@@ -143,20 +90,6 @@ def test_wrong_weights_are_named():
         moe.load_expert(3, *[torch.zeros(48, 64)] * 3)
     with pytest.raises(ValueError, match=r"gate weight has shape \(8, 63\)"):
         moe.load_gate(torch.zeros(8, 63))
-
-
-def test_blocks_that_cannot_be_converted_are_named():
-    group = EPGroup.single()
-    with pytest.raises(TypeError, match="Linear is not a block of the kinds deepseekv2moe, "):
-        EPMoE.from_hf(torch.nn.Linear(2, 2), group)
-    with pytest.raises(TypeError, match="Linear has no block"):
-        replace_moe_blocks(torch.nn.Linear(2, 2), group)
-    with pytest.raises(ValueError, match=r"torch\.float16"):
-        EPMoE.from_hf(tiny.make_moe_block("v3", dtype=torch.float16), group)
-    block = tiny.make_moe_block("qwen3")
-    block.experts.act_fn = torch.nn.GELU()
-    with pytest.raises(ValueError, match="uses GELU; only SiLU"):
-        EPMoE.from_hf(block, group)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
