@@ -4,6 +4,7 @@ Names are those of published checkpoints: experts.7.gate_proj.weight is the matr
 communication.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,11 @@ from eprt.layers.linear import split_swiglu
 from eprt.ops.weight import Weight
 
 QUANTISED = (torch.float8_e4m3fn, torch.int8)
+
+
+def lasting(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it was made in inference mode and could not be loaded into outside of it."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 class HeldModule(nn.Module):
@@ -104,8 +110,8 @@ class HeldExperts(HeldModule):
     def copy_to_replicas(self) -> None:
         """Gives every further slot of an expert what its first one has."""
         for first, *others in self._places.values():
-            for part in self._pool.parts if others else ():
-                part[others] = part[first]
+            for part, other in itertools.product(self._pool.parts, others):
+                part[other].copy_(part[first])
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing, unexpected, error_msgs

@@ -20,10 +20,11 @@ from eprt.ep.placement.load import LoadRecorder
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate
-from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu
+from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu, lasting
 from eprt.layers.linear import Matrix
 from eprt.layers.mlp import MLP
 from eprt.layers.moe_operator import moe, moe_with_logits, number_layer
+from eprt.ops.weight import Weight
 
 MODES = ("normal", "low_latency")
 
@@ -108,7 +109,7 @@ class EPMoE(nn.Module):
         want = (self.config.num_experts, self.config.hidden_size)
         if tuple(weight_EH.shape) != want:
             raise ValueError(f"gate weight has shape {tuple(weight_EH.shape)}, expected {want}")
-        self._gate = Gate(self.config, weight_EH, bias_E)
+        self._gate = Gate(self.config, lasting(weight_EH), None if bias_E is None else lasting(bias_E))
         self.gate = HeldGate(self._gate.linear.weight.data, self._gate.bias_E)
 
     def load_expert(self, slot: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
@@ -121,6 +122,9 @@ class EPMoE(nn.Module):
     @torch.inference_mode(False)
     def load_shared(self, shared_expert: MLP) -> None:
         self._shared = shared_expert
+        for linear in (shared_expert.gate_up, shared_expert.down):
+            weight = linear.weight
+            linear.weight = Weight(lasting(weight.data), None if weight.scale is None else lasting(weight.scale))
         width = self.config.shared_intermediate_size
         self.shared_experts = HeldSwiglu(shared_expert.gate_up.weight, shared_expert.down.weight, width)
 

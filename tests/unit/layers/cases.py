@@ -1,4 +1,4 @@
-"""Batches, and layers that compute nothing, for the tests of schedules and lanes."""
+"""Batches, layers that compute nothing for the tests of schedules and lanes, and small layers that compute."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,12 @@ from eprt.ep.exchange import Exchange
 from eprt.ep.group.group import EPGroup
 from eprt.layers.batch import ForwardBatch, Split
 from eprt.layers.layer_step import Microbatch
+from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 
 HIDDEN, TOP_K = 256, 4
+# Of a layer that computes.
+WIDTH, INNER, NUM_EXPERTS = 64, 48, 6
 
 
 def batch_of(lengths: list[int], contexts: list[int], num_decode: int, **fields) -> ForwardBatch:
@@ -64,3 +67,19 @@ class IdleLayer:
 
     def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
         return microbatch.x_TH, microbatch.x_TH
+
+
+def filled(group: EPGroup | None = None, seed: int = 0, weight_format: str = "same", **options) -> EPMoE:
+    """A layer whose weights depend on the logical expert alone."""
+    generator = torch.Generator().manual_seed(seed)
+    config = MoEConfig(WIDTH, INNER, NUM_EXPERTS, 2, INNER, weight_format=weight_format, dtype=torch.float32)
+    options = options if group is None else {"ep": Exchange({"normal": None}), **options}  # type: ignore[dict-item]
+    moe = EPMoE(config, group or EPGroup.single(), **options).eval()
+    moe.load_gate(torch.randn(NUM_EXPERTS, WIDTH, generator=generator), torch.randn(NUM_EXPERTS, generator=generator))
+    shapes = (INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER)
+    experts = [[torch.randn(shape, generator=generator) / 8 for shape in shapes] for _ in range(NUM_EXPERTS + 1)]
+    for slot, expert in enumerate(moe.expert_of_slot):
+        if expert >= 0:
+            moe.load_expert(slot, *experts[expert])
+    moe.load_shared(MLP(*experts[NUM_EXPERTS], weight_format, torch.float32))
+    return moe

@@ -1,9 +1,13 @@
 """EPMoE on one rank: its rounds, formats, moves and errors. tests/unit/compat/hf compares it with transformers."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from eprt.balancer import Placement
+from torch import nn
 
 from eprt import EngineConfig, EPGroup, EPMoE, MoEConfig
 from eprt.ep.api import Received
@@ -12,7 +16,9 @@ from eprt.layers.experts import ExpertPool, Experts
 from eprt.models.loader import load_model
 from eprt.ops.known_rows import KnownRows
 from tests import tiny
+from tests.fake_gpu import Group
 from tests.paths import DEMO
+from tests.unit.layers.cases import NUM_EXPERTS, WIDTH, filled
 
 
 def relative_error(y, want):
@@ -139,3 +145,96 @@ def test_padding_goes_to_no_expert():
     moe.reset_load()
     assert sum(moe.expert_load()) == 0
     model.close()
+
+
+# -- as a module of torch --
+
+
+def test_a_layer_moves_to_another_dtype_and_back():
+    moe, x_TH = filled(), torch.randn(7, WIDTH)
+    want_TH = moe(x_TH)
+    first = moe.ep
+    assert moe.to(torch.bfloat16) is moe and moe.ep is not first
+    assert moe.config.dtype == torch.bfloat16
+    assert {p.dtype for p in moe.parameters()} == {torch.bfloat16}
+    assert moe.state_dict()["gate.e_score_correction_bias"].dtype == torch.float32
+    assert relative_error(moe(x_TH.bfloat16()), want_TH) < 0.05
+    moe.float().cpu()
+    assert moe.ep is first and moe(x_TH).dtype == torch.float32
+    moe.close()
+
+
+@pytest.mark.parametrize("weight_format", ["fp8", "int8"])
+def test_quantised_weights_move_bit_for_bit(weight_format):
+    moe = filled(weight_format=weight_format)
+    before = {name: tensor.clone() for name, tensor in moe.state_dict().items() if "experts" in name}
+    moe.bfloat16()
+    assert all(torch.equal(moe.state_dict()[n].view(torch.uint8), t.view(torch.uint8)) for n, t in before.items())
+
+
+def test_layers_that_share_an_exchange_share_it_after_a_move_too():
+    model = nn.ModuleList([filled(), filled(seed=1)])
+    model[1].ep = model[0].ep
+    model.bfloat16()
+    assert model[0].ep is model[1].ep and model[0].ep["normal"].config.dtype == torch.bfloat16
+
+
+def test_moves_that_cannot_be_are_refused_before_anything_moves():
+    moe, x_TH = filled(), torch.randn(2, WIDTH)
+    want_TH, ep = moe(x_TH), moe.ep
+    for move, words in (
+        (
+            lambda: moe.half(),
+            r"\[rank 0/1\] EPMoE layer 0: cannot become torch.float16: an EPMoE computes in",
+        ),
+        (lambda: moe.double(), "cannot become torch.float64"),
+        (lambda: moe.to("meta"), "cannot go to meta: an EPMoE computes on cpu or cuda"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            move()
+        assert moe.ep is ep and torch.equal(moe(x_TH), want_TH)
+    shared = filled(pool=ExpertPool(moe.config, NUM_EXPERTS))
+    with pytest.raises(ValueError, match="cannot move: its weights lie in a pool that layers share; build the model"):
+        shared.bfloat16()
+    given = filled(Group(0, 2))
+    with pytest.raises(ValueError, match="was not made by make_exchange"):
+        given.bfloat16()
+    assert given.config.dtype == torch.float32
+
+
+def test_copies_and_pickles_are_refused():
+    moe = filled()
+    with pytest.raises(TypeError, match=r"EPMoE layer 0: cannot be copied: .* build another with EPMoE.from_hf"):
+        copy.deepcopy(nn.Sequential(moe))
+    with pytest.raises(TypeError, match=r"cannot be pickled: .* save its state_dict\(\) instead"):
+        pickle.dumps(moe)
+    assert "rank 0 of 1, 6 of 6 experts, torch.float32, cpu, mode='normal'" in repr(moe)
+
+
+def test_built_in_inference_mode_used_outside_of_it():
+    with torch.inference_mode():
+        moe = filled()
+        inside_TH = moe(torch.ones(2, WIDTH))
+    assert torch.equal(moe(torch.ones(2, WIDTH)), inside_TH)
+    moe.load_state_dict(filled().state_dict())
+    assert torch.equal(moe(torch.ones(2, WIDTH)), inside_TH)
+
+
+def test_strided_rows_are_copied():
+    moe, x_TH = filled(), torch.randn(5, WIDTH)
+    assert torch.equal(moe(x_TH.T.contiguous().T), moe(x_TH))
+    assert torch.equal(moe(torch.cat((x_TH, x_TH), 1)[:, :WIDTH]), moe(x_TH))
+
+
+def test_token_ids_that_do_not_fit_are_named():
+    moe, x_TH = filled(), torch.randn(2, 3, WIDTH)
+    for wrong in (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, 3), torch.zeros(6, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"\[rank 0/1\] EPMoE layer 0: input_ids: got .*, expected integers"):
+            moe(x_TH, wrong)
+    assert moe(x_TH, torch.zeros(2, 3, dtype=torch.int32)).shape == x_TH.shape
+
+
+def test_a_tensor_of_another_device_is_named():
+    moe = filled()
+    with pytest.raises(ValueError, match=r"hidden_TH is on meta, the layer on cpu; move one to the other with .to\(\)"):
+        moe(torch.zeros(2, WIDTH, device="meta"))
