@@ -15,7 +15,7 @@ from eprt.compat.hf import MoEBlock, build_moe, describe_moe
 from eprt.ep.placement.slot_map import SlotMap
 from tests import tiny
 
-FAMILIES = ("v2", "v2_groups", "v3", "qwen3", "mixtral")
+FAMILIES = tiny.FAMILIES
 NUM_TOKENS = 120
 
 
@@ -120,8 +120,54 @@ def modes(group: EPGroup, root: str, exact: bool):
         low_latency.close()
 
 
+def states(group: EPGroup, root: str, exact: bool):
+    """Each rank's state has what it holds; all ranks' together load on any rank, on one alone too."""
+    block, x, _ = load_block(root, "glm4")
+    moe, alone = build_moe(block, group), build_moe(block, EPGroup.single())
+    own = moe.state_dict()
+    held = {int(name.split(".")[1]) for name in own if name.startswith("experts.")}
+    assert held == {expert for expert in moe.expert_of_slot if expert >= 0}
+    merged = {}
+    for state in group.allgather({name: tensor.clone() for name, tensor in own.items()}):
+        merged |= state
+    assert merged.keys() == alone.state_dict().keys()
+    y = moe(x)
+    for parameter in (*moe.parameters(), *alone.parameters()):
+        parameter.zero_()
+    moe.load_state_dict(merged)
+    alone.load_state_dict(merged)
+    assert torch.equal(moe(x), y) and (not exact or torch.equal(alone(x), y))
+    moe.close()
+
+
+def moves(group: EPGroup, root: str, exact: bool):
+    """To another dtype and back, on all ranks alike."""
+    block, x, _ = load_block(root, "v3")
+    moe = build_moe(block, group)
+    y = moe(x)
+    moe.bfloat16()
+    error = ((moe(x.bfloat16()).float() - y).norm(dim=-1) / y.norm(dim=-1)).median()
+    assert 1e-4 < error < 0.02, error
+    moe.float()
+    assert moe.config.dtype == torch.float32 and {p.dtype for p in moe.parameters()} == {torch.float32}
+    moe.close()
+
+
+def compiled(group: EPGroup, root: str, exact: bool):
+    """A program without graph breaks on every rank, with other numbers of tokens on each, also none."""
+    block, x, _ = load_block(root, "qwen3")
+    moe = build_moe(block, group)
+    program = torch.compile(
+        lambda x_TH: torch.relu(moe(x_TH)) + x_TH, fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for num_tokens in (5 + group.rank, 0 if group.rank else 3, 30):
+        rows = rows_of(group, num_tokens)
+        assert torch.equal(program(x[rows]), torch.relu(moe(x[rows])) + x[rows])
+    moe.close()
+
+
 @torch.no_grad()
 def all_cases(group: EPGroup, root: str, exact: bool = True):
     """exact: one node. Across nodes partial sums are added in another order, and cross in the wire's dtype."""
-    for case in (every_family, rounds, replicas, formats, modes):
+    for case in (every_family, rounds, replicas, formats, modes, states, moves, compiled):
         case(group, root, exact)
