@@ -169,6 +169,54 @@ def compiled(group: EPGroup) -> None:
     layers[0].close()
 
 
+def compiled_and_recorded(group: EPGroup) -> None:
+    """The caller records a compiled program; and Inductor, asked for graphs of its own, leaves this operator out."""
+    on_gpu(group)
+    block = tiny.make_moe_block("qwen3", dtype=torch.bfloat16).cuda()
+    moe = EPMoE.from_hf(block, group, mode="low_latency", num_max_tokens_per_rank=16)
+    x_TH = hidden_states(group, 16, torch.bfloat16)
+    program = torch.compile(lambda x_TH: torch.relu(moe(x_TH)) + x_TH, fullgraph=True)
+    for _ in range(2):
+        program(x_TH)
+    torch.cuda.synchronize()
+    group.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_TH = program(x_TH)
+    for seed in (1, 2):
+        x_TH.copy_(hidden_states(group, 16, torch.bfloat16, seed))
+        graph.replay()
+        assert torch.equal(y_TH.clone(), program(x_TH)), seed
+    overhead = torch.compile(lambda x_TH: torch.relu(moe(x_TH)) + x_TH, fullgraph=True, mode="reduce-overhead")
+    for seed in range(4):
+        x_TH = hidden_states(group, 16, torch.bfloat16, seed)
+        assert torch.equal(overhead(x_TH).clone(), program(x_TH)), seed
+    moe.close()
+
+
+def loaded(group: EPGroup) -> None:
+    """From the meta device to the GPU, reading this rank's experts alone."""
+    on_gpu(group)
+    block = tiny.make_moe_block("v3", dtype=torch.bfloat16)
+    tensors, asked = {"gate.weight": block.gate.weight}, []
+    tensors["gate.e_score_correction_bias"] = block.gate.e_score_correction_bias
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        tensors[f"shared_experts.{name}.weight"] = block.shared_experts.get_submodule(name).weight
+        for expert in range(16):
+            gate, up = block.experts.gate_up_proj[expert].chunk(2)
+            matrix = {"gate_proj": gate, "up_proj": up, "down_proj": block.experts.down_proj[expert]}[name]
+            tensors[f"experts.{expert}.{name}.weight"] = matrix
+    empty = tiny.make_moe_block("v3", dtype=torch.bfloat16).to("meta")
+    options = {"device": "cuda", "loader": lambda name: asked.append(name) or tensors[name]}
+    moe = EPMoE.from_hf(empty, group, **options)
+    held = [expert for expert in moe.expert_of_slot if expert >= 0]
+    assert {int(name.split(".")[1]) for name in asked if name.startswith("experts.")} == set(held)
+    assert all(parameter.is_cuda for parameter in moe.parameters())
+    x_TH = hidden_states(group, 20, torch.bfloat16)
+    assert relative_error(moe(x_TH), block.cuda()(x_TH[None])[0]) < 1e-2
+    moe.close()
+
+
 def moved(group: EPGroup) -> None:
     """Patched on the CPU, moved to the GPU, and to bfloat16 and back; loaded with its own state_dict."""
     on_gpu(group)
@@ -218,9 +266,11 @@ ALL = (
     "fp8",
     "recorded",
     "not_recordable",
+    "loaded",
     "moved",
     "wrong_inputs",
     "compiled",
+    "compiled_and_recorded",
 )
 
 
