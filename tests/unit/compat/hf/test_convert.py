@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from eprt import EPGroup, EPMoE
 from eprt.compat.hf import replace_moe_blocks
 from eprt.ep.exchange import Exchange
+from eprt.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.fake_gpu import Group
 from tests.unit.compat.hf.cases import fp8_block, median_error, names_in_checkpoint, relative_error
@@ -203,3 +205,22 @@ def test_a_block_whose_weights_are_strided_is_copied():
     assert torch.equal(moe(x_TH), want_TH)
     block.experts.down_proj.data.zero_()  # a copy: the old block is free to go
     assert torch.equal(moe(x_TH), want_TH)
+
+
+@pytest.mark.parametrize("family", ["v3", "glm4", "mixtral"])
+def test_the_recipe_for_checkpoints_that_no_rank_can_hold(family, tmp_path):
+    """As docs/transformers.md has it: parameters without memory, experts by the loader, the rest by name."""
+    accelerate = pytest.importorskip("accelerate")
+    model, (prompt,) = tiny.make_family(family), tiny.prompts(lengths=(25,))
+    tiny.save(model, tmp_path)
+    want_TV = tiny.golden_logits(model, prompt)
+
+    config = AutoConfig.from_pretrained(tmp_path)
+    with accelerate.init_empty_weights():
+        empty = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    replace_moe_blocks(empty, EPGroup.single(), loader=tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    names = [name for name in empty.state_dict() if name in checkpoint.tensors and ".experts." not in name]
+    empty.load_state_dict({name: checkpoint.read(name) for name in names}, strict=False, assign=True)
+    assert not any(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
+    assert (tiny.golden_logits(empty, prompt) - want_TV).abs().max() < 1e-4
