@@ -82,6 +82,7 @@ class Experts:
         self.buffers = list(buffers)
         overwrite(self.buffer_E, torch.tensor(self.buffers, dtype=torch.int32))
 
+    @torch.no_grad()
     def load_expert(self, slot: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
         """Copies one expert into local slot `slot`, converting it to the pool's format."""
         pool = self.pool
