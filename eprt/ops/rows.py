@@ -1,4 +1,4 @@
-"""Sums of rows: the weighted sum of a token's expert outputs, and element-wise sums."""
+"""Rows by slot: where each token's rows go, the weighted sum of what comes back, and element-wise sums."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,20 @@ from torch import Tensor
 def add_rows(x_TH: Tensor, y_TH: Tensor, z_TH: Tensor | None) -> Tensor:
     """x + (y + z), rounded after each sum; x + y without z."""
     return x_TH + (y_TH if z_TH is None else y_TH + z_TH)
+
+
+def place_rows(slot_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(row_TK int64, token_R int64, count_E int32): a row for each entry, grouped by slot, inside a slot by (token, k).
+
+    slot_TK: int32 or int64. An entry of -1 has row -1 and is counted in no slot; there are T * K rows all the same, and
+    token_R names the tokens of such entries last.
+    """
+    slot_A = slot_TK.reshape(-1).long()
+    entry_R = torch.where(slot_A < 0, num_slots, slot_A).argsort(stable=True)
+    row_A = torch.empty_like(entry_R)
+    row_A[entry_R] = torch.arange(len(entry_R))
+    count_E = torch.bincount(slot_A + 1, minlength=num_slots + 1)[1:].int()
+    return torch.where(slot_A < 0, -1, row_A).view(slot_TK.shape), entry_R // slot_TK.shape[1], count_E
 
 
 def sum_rows(y_RH: Tensor, row_TK: Tensor, weight_TK: Tensor) -> Tensor:

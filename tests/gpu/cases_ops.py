@@ -8,7 +8,7 @@ from eprt.ops import cuda
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.silu import silu_mul_quantize
 from eprt.ops.gate import GateRule
-from eprt.ops.rows import add_rows, sum_rows
+from eprt.ops.rows import add_rows, place_rows, sum_rows
 from tests import reference_ops as reference
 from tests.gpu.draw import DTYPES, ROUNDING, Draw, cpu, near
 
@@ -93,4 +93,15 @@ def rows_back(draw: Draw) -> None:
             near(cuda.add_rows(x, y, more), want, ROUNDING[dtype], f"add_rows {dtype}")
 
 
-ALL = (norms, silu, gates, quantising, rows_back)
+def rows_out(draw: Draw) -> None:
+    """Stable, with and without masked entries, in slots that get none, over several blocks of entries."""
+    for tokens, top_k, slots in ((5, 4, 7), (1, 1, 3), (0, 2, 4), (700, 8, 5), (40, 8, 60)):
+        for masked in (0, 1):
+            for dtype in (torch.int32, torch.int64):
+                slot = draw.integers(-masked, slots, tokens, top_k).to(dtype)
+                got, want = cuda.place_rows(slot, slots), place_rows(slot.cpu(), slots)
+                for name, one, other in zip(("row_TK", "token_R", "count_E"), got, want, strict=True):
+                    assert one.dtype == other.dtype and torch.equal(one.cpu(), other), (name, tokens, slots, masked)
+
+
+ALL = (norms, silu, gates, quantising, rows_out, rows_back)

@@ -14,5 +14,5 @@ from eprt.ops.cuda.linear import linear, norm_linear, silu_linear
 from eprt.ops.cuda.norm import add_rms_norm, rms_norm
 from eprt.ops.cuda.replicas import choose_slots
 from eprt.ops.cuda.rope import rope
-from eprt.ops.cuda.rows import add_rows, sum_rows
+from eprt.ops.cuda.rows import add_rows, place_rows, sum_rows
 from eprt.ops.cuda.silu import silu_mul

@@ -1,4 +1,4 @@
-"""Sums of rows: one program per token and piece of a row."""
+"""Rows by slot: one program per slot places them, one per token and piece of a row sums them."""
 
 import torch
 import triton
@@ -26,6 +26,46 @@ def add_rows(x_TH: Tensor, y_TH: Tensor, z_TH: Tensor | None) -> Tensor:
     if size := x_TH.numel():
         _add_rows[(triton.cdiv(size, _BLOCK),)](out_TH, x_TH, y_TH, z_TH, size, BLOCK=_BLOCK)
     return out_TH
+
+
+@triton.jit
+def _place_rows(row_A, token_R, count_E, slot_A, size, NUM_SLOTS, K: tl.constexpr, BLOCK: tl.constexpr):
+    own = tl.program_id(0)  # a slot; the last program has the masked entries
+    at = tl.arange(0, BLOCK)
+    earlier, mine = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    for start in range(0, size, BLOCK):
+        slot = _slot_of(slot_A, start + at, size, NUM_SLOTS)
+        earlier += (slot < own).to(tl.int32)
+        mine += (slot == own).to(tl.int32)
+    count, first = tl.sum(mine, axis=0), tl.sum(earlier, axis=0)
+    tl.store(count_E + own, count, mask=own < NUM_SLOTS)
+    if count > 0:
+        for start in range(0, size, BLOCK):
+            is_own = _slot_of(slot_A, start + at, size, NUM_SLOTS) == own
+            one = is_own.to(tl.int32)
+            row = (first + tl.cumsum(one, axis=0) - 1).to(tl.int64)
+            tl.store(row_A + start + at, tl.where(own < NUM_SLOTS, row, -1), mask=is_own)
+            tl.store(token_R + row, ((start + at) // K).to(tl.int64), mask=is_own)
+            first += tl.sum(one, axis=0)
+
+
+@triton.jit
+def _slot_of(slot_A, at, size, NUM_SLOTS):
+    """NUM_SLOTS for masked entries, more past the last one."""
+    slot = tl.load(slot_A + at, mask=at < size, other=0).to(tl.int32)
+    slot = tl.where((slot < 0) | (slot >= NUM_SLOTS), NUM_SLOTS, slot)
+    return tl.where(at < size, slot, NUM_SLOTS + 1)
+
+
+def place_rows(slot_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    size, top_k = slot_TK.numel(), slot_TK.shape[1]
+    row_TK = torch.empty(slot_TK.shape, dtype=torch.int64, device=slot_TK.device)
+    token_R, count_E = row_TK.new_empty(size), row_TK.new_empty(num_slots, dtype=torch.int32)
+    block = 1024 if size <= 1024 else 4096
+    _place_rows[(num_slots + 1,)](
+        row_TK, token_R, count_E, slot_TK.contiguous(), size, num_slots, K=top_k, BLOCK=block, num_warps=8
+    )
+    return row_TK, token_R, count_E
 
 
 @triton.jit
