@@ -259,24 +259,27 @@ def wrong_inputs(group: EPGroup) -> None:
     moe.close()
 
 
-ALL = (
-    "blocks",
-    "same_tokens_in_float32",
-    "bfloat16_agreement",
-    "fp8",
-    "recorded",
-    "not_recordable",
-    "loaded",
-    "moved",
-    "wrong_inputs",
-    "compiled",
-    "compiled_and_recorded",
+QUICK = (
+    blocks,
+    same_tokens_in_float32,
+    bfloat16_agreement,
+    fp8,
+    recorded,
+    not_recordable,
+    loaded,
+    moved,
+    wrong_inputs,
+    compiled,
 )
+LONG = (compiled_and_recorded,)
 
 
-def every_case(group: EPGroup, root: str) -> None:
+def quick(group: EPGroup, root: str) -> None:
     """One after the other in one process: importing transformers takes longer than most of them."""
-    for name in ALL:
-        if group.rank == 0:
-            print(name, flush=True)
-        globals()[name](group, *((root,) if name == "fp8" else ()))
+    for case in QUICK:
+        case(group, root) if case is fp8 else case(group)
+
+
+def long(group: EPGroup) -> None:
+    for case in LONG:
+        case(group)
