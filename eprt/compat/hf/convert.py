@@ -107,6 +107,11 @@ def replace_moe_blocks(
     found = [(name, module) for name, module in model.named_modules() if is_moe_block(module)]
     if not found:
         raise TypeError(f"{type(model).__name__} has no block of the kinds {', '.join(KINDS)}")
+    for name, module in found:
+        try:
+            check_block(module)
+        except ValueError as error:  # before any block is replaced
+            raise ValueError(f"[rank {group.rank}/{group.size}] {name}: {error}") from None
     read = None if loader is None else open_loader(loader)
     layers: list[EPMoE] = []
     for layer_idx, (name, module) in enumerate(found):

@@ -187,6 +187,17 @@ def test_blocks_that_cannot_be_converted_are_named():
         replace_moe_blocks(nn.Linear(2, 2), group)
 
 
+def test_a_model_is_replaced_whole_or_not_at_all():
+    model = tiny.make_family("v3")
+    last = model.model.layers[-1].mlp
+    handle = last.gate.register_forward_hook(lambda *arguments: None)
+    with pytest.raises(ValueError, match=r"\[rank 0/1\] model.layers.2.mlp: DeepseekV3MoE.gate has a hook"):
+        replace_moe_blocks(model, EPGroup.single())
+    assert not any(isinstance(module, EPMoE) for module in model.modules())
+    handle.remove()
+    assert len(replace_moe_blocks(model, EPGroup.single())) == 2
+
+
 def test_the_mode_of_training_is_kept():
     block = tiny.make_moe_block("v3")
     assert not EPMoE.from_hf(block, EPGroup.single()).training
