@@ -31,13 +31,14 @@ from examples.patch_hf_model import KINDS, SHAPE
 NUM_RANKS = (1, 2, 4)
 NEEDS_GPU = True
 NEEDS = "transformers"
-NUM_PROMPTS, LENGTH = 32, 120
+NUM_QUESTIONS = 32  # of a rank, to the demo model
+NUM_PROMPTS, LENGTH = 16, 120  # of a rank, to a random model
 
 
 def models(group: EPGroup, device: torch.device) -> Iterator[tuple[str, PreTrainedModel, list[Tensor]]]:
     """(name, model, this rank's prompts)."""
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    asked = held_out_questions(NUM_PROMPTS * group.size, seed=7)[group.rank :: group.size]
+    asked = held_out_questions(NUM_QUESTIONS * group.size, seed=7)[group.rank :: group.size]
     texts = [render([*sample.messages, {"role": "assistant", "content": sample.answer}]) for sample in asked]
     options = {"dtype": torch.bfloat16, "experts_implementation": "eager"}
     prompts = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
