@@ -1,6 +1,6 @@
 """Times of calls on one GPU, as CUDA graphs, and the rates that floors are computed with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,31 @@ from eprt.layers.batch import ForwardBatch
 
 def gpu_time(calls: Sequence[Callable[[], object]], samples: int = 15) -> Timing:
     """Seconds of one call. Several calls, on different data, make one graph: caches are cold and launches free."""
+    return gpu_times_in_turns({"": calls}, samples)[""]
+
+
+def gpu_times_in_turns(
+    candidates: Mapping[str, Sequence[Callable[[], object]]], samples: int = 15
+) -> dict[str, Timing]:
+    """As gpu_time, for several candidates that take turns."""
+    graphs = {name: recorded(calls) for name, calls in candidates.items()}
+    spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
+    for _ in range(samples + 2):
+        for name, graph in graphs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            spans[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {
+        name: Timing.from_samples([b.elapsed_time(e) / 1e3 / len(candidates[name]) for b, e in row[2:]])
+        for name, row in spans.items()
+    }
+
+
+def recorded(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """One graph of the calls, each called once before."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -18,15 +43,7 @@ def gpu_time(calls: Sequence[Callable[[], object]], samples: int = 15) -> Timing
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    spans = []
-    for _ in range(samples + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        spans.append((begin, end))
-    torch.cuda.synchronize()
-    return Timing.from_samples([b.elapsed_time(e) / 1e3 / len(calls) for b, e in spans[2:]])
+    return graph
 
 
 def gpu_time_of_replay(graphs: DecodeGraphs, batch: ForwardBatch, samples: int = 20) -> Timing:
