@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.ep.permute import GroupedRows, group_rows, ungroup_rows
+
 
 def deep_ep() -> Any | None:
     """The module, or None."""
@@ -111,6 +113,18 @@ class NormalPeer:
 
     def combine(self) -> object:
         return self._buffer.combine(self._y, self._handle, config=self._combine_config)
+
+    def grouped_dispatch(self, x: Any) -> GroupedRows:
+        """A whole dispatch, then the received rows by expert. x: bf16 [T, H], or e4m3 with its scales."""
+        got, idx_RK, self._row_weights, counts, self._row_handle, _ = self._whole(x)
+        x_RH, scale_RC = got if isinstance(got, tuple) else (got, None)
+        self._rows = group_rows(x_RH, scale_RC, idx_RK, counts)
+        return self._rows
+
+    def grouped_combine(self, y_GH: Tensor) -> Tensor:
+        """[T, H] of outputs by expert, rows as the last grouped_dispatch has grouped them."""
+        y_RH = ungroup_rows(y_GH, self._rows, self._row_weights)
+        return self._buffer.combine(y_RH, self._row_handle, config=self._combine_config)[0]
 
     def close(self) -> None:
         self._buffer.destroy()

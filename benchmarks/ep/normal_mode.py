@@ -4,7 +4,7 @@ ep_normal_Ngpu: one row per token and rank, as DeepEP's normal mode, beside it w
 itself on a cold L2. "again" repeats a known layout, which DeepEP's test_intranode.py times; "whole" counts, tells the
 host how many rows come (the host waits for that), and sends. DeepEP's chunk sizes are the fastest of its test's sweep
 here. GB_s: received rows, a rank's own included, as that test counts.
-ep_normal_by_expert_Ngpu: the backend's dispatch and combine, rows by expert, static bound.
+ep_normal_by_expert_Ngpu: see by_expert.py.
 """
 
 import argparse
@@ -15,46 +15,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.ep.columns import LINK_GB_S, compared, identity_error, rounded
+from benchmarks.ep import by_expert
+from benchmarks.ep.columns import LINK_GB_S, compared, rounded
 from benchmarks.ep.deep_ep_peer import NormalPeer, deep_ep
+from benchmarks.ep.normal_case import NormalCase
 from benchmarks.tools.gpu_timer import GpuTimer
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EPGroup
 from eprt.compat.deep_ep.rows import RowExchange
-from eprt.ep.config import EPConfig
-from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
 from eprt.ep.nvlink.normal_grid import MAX_SMS, combine_work, dispatch_work
-from eprt.ep.nvlink.options import NvlinkOptions
-from eprt.ep.reference import quantize
 
 TOKENS = (512, 4096, 8192)
 EXPERTS = 256
 SAMPLES = 25
 CALLS = ("dispatch fp8 again", "dispatch bf16 again", "dispatch fp8 whole", "dispatch bf16 whole", "combine bf16")
 _HEAP_BYTES = 2 << 30
-
-
-class NormalCase:
-    """One batch of one rank: bf16, the same in fp8, and its routing."""
-
-    def __init__(self, group: EPGroup, hidden: int, experts: int, top_k: int, num_tokens: int):
-        generator = torch.Generator("cuda").manual_seed(group.rank)
-        self.group, self.experts, self.num_tokens = group, experts, num_tokens
-        self.x = torch.randn(num_tokens, hidden, device="cuda", generator=generator).bfloat16()
-        self.fp8, self.scale = quantize(self.x)
-        scores = torch.rand(num_tokens, experts, device="cuda", generator=generator)
-        self.slots = scores.topk(top_k).indices
-        self.weights = torch.rand(num_tokens, top_k, device="cuda", generator=generator)
-        ranks = self.slots // (experts // group.size)
-        sent = group.allgather([int((ranks == r).any(1).sum()) for r in range(group.size)])
-        leaving = [sum(row) - row[r] for r, row in enumerate(sent)]
-        coming = [sum(row[r] for row in sent) - sent[r][r] for r in range(group.size)]
-        self.crossing = max(*leaving, *coming, 1)  # rows over the busiest link, one way
-        self.received = max(sum(row[r] for row in sent) for r in range(group.size))
-        self.y = torch.randn(sum(row[group.rank] for row in sent), hidden, device="cuda").bfloat16()
-
-    def row_bytes(self, call: str) -> int:
-        return self.x.shape[1] + self.scale.shape[1] * 4 if "fp8" in call else self.x.shape[1] * 2
 
 
 class RowCalls:
@@ -129,33 +104,6 @@ def rows(
         report.add_row(**rounded({"tokens": case.num_tokens, "call": call, **columns, "sms": used, **sizes}))
 
 
-def rows_by_expert(report: BenchmarkReport, timer: GpuTimer, case: NormalCase, payload: str, sms: int | None) -> None:
-    """Rows by expert, through the backend."""
-    hidden, top_k, R = case.x.shape[1], case.slots.shape[1], case.group.size
-    config = EPConfig(hidden, case.experts, top_k, case.num_tokens, payload=payload, mode="normal", device="cuda")
-    bound = min(2 * case.num_tokens * top_k, case.num_tokens * top_k * R)
-    backend = NvlinkNormalBackend(config, case.group, NvlinkOptions(num_sms=sms, max_recv_rows=bound))
-    y = torch.randn(backend.max_rows, hidden, device="cuda").bfloat16()
-    handles: list[Any] = []
-
-    def dispatch() -> None:
-        handles.append(backend.dispatch(case.x, case.slots, case.weights)[0])
-
-    def combine() -> None:
-        backend.combine(y, handles.pop())
-
-    error = identity_error(case.group, backend, case.x, case.slots, case.weights)
-    timings = timer.in_turns({"eprt": [dispatch, combine]}, SAMPLES)["eprt"]
-    pairs = case.num_tokens * top_k
-    for call, timing in zip((f"dispatch {'fp8' if payload == 'fp8' else 'bf16'}", "combine bf16"), timings):
-        size, floor = case.row_bytes(call), case.crossing * case.row_bytes(call) / LINK_GB_S / 1e3
-        columns = compared({"eprt": timing}, {}, pairs * size, floor)
-        work = combine_work if "combine" in call else dispatch_work
-        sizes = {"sms": sms or work(R, top_k, grouped=True).blocks(), "buffer_bytes": backend.kernels.memory.num_bytes}
-        report.add_row(**rounded({"tokens": case.num_tokens, "call": call, **columns, **sizes, "error_to_fp32": error}))
-    backend.close()
-
-
 def reports(
     group: EPGroup, comm: Any, timer: GpuTimer, arguments: argparse.Namespace, tokens: list[int]
 ) -> list[BenchmarkReport]:
@@ -167,7 +115,7 @@ def reports(
         "top_k": arguments.top_k,
     }
     beside = BenchmarkReport(f"ep_normal_{group.size}gpu", settings)
-    by_expert = BenchmarkReport(f"ep_normal_by_expert_{group.size}gpu", settings)
+    grouped = BenchmarkReport(f"ep_normal_by_expert_{group.size}gpu", settings)
     exchange = RowExchange(group, _HEAP_BYTES, timeout_s=10.0)
     modules = {"deep_ep": deep_ep()}
     if not arguments.brief:
@@ -181,8 +129,8 @@ def reports(
         case = NormalCase(group, arguments.hidden, EXPERTS, arguments.top_k, num_tokens)
         rows(beside, timer, exchange, peers, case, arguments.sms)
         for payload in ("fp8", "same"):
-            rows_by_expert(by_expert, timer, case, payload, arguments.sms)
+            by_expert.rows(grouped, timer, peers, case, payload, arguments.sms)
     for peer in peers.values():
         peer.close()
     exchange.close()
-    return [beside, by_expert]
+    return [beside, grouped]
