@@ -4,7 +4,8 @@ eprt's backend (static bound) writes received rows into their experts' groups an
 delivers each row once and leaves the rest to its caller: X_permute is a whole dispatch or combine of X and the Triton
 kernel of permute.py, as many SMs as it wants; X alone is the exchange without it. X: deep_ep where it is installed,
 face (eprt through DeepEP's interface). An fp8 payload is quantised inside eprt's dispatch; the others get it quantised.
-All of them are checked: the same groups, and sums that differ by roundings (sum_difference, of the norm).
+All of them are checked: the same groups, and sums that differ by roundings (sum_difference, of the norm). after: the
+payload of the dispatch that a combine belongs to.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,7 +88,8 @@ def rows(
         work = combine_work if "combine" in call else dispatch_work
         sizes = {"sms": sms or work(case.group.size, top_k, grouped=True).blocks()}
         sizes["buffer_bytes"] = own.backend.kernels.memory.num_bytes
-        report.add_row(**rounded({"tokens": case.num_tokens, "call": call, **columns, **sizes, **told}))
+        head = {"tokens": case.num_tokens, "call": call, "after": "fp8" if fp8 else "bf16"}
+        report.add_row(**rounded({**head, **columns, **sizes, **told}))
     own.backend.close()
 
 
@@ -137,3 +139,16 @@ def tag_of(x_GH: Tensor) -> Tensor:
 
 def plain(x_GH: Tensor, scale_GC: Tensor | None) -> Tensor:
     return x_GH.float() if scale_GC is None else dequantize(x_GH, scale_GC)
+
+
+# -- the page --
+
+
+def page_table(content: Mapping[str, Any]) -> str:
+    """Of docs/figures-communication.md: us, and eprt's over each peer's."""
+    lines = ["| tokens | call | eprt | DeepEP alone, ratio | with the permutation, ratio |", "|---|---|---|---|---|"]
+    for row in content["rows"]:
+        peers = (f"{row[f'{name}_us']:.0f}, {row[f'to_{name}']:.2f}" for name in ("deep_ep", "deep_ep_permute"))
+        what = row["call"] if "dispatch" in row["call"] else f"{row['call']}, after {row['after']}"
+        lines.append(f"| {row['tokens']} | {what} | {row['eprt_us']:.0f} | {' | '.join(peers)} |")
+    return "\n".join(lines)

@@ -52,7 +52,7 @@ class HfCase:
 
     def __init__(self, group: EPGroup, name: str, shape: HfShape, formats: Sequence[str], device: str = "cuda"):
         self.group, self.name, self.device = group, name, device
-        self.block = shape.build(device)
+        self.block: Any = shape.build(device)
         self.num_experts, self.hidden, self.width = self.block.experts.down_proj.shape
         self.layers = {weights: self._layer(weights) for weights in formats}
 
