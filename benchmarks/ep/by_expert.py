@@ -1,14 +1,15 @@
 """The table ep_normal_by_expert_Ngpu: what a server needs of a dispatch, rows by expert, and the way back.
 
 eprt's backend (static bound) writes received rows into their experts' groups and sums what the experts return. DeepEP
-delivers each row once and leaves the rest to its caller: X_permute is a whole dispatch or combine of X and the Triton
-kernel of permute.py, as many SMs as it wants; X alone is the exchange without it. X: deep_ep where it is installed,
-face (eprt through DeepEP's interface). An fp8 payload is quantised inside eprt's dispatch; the others get it quantised.
+delivers each row once and leaves the rest to its caller: X_permute is a whole dispatch or combine of X plus the Triton
+kernel of permute.py, as many SMs as it wants; X alone is the exchange without it. Each part is timed by itself with the
+host ahead, so the host's work between the parts costs X nothing here. X: deep_ep where it is installed, face (eprt
+through DeepEP's interface). An fp8 payload is quantised inside eprt's dispatch; the others get it quantised.
 All of them are checked: the same groups, and sums that differ by roundings (sum_difference, of the norm). after: the
 payload of the dispatch that a combine belongs to.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.ep.deep_ep_peer import NormalPeer
 from benchmarks.ep.normal_case import NormalCase
 from benchmarks.tools.gpu_timer import GpuTimer
 from benchmarks.tools.report import BenchmarkReport
+from benchmarks.tools.timing import Timing
 from eprt.ep.config import EPConfig
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
 from eprt.ep.nvlink.normal_grid import combine_work, dispatch_work
@@ -48,17 +50,27 @@ class OwnCalls:
         self.backend.combine(self._y, self._handles.pop())
 
 
-def peer_sequences(peers: Mapping[str, NormalPeer], case: NormalCase, fp8: bool) -> dict[str, list[Callable]]:
-    """[dispatch, combine] of each peer, without and with the permutation."""
-    x, sequences = (case.fp8, case.scale) if fp8 else case.x, {}
+def peer_calls(peers: Mapping[str, NormalPeer], case: NormalCase, fp8: bool) -> dict[str, list[Callable]]:
+    """Each peer's dispatch and combine, and the permutation, which is the same for all."""
+    calls: dict[str, list[Callable]] = {}
     for name, peer in peers.items():
-        y_GH = torch.randn_like(peer.grouped_dispatch(x).x_GH, dtype=torch.bfloat16)
-        sequences[name] = [peer.fp8_whole if fp8 else peer.bf16_whole, peer.combine]
-        sequences[f"{name}_permute"] = [
-            lambda peer=peer: peer.grouped_dispatch(x),
-            lambda peer=peer, y_GH=y_GH: peer.grouped_combine(y_GH),
-        ]
-    return sequences
+        calls |= {f"{name} dispatch": [peer.fp8_whole if fp8 else peer.bf16_whole], f"{name} combine": [peer.combine]}
+    if peers:
+        one = next(iter(peers.values()))
+        one.receive((case.fp8, case.scale) if fp8 else case.x)
+        rows = one.group()
+        y_GH = torch.randn_like(rows.x_GH, dtype=torch.bfloat16)
+        calls["permute"] = [one.group, lambda: one.ungroup(y_GH, rows)]
+    return calls
+
+
+def with_permutation(times: Mapping[str, Sequence[Timing]], peers: Iterable[str], i: int) -> dict[str, Timing]:
+    """Of dispatch (i = 0) or combine (1): eprt's time, and each peer's without and with the permutation."""
+    columns = {"eprt": times["eprt"][i]}
+    for name in peers:
+        (alone,), permute = times[f"{name} {('dispatch', 'combine')[i]}"], times["permute"][i]
+        columns |= {name: alone, f"{name}_permute": alone + permute}
+    return columns
 
 
 def rows(
@@ -74,17 +86,12 @@ def rows(
     for peer in peers.values():
         difference = max(case.group.allgather(sum_difference(own.backend, peer, case, fp8)))
         told["sum_difference"] = max(difference, told.get("sum_difference", 0.0))
-    sequences = {"eprt": [own.dispatch, own.combine], **peer_sequences(peers, case, fp8)}
-    times = timer.in_turns(sequences, SAMPLES)
+    times = timer.in_turns({"eprt": [own.dispatch, own.combine], **peer_calls(peers, case, fp8)}, SAMPLES)
     pairs, top_k = case.slots.numel(), case.slots.shape[1]
     for i, call in enumerate((f"dispatch {'fp8' if fp8 else 'bf16'}", "combine bf16")):
         size = case.row_bytes(call)
-        columns = compared(
-            {name: of_calls[i] for name, of_calls in times.items()},
-            {},
-            pairs * size,
-            case.crossing * size / LINK_GB_S / 1e3,
-        )
+        floor_us = case.crossing * size / LINK_GB_S / 1e3
+        columns = compared(with_permutation(times, peers, i), {}, pairs * size, floor_us)
         work = combine_work if "combine" in call else dispatch_work
         sizes = {"sms": sms or work(case.group.size, top_k, grouped=True).blocks()}
         sizes["buffer_bytes"] = own.backend.kernels.memory.num_bytes
@@ -103,7 +110,8 @@ def sum_difference(backend: NvlinkNormalBackend, peer: NormalPeer, case: NormalC
     counts = received.recv_count_E.tolist()
     rows = sum(counts)
     own_GH = plain(received.x_RH[:rows], None if received.scale_RG is None else received.scale_RG[:rows])
-    grouped = peer.grouped_dispatch(quantize(x_TH) if fp8 else x_TH)
+    peer.receive(quantize(x_TH) if fp8 else x_TH)
+    grouped = peer.group()
     peer_GH = plain(grouped.x_GH, grouped.scale_GC)
     where = f"[rank {case.group.rank}/{case.group.size}] {case.num_tokens} tokens"
     assert grouped.count_E.tolist() == counts, f"{where}: groups of other sizes"
@@ -116,7 +124,7 @@ def sum_difference(backend: NvlinkNormalBackend, peer: NormalPeer, case: NormalC
     y_RH = torch.zeros(backend.max_rows, x_TH.shape[1], dtype=torch.bfloat16, device=x_TH.device)
     y_RH[:rows] = own_GH * factor_G1
     own_TH = backend.combine(y_RH, handle).float()
-    peer_TH = peer.grouped_combine((peer_GH * factor_G1).bfloat16()).float()
+    peer_TH = peer.send_back(peer.ungroup((peer_GH * factor_G1).bfloat16(), grouped)).float()
     difference = float((own_TH - peer_TH).norm() / peer_TH.norm())
     assert difference <= _MOST_DIFFERENCE, f"{where}: sums differ by {difference}"
     return difference

@@ -114,16 +114,21 @@ class NormalPeer:
     def combine(self) -> object:
         return self._buffer.combine(self._y, self._handle, config=self._combine_config)
 
-    def grouped_dispatch(self, x: Any) -> GroupedRows:
-        """A whole dispatch, then the received rows by expert. x: bf16 [T, H], or e4m3 with its scales."""
-        got, idx_RK, self._row_weights, counts, self._row_handle, _ = self._whole(x)
-        x_RH, scale_RC = got if isinstance(got, tuple) else (got, None)
-        self._rows = group_rows(x_RH, scale_RC, idx_RK, counts)
-        return self._rows
+    def receive(self, x: Any) -> None:
+        """A whole dispatch whose rows group() finds. x: bf16 [T, H], or e4m3 with its scales."""
+        got, self._row_idx, self._row_weights, self._row_counts, self._row_handle, _ = self._whole(x)
+        self._row_x, self._row_scale = got if isinstance(got, tuple) else (got, None)
 
-    def grouped_combine(self, y_GH: Tensor) -> Tensor:
-        """[T, H] of outputs by expert, rows as the last grouped_dispatch has grouped them."""
-        y_RH = ungroup_rows(y_GH, self._rows, self._row_weights)
+    def group(self) -> GroupedRows:
+        """The received rows by expert."""
+        return group_rows(self._row_x, self._row_scale, self._row_idx, self._row_counts)
+
+    def ungroup(self, y_GH: Tensor, rows: GroupedRows) -> Tensor:
+        """The outputs of the grouped rows, summed for each received row."""
+        return ungroup_rows(y_GH, rows, self._row_weights)
+
+    def send_back(self, y_RH: Tensor) -> Tensor:
+        """[T, H] of the sums of received rows."""
         return self._buffer.combine(y_RH, self._row_handle, config=self._combine_config)[0]
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ def hf_moe_table(content: Mapping[str, Any], shape: str) -> str:
     """One shape. Cells of several times are in the order that the head names; - was not run."""
     rows = [row for row in content["rows"] if row["shape"] == shape]
     lines = [
-        "| tokens per GPU | transformers us: eager, grouped_mm, batched_mm | best, recorded ones too | EPMoE us: normal, "
-        "low latency, recorded | times the best | with fp8 experts us | times the best | floor us |",
+        "| tokens per GPU | transformers us: eager, grouped_mm, batched_mm | best, recorded ones too | EPMoE us: "
+        "normal, low latency, recorded | times the best | with fp8 experts us | times the best | floor us |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for tokens in dict.fromkeys(row["tokens"] for row in rows):

@@ -29,6 +29,14 @@ class Timing:
         ordered = sorted(samples_s)
         return Timing(statistics.median(ordered), quantile(ordered, 0.1), quantile(ordered, 0.9), len(ordered))
 
+    def __add__(self, other: "Timing") -> "Timing":
+        """Of two calls that were timed apart: the quantiles added."""
+        times = (a + b for a, b in zip(self._times(), other._times()))
+        return Timing(*times, min(self.samples, other.samples))
+
+    def _times(self) -> tuple[float, float, float]:
+        return self.median_s, self.p10_s, self.p90_s
+
     def columns(self, name: str, unit: str = "us") -> dict[str, float]:
         """{"NAME_us": median, "NAME_p10_us": ..., "NAME_p90_us": ...}, for BenchmarkReport.row."""
         scale = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]

@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.ep.by_expert import page_table, plain, tag_of, tagged
+from benchmarks.ep.by_expert import page_table, plain, tag_of, tagged, with_permutation
+from benchmarks.tools.timing import Timing
 from eprt.ep.reference import quantize
 
 
@@ -31,3 +32,19 @@ def test_the_page_has_a_row_per_call():
         "| 512 | combine bf16, after fp8 | 300 | 400, 0.75 | 500, 0.60 |",
         "| 512 | dispatch fp8 | 300 | 400, 0.75 | 500, 0.60 |",
     ]
+
+
+def test_a_peer_pays_for_the_permutation_of_its_own_direction():
+    def timing(us: float) -> Timing:
+        return Timing(us, us - 1, us + 1, 25)
+
+    times = {
+        "eprt": [timing(300), timing(400)],
+        "deep_ep dispatch": [timing(320)],
+        "deep_ep combine": [timing(410)],
+        "permute": [timing(70), timing(140)],
+    }
+    there, back = (with_permutation(times, ["deep_ep"], i) for i in (0, 1))
+    assert there == {"eprt": timing(300), "deep_ep": timing(320), "deep_ep_permute": Timing(390, 388, 392, 25)}
+    assert back["deep_ep_permute"].median_s == 550
+    assert with_permutation(times, [], 1) == {"eprt": timing(400)}

@@ -16,6 +16,11 @@ def test_timing_is_median_and_spread():
         Timing.from_samples([])
 
 
+def test_times_of_parts_add_up():
+    both = Timing(3.0, 1.0, 5.0, 9) + Timing(0.5, 0.25, 1.0, 7)
+    assert both == Timing(3.5, 1.25, 6.0, 7)
+
+
 def test_measure_alternates_and_calls_equally_often():
     calls: list[str] = []
     times = measure(
