@@ -147,16 +147,3 @@ def tag_of(x_GH: Tensor) -> Tensor:
 
 def plain(x_GH: Tensor, scale_GC: Tensor | None) -> Tensor:
     return x_GH.float() if scale_GC is None else dequantize(x_GH, scale_GC)
-
-
-# -- the page --
-
-
-def page_table(content: Mapping[str, Any]) -> str:
-    """Of docs/figures-communication.md: us, and eprt's over each peer's."""
-    lines = ["| tokens | call | eprt | DeepEP alone, ratio | with the permutation, ratio |", "|---|---|---|---|---|"]
-    for row in content["rows"]:
-        peers = (f"{row[f'{name}_us']:.0f}, {row[f'to_{name}']:.2f}" for name in ("deep_ep", "deep_ep_permute"))
-        what = row["call"] if "dispatch" in row["call"] else f"{row['call']}, after {row['after']}"
-        lines.append(f"| {row['tokens']} | {what} | {row['eprt_us']:.0f} | {' | '.join(peers)} |")
-    return "\n".join(lines)

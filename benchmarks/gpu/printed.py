@@ -8,6 +8,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 _TRANSFORMERS = ("eager", "grouped_mm", "batched_mm")
+_WORDS = {"deepseek_v3": "DeepSeek-V3", "qwen3_235b": "Qwen3-235B"}
 _OWN = ("normal", "low_latency", "low_latency, graph")
 
 
@@ -15,8 +16,9 @@ def hf_moe_table(content: Mapping[str, Any], shape: str) -> str:
     """One shape. Cells of several times are in the order that the head names; - was not run."""
     rows = [row for row in content["rows"] if row["shape"] == shape]
     lines = [
-        "| tokens per GPU | transformers us: eager, grouped_mm, batched_mm | best, recorded ones too | EPMoE us: "
-        "normal, low latency, recorded | times the best | with fp8 experts us | times the best | floor us |",
+        f"| tokens per GPU, {_WORDS[shape]} on {content['config']['gpus']} | "
+        "transformers us: eager, grouped_mm, batched_mm | best, recorded ones too | "
+        "EPMoE us: normal, low latency, recorded | times the best | with fp8 experts us | times the best | floor us |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
@@ -54,7 +56,7 @@ def hf_memory_table(content: Mapping[str, Any]) -> str:
         largest = {row["what"]: row for row in rows if row["shape"] == shape and row["tokens"] == most}
         kinds = (largest[name] for name in ("transformers grouped_mm", "eprt normal", "eprt fp8 normal"))
         cells = [f"{row['weights_GB']:.1f} GB, {row['peak_MB'] / 1000:.2f} GB" for row in kinds]
-        lines.append(f"| {shape}, {most} tokens | {' | '.join(cells)} |")
+        lines.append(f"| {_WORDS[shape]}, {most} tokens | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -62,7 +64,8 @@ def small_operators_table(content: Mapping[str, Any]) -> str:
     """A row per operator, a column per number of rows: eprt us, compiled us, ratio."""
     rows = content["rows"]
     sizes = list(dict.fromkeys(row["rows"] for row in rows))
-    lines = [f"| operator | {' | '.join(f'{size} rows' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+    heads = [f"{size} row" if size == 1 else f"{size} rows" for size in sizes]
+    lines = [f"| operator | {' | '.join(heads)} |", "|---" * (len(sizes) + 1) + "|"]
     for what in dict.fromkeys(row["what"] for row in rows):
         cells = {
             row["rows"]: f"{row['eprt_us']:.1f}, {row['compiled_us']:.1f}, {row['to_compiled']:.2f}"

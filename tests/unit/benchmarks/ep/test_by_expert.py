@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks.ep.by_expert import page_table, plain, tag_of, tagged, with_permutation
+from benchmarks.ep.by_expert import plain, tag_of, tagged, with_permutation
 from benchmarks.tools.timing import Timing
 from eprt.ep.reference import quantize
 
@@ -22,16 +22,6 @@ def test_tokens_keep_their_other_columns():
     x = torch.randn(5, 256).bfloat16()
     assert torch.equal(tagged(x, 3)[:, 7:], x[:, 7:])
     assert x[0, 0] != 448, "the tokens themselves are not changed"
-
-
-def test_the_page_has_a_row_per_call():
-    times = {"eprt_us": 300.4, "deep_ep_us": 400.0, "to_deep_ep": 0.75, "deep_ep_permute_us": 500.0}
-    row = {"tokens": 512, "call": "combine bf16", "after": "fp8", "to_deep_ep_permute": 0.6, **times}
-    lines = page_table({"rows": [row, {**row, "call": "dispatch fp8"}]}).splitlines()
-    assert lines[2:] == [
-        "| 512 | combine bf16, after fp8 | 300 | 400, 0.75 | 500, 0.60 |",
-        "| 512 | dispatch fp8 | 300 | 400, 0.75 | 500, 0.60 |",
-    ]
 
 
 def test_a_peer_pays_for_the_permutation_of_its_own_direction():
