@@ -18,6 +18,8 @@ from torch import Tensor
 
 from eprt.ops.cuda import sum_rows
 
+_FEW_WORDS = 2048  # of 4 bytes: a row of e4m3
+
 
 class GroupedRows(NamedTuple):
     """Received rows by expert, as a grouped product takes them."""
@@ -45,15 +47,14 @@ def _group_rows(
     SCALES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    choice = tl.arange(0, CHOICES)
-    expert = tl.load(idx_RK + row * K + choice, mask=choice < K, other=-1)
-    position = tl.atomic_add(next_E + expert, 1, mask=expert >= 0)
-    position = tl.where(expert >= 0, position, -1)
-    tl.store(position_RK + row * K + choice, position.to(tl.int64), mask=choice < K)
-    word, column = tl.arange(0, WORDS), tl.arange(0, SCALES)
-    value = tl.load(x + row * num_words + word, mask=word < num_words)
+    choice, word, column = tl.arange(0, CHOICES), tl.arange(0, WORDS), tl.arange(0, SCALES)
+    value = tl.load(x + row * num_words + word, mask=word < num_words)  # under way while places are taken
     if scale is not None:
         factor = tl.load(scale + row * num_scales + column, mask=column < num_scales)
+    expert = tl.load(idx_RK + row * K + choice, mask=choice < K, other=-1)
+    position = tl.atomic_add(next_E + expert, 1, mask=expert >= 0, sem="relaxed")
+    position = tl.where(expert >= 0, position, -1)
+    tl.store(position_RK + row * K + choice, position.to(tl.int64), mask=choice < K)
     for k in tl.static_range(K):
         to = tl.sum(tl.where(choice == k, position, 0)).to(tl.int64)
         if to >= 0:
@@ -92,7 +93,7 @@ def group_rows(x_RH: Tensor, scale_RC: Tensor | None, idx_RK: Tensor, counts: Se
             CHOICES=triton.next_power_of_2(top_k),
             WORDS=triton.next_power_of_2(words.shape[1]),
             SCALES=triton.next_power_of_2(max(1, num_scales)),
-            num_warps=8,
+            num_warps=8 if words.shape[1] > _FEW_WORDS else 4,
         )
     return GroupedRows(x_GH, scale_GC, count_E, position_RK)
 
