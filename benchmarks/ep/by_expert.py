@@ -6,7 +6,7 @@ kernel of permute.py, as many SMs as it wants; X alone is the exchange without i
 host ahead, so the host's work between the parts costs X nothing here. X: deep_ep where it is installed, face (eprt
 through DeepEP's interface). An fp8 payload is quantised inside eprt's dispatch; the others get it quantised.
 All of them are checked: the same groups, and sums that differ by roundings (sum_difference, of the norm). after: the
-payload of the dispatch that a combine belongs to.
+payload of the dispatch that a combine belongs to. sms, X_sms: thread blocks of the exchange.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,6 +86,7 @@ def rows(
     for peer in peers.values():
         difference = max(case.group.allgather(sum_difference(own.backend, peer, case, fp8)))
         told["sum_difference"] = max(difference, told.get("sum_difference", 0.0))
+    told |= {f"{name}_sms": peer.num_sms for name, peer in peers.items()}
     times = timer.in_turns({"eprt": [own.dispatch, own.combine], **peer_calls(peers, case, fp8)}, SAMPLES)
     pairs, top_k = case.slots.numel(), case.slots.shape[1]
     for i, call in enumerate((f"dispatch {'fp8' if fp8 else 'bf16'}", "combine bf16")):
