@@ -5,6 +5,11 @@
 
 namespace eprt {
 
+// The value of lane `from` (of a pointer).
+EPRT_DEVICE uint8_t* pointer_of(const uint8_t* mine, int from) {
+  return reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, uint64_t(mine), from));
+}
+
 #if __CUDA_ARCH__ >= 900
 EPRT_DEVICE void barrier_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -62,18 +67,23 @@ EPRT_DEVICE void bulk_fence_shared() { __syncwarp(); }
 EPRT_DEVICE void bulk_fence_global() {}
 #endif
 
-// Copies a piece in shared memory to the destinations of all lanes that have one, as a group of its own.
-EPRT_DEVICE void store_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int lane) {
+// Copies a piece in shared memory to the destinations of all lanes that have one. The copies join the current group.
+EPRT_DEVICE void copy_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (my_to) bulk_store(my_to, slot, bytes);
 #else
   for (uint32_t left = __ballot_sync(kAllLanes, my_to != nullptr); left; left &= left - 1) {
-    const uint64_t to = __shfl_sync(kAllLanes, uint64_t(my_to), __ffs(left) - 1);
+    uint8_t* to = pointer_of(my_to, __ffs(left) - 1);
     for (int at = lane * 16; at < bytes; at += kWarp * 16)
-      store(reinterpret_cast<uint8_t*>(to) + at, *reinterpret_cast<const Vec16*>(slot + at));
+      store(to + at, *reinterpret_cast<const Vec16*>(slot + at));
   }
   __syncwarp();
 #endif
+}
+
+// The same, as a group of its own.
+EPRT_DEVICE void store_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int lane) {
+  copy_piece(my_to, slot, bytes, lane);
   bulk_commit();
 }
 
@@ -97,18 +107,24 @@ struct Ring {
 #endif
   }
 
-  // Fills the next slot, which nobody may still read. `from` and `bytes` are multiples of 16, equal in all lanes.
-  EPRT_DEVICE void load(const uint8_t* from, int bytes, int lane) {
+  // Fills the next slot, which nobody may still read. `from` and `bytes` are multiples of 16, equal in all lanes. Where
+  // more_bytes > 0, so many bytes from `more` follow at byte more_at of the slot.
+  EPRT_DEVICE void load(const uint8_t* from, int bytes, int lane, const uint8_t* more = nullptr, int more_bytes = 0,
+                        int more_at = 0) {
     const int i = next_load;
+    uint8_t* to = slot + i * slot_bytes;
     next_load = i + 1 == kSlots ? 0 : i + 1;
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
-      barrier_expect(full + i, bytes);
-      bulk_load(slot + i * slot_bytes, from, bytes, full + i);
+      barrier_expect(full + i, bytes + more_bytes);
+      bulk_load(to, from, bytes, full + i);
+      if (more_bytes > 0) bulk_load(to + more_at, more, more_bytes, full + i);
     }
 #else
     for (int at = lane * 16; at < bytes; at += kWarp * 16)
-      *reinterpret_cast<Vec16*>(slot + i * slot_bytes + at) = load_peer_written(from + at);
+      *reinterpret_cast<Vec16*>(to + at) = load_peer_written(from + at);
+    for (int at = lane * 16; at < more_bytes; at += kWarp * 16)
+      *reinterpret_cast<Vec16*>(to + more_at + at) = load_peer_written(more + at);
     __syncwarp();
 #endif
   }

@@ -45,20 +45,6 @@ EPRT_DEVICE Vec16 load_peer_written(const void* p) {
   return v;
 }
 
-// The same at p + kOffset if `wanted`, undefined otherwise. Predication instead of a branch: where branches meet, the
-// loaded value would be copied, and the copy would wait for the load. This way many loads are in flight.
-template <int kOffset>
-EPRT_DEVICE Vec16 load_peer_written_if(bool wanted, const void* p) {
-  Vec16 v;
-  asm volatile(
-      "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;"
-      "@wanted ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4+%6]; }"
-      : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-      : "l"(p), "r"(uint32_t(wanted)), "n"(kOffset)
-      : "memory");
-  return v;
-}
-
 EPRT_DEVICE void store(void* p, const Vec16& v) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
                "r"(v.w[3])

@@ -36,7 +36,7 @@ struct Context {
   Stats stats;
   uint64_t* ticket;  // [3], by CallKind: counts thread blocks of all launches, from which epochs follow
   int32_t* done;     // [1]: thread blocks of a count that are done; 0 between launches
-  uint32_t* taken;   // [2][2], by CallKind and epoch % 2: units of sending work that warps of a launch have claimed
+  uint32_t* taken;   // [2][2][2], by CallKind, Phases, epoch % 2: units of work that warps of a launch have claimed
   int32_t rank;
   int32_t num_buffers;  // B
   int32_t width;        // words of a count, at least S + R + 1
@@ -75,8 +75,8 @@ EPRT_DEVICE uint32_t* flag_at(const Context& c, uint64_t field, int holder, uint
   return reinterpret_cast<uint32_t*>(c.peer[holder] + field) + int64_t(epoch % c.num_buffers) * c.max_items + item;
 }
 
-EPRT_DEVICE uint32_t* taken_at(const Context& c, CallKind kind, uint32_t epoch) {
-  return c.taken + kind * 2 + epoch % 2;
+EPRT_DEVICE uint32_t* taken_at(const Context& c, CallKind kind, Phases phase, uint32_t epoch) {
+  return c.taken + (kind * 2 + (phase == kRecv)) * 2 + epoch % 2;
 }
 
 // A block of `capacity` received rows: byte offsets of its fields, multiples of 128.

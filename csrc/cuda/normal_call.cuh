@@ -42,19 +42,26 @@ EPRT_DEVICE Share share_of(const Division& division, int32_t phases, int32_t pha
 }
 
 // Units of work of a warp: the first few are static, the rest are claimed dynamically, so that SMs with less bandwidth
-// to the link do less. A unit is claimed long before it is needed. (Where a row goes does not depend on who sends it.)
+// to the link do less. A warp that does not take part by its share, one that has sent everything, claims all of its
+// units. A unit is claimed long before it is needed. (Where a row goes does not depend on who moves it.)
 struct Turns {
   static constexpr int kKnown = 3;
 
   int number[kKnown];  // the current unit and the next two
   uint32_t* taken;     // counts the units claimed in this launch
-  int share_count;     // warps that take part
+  int num_static;      // units that no warp claims
   int asked;           // lane 0: the last unit that was claimed
 
-  EPRT_DEVICE Turns(const Context& c, CallKind kind, uint32_t epoch, const Share& share)
-      : taken(taken_at(c, kind, epoch)), share_count(share.count), asked(share.index + kKnown * share.count) {
+  EPRT_DEVICE Turns(const Context& c, CallKind kind, Phases phase, uint32_t epoch, const Share& share, int lane)
+      : taken(taken_at(c, kind, phase, epoch)), num_static((kKnown + 1) * share.count) {
+    int first = share.index, step = share.count;
+    if (!share.takes_part) {
+      first = lane == 0 ? num_static + int(atomicAdd(taken, uint32_t(kKnown + 1))) : 0;
+      first = __shfl_sync(kAllLanes, first, 0), step = 1;
+    }
 #pragma unroll
-    for (int i = 0; i < kKnown; ++i) number[i] = share.index + i * share.count;
+    for (int i = 0; i < kKnown; ++i) number[i] = first + i * step;
+    asked = first + kKnown * step;
   }
 
   // number[i], i >= 1. Without a variable index, so that the array stays in registers.
@@ -64,7 +71,7 @@ struct Turns {
 #pragma unroll
     for (int i = 0; i + 1 < kKnown; ++i) number[i] = number[i + 1];
     number[kKnown - 1] = __shfl_sync(kAllLanes, asked, 0);
-    if (lane == 0) asked = (kKnown + 1) * share_count + int(atomicAdd(taken, 1u));
+    if (lane == 0) asked = num_static + int(atomicAdd(taken, 1u));
   }
 };
 
@@ -82,12 +89,11 @@ EPRT_DEVICE void run_call(const Params& p, CallKind kind, Call* call, Tell tell_
   const bool sends = p.phases & kSend;
   if (threadIdx.x == 0) {
     call->epoch = sends ? take_ticket(c, kind) : p.layout.epoch[kind];
-    if (sends && blockIdx.x == 0) {
-      p.layout.epoch[kind] = call->epoch;
-      // Reset the next launch's counter: its last user, the launch before this one, is complete. To reset this launch's
-      // own counter, all warps' additions would have to be ordered before the last block.
-      *taken_at(c, kind, call->epoch + 1) = 0;
-    }
+    if (sends && blockIdx.x == 0) p.layout.epoch[kind] = call->epoch;
+    // Reset the counters of the next launch of each phase: their last user, the launch before this one, is complete. To
+    // reset this launch's own, all warps' additions would have to be ordered before the last block.
+    if (sends && blockIdx.x == 0) *taken_at(c, kind, kSend, call->epoch + 1) = 0;
+    if (p.phases & kRecv && blockIdx.x == 0) *taken_at(c, kind, kRecv, call->epoch + 1) = 0;
   }
   open_book(&call->book, keeps_book(p.division, p.phases));
   if (warp < kWarps && lane == 0) open_desk(call->desk + warp, share_of(p.division, p.phases, kSend).takes_part);

@@ -1,6 +1,7 @@
 // Normal-mode combine. Send: the rank that ran the experts returns each item to its owner as one bf16 row, the weighted
 // fp32 sum of the item's rows (kExact: each row separately; not kGrouped: its only row, as it is). Receive: the owner
-// sums the rows of a token as they arrive. For kGrouped, kExact and items see normal.cuh.
+// sums the rows of a token as they arrive, and in a launch of both phases what its own experts computed, where that
+// lies. For kGrouped, kExact and items see normal.cuh.
 // Bulk copies bring rows to shared memory, from which they are summed in registers. Rows leave the SM by bulk copies
 // too, because a warp can wait for its own copies; plain stores would need a fence, which waits for those of all warps.
 #include "normal_call.cuh"
@@ -45,8 +46,13 @@ struct CombineParams {
 
 struct SharedCombine {
   Call call;
-  uint64_t full[kWarps][kSumSlots];
+  uint64_t full[kWarps][2][kSumSlots];  // of a warp's ring for sending, for receiving
 };
+
+// Whether what this rank's own experts computed stays in y, where the receiving warps read it: y is the caller's again
+// when a launch has sent it.
+EPRT_DEVICE bool own_in_place(const CombineParams& p) { return p.phases == (kSend | kRecv); }
+
 static_assert(kRowSlots <= kSumSlots && kOutSlots < kSumSlots);
 
 // ---- send -----------------------------------------------------------------------------------------------------------
@@ -86,8 +92,7 @@ struct Item {
 };
 
 // The items that this rank returns, in the order in which warps take them. Owners take turns, starting after this rank,
-// so that ranks do not all send to rank 0 first. With one row per item, this rank's own rows stay where they are: the
-// receiving warps read them there.
+// so that ranks do not all send to rank 0 first, and this rank, if its rows do not stay in place, comes last.
 struct Items {
   const CombineParams& p;
   const Owner& owners;
@@ -96,8 +101,9 @@ struct Items {
   int end;    // turns are numbered below end; owners with fewer items than others leave some turns without an item
 
   EPRT_DEVICE Items(const CombineParams& p, const Owner& owners, int lane)
-      : p(p), owners(owners), lane(lane), turns(kGrouped ? kRanks : kRanks - 1) {
-    end = turns * __reduce_max_sync(kAllLanes, kGrouped || lane != p.context.rank ? owners.num_items : 0);
+      : p(p), owners(owners), lane(lane), turns(own_in_place(p) ? kRanks - 1 : kRanks) {
+    const bool stays = own_in_place(p) && lane == p.context.rank;
+    end = turns * __reduce_max_sync(kAllLanes, stays ? 0 : owners.num_items);
   }
 
   EPRT_DEVICE Item operator[](int number) const {
@@ -196,7 +202,7 @@ struct Sender {
     uint8_t* to = returned_row(item, 0);
     for (int at = 0, i = 0; at < p.row_bytes; at += kSumBytes, ++i) {
       float sum[kSumSteps][8] = {};
-      sum_piece<true>(sum, feed, rows, lane, refill);
+      sum_piece<true>(sum, feed, rows.lanes, rows.weight, lane, refill);
       const int bytes = min(kSumBytes, p.row_bytes - at);
       uint8_t* slot = slots + i % kOutSlots * kSumBytes;
       bulk_wait_read<kOutSlots - 1>();  // until the slot's earlier content has left
@@ -213,12 +219,12 @@ struct Sender {
     Feed<kFeedSlots> feed(slots + kOutSlots * kSumBytes, full, p.row_bytes, lane);
     Item item = items[turns.number[0]];
     Summands rows = summands_of(item);
-    feed.begin(rows);
+    feed.begin({rows});
     for (; turns.number[0] < items.end; turns.step(lane)) {
       const Item next = items[turns.number[1]];
       bool begun = false;  // whether the next item's rows are being loaded
       const auto refill = [&] {
-        if (feed.done() && !begun) feed.begin(summands_of(next)), begun = true;
+        if (feed.done() && !begun) feed.begin({summands_of(next)}), begun = true;
         feed.load(lane);
       };
       refill();
@@ -236,8 +242,8 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
   const int warp = threadIdx.x / kWarp;
   const Owner owners = find_owner(p, shared, lane);
   const Items items(p, owners, lane);
-  const Turns turns(p.context, kCombine, shared->call.epoch, share);
-  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp], lane, {{shared->call.desk + warp}}};
+  const Turns turns(p.context, kCombine, kSend, shared->call.epoch, share, lane);
+  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp][0], lane, {{shared->call.desk + warp}}};
   if constexpr (kGrouped && !kExact)
     sender.send_sums(items, turns);
   else
@@ -270,17 +276,46 @@ EPRT_DEVICE Returned find_returned(const CombineParams& p, int lane) {
   return {sum_below(sent, lane), __shfl_sync(kAllLanes, sum_below(received, lane), rank)};
 }
 
-// A warp that receives. In its functions, `position` in lane r is the token's index among those that this rank sent to
-// rank r, or -1 if it was not sent there.
+// A token whose rows are summed. position: lane r: its index among those that this rank sent to rank r, or -1 if it was
+// not sent there. own_row, own_weight: lane k: kGrouped and own_in_place: the row of entry k in y, or -1.
+struct Token {
+  int number;
+  int position = -1;
+  int own_row = -1;
+  float own_weight = 0;
+};
+
+// kGrouped and not kExact: what this rank's own experts computed is summed by itself, like the share of another rank.
+constexpr int kSets = kGrouped && !kExact ? 2 : 1;
+
+// What is added up for a token: what ranks returned (kExact: of entries), and own rows if they are a set of their own.
+struct Rows {
+  Summands set[kSets];  // own rows first
+  EPRT_DEVICE Summands& returned() { return set[kSets - 1]; }
+};
+
+// A warp that receives.
 struct Receiver {
   const CombineParams& p;
   SharedCombine* shared;
   Returned returned;
   int lane;
-  bool in_place;  // lane r: r is this rank and its rows stay in y, where they are read; see Items
+  bool in_place;  // lane r: r is this rank and its rows stay in y
 
   EPRT_DEVICE int position_of(int token) const {
     return token < p.num_tokens && lane < kRanks ? p.layout.position[int64_t(token) * kRanks + lane] : -1;
+  }
+
+  // Loads that depend on those of position_of.
+  EPRT_DEVICE Token read_token(int number, int position) const {
+    Token token{number, position};
+    if (!kGrouped || !own_in_place(p)) return token;
+    const int own_position = __shfl_sync(kAllLanes, position, p.context.rank);
+    if (own_position < 0 || lane >= p.top_k) return token;
+    const int64_t entry = int64_t(returned.own_first + own_position) * p.top_k + lane;
+    token.own_row = p.item_row[entry];
+    token.own_weight = p.item_weight[entry];
+    return token;
   }
 
   EPRT_DEVICE const uint32_t* flag_of(int position) const {
@@ -317,61 +352,101 @@ struct Receiver {
   }
 
   // came: lane r: whether rank r's row has arrived.
-  EPRT_DEVICE Summands summands_of(int64_t token, int position, bool came) const {
+  EPRT_DEVICE Rows rows_of(const Token& token, bool came) const {
     const Context& c = p.context;
     const uint8_t* block = c.peer[c.rank] + p.block;
-    const int number = returned.first + position, item = returned.own_first + position;
-    Summands rows{in_place ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride, 1.f,
-                  __ballot_sync(kAllLanes, came)};
+    const int number = returned.first + token.position, item = returned.own_first + token.position;
+    const bool in_y = !kGrouped && in_place;
+    Rows all;
+    Summands& rows = all.returned();
+    rows = {in_y ? p.y + int64_t(item) * p.row_bytes : block + int64_t(number) * p.stride, 1.f,
+            __ballot_sync(kAllLanes, came)};
     __syncwarp();  // orders each lane's acquire before the loads of all lanes
-    if (p.out_weight) sum_weights(token, rows.row, item, rows.lanes);
+    if (p.out_weight) sum_weights(token.number, rows.row, item, rows.lanes);
+    const Summands own{p.y + int64_t(token.own_row) * p.row_bytes, token.own_weight,
+                       __ballot_sync(kAllLanes, token.own_row >= 0)};
     if constexpr (kExact) {
-      rows.lanes = came_by_entry(p, token, rows.lanes, lane);
-      rows.row = block + (token * p.top_k + lane) * p.stride;
-      if (lane < p.top_k) rows.weight = p.topk_weight[token * p.top_k + lane];
+      rows.lanes = came_by_entry(p, token.number, rows.lanes, lane);
+      rows.row = token.own_row >= 0 ? own.row : block + (int64_t(token.number) * p.top_k + lane) * p.stride;
+      if (lane < p.top_k) rows.weight = p.topk_weight[int64_t(token.number) * p.top_k + lane];
+    }
+    if constexpr (kSets == 2) {
+      all.set[0] = own;
+      rows.lanes &= ~__ballot_sync(kAllLanes, in_place);
     }
     if (p.bias[0]) {  // biases are added first
       const uint64_t earlier = __shfl_up_sync(kAllLanes, uint64_t(rows.row), kBiases);
       rows.lanes = rows.lanes << kBiases | (p.bias[1] ? 3 : 1);
-      rows.row = lane < kBiases ? p.bias[lane] + token * p.row_bytes : reinterpret_cast<const uint8_t*>(earlier);
+      rows.row = lane < kBiases ? p.bias[lane] + int64_t(token.number) * p.row_bytes
+                                : reinterpret_cast<const uint8_t*>(earlier);
     }
     bulk_fence_global();  // orders the loads that saw the flags before the bulk copies that read the rows
-    return rows;
+    return all;
+  }
+
+  // Adds up a piece of a token's rows.
+  template <class AnyFeed, class Refill>
+  EPRT_DEVICE void sum_rows(float (&sum)[kSumSteps][8], AnyFeed& feed, Rows& rows, Refill refill) const {
+    const Summands& returned = rows.returned();
+    if constexpr (kSets == 1) {
+      sum_piece<kExact>(sum, feed, returned.lanes, returned.weight, lane, refill);
+    } else {  // in order of rank; this rank's share is rounded as if it had been returned
+      const Summands& own = rows.set[0];
+      Vec16 share[kSumSteps];
+      if (own.lanes) sum_piece<true>(sum, feed, own.lanes, own.weight, lane, refill);
+#pragma unroll
+      for (int i = 0; i < kSumSteps; ++i) {
+        share[i] = rounded(sum[i]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum[i][j] = 0.f;
+      }
+      const uint32_t earlier = (1u << p.context.rank) - 1;
+      sum_piece<false>(sum, feed, returned.lanes & earlier, 1.f, lane, refill);
+      if (own.lanes)
+#pragma unroll
+        for (int i = 0; i < kSumSteps; ++i) add<false>(sum[i], share[i], 1.f);
+      sum_piece<false>(sum, feed, returned.lanes & ~earlier, 1.f, lane, refill);
+    }
   }
 
   // Sums tokens; while a token's rows are summed, the next token's rows are loaded if they have arrived.
-  EPRT_DEVICE void sum_tokens(const Share& share, uint8_t* slots, uint64_t* full) {
-    Feed<kSumSlots> feed(slots, full, p.row_bytes, lane);
-    Summands rows, next_rows;
+  EPRT_DEVICE void sum_tokens(Turns turns, uint8_t* slots, uint64_t* full) {
+    Feed<kSumSlots, kSets> feed(slots, full, p.row_bytes, lane);
+    Rows rows, next_rows;
     bool begun = false;  // whether the rows of the token (in refill: of the next one) are being loaded
-    int position = position_of(share.index);
-    for (int token = share.index; token < p.num_tokens; token += share.count) {
-      const int next = token + share.count, next_position = position_of(next);
-      if (!begun) feed.begin(rows = summands_of(token, position, wait(position)));
+    Token token = read_token(turns.number[0], position_of(turns.number[0]));
+    int next_position = position_of(turns.number[1]);
+    for (; turns.number[0] < p.num_tokens; turns.step(lane)) {
+      const Token next = read_token(turns.number[1], next_position);
+      next_position = position_of(turns.number[2]);
+      if (!begun) feed.begin((rows = rows_of(token, wait(token.position))).set);
       begun = false;
       const auto refill = [&] {
-        if (feed.done() && !begun && next < p.num_tokens && all_here(next_position)) {
-          feed.begin(next_rows = summands_of(next, next_position, next_position >= 0));
+        if (feed.done() && !begun && next.number < p.num_tokens && all_here(next.position)) {
+          feed.begin((next_rows = rows_of(next, next.position >= 0)).set);
           begun = true;
         }
         feed.load(lane);
       };
       refill();
+      uint8_t* to = p.out + int64_t(token.number) * p.row_bytes;
       for (int at = 0; at < p.row_bytes; at += kSumBytes) {
         float sum[kSumSteps][8] = {};
-        sum_piece<kExact>(sum, feed, rows, lane, refill);
-        put_piece(p.out + int64_t(token) * p.row_bytes + at, sum, min(kSumBytes, p.row_bytes - at), lane);
+        sum_rows(sum, feed, rows, refill);
+        put_piece(to + at, sum, min(kSumBytes, p.row_bytes - at), lane);
       }
-      rows = next_rows, position = next_position;
+      rows = next_rows, token = next;
     }
   }
 };
 
 EPRT_DEVICE void receive(const CombineParams& p, SharedCombine* shared, uint8_t* slots, int lane) {
+  const int warp = threadIdx.x / kWarp;
+  if (!(p.phases & kRecv) || warp >= p.division.recv_warps) return;
   const Share share = share_of(p.division, p.phases, kRecv);
-  if (!share.takes_part) return;
-  Receiver receiver{p, shared, find_returned(p, lane), lane, !kGrouped && lane == p.context.rank};
-  receiver.sum_tokens(share, slots, shared->full[threadIdx.x / kWarp]);
+  const Turns turns(p.context, kCombine, kRecv, shared->call.epoch, share, lane);
+  Receiver receiver{p, shared, find_returned(p, lane), lane, own_in_place(p) && lane == p.context.rank};
+  receiver.sum_tokens(turns, slots, shared->full[warp][1]);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ CombineParams p) {

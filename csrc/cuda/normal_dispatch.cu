@@ -1,10 +1,9 @@
 // Normal-mode dispatch. Send: a token goes once to each rank that has experts of it, by bulk copies directly to its row
-// there. Receive: the rank waits for its items and, if grouped, copies each item's row to the rows of its other
-// experts.
+// there; if grouped, on this rank to the rows of all its experts. Receive: the rank waits for the items of other ranks
+// and, if grouped, copies each item's row to the rows of its other experts.
 #include "bulk.cuh"
 #include "cast.cuh"
 #include "normal_call.cuh"
-#include "rows.cuh"
 
 namespace eprt::normal {
 
@@ -40,7 +39,7 @@ struct DispatchParams {
 
 struct SharedDispatch {
   Call call;
-  uint64_t full[kWarps][kSlots];
+  uint64_t full[kWarps][2][kSlots];  // of a warp's ring for sending, for receiving
 };
 
 EPRT_DEVICE int scale_bytes(const DispatchParams& p) { return ceil_div(p.num_scales * 4, 16) * 16; }
@@ -49,10 +48,11 @@ EPRT_DEVICE Fields block_fields(const DispatchParams& p, uint64_t capacity) {
   return fields_of(capacity, p.top_k, kGrouped ? 4 : 8, scale_bytes(p));
 }
 
-// Shared memory of a sending warp; eprt/ep/nvlink/normal_grid.py computes the same.
-EPRT_DEVICE int warp_bytes(const DispatchParams& p) {
-  return kSlots * p.piece_bytes + (p.cast ? ceil_div(scale_bytes(p), 128) * 128 : 0);
-}
+// Room for a token's scales, where dispatch computes them, behind a piece of its row.
+EPRT_DEVICE int scale_room(const DispatchParams& p) { return p.cast ? ceil_div(scale_bytes(p), 128) * 128 : 0; }
+
+// Shared memory of a warp; eprt/ep/nvlink/normal_grid.py computes the same.
+EPRT_DEVICE int warp_bytes(const DispatchParams& p) { return kSlots * (p.piece_bytes + scale_room(p)); }
 
 // ---- send -----------------------------------------------------------------------------------------------------------
 
@@ -124,9 +124,10 @@ EPRT_DEVICE void read_rows(const DispatchParams& p, Entry* entry, int token, int
 
 struct Route {   // of one token
   int item;      // lane r: the item's number at rank r, or -1: not sent there
-  int row;       // lane r: the row that is sent to rank r
+  int row;       // lane r: the row that is sent to rank r; kGrouped: -1 for this rank
   int slot;      // lane k: entry, or -1
   int slot_row;  // lane k: the entry's row, or -1 if it does not fit
+  int own_row;   // lane k: the same if it is on this rank, else -1; kGrouped
   float weight;  // lane k
 };
 
@@ -134,7 +135,8 @@ struct Route {   // of one token
 EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, const Entry& entry, int token,
                              int first_item, int lane) {
   const int slots_per_rank = p.num_slots / kRanks;
-  Route route{-1, -1, slot_of(p, entry), -1, entry.weight};
+  const int rank = p.context.rank;
+  Route route{-1, -1, slot_of(p, entry), -1, -1, entry.weight};
   if (lane < kRanks) {
     int position = entry.index < 0 ? -1 : entry.index + entry.before;
     if (position >= 0 && d.block) route.item = first_item + position;
@@ -154,13 +156,15 @@ EPRT_DEVICE Route find_route(const DispatchParams& p, const Destination& d, cons
     route.slot_row = -1;
     if (kExact) p.layout.slot_index[int64_t(token) * p.top_k + lane] = -1;  // no output will be returned for it
   }
-  // The row that is sent to a rank is that of the token's first expert there.
+  const bool own_item = __shfl_sync(kAllLanes, route.item, rank) >= 0;
+  if (holder == rank && own_item) route.own_row = route.slot_row;
+  // The row that is sent to another rank is that of the token's first expert there.
   route.row = -1;
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
     const uint32_t here = __ballot_sync(kAllLanes, holder == r && route.slot_row >= 0);
     const int row = __shfl_sync(kAllLanes, route.slot_row, here ? __ffs(here) - 1 : 0);
-    if (lane == r && route.item >= 0 && here) route.row = row;
+    if (lane == r && r != rank && route.item >= 0 && here) route.row = row;
   }
   return route;
 }
@@ -201,11 +205,21 @@ EPRT_DEVICE void cast_piece(uint8_t* slot, int bytes, uint32_t* scale, int lane)
   }
 }
 
-// Sends a token's scales to its ranks: the caller's scales, or those that the cast left in `cast`.
-EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, const Route& route, const uint32_t* cast,
-                             int token, int lane) {
+// Where one of a token's rows goes, here or on another rank.
+struct RowPlace {
+  uint8_t* x = nullptr;  // null: nowhere
+  uint8_t* scale;
+};
+
+EPRT_DEVICE RowPlace place_row(const DispatchParams& p, uint8_t* block, const Fields& fields, int64_t row) {
+  if (row < 0) return {};
+  return {block + fields.x + row * p.row_bytes, block + fields.scale + row * scale_bytes(p)};
+}
+
+// Sends a token's scales: the caller's, or those that the cast left in `cast`. place: of every lane.
+EPRT_DEVICE void send_scales(const DispatchParams& p, const RowPlace& place, const uint32_t* cast, int token,
+                             int lane) {
   constexpr int kBatch = 4;
-  const int32_t words = scale_bytes(p) / 4;
   for (int first = lane; first - lane < p.num_scales; first += kBatch * kWarp) {
     uint32_t word[kBatch];
 #pragma unroll
@@ -213,11 +227,8 @@ EPRT_DEVICE void send_scales(const DispatchParams& p, const Destination& d, cons
       const int g = first + i * kWarp;
       if (g < p.num_scales) word[i] = p.cast ? cast[g] : p.scale[token * p.scale_row_stride + g * p.scale_group_stride];
     }
-    for (uint32_t left = __ballot_sync(kAllLanes, route.row >= 0); left; left &= left - 1) {
-      const int r = __ffs(left) - 1;
-      const uint64_t field = __shfl_sync(kAllLanes, d.fields.scale, r);
-      const int64_t row = __shfl_sync(kAllLanes, route.row, r);
-      uint32_t* to = reinterpret_cast<uint32_t*>(pointer_of(d.block, r) + field) + row * words;
+    for (uint32_t left = __ballot_sync(kAllLanes, place.x != nullptr); left; left &= left - 1) {
+      uint32_t* to = reinterpret_cast<uint32_t*>(pointer_of(place.scale, __ffs(left) - 1));
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
         if (first + i * kWarp < p.num_scales) to[first + i * kWarp] = word[i];
@@ -231,10 +242,10 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   const Share share = share_of(p.division, p.phases, kSend);
   if (!share.takes_part) return;
   const int warp = threadIdx.x / kWarp, pieces = ceil_div(p.x_bytes, p.piece_bytes);
-  Ring<kSlots> ring(slots, shared->full[warp], p.piece_bytes, lane);
+  Ring<kSlots> ring(slots, shared->full[warp][0], p.piece_bytes, lane);
   uint32_t* const cast = reinterpret_cast<uint32_t*>(slots + kSlots * p.piece_bytes);
   const auto bytes_of = [&](int piece) { return min(p.piece_bytes, p.x_bytes - piece * p.piece_bytes); };
-  Turns turns(c, kDispatch, shared->call.epoch, share);
+  Turns turns(c, kDispatch, kSend, shared->call.epoch, share, lane);
   static_assert(kSlots < Turns::kKnown, "what is loaded ahead belongs to one of the known tokens");
   int turn_ahead = 0, piece_ahead = 0;
   const auto load_ahead = [&] {
@@ -249,6 +260,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   Entry after = read_entry(p, turns.number[1], lane);
   read_rows(p, &next, turns.number[0], lane);
   const Destination d = find_destination(p, shared, lane);
+  const Fields own_fields = block_fields(p, p.capacity);
   const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
   LateFlags late{{shared->call.desk + warp}};
   for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
@@ -257,7 +269,12 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
     next = after;  // these loads are used one and two tokens later
     read_rows(p, &next, turns.number[1], lane);
     after = read_entry(p, turns.number[2], lane);
-    uint8_t* to = route.row >= 0 ? d.block + d.fields.x + int64_t(route.row) * p.row_bytes : nullptr;
+    const RowPlace there = place_row(p, d.block, d.fields, route.row);
+    const RowPlace here = place_row(p, c.peer[c.rank] + p.block, own_fields, route.own_row);
+    const auto send_all_scales = [&] {
+      send_scales(p, there, cast, token, lane);
+      if (kGrouped) send_scales(p, here, cast, token, lane);
+    };
     for (int piece = 0; piece < pieces; ++piece) {
       uint8_t* slot = ring.take();
       int at = piece * p.piece_bytes, bytes = bytes_of(piece);
@@ -267,16 +284,17 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
         bulk_fence_shared();
         __syncwarp();
       }
-      store_piece(to ? to + at : nullptr, slot, bytes, lane);
+      if (kGrouped) copy_piece(here.x ? here.x + at : nullptr, slot, bytes, lane);
+      store_piece(there.x ? there.x + at : nullptr, slot, bytes, lane);
       if (piece == 0 && !p.again) send_entries(p, d, route, token, lane);
-      if (piece == 0 && !p.cast) send_scales(p, d, route, cast, token, lane);
+      if (piece == 0 && !p.cast) send_all_scales();
       bulk_wait_read<0>();  // then the slot may be written again
       __syncwarp();
       load_ahead();
     }
-    if (p.cast) send_scales(p, d, route, cast, token, lane);
-    late.add(route.item >= 0 ? flag_at(c, c.heap.arrived, lane, shared->call.epoch, route.item) : nullptr, pieces,
-             lane);
+    if (p.cast) send_all_scales();
+    const bool raised = route.item >= 0 && !(kGrouped && lane == c.rank);  // own rows: nobody waits for them
+    late.add(raised ? flag_at(c, c.heap.arrived, lane, shared->call.epoch, route.item) : nullptr, pieces, lane);
   }
   late.close(lane);
 }
@@ -294,44 +312,110 @@ EPRT_DEVICE Items find_items(const DispatchParams& p, int lane) {
   return {first, min(sent, max(0, p.capacity - first))};
 }
 
-// Copies the row that was sent to the rows of the item's other experts. row: lane k: row of entry k, or -1.
-EPRT_DEVICE void fan_out(const DispatchParams& p, const Fields& fields, int row, int lane) {
-  uint8_t* block = p.context.peer[p.context.rank] + p.block;
-  const uint32_t wanted = __ballot_sync(kAllLanes, row >= 0), others = wanted & (wanted - 1);
-  if (!others) return;
-  const int64_t from = __shfl_sync(kAllLanes, row, __ffs(wanted) - 1);
-  uint8_t* x = block + fields.x;
-  copy_row(x + from * p.row_bytes, p.row_bytes, x + int64_t(row) * p.row_bytes, others, lane);
-  if (!p.num_scales) return;
-  uint8_t* scales = block + fields.scale;
-  copy_row(scales + from * scale_bytes(p), scale_bytes(p), scales + int64_t(row) * scale_bytes(p), others, lane);
-}
+// A warp that receives rows by expert: waits for the items of other ranks and copies each item's row from that of its
+// first expert, to which it was sent, to those of the others. Sources in turn: the expected order of arrival.
+struct FanOut {
+  const DispatchParams& p;
+  SharedDispatch* shared;
+  int lane;
+  Items items;
+  Fields fields;
+  uint8_t* block;
+  int end;  // turns are numbered below end; sources with fewer items than others leave some turns without an item
 
-// Grouped: waits for items and copies their rows. Sources in turn, batch by batch: the expected order of arrival.
-EPRT_DEVICE void receive_rows(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
-  constexpr int kBatch = 4;  // items that a warp waits for at once, so that the loads of their entries overlap
-  const Context& c = p.context;
-  const Items items = find_items(p, lane);
-  const Fields fields = block_fields(p, p.capacity);
-  const uint32_t* entries = reinterpret_cast<const uint32_t*>(c.peer[c.rank] + p.block + fields.entry);
-  const int most = __reduce_max_sync(kAllLanes, items.count);
-  for (int unit = share.index; unit < ceil_div(most, kBatch) * kRanks; unit += share.count) {
-    const int source = unit % kRanks, position = unit / kRanks * kBatch;
-    const int count = min(kBatch, __shfl_sync(kAllLanes, items.count, source) - position);
-    const int item = __shfl_sync(kAllLanes, items.first, source) + position;
-    const uint32_t* flag = flag_at(c, c.heap.arrived, c.rank, shared->call.epoch, item + min(lane, max(count - 1, 0)));
-    const bool arrived =
-        lane < count && wait_peer(c, &shared->call.book, flag, shared->call.epoch, kDispatchTokens, source);
-    const uint32_t all = __ballot_sync(kAllLanes, arrived);
-    __syncwarp();  // orders each lane's acquire before the loads of all lanes
-    int row[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      row[i] = lane < p.top_k && (all >> i) & 1 ? int(load_relaxed(entries + int64_t(item + i) * p.top_k + lane)) : -1;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) fan_out(p, fields, row[i], lane);
+  EPRT_DEVICE FanOut(const DispatchParams& p, SharedDispatch* shared, int lane)
+      : p(p),
+        shared(shared),
+        lane(lane),
+        items(find_items(p, lane)),
+        fields(block_fields(p, p.capacity)),
+        block(p.context.peer[p.context.rank] + p.block) {
+    end = (kRanks - 1) * __reduce_max_sync(kAllLanes, lane == p.context.rank ? 0 : items.count);
   }
-}
+
+  // The item of a turn; its source in *source. -1: none.
+  EPRT_DEVICE int item_of(int number, int* source) const {
+    constexpr int kOthers = kRanks > 1 ? kRanks - 1 : 1;
+    *source = (p.context.rank + 1 + number % kOthers) % kRanks;
+    const int position = number / kOthers;
+    if (number >= end || position >= __shfl_sync(kAllLanes, items.count, *source)) return -1;
+    return __shfl_sync(kAllLanes, items.first, *source) + position;
+  }
+
+  // Lane k: the row of entry k of a turn's item, or -1; all -1 if there is nothing to copy. wait: until the item is
+  // there; else false if it is not.
+  EPRT_DEVICE bool find_rows(int number, bool wait, int* row) const {
+    const Context& c = p.context;
+    int source;
+    const int item = item_of(number, &source);
+    *row = -1;
+    if (item < 0) return true;
+    bool arrived = false;
+    if (lane == 0) {
+      const uint32_t epoch = shared->call.epoch, *flag = flag_at(c, c.heap.arrived, c.rank, epoch, item);
+      arrived = wait ? wait_peer(c, &shared->call.book, flag, epoch, kDispatchTokens, source)
+                     : load_acquire_sys(flag) == epoch;
+    }
+    arrived = __shfl_sync(kAllLanes, arrived, 0);
+    __syncwarp();  // orders the acquire before the loads of all lanes
+    if (!arrived) return wait;
+    bulk_fence_global();  // orders it before the bulk copies that read the row
+    const uint32_t* entries = reinterpret_cast<const uint32_t*>(block + fields.entry) + int64_t(item) * p.top_k;
+    if (lane < p.top_k) *row = int(load_relaxed(entries + lane));
+    const uint32_t wanted = __ballot_sync(kAllLanes, *row >= 0);
+    if (!(wanted & (wanted - 1))) *row = -1;
+    return true;
+  }
+
+  // While an item's row leaves shared memory, that of a later one arrives.
+  EPRT_DEVICE void copy_rows(Turns turns, uint8_t* slots) const {
+    const int piece_bytes = p.piece_bytes, pieces = ceil_div(p.row_bytes, piece_bytes);
+    Ring<kSlots> ring(slots, shared->full[threadIdx.x / kWarp][1], piece_bytes + scale_room(p), lane);
+    const auto bytes_of = [&](int piece) { return min(piece_bytes, p.row_bytes - piece * piece_bytes); };
+    int row[Turns::kKnown];              // find_rows of the first `known` turns
+    int known = 0, held = 0;             // held: slots that are being filled or read
+    int turn_ahead = 0, piece_ahead = 0;  // the next piece to load
+    const auto find_next = [&] {
+      if (known == 1 && find_rows(turns.number[1], false, row + 1)) known = 2;
+      else if (known == 2 && find_rows(turns.number[2], false, row + 2)) known = 3;
+    };
+    const auto load_ahead = [&] {
+      while (held < kSlots && turn_ahead < known) {
+        const int mine = turn_ahead == 0 ? row[0] : turn_ahead == 1 ? row[1] : row[2];
+        const uint32_t wanted = __ballot_sync(kAllLanes, mine >= 0);
+        if (wanted) {
+          const int64_t from = __shfl_sync(kAllLanes, mine, __ffs(wanted) - 1);
+          const int scales = piece_ahead == 0 ? scale_bytes(p) : 0;
+          ring.load(block + fields.x + from * p.row_bytes + piece_ahead * piece_bytes, bytes_of(piece_ahead), lane,
+                    block + fields.scale + from * scale_bytes(p), scales, piece_bytes);
+          ++held;
+          if (++piece_ahead < pieces) continue;
+        }
+        piece_ahead = 0, ++turn_ahead;
+      }
+    };
+    for (; turns.number[0] < end; turns.step(lane)) {
+      if (known == 0) find_rows(turns.number[0], true, row), known = 1;
+      load_ahead();
+      const uint32_t wanted = __ballot_sync(kAllLanes, row[0] >= 0);
+      const bool copied = row[0] >= 0 && lane != __ffs(wanted) - 1;
+      const RowPlace to = place_row(p, block, fields, copied ? row[0] : -1);
+      for (int piece = 0; wanted && piece < pieces; ++piece) {
+        const uint8_t* slot = ring.take();
+        if (piece == 0 && p.num_scales) copy_piece(to.x ? to.scale : nullptr, slot + piece_bytes, scale_bytes(p), lane);
+        store_piece(to.x ? to.x + piece * piece_bytes : nullptr, slot, bytes_of(piece), lane);
+        find_next();
+        bulk_wait_read<0>();  // then the slot may be written again
+        __syncwarp();
+        --held;
+        load_ahead();
+      }
+      row[0] = row[1], row[1] = row[2];
+      --known, --turn_ahead;
+    }
+    bulk_wait_written<0>();
+  }
+};
 
 // One row per item: waits for items; entries of those that do not arrive become -1.
 EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, const Share& share, int lane) {
@@ -357,16 +441,19 @@ EPRT_DEVICE void receive_items(const DispatchParams& p, SharedDispatch* shared, 
   for (int64_t i = int64_t(total) * p.top_k + share.index * kWarp + lane; i < end; i += step) entries[i] = -1;
 }
 
-EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, int lane) {
+EPRT_DEVICE void receive(const DispatchParams& p, SharedDispatch* shared, uint8_t* slots, int lane) {
+  if (!(p.phases & kRecv)) return;
   if (kGrouped) {
+    if (threadIdx.x / kWarp >= p.division.recv_warps) return;  // a warp without shared memory
     const Share share = share_of(p.division, p.phases, kRecv);
-    if (share.takes_part) receive_rows(p, shared, share, lane);
+    const FanOut fan_out(p, shared, lane);
+    fan_out.copy_rows(Turns(p.context, kDispatch, kRecv, shared->call.epoch, share, lane), slots);
     return;
   }
   // Little work, and it can start only after peers have sent, so the sending warps do it last.
   const int32_t phase = p.phases & kSend ? kSend : kRecv;
   const Share share = share_of(p.division, phase, phase);
-  if (share.takes_part && p.phases & kRecv) receive_items(p, shared, share, lane);
+  if (share.takes_part) receive_items(p, shared, share, lane);
 }
 
 // Whether the block of rows is large enough: the same result in all warps of a launch, and as the host gets it from the
@@ -387,8 +474,9 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch(const __grid_constant__ 
       tell_place(c, c.heap.dispatch_place, threadIdx.x, shared.call.epoch, p.block, p.capacity);
   };
   const auto move = [&](int warp) {
-    send(p, &shared, smem + warp * warp_bytes(p), lane);
-    receive(p, &shared, lane);
+    uint8_t* slots = smem + warp * warp_bytes(p);
+    send(p, &shared, slots, lane);
+    receive(p, &shared, slots, lane);
   };
   run_call(p, kDispatch, &shared.call, tell_places, move);
   if (kStats && blockIdx.x == p.division.send_blocks && threadIdx.x == 0 && (p.phases & kRecv))

@@ -15,10 +15,6 @@ void store_word(T* p, T v, std::memory_order order) {
 }
 inline Vec16 load_streaming(const void* p) { return *static_cast<const Vec16*>(p); }
 inline Vec16 load_peer_written(const void* p) { return *static_cast<const Vec16*>(p); }
-template <int kOffset>
-inline Vec16 load_peer_written_if(bool wanted, const void* p) {
-  return wanted ? *reinterpret_cast<const Vec16*>(static_cast<const char*>(p) + kOffset) : Vec16{};
-}
 inline void store(void* p, const Vec16& v) { *static_cast<Vec16*>(p) = v; }
 inline uint32_t load_acquire_sys(const uint32_t* p) { return load_word(p, std::memory_order_acquire); }
 inline void store_release_sys(uint32_t* p, uint32_t v) { store_word(p, v, std::memory_order_release); }

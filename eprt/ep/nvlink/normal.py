@@ -31,7 +31,7 @@ from eprt.ep.nvlink.normal_layout import (
     dispatch_struct,
 )
 from eprt.ep.nvlink.structs import RECV, SEND
-from eprt.gpu.device import this_arch
+from eprt.gpu.device import multiprocessors, this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch, most_shared_bytes
 from eprt.gpu.symmetric import HostWords
@@ -113,8 +113,8 @@ class Normal(KernelState):
     ):
         super().__init__(group, shape.num_bytes + data_bytes, 3, options)
         self.shape, self.num_sms, self.data_begin = shape, num_sms, shape.num_bytes
-        self._grouped = grouped
-        self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 4))
+        self._grouped, self._gpu_sms = grouped, multiprocessors()
+        self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 8))
         self._host_tickets = 0
         self._load_kernels()
         context_type = context_struct(group.size)
@@ -227,6 +227,7 @@ class Normal(KernelState):
             cast_scales=payload.num_scales if payload.cast else 0,
             shared_bytes=self._shared_bytes,
             num_sms=num_sms or self.num_sms,
+            gpu_sms=self._gpu_sms,
         )
 
     def launch_dispatch(self, block: int, capacity: int, tentative: bool = False) -> None:
@@ -288,6 +289,7 @@ class Normal(KernelState):
             row_bytes=p.row_bytes,
             shared_bytes=self._shared_bytes,
             num_sms=num_sms or self.num_sms,
+            gpu_sms=self._gpu_sms,
         )
         self._launch(self._combine, grid)
 

@@ -7,8 +7,8 @@ rank load and store, and the rows of it that cross, the link is kept busy by
 
     blocks = (rows loaded and stored / SM_GB_S) / (rows crossing / LINK_GB_S) * margin
 
-and never more than MAX_SMS; of them those that send are in proportion. Routing is taken as uniform. num_sms overrides
-the number.
+and never more than a limit: MAX_SMS where others may compute meanwhile, ALONE_SMS where nothing does. Of them those
+that send are in proportion. Routing is taken as uniform. num_sms overrides the number.
 """
 
 import functools
@@ -20,15 +20,17 @@ from eprt.ep.nvlink.structs import RECV, SEND
 LINK_GB_S = 340.0
 SM_GB_S = {
     "dispatch rows": 60.0,  # whole rows through shared memory
-    "dispatch by expert": 38.0,  # and with every token the rows of all its experts
-    "fan out": 78.0,  # a row to those of the token's other experts
+    "dispatch by expert": 80.0,  # and the rows of all its experts here
+    "fan out": 80.0,  # a row to those of the token's other experts
     "return rows": 70.0,
     "return sums": 78.0,  # weighted sums of an expert's rows
     "sum": 88.0,  # of what came back
 }
 MARGIN = 1.25  # for uneven routing, beginnings and ends;
 CHAIN_MARGIN = 1.5  # where what has crossed is worked on as well: that can neither begin nor end with the link
-MAX_SMS = 24
+MAX_SMS = 24  # of a launch that others may run beside
+# Of a launch by expert of both phases: who asks for both at once has nothing to compute in between.
+ALONE_SMS = 64
 WARPS = 15  # of a thread block, that move rows; one more raises flags
 _SLOTS = 2  # pieces of a warp in shared memory
 COMBINE_WARP_BYTES = 14336  # kWarpBytes of normal_combine.cu
@@ -57,26 +59,40 @@ class TokenWork:
     receive: float
     link: float
 
-    def blocks(self) -> int:
+    def blocks(self, most: int) -> int:
         if self.link == 0:
-            return MAX_SMS
+            return most
         margin = CHAIN_MARGIN if self.receive else MARGIN
-        return min(MAX_SMS, math.ceil((self.send + self.receive) / self.link * margin))
+        return min(most, math.ceil((self.send + self.receive) / self.link * margin))
+
+
+def most_sms(grouped: bool, phases: int) -> int:
+    return ALONE_SMS if grouped and phases == SEND | RECV else MAX_SMS
 
 
 def dispatch_work(num_ranks: int, top_k: int, grouped: bool) -> TokenWork:
     ranks, shared = _ranks_of_a_token(num_ranks, top_k)
-    # By expert, a row that crossed is read once and stored for the token's other experts.
-    fan_out = shared + top_k - ranks if grouped else 0.0
-    send = (1 + ranks) / SM_GB_S["dispatch by expert" if grouped else "dispatch rows"]
-    return TokenWork(send, fan_out / SM_GB_S["fan out"], ranks * (num_ranks - 1) / num_ranks / LINK_GB_S)
+    away = (num_ranks - 1) / num_ranks
+    link = ranks * away / LINK_GB_S
+    if not grouped:
+        return TokenWork((1 + ranks) / SM_GB_S["dispatch rows"], 0.0, link)
+    send = 1 + ranks * away + top_k / num_ranks
+    # A row that crossed is read once and stored for the token's other experts.
+    fan_out = (shared + top_k - ranks) * away
+    return TokenWork(send / SM_GB_S["dispatch by expert"], fan_out / SM_GB_S["fan out"], link)
 
 
-def combine_work(num_ranks: int, top_k: int, grouped: bool) -> TokenWork:
+def combine_work(num_ranks: int, top_k: int, grouped: bool, phases: int = SEND | RECV) -> TokenWork:
     ranks, _ = _ranks_of_a_token(num_ranks, top_k)
-    crossing = ranks * (num_ranks - 1) / num_ranks
-    send = (top_k + ranks) / SM_GB_S["return sums"] if grouped else 2 * crossing / SM_GB_S["return rows"]
-    return TokenWork(send, (ranks + 1) / SM_GB_S["sum"], crossing / LINK_GB_S)
+    away = (num_ranks - 1) / num_ranks
+    crossing = ranks * away
+    if not grouped:
+        send, receive = 2 * crossing / SM_GB_S["return rows"], ranks + 1
+    elif phases == SEND | RECV:  # what is this rank's own is summed where it is received
+        send, receive = (top_k * away + crossing) / SM_GB_S["return sums"], top_k / num_ranks + crossing + 1
+    else:
+        send, receive = (top_k + ranks) / SM_GB_S["return sums"], ranks + 1
+    return TokenWork(send, receive / SM_GB_S["sum"], crossing / LINK_GB_S)
 
 
 def _ranks_of_a_token(num_ranks: int, top_k: int) -> tuple[float, float]:
@@ -97,24 +113,35 @@ def dispatch_grid(
     cast_scales: int,
     shared_bytes: int,
     num_sms: int | None,
+    gpu_sms: int,
 ) -> Grid:
     """x_bytes: of a token's row here. cast_scales: scales of a token that is cast on the way, else 0. shared_bytes: of
-    a thread block."""
+    a thread block. gpu_sms: multiprocessors."""
     both = grouped and phases == SEND | RECV  # of rows that are items, receiving is no work
     piece_bytes = _piece_bytes(x_bytes, _MOST_CAST_BYTES if cast_scales else _MOST_PIECE_BYTES)
-    senders = shared_bytes // (_SLOTS * piece_bytes + _align(cast_scales * 4, 128))
+    senders = min(shared_bytes // (_SLOTS * (piece_bytes + _align(cast_scales * 4, 128))), WARPS)
     work = dispatch_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
-    return _grid(work, num_sms or work.blocks(), both, WARPS, senders, piece_bytes)
+    blocks = num_sms or work.blocks(min(most_sms(grouped, phases), gpu_sms))
+    return _grid(work, blocks, both, senders if grouped else WARPS, senders, piece_bytes)
 
 
 @functools.cache
 def combine_grid(
-    num_ranks: int, top_k: int, *, grouped: bool, phases: int, row_bytes: int, shared_bytes: int, num_sms: int | None
+    num_ranks: int,
+    top_k: int,
+    *,
+    grouped: bool,
+    phases: int,
+    row_bytes: int,
+    shared_bytes: int,
+    num_sms: int | None,
+    gpu_sms: int,
 ) -> Grid:
     warps = min(shared_bytes // COMBINE_WARP_BYTES, WARPS)
-    work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
+    work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped, phases)
     piece_bytes = _piece_bytes(row_bytes, COMBINE_WARP_BYTES // _SLOTS)
-    return _grid(work, num_sms or work.blocks(), phases == SEND | RECV, warps, warps, piece_bytes)
+    blocks = num_sms or work.blocks(min(most_sms(grouped, phases), gpu_sms))
+    return _grid(work, blocks, phases == SEND | RECV, warps, warps, piece_bytes)
 
 
 def _grid(work: TokenWork, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:

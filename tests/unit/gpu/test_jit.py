@@ -291,21 +291,23 @@ def test_grids_of_normal_mode_fit_the_machine(num_ranks, grouped):
     for num_sms, phases, row_bytes, shared in product(
         (None, 1, 3, 24, 64), (1, 2, 3), (32, 2016, 14336, 131072), (152, 216)
     ):
-        asked = {"phases": phases, "shared_bytes": shared << 10, "num_sms": num_sms, "grouped": grouped}
+        asked: dict[str, Any] = {"phases": phases, "shared_bytes": shared << 10, "num_sms": num_sms, "gpu_sms": 60}
+        asked["grouped"] = grouped
         for cast in (0, 512):
             grid = dispatch_grid(num_ranks, 8, x_bytes=row_bytes, cast_scales=cast, **asked)
-            check_grid(grid, num_sms, row_bytes, shared << 10, 512 * 4 if cast else 0, both=grouped and phases == 3)
+            most = num_sms or (60 if grouped and phases == 3 else MAX_SMS)
+            check_grid(grid, most, row_bytes, shared << 10, 512 * 4 if cast else 0, both=grouped and phases == 3)
         grid = combine_grid(num_ranks, 8, row_bytes=row_bytes, **asked)
-        check_grid(grid, num_sms, row_bytes, shared << 10, 0, both=phases == 3)
+        check_grid(grid, most, row_bytes, shared << 10, 0, both=phases == 3)
         assert grid.recv_warps * COMBINE_WARP_BYTES <= shared << 10 and 2 * grid.piece_bytes <= COMBINE_WARP_BYTES
 
 
-def check_grid(grid: Grid, num_sms: int | None, row_bytes: int, shared: int, scales: int, both: bool) -> None:
-    assert 1 <= grid.blocks <= (num_sms or MAX_SMS)
+def check_grid(grid: Grid, most: int, row_bytes: int, shared: int, scales: int, both: bool) -> None:
+    assert 1 <= grid.blocks <= most
     assert 0 <= grid.send_blocks < grid.blocks and (both or not grid.send_blocks)
     assert 1 <= grid.send_warps <= grid.recv_warps <= WARPS
     assert not both or grid.send_blocks or grid.send_warps < grid.recv_warps
-    assert grid.piece_bytes % 512 == 0 and grid.send_warps * (2 * grid.piece_bytes + scales) <= shared
+    assert grid.piece_bytes % 512 == 0 and grid.send_warps * 2 * (grid.piece_bytes + scales) <= shared
     pieces = -(-row_bytes // grid.piece_bytes)
     assert (pieces - 1) * grid.piece_bytes < row_bytes <= pieces * grid.piece_bytes
 
