@@ -12,7 +12,7 @@ from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.moe_step import MoEStep
-from eprt.layers.schedules import DENSE, PAUSE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH, Stage
+from eprt.layers.schedules import DENSE, IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH, Stage
 from eprt.layers.sm_split import device_sms, send_sms, tile_rows
 
 
@@ -50,7 +50,8 @@ def begin_step(layer: Layer, microbatch: Microbatch, kv_pages: Tensor) -> tuple[
     if not isinstance(moe, EPMoE):
         return LayerStep(layer, microbatch, kv_pages), DENSE
     if overlap != "sbo":
-        return MoEStep(layer, moe, microbatch, kv_pages), TWO_BATCH if overlap == "tbo" else PLAIN
+        without = IN_TURN if kv_pages.is_cuda else PLAIN
+        return MoEStep(layer, moe, microbatch, kv_pages), TWO_BATCH if overlap == "tbo" else without
     signal = _tile_signal(moe, microbatch.batch) if kv_pages.is_cuda else None
     step = MoEStep(layer, moe, microbatch, kv_pages, signal)
     return step, SINGLE_BATCH if signal is None else SINGLE_BATCH_TILES

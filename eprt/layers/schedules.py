@@ -18,6 +18,9 @@ and where sending takes long enough (sm_split.py), combine send runs beside the 
 
     comm                                  | combine send: each tile of rows when it is there |
 
+Without overlap, tokens between CPU ranks travel beside the shared expert (PLAIN). A GPU's stream runs one kernel after
+the other, so there dispatch is one launch and combine another (IN_TURN), for which the exchange takes more SMs.
+
 Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
 """
 
@@ -63,6 +66,16 @@ PLAIN = (
     Stage(MoEStep.experts),
     Stage(MoEStep.combine_send),
     Stage(MoEStep.combine_recv),
+    Stage(MoEStep.add),
+)
+
+IN_TURN = (
+    Stage(MoEStep.attention),
+    Stage(MoEStep.gate),
+    Stage(MoEStep.dispatch),
+    Stage(MoEStep.shared),
+    Stage(MoEStep.experts),
+    Stage(MoEStep.combine),
     Stage(MoEStep.add),
 )
 

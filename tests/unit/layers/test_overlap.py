@@ -2,6 +2,8 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -10,7 +12,7 @@ from eprt.ep.exchange import Exchange
 from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import LayerStep, Microbatch
 from eprt.layers.overlap import begin_step, run_layers
-from eprt.layers.schedules import DENSE, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH
+from eprt.layers.schedules import DENSE, IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH
 from tests import tiny
 from tests.paths import DEMO
 from tests.unit.layers.cases import HIDDEN, IdleLayer, IdleMoE, batch_of
@@ -79,14 +81,17 @@ def test_which_schedule_a_layer_follows():
     group = EPGroup.single()
     moe = IdleMoE(group, {"low_latency": make_backend("cpu", config_in("low_latency", "cpu"), group)}, SLOTS)
     batch = batch_of([1] * 3, [4] * 3, 3, mode="low_latency")
-    for mlp, overlap, schedule in (
-        (add_one, "tbo", DENSE),
-        (moe, "none", PLAIN),
-        (moe, "tbo", TWO_BATCH),
-        (moe, "sbo", SINGLE_BATCH),
+    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    for mlp, overlap, kv_pages, schedule in (
+        (add_one, "tbo", torch.empty(0), DENSE),
+        (moe, "none", torch.empty(0), PLAIN),
+        (moe, "none", on_gpu, IN_TURN),
+        (moe, "tbo", torch.empty(0), TWO_BATCH),
+        (moe, "tbo", on_gpu, TWO_BATCH),
+        (moe, "sbo", torch.empty(0), SINGLE_BATCH),
     ):
         microbatch = Microbatch(replace(batch, overlap=overlap, overlap_sms=4), torch.zeros(3, HIDDEN))
-        step, its_schedule = begin_step(IdleLayer(mlp), microbatch, torch.empty(0))
+        step, its_schedule = begin_step(IdleLayer(mlp), microbatch, kv_pages)
         assert its_schedule is schedule and isinstance(step, LayerStep)
 
 

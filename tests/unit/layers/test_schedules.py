@@ -1,5 +1,8 @@
 """Schedules as data: what waits for what, and the order of EP calls that they make, by the rules of the backends."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,16 +15,17 @@ from eprt.ep.nvlink.options import NvlinkOptions
 from eprt.ep.registry import make_backend
 from eprt.layers.lanes import Lanes
 from eprt.layers.overlap import run_layers
-from eprt.layers.schedules import PAUSE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH
+from eprt.layers.schedules import IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, SINGLE_BATCH_TILES, TWO_BATCH
 from tests.fake_gpu import Group
 from tests.unit.layers.cases import HIDDEN, TOP_K, IdleLayer, IdleMoE, batch_of
 
 SLOTS = 8
+ON_CPU = torch.empty(0)  # key-value pages
 SCHEDULES = {"none": {"overlap": "none"}, "tbo": {"overlap": "tbo"}, "sbo": {"overlap": "sbo"}}
 SCHEDULES["sbo, tile by tile"] = {"overlap": "sbo", "overlap_sms": 4}
 
 
-@pytest.mark.parametrize("schedule", [TWO_BATCH, SINGLE_BATCH, SINGLE_BATCH_TILES, PLAIN])
+@pytest.mark.parametrize("schedule", [TWO_BATCH, SINGLE_BATCH, SINGLE_BATCH_TILES, PLAIN, IN_TURN])
 def test_schedules_wait_for_all_that_other_lanes_do(schedule):
     """Each stage on another lane is followed, before the layer ends, by one on the compute lane that needs it or what
     comes behind it on its lane: no lane runs on into the next layer."""
@@ -46,13 +50,15 @@ def batch_in(mode: str, schedule: dict, num_tokens: int):
     return batch_of([1] * num_tokens, [4] * num_tokens, num_tokens, mode=mode, **{"split": None, **schedule})
 
 
-def run_steps(group: EPGroup, backends: dict[str, Backend], mode: str, schedule: dict, num_layers: int) -> None:
+def run_steps(
+    group: EPGroup, backends: dict[str, Backend], mode: str, schedule: dict, num_layers: int, kv_pages: Any = ON_CPU
+) -> None:
     """Several steps, some of them without a token. No backend may refuse a call, nor have a handle left in the end."""
     layers = [IdleLayer(IdleMoE(group, backends, SLOTS)) for _ in range(num_layers)]
     for num_tokens in (6, 1, 0, 5):
         batch = batch_in(mode, schedule, num_tokens)
         x_TH = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16)
-        run_layers(layers, x_TH, batch, [torch.empty(0)] * num_layers, Lanes())
+        run_layers(layers, x_TH, batch, [kv_pages] * num_layers, Lanes())
     (backend,) = (backend for of_mode, backend in backends.items() if of_mode == mode)
     assert backend._order.in_flight is None  # type: ignore[attr-defined]
     assert backend._order.num_completed == 4 * num_layers * (2 if schedule["overlap"] == "tbo" else 1)  # type: ignore
@@ -76,7 +82,7 @@ def test_calls_keep_the_order_that_gpu_backends_enforce(gpu, monkeypatch, schedu
         "normal": NvlinkNormalBackend(config_in("normal", "cuda"), group, NvlinkOptions(max_recv_rows=64)),
         "low_latency": NvlinkLowLatencyBackend(config_in("low_latency", "cuda"), group),
     }
-    run_steps(group, backends, mode, SCHEDULES[schedule], num_layers)
+    run_steps(group, backends, mode, SCHEDULES[schedule], num_layers, SimpleNamespace(is_cuda=True))
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 5])
