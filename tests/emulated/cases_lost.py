@@ -12,6 +12,7 @@ import torch
 from eprt.compat.deep_ep.rows import RowExchange
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
+from eprt.ep.nvlink.backend import NvlinkBackend
 from eprt.ep.nvlink.low_latency import Signal
 from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
 from tests.gpu import cases_low_latency, cases_normal
@@ -104,6 +105,40 @@ def lost_after_counts(group: EPGroup) -> None:
     exchange.close()
 
 
+def lost_by_expert(group: EPGroup, shape: Sequence, fused: bool, num_sms: int) -> None:
+    """The same with rows by expert: one deadline, then the outputs of the living ranks are whole."""
+    backend = cases_normal.make(group, cases_normal.make_config(group, shape, timeout_s=0.6), num_sms=num_sms)
+    config, rank, lost = backend.config, group.rank, 1
+    T, local = config.num_max_tokens_per_rank, config.num_slots // group.size
+    x = torch.ones(T, config.hidden_size, dtype=torch.bfloat16, device="cuda")
+    weights, generator = torch.ones(T, config.top_k, device="cuda"), torch.Generator().manual_seed(rank)
+    for turn in range(3):
+        slots = torch.stack([torch.randperm(config.num_slots, generator=generator)[: config.top_k] for _ in range(T)])
+        cases_normal.poison(backend)
+        group.barrier()
+        if turn == 2 and rank == lost:
+            with patch.object(backend.kernels, "launch_dispatch"):
+                backend.dispatch_send(x, slots, weights)
+            break
+        if fused:
+            handle, received = backend.dispatch(x, slots, weights)
+        else:
+            handle = backend.dispatch_send(x, slots, weights)
+            received = backend.dispatch_recv(handle)
+        if turn == 2:
+            expect_lost(backend, lost)
+        y = torch.ones_like(received.x_RH)
+        if fused:
+            y_TH = backend.combine(y, handle)
+        else:
+            backend.combine_send(y, handle)
+            y_TH = backend.combine_recv(handle)
+        outputs = config.top_k - (slots // local == lost).sum(1) * (turn == 2)
+        assert torch.equal(y_TH.float(), outputs[:, None].float().expand(y_TH.shape)), (turn, y_TH[:, 0], outputs)
+    group.barrier()
+    backend.close()
+
+
 def forget_tokens_of(backend: NvlinkLowLatencyBackend, source: int) -> None:
     """As if those that have come to this rank never had."""
     shape = backend.kernels.shape
@@ -141,7 +176,7 @@ def lost_before_signals(group: EPGroup, shape: Sequence) -> None:
     backend.close()
 
 
-def expect_lost(backend: NvlinkLowLatencyBackend, lost: int) -> None:
+def expect_lost(backend: NvlinkBackend, lost: int) -> None:
     try:
         backend.check()
         raise AssertionError("no deadline")

@@ -15,7 +15,13 @@ from tests.emulated.cases import (
     long_wait,
     token_rows,
 )
-from tests.emulated.cases_lost import back_after_weeks, lost_after_counts, lost_before_signals, masked_statistics
+from tests.emulated.cases_lost import (
+    back_after_weeks,
+    lost_after_counts,
+    lost_before_signals,
+    lost_by_expert,
+    masked_statistics,
+)
 from tests.emulated.device import emulated_ranks
 from tests.gpu import (
     cases_deep_ep_low_latency,
@@ -66,8 +72,15 @@ def test_the_counts_of_deep_eps_get_dispatch_layout():
     emulated_ranks(3, layouts)
 
 
-def test_normal_mode_by_expert():
-    emulated_ranks(2, calls_normal, shape=(256, 8, 4, 9, "fp8", False), num_sms=3)
+# Three thread blocks both send and receive, of five some send and others receive.
+@pytest.mark.parametrize("num_ranks, num_sms, payload", [(2, 3, "fp8"), (3, 5, "same")])
+def test_normal_mode_by_expert(num_ranks, num_sms, payload):
+    emulated_ranks(num_ranks, calls_normal, shape=(256, 9, 4, 9, payload, False), num_sms=num_sms)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_rank_lost_in_a_dispatch_by_expert_changes_no_others_outputs(fused):
+    emulated_ranks(3, lost_by_expert, shape=(256, 9, 4, 9, "same", False), fused=fused, num_sms=5)
 
 
 @pytest.mark.parametrize("exact", [False, True])
