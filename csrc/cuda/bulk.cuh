@@ -154,17 +154,22 @@ EPRT_DEVICE void bulk_wait_all_but(int groups) {
     bulk_wait_written<0>();
 }
 
-// Flags of the last two rows. A flag is handed in when the copies of two more rows have been issued and its own are
-// written, so the warp goes on while copies are in flight.
+// Flags of the last rows. A flag is handed in when the copies of one or two more rows (rows_late) have been issued and
+// its own are written, so the warp goes on while copies are in flight.
 struct LateFlags {
   FlagSource source;
+  int rows_late;
   uint32_t* flag[2] = {};
-  int last_groups = 0;  // groups of the previous row
+  int last_groups = 0;  // groups of the previous row, where its flag is still to wait
 
   // Called after the commit of the copies that the flag announces, which are in `groups` groups.
   EPRT_DEVICE void add(uint32_t* next, int groups, int lane) {
     bulk_wait_all_but(last_groups + groups);
     source.hand_in(flag[0], lane);
+    if (rows_late == 1) {
+      flag[0] = next;
+      return;
+    }
     flag[0] = flag[1];
     flag[1] = next;
     last_groups = groups;

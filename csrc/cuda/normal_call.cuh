@@ -15,6 +15,7 @@ struct Division {
   int32_t send_blocks;
   int32_t send_warps;  // the first so many warps of a sending block send
   int32_t recv_warps;  // the first so many warps of a receiving block receive, except those that send
+  int32_t rows_late;   // by how many rows of a warp flags lag behind: 1 or 2; see LateFlags
 };
 
 struct Call {  // in shared memory

@@ -243,7 +243,8 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
   const Owner owners = find_owner(p, shared, lane);
   const Items items(p, owners, lane);
   const Turns turns(p.context, kCombine, kSend, shared->call.epoch, share, lane);
-  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp][0], lane, {{shared->call.desk + warp}}};
+  const LateFlags late{{shared->call.desk + warp}, p.division.rows_late};
+  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp][0], lane, late};
   if constexpr (kGrouped && !kExact)
     sender.send_sums(items, turns);
   else
@@ -283,6 +284,7 @@ struct Token {
   int position = -1;
   int own_row = -1;
   float own_weight = 0;
+  bool own_summed = false;  // whether its own rows are summed already, in `out`
 };
 
 // kGrouped and not kExact: what this rank's own experts computed is summed by itself, like the share of another rank.
@@ -371,8 +373,8 @@ struct Receiver {
       if (lane < p.top_k) rows.weight = p.topk_weight[int64_t(token.number) * p.top_k + lane];
     }
     if constexpr (kSets == 2) {
-      all.set[0] = own;
-      rows.lanes &= ~__ballot_sync(kAllLanes, in_place);
+      if (!token.own_summed) all.set[0] = own, rows.lanes &= ~__ballot_sync(kAllLanes, in_place);
+      if (token.own_summed && in_place) rows.row = p.out + int64_t(token.number) * p.row_bytes;
     }
     if (p.bias[0]) {  // biases are added first
       const uint64_t earlier = __shfl_up_sync(kAllLanes, uint64_t(rows.row), kBiases);
@@ -409,6 +411,23 @@ struct Receiver {
     }
   }
 
+  // Of a token whose rows have not all come: sums its own rows meanwhile.
+  template <class AnyFeed>
+  EPRT_DEVICE void sum_own(Token& token, AnyFeed& feed) const {
+    const uint32_t lanes = __ballot_sync(kAllLanes, token.own_row >= 0);
+    if (kSets == 1 || !lanes || all_here(token.position)) return;
+    feed.begin({{p.y + int64_t(token.own_row) * p.row_bytes, 0.f, lanes}});
+    const auto refill = [&] { feed.load(lane); };
+    refill();
+    uint8_t* to = p.out + int64_t(token.number) * p.row_bytes;
+    for (int at = 0; at < p.row_bytes; at += kSumBytes) {
+      float sum[kSumSteps][8] = {};
+      sum_piece<true>(sum, feed, lanes, token.own_weight, lane, refill);
+      put_piece(to + at, sum, min(kSumBytes, p.row_bytes - at), lane);
+    }
+    token.own_summed = true;
+  }
+
   // Sums tokens; while a token's rows are summed, the next token's rows are loaded if they have arrived.
   EPRT_DEVICE void sum_tokens(Turns turns, uint8_t* slots, uint64_t* full) {
     Feed<kSumSlots, kSets> feed(slots, full, p.row_bytes, lane);
@@ -419,6 +438,7 @@ struct Receiver {
     for (; turns.number[0] < p.num_tokens; turns.step(lane)) {
       const Token next = read_token(turns.number[1], next_position);
       next_position = position_of(turns.number[2]);
+      if (!begun) sum_own(token, feed);
       if (!begun) feed.begin((rows = rows_of(token, wait(token.position))).set);
       begun = false;
       const auto refill = [&] {

@@ -262,7 +262,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   const Destination d = find_destination(p, shared, lane);
   const Fields own_fields = block_fields(p, p.capacity);
   const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
-  LateFlags late{{shared->call.desk + warp}};
+  LateFlags late{{shared->call.desk + warp}, p.division.rows_late};
   for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
     const int token = turns.number[0];
     const Route route = find_route(p, d, next, token, first_item, lane);

@@ -28,6 +28,7 @@ SM_GB_S = {
 }
 MARGIN = 1.25  # for uneven routing, beginnings and ends;
 CHAIN_MARGIN = 1.5  # where what has crossed is worked on as well: that can neither begin nor end with the link
+ACKNOWLEDGED_US = 12.0  # when a row has been written while the link is full
 MAX_SMS = 24  # of a launch that others may run beside
 # Of a launch by expert of both phases: who asks for both at once has nothing to compute in between.
 ALONE_SMS = 64
@@ -48,6 +49,7 @@ class Grid:
     send_warps: int  # of a block that sends
     recv_warps: int  # of a block that receives
     piece_bytes: int  # of a row, through shared memory at once
+    rows_late: int  # by how many rows of a warp its flags lag behind: 1 or 2
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def dispatch_grid(
     senders = min(shared_bytes // (_SLOTS * (piece_bytes + _align(cast_scales * 4, 128))), WARPS)
     work = dispatch_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
     blocks = num_sms or work.blocks(min(most_sms(grouped, phases), gpu_sms))
-    return _grid(work, blocks, both, senders if grouped else WARPS, senders, piece_bytes)
+    warps, sent_bytes = senders if grouped else WARPS, x_bytes // 2 if cast_scales else x_bytes
+    return _grid(work, blocks, both, warps, senders, piece_bytes, sent_bytes)
 
 
 @functools.cache
@@ -141,14 +144,20 @@ def combine_grid(
     work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped, phases)
     piece_bytes = _piece_bytes(row_bytes, COMBINE_WARP_BYTES // _SLOTS)
     blocks = num_sms or work.blocks(min(most_sms(grouped, phases), gpu_sms))
-    return _grid(work, blocks, phases == SEND | RECV, warps, warps, piece_bytes)
+    return _grid(work, blocks, phases == SEND | RECV, warps, warps, piece_bytes, row_bytes)
 
 
-def _grid(work: TokenWork, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:
-    """warps: of a block; senders: those that shared memory suffices for."""
+def _grid(
+    work: TokenWork, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int, sent_bytes: int
+) -> Grid:
+    """warps: of a block; senders: those that shared memory suffices for; sent_bytes: of a row that crosses."""
     send_blocks = _send_blocks(work, blocks) if both else 0
     in_turn = both and not send_blocks  # every block sends and receives
-    return Grid(blocks, send_blocks, min(warps // 2 if in_turn else warps, senders), warps, piece_bytes)
+    send_warps = min(warps // 2 if in_turn else warps, senders)
+    # While all sending warps put a row on the link, the row before has been acknowledged or has not.
+    round_us = (send_blocks or blocks) * send_warps * sent_bytes / LINK_GB_S / 1e3
+    rows_late = 1 if round_us > ACKNOWLEDGED_US else 2
+    return Grid(blocks, send_blocks, send_warps, warps, piece_bytes, rows_late)
 
 
 def _send_blocks(work: TokenWork, blocks: int) -> int:

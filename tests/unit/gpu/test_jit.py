@@ -5,7 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,6 @@ from eprt.ep.nvlink import structs
 from eprt.ep.nvlink.low_latency import kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
-from eprt.ep.nvlink.normal_grid import COMBINE_WARP_BYTES, MAX_SMS, WARPS, Grid, combine_grid, dispatch_grid
 from eprt.gpu import jit
 
 
@@ -282,42 +281,6 @@ def test_kernels_are_built_ahead_for_the_architectures_asked_for(monkeypatch, ca
     assert {source.arch for source in compiled} == {"sm_100a", "sm_80"}
     assert doctor.main(["--build-kernels", "sm_70"]) == 2
     assert "sm_70" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8, 32])
-@pytest.mark.parametrize("grouped", [False, True])
-def test_grids_of_normal_mode_fit_the_machine(num_ranks, grouped):
-    """Shared memory, thread blocks and warps suffice for any row, number of SMs and phases."""
-    for num_sms, phases, row_bytes, shared in product(
-        (None, 1, 3, 24, 64), (1, 2, 3), (32, 2016, 14336, 131072), (152, 216)
-    ):
-        asked: dict[str, Any] = {"phases": phases, "shared_bytes": shared << 10, "num_sms": num_sms, "gpu_sms": 60}
-        asked["grouped"] = grouped
-        for cast in (0, 512):
-            grid = dispatch_grid(num_ranks, 8, x_bytes=row_bytes, cast_scales=cast, **asked)
-            most = num_sms or (60 if grouped and phases == 3 else MAX_SMS)
-            check_grid(grid, most, row_bytes, shared << 10, 512 * 4 if cast else 0, both=grouped and phases == 3)
-        grid = combine_grid(num_ranks, 8, row_bytes=row_bytes, **asked)
-        check_grid(grid, most, row_bytes, shared << 10, 0, both=phases == 3)
-        assert grid.recv_warps * COMBINE_WARP_BYTES <= shared << 10 and 2 * grid.piece_bytes <= COMBINE_WARP_BYTES
-
-
-def check_grid(grid: Grid, most: int, row_bytes: int, shared: int, scales: int, both: bool) -> None:
-    assert 1 <= grid.blocks <= most
-    assert 0 <= grid.send_blocks < grid.blocks and (both or not grid.send_blocks)
-    assert 1 <= grid.send_warps <= grid.recv_warps <= WARPS
-    assert not both or grid.send_blocks or grid.send_warps < grid.recv_warps
-    assert grid.piece_bytes % 512 == 0 and grid.send_warps * 2 * (grid.piece_bytes + scales) <= shared
-    pieces = -(-row_bytes // grid.piece_bytes)
-    assert (pieces - 1) * grid.piece_bytes < row_bytes <= pieces * grid.piece_bytes
-
-
-def test_the_grids_constants_are_those_of_the_kernels():
-    texts = [jit.read_source(name) for name in ("normal_dispatch", "normal_combine")]
-    assert all(f"constexpr int kWarps = {WARPS};" in text for text in texts)
-    assert "constexpr int kSlots = 2;" in texts[0]
-    assert f"constexpr int kWarpBytes = {COMBINE_WARP_BYTES};" in texts[1]
-    assert "constexpr int kRowSlots = 2;" in texts[1]
 
 
 def test_normal_mode_names_how_many_ranks_it_can_have(monkeypatch):
