@@ -74,8 +74,7 @@ EPRT_DEVICE void copy_piece(uint8_t* my_to, const uint8_t* slot, int bytes, int 
 #else
   for (uint32_t left = __ballot_sync(kAllLanes, my_to != nullptr); left; left &= left - 1) {
     uint8_t* to = pointer_of(my_to, __ffs(left) - 1);
-    for (int at = lane * 16; at < bytes; at += kWarp * 16)
-      store(to + at, *reinterpret_cast<const Vec16*>(slot + at));
+    for (int at = lane * 16; at < bytes; at += kWarp * 16) store(to + at, *reinterpret_cast<const Vec16*>(slot + at));
   }
   __syncwarp();
 #endif
@@ -154,31 +153,28 @@ EPRT_DEVICE void bulk_wait_all_but(int groups) {
     bulk_wait_written<0>();
 }
 
-// Flags of the last rows. A flag is handed in when the copies of one or two more rows (rows_late) have been issued and
-// its own are written, so the warp goes on while copies are in flight.
+// Flags of the last rows. A flag is handed in when the copies of kRows more rows have been issued and its own are
+// written, so the warp goes on while copies are in flight.
+template <int kRows>
 struct LateFlags {
+  static_assert(kRows == 1 || kRows == 2);
   FlagSource source;
-  int rows_late;
-  uint32_t* flag[2] = {};
-  int last_groups = 0;  // groups of the previous row, where its flag is still to wait
+  uint32_t* flag[kRows] = {};
+  int last_groups = 0;  // kRows == 2: groups of the previous row
 
   // Called after the commit of the copies that the flag announces, which are in `groups` groups.
   EPRT_DEVICE void add(uint32_t* next, int groups, int lane) {
     bulk_wait_all_but(last_groups + groups);
     source.hand_in(flag[0], lane);
-    if (rows_late == 1) {
-      flag[0] = next;
-      return;
-    }
-    flag[0] = flag[1];
-    flag[1] = next;
-    last_groups = groups;
+    flag[0] = flag[kRows - 1];
+    flag[kRows - 1] = next;
+    if (kRows == 2) last_groups = groups;
   }
 
   EPRT_DEVICE void close(int lane) {
     bulk_wait_written<0>();
     source.hand_in(flag[0], lane);
-    source.hand_in(flag[1], lane);
+    if (kRows == 2) source.hand_in(flag[kRows - 1], lane);
     source.close(lane);
   }
 };

@@ -1,6 +1,6 @@
 // How a launch of normal_dispatch.cu or normal_combine.cu runs: its epoch, which warps send and receive, the flag warp.
 #pragma once
-#include "flags.cuh"
+#include "bulk.cuh"
 #include "normal.cuh"
 
 namespace eprt::normal {
@@ -15,8 +15,11 @@ struct Division {
   int32_t send_blocks;
   int32_t send_warps;  // the first so many warps of a sending block send
   int32_t recv_warps;  // the first so many warps of a receiving block receive, except those that send
-  int32_t rows_late;   // by how many rows of a warp flags lag behind: 1 or 2; see LateFlags
 };
+
+// By how many rows of a warp flags lag behind. By expert a warp does more for a row than the link, so the row before
+// has been acknowledged when the next is issued.
+using Flags = LateFlags<kGrouped ? 1 : 2>;
 
 struct Call {  // in shared memory
   WaitBook book;

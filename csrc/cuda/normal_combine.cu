@@ -130,7 +130,7 @@ struct Sender {
   uint8_t* slots;  // [kWarpBytes] of shared memory
   uint64_t* full;  // barriers of the slots
   int lane;
-  LateFlags late;
+  Flags late;
 
   EPRT_DEVICE uint8_t* block_of(const Item& item) const {  // the owner's block of returned rows
     return p.context.peer[item.owner] + uint64_t(__shfl_sync(kAllLanes, owners.place.start, item.owner)) * 128;
@@ -243,8 +243,7 @@ EPRT_DEVICE void send(const CombineParams& p, SharedCombine* shared, uint8_t* sl
   const Owner owners = find_owner(p, shared, lane);
   const Items items(p, owners, lane);
   const Turns turns(p.context, kCombine, kSend, shared->call.epoch, share, lane);
-  const LateFlags late{{shared->call.desk + warp}, p.division.rows_late};
-  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp][0], lane, late};
+  Sender sender{p, owners, shared->call.epoch, slots, shared->full[warp][0], lane, {{shared->call.desk + warp}}};
   if constexpr (kGrouped && !kExact)
     sender.send_sums(items, turns);
   else

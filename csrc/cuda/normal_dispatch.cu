@@ -1,7 +1,6 @@
 // Normal-mode dispatch. Send: a token goes once to each rank that has experts of it, by bulk copies directly to its row
 // there; if grouped, on this rank to the rows of all its experts. Receive: the rank waits for the items of other ranks
 // and, if grouped, copies each item's row to the rows of its other experts.
-#include "bulk.cuh"
 #include "cast.cuh"
 #include "normal_call.cuh"
 
@@ -262,7 +261,7 @@ EPRT_DEVICE void send(const DispatchParams& p, SharedDispatch* shared, uint8_t* 
   const Destination d = find_destination(p, shared, lane);
   const Fields own_fields = block_fields(p, p.capacity);
   const int first_item = lane < kRanks ? p.layout.base[p.num_slots + lane] : 0;
-  LateFlags late{{shared->call.desk + warp}, p.division.rows_late};
+  Flags late{{shared->call.desk + warp}};
   for (; turns.number[0] < p.num_tokens; turns.step(lane), --turn_ahead) {
     const int token = turns.number[0];
     const Route route = find_route(p, d, next, token, first_item, lane);
@@ -372,12 +371,14 @@ struct FanOut {
     const int piece_bytes = p.piece_bytes, pieces = ceil_div(p.row_bytes, piece_bytes);
     Ring<kSlots> ring(slots, shared->full[threadIdx.x / kWarp][1], piece_bytes + scale_room(p), lane);
     const auto bytes_of = [&](int piece) { return min(piece_bytes, p.row_bytes - piece * piece_bytes); };
-    int row[Turns::kKnown];              // find_rows of the first `known` turns
-    int known = 0, held = 0;             // held: slots that are being filled or read
+    int row[Turns::kKnown];               // find_rows of the first `known` turns
+    int known = 0, held = 0;              // held: slots that are being filled or read
     int turn_ahead = 0, piece_ahead = 0;  // the next piece to load
     const auto find_next = [&] {
-      if (known == 1 && find_rows(turns.number[1], false, row + 1)) known = 2;
-      else if (known == 2 && find_rows(turns.number[2], false, row + 2)) known = 3;
+      if (known == 1 && find_rows(turns.number[1], false, row + 1))
+        known = 2;
+      else if (known == 2 && find_rows(turns.number[2], false, row + 2))
+        known = 3;
     };
     const auto load_ahead = [&] {
       while (held < kSlots && turn_ahead < known) {

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from eprt.ep.nvlink import normal, normal_grid
 from tests.emulated.cases import (
     after_weeks,
     calls_low_latency,
@@ -77,14 +76,6 @@ def test_the_counts_of_deep_eps_get_dispatch_layout():
 @pytest.mark.parametrize("num_ranks, num_sms, payload", [(2, 3, "fp8"), (3, 5, "same")])
 def test_normal_mode_by_expert(num_ranks, num_sms, payload):
     emulated_ranks(num_ranks, calls_normal, shape=(256, 9, 4, 9, payload, False), num_sms=num_sms)
-
-
-def test_normal_mode_by_expert_with_flags_one_row_late(monkeypatch):
-    """As where so many warps send that a row is acknowledged before the next one has left."""
-    monkeypatch.setattr(normal_grid, "ACKNOWLEDGED_US", 0.0)
-    for cached in (normal_grid.dispatch_grid, normal_grid.combine_grid):
-        monkeypatch.setattr(normal, cached.__name__, cached.__wrapped__)
-    emulated_ranks(2, calls_normal, shape=(256, 8, 3, 20, "same", False), num_sms=4)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -296,8 +296,7 @@ class Normal(KernelState):
     def _launch(self, launch: Launch, grid: Grid) -> None:
         division = launch.params.division
         division.send_blocks, division.send_warps = grid.send_blocks, grid.send_warps
-        division.recv_warps, division.rows_late = grid.recv_warps, grid.rows_late
-        launch.params.piece_bytes = grid.piece_bytes
+        division.recv_warps, launch.params.piece_bytes = grid.recv_warps, grid.piece_bytes
         launch(grid.blocks, self._stream())
 
     def _set_outputs(self, outputs: Outputs) -> None:

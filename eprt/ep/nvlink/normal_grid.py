@@ -2,13 +2,14 @@
 memory.
 
 The model, fitted to measurements on H200 (docs/dev-log.md): while all GPUs send to all others, LINK_GB_S leave each of
-them, whoever stores; a thread block loads and stores SM_GB_S together, by what it does. With the rows a token makes a
-rank load and store, and the rows of it that cross, the link is kept busy by
+them, whoever stores; a thread block moves SM_GB_S, by what it does. With the rows a token makes a rank move, and the
+rows of it that cross, the link is kept busy by
 
-    blocks = (rows loaded and stored / SM_GB_S) / (rows crossing / LINK_GB_S) * margin
+    blocks = (rows moved / SM_GB_S) / (rows crossing / LINK_GB_S) * margin
 
-and never more than a limit: MAX_SMS where others may compute meanwhile, ALONE_SMS where nothing does. Of them those
-that send are in proportion. Routing is taken as uniform. num_sms overrides the number.
+Where others may compute meanwhile, a launch has so many blocks, at most MAX_SMS; where nothing does, ALONE_SMS. Those
+that send are in proportion, and no more than keep the link busy. Routing is taken as uniform. num_sms overrides the
+number.
 """
 
 import functools
@@ -19,19 +20,18 @@ from eprt.ep.nvlink.structs import RECV, SEND
 
 LINK_GB_S = 340.0
 SM_GB_S = {
-    "dispatch rows": 60.0,  # whole rows through shared memory
-    "dispatch by expert": 80.0,  # and the rows of all its experts here
-    "fan out": 80.0,  # a row to those of the token's other experts
+    "dispatch rows": 60.0,  # whole rows through shared memory, loaded and stored
+    "dispatch by expert": 50.0,  # stored: loads hide behind several stores of a row
+    "fan out": 70.0,  # stored: a row to those of the token's other experts
     "return rows": 70.0,
-    "return sums": 78.0,  # weighted sums of an expert's rows
+    "return sums": 70.0,  # weighted sums of an expert's rows
     "sum": 88.0,  # of what came back
 }
 MARGIN = 1.25  # for uneven routing, beginnings and ends;
 CHAIN_MARGIN = 1.5  # where what has crossed is worked on as well: that can neither begin nor end with the link
-ACKNOWLEDGED_US = 12.0  # when a row has been written while the link is full
 MAX_SMS = 24  # of a launch that others may run beside
-# Of a launch by expert of both phases: who asks for both at once has nothing to compute in between.
-ALONE_SMS = 64
+# Of a launch by expert of both phases: whoever asks for both at once has nothing to compute in between.
+ALONE_SMS = 128
 WARPS = 15  # of a thread block, that move rows; one more raises flags
 _SLOTS = 2  # pieces of a warp in shared memory
 COMBINE_WARP_BYTES = 14336  # kWarpBytes of normal_combine.cu
@@ -49,7 +49,6 @@ class Grid:
     send_warps: int  # of a block that sends
     recv_warps: int  # of a block that receives
     piece_bytes: int  # of a row, through shared memory at once
-    rows_late: int  # by how many rows of a warp its flags lag behind: 1 or 2
 
 
 @dataclass(frozen=True)
@@ -61,31 +60,39 @@ class TokenWork:
     receive: float
     link: float
 
-    def blocks(self, most: int) -> int:
+    def blocks(self) -> int:
         if self.link == 0:
-            return most
+            return MAX_SMS
         margin = CHAIN_MARGIN if self.receive else MARGIN
-        return min(most, math.ceil((self.send + self.receive) / self.link * margin))
+        return min(MAX_SMS, math.ceil((self.send + self.receive) / self.link * margin))
+
+    def send_blocks(self, blocks: int) -> int:
+        """Of a launch that sends and receives. 0 where there are too few to divide."""
+        if blocks < 4:
+            return 0
+        proportional = round(blocks * self.send / (self.send + self.receive))
+        enough = math.ceil(self.send / self.link * CHAIN_MARGIN) if self.link else blocks
+        return min(max(proportional, 1), enough, blocks - 1)
 
 
-def most_sms(grouped: bool, phases: int) -> int:
-    return ALONE_SMS if grouped and phases == SEND | RECV else MAX_SMS
+def count_blocks(work: TokenWork, alone: bool, num_sms: int | None, gpu_sms: int) -> int:
+    """alone: whether nothing runs beside the launch."""
+    return num_sms or min(ALONE_SMS if alone else work.blocks(), gpu_sms)
 
 
 def dispatch_work(num_ranks: int, top_k: int, grouped: bool) -> TokenWork:
-    ranks, shared = _ranks_of_a_token(num_ranks, top_k)
+    ranks = _ranks_of_a_token(num_ranks, top_k)
     away = (num_ranks - 1) / num_ranks
     link = ranks * away / LINK_GB_S
     if not grouped:
         return TokenWork((1 + ranks) / SM_GB_S["dispatch rows"], 0.0, link)
-    send = 1 + ranks * away + top_k / num_ranks
-    # A row that crossed is read once and stored for the token's other experts.
-    fan_out = (shared + top_k - ranks) * away
+    send = ranks * away + top_k / num_ranks
+    fan_out = (top_k - ranks) * away
     return TokenWork(send / SM_GB_S["dispatch by expert"], fan_out / SM_GB_S["fan out"], link)
 
 
 def combine_work(num_ranks: int, top_k: int, grouped: bool, phases: int = SEND | RECV) -> TokenWork:
-    ranks, _ = _ranks_of_a_token(num_ranks, top_k)
+    ranks = _ranks_of_a_token(num_ranks, top_k)
     away = (num_ranks - 1) / num_ranks
     crossing = ranks * away
     if not grouped:
@@ -97,11 +104,9 @@ def combine_work(num_ranks: int, top_k: int, grouped: bool, phases: int = SEND |
     return TokenWork(send, receive / SM_GB_S["sum"], crossing / LINK_GB_S)
 
 
-def _ranks_of_a_token(num_ranks: int, top_k: int) -> tuple[float, float]:
-    """Expected ranks a token goes to, and those of them where it has more than one expert."""
-    none = (1 - 1 / num_ranks) ** top_k
-    one = top_k / num_ranks * (1 - 1 / num_ranks) ** (top_k - 1)
-    return num_ranks * (1 - none), num_ranks * (1 - none - one)
+def _ranks_of_a_token(num_ranks: int, top_k: int) -> float:
+    """Expected ranks that a token goes to."""
+    return num_ranks * (1 - (1 - 1 / num_ranks) ** top_k)
 
 
 @functools.cache
@@ -123,9 +128,8 @@ def dispatch_grid(
     piece_bytes = _piece_bytes(x_bytes, _MOST_CAST_BYTES if cast_scales else _MOST_PIECE_BYTES)
     senders = min(shared_bytes // (_SLOTS * (piece_bytes + _align(cast_scales * 4, 128))), WARPS)
     work = dispatch_work(num_ranks, top_k or _USUAL_TOP_K, grouped)
-    blocks = num_sms or work.blocks(min(most_sms(grouped, phases), gpu_sms))
-    warps, sent_bytes = senders if grouped else WARPS, x_bytes // 2 if cast_scales else x_bytes
-    return _grid(work, blocks, both, warps, senders, piece_bytes, sent_bytes)
+    blocks = count_blocks(work, both, num_sms, gpu_sms)
+    return _grid(work, blocks, both, senders if grouped else WARPS, senders, piece_bytes)
 
 
 @functools.cache
@@ -143,28 +147,15 @@ def combine_grid(
     warps = min(shared_bytes // COMBINE_WARP_BYTES, WARPS)
     work = combine_work(num_ranks, top_k or _USUAL_TOP_K, grouped, phases)
     piece_bytes = _piece_bytes(row_bytes, COMBINE_WARP_BYTES // _SLOTS)
-    blocks = num_sms or work.blocks(min(most_sms(grouped, phases), gpu_sms))
-    return _grid(work, blocks, phases == SEND | RECV, warps, warps, piece_bytes, row_bytes)
+    both = phases == SEND | RECV
+    return _grid(work, count_blocks(work, grouped and both, num_sms, gpu_sms), both, warps, warps, piece_bytes)
 
 
-def _grid(
-    work: TokenWork, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int, sent_bytes: int
-) -> Grid:
-    """warps: of a block; senders: those that shared memory suffices for; sent_bytes: of a row that crosses."""
-    send_blocks = _send_blocks(work, blocks) if both else 0
+def _grid(work: TokenWork, blocks: int, both: bool, warps: int, senders: int, piece_bytes: int) -> Grid:
+    """warps: of a block; senders: those that shared memory suffices for."""
+    send_blocks = work.send_blocks(blocks) if both else 0
     in_turn = both and not send_blocks  # every block sends and receives
-    send_warps = min(warps // 2 if in_turn else warps, senders)
-    # While all sending warps put a row on the link, the row before has been acknowledged or has not.
-    round_us = (send_blocks or blocks) * send_warps * sent_bytes / LINK_GB_S / 1e3
-    rows_late = 1 if round_us > ACKNOWLEDGED_US else 2
-    return Grid(blocks, send_blocks, send_warps, warps, piece_bytes, rows_late)
-
-
-def _send_blocks(work: TokenWork, blocks: int) -> int:
-    """Of a launch that sends and receives: in proportion to the work. 0 where there are too few to divide."""
-    if blocks < 4:
-        return 0
-    return min(max(round(blocks * work.send / (work.send + work.receive)), 1), blocks - 1)
+    return Grid(blocks, send_blocks, min(warps // 2 if in_turn else warps, senders), warps, piece_bytes)
 
 
 def _piece_bytes(row_bytes: int, most: int) -> int:

@@ -161,7 +161,7 @@ class LayoutBuffers:
         return self.memory.as_strided(shape, (shape[1], 1) if len(shape) == 2 else (1,), first)
 
 
-Division = struct("Division", "int32 send_blocks send_warps recv_warps rows_late")
+Division = struct("Division", "int32 send_blocks send_warps recv_warps")
 
 
 def context_struct(num_ranks: int) -> type[ctypes.Structure]:
