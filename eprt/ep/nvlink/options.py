@@ -7,7 +7,9 @@ from dataclasses import dataclass
 class NvlinkOptions:
     """Equal on all ranks."""
 
-    num_sms: int | None = None  # thread blocks of a call; default: the backend's choice
+    # Thread blocks of a call. Default: the backend's choice, which in normal mode is at most 24 for a single call and 128
+    # for dispatch() and combine(), beside which nothing is computed.
+    num_sms: int | None = None
     expert_alignment: int = 1  # normal mode: each slot's first row is a multiple of it; rows between are undefined
     # Normal mode: static bound of the rows that one dispatch brings a rank. The host then never waits, x_RH has so many
     # rows, and more are an error. Default: room for the worst case, and x_RH has the rows that came.
