@@ -36,7 +36,7 @@ struct Context {
   Stats stats;
   uint64_t* ticket;  // [3], by CallKind: counts thread blocks of all launches, from which epochs follow
   int32_t* done;     // [1]: thread blocks of a count that are done; 0 between launches
-  uint32_t* taken;   // [2][2][2], by CallKind, Phases, epoch % 2: units of work that warps of a launch have claimed
+  uint32_t* taken;   // units of work that warps of a launch have claimed: taken_at
   int32_t rank;
   int32_t num_buffers;  // B
   int32_t width;        // words of a count, at least S + R + 1
@@ -76,7 +76,8 @@ EPRT_DEVICE uint32_t* flag_at(const Context& c, uint64_t field, int holder, uint
 }
 
 EPRT_DEVICE uint32_t* taken_at(const Context& c, CallKind kind, Phases phase, uint32_t epoch) {
-  return c.taken + (kind * 2 + (phase == kRecv)) * 2 + epoch % 2;
+  const uint32_t sets = 2 * c.num_buffers;  // [2 phases][2 kinds][2B]
+  return c.taken + ((phase == kRecv) * 2 + kind) * sets + epoch % sets;
 }
 
 // A block of `capacity` received rows: byte offsets of its fields, multiples of 128.

@@ -93,11 +93,13 @@ EPRT_DEVICE void run_call(const Params& p, CallKind kind, Call* call, Tell tell_
   const bool sends = p.phases & kSend;
   if (threadIdx.x == 0) {
     call->epoch = sends ? take_ticket(c, kind) : p.layout.epoch[kind];
-    if (sends && blockIdx.x == 0) p.layout.epoch[kind] = call->epoch;
-    // Reset the counters of the next launch of each phase: their last user, the launch before this one, is complete. To
-    // reset this launch's own, all warps' additions would have to be ordered before the last block.
-    if (sends && blockIdx.x == 0) *taken_at(c, kind, kSend, call->epoch + 1) = 0;
-    if (p.phases & kRecv && blockIdx.x == 0) *taken_at(c, kind, kRecv, call->epoch + 1) = 0;
+    if (sends && blockIdx.x == 0) {
+      p.layout.epoch[kind] = call->epoch;
+      // Reset the counters of the next epoch. Their last users, 2B launches before, are complete: at most B handles are
+      // in flight. To reset this launch's own, all warps' additions would have to be ordered before the last block.
+      *taken_at(c, kind, kSend, call->epoch + 1) = 0;
+      *taken_at(c, kind, kRecv, call->epoch + 1) = 0;
+    }
   }
   open_book(&call->book, keeps_book(p.division, p.phases));
   if (warp < kWarps && lane == 0) open_desk(call->desk + warp, share_of(p.division, p.phases, kSend).takes_part);

@@ -15,8 +15,8 @@ from eprt.compat.deep_ep.rows_received import ReceivedRows
 from eprt.ep.errors import EPTimeoutError
 from eprt.ep.group.group import EPGroup
 from tests.emulated.kernels import fast_clock
-from tests.gpu import cases_low_latency, cases_normal, cases_normal_rows
-from tests.ranks.cases_ep import SKEWS, make_tokens
+from tests.gpu import cases_low_latency, cases_normal, cases_normal_rows, fast_oracle
+from tests.ranks.cases_ep import SKEWS, assert_same_bits, make_tokens
 from tests.ranks.cases_late_rank import only_the_late_rank_is_charged
 
 WAYS = ("fused", "single", "ahead")
@@ -71,6 +71,28 @@ def calls_normal(group: EPGroup, shape: Sequence, num_sms: int) -> None:
         cases_normal.poison(backend)
         calls = WAYS[(number + number // len(cases_normal.SKEWS)) % len(WAYS)]
         cases_normal.check_once(backend, everyone, calls)
+    backend.close()
+
+
+def later_handle_first(group: EPGroup, shape: Sequence, num_sms: int) -> None:
+    """Two handles in flight, of which the later is received first, with the call that does both phases: what warps have
+    claimed of the one is not taken for the other's."""
+    config, rank = cases_normal.make_config(group, shape), group.rank
+    backend, rng = cases_normal.make(group, config, num_sms=num_sms), random.Random(6)
+    for _ in range(4):
+        both = [make_tokens(rng, config, group.size, "uniform") for _ in range(2)]
+        cases_normal.poison(backend)
+        first, second = (everyone[rank] for everyone in both)
+        handle = backend.dispatch_send(first.x_TH, first.slot_idx_TK, first.topk_weights_TK)
+        later, got_later = backend.dispatch(second.x_TH, second.slot_idx_TK, second.topk_weights_TK)
+        got = backend.dispatch_recv(handle)
+        wanted = [fast_oracle.received(rank, config, everyone) for everyone in both]
+        for received, want in zip((got, got_later), wanted):
+            assert_same_bits(received.x_RH.view(torch.uint8), want.x.view(torch.uint8), "x_RH")
+        for of, everyone, want in zip((handle, later), both, wanted):
+            y_TH = backend.combine(fast_oracle.outputs(rank, config, want), of)
+            assert_same_bits(y_TH, fast_oracle.combined(rank, config, everyone), "y_TH")
+        cases_normal.check_once(backend, make_tokens(rng, config, group.size, "uniform"), "fused")
     backend.close()
 
 

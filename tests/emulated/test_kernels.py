@@ -11,6 +11,7 @@ from tests.emulated.cases import (
     calls_normal,
     late_rank,
     late_second_launch,
+    later_handle_first,
     layouts,
     long_wait,
     token_rows,
@@ -76,6 +77,11 @@ def test_the_counts_of_deep_eps_get_dispatch_layout():
 @pytest.mark.parametrize("num_ranks, num_sms, payload", [(2, 3, "fp8"), (3, 5, "same")])
 def test_normal_mode_by_expert(num_ranks, num_sms, payload):
     emulated_ranks(num_ranks, calls_normal, shape=(256, 9, 4, 9, payload, False), num_sms=num_sms)
+
+
+@pytest.mark.parametrize("num_sms", [1, 4])
+def test_normal_mode_by_expert_receives_two_handles_in_either_order(num_sms):
+    emulated_ranks(2, later_handle_first, shape=(16, 8, 2, 400, "same", False), num_sms=num_sms)
 
 
 @pytest.mark.parametrize("fused", [False, True])

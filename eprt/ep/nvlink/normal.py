@@ -114,7 +114,9 @@ class Normal(KernelState):
         super().__init__(group, shape.num_bytes + data_bytes, 3, options)
         self.shape, self.num_sms, self.data_begin = shape, num_sms, shape.num_bytes
         self._grouped, self._gpu_sms = grouped, multiprocessors()
-        self._done, self._taken = (torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 8))
+        self._done, self._taken = (
+            torch.zeros(size, dtype=torch.int32, device="cuda") for size in (1, 8 * shape.num_buffers)
+        )
         self._host_tickets = 0
         self._load_kernels()
         context_type = context_struct(group.size)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class NvlinkOptions:
     """Equal on all ranks."""
 
-    # Thread blocks of a call. Default: the backend's choice, which in normal mode is at most 24 for a single call and 128
-    # for dispatch() and combine(), beside which nothing is computed.
+    # Thread blocks of a call. Default: the backend's choice; in normal mode at most 24 for a single call, and 128 for
+    # dispatch() and combine(), beside which nothing is computed.
     num_sms: int | None = None
     expert_alignment: int = 1  # normal mode: each slot's first row is a multiple of it; rows between are undefined
     # Normal mode: static bound of the rows that one dispatch brings a rank. The host then never waits, x_RH has so many
