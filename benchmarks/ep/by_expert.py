@@ -23,7 +23,7 @@ from benchmarks.tools.report import BenchmarkReport
 from benchmarks.tools.timing import Timing
 from eprt.ep.config import EPConfig
 from eprt.ep.nvlink.normal_backend import NvlinkNormalBackend
-from eprt.ep.nvlink.normal_grid import combine_work, dispatch_work
+from eprt.ep.nvlink.normal_grid import ALONE_SMS
 from eprt.ep.nvlink.options import NvlinkOptions
 from eprt.ep.reference import dequantize, quantize
 
@@ -93,8 +93,7 @@ def rows(
         size = case.row_bytes(call)
         floor_us = case.crossing * size / LINK_GB_S / 1e3
         columns = compared(with_permutation(times, peers, i), {}, pairs * size, floor_us)
-        work = combine_work if "combine" in call else dispatch_work
-        sizes = {"sms": sms or work(case.group.size, top_k, grouped=True).blocks()}
+        sizes = {"sms": sms or ALONE_SMS}
         sizes["buffer_bytes"] = own.backend.kernels.memory.num_bytes
         head = {"tokens": case.num_tokens, "call": call, "after": "fp8" if fp8 else "bf16"}
         report.add_row(**rounded({**head, **columns, **sizes, **told}))
