@@ -64,7 +64,7 @@ class EngineConfig:
     model_dir: str
     dtype: str = "auto"  # "auto" (the checkpoint's), "float32" or "bfloat16"
     device: str = "cpu"  # "cpu", "cuda" (one GPU per rank) or "auto"
-    quantization: str | None = None  # "int8": quantise the experts' weights at load
+    quantization: str | None = None  # "int8": quantise the weights of layers at load
     load_format: str = "auto"  # "auto" (the files) or "dummy" (random weights of the shape that config.json says)
     num_hidden_layers: int | None = None  # fewer layers than config.json says; with dummy weights only
     # Numbers of decodes for which a GPU step is recorded; a step takes the next larger one. The most decodes that
@@ -143,10 +143,6 @@ class EngineConfig:
                 require(right, f"--{each.name.replace('_', '-')} {value!r}: must be {want}")
 
     def _check_model(self) -> None:
-        require(
-            self.quantization is None or self.device != "cuda",
-            "--quantization int8: int8 weights run on the CPU only; on GPUs serve an fp8 checkpoint, or --device cpu",
-        )
         layers, length = self.num_hidden_layers, self.max_model_len
         few = layers is None or (self.load_format == "dummy" and layers >= 1)
         self._require(few, "num_hidden_layers", "at least 1, and with --load-format dummy only")

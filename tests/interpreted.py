@@ -27,7 +27,10 @@ interpreter._patch_lang_tensor = _patch_and_mend
 
 
 def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-    """Triton 3.6's own multiplies the bits of bfloat16 as if they were integers."""
+    """Triton 3.6's own multiplies the bits of bfloat16 as if they were integers; and numpy, integers slowly."""
+    if a.dtype.scalar == tl.int8:  # exact in float64
+        products = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+        return interpreter.TensorHandle(products.astype(np.int32) + d.data, d.dtype.scalar)
     wide = [
         interpreter._convert_float(x.data, x.dtype.scalar, tl.float32, None).view(np.float32)
         if x.dtype.scalar != tl.float32
@@ -59,12 +62,12 @@ interpreter._convert_float = _round_float
 
 
 def main() -> None:
-    from tests.gpu import cases_expert_ops, cases_grouped, cases_many_rows, cases_ops, cases_products
+    from tests.gpu import cases_expert_ops, cases_grouped, cases_int8, cases_many_rows, cases_ops, cases_products
     from tests.gpu import cases_latent_attention as latent
     from tests.gpu.draw import Draw
 
     dense = (*cases_ops.ALL, *cases_products.SMALL, *latent.SMALL)
-    for case in (*dense, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_many_rows.ALL):
+    for case in (*dense, *cases_expert_ops.ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL):
         case(Draw("cpu"))
     cases_products.experts(Draw("cpu"), shapes=((3, 128, 128),))
     latent.attention(Draw("cpu"), heads_and_sizes=((4, 32, 8, 16, 16),))

@@ -14,7 +14,7 @@ from eprt.ops.attention import PagedContext
 from eprt.ops.elementwise import Rotation
 from eprt.ops.gate import GateRule
 from eprt.ops.kv_format import KVFormat
-from eprt.ops.weight import Weight
+from eprt.ops.weight import Weight, quantize_int8
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
@@ -32,6 +32,29 @@ def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight)
         rows = x_RH[start : start + count].float()
         gate, up = (rows @ gate_up[e].T).chunk(2, dim=-1)
         y_RH[start : start + count] = (F.silu(gate) * up) @ down[e].T
+        start += count
+    return y_RH.to(x_RH.dtype)
+
+
+def int8_linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
+    """Of GPUs, for int8 weights: x in int8 too, with a scale per row; sums of integers, exact in fp64."""
+    rows = quantize_int8(x_MK)
+    assert rows.scale is not None and w_NK.scale is not None
+    sum_MN = rows.data.double() @ w_NK.data.double().T
+    y_MN = sum_MN.float() * w_NK.scale * rows.scale[:, None]
+    return y_MN if bias_N is None else y_MN + bias_N.float()
+
+
+def int8_grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight) -> Tensor:
+    """Of GPUs, for int8 weights: rows in int8 in both products; silu(gate) * up is rounded to x's dtype before."""
+    assert w13.scale is not None and w2.scale is not None
+    y_RH = torch.zeros(x_RH.shape[0], w2.shape[1], dtype=torch.float32)
+    start = 0
+    for e, count in enumerate(recv_count_E.tolist()):
+        rows = slice(start, start + count)
+        gate, up = int8_linear(x_RH[rows], Weight(w13.data[e], w13.scale[e])).chunk(2, dim=-1)
+        h_RI = (F.silu(gate) * up).to(x_RH.dtype)
+        y_RH[rows] = int8_linear(h_RI, Weight(w2.data[e], w2.scale[e]))
         start += count
     return y_RH.to(x_RH.dtype)
 

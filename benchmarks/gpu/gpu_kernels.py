@@ -122,8 +122,8 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def weight(*shape: int, dtype: torch.dtype) -> Weight:
     blocks = (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
-    fp8 = dtype == torch.float8_e4m3fn
-    return Weight(tensor(*shape, dtype=dtype), tensor(*blocks, dtype=torch.float32) if fp8 else None)
+    scales = {torch.float8_e4m3fn: blocks, torch.int8: shape[:-1]}.get(dtype)
+    return Weight(tensor(*shape, dtype=dtype), None if scales is None else tensor(*scales, dtype=torch.float32))
 
 
 def norms() -> None:
@@ -150,13 +150,20 @@ def norms() -> None:
 def linear() -> None:
     for rows in (1, 32, 128):
         cuda.linear(tensor(rows, HIDDEN), weight(2112, HIDDEN, dtype=torch.float8_e4m3fn))
-    cuda.linear(tensor(8, HIDDEN, dtype=torch.float32), weight(2112, HIDDEN, dtype=torch.float8_e4m3fn))
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        cuda.linear(tensor(8, HIDDEN, dtype=torch.float32), weight(2112, HIDDEN, dtype=dtype))
+    for rows in (1, 32, 4096):
+        cuda.linear(tensor(rows, HIDDEN), weight(2112, HIDDEN, dtype=torch.int8))
+    cuda.silu_linear(tensor(8, 2 * WIDTH), weight(HIDDEN, WIDTH, dtype=torch.int8))
+    norm_weight = tensor(HIDDEN)
+    cuda.norm_linear(tensor(8, HIDDEN), norm_weight, 1e-6, weight(2112, HIDDEN, dtype=torch.int8))
 
 
 def experts() -> None:
     count = tensor(EXPERTS, dtype=torch.int32)
     for x_dtype, w_dtype in (
         (torch.bfloat16, torch.float8_e4m3fn),
+        (torch.bfloat16, torch.int8),
         (torch.bfloat16, torch.bfloat16),
         (torch.float32, torch.float32),
     ):

@@ -37,11 +37,6 @@ def load_deepseek(
 ) -> DeepseekModel:
     """See loader.load_model."""
     with all_or_none(group, "load the model"):
-        if engine.quantization == "int8" and device.type == "cuda":
-            raise ValueError(
-                f"--quantization int8: int8 weights run on the CPU only, and --device {engine.device} found GPUs; "
-                "use --device cpu"
-            )
         config = read_model_config(engine)
         checkpoint = _checkpoint(engine, config, device)
         fingerprint = checkpoint.fingerprint(n for n in expected_tensors(config, False) if ".mlp.experts." not in n)

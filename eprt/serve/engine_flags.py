@@ -16,7 +16,7 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     "dtype": (None, "auto (the checkpoint's, default), float32 or bfloat16"),
     "load_format": ("HOW", "auto (the files, default) or dummy (random weights)"),
     "num_hidden_layers": ("K", "fewer layers than the model's, with dummy weights only"),
-    "quantization": ("HOW", "int8: quantise the experts' weights at load, on CPUs; default: as they are"),
+    "quantization": ("HOW", "int8: quantise the weights of layers at load; default: as they are"),
     "device": (None, "cpu, cuda (a GPU for each rank) or auto; default %(default)s"),
     "ep_payload": ("WHAT", "what dispatch sends: same (the dtype, default) or fp8"),
     "num_redundant_experts": ("N", "slots of all ranks for replicas, in each MoE layer, default %(default)s"),

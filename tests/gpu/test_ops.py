@@ -16,6 +16,7 @@ if torch.cuda.is_available():
         cases_cluster_product,
         cases_expert_ops,
         cases_grouped,
+        cases_int8,
         cases_latent_attention,
         cases_many_rows,
         cases_ops,
@@ -24,7 +25,7 @@ if torch.cuda.is_available():
     from tests.gpu.draw import Draw
 
     ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
-    ALL = (*ALL, *cases_grouped.ALL, *cases_many_rows.ALL, *cases_cluster_product.ALL)
+    ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL, *cases_cluster_product.ALL)
 else:
     ALL, Draw = (), None
 

@@ -1,4 +1,7 @@
-"""The routed experts of a rank: two grouped products, the first of which includes SiLU-and-multiply and quantisation.
+"""The routed experts of a rank: two grouped products, the first of which includes SiLU-and-multiply and fp8 quantising.
+
+An int8 row has one scale, known only when all tiles of its columns are: a small kernel between the products quantises
+these rows. It moves 3 bytes per value, little beside the weights of few rows and the arithmetic of many.
 
 Where the host knows the counts and they are large, experts are computed one by one (experts_cublas.py). Knows nothing
 of placements or of how rows arrived.
@@ -12,6 +15,7 @@ from torch import Tensor
 from eprt.ops.cuda import experts_cublas
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.cuda.quantize_int8 import quantize_rows_int8
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
@@ -21,8 +25,8 @@ from eprt.ops.weight import BLOCK, Weight
 class GatedRows:
     """silu(gate) * up: what the first product hands to the second."""
 
-    h_RI: Tensor  # e4m3, bfloat16 or float32
-    scale_RG: Tensor | None  # fp32 scales of e4m3 rows
+    h_RI: Tensor  # e4m3, int8, bfloat16 or float32
+    scale_RG: Tensor | None  # fp32 scales of e4m3 or int8 rows
     dtype: torch.dtype  # of the experts' outputs
     recv_count_E: Tensor  # this and the following: as given to the first product
     matrix_E: Tensor | None
@@ -45,10 +49,11 @@ def grouped_experts(
     num_sms: int | None = None,
     known: KnownRows | None = None,
 ) -> Tensor:
-    """As eprt.ops.linear.grouped_experts, except where bfloat16 or e4m3 rows meet fp8 weights.
+    """As eprt.ops.linear.grouped_experts, except where bfloat16 or e4m3 rows meet fp8 or int8 weights.
 
-    In that case both products multiply e4m3 by e4m3: rows that are not yet e4m3 are quantised, and so is silu(gate) *
-    up, with a scale per row and 128 columns. float32 rows are multiplied in float32 with any weights.
+    Both products then multiply e4m3 by e4m3 or int8 by int8: rows that are not of the weights' format are quantised,
+    and so is silu(gate) * up, with a scale per row and 128 columns (e4m3) or per row (int8). float32 rows are
+    multiplied in float32 with any weights.
 
     recv_count_E, matrix_E: int32 on the GPU; their values are not checked.
     expected_rows: about the sum of recv_count_E, when R is an upper bound; chooses the tiling, does not change results.
@@ -77,10 +82,13 @@ def experts_up(
 ) -> GatedRows:
     """The first half of grouped_experts. dtype: of the outputs; default: x's, bfloat16 for e4m3 rows."""
     dtype = dtype or (torch.bfloat16 if scale_RG is not None else x_RH.dtype)
-    fp8 = w13.data.dtype == torch.float8_e4m3fn and dtype != torch.float32
-    if scale_RG is not None and not fp8:
+    kind = None if dtype == torch.float32 else w13.data.dtype
+    fp8, int8 = kind == torch.float8_e4m3fn, kind == torch.int8
+    if int8:
+        x_RH, scale_RG = quantize_rows_int8(x_RH, scale_RG, recv_count_E)
+    elif scale_RG is not None and not fp8:
         x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
-    if fp8 and scale_RG is None:
+    elif fp8 and scale_RG is None:
         x_RH, scale_RG = quantize_rows(x_RH)
     h_RI, h_scale = grouped_gemm(
         x_RH,
@@ -93,6 +101,8 @@ def experts_up(
         expected_rows=expected_rows,
         num_sms=num_sms,
     )
+    if int8:
+        h_RI, h_scale = quantize_rows_int8(h_RI, None, recv_count_E)
     return GatedRows(h_RI, h_scale, dtype, recv_count_E, matrix_E, expected_rows)
 
 

@@ -5,10 +5,11 @@ With few rows the time of the product is the time to read its weights. Hence wei
 tiles have 16 to 64 tokens, loads are several tiles ahead, and the grid is persistent: each program takes tile after
 tile, because only the GPU knows how many tiles there are.
 
-Three kinds of arithmetic, all accumulating in fp32:
-    "fp8"   e4m3 times e4m3, each block of 128 columns scaled by both operands' fp32 scales before it is added
-    "same"  bfloat16 times bfloat16
+Four kinds of arithmetic:
+    "fp8"   e4m3 times e4m3, each block of 128 columns scaled by both operands' fp32 scales before it is added in fp32
+    "same"  bfloat16 times bfloat16, added in fp32
     "fp32"  float32 x; the weight, of any format, is converted to float32 first: for accuracy, not for speed
+    "int8"  int8 times int8, added in int32 without rounding, then scaled by both rows' fp32 scales
 
 Knows nothing of layers, nor who waits for a signal.
 """
@@ -29,8 +30,9 @@ from eprt.ops.signal import TileSignal
 from eprt.ops.tuning import ProductShape, Tiling, tuned
 from eprt.ops.weight import BLOCK, Weight
 
-FP8, SAME, FP32 = 0, 1, 2
-_KIND_NAMES = ("fp8", "same", "fp32")
+FP8, SAME, FP32, INT8 = 0, 1, 2, 3
+KIND_NAMES = ("fp8", "same", "fp32", "int8")
+_KIND_OF_DTYPE = {torch.float8_e4m3fn: FP8, torch.bfloat16: SAME, torch.int8: INT8}
 
 
 @triton.jit
@@ -125,15 +127,11 @@ def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
 
 
 def kind_of(x: Tensor, w: Weight) -> int:
-    """FP8, SAME or FP32. ValueError for operands whose product GPUs do not compute."""
-    if w.data.dtype == torch.int8:
-        raise ValueError("int8 weights run on the CPU only; on GPUs use fp8 or bfloat16 weights")
+    """FP8, SAME, FP32 or INT8. ValueError for operands whose product GPUs do not compute."""
     if x.dtype == torch.float32:
         return FP32
-    if x.dtype == torch.float8_e4m3fn and w.data.dtype == torch.float8_e4m3fn:
-        return FP8
-    if x.dtype == w.data.dtype == torch.bfloat16:
-        return SAME
+    if x.dtype == w.data.dtype and x.dtype in _KIND_OF_DTYPE:
+        return _KIND_OF_DTYPE[x.dtype]
     raise ValueError(f"no product of {x.dtype} rows and {w.data.dtype} weights on GPUs")
 
 
@@ -156,7 +154,8 @@ def grouped_gemm(
 ) -> tuple[Tensor, Tensor | None]:
     """(y [R, N], its scales [R, ceil(N / 128)] if quantised). Rows past the sum of recv_count_E stay unwritten.
 
-    x_RK: rows of expert 0, then of expert 1, ...: e4m3 with x_scale_RG, bfloat16 or float32.
+    x_RK: rows of expert 0, then of expert 1, ...: e4m3 or int8 with x_scale_RG, bfloat16 or float32.
+    x_scale_RG: fp32, a scale per 128 columns of e4m3 rows (G = K / 128, rounded up) or per int8 row (G = 1).
     w: [E, N, K], or [E, 2N, K] if gated. Without recv_count_E: one matrix, for all rows.
     matrix_E: the index of each expert's matrix in w; default: expert e has matrix e.
     gated: w holds gate rows, then up rows; y = silu(gate) * up.
@@ -172,7 +171,7 @@ def grouped_gemm(
     num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
     if tiling is None:
         rows = -(-min(R, expected_rows or R) // num_experts)
-        tiling = _choose_tiling(x_RK.device, ProductShape(num_experts, N, K, _KIND_NAMES[kind], gated), rows)
+        tiling = _choose_tiling(x_RK.device, ProductShape(num_experts, N, K, KIND_NAMES[kind], gated), rows)
     if signal is not None:
         tiling = _with_tiles_of(signal, tiling, num_experts)
     parts = _filled_parts(K, tiling.block_k, splits)
@@ -207,6 +206,7 @@ def _launch(
     tiling: Tiling,
 ) -> None:
     x, matrices, tma = _operands(x_RK, w.data, tiling, kind)
+    scale_rows, w_groups = _scales_of_matrix(w)
     num_experts = 1 if recv_count_E is None else recv_count_E.shape[0]
     _grouped_gemm[grid](
         out_RN,
@@ -220,11 +220,11 @@ def _launch(
         None if signal is None else signal.counter,
         x_RK.stride(0),
         0 if x_scale_RG is None else x_scale_RG.stride(0),
-        triton.cdiv(x_RK.shape[1], BLOCK),
+        w_groups,
         w.shape[-2] // (2 if gated else 1),
         x_RK.shape[1],
         num_experts,
-        triton.cdiv(w.shape[-2], BLOCK),
+        scale_rows,
         x_RK.shape[0],
         0 if signal is None else signal.slot_tiles,
         KIND=kind,
@@ -239,6 +239,12 @@ def _launch(
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
+
+
+def _scales_of_matrix(w: Weight) -> tuple[int, int]:
+    """(rows of scales of one matrix, scales of such a row)"""
+    n, k = w.shape[-2:]
+    return (n, 1) if w.data.dtype == torch.int8 else (triton.cdiv(n, BLOCK), triton.cdiv(k, BLOCK))
 
 
 def _filled_parts(k: int, block_k: int, splits: int) -> int:
@@ -265,7 +271,7 @@ def _has_tma(device: torch.device) -> bool:
 def _choose_tiling(device: torch.device, shape: ProductShape, rows_per_expert: int) -> Tiling:
     """The measured tiling of this shape, else the default."""
     return tuned(device, shape, rows_per_expert) or tiling_of(
-        _KIND_NAMES.index(shape.kind), rows_per_expert, shape.gated
+        KIND_NAMES.index(shape.kind), rows_per_expert, shape.gated
     )
 
 

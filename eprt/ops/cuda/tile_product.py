@@ -5,7 +5,7 @@ Arguments that several functions share:
     x_rows: (first row of x, rows from there on)
     columns: (first, end, K): the part of K to multiply
     strides: (of a row of x, of a row of its scales, of a row of w's scales, rows of a matrix's scales)
-    KIND: 0 e4m3 times e4m3, 1 bfloat16 times bfloat16, 2 in float32
+    KIND: 0 e4m3 times e4m3, 1 bfloat16 times bfloat16, 2 in float32, 3 int8 times int8
     TMA: x and w are descriptors
 Knows nothing of which tiles there are, nor where results go.
 """
@@ -72,7 +72,7 @@ def _product(
     TMA: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """acc [N tile, M tile] += W X^T.
+    """acc [N tile, M tile] += W X^T, without the scales of int8 rows.
 
     Past N or past the rows the result is undefined and never stored; past K both operands are 0.
     w_rows: (first row of the matrix, first row of the tile within it, N). The tile lies in one scale block.
@@ -86,7 +86,7 @@ def _product(
     # As many scales are loaded as there are threads, some of them twice: with fewer loads each thread would load all
     # scales that it needs (16 for 64 rows) instead of getting them from other threads.
     ALIKE: tl.constexpr = THREADS // M if THREADS > M else 1
-    if x_scale is not None:  # the last row stands in for rows of others, so that no load needs a mask
+    if KIND == 0:  # the last row stands in for rows of others, so that no load needs a mask
         scale_row = row + tl.minimum(tl.arange(0, M * ALIKE) // ALIKE, rows - 1)
         x_scale_at = x_scale + scale_row.to(tl.int64) * x_groups
     if w_scale is not None:
@@ -102,12 +102,56 @@ def _product(
             acc += tl.dot(w_NK, x_KM) * factor_M[None, :]
         elif KIND == 1:
             acc = tl.dot(w_NK, x_KM, acc)
+        elif KIND == 3:
+            acc = tl.dot(w_NK, x_KM, acc, out_dtype=tl.int32)
         else:
-            w_NK = w_NK.to(tl.float32)
-            if w_scale is not None:
-                w_NK = w_NK * tl.load(w_scale_at + k // _SCALE_BLOCK)
-            acc = tl.dot(w_NK, x_KM, acc, input_precision="ieee")
+            wide_NK = w_NK.to(tl.float32)
+            if w_scale is not None and w_NK.dtype != tl.int8:
+                wide_NK = wide_NK * tl.load(w_scale_at + k // _SCALE_BLOCK)
+            acc = tl.dot(wide_NK, x_KM, acc, input_precision="ieee")
     return acc
+
+
+@triton.jit
+def _times_row_scales(sum_NM, x_scale, w_scale, x_rows, w_rows, x_groups):
+    """fp32: the sums times the scales of their rows of int8 weights and, where there are any, of x."""
+    row, rows = x_rows
+    _, first_N, N = w_rows
+    column_N = first_N + tl.arange(0, sum_NM.shape[0])
+    y_NM = sum_NM.to(tl.float32) * tl.load(w_scale + column_N, mask=column_N < N, other=0.0)[:, None]
+    if x_scale is not None:
+        row_M = row + tl.minimum(tl.arange(0, sum_NM.shape[1]), rows - 1)
+        y_NM *= tl.load(x_scale + row_M.to(tl.int64) * x_groups)[None, :]
+    return y_NM
+
+
+@triton.jit
+def _scaled_product(
+    operands,
+    x_rows,
+    w_rows,
+    columns,
+    strides,
+    KIND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """fp32 [BLOCK_N, BLOCK_M]: W X^T."""
+    _, x_scale, w, w_scale = operands
+    _, x_groups, _, _ = strides
+    if KIND == 3:
+        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.int32)
+        sum_NM = _product(zero, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
+        return _times_row_scales(sum_NM, x_scale, w_scale, x_rows, w_rows, x_groups)
+    else:
+        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        y_NM = _product(zero, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
+        if KIND == 2 and w.dtype.element_ty == tl.int8:
+            y_NM = _times_row_scales(y_NM, None, w_scale, x_rows, w_rows, x_groups)
+        return y_NM
 
 
 @triton.jit
@@ -135,13 +179,12 @@ def multiply_tile(
     w_row = matrix * (2 if GATED else 1) * N
     if w_scale is not None:
         w_scale += matrix.to(tl.int64) * scale_rows * w_groups
-    zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     gate, w_rows = (x, x_scale, w, w_scale), (w_row, first_N, N)
-    y_NM = _product(zero, gate, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
+    y_NM = _scaled_product(gate, x_rows, w_rows, columns, strides, KIND, BLOCK_M, BLOCK_N, BLOCK_K, TMA, THREADS)
     if GATED:
         if w_scale is not None:
             w_scale += (scale_rows // 2) * w_groups
         up, w_rows = (x, x_scale, w, w_scale), (w_row + N, first_N, N)
-        up_NM = _product(zero, up, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
+        up_NM = _scaled_product(up, x_rows, w_rows, columns, strides, KIND, BLOCK_M, BLOCK_N, BLOCK_K, TMA, THREADS)
         y_NM = silu(y_NM) * up_NM
     return y_NM

@@ -11,7 +11,7 @@ from tests.unit.cases import MODEL
 @pytest.mark.parametrize(
     "flags, error",
     [
-        (["--device", "cuda", "--quantization", "int8"], "--quantization int8: int8 weights run on the CPU only"),
+        (["--device", "cuda", "--quantization", "int4"], "--quantization int4: must be int8"),
         (["--num-hidden-layers", "3"], "--num-hidden-layers 3: .* with --load-format dummy only"),
         (["--load-format", "gguf"], "--load-format gguf: must be auto or dummy"),
         (["--graph-sizes", "0", "8"], r"--graph-sizes 0 8: must be whole numbers of at least 1"),
