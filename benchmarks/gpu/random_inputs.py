@@ -18,6 +18,12 @@ def fp8_weight(*shape: int) -> Weight:
     return Weight(data, scale)
 
 
+def int8_weight(*shape: int) -> Weight:
+    """Random int8 under scales that keep products in range."""
+    data = torch.randint(-127, 128, shape, dtype=torch.int8, device="cuda")
+    return Weight(data, torch.full(shape[:-1], shape[-1] ** -0.5 / 64, device="cuda"))
+
+
 def bf16_weight(*shape: int) -> Weight:
     return Weight(torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5))
 

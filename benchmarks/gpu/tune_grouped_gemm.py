@@ -1,4 +1,4 @@
-"""Measures tilings of fp8 products on this GPU and keeps the fastest in eprt/ops/tunings, where products find them.
+"""Measures tilings of products on this GPU and keeps the fastest in eprt/ops/tunings, where products find them.
 Every candidate must give the default's result before it is timed.
 
     python -m benchmarks.gpu.tune_grouped_gemm --experts 32 --hidden 7168 --width 2048 --format fp8
@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu.graph_timer import gpu_time
-from benchmarks.gpu.random_inputs import bf16_weight, drawn_rows, fp8_weight
+from benchmarks.gpu.random_inputs import bf16_weight, drawn_rows, fp8_weight, int8_weight
 from benchmarks.tools.report import table
 from eprt import EPGroup
 from eprt.gpu import cluster_product
@@ -29,9 +29,10 @@ from eprt.gpu.device import take_device
 from eprt.gpu.jit import cubin
 from eprt.ops import tuning
 from eprt.ops.cuda import cublas
-from eprt.ops.cuda.grouped_gemm import grouped_gemm, tiling_of
+from eprt.ops.cuda.grouped_gemm import KIND_NAMES, grouped_gemm, tiling_of
 from eprt.ops.cuda.linear import split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
+from eprt.ops.cuda.quantize_int8 import quantize_rows_int8
 from eprt.ops.tuning import ProductShape, Tiling
 from eprt.ops.weight import Weight
 
@@ -43,13 +44,15 @@ ROWS = (8, 16, 24, 32, 48, 64, 128, 512)
 DENSE_ROWS = (16, 32, 64, 128)
 _CLUSTER_TILES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2))  # warpgroups, blocks
 _SMS, _SHARED_BYTES = 132, 220 << 10
-FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16}
+FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16, "int8": torch.int8}
+_WEIGHTS = {"fp8": fp8_weight, "same": bf16_weight, "int8": int8_weight}
+_QUANTISERS = {"fp8": quantize_rows, "int8": quantize_rows_int8}
 
 
 def candidates(shape: ProductShape, rows: int) -> list[Tiling]:
     """block_n stays 128 where the product quantises its result. Tiles much taller than an expert's rows waste work."""
     quantises = shape.gated and shape.kind == "fp8"
-    block_k = 128 if shape.kind == "fp8" else 64
+    block_k = 64 if shape.kind == "same" else 128
     tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 128)]
     shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3, 4))
     return [
@@ -103,12 +106,12 @@ def compile_ahead(shape: ProductShape, rows: int, tiling: Tiling | ClusterTiling
         with contextlib.suppress(Exception), CompiledOnly():
             grouped_gemm(x.data, w, x_scale_RG=tensor(rows, shape.k // 128), tiling=tiling, splits=tiling.splits)
         return
-    fp8 = shape.kind == "fp8"
+    groups = {"fp8": -(-shape.k // 128), "int8": 1}.get(shape.kind)
     w = weight(shape.experts, shape.n * (2 if shape.gated else 1), shape.k, dtype=FORMATS[shape.kind])
     x, count = tensor(shape.experts * rows, shape.k, dtype=w.data.dtype), tensor(shape.experts, dtype=torch.int32)
-    scale = tensor(shape.experts * rows, -(-shape.k // 128), dtype=torch.float32) if fp8 else None
+    scale = None if groups is None else tensor(shape.experts * rows, groups, dtype=torch.float32)
     with contextlib.suppress(Exception), CompiledOnly():  # what cannot be compiled is told when it is timed
-        quantise = shape.gated and fp8
+        quantise = shape.gated and shape.kind == "fp8"
         grouped_gemm(x, w, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling)
 
 
@@ -129,11 +132,10 @@ def compile_all(cases: list[tuple[ProductShape, int]], jobs: int) -> None:
 
 def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
     """(fastest, its seconds, the default's seconds). Rows are drawn anew for each shape, the same for all tilings."""
-    make = fp8_weight if shape.kind == "fp8" else bf16_weight
-    weight = make(shape.experts, shape.n * (2 if shape.gated else 1), shape.k)
+    weight = _WEIGHTS[shape.kind](shape.experts, shape.n * (2 if shape.gated else 1), shape.k)
     x, scale = torch.randn(shape.experts * rows, shape.k, device="cuda", dtype=torch.bfloat16), None
-    if shape.kind == "fp8":
-        x, scale = quantize_rows(x)
+    if shape.kind in _QUANTISERS:
+        x, scale = _QUANTISERS[shape.kind](x)
     count = drawn_rows(shape.experts, rows)
 
     def product(tiling: Tiling | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -142,7 +144,7 @@ def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
             x, weight, x_scale_RG=scale, recv_count_E=count, gated=shape.gated, quantise=quantise, tiling=tiling
         )
 
-    default = tiling_of(("fp8", "same").index(shape.kind), rows, shape.gated)
+    default = tiling_of(KIND_NAMES.index(shape.kind), rows, shape.gated)
     want, best = plain(*product(default)), (float("inf"), default)
     default_s = gpu_time([lambda: product(default)], samples=7).median_s
     for tiling in candidates(shape, rows):
@@ -196,12 +198,12 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=32, help="on one GPU")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--width", type=int, default=2048, help="of one expert")
-    parser.add_argument("--format", choices=("fp8", "bf16"), default="fp8")
+    parser.add_argument("--format", choices=("fp8", "bf16", "int8"), default="fp8")
     parser.add_argument("--rows", type=int, nargs="*", help="per expert, or of the dense products")
     parser.add_argument("--dense", nargs="*", default=[], metavar="NxK", help="these products, not experts'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile")
     arguments = parser.parse_args()
-    kind = "fp8" if arguments.format == "fp8" else "same"
+    kind = "same" if arguments.format == "bf16" else arguments.format
     shapes = [
         ProductShape(arguments.experts, n, k, kind, gated)
         for gated, n, k in ((True, arguments.width, arguments.hidden), (False, arguments.hidden, arguments.width))

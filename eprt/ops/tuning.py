@@ -45,7 +45,7 @@ class ProductShape:
     experts: int
     n: int  # columns of the result
     k: int
-    kind: str  # "fp8" or "same": grouped products, see grouped_gemm.py; "dense": one fp8 matrix
+    kind: str  # "fp8", "same" or "int8": grouped products, see grouped_gemm.py; "dense": one fp8 matrix
     gated: bool  # matrices are [2n, k]: gate rows, then up rows
 
 
