@@ -25,7 +25,7 @@ def accuracy(directory: Path, group: EPGroup, **options) -> float:
 
 
 def as_accurate_as_on_the_cpu(group: EPGroup) -> None:
-    """Within a point, in bfloat16 and with fp8 weights, with graphs, overlapping steps and drafts."""
+    """Within a point, in bfloat16 and with fp8 and int8 weights, with graphs, overlapping steps and drafts."""
     with tempfile.TemporaryDirectory() as root:
         (root,) = set(group.allgather(root if group.rank == 0 else None)) - {None}
         fp8 = Path(root) / "fp8"
@@ -34,11 +34,12 @@ def as_accurate_as_on_the_cpu(group: EPGroup) -> None:
             tiny.quantize_checkpoint(fp8)
         group.barrier()
         found = {}
-        for name, directory in (("bf16", DEMO), ("fp8", fp8)):
-            alone = accuracy(directory, EPGroup.single(), dtype="bfloat16") if group.rank == 0 else None
+        for name, directory in (("bf16", DEMO), ("fp8", fp8), ("int8", DEMO)):
+            options = {"dtype": "bfloat16", "quantization": "int8" if name == "int8" else None}
+            alone = accuracy(directory, EPGroup.single(), **options) if group.rank == 0 else None
             (want, *_) = group.allgather(alone)
-            got = accuracy(directory, group, device="cuda", dtype="bfloat16")
-            drafted = accuracy(directory, group, device="cuda", dtype="bfloat16", num_speculative_tokens=2)
+            got = accuracy(directory, group, device="cuda", **options)
+            drafted = accuracy(directory, group, device="cuda", num_speculative_tokens=2, **options)
             found[name] = {"cpu": want, "gpu": got, "gpu, drafts": drafted}
         group.barrier()
     if group.rank == 0:

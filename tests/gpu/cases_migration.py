@@ -49,6 +49,10 @@ def same_tokens_fp8(group: EPGroup) -> None:
         group.barrier()
 
 
+def same_tokens_int8(group: EPGroup) -> None:
+    same_tokens(group, dtype="bfloat16", exact_combine=True, quantization="int8")
+
+
 def counts(group: EPGroup) -> None:
     """Choices and rows of replayed steps and of others are counted, padding is not."""
     for graph_sizes in ((8,), ()):
@@ -154,6 +158,7 @@ ON_TWO_GPUS = {
     "same_tokens": {"dtype": "bfloat16", "exact_combine": True},
     "same_tokens_locally": {"dtype": "bfloat16", "exact_combine": True, "replica_routing": "local"},
     "same_tokens_fp8": {},
+    "same_tokens_int8": {},
     "copies_need_no_sm": {},
 }
 

@@ -45,6 +45,17 @@ def same_tokens_as_on_the_cpu(group: EPGroup, **options) -> None:
         assert got == want, (extra, got, want)
 
 
+def int8_weights(group: EPGroup) -> None:
+    """In float32 the tokens of the CPU with int8 weights; in bfloat16, where activations are int8 too, nearly those."""
+    want = generate(EPGroup.single(), "cpu", dtype="float32", quantization="int8")
+    assert generate(group, "cuda", dtype="float32", quantization="int8") == want
+    options = {"dtype": "bfloat16", "quantization": "int8"}
+    got = [generate(group, "cuda", **options, **extra) for extra in ({}, {"graph_sizes": ()}, {"overlap": "sbo"})]
+    same = [sum(a == b for a, b in zip(tokens, want)) for tokens in got]
+    print(f"int8, {group.size} ranks, of {len(want)} completions equal to fp32 on the CPU: {same}")
+    assert min(same) >= 0.6 * len(want), same
+
+
 def overlap_changes_nothing(group: EPGroup) -> None:
     """Sampling, penalties, stops, logprobs, preemption: the same with and without overlapping steps, in float32."""
     params = [
@@ -185,12 +196,12 @@ def fp8_cache(group: EPGroup, root: str) -> None:
 
 def dummy_weights(group: EPGroup) -> None:
     """Random weights of the demo's shape: finite logits, the same on all ranks' engines whoever holds the experts."""
-    model = load_model(
-        EngineConfig(str(DEMO), device="cuda", load_format="dummy", num_hidden_layers=2, dtype="bfloat16"), group
-    )
-    assert len(model.layers) == 2
-    runner = PagedRunner(model)
-    logits = runner.prefill(runner.request(tiny.prompts()[2]))
-    assert logits.isfinite().all() and logits.std() > 0.01
-    torch.cuda.synchronize()
-    model.close()
+    options = {"device": "cuda", "load_format": "dummy", "num_hidden_layers": 2, "dtype": "bfloat16"}
+    for quantization in (None, "int8"):
+        model = load_model(EngineConfig(str(DEMO), quantization=quantization, **options), group)
+        assert len(model.layers) == 2
+        runner = PagedRunner(model)
+        logits = runner.prefill(runner.request(tiny.prompts()[2]))
+        assert logits.isfinite().all() and logits.std() > 0.01
+        torch.cuda.synchronize()
+        model.close()

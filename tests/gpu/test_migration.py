@@ -25,7 +25,7 @@ def test_two_ranks_that_may_share_a_gpu():
 @pytest.mark.long
 @pytest.mark.skipif(NUM_GPUS < 2, reason="needs two NVIDIA GPUs")
 def test_two_gpus():
-    names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "copies_need_no_sm"]
+    names = ["same_tokens", "same_tokens_locally", "same_tokens_fp8", "same_tokens_int8", "copies_need_no_sm"]
     print(run_ranks(2, CASES, names=names, timeout_s=280))
 
 

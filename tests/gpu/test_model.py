@@ -29,7 +29,8 @@ def test_tiny_models(case, tmp_path):
 
 @pytest.mark.one_gpu
 @pytest.mark.parametrize(
-    "case", ["same_tokens_as_on_the_cpu", "overlap_changes_nothing", "bfloat16_is_close", "dummy_weights"]
+    "case",
+    ["same_tokens_as_on_the_cpu", "overlap_changes_nothing", "bfloat16_is_close", "int8_weights", "dummy_weights"],
 )
 def test_one_gpu(case):
     alone(case)
@@ -45,12 +46,12 @@ def test_every_attention_kernel_in_a_whole_model():
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("case", ["same_tokens_as_on_the_cpu", "bfloat16_is_close"])
+@pytest.mark.parametrize("case", ["same_tokens_as_on_the_cpu", "bfloat16_is_close", "int8_weights"])
 def test_ranks(num_ranks, case):
     """float32 goes through host memory, so ranks may share a GPU."""
     from tests.ranks.launch import run_ranks
 
-    if case == "bfloat16_is_close":
+    if case != "same_tokens_as_on_the_cpu":
         need_gpus(num_ranks)
     print(run_ranks(num_ranks, f"tests.gpu.cases_model:{case}", timeout_s=280))
 

@@ -172,6 +172,7 @@ def one_way(group: EPGroup, directory: str, exact: bool = True) -> None:
         damage(group, directory)
         if group.num_nodes == 1 and directory.endswith("fp8"):  # scales travel too
             same_tokens(group, directory, exact, between_peers=True)
+            same_tokens(group, directory, exact, between_peers=True, quantization="int8")
             damage_between_peers(group, directory)
         deadline_and_cancel(group, directory)
 

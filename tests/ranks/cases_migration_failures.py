@@ -33,7 +33,7 @@ def damage(group: EPGroup, directory: str) -> None:
     weights = everyones_digests(group, engine)
     pool = engine.model.moe_layers()[0].pool
     sizes = [part.shape[1] for part in pool.parts]
-    assert len(sizes) == (4 if pool.weight_format == "fp8" else 2)
+    assert len(sizes) == (2 if pool.weight_format == "same" else 4)
     places = [(5000, 17)] + [(1 << 20, sum(sizes[: 1 + k]) + 3) for k in range(0, len(sizes) - 1, 2) if len(sizes) > 2]
     transport, before = engine.migrator._transport, engine.migrator.rows
     target = random_target(np.random.default_rng(3), before)
