@@ -5,8 +5,8 @@ Every candidate must give the default's result before it is timed.
     python -m benchmarks.gpu.tune_grouped_gemm --dense 2112x7168 24576x1536 7168x16384
 
 Experts get rows as uniform routing gives them: so many on the average, none exactly so many. A tile as tall as the mean
-would leave half of them a second tile of a few rows. Dense products (--dense): K split, by either kernel, against
-cuBLAS; all of them with the quantising before.
+would leave half of them a second tile of a few rows. Dense products (--dense, fp8 or int8): K split, fp8 by either
+kernel, against cuBLAS or for int8 against the default; all of them with the quantising before.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from eprt.gpu.device import take_device
 from eprt.gpu.jit import cubin
 from eprt.ops import tuning
 from eprt.ops.cuda import cublas
-from eprt.ops.cuda.grouped_gemm import KIND_NAMES, grouped_gemm, tiling_of
-from eprt.ops.cuda.linear import split_gemm
+from eprt.ops.cuda.grouped_gemm import INT8, KIND_NAMES, grouped_gemm, tiling_of
+from eprt.ops.cuda.linear import _splitting, split_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.quantize_int8 import quantize_rows_int8
 from eprt.ops.tuning import ProductShape, Tiling
@@ -45,6 +45,7 @@ DENSE_ROWS = (16, 32, 64, 128)
 _CLUSTER_TILES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2))  # warpgroups, blocks
 _SMS, _SHARED_BYTES = 132, 220 << 10
 FORMATS = {"fp8": torch.float8_e4m3fn, "same": torch.bfloat16, "int8": torch.int8}
+DENSE = {"fp8": "dense", "int8": "dense int8"}
 _WEIGHTS = {"fp8": fp8_weight, "same": bf16_weight, "int8": int8_weight}
 _QUANTISERS = {"fp8": quantize_rows, "int8": quantize_rows_int8}
 
@@ -54,7 +55,10 @@ def candidates(shape: ProductShape, rows: int) -> list[Tiling]:
     quantises = shape.gated and shape.kind == "fp8"
     block_k = 64 if shape.kind == "same" else 128
     tall = [block_m for block_m in (16, 32, 64, 128) if block_m <= max(32, 2 * rows) and 2 * block_m >= min(rows, 128)]
-    shapes = itertools.product(tall, (128,) if quantises else (64, 128), (4, 8), (3, 4, 5), (2, 3, 4))
+    wide = (128,) if quantises else (64, 128)
+    if shape.kind == "int8" and rows >= 128:
+        tall, wide = [*tall, 256], (*wide, 256)
+    shapes = itertools.product(tall, wide, (4, 8), (3, 4, 5), (1, 2, 3, 4))
     return [
         Tiling(block_m, block_n, block_k, warps, stages, programs)
         for block_m, block_n, warps, stages, programs in shapes
@@ -77,7 +81,7 @@ def dense_candidates(shape: ProductShape, rows: int) -> list[Tiling]:
 
 def cluster_candidates(shape: ProductShape, rows: int) -> list[ClusterTiling]:
     """One or two thread blocks on most SMs, all at once if K is split; loads as far ahead as shared memory allows."""
-    if rows > cluster_product.TOKENS[-1]:
+    if rows > cluster_product.TOKENS[-1] or shape.kind != "dense":
         return []
     tokens, steps, found = tokens_of(rows), shape.k // 128, {}
     for (warpgroups, blocks), splits, per_sm in itertools.product(_CLUSTER_TILES, range(1, 9), (1, 2)):
@@ -101,10 +105,13 @@ def compile_ahead(shape: ProductShape, rows: int, tiling: Tiling | ClusterTiling
         with contextlib.suppress(Exception):
             cubin(cluster_product.source(tokens_of(rows), tiling))
         return
-    if shape.kind == "dense":
-        w, x = (weight(*size, dtype=FORMATS["fp8"]) for size in ((shape.n, shape.k), (rows, shape.k)))
+    if shape.kind in DENSE.values():
+        fp8 = shape.kind == "dense"
+        dtype = FORMATS["fp8" if fp8 else "int8"]
+        w, x = (weight(*size, dtype=dtype) for size in ((shape.n, shape.k), (rows, shape.k)))
+        scale = tensor(rows, shape.k // 128 if fp8 else 1, dtype=torch.float32)
         with contextlib.suppress(Exception), CompiledOnly():
-            grouped_gemm(x.data, w, x_scale_RG=tensor(rows, shape.k // 128), tiling=tiling, splits=tiling.splits)
+            grouped_gemm(x.data, w, x_scale_RG=scale, tiling=tiling, splits=tiling.splits)
         return
     groups = {"fp8": -(-shape.k // 128), "int8": 1}.get(shape.kind)
     w = weight(shape.experts, shape.n * (2 if shape.gated else 1), shape.k, dtype=FORMATS[shape.kind])
@@ -119,7 +126,7 @@ def compile_all(cases: list[tuple[ProductShape, int]], jobs: int) -> None:
     """Every kernel once: what only changes the grid, or the sizes of a dense product, changes no kernel."""
     work = {}
     for shape, rows in cases:
-        dense = shape.kind == "dense"
+        dense = shape.kind in DENSE.values()
         for tiling in (dense_candidates if dense else candidates)(shape, rows):
             same = replace(tiling, programs_per_sm=1, splits=min(tiling.splits, 2))
             key = (replace(shape, n=0, k=0) if dense else shape, same)
@@ -160,12 +167,13 @@ def tune(shape: ProductShape, rows: int) -> tuple[Tiling, float, float]:
 
 
 def tune_dense(shape: ProductShape, rows: int) -> tuple[Tiling | ClusterTiling | None, float, float]:
-    """(fastest, None for cuBLAS; its seconds; cuBLAS's seconds)"""
-    weights = [fp8_weight(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
+    """(fastest, None for cuBLAS or int8's default; its seconds; those of None)"""
+    make = fp8_weight if shape.kind == "dense" else int8_weight
+    weights = [make(shape.n, shape.k) for _ in range(max(2, (200 << 20) // (shape.n * shape.k)))]
     x = torch.randn(rows, shape.k, device="cuda", dtype=torch.bfloat16)
     want = dense_product(x, weights[0], None).float()
-    cublas_s = gpu_time([lambda w=w: dense_product(x, w, None) for w in weights], samples=7).median_s
-    best: tuple[float, Tiling | ClusterTiling | None] = (cublas_s, None)
+    none_s = gpu_time([lambda w=w: dense_product(x, w, None) for w in weights], samples=7).median_s
+    best: tuple[float, Tiling | ClusterTiling | None] = (none_s, None)
     for tiling in (*dense_candidates(shape, rows), *cluster_candidates(shape, rows)):
         try:
             error = (dense_product(x, weights[0], tiling).float() - want).norm() / want.norm()
@@ -175,11 +183,15 @@ def tune_dense(shape: ProductShape, rows: int) -> tuple[Tiling | ClusterTiling |
             continue
         assert error < 0.01, f"{tiling} computes something else: relative error {error:.3g}"
         best = min(best, (seconds, tiling), key=lambda pair: pair[0])
-    return best[1], best[0], cublas_s
+    return best[1], best[0], none_s
 
 
 def dense_product(x: torch.Tensor, w: Weight, tiling: Tiling | ClusterTiling | None) -> torch.Tensor:
-    """None: by cuBLAS."""
+    """None: by cuBLAS; of int8 by default."""
+    if w.data.dtype == torch.int8:
+        if tiling is None:
+            tiling = _splitting(x.device, INT8, len(x), *w.shape)
+        return split_gemm(*quantize_rows_int8(x), w, x.dtype, tiling)
     if isinstance(tiling, Tiling):
         return split_gemm(*quantize_rows(x), w, x.dtype, tiling)
     assert w.scale is not None and cublas.PADDED_TO == cluster_product.PADDED_TO
@@ -210,14 +222,14 @@ def main() -> None:
     ]
     if arguments.dense:
         sizes = ((int(size) for size in text.split("x")) for text in arguments.dense)
-        shapes = [ProductShape(1, n, k, "dense", gated=False) for n, k in sizes]
+        shapes = [ProductShape(1, n, k, DENSE[arguments.format], gated=False) for n, k in sizes]
     default_rows = DENSE_ROWS if arguments.dense else ROWS
     cases = [(shape, rows) for shape in shapes for rows in arguments.rows or default_rows]
     compile_all(cases, arguments.jobs)
     take_device("cuda", EPGroup.single())
     found, shown = {}, []
     for shape, rows in cases:
-        tiling, seconds, default_s = (tune_dense if shape.kind == "dense" else tune)(shape, rows)
+        tiling, seconds, default_s = (tune_dense if arguments.dense else tune)(shape, rows)
         found.setdefault(shape, {})[rows] = tiling
         times = {"us": seconds * 1e6, "default_us": default_s * 1e6}
         shown.append({"n": shape.n, "k": shape.k, "rows": rows, **times, **(vars(tiling) if tiling else {})})

@@ -2,8 +2,9 @@
 
 A file is a list of {"experts", "n", "k", "kind", "gated", "tilings": {rows per expert: fields of Tiling}}. A product
 uses the tiling of the next larger measured number of rows of its shape, or of the shape with the nearest number of
-experts. For products of dense layers (kind "dense") a tiling may hold the fields of a ClusterTiling, for another
-kernel, or be null where cuBLAS was faster, as it is beyond the largest measured number of rows. Shapes and GPUs that
+experts. For products of dense fp8 layers (kind "dense") a tiling may hold the fields of a ClusterTiling, for another
+kernel. For dense layers it is null beyond the largest measured number of rows and wherever cuBLAS (fp8) or the default
+(kind "dense int8") was faster. Shapes and GPUs that
 were not measured use the defaults of eprt/ops/cuda/grouped_gemm.py and linear.py. Knows nothing of kernels.
 """
 
@@ -45,7 +46,8 @@ class ProductShape:
     experts: int
     n: int  # columns of the result
     k: int
-    kind: str  # "fp8", "same" or "int8": grouped products, see grouped_gemm.py; "dense": one fp8 matrix
+    # "fp8", "same" or "int8": grouped products, see grouped_gemm.py; "dense" or "dense int8": one fp8 or int8 matrix.
+    kind: str
     gated: bool  # matrices are [2n, k]: gate rows, then up rows
 
 
@@ -72,13 +74,17 @@ def _log_unmeasured(device_name: str, shape: ProductShape) -> None:
     )
 
 
-def tuned_dense(device: torch.device, n: int, k: int, rows: int) -> tuple[bool, Tiling | ClusterTiling | None]:
-    """(whether [n, k] was measured, its tiling for so many rows, or None where cuBLAS is faster)"""
-    return lookup_dense(read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}, n, k, rows)
+def tuned_dense(
+    device: torch.device, n: int, k: int, rows: int, kind: str = "dense"
+) -> tuple[bool, Tiling | ClusterTiling | None]:
+    """(whether [n, k] was measured, its tiling for so many rows, or None where something else is faster)"""
+    return lookup_dense(read(_device_name(device.index), FOLDER) if device.type == "cuda" else {}, n, k, rows, kind)
 
 
-def lookup_dense(table: Table, n: int, k: int, rows: int) -> tuple[bool, Tiling | ClusterTiling | None]:
-    measured = table.get(ProductShape(1, n, k, "dense", gated=False), {})
+def lookup_dense(
+    table: Table, n: int, k: int, rows: int, kind: str = "dense"
+) -> tuple[bool, Tiling | ClusterTiling | None]:
+    measured = table.get(ProductShape(1, n, k, kind, gated=False), {})
     larger = [most for most in measured if most >= rows]
     return bool(measured), measured[min(larger)] if larger else None
 

@@ -70,7 +70,9 @@ def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, b
 
 
 def _int8_linear(data_MK: Tensor, scale_M1: Tensor, w_NK: Weight, out_dtype: torch.dtype) -> Tensor:
-    tiling = _splitting(data_MK.device, INT8, data_MK.shape[0], *w_NK.shape)
+    (n, k), rows, device = w_NK.shape, data_MK.shape[0], data_MK.device
+    tiling = tuned_dense(device, n, k, rows, "dense int8")[1] or _splitting(device, INT8, rows, n, k)
+    assert isinstance(tiling, Tiling), "cluster products are of fp8"
     return split_gemm(data_MK, scale_M1, w_NK, out_dtype, tiling)
 
 
