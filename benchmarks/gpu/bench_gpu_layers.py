@@ -1,10 +1,10 @@
 """Layers of DeepSeek-V3 on one GPU, beside their floors: the bytes they must move over measured HBM bandwidth.
 
-experts    the routed experts of one of 8 ranks (32 of 256), 1 to 512 rows each: share of HBM bandwidth; drawn: that
+experts    the routed experts of one of 8 ranks (32 of 256), 8 to 512 rows each: share of HBM bandwidth; drawn: that
            many on average, as uniform routing gives them
 attention  absorbed latent attention of 32 to 128 requests at 4096 tokens of context, by every installed kernel
 prompt     attention of up to 8192 new tokens, expanded and absorbed
-linear     the projections of one attention layer, fp8, int8 and bfloat16
+linear     the projections of one attention layer, fp8 and bfloat16
 step       a decoding step of K layers with dummy weights, as one CUDA graph (--layers K)
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.graph_timer import bandwidth, gpu_time, gpu_time_of_replay, gpu_word, matrix_rate
-from benchmarks.gpu.random_inputs import bf16_weight, decode_batch, drawn_rows, fp8_weight, int8_weight, latent_cache
+from benchmarks.gpu.random_inputs import bf16_weight, decode_batch, drawn_rows, fp8_weight, latent_cache
 from benchmarks.shapes import DEEPSEEK_V3, HEADS, HIDDEN, LATENT, ROPE, WIDTH
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig, EPGroup
@@ -33,13 +33,9 @@ CONTEXT = 4096
 
 
 def bench_experts(report: BenchmarkReport, hbm: float, num_experts: int = 32) -> None:
-    for name, make, size in (("fp8", fp8_weight, 1), ("int8", int8_weight, 1), ("bf16", bf16_weight, 2)):
+    for name, make, size in (("fp8", fp8_weight, 1), ("bf16", bf16_weight, 2)):
         w13, w2 = make(num_experts, 2 * WIDTH, HIDDEN), make(num_experts, HIDDEN, WIDTH)
-        for rows, drawn in [(rows, False) for rows in (1, 8, 16, 32, 64, 128, 512)] + [
-            (16, True),
-            (32, True),
-            (64, True),
-        ]:
+        for rows, drawn in [(rows, False) for rows in (8, 16, 32, 64, 128, 512)] + [(16, True), (32, True), (64, True)]:
             x = torch.randn(num_experts * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
             count = drawn_rows(num_experts, rows) if drawn else torch.full((num_experts,), rows, device="cuda").int()
             times = gpu_time([lambda x=x, count=count, w13=w13, w2=w2: grouped_experts(x, count, w13, w2)])
@@ -106,7 +102,7 @@ def bench_prompt(report: BenchmarkReport, hbm: float) -> None:
 
 def bench_linear(report: BenchmarkReport, hbm: float) -> None:
     for n, k in ((2112, HIDDEN), (HEADS * 192, 1536), (HIDDEN, HEADS * 128), (2 * WIDTH, HIDDEN)):
-        for name, make in (("fp8", fp8_weight), ("int8", int8_weight), ("bf16", bf16_weight)):
+        for name, make in (("fp8", fp8_weight), ("bf16", bf16_weight)):
             copies = [make(n, k) for _ in range(8)]
             for rows in (32, 128, 4096):
                 x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)

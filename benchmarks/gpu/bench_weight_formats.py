@@ -1,0 +1,122 @@
+"""Products of DeepSeek-V3 on one GPU by the format of their weights: bfloat16, fp8 and int8, each of the same values.
+
+experts    32 routed experts, SiLU included, 1 to 512 rows each
+dense      the projections of an attention layer and the shared expert's, 1 to 4096 rows
+
+Quantising the bfloat16 rows is part of the time; weights are cold. error: of the quantised result, relative to the
+length of bfloat16's, for normally distributed rows and weights.
+"""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.graph_timer import bandwidth, gpu_time, gpu_word
+from benchmarks.shapes import HEADS, HIDDEN, WIDTH
+from benchmarks.tools.report import BenchmarkReport
+from eprt import EPGroup
+from eprt.gpu.device import take_device
+from eprt.ops.cuda import grouped_experts, linear
+from eprt.ops.weight import Weight, quantize_fp8, quantize_int8
+
+NUM_RANKS = 0
+NEEDS_GPU = True
+
+FORMATS: dict[str, Callable[[Tensor], Weight]] = {"bf16": Weight, "fp8": quantize_fp8, "int8": quantize_int8}
+EXPERTS = 32
+EXPERT_ROWS = (1, 8, 16, 32, 64, 128, 512)
+DENSE = ((2112, HIDDEN), (HEADS * 192, 1536), (HIDDEN, HEADS * 128), (2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
+DENSE_ROWS = (1, 16, 64, 128, 512, 4096)
+
+
+def converted(name: str, w: Tensor) -> Weight:
+    """Matrix by matrix: in float32 a stack takes twice its memory."""
+    parts = [FORMATS[name](part) for part in (w if w.dim() == 3 else [w])]
+    data, scales = [part.data for part in parts], [part.scale for part in parts if part.scale is not None]
+    if w.dim() == 2:
+        return parts[0]
+    return Weight(
+        torch.stack([x.view(torch.uint8) for x in data]).view(data[0].dtype), torch.stack(scales) if scales else None
+    )
+
+
+def random_weight(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
+
+
+def expert_calls(name: str, w13: Tensor, w2: Tensor, rows: int) -> list[Callable[[], Tensor]]:
+    torch.manual_seed(rows)
+    weights = converted(name, w13), converted(name, w2)
+    x = torch.randn(EXPERTS * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    count = torch.full((EXPERTS,), rows, device="cuda").int()
+    return [lambda: grouped_experts(x, count, *weights)]
+
+
+def dense_calls(name: str, w_NK: Tensor, rows: int) -> list[Callable[[], Tensor]]:
+    """As many matrices as do not stay in the L2 cache."""
+    torch.manual_seed(rows)
+    first = converted(name, w_NK)
+    copies = [Weight(first.data.clone(), first.scale) for _ in range(max(2, (200 << 20) // w_NK.numel()))]
+    x = torch.randn(rows, w_NK.shape[1], device="cuda", dtype=torch.bfloat16)
+    return [lambda w=w: linear(x, w) for w in copies]
+
+
+def cases() -> list[tuple[str, tuple[int, int], int]]:
+    """(what, [n, k] of dense products, rows)"""
+    experts = [("experts", (WIDTH, HIDDEN), rows) for rows in EXPERT_ROWS]
+    return experts + [("dense", shape, rows) for shape in DENSE for rows in DENSE_ROWS]
+
+
+def calls_of(name: str, what: str, shape: tuple[int, int], rows: int) -> list[Callable[[], Tensor]]:
+    torch.manual_seed(0)
+    if what == "dense":
+        return dense_calls(name, random_weight(*shape), rows)
+    weights = random_weight(EXPERTS, 2 * WIDTH, HIDDEN), random_weight(EXPERTS, HIDDEN, WIDTH)
+    return expert_calls(name, *weights, rows)
+
+
+def compile_kernels(name: str, part: int, parts: int) -> None:
+    """In a process of its own: leaves kernels in Triton's cache."""
+    take_device("cuda", EPGroup.single())
+    for case in cases()[part::parts]:
+        calls_of(name, *case)[0]()
+        torch.cuda.synchronize()
+
+
+def compile_all(parts: int = 4) -> None:
+    work = [(name, part, parts) for name in FORMATS for part in range(parts)]
+    with ProcessPoolExecutor(len(work), mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_kernels, *zip(*work)))
+
+
+def main() -> None:
+    compile_all()
+    take_device("cuda", EPGroup.single())
+    hbm = bandwidth()
+    config = {
+        "device": torch.cuda.get_device_name(),
+        "gpus": 1,
+        "hbm_GBps": round(hbm / 1e9),
+        "torch": torch.__version__,
+    }
+    report = BenchmarkReport(f"weight_formats_{gpu_word()}", config)
+    for what, (n, k), rows in cases():
+        row, want = {}, None
+        for name in FORMATS:
+            calls = calls_of(name, what, (n, k), rows)
+            got, times = calls[0]().float(), gpu_time(calls, samples=9)
+            want = got if want is None else want
+            operations = 2 * rows * n * k * (1 if what == "dense" else 3 * EXPERTS)
+            row |= times.columns(name) | {f"{name}_tflops": operations / times.median_s / 1e12}
+            if name != "bf16":
+                row[f"{name}_error"] = ((got - want).norm() / want.norm()).item()
+        floor_s = n * k * (1 if what == "dense" else 3 * EXPERTS) / hbm
+        report.add_row(what=what, n=n, k=k, rows=rows, **row, weights_floor_us=floor_s * 1e6)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
