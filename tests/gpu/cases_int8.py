@@ -144,15 +144,21 @@ def signals(draw: Draw) -> None:
 
 
 def refusals(draw: Draw) -> None:
-    """Rows of one format with weights of another."""
+    """Rows of one format with weights of another; e4m3 without scales, others with them."""
     weight = weight_on(draw.device, quantize_int8(torch.randn(32, 64)))
-    for x in (draw.normal(2, 64, dtype=torch.bfloat16), draw.normal(2, 64).to(torch.float8_e4m3fn)):
+    bf16, e4m3 = draw.normal(2, 64, dtype=torch.bfloat16), draw.normal(2, 64).to(torch.float8_e4m3fn)
+    for call, want in (
+        (lambda: grouped_gemm(bf16, weight), "no product of torch.bfloat16 rows and torch.int8 weights on GPUs"),
+        (lambda: grouped_gemm(e4m3, weight), "no product of torch.float8_e4m3fn rows and torch.int8 weights on GPUs"),
+        (lambda: cuda.linear(e4m3, weight), "rows of torch.float8_e4m3fn without scales: only e4m3 has them"),
+        (lambda: quantize_rows_int8(bf16, bf16), "rows of torch.bfloat16 with scales: only e4m3 has them"),
+    ):
         try:
-            grouped_gemm(x, weight)
+            call()
         except ValueError as error:
-            assert str(error) == f"no product of {x.dtype} rows and torch.int8 weights on GPUs"
+            assert str(error) == want
         else:
-            raise AssertionError(f"{x.dtype} was taken")
+            raise AssertionError(f"not refused: {want}")
 
 
 def large(draw: Draw) -> None:

@@ -74,6 +74,8 @@ def quantize_rows_int8(
 
     recv_count_E: int32; rows past its sum are left undefined.
     """
+    if (x_MK.dtype == torch.float8_e4m3fn) != (scale_MG is not None):
+        raise ValueError(f"rows of {x_MK.dtype} {'without' if scale_MG is None else 'with'} scales: only e4m3 has them")
     return _launch(x_MK, x_MK.shape[1], scale_MG=scale_MG, recv_count_E=recv_count_E)
 
 
