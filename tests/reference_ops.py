@@ -14,7 +14,7 @@ from eprt.ops.attention import PagedContext
 from eprt.ops.elementwise import Rotation
 from eprt.ops.gate import GateRule
 from eprt.ops.kv_format import KVFormat
-from eprt.ops.weight import Weight, quantize_int8
+from eprt.ops.weight import Weight
 
 
 def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
@@ -36,12 +36,19 @@ def grouped_experts(x_RH: Tensor, recv_count_E: Tensor, w13: Weight, w2: Weight)
     return y_RH.to(x_RH.dtype)
 
 
+def int8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 [M, K], fp32 [M, 1])"""
+    x = x_MK.float()
+    scale_M1 = (x.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-12)
+    return (x * (1 / scale_M1)).round().to(torch.int8), scale_M1
+
+
 def int8_linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     """Of GPUs, for int8 weights: x in int8 too, with a scale per row; sums of integers, exact in fp64."""
-    rows = quantize_int8(x_MK)
-    assert rows.scale is not None and w_NK.scale is not None
-    sum_MN = rows.data.double() @ w_NK.data.double().T
-    y_MN = sum_MN.float() * w_NK.scale * rows.scale[:, None]
+    assert w_NK.scale is not None
+    data_MK, scale_M1 = int8_rows(x_MK)
+    sum_MN = data_MK.double() @ w_NK.data.double().T
+    y_MN = sum_MN.float() * w_NK.scale * scale_M1
     return y_MN if bias_N is None else y_MN + bias_N.float()
 
 

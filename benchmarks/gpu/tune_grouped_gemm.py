@@ -220,6 +220,8 @@ def main() -> None:
         ProductShape(arguments.experts, n, k, kind, gated)
         for gated, n, k in ((True, arguments.width, arguments.hidden), (False, arguments.hidden, arguments.width))
     ]
+    if kind == "int8":  # many rows: see experts.py
+        shapes.append(ProductShape(arguments.experts, 2 * arguments.width, arguments.hidden, kind, gated=False))
     if arguments.dense:
         sizes = ((int(size) for size in text.split("x")) for text in arguments.dense)
         shapes = [ProductShape(1, n, k, DENSE[arguments.format], gated=False) for n, k in sizes]

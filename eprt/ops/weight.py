@@ -55,7 +55,8 @@ class Weight:
 def quantize_int8(w: Tensor) -> Weight:
     """Symmetric int8 per output row: scale = max|row| / 127. w: [.., N, K] float."""
     w = w.float()
-    scale = (w.abs().amax(-1) / 127).clamp_min(1e-12)
+    # Divided by a tensor: CUDA multiplies by the reciprocal of a number, whose last bit may differ from the CPU's.
+    scale = (w.abs().amax(-1) / w.new_full((), 127)).clamp_min(1e-12)
     return Weight((w / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
 
 

@@ -1,7 +1,8 @@
 """The routed experts of a rank: two grouped products, the first of which includes SiLU-and-multiply and fp8 quantising.
 
 An int8 row has one scale, known only when all tiles of its columns are: a small kernel between the products quantises
-these rows. It moves 3 bytes per value, little beside the weights of few rows and the arithmetic of many.
+these rows. It moves 3 bytes per value, little beside the weights of few rows and the arithmetic of many. With many rows
+it computes SiLU-and-multiply, too: one product of gate and up rows is then faster than one of pairs of tiles.
 
 Where the host knows the counts and they are large, experts are computed one by one (experts_cublas.py). Knows nothing
 of placements or of how rows arrived.
@@ -15,10 +16,12 @@ from torch import Tensor
 from eprt.ops.cuda import experts_cublas
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
-from eprt.ops.cuda.quantize_int8 import quantize_rows_int8
+from eprt.ops.cuda.quantize_int8 import quantize_rows_int8, silu_mul_quantize_int8
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
 from eprt.ops.weight import BLOCK, Weight
+
+_LEAST_UNGATED = 65  # int8 rows per expert from which SiLU-and-multiply is not part of the first product
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,11 @@ def experts_up(
     dtype = dtype or (torch.bfloat16 if scale_RG is not None else x_RH.dtype)
     kind = None if dtype == torch.float32 else w13.data.dtype
     fp8, int8 = kind == torch.float8_e4m3fn, kind == torch.int8
+    gated = True
     if int8:
         x_RH, scale_RG = quantize_rows_int8(x_RH, scale_RG, recv_count_E)
+        rows = min(len(x_RH), expected_rows or len(x_RH))
+        gated = rows < _LEAST_UNGATED * recv_count_E.shape[0]
     elif scale_RG is not None and not fp8:
         x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
     elif fp8 and scale_RG is None:
@@ -96,13 +102,15 @@ def experts_up(
         x_scale_RG=scale_RG,
         recv_count_E=recv_count_E,
         matrix_E=matrix_E,
-        gated=True,
+        gated=gated,
         quantise=fp8,
         expected_rows=expected_rows,
         num_sms=num_sms,
     )
-    if int8:
+    if int8 and gated:
         h_RI, h_scale = quantize_rows_int8(h_RI, None, recv_count_E)
+    elif int8:
+        h_RI, h_scale = silu_mul_quantize_int8(h_RI, recv_count_E)
     return GatedRows(h_RI, h_scale, dtype, recv_count_E, matrix_E, expected_rows)
 
 

@@ -123,6 +123,9 @@ def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
         return Tiling(16, 64, 32, 4, 2, 2)
     if kind == SAME:
         return Tiling(min(block_m, 64), 128, 64, 8 if gated and block_m > 32 else 4, 4, 2)
+    if kind == INT8:
+        # Triton waits for each product of tiles that is added in int32: other programs of the SM fill the gap.
+        return Tiling(block_m, 64 if block_m == 16 and not gated else 128, 128, 4, 3, 3 if block_m < 128 else 2)
     return Tiling(block_m, 64 if block_m > 64 else 128, 128, 4, 4, 3 if rows_per_expert <= 64 else 2)
 
 

@@ -1,6 +1,6 @@
-"""Activations in int8 with one fp32 scale per row; scale = max / 127, value = data * scale.
+"""Activations in int8 with one fp32 scale per row; scale = max / 127, data = value * (1 / scale), rounded.
 
-Each function rounds where the separate operators round, so its result has the bits of quantize_rows_int8 after them.
+Each function rounds where the separate operators round.
 Knows nothing of the products that take these rows.
 """
 
@@ -62,7 +62,7 @@ def _quantize_rows_int8(
     value = value.to(DTYPE).to(tl.float32)
     step = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 0), 127.0), SMALLEST)
     tl.store(scale + row, step)
-    tl.store(data + row * size + column, _round_even(tl.div_rn(value, step)).to(tl.int8), mask=inside)
+    tl.store(data + row * size + column, _round_even(value * tl.div_rn(1.0, step)).to(tl.int8), mask=inside)
 
 
 def quantize_rows_int8(
@@ -79,9 +79,9 @@ def quantize_rows_int8(
     return _launch(x_MK, x_MK.shape[1], scale_MG=scale_MG, recv_count_E=recv_count_E)
 
 
-def silu_mul_quantize_int8(x_TI2: Tensor) -> tuple[Tensor, Tensor]:
-    """quantize_rows_int8(silu_mul(x))"""
-    return _launch(x_TI2, x_TI2.shape[1] // 2, gated=True)
+def silu_mul_quantize_int8(x_TI2: Tensor, recv_count_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """quantize_rows_int8(silu_mul(x), None, recv_count_E)"""
+    return _launch(x_TI2, x_TI2.shape[1] // 2, recv_count_E=recv_count_E, gated=True)
 
 
 def rms_norm_quantize_int8(x_TH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
