@@ -43,6 +43,11 @@ def test_tilings_are_kept_by_gpu_and_shape_and_found_again(tmp_path):
     found = [tuning.lookup_dense(table, 2112, 7168, rows) for rows in (1, 17, 64, 65)]
     assert found == [(True, small), (True, None), (True, large), (True, None)]
     assert tuning.lookup_dense(table, 2048, 7168, 1) == (False, None)
+    assert tuning.lookup_dense(table, 2112, 7168, 1, "dense int8") == (False, None)
+    tuning.write("NVIDIA H200", {ProductShape(1, 2112, 7168, "dense int8", False): {16: large}}, tmp_path)
+    table = tuning.read("NVIDIA H200", tmp_path)
+    found = [tuning.lookup_dense(table, 2112, 7168, 1, kind) for kind in ("dense", "dense int8")]
+    assert found == [(True, small), (True, large)], "fp8 and int8 of one shape stand beside each other"
     path.write_text('[{"experts": 1}]')
     tuning.read.cache_clear()
     with pytest.raises(ValueError, match=r"NVIDIA_H200\.json: not a file of tilings"):
