@@ -33,14 +33,13 @@ DENSE_ROWS = (1, 16, 64, 128, 512, 4096)
 
 
 def converted(name: str, w: Tensor) -> Weight:
-    """Matrix by matrix: in float32 a stack takes twice its memory."""
-    parts = [FORMATS[name](part) for part in (w if w.dim() == 3 else [w])]
-    data, scales = [part.data for part in parts], [part.scale for part in parts if part.scale is not None]
+    """Matrix by matrix: in float32 a stack takes twice its memory. (torch does not stack e4m3.)"""
     if w.dim() == 2:
-        return parts[0]
-    return Weight(
-        torch.stack([x.view(torch.uint8) for x in data]).view(data[0].dtype), torch.stack(scales) if scales else None
-    )
+        return FORMATS[name](w)
+    parts = [FORMATS[name](part) for part in w]
+    data = torch.stack([part.data.view(torch.uint8) for part in parts]).view(parts[0].data.dtype)
+    scales = [part.scale for part in parts if part.scale is not None]
+    return Weight(data, torch.stack(scales) if scales else None)
 
 
 def random_weight(*shape: int) -> Tensor:
