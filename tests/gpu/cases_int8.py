@@ -33,6 +33,10 @@ def rows(draw: Draw) -> None:
     halves = torch.tensor([[127, 0.5, 1.5, -2.5, -0.5, 126.5, 0, 0], [0] * 8], device=draw.device)
     _same_rows(quantize_rows_int8(halves), halves, "halves and zeros")
     assert quantize_rows_int8(halves)[0].tolist() == [[127, 0, 2, -2, 0, 126, 0, 0], [0] * 8]
+    lost = draw.normal(3, 200)
+    lost[1, 77] = float("nan")
+    data, scale = quantize_rows_int8(lost)
+    assert scale.isnan().flatten().tolist() == [False, True, False]
     x, count = draw.normal(6, 160, dtype=torch.bfloat16), torch.tensor([2, 0, 1], dtype=torch.int32)
     x[3:] = float("nan")
     data, scale = quantize_rows_int8(x, None, count.to(draw.device))
@@ -86,7 +90,7 @@ def linears(draw: Draw, shapes=((7, 96, 200), (33, 130, 384), (0, 16, 32))) -> N
         weight, bias = quantize_int8(draw.normal(n, k, scale=k**-0.5).cpu()), draw.normal(n)
         on_device, x, what = weight_on(draw.device, weight), draw.normal(num, k), f"int8 {num}x{n}x{k}"
         want = reference.linear(x.cpu(), weight, bias.cpu())
-        near(cuda.linear(x, on_device, bias), want, 2e-6, f"float32 rows, {what}")
+        near(cuda.linear(x, on_device, bias), want, 4e-6, f"float32 rows, {what}")
         x = x.bfloat16()
         want = reference.int8_linear(x.cpu(), weight, bias.cpu())
         got = cuda.linear(x, on_device, bias, out_dtype=torch.float32)
@@ -119,7 +123,7 @@ def experts(draw: Draw, shapes=((3, 96, 64),)) -> None:
         what = f"int8 experts {num_experts}x{hidden}x{width}"
         got = cuda.grouped_experts(x, count, *on_device, None, matrix)[:filled]
         want = reference.grouped_experts(x[:filled].cpu(), count.cpu(), *placed)
-        near(got, want, 3e-6, f"{what}, float32 rows")
+        near(got, want, 6e-6, f"{what}, float32 rows")
         x = x.bfloat16()
         out = torch.full_like(x, float("nan"))
         assert cuda.grouped_experts(x, count, *on_device, out, matrix) is out and out[filled:].isnan().all()

@@ -1,6 +1,6 @@
 """Activations in int8 with one fp32 scale per row; scale = max / 127, data = value * (1 / scale), rounded.
 
-Each function rounds where the separate operators round.
+Each function rounds where the separate operators round. A NaN makes the scale of its row NaN.
 Knows nothing of the products that take these rows.
 """
 
@@ -19,8 +19,16 @@ _ROUNDER = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def _round_even(x):
-    return (x + _ROUNDER) - _ROUNDER
+def _largest(value):
+    """The largest absolute value; NaN if any is: as integers, the bits of NaN are larger than those of all numbers."""
+    return tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _to_int8(x):
+    """Rounded to even. x: a product, at most 127 but for rounding. The minimum keeps the compiler from fusing product
+    and sum, which would round once less."""
+    return ((tl.minimum(x, 127.0) + _ROUNDER) - _ROUNDER).to(tl.int8)
 
 
 @triton.jit(do_not_specialize=["num_experts", "scale_stride"])
@@ -60,9 +68,9 @@ def _quantize_rows_int8(
         factor = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
         value = value * factor * tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     value = value.to(DTYPE).to(tl.float32)
-    step = tl.maximum(tl.div_rn(tl.max(tl.abs(value), 0), 127.0), SMALLEST)
+    step = tl.maximum(tl.div_rn(_largest(value), 127.0), SMALLEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale + row, step)
-    tl.store(data + row * size + column, _round_even(value * tl.div_rn(1.0, step)).to(tl.int8), mask=inside)
+    tl.store(data + row * size + column, _to_int8(value * tl.div_rn(1.0, step)), mask=inside)
 
 
 def quantize_rows_int8(
