@@ -7,6 +7,7 @@ Quantising the bfloat16 rows is part of the time; weights are cold. error: of th
 length of bfloat16's, for normally distributed rows and weights.
 """
 
+import functools
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +30,7 @@ FORMATS: dict[str, Callable[[Tensor], Weight]] = {"bf16": Weight, "fp8": quantiz
 EXPERTS = 32
 EXPERT_ROWS = (1, 8, 16, 32, 64, 128, 512)
 DENSE = ((2112, HIDDEN), (HEADS * 192, 1536), (HIDDEN, HEADS * 128), (2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
-DENSE_ROWS = (1, 16, 64, 128, 512, 4096)
+DENSE_ROWS = (1, 16, 128, 512, 4096)
 
 
 def converted(name: str, w: Tensor) -> Weight:
@@ -46,21 +47,19 @@ def random_weight(*shape: int) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
 
 
-def expert_calls(name: str, w13: Tensor, w2: Tensor, rows: int) -> list[Callable[[], Tensor]]:
-    torch.manual_seed(rows)
-    weights = converted(name, w13), converted(name, w2)
-    x = torch.randn(EXPERTS * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
-    count = torch.full((EXPERTS,), rows, device="cuda").int()
-    return [lambda: grouped_experts(x, count, *weights)]
+@functools.cache
+def expert_weights(name: str) -> tuple[Weight, Weight]:
+    torch.manual_seed(0)
+    w13, w2 = random_weight(EXPERTS, 2 * WIDTH, HIDDEN), random_weight(EXPERTS, HIDDEN, WIDTH)
+    return converted(name, w13), converted(name, w2)
 
 
-def dense_calls(name: str, w_NK: Tensor, rows: int) -> list[Callable[[], Tensor]]:
-    """As many matrices as do not stay in the L2 cache."""
-    torch.manual_seed(rows)
-    first = converted(name, w_NK)
-    copies = [Weight(first.data.clone(), first.scale) for _ in range(max(2, (200 << 20) // w_NK.numel()))]
-    x = torch.randn(rows, w_NK.shape[1], device="cuda", dtype=torch.bfloat16)
-    return [lambda w=w: linear(x, w) for w in copies]
+@functools.cache
+def dense_weights(name: str, shape: tuple[int, int]) -> list[Weight]:
+    """Copies of one matrix, more than stay in the L2 cache."""
+    torch.manual_seed(0)
+    first = converted(name, random_weight(*shape))
+    return [Weight(first.data.clone(), first.scale) for _ in range(max(2, (200 << 20) // first.data.numel()))]
 
 
 def cases() -> list[tuple[str, tuple[int, int], int]]:
@@ -70,11 +69,13 @@ def cases() -> list[tuple[str, tuple[int, int], int]]:
 
 
 def calls_of(name: str, what: str, shape: tuple[int, int], rows: int) -> list[Callable[[], Tensor]]:
-    torch.manual_seed(0)
+    torch.manual_seed(rows)
     if what == "dense":
-        return dense_calls(name, random_weight(*shape), rows)
-    weights = random_weight(EXPERTS, 2 * WIDTH, HIDDEN), random_weight(EXPERTS, HIDDEN, WIDTH)
-    return expert_calls(name, *weights, rows)
+        x_MK = torch.randn(rows, shape[1], device="cuda", dtype=torch.bfloat16)
+        return [lambda w=w: linear(x_MK, w) for w in dense_weights(name, shape)]
+    x_RH = torch.randn(EXPERTS * rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    count_E = torch.full((EXPERTS,), rows, device="cuda").int()
+    return [lambda: grouped_experts(x_RH, count_E, *expert_weights(name))]
 
 
 def compile_kernels(name: str, part: int, parts: int) -> None:
