@@ -111,7 +111,7 @@ def rows(
         sizes["deep_ep_buffer_bytes"] = peers["deep_ep"].buffer_bytes(max_tokens)
     times, kernels = timer.in_turns(sequences, SAMPLES), timer.kernels_in_turns(sequences)
     pairs, copies = num_tokens * config.top_k, case.remote_copies(group)
-    payloads = ("dispatch fp8", case.backend.kernels.shape.message_bytes), ("combine bf16", config.hidden_size * 2)
+    payloads = ("dispatch fp8", case.backend.kernels.shape.payload_bytes), ("combine bf16", config.hidden_size * 2)
     for i, (call, size) in enumerate(payloads):
         columns = compared(
             {name: of_calls[i] for name, of_calls in times.items()},

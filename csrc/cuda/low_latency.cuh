@@ -6,6 +6,7 @@
 // token gets back, at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1:
 // counters).
 #pragma once
+#include "lines.cuh"
 #include "waits.cuh"
 
 namespace eprt::low_latency {
@@ -21,22 +22,24 @@ constexpr int kPartVectors = 128;  // a warp's unit of work: 128 16-byte vectors
 constexpr int kPartLane = kPartVectors / kWarp;
 
 // ---- a token on the wire --------------------------------------------------------------------------------------------
+//
+// A message is lines (lines.cuh): of the header, then of the values. Which lines' last lanes hold what:
+//   header: entry k's {slot, weight} is half a vector, 2 * kLineVectors entries a line; the first line ends in the
+//     combine row, {row, -, -, epoch}. slot: local slot << 16 | index among the source's rows for that slot; -1: on
+//     another rank. weight: 0 where combine is told them.
+//   values, fp8: a chunk of 8 lines has 7 scale groups; its lines but the last one end in {scale, -, -, epoch}.
 
 constexpr int kScales = ceil_div(kHidden, kScaleGroup);
+constexpr int kHeaderEntries = 2 * kLineVectors;
+constexpr int kHeaderLines = ceil_div(kTopk, kHeaderEntries);
 constexpr int kPayloadVectors = kHidden * (kFp8 ? 1 : 2) / 16;
-constexpr int kScaleBytes = kFp8 ? ceil_div(kScales * 4, 16) * 16 : 0;
-
-struct Header {
-  uint32_t epoch;  // written last, with release: the message of this epoch is complete
-  int32_t token;   // index on the source rank
-  int32_t row;     // which of the token's combine rows the receiving rank fills
-  int32_t unused;
-  int32_t slot[kTopk];  // local slot << 16 | index among the source's rows for that slot; -1: on another rank
-  float weight[kTopk];  // gate weights; 0 where combine is told them
-};
-constexpr int kHeaderBytes = ceil_div(sizeof(Header), 16) * 16;
-constexpr int kMessageBytes = MESSAGE_BYTES;  // header, values, scales. fp8 and bf16 kernels may share a heap
-static_assert(kMessageBytes % 16 == 0 && kMessageBytes >= kHeaderBytes + kPayloadVectors * 16 + kScaleBytes,
+constexpr int kPayloadLines = ceil_div(kPayloadVectors, kLineVectors);
+constexpr int kChunkLines = 8;
+constexpr int kChunkVectors = kChunkLines * kLineVectors;
+constexpr int kChunkScales = kChunkVectors * 16 / kScaleGroup;
+static_assert(kChunkScales * kScaleGroup == kChunkVectors * 16, "a chunk holds whole scale groups");
+constexpr int kMessageBytes = MESSAGE_BYTES;  // fp8 and bf16 kernels may share a heap
+static_assert(kMessageBytes % kLineBytes == 0 && kMessageBytes >= (kHeaderLines + kPayloadLines) * kLineBytes,
               "a message overlaps the next");
 
 // ---- combine's rows -------------------------------------------------------------------------------------------------
@@ -54,8 +57,9 @@ constexpr bool kRowIsRank = kRanks <= kTopk;
 // Fields of the symmetric heap, as byte offsets that are equal on all ranks. Fields exist 2B times, used in turn by
 // epoch (B = num_buffers handles in flight). Dispatches and combines are counted by separate epochs.
 struct HeapLayout {
-  uint64_t count;    // u64 [2B][R][L + 1]: epoch << 32 | rows from the source for each local slot; [L]: its tokens
-  uint64_t message;  // [2B][R][M] messages
+  uint64_t count;    // u64 [2B][R][L + W]: epoch << 32 | rows from the source for each local slot; then a bit per token
+                     // of the source, W = M / 32 rounded up: it comes here
+  uint64_t message;  // [2B][R][M] messages, by the token's index on its source
   uint64_t row;      // bf16 [2B][M][kRows][H]
   uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: the epoch whose part of the row is complete
   uint64_t weight;   // u64 [2B][R][M * K, rounded up to even]: epoch << 32 | fp32 bits, if combine is told the weights
@@ -93,15 +97,16 @@ enum Phases : int32_t { kSend = 1, kRecv = 2 };
 
 // ---- addresses ------------------------------------------------------------------------------------------------------
 
+EPRT_DEVICE int count_words(const Context& c) { return c.num_slots + ceil_div(c.max_tokens, 32); }
+
 EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
   const int set = epoch % (2 * c.num_buffers);
-  return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.count) +
-         int64_t(set * kRanks + source) * (c.num_slots + 1);
+  return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.count) + int64_t(set * kRanks + source) * count_words(c);
 }
 
-EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, int source, int position) {
+EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, int source, int token) {
   const int set = epoch % (2 * c.num_buffers);
-  return c.peer[holder] + c.heap.message + (int64_t(set * kRanks + source) * c.max_tokens + position) * kMessageBytes;
+  return c.peer[holder] + c.heap.message + (int64_t(set * kRanks + source) * c.max_tokens + token) * kMessageBytes;
 }
 
 EPRT_DEVICE int64_t row_index(const Context& c, uint32_t epoch, int token, int row) {

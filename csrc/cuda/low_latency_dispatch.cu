@@ -5,12 +5,12 @@
 
 namespace eprt::low_latency {
 
-// What the placing threads do: they start the launch for all threads; while the others send, they send the counts and
-// compute the place of every row before it arrives.
+// What the placing threads do: while the others send, they send the counts and compute the place of every row before it
+// arrives.
 EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook* book, Begun* begun,
                        const Placement& placement) {
   const Context& c = p.context;
-  const int thread = threadIdx.x - kFirstPlaceThread, lane = thread % kWarp;
+  const int thread = threadIdx.x - kThreads, lane = thread % kWarp;
   if (thread == 0) begun->epoch = p.phases & kSend ? next_epoch(c, p.handle, 0) : p.handle.epoch[0];
   if (thread / kWarp == 1) {
     const uint32_t masked = masked_ranks(c.deadline, lane);
@@ -18,13 +18,13 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
   }
   sync_begun();
   if (p.phases & kSend) send_counts(p, routing, *begun, thread);
-  stamp(c, 2, kFirstPlaceThread);
+  stamp(c, 2, kThreads);
   if (!(p.phases & kRecv)) return;
   place_rows(p, book, *begun, placement, thread);
   // For publish_counts; and for racecheck, which derives order only from barriers at which threads wait, not from
   // arrivals.
   sync_placers();
-  for (int group = 0; group < kGroups; ++group) barrier_arrive(kPlaced + group, kGroupThreads + kPlaceThreads);
+  barrier_arrive(kPlaced, kAllThreads);
   if (blockIdx.x == 0) publish_counts(p, placement, thread);
 }
 
@@ -32,24 +32,28 @@ __global__ void __launch_bounds__(kAllThreads, 1) dispatch(const __grid_constant
   extern __shared__ __align__(16) unsigned char smem[];
   __shared__ Begun begun;
   __shared__ WaitBook book;
-  __shared__ Destinations destinations[kGroups];
+  __shared__ Vec16 magnitude[kWarps][kChunkVectors / 4];
+  __shared__ int index[kGroups][2][kTopk];
   __shared__ int32_t taken;  // units claimed, see receive
   const Routing routing(p, smem);
-  const Placement placement(routing.end(), p.context.num_slots);
+  const Placement placement(p.context, routing.end());
+  const int lane = threadIdx.x % kWarp;
   stamp(p.context, 0);
   open_book(&book, blockIdx.x == 0, false);
   if (threadIdx.x == 0) taken = 0;
-  if (threadIdx.x >= kFirstPlaceThread) {
-    place(p, routing, &book, &begun, placement);
-  } else if (threadIdx.x >= kThreads) {
-    if (p.phases & kSend) raise_flags(p, begun, destinations, (threadIdx.x - kThreads) / kWarp, threadIdx.x % kWarp);
+  if (threadIdx.x >= kThreads) return place(p, routing, &book, &begun, placement);
+  if (p.phases & kSend) {
+    Sender sender;
+    sender.begin(p, routing, lane);
+    sync_begun();
+    stamp(p.context, 1);
+    send_values(p, routing, begun, sender.chunk, magnitude[threadIdx.x / kWarp], lane);
+    send_headers(p, routing, begun, sender.weights, index[threadIdx.x / kGroupThreads], lane);
+    stamp(p.context, 3);
   } else {
-    if (p.phases & kSend)
-      send(p, routing, begun, destinations);
-    else
-      sync_begun();
-    if (p.phases & kRecv) receive(p, &book, placement, begun.epoch, &taken);
+    sync_begun();
   }
+  if (p.phases & kRecv) receive(p, &book, placement, begun.epoch, &taken);
 }
 
 }  // namespace eprt::low_latency

@@ -4,19 +4,11 @@
 
 namespace eprt::low_latency {
 
-constexpr int kGroups = 2;  // of threads that send a token together; if the launch does both, one group only receives
+constexpr int kGroups = 2;  // of workers, each of which numbers the entries of one token together
 constexpr int kGroupThreads = kThreads / kGroups;
 constexpr int kGroupWarps = kGroupThreads / kWarp;
-constexpr int kPlaceThreads = 128;                             // threads that place rows while the others still send
-constexpr int kFirstPlaceThread = kThreads + kGroups * kWarp;  // after a flag warp per group
-constexpr int kAllThreads = kFirstPlaceThread + kPlaceThreads;
-constexpr int kUnits = kHidden / 16;  // a unit: 16 values, one 16-byte fp8 store
-constexpr int kThreadUnits = ceil_div(kUnits, kGroupThreads);
-constexpr int kMessageParts = ceil_div(kPayloadVectors, 2 * kPartVectors);  // a warp expands one part
-constexpr int kMessageLane = 2 * kPartLane;
-// Vectors of a part: whole scale groups, in fours where exponents are packed. A lane has at most one scale.
-constexpr int kMessageLength = ceil_div(ceil_div(kPayloadVectors, kMessageParts), kWarp) * kWarp;
-static_assert(kMessageLength <= kMessageLane * kWarp, "a part is more than a warp takes");
+constexpr int kPlaceThreads = 128;  // threads that count and place rows while the others send
+constexpr int kAllThreads = kThreads + kPlaceThreads;
 
 struct DispatchParams {
   Context context;
@@ -48,17 +40,12 @@ enum ScaleFormat : int32_t {
   kExponents = 2    // powers of two as exponents, four in an int32: element (row, g) holds groups 4 g to 4 g + 3
 };
 
-// A release waits some microseconds until the group's stores have reached the peers. So each group has a flag warp that
-// does it while the group goes on: kStored tells the flag warp that a token is stored, and kRead tells the group that
-// the flag warp has read where the token went.
 enum Barrier : int {
-  kWorkers = 1,                // joins the workers
-  kBegun,                      // the placing threads have published the epoch and the mask
-  kPlacers,                    // joins the placing threads
-  kPlaced,                     // per group: the place of every row is known
-  kGroup = kPlaced + kGroups,  // per group: joins its threads
-  kStored = kGroup + kGroups,  // per group: a token is stored
-  kRead = kStored + kGroups    // per group: the flag warp has read where the token went
+  kBegun = 1,  // joins all threads: the epoch, the mask and the routing are in shared memory
+  kWorkers,    // joins the workers
+  kPlacers,    // joins the placing threads
+  kPlaced,     // the placing threads tell the workers that the place of every row is known
+  kGroup       // per group: joins its threads
 };
 
 struct Begun {  // in shared memory, from the barrier kBegun on
@@ -68,9 +55,11 @@ struct Begun {  // in shared memory, from the barrier kBegun on
 
 EPRT_DEVICE void sync_workers() { barrier_sync(kWorkers, kThreads); }
 EPRT_DEVICE void sync_placers() { barrier_sync(kPlacers, kPlaceThreads); }
-EPRT_DEVICE void sync_begun() { barrier_sync(kBegun, kThreads + kPlaceThreads); }
+EPRT_DEVICE void sync_begun() { barrier_sync(kBegun, kAllThreads); }
 
-// Groups that send: one if the launch also receives, so that the other one expands tokens while the link is busy.
-EPRT_DEVICE int num_senders(const DispatchParams& p) { return p.phases & kRecv ? 1 : kGroups; }
+// The vector of a chunk that a lane has when a warp holds the chunk in lines, if the lane does not end its line.
+EPRT_DEVICE int vector_of_lane(int quad, int lane) {
+  return (quad * kWarpLines + lane / kLineLanes) * kLineVectors + lane % kLineLanes;
+}
 
 }  // namespace eprt::low_latency

@@ -8,14 +8,29 @@ namespace eprt::low_latency {
 // ---- receive --------------------------------------------------------------------------------------------------------
 
 struct Placement {      // in shared memory
-  int32_t* begin;       // [R][L + 1]: a slot's rows from earlier sources; [L]: tokens from earlier sources
+  int num_slots;        // L
+  int words;            // W: 32-bit words with a bit per token of a source
+  int32_t* counted;     // [R][L + W]: a slot's rows from earlier sources; then which tokens come from the source
   int32_t* slot_begin;  // [L + 1]: first row of a slot
-  int32_t* slot_rows;   // [L + 1]; [L]: tokens received
+  int32_t* slot_rows;   // [L]
 
-  EPRT_DEVICE Placement(uint8_t* smem, int num_slots)
-      : begin(reinterpret_cast<int32_t*>(smem)),
-        slot_begin(begin + kRanks * (num_slots + 1)),
+  EPRT_DEVICE Placement(const Context& c, uint8_t* smem)
+      : num_slots(c.num_slots),
+        words(ceil_div(c.max_tokens, 32)),
+        counted(reinterpret_cast<int32_t*>(smem)),
+        slot_begin(counted + kRanks * (num_slots + words)),
         slot_rows(slot_begin + num_slots + 1) {}
+  EPRT_DEVICE int32_t* begin(int source) const { return counted + source * (num_slots + words); }
+  EPRT_DEVICE uint32_t* tokens(int source) const { return reinterpret_cast<uint32_t*>(begin(source) + num_slots); }
+  EPRT_DEVICE bool comes(int source, int token) const { return (tokens(source)[token / 32] >> (token % 32)) & 1; }
+  // How many tokens before `end` come from the source.
+  EPRT_DEVICE int count_tokens(int source, int end) const {
+    const uint32_t* bits = tokens(source);
+    int n = end % 32 ? __popc(bits[end / 32] & ((1u << (end % 32)) - 1)) : 0;
+#pragma unroll 1
+    for (int i = 0; i < end / 32; ++i) n += __popc(bits[i]);
+    return n;
+  }
 };
 
 constexpr int kCountLoads = 4;   // words that a thread loads at once
@@ -27,10 +42,10 @@ EPRT_DEVICE int late_count(const Context& c, WaitBook* book, uint32_t epoch, int
   return wait_peer(c, book, flag, epoch, kDispatchCounts, source) ? int(load_relaxed(word)) : 0;
 }
 
-// Writes the rows and tokens that each source sends to place.begin; 0 for masked sources.
+// Writes what each source counted to place.counted; 0 for masked sources.
 EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& begun, const Placement& place,
                                 int thread) {
-  const int width = c.num_slots + 1, num_words = kRanks * width;
+  const int width = count_words(c), num_words = kRanks * width;
   const uint64_t* words = count_at(c, c.rank, begun.epoch, 0);  // source 0's; the other sources' follow
   for (int first = thread; first < num_words; first += kCountLoads * kPlaceThreads) {
     uint32_t missing = 0;
@@ -38,7 +53,7 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
     for (int j = 0; j < kCountLoads; ++j) {
       const int i = first + j * kPlaceThreads;
       if (i >= num_words) continue;
-      place.begin[i] = 0;
+      place.counted[i] = 0;
       if (!((begun.masked >> (i / width)) & 1)) missing |= 1u << j;
     }
     for (int spin = 0; missing && spin < kCountSpins; ++spin) {
@@ -51,14 +66,14 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
       for (int j = 0; j < kCountLoads; ++j) {
         const int i = first + j * kPlaceThreads;
         if (!((missing >> j) & 1) || uint32_t(seen[j] >> 32) != begun.epoch) continue;
-        place.begin[i] = int(seen[j]);
+        place.counted[i] = int(seen[j]);
         missing &= ~(1u << j);
         if (spin) note_wait(book, i / width, now);
       }
     }
     for (; missing; missing &= missing - 1) {
       const int i = first + (__ffs(missing) - 1) * kPlaceThreads;
-      place.begin[i] = late_count(c, book, begun.epoch, i / width, words + i);
+      place.counted[i] = late_count(c, book, begun.epoch, i / width, words + i);
     }
   }
 }
@@ -84,15 +99,14 @@ EPRT_DEVICE void place_slots(const DispatchParams& p, const Placement& place, in
 EPRT_DEVICE void place_rows(const DispatchParams& p, WaitBook* book, const Begun& begun, const Placement& place,
                             int thread) {
   const Context& c = p.context;
-  const int width = c.num_slots + 1;
   receive_counts(c, book, begun, place, thread);
   sync_placers();
-  stamp(c, 6, kFirstPlaceThread);
-  for (int e = thread; e < width; e += kPlaceThreads) {
+  stamp(c, 6, kThreads);
+  for (int e = thread; e < c.num_slots; e += kPlaceThreads) {
     int sum = 0;
     for (int source = 0; source < kRanks; ++source) {
-      const int count = place.begin[source * width + e];
-      place.begin[source * width + e] = sum;
+      const int count = place.begin(source)[e];
+      place.begin(source)[e] = sum;
       sum += count;
     }
     place.slot_rows[e] = sum;
@@ -106,65 +120,119 @@ EPRT_DEVICE void place_rows(const DispatchParams& p, WaitBook* book, const Begun
 // Called by block 0: publishes the counts for the caller, for combine and for the statistics.
 EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place, int thread) {
   const Context& c = p.context;
-  const int width = c.num_slots + 1;
-  for (int e = thread; e < width; e += kPlaceThreads) {
+  for (int e = thread; e < c.num_slots; e += kPlaceThreads) {
     p.handle.slot_begin[e] = place.slot_begin[e];
-    if (e == c.num_slots) continue;
     p.recv_count[e] = p.slot_stride ? min(place.slot_rows[e], p.slot_stride) : place.slot_rows[e];
     if (p.recv_total) add_to_total(p.recv_total + e, place.slot_rows[e]);
   }
   for (int i = thread; p.recv_range && i < kRanks * c.num_slots; i += kPlaceThreads) {
-    const int e = i / kRanks, source = i % kRanks, begin = place.begin[source * width + e];
-    const int end = source + 1 < kRanks ? place.begin[(source + 1) * width + e] : place.slot_rows[e];
+    const int e = i / kRanks, source = i % kRanks, begin = place.begin(source)[e];
+    const int end = source + 1 < kRanks ? place.begin(source + 1)[e] : place.slot_rows[e];
     p.recv_range[i] = int64_t(begin) << 32 | (end - begin);
   }
   if (thread < kRanks) {
-    const int* tokens = place.begin + c.num_slots;
-    const int end = thread + 1 < kRanks ? tokens[(thread + 1) * width] : place.slot_rows[c.num_slots];
-    const int count = end - tokens[thread * width];
+    const int count = place.count_tokens(thread, place.words * 32);
     p.handle.source_items[thread] = count;
     if (kStats) add_to_total(c.stats.tokens + kRanks + thread, int64_t(count));
   }
   if (kStats && thread == 0) add_to_total(c.stats.calls, int64_t(1));
 }
 
-// What combine needs of a token. Only the warp of the token's first part handles it.
-struct Extras {
-  uint32_t weight;         // lane k < K
-  uint32_t token_and_row;  // lane 0: token, lane 1: combine row
+// A part of a message, as a warp has it in its registers: some lines of values, and the whole header.
+constexpr int kPartChunks = 4;  // with whole fours of scale groups, where exponents are packed
+constexpr int kPartQuads = kPartChunks * kChunkLines / kWarpLines;
+constexpr int kPartScales = kPartChunks * kChunkScales;
+constexpr int kParts = ceil_div(kPayloadLines, kPartChunks * kChunkLines);
+static_assert(kPartScales % 4 == 0 && kPartScales <= kWarp, "a lane has at most one scale");
+
+struct MessagePart {
+  Vec16 header, v[kPartQuads];
+
+  // Whether all of it is there; the same in all lanes. seen: an epoch, that of a missing line if the lane has one.
+  // Issues all loads before the first use of any.
+  EPRT_DEVICE bool load(const uint8_t* message, int part, uint32_t epoch, int lane, uint32_t& seen) {
+    const int in_line = lane % kLineLanes * 16;
+    header = load_line(message + min(lane / kLineLanes, kHeaderLines - 1) * kLineBytes + in_line, epoch);
+#pragma unroll
+    for (int q = 0; q < kPartQuads; ++q)
+      v[q] = load_line(message + (kHeaderLines + line_of(part, q, lane)) * kLineBytes + in_line, epoch);
+    bool lacks = lacks_line(header, epoch, lane);
+    seen = header.w[3];
+#pragma unroll
+    for (int q = 0; q < kPartQuads; ++q)
+      if (lacks_line(v[q], epoch, lane)) lacks = true, seen = v[q].w[3];
+    return !__any_sync(kAllLanes, lacks);
+  }
+  // Past the end of the message, the last line again.
+  EPRT_DEVICE static int line_of(int part, int quad, int lane) {
+    return min((part * kPartQuads + quad) * kWarpLines + lane / kLineLanes, kPayloadLines - 1);
+  }
+  // Of entry `lane` < K.
+  EPRT_DEVICE int slot(int lane) const { return int(of_entry(header.w[0], header.w[2], lane)); }
+  EPRT_DEVICE float weight(int lane) const { return __uint_as_float(of_entry(header.w[1], header.w[3], lane)); }
+  EPRT_DEVICE int combine_row() const { return int(__shfl_sync(kAllLanes, header.w[0], kLineVectors)); }
+
+  EPRT_DEVICE static uint32_t of_entry(uint32_t even, uint32_t odd, int lane) {
+    const int holder = lane / kHeaderEntries * kLineLanes + lane % kHeaderEntries / 2;
+    const uint32_t a = __shfl_sync(kAllLanes, even, holder), b = __shfl_sync(kAllLanes, odd, holder);
+    return lane % 2 ? b : a;
+  }
 };
 
-EPRT_DEVICE Extras load_extras(const Header* header, int lane) {
-  Extras extras = {};
-  if (lane < kTopk) extras.weight = load_relaxed(reinterpret_cast<const uint32_t*>(header->weight) + lane);
-  if (lane < 2) extras.token_and_row = load_relaxed(reinterpret_cast<const uint32_t*>(&header->token) + lane);
-  return extras;
+// Waits until a part of a message is there; false if its source is masked or late. The same result in all lanes: all of
+// them are needed for what follows.
+EPRT_DEVICE bool wait_part(const Context& c, WaitBook* book, const uint8_t* message, int part, uint32_t epoch,
+                           int source, int lane, MessagePart& to) {
+  uint32_t seen;
+  if (to.load(message, part, epoch, lane, seen)) return true;
+  const uint64_t start = global_timer_ns();
+  for (int look = 1;; ++look) {
+    const uint64_t now = global_timer_ns();  // before the look, see WaitEnd
+    if (to.load(message, part, epoch, lane, seen)) {
+      if (lane == 0) note_wait(book, source, now);
+      return true;
+    }
+    if (look % 64) continue;
+    const bool masked = load_relaxed(c.deadline.mask + source), late = now - start > c.deadline.timeout_ns;
+    if (!__any_sync(kAllLanes, masked || late)) continue;
+    if (lane == 0) note_wait(book, source, now);
+    if (!__any_sync(kAllLanes, masked) && ends_line(lane) && seen != epoch) {
+      report(c.deadline.failure, kDispatchTokens, source, seen, epoch);
+      store_relaxed(c.deadline.mask + source, 1u);
+    }
+    __syncwarp();
+    return false;
+  }
 }
 
-EPRT_DEVICE void store_extras(const DispatchParams& p, const Extras& extras, int item, int row, uint32_t wanted,
-                              int lane) {
-  const uint32_t token = __shfl_sync(kAllLanes, extras.token_and_row, 0);
+// What combine needs of a token. Only the warp of the token's first part stores it.
+EPRT_DEVICE void store_extras(const DispatchParams& p, const MessagePart& part, int token, int item, int row,
+                              uint32_t wanted, int lane) {
+  const float weight = part.weight(lane);
+  const int combine_row = part.combine_row();
   if (lane < kTopk) {
     p.handle.item_row[item * kTopk + lane] = row;
-    p.handle.item_weight[item * kTopk + lane] = __uint_as_float(extras.weight);
+    p.handle.item_weight[item * kTopk + lane] = weight;
     if (row >= 0) p.handle.row_item[row] = item;
-    if (row >= 0 && p.recv_token) p.recv_token[row] = int32_t(token);
+    if (row >= 0 && p.recv_token) p.recv_token[row] = token;
   }
-  if (lane < 2) p.handle.item_token[item * 2 + lane] = extras.token_and_row;
+  if (lane < 2) p.handle.item_token[item * 2 + lane] = lane ? combine_row : token;
   if (lane == 0) p.handle.item_left[item] = __popc(wanted);
 }
 
 // A part's scales, one per lane.
 struct PartScale {
-  static constexpr int kGroups = kMessageLength * 16 / kScaleGroup;  // of a part
-  int group;                                                         // the lane's, or -1
-  uint32_t bits = 0;                                                 // of the fp32 scale
+  int group;      // the lane's, or -1
+  uint32_t bits;  // of the fp32 scale
 
-  EPRT_DEVICE PartScale(int part, int lane) : group(part * kGroups + lane) {
-    if (!kFp8 || lane >= kGroups || group >= kScales) group = -1;
-  }
-  EPRT_DEVICE void load(const uint8_t* message) {
-    if (group >= 0) bits = load_relaxed(reinterpret_cast<const uint32_t*>(message + kHeaderBytes + kHidden) + group);
+  EPRT_DEVICE PartScale(const MessagePart& part, int number, int lane) : group(number * kPartScales + lane), bits(0) {
+    const int line = lane / kChunkScales * kChunkLines + lane % kChunkScales;  // that ends in the lane's scale
+#pragma unroll
+    for (int q = 0; q < kPartQuads; ++q) {
+      const uint32_t scale = __shfl_sync(kAllLanes, part.v[q].w[0], line % kWarpLines * kLineLanes + kLineVectors);
+      if (line / kWarpLines == q) bits = scale;
+    }
+    if (lane >= kPartScales || group >= kScales) group = -1;
   }
   // to_slot, to_row: where this copy of the token goes. Called by all lanes.
   EPRT_DEVICE void store(const DispatchParams& p, int to_slot, int to_row) const {
@@ -181,46 +249,37 @@ struct PartScale {
   }
 };
 
-// The row of an entry (Header::slot) of a source, or -1.
+// The row of an entry (its slot in the header) of a source, or -1.
 EPRT_DEVICE int row_of(const DispatchParams& p, const Placement& place, int source, int entry) {
   if (entry < 0) return -1;
-  const Context& c = p.context;
-  const int e = entry >> 16, index = place.begin[source * (c.num_slots + 1) + e] + (entry & 0xffff);
+  const int e = entry >> 16, index = place.begin(source)[e] + (entry & 0xffff);
   if (p.slot_stride == 0 || index < p.slot_stride) return place.slot_begin[e] + index;
-  report(c.deadline.failure, kSlotFull, e, index, p.slot_stride);
+  report(p.context.deadline.failure, kSlotFull, e, index, p.slot_stride);
   return -1;
 }
 
 // One warp copies one part of one token to its rows.
 EPRT_DEVICE void expand(const DispatchParams& p, WaitBook* book, const Placement& place, uint32_t epoch, int source,
-                        int position, int part, int lane) {
+                        int token, int number, int lane) {
   const Context& c = p.context;
-  const uint8_t* message = message_at(c, c.rank, epoch, source, position);
-  const Header* header = reinterpret_cast<const Header*>(message);
-  // All lanes or none: at the deadline one lane may see the flag on which another has given up.
-  if (!__all_sync(kAllLanes, wait_peer(c, book, &header->epoch, epoch, kDispatchTokens, source))) return;
-  // Issue all loads before the first use of any.
-  const int entry = lane < kTopk ? int(load_relaxed(reinterpret_cast<const uint32_t*>(header->slot) + lane)) : -1;
-  const int start = part * kMessageLength + lane, end = min(kPayloadVectors, (part + 1) * kMessageLength);
-  Vec16 v[kMessageLane];
-#pragma unroll
-  for (int i = 0; i < kMessageLane; ++i)
-    if (start + i * kWarp < end) v[i] = load_peer_written(message + kHeaderBytes + (start + i * kWarp) * 16);
-  PartScale scale(part, lane);
-  scale.load(message);
-  Extras extras;
-  if (part == 0) extras = load_extras(header, lane);
+  MessagePart part;
+  if (!wait_part(c, book, message_at(c, c.rank, epoch, source, token), number, epoch, source, lane, part)) return;
+  const int slot_and_index = part.slot(lane), entry = lane < kTopk ? slot_and_index : -1;
   const int row = row_of(p, place, source, entry), slot = entry >> 16;
   const uint32_t wanted = __ballot_sync(kAllLanes, row >= 0);
+  const PartScale scale(part, number, lane);
   for (uint32_t left = wanted; left; left &= left - 1) {
     const int k = __ffs(left) - 1, to_row = __shfl_sync(kAllLanes, row, k);
     uint8_t* to = p.recv_x + int64_t(to_row) * kPayloadVectors * 16;
 #pragma unroll
-    for (int i = 0; i < kMessageLane; ++i)
-      if (start + i * kWarp < end) store(to + (start + i * kWarp) * 16, v[i]);
+    for (int q = 0; q < kPartQuads; ++q) {
+      const int v = number * kPartChunks * kChunkVectors + vector_of_lane(q, lane);
+      if (v < kPayloadVectors && !ends_line(lane)) store(to + v * 16, part.v[q]);
+    }
     if (kFp8) scale.store(p, __shfl_sync(kAllLanes, slot, k), to_row);
   }
-  if (part == 0) store_extras(p, extras, source * c.max_tokens + position, row, wanted, lane);
+  if (number == 0)
+    store_extras(p, part, token, source * c.max_tokens + place.count_tokens(source, token), row, wanted, lane);
 }
 
 // Claims the next unit of the thread block: units are parts of tokens in the expected order of arrival, token by token,
@@ -234,21 +293,20 @@ EPRT_DEVICE int take_unit(int32_t* taken, int lane) {
 EPRT_DEVICE void receive(const DispatchParams& p, WaitBook* book, const Placement& place, uint32_t epoch,
                          int32_t* taken) {
   const Context& c = p.context;
-  const int lane = threadIdx.x % kWarp, width = c.num_slots + 1;
+  const int lane = threadIdx.x % kWarp;
   stamp(c, 5);
   if (threadIdx.x == 0) begin_waiting(book);
-  barrier_sync(kPlaced + threadIdx.x / kGroupThreads, kGroupThreads + kPlaceThreads);
+  barrier_sync(kPlaced, kAllThreads);
   stamp(c, 7);
-  int tokens = 0;  // of the lane's source
-  if (lane < kRanks) {
-    const int32_t* before = place.begin + lane * width + c.num_slots;
-    tokens = (lane + 1 < kRanks ? before[width] : place.slot_rows[c.num_slots]) - *before;
+  int end = 0;  // after the last token of any source
+  for (int i = lane; i < kRanks * place.words; i += kWarp) {
+    const uint32_t bits = place.tokens(i / place.words)[i % place.words];
+    if (bits) end = max(end, (i % place.words + 1) * 32 - __clz(bits));
   }
-  const int num_units = __reduce_max_sync(kAllLanes, tokens) * kRanks * kMessageParts;
+  const int num_units = __reduce_max_sync(kAllLanes, end) * kRanks * kParts;
   for (int unit = take_unit(taken, lane); unit < num_units; unit = take_unit(taken, lane)) {
-    const int item = unit / kMessageParts, source = (c.rank + item) % kRanks, position = item / kRanks;
-    if (position < __shfl_sync(kAllLanes, tokens, source))
-      expand(p, book, place, epoch, source, position, unit % kMessageParts, lane);
+    const int item = unit / kParts, source = (c.rank + item) % kRanks, token = item / kRanks;
+    if (place.comes(source, token)) expand(p, book, place, epoch, source, token, unit % kParts, lane);
     __syncwarp();
   }
   if (PROFILE || blockIdx.x == 0) sync_workers();

@@ -1,5 +1,5 @@
 // Low-latency dispatch, sending side: a token goes once to each rank that holds one of its slots, optionally cast to
-// fp8.
+// fp8. Values leave first, before anything is counted; what tells the receiver where they go follows them.
 #pragma once
 #include "cast.cuh"
 #include "low_latency_dispatch.cuh"
@@ -8,11 +8,11 @@ namespace eprt::low_latency {
 
 // ---- routing --------------------------------------------------------------------------------------------------------
 //
-// Every thread block reads the routing of the whole batch, so it numbers its tokens without communication.
+// Every thread block reads the routing of the whole batch, so it numbers its entries without communication.
 
 struct Routing {   // in shared memory
   int16_t* entry;  // [T * K]: rank << 10 | local slot (at most 32 ranks of 1024 slots), or -1; padded to whole vectors
-  uint32_t* to_rank;  // [R][words]: bit t is set if a slot of token t lies on that rank
+  uint32_t* to_rank;  // [R][words]: bit t is set if a slot of token t lies on that rank; the placing threads' own
   int words;          // 32-bit words per rank in to_rank
 
   EPRT_DEVICE Routing(const DispatchParams& p, uint8_t* smem)
@@ -55,8 +55,9 @@ EPRT_DEVICE void read_entries(const DispatchParams& p, const Routing& routing) {
     read_entries(p, static_cast<const int32_t*>(p.topk_slot), routing);
 }
 
-EPRT_DEVICE void mark_ranks(const DispatchParams& p, const Routing& routing, int lane) {
-  for (int t = threadIdx.x; t < routing.words * kWarp; t += kThreads) {
+// Called by the placing threads.
+EPRT_DEVICE void mark_ranks(const DispatchParams& p, const Routing& routing, int thread) {
+  for (int t = thread; t < routing.words * kWarp; t += kPlaceThreads) {
     uint32_t ranks = 0;
     for (int k = 0; k < kTopk && t < p.num_tokens; ++k) {
       const int entry = routing.entry[t * kTopk + k];
@@ -65,18 +66,21 @@ EPRT_DEVICE void mark_ranks(const DispatchParams& p, const Routing& routing, int
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
       const uint32_t tokens = __ballot_sync(kAllLanes, (ranks >> r) & 1);
-      if (lane == r) routing.to_rank[r * routing.words + t / kWarp] = tokens;
+      if (thread % kWarp == r) routing.to_rank[r * routing.words + t / kWarp] = tokens;
     }
   }
 }
 
-// How many tokens before `token` go to `rank`: the token's position in that rank's list.
-EPRT_DEVICE int position_of(const Routing& routing, int token, int rank) {
-  const uint32_t* to_rank = routing.to_rank + rank * routing.words;
-  int n = __popc(to_rank[token / kWarp] & ((1u << (token % kWarp)) - 1));
-#pragma unroll 1
-  for (int i = 0; i < token / kWarp; ++i) n += __popc(to_rank[i]);
-  return n;
+// The ranks that hold a slot of the token, masked ones left out; the same in all lanes.
+EPRT_DEVICE uint32_t ranks_of(const Routing& routing, int token, uint32_t masked, int lane) {
+  const int entry = lane < kTopk ? routing.entry[token * kTopk + lane] : -1;
+  return __reduce_or_sync(kAllLanes, entry >= 0 ? 1u << (entry >> 10) : 0u) & ~masked;
+}
+
+// The next rank of a set, from the one after this rank on, so that ranks do not all send to rank 0 first.
+EPRT_DEVICE int next_rank(uint32_t ranks, int own) {
+  const uint32_t after = ranks & ~((2u << own) - 1);
+  return __ffs(after ? after : ranks) - 1;
 }
 
 // How many of the first `end` entries equal `entry`. Called by one warp; all lanes get the result.
@@ -94,14 +98,6 @@ EPRT_DEVICE int count_entries(const Routing& routing, int entry, int end, int la
   return __reduce_add_sync(kAllLanes, n);
 }
 
-struct Destinations {    // of one token, in shared memory
-  int count;             // ranks that the token goes to; the first `count` elements of the next three arrays are used
-  int rank[kRanks];      // the ranks
-  int position[kRanks];  // the token's position in the rank's list
-  int row[kRanks];       // the combine row that the rank fills
-  int index[kTopk];      // of each entry: earlier entries of the same slot
-};
-
 // Which of the token's combine rows `rank` fills: row `rank`, or that of the first k whose slot lies on `rank`.
 EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
   if (kRowIsRank) return rank;
@@ -111,155 +107,185 @@ EPRT_DEVICE int combine_row(const Routing& routing, int token, int rank) {
   return row;
 }
 
-// Fills in the destinations of a token, masked ranks left out. Called by all warps of a group: each counts some
-// entries, the last one also finds the ranks.
-EPRT_DEVICE void find_destinations(const Routing& routing, int token, uint32_t masked, Destinations* d, int group_warp,
-                                   int lane) {
-  for (int k = group_warp; k < kTopk; k += kGroupWarps) {
-    const int i = token * kTopk + k;
-    const int entry = routing.entry[i];
-    const int index = entry < 0 ? 0 : count_entries(routing, entry, i, lane);
-    if (lane == 0) d->index[k] = index;
-  }
-  if (group_warp != kGroupWarps - 1) return;
-  const bool mine = lane < kRanks && (routing.to_rank[lane * routing.words + token / kWarp] >> (token % kWarp)) & 1;
-  const uint32_t ranks = __ballot_sync(kAllLanes, mine), before = (1u << lane) - 1;
-  if (mine && !((masked >> lane) & 1)) {
-    const int n = __popc(ranks & ~masked & before);
-    d->rank[n] = lane;
-    d->position[n] = position_of(routing, token, lane);
-    d->row[n] = combine_row(routing, token, lane);
-  }
-  if (lane == 0) d->count = __popc(ranks & ~masked);
-}
+// ---- values ---------------------------------------------------------------------------------------------------------
 
-// ---- send -----------------------------------------------------------------------------------------------------------
+constexpr int kChunks = ceil_div(kPayloadLines, kChunkLines);
+constexpr int kQuads = kChunkLines / kWarpLines;  // instructions with which a warp stores a chunk
+#ifndef SEND_WARPS
+#define SEND_WARPS 16
+#endif
 
-// How many tokens go to a rank. Called by one warp; all lanes get the result.
-EPRT_DEVICE int count_tokens(const DispatchParams& p, const Routing& routing, int rank, int lane) {
-  int n = 0;
-#pragma unroll 1
-  for (int token = lane; token < p.num_tokens; token += kWarp) {
-    bool goes = false;
+// A chunk of a token's values as it lies in global memory: what the lane casts to its vectors, or sends.
+struct Chunk {
+  Unit unit[kQuads];  // bf16 payload: only `lo`
+};
+
+// unit: token * kChunks + chunk. Past the last vector of a token, loads that one again; it is not sent.
+EPRT_DEVICE void load_chunk(const DispatchParams& p, int unit, int lane, Chunk& chunk) {
+  if (unit >= p.num_tokens * kChunks) return;
+  const uint8_t* x = p.x + int64_t(unit / kChunks) * kHidden * 2;
 #pragma unroll
-    for (int k = 0; k < kTopk; ++k) goes |= routing.entry[token * kTopk + k] >> 10 == rank;  // -1 matches no rank
-    n += goes;
-  }
-  return __reduce_add_sync(kAllLanes, n);
-}
-
-// Tells each rank how many rows and tokens this rank sends it, in words that hold the epoch, which need no fence and no
-// flag. Called by the placing threads, a warp per word, while the others send.
-EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int thread) {
-  constexpr int kPlaceWarps = kPlaceThreads / kWarp;
-  const Context& c = p.context;
-  const int lane = thread % kWarp, width = c.num_slots + 1, stride = int(gridDim.x) * kPlaceWarps;
-  for (int word = blockIdx.x + thread / kWarp * gridDim.x; word < kRanks * width; word += stride) {
-    const int r = word / width, e = word % width;
-    if ((begun.masked >> r) & 1) continue;
-    const int n = e < c.num_slots ? count_entries(routing, r << 10 | e, p.num_tokens * kTopk, lane)
-                                  : count_tokens(p, routing, r, lane);
-    if (lane != 0) continue;
-    store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | uint32_t(n));
-    if (kStats && e == c.num_slots) add_to_total(c.stats.tokens + r, int64_t(n));
+  for (int q = 0; q < kQuads; ++q) {
+    const int v = min(unit % kChunks * kChunkVectors + vector_of_lane(q, lane), kPayloadVectors - 1);
+    if (kFp8)
+      chunk.unit[q] = {load_streaming(x + v * 32), load_streaming(x + v * 32 + 16)};
+    else
+      chunk.unit[q].lo = load_streaming(x + v * 16);
   }
 }
 
-EPRT_DEVICE void send_header(const DispatchParams& p, const Routing& routing, uint32_t epoch, int token,
-                             const Destinations& d, int group_warp, int lane) {
-  const Context& c = p.context;
-  for (int n = group_warp; n < d.count; n += kGroupWarps) {
-    Header* header = reinterpret_cast<Header*>(message_at(c, d.rank[n], epoch, c.rank, d.position[n]));
-    if (lane == 0) header->token = token, header->row = d.row[n];
-    if (lane >= kTopk) continue;
-    const int entry = routing.entry[token * kTopk + lane];
-    header->slot[lane] = entry >= 0 && entry >> 10 == d.rank[n] ? (entry & 1023) << 16 | d.index[lane] : -1;
-    header->weight[lane] = p.topk_weight ? p.topk_weight[token * kTopk + lane] : 0.f;
-  }
-}
-
-EPRT_DEVICE void send_payload(const DispatchParams& p, const Unit (&units)[kThreadUnits], uint32_t epoch,
-                              const Destinations& d, int group_thread) {
-  const Context& c = p.context;
+// One warp's. magnitudes: in shared memory, floats: the largest one of each vector of the chunk.
+EPRT_DEVICE void cast_chunk(const Chunk& chunk, int number, bool ue8m0, uint32_t epoch, Vec16* magnitudes, int lane,
+                            Vec16 (&line)[kQuads]) {
+  float* magnitude = reinterpret_cast<float*>(magnitudes);
 #pragma unroll
-  for (int i = 0; i < kThreadUnits; ++i) {
-    const int unit = group_thread + i * kGroupThreads;
-    float scale = 0.f;
-    Vec16 fp8;
-    if (kFp8) fp8 = quantize(units[i], p.scale_format != kFloat, &scale);
-    if (unit >= kUnits) continue;
-    for (int n = 0; n < d.count; ++n) {
-      uint8_t* to = message_at(c, d.rank[n], epoch, c.rank, d.position[n]) + kHeaderBytes;
-      if (kFp8) {
-        store(to + unit * 16, fp8);
-        if (unit % 8 == 0) reinterpret_cast<float*>(to + kHidden)[unit / 8] = scale;
-      } else {
-        store(to + unit * 32, units[i].lo);
-        store(to + unit * 32 + 16, units[i].hi);
+  for (int q = 0; q < kQuads; ++q) {
+    const int v = vector_of_lane(q, lane);
+    if (!ends_line(lane))
+      magnitude[v] = number * kChunkVectors + v < kPayloadVectors ? largest_magnitude(chunk.unit[q]) : 0.f;
+  }
+  __syncwarp();
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    const int group =
+        ends_line(lane) ? min(q * kWarpLines + lane / kLineLanes, kChunkScales - 1) : vector_of_lane(q, lane) / 8;
+    float largest = 0.f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Vec16 four = magnitudes[group * 2 + i];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) largest = fmaxf(largest, __uint_as_float(four.w[j]));
+    }
+    const Fp8Scale s = fp8_scale(largest, ue8m0);
+    line[q] = ends_line(lane) ? Vec16{{__float_as_uint(s.scale), 0, 0, epoch}} : cast_to_fp8(chunk.unit[q], s.factor);
+  }
+  __syncwarp();
+}
+
+// Sends the values of all tokens, a chunk a warp, and leaves `chunk` for the warp's first one loaded before.
+EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, const Begun& begun, Chunk& chunk,
+                             Vec16* magnitudes, int lane) {
+  const Context& c = p.context;
+  const int num_units = p.num_tokens * kChunks, stride = gridDim.x * SEND_WARPS;
+  if (threadIdx.x / kWarp >= SEND_WARPS) return;
+  for (int unit = blockIdx.x + threadIdx.x / kWarp * gridDim.x; unit < num_units; unit += stride) {
+    const int token = unit / kChunks, number = unit % kChunks;
+    Vec16 line[kQuads];
+    if (kFp8) {
+      cast_chunk(chunk, number, p.scale_format != kFloat, begun.epoch, magnitudes, lane, line);
+    } else {
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) line[q] = ends_line(lane) ? Vec16{{0, 0, 0, begun.epoch}} : chunk.unit[q].lo;
+    }
+    load_chunk(p, unit + stride, lane, chunk);  // in flight while this one is sent
+    uint32_t left = ranks_of(routing, token, begun.masked, lane);
+    while (left) {
+      const int r = next_rank(left, c.rank);
+      left &= ~(1u << r);
+      uint8_t* to = message_at(c, r, begun.epoch, c.rank, token) + kHeaderLines * kLineBytes;
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const int first = number * kChunkLines + q * kWarpLines;
+        store_line(first + lane / kLineLanes < kPayloadLines ? to + first * kLineBytes + lane * 16 : nullptr, line[q]);
       }
     }
   }
 }
 
-EPRT_DEVICE void load_token(const DispatchParams& p, int token, int group_thread, Unit (&units)[kThreadUnits]) {
-  if (token >= p.num_tokens) return;
-  const uint8_t* x = p.x + int64_t(token) * kHidden * 2;
+// ---- headers --------------------------------------------------------------------------------------------------------
+
+// The two entries of a header line that the lane holds, if it holds any.
+EPRT_DEVICE int header_entry(int lane) { return lane / kLineLanes * kHeaderEntries + lane % kLineLanes * 2; }
+
+struct PairWeights {
+  float weight[2] = {};
+
+  EPRT_DEVICE void load(const DispatchParams& p, int token, int lane) {
+    if (!p.topk_weight || token >= p.num_tokens || ends_line(lane)) return;
 #pragma unroll
-  for (int i = 0; i < kThreadUnits; ++i) {
-    // Past the end, load the last unit again: it does not change its group's scale, and it is not sent.
-    const int unit = min(group_thread + i * kGroupThreads, kUnits - 1);
-    units[i] = {load_streaming(x + unit * 32), load_streaming(x + unit * 32 + 16)};
+    for (int i = 0; i < 2; ++i)
+      if (header_entry(lane) + i < kTopk) weight[i] = p.topk_weight[token * kTopk + header_entry(lane) + i];
+  }
+};
+
+// Sends a token's header to its ranks. index: of each entry, earlier entries of the same slot. Called by all warps of a
+// group, which take the ranks in turn.
+EPRT_DEVICE void send_header(const DispatchParams& p, const Routing& routing, const Begun& begun, int token,
+                             const int* index, const PairWeights& weights, int group_warp, int lane) {
+  const Context& c = p.context;
+  const uint32_t ranks = ranks_of(routing, token, begun.masked, lane);
+  int n = 0;
+  for (uint32_t left = ranks; left; left &= left - 1, ++n) {
+    if (n % kGroupWarps != group_warp) continue;
+    const int r = __ffs(left) - 1;
+    Vec16 line;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int k = header_entry(lane) + i;
+      const int entry = !ends_line(lane) && k < kTopk ? routing.entry[token * kTopk + k] : -1;
+      line.w[2 * i] = uint32_t(entry >= 0 && entry >> 10 == r ? (entry & 1023) << 16 | index[k] : -1);
+      line.w[2 * i + 1] = __float_as_uint(weights.weight[i]);
+    }
+    if (ends_line(lane)) line = {{uint32_t(combine_row(routing, token, r)), 0, 0, begun.epoch}};
+    uint8_t* to = message_at(c, r, begun.epoch, c.rank, token);
+    store_line(lane / kLineLanes < kHeaderLines ? to + lane * 16 : nullptr, line);
   }
 }
 
-EPRT_DEVICE void send_tokens(const DispatchParams& p, const Routing& routing, const Begun& begun,
-                             Unit (&units)[kThreadUnits], Destinations& d, int group, int lane) {
-  const int group_thread = threadIdx.x % kGroupThreads, group_warp = group_thread / kWarp;
-  const int first = blockIdx.x + group * gridDim.x, step = gridDim.x * num_senders(p);
-  for (int token = first; token < p.num_tokens; token += step) {
-    if (token != first) barrier_sync(kRead + group, kGroupThreads + kWarp);
-    find_destinations(routing, token, begun.masked, &d, group_warp, lane);
+// index: in shared memory, [2][K] of the group, used in turn.
+EPRT_DEVICE void send_headers(const DispatchParams& p, const Routing& routing, const Begun& begun, PairWeights weights,
+                              int (*index)[kTopk], int lane) {
+  const int group = threadIdx.x / kGroupThreads, group_warp = threadIdx.x % kGroupThreads / kWarp;
+  const int step = gridDim.x * kGroups;
+  int turn = 0;
+  for (int token = blockIdx.x + group * gridDim.x; token < p.num_tokens; token += step, turn ^= 1) {
+    for (int k = group_warp; k < kTopk; k += kGroupWarps) {
+      const int i = token * kTopk + k, entry = routing.entry[i];
+      const int earlier = entry < 0 ? 0 : count_entries(routing, entry, i, lane);
+      if (lane == 0) index[turn][k] = earlier;
+    }
     barrier_sync(kGroup + group, kGroupThreads);
-    send_payload(p, units, begun.epoch, d, group_thread);
-    load_token(p, token + step, group_thread, units);  // in flight while this token is finished
-    send_header(p, routing, begun.epoch, token, d, group_warp, lane);
-    barrier_arrive(kStored + group, kGroupThreads + kWarp);
+    const PairWeights now = weights;
+    weights.load(p, token + step, lane);
+    send_header(p, routing, begun, token, index[turn], now, group_warp, lane);
   }
 }
 
-EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Begun& begun, Destinations* destinations) {
-  const Context& c = p.context;
-  const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % kWarp;
-  // Issue the first loads of global memory together: here the first token and the routing; at the same time the
-  // placing threads load epoch and mask.
-  Unit units[kThreadUnits];
-  if (group < num_senders(p)) load_token(p, blockIdx.x + group * gridDim.x, threadIdx.x % kGroupThreads, units);
-  read_entries(p, routing);
-  sync_begun();
-  mark_ranks(p, routing, lane);
-  sync_workers();
-  stamp(c, 1);
-  if (group < num_senders(p)) send_tokens(p, routing, begun, units, destinations[group], group, lane);
-  stamp(c, 3);
-}
+// ---- counts ---------------------------------------------------------------------------------------------------------
 
-// What a group's flag warp does: raises the flags of each token that the group sends.
-EPRT_DEVICE void raise_flags(const DispatchParams& p, const Begun& begun, const Destinations* destinations, int group,
-                             int lane) {
+// Tells each rank how many rows this rank sends to each of its slots, and which tokens it sends, in words that hold the
+// epoch, which need no fence and no flag. Called by the placing threads, a warp per word, while the others send.
+EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int thread) {
+  constexpr int kPlaceWarps = kPlaceThreads / kWarp;
   const Context& c = p.context;
-  const Destinations& d = destinations[group];
-  if (group >= num_senders(p)) return;
-  const int step = gridDim.x * num_senders(p);
-  for (int token = blockIdx.x + group * gridDim.x; token < p.num_tokens; token += step) {
-    barrier_sync(kStored + group, kGroupThreads + kWarp);
-    const uint32_t epoch = begun.epoch;
-    uint8_t* message = nullptr;
-    if (lane < d.count) message = message_at(c, d.rank[lane], epoch, c.rank, d.position[lane]);
-    if (token + step < p.num_tokens) barrier_arrive(kRead + group, kGroupThreads + kWarp);
-    // The barrier kStored orders the group's stores before this release (cumulativity).
-    if (message) store_release_sys(reinterpret_cast<uint32_t*>(message), epoch);
-    __syncwarp();
+  const int lane = thread % kWarp, width = count_words(c), stride = int(gridDim.x) * kPlaceWarps;
+  mark_ranks(p, routing, thread);
+  sync_placers();
+  for (int word = blockIdx.x + thread / kWarp * gridDim.x; word < kRanks * width; word += stride) {
+    const int r = word / width, e = word % width, t = e - c.num_slots;
+    if ((begun.masked >> r) & 1) continue;
+    uint32_t n = 0;
+    if (t < 0)
+      n = count_entries(routing, r << 10 | e, p.num_tokens * kTopk, lane);
+    else if (t < routing.words)
+      n = routing.to_rank[r * routing.words + t];
+    if (lane != 0) continue;
+    store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | n);
+    if (kStats && t >= 0 && n) add_to_total(c.stats.tokens + r, int64_t(__popc(n)));
   }
 }
+
+// What the workers do: they read the routing for all threads, then send.
+struct Sender {
+  Chunk chunk;          // the warp's first
+  PairWeights weights;  // of the group's first token
+
+  // Issues the first loads of global memory together; at the same time the placing threads load epoch and mask.
+  EPRT_DEVICE void begin(const DispatchParams& p, const Routing& routing, int lane) {
+    load_chunk(p, blockIdx.x + threadIdx.x / kWarp * gridDim.x, lane, chunk);
+    weights.load(p, blockIdx.x + threadIdx.x / kGroupThreads * gridDim.x, lane);
+    read_entries(p, routing);
+  }
+};
 
 }  // namespace eprt::low_latency

@@ -30,7 +30,7 @@ MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
 COMBINES = ("sum", "exact", "late")  # a row per rank; per expert; per rank, with weights that only combine is told
 PAYLOAD_DTYPES = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16}
 _DISPATCH, _COMBINE = "eprt::low_latency::dispatch", "eprt::low_latency::combine"
-_DISPATCH_THREADS, _COMBINE_THREADS = 704, 512  # kAllThreads, kThreads
+_DISPATCH_THREADS, _COMBINE_THREADS = 640, 512  # kAllThreads, kThreads
 _STAMPS = 16
 
 
@@ -107,8 +107,9 @@ class LowLatency(KernelState):
     def _load_kernels(self) -> None:
         shape, options = self.shape, self.options
         sources = kernel_sources(shape, profile=options.profile, stats=options.stats, arch=this_arch())
-        routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * -(-shape.max_tokens // 32) * 4
-        shared = routing + (shape.num_ranks + 2) * (shape.num_local_slots + 1) * 4
+        token_words = -(-shape.max_tokens // 32)
+        routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * token_words * 4
+        shared = routing + ((shape.num_ranks + 2) * (shape.num_local_slots + 1) + shape.num_ranks * token_words) * 4
         self._dispatch_kernels = {
             payload: Kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
             for payload in PAYLOAD_DTYPES

@@ -14,6 +14,7 @@ from torch import Tensor
 from eprt.ep.nvlink.structs import Fields, align, kernel_context, struct
 
 _PART_VECTORS = 128  # kPartVectors
+_LINE_BYTES, _LINE_VECTORS, _HEADER_ENTRIES = 128, 7, 14  # kLineBytes, kLineVectors, kHeaderEntries
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,17 @@ class LowLatencyHeap(Fields):
     late_weights: bool = False  # combine may bring the gate weights instead of dispatch; unused with exact
 
     @property
+    def payload_bytes(self) -> int:
+        """Of one token's values and scales."""
+        bf16, fp8 = self.hidden * 2, self.hidden + -(-self.hidden // 128) * 4
+        return fp8 if self.payload == "fp8" else bf16
+
+    @property
     def message_bytes(self) -> int:
-        """From one token on the wire to the next: header, values, scales."""
-        header = align(16 + 8 * self.top_k, 16)
-        fp8 = self.hidden + align(-(-self.hidden // 128) * 4, 16)
-        bf16 = self.hidden * 2
-        return header + {"fp8": fp8, "bf16": bf16, "either": max(fp8, bf16)}[self.payload]
+        """From one token on the wire to the next: lines of the header, then of the values."""
+        header = -(-self.top_k // _HEADER_ENTRIES)
+        values = -(-self.hidden // (16 if self.payload == "fp8" else 8) // _LINE_VECTORS)
+        return (header + values) * _LINE_BYTES
 
     @property
     def combine_rows(self) -> int:
@@ -50,7 +56,7 @@ class LowLatencyHeap(Fields):
         rows = 2 * self.num_buffers * self.max_tokens * self.combine_rows
         parts = -(-(self.hidden // 8) // _PART_VECTORS)
         return {
-            "count": sources * (self.num_local_slots + 1) * 8,
+            "count": sources * (self.num_local_slots + -(-self.max_tokens // 32)) * 8,
             "message": sources * self.max_tokens * self.message_bytes,
             "row": rows * self.hidden * 2,
             "flag": rows * parts * 4,
