@@ -24,7 +24,7 @@ from eprt.ep.group.group import EPGroup
 from eprt.ep.stats import EPStats
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)  # not frozen: that makes a call 0.5 us slower
 class DispatchHandle:
     """One dispatch under way: what combine needs to find its way back. Opaque to callers except for num_tokens."""
 
@@ -32,7 +32,7 @@ class DispatchHandle:
     epoch: int  # counts this backend's dispatches, equal on all ranks
     topk_weights_TK: Tensor  # fp32 gate weights, kept so that a backend may apply them on either side of the wire
     backend: Any  # whose handle this is
-    state: Any = None  # what the backend keeps of this dispatch, a frozen dataclass of its own
+    state: Any = None  # what the backend keeps of this dispatch, a dataclass of its own
 
 
 @dataclass(frozen=True)

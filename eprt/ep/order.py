@@ -46,18 +46,24 @@ class CallOrder:
         self._check(call, epoch, self._next_launch)
 
     def _check(self, call: int, epoch: int, progress: list[int]) -> None:
-        if epoch <= self.num_completed:
+        completed, earlier, sets = self.num_completed, epoch - 1, self._num_buffers
+        if epoch > completed and self._next_call[epoch % sets] == call:  # the usual case, as short as can be
+            if earlier == completed or progress[earlier % sets] > call:
+                return
+        if epoch <= completed:
             raise RuntimeError(f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is already completed")
-        if self._next_call[epoch % self._num_buffers] != call:
+        if self._next_call[epoch % sets] != call:
             raise RuntimeError(
                 f"{self._where} {CALLS[call]}: the handle of epoch {epoch} waits for {self._awaited_call(epoch)}"
             )
-        earlier = epoch - 1
-        if earlier > self.num_completed and progress[earlier % self._num_buffers] <= call:
-            raise RuntimeError(
-                f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is out of order; that of epoch {earlier} "
-                f"comes first, and waits for {self._awaited_call(earlier)}"
-            )
+        raise RuntimeError(
+            f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is out of order; that of epoch {earlier} "
+            f"comes first, and waits for {self._awaited_call(earlier)}"
+        )
+
+    def is_oldest(self, epoch: int) -> bool:
+        """Whether every earlier handle is completed: then no call of this one can be out of order (rule 2)."""
+        return epoch == self.num_completed + 1
 
     def is_launched(self, call: int, epoch: int) -> bool:
         """Whether the handle of this epoch, which is in flight, has had this call's work launched."""
@@ -69,7 +75,8 @@ class CallOrder:
 
     def complete(self, call: int, epoch: int) -> None:
         """The call has been made: the handle of this epoch waits for the next one."""
-        self._next_call[epoch % self._num_buffers] = self._next_launch[epoch % self._num_buffers] = call + 1
+        at = epoch % self._num_buffers
+        self._next_call[at] = self._next_launch[at] = call + 1
         if call == DISPATCH_SEND:
             self._num_begun = epoch
         elif call == COMBINE_RECV:

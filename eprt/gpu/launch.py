@@ -104,7 +104,7 @@ class Launch:
         for the end of the preceding one (griddepcontrol.wait) before it reads what that one wrote.
     """
 
-    __slots__ = ("_arguments", "_at", "_config", "_launch", "kernel", "params")
+    __slots__ = ("_arguments", "_arguments_at", "_config", "_config_at", "_function", "_launch", "kernel", "params")
 
     def __init__(self, kernel: Kernel, params: ctypes.Structure, starts_early: bool = False):
         self.params = params
@@ -112,19 +112,19 @@ class Launch:
         self._config = _Config(blocks_y=1, blocks_z=1, threads_y=1, threads_z=1)
         if starts_early:
             self._config.attributes, self._config.num_attributes = ctypes.addressof(_STARTS_EARLY), 1
-        self._at = ctypes.addressof(self._config), ctypes.addressof(self._arguments)
+        self._config_at, self._arguments_at = ctypes.addressof(self._config), ctypes.addressof(self._arguments)
         self._launch = _launch_kernel()
         self.use(kernel)
 
     def use(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+        self.kernel, self._function = kernel, kernel.handle
         self._config.threads, self._config.shared_bytes = kernel.num_threads, kernel.shared_bytes
 
     def __call__(self, num_blocks: int, stream: int) -> None:
         """Launches the kernel. stream: a raw cudaStream_t as an int."""
-        config, at = self._config, self._at
+        config = self._config
         config.blocks, config.stream = num_blocks, stream
-        status = self._launch(at[0], self.kernel.handle, at[1], None)
+        status = self._launch(self._config_at, self._function, self._arguments_at, None)
         if status:
             kernel = self.kernel
             _, text = api().cuGetErrorString(api().CUresult(status))

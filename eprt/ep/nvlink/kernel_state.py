@@ -5,6 +5,7 @@ which a kernel reports a failure.
 """
 
 import ctypes
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,7 @@ class KernelState:
         self.totals = KernelTotals.zeros(group.size)
         self.failure = HostWords(4)
         self._ticket = torch.zeros(num_tickets, dtype=torch.int64, device="cuda")  # the epoch of each kind of call
-        self._device = torch.cuda.current_device()
+        self._stream = functools.partial(torch._C._cuda_getCurrentRawStream, torch.cuda.current_device())
 
     def _context_fields(self, heap: ctypes.Structure) -> dict:
         """Fields that struct Context has in both modes."""
@@ -77,9 +78,6 @@ class KernelState:
         """Waits for the GPU and all ranks, so that no rank writes into a heap that its owner is still clearing."""
         torch.cuda.synchronize()
         self.group.barrier()
-
-    def _stream(self) -> int:
-        return torch._C._cuda_getCurrentRawStream(self._device)
 
     def readmit(self) -> None:
         """Clears the mask and counts on from the largest epochs of any rank. Collective, with nothing under way."""

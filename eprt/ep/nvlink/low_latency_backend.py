@@ -46,6 +46,7 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
         how = KernelOptions(config.timeout_s, stats=stats, profile=profile)
         self.kernels = LowLatency(group, shape, max_rows, config.num_buffers, self.num_sms, how)
         self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
+        self._receives = [Received(rows.x, rows.count, rows.scale) for rows in self._rows]
         for i, rows in enumerate(self._rows):
             self.kernels.bind(i, rows)
 
@@ -90,12 +91,10 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
 
     def _launch_dispatch(self, handle: DispatchHandle, phases: int) -> None:
         state = handle.state
-        weights_TK = handle.topk_weights_TK
-        self.kernels.dispatch(self._set_of(handle), state.x_TH, state.slot_idx_TK, weights_TK, phases)
+        self.kernels.dispatch(state.buffer_set, state.x_TH, state.slot_idx_TK, handle.topk_weights_TK, phases)
 
     def _received(self, handle: DispatchHandle) -> Received:
-        rows = self._rows[self._set_of(handle)]
-        return Received(rows.x, rows.count, rows.scale)
+        return self._receives[handle.state.buffer_set]
 
     def _num_rows(self, handle: DispatchHandle) -> int:
         return self.max_rows
@@ -105,8 +104,8 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
         self.kernels.combine_send(i, y_RH, self._rows[i].count, signal)
 
     def _launch_combine_recv(self, handle: DispatchHandle, y_TH: Tensor, y_RH: Tensor | None = None) -> None:
-        i, slot_idx_TK = self._set_of(handle), handle.state.slot_idx_TK
-        self.kernels.combine_recv(i, slot_idx_TK, handle.topk_weights_TK, y_TH, y_RH)
+        state = handle.state
+        self.kernels.combine_recv(state.buffer_set, state.slot_idx_TK, handle.topk_weights_TK, y_TH, y_RH)
 
     def _check_signal(self, signal: Any) -> None:
         rows_per_slot = self.max_rows // self.config.top_k
