@@ -45,6 +45,24 @@ EPRT_DEVICE Vec16 load_peer_written(const void* p) {
   return v;
 }
 
+// Nothing if p is null. kPeerWritten: as load_peer_written, else as load_streaming.
+template <bool kPeerWritten>
+EPRT_DEVICE void load_if(Vec16& v, const void* p) {
+  if constexpr (kPeerWritten)
+    asm volatile(
+        "{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0;"
+        "@wanted ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+        : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])
+        : "l"(p)
+        : "memory");
+  else
+    asm volatile(
+        "{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0;"
+        "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+        : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])
+        : "l"(p));
+}
+
 EPRT_DEVICE void store(void* p, const Vec16& v) {
   asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
                "r"(v.w[3])

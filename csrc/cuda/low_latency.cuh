@@ -18,8 +18,6 @@ static_assert(kHidden % 16 == 0 && kTopk <= 32, "limits of the low-latency kerne
 
 constexpr int kThreads = 512;  // threads that move data; low_latency_dispatch has a few more
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kPartVectors = 128;  // a warp's unit of work: 128 16-byte vectors, 4 per lane
-constexpr int kPartLane = kPartVectors / kWarp;
 
 // ---- a token on the wire --------------------------------------------------------------------------------------------
 //
@@ -44,8 +42,14 @@ static_assert(kMessageBytes % kLineBytes == 0 && kMessageBytes >= (kHeaderLines 
 
 // ---- combine's rows -------------------------------------------------------------------------------------------------
 
-constexpr int kRowVectors = kHidden / 8;  // bf16
-constexpr int kRowParts = ceil_div(kRowVectors, kPartVectors);
+constexpr int kRowVectors = kHidden / 8;                        // bf16
+constexpr int kRowFours = ceil_div(kRowVectors, kFourVectors);  // fours of lines
+constexpr int kRowBytes = kRowFours * kWarpLineBytes;
+#ifndef PART_FOURS
+#define PART_FOURS 2
+#endif
+constexpr int kPartFours = PART_FOURS;  // of a part, a warp's unit of work
+constexpr int kRowParts = ceil_div(kRowFours, kPartFours);
 constexpr int kRows = COMBINE_ROWS;  // one per expert, or one per rank. Kernels of both kinds may share a heap
 static_assert(kRows >= (kTopk < kRanks ? kTopk : kRanks), "a rank's row lies beyond a token's rows");
 // The row that a rank fills: its number or, if there are more ranks than rows, the first k that names it. So a rank's
@@ -60,8 +64,7 @@ struct HeapLayout {
   uint64_t count;    // u64 [2B][R][L + W]: epoch << 32 | rows from the source for each local slot; then a bit per token
                      // of the source, W = M / 32 rounded up: it comes here
   uint64_t message;  // [2B][R][M] messages, by the token's index on its source
-  uint64_t row;      // bf16 [2B][M][kRows][H]
-  uint64_t flag;     // u32 [2B][M][kRows][kRowParts]: the epoch whose part of the row is complete
+  uint64_t row;      // [2B][M][kRows] rows of H bf16, in lines
   uint64_t weight;   // u64 [2B][R][M * K, rounded up to even]: epoch << 32 | fp32 bits, if combine is told the weights
   uint64_t begun;    // u32 [R], once: the epoch of the last combine that the rank has begun to send
 };
@@ -114,11 +117,7 @@ EPRT_DEVICE int64_t row_index(const Context& c, uint32_t epoch, int token, int r
 }
 
 EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int token, int row) {
-  return c.peer[holder] + c.heap.row + row_index(c, epoch, token, row) * kHidden * 2;
-}
-
-EPRT_DEVICE uint32_t* flag_at(const Context& c, int holder, uint32_t epoch, int token, int row, int part) {
-  return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.flag) + row_index(c, epoch, token, row) * kRowParts + part;
+  return c.peer[holder] + c.heap.row + row_index(c, epoch, token, row) * kRowBytes;
 }
 
 EPRT_DEVICE uint64_t* weights_at(const Context& c, int holder, uint32_t epoch, int source) {

@@ -1,33 +1,22 @@
 // Low-latency combine. Send: the rank that ran the experts computes the weighted fp32 sum of its rows of a token and
 // sends one bf16 row per token and rank to the token's owner (EXACT: one row per expert, unweighted). Receive: the
-// owner sums these rows. A row travels in parts of 128 vectors, each with its own flag, so that the owner sums while
+// owner sums these rows. A row travels in lines, so that the owner sums while
 // others still send. LATE_WEIGHTS: dispatch was not told the weights; owners send them first, and the experts' ranks
 // wait for them.
 #include "low_latency_combine_weights.cuh"
 
 namespace eprt::low_latency {
 
-constexpr int kFlagBatch = 4;  // sums that a warp stores before it raises their flags; measured, see docs/dev-log.md
-
-using Part = Vec16[kPartLane];
+using Part = Vec16[kPartFours];
 
 struct Sum {
-  float v[kPartLane][8];
+  float v[kPartFours][8];
 };
-
-struct Span {  // one lane's vectors of a part: start, start + 32, ...
-  int start, end;
-};
-
-EPRT_DEVICE Span span_of(int part, int lane) {
-  constexpr int kLength = ceil_div(kRowVectors, kRowParts);
-  return {part * kLength + lane, min(kRowVectors, (part + 1) * kLength)};
-}
 
 // Rounds after the product and after the sum, so the result has the same bits as on CPUs.
-EPRT_DEVICE void add_weighted(Sum& sum, const Part& part, float weight) {
+EPRT_DEVICE void add_weighted(Sum& sum, const Vec16* part, float weight) {
 #pragma unroll
-  for (int i = 0; i < kPartLane; ++i)
+  for (int i = 0; i < kPartFours; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       sum.v[i][2 * j] = __fadd_rn(sum.v[i][2 * j], __fmul_rn(weight, bf16_lo(part[i].w[j])));
@@ -35,46 +24,64 @@ EPRT_DEVICE void add_weighted(Sum& sum, const Part& part, float weight) {
     }
 }
 
-EPRT_DEVICE void store_sum(uint8_t* to, const Sum& sum, Span span) {
+EPRT_DEVICE void round_sum(Part& part, const Sum& sum) {
 #pragma unroll
-  for (int i = 0; i < kPartLane; ++i) {
-    Vec16 v;
+  for (int i = 0; i < kPartFours; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v.w[j] = pack_bf16(sum.v[i][2 * j], sum.v[i][2 * j + 1]);
-    if (span.start + i * kWarp < span.end) store(to + (span.start + i * kWarp) * 16, v);
-  }
+    for (int j = 0; j < 4; ++j) part[i].w[j] = pack_bf16(sum.v[i][2 * j], sum.v[i][2 * j + 1]);
 }
 
-// kWrittenMeanwhile: the row may have been written since this kernel started.
+// The lane's i-th vector of a part of a row, or -1.
+EPRT_DEVICE int vector_of_part(int part, int i, int lane) {
+  const int vector = (part * kPartFours + i) * kFourVectors + vector_of_four(lane);
+  return part * kPartFours + i < kRowFours && lane != kWarp - 1 && vector < kRowVectors ? vector : -1;
+}
+
+// Loads a part of a plain row; nothing if it is null. kWrittenMeanwhile: it may have been written since this kernel
+// started.
 template <bool kWrittenMeanwhile>
-EPRT_DEVICE void load_part(Part& part, const uint8_t* row, Span span) {
+EPRT_DEVICE void load_part(Vec16* to, const uint8_t* row, int part, int lane) {
 #pragma unroll
-  for (int i = 0; i < kPartLane; ++i) {
-    const uint8_t* from = row + (span.start + i * kWarp) * 16;
-    if (span.start + i * kWarp >= span.end)
-      part[i] = Vec16{};
-    else
-      part[i] = kWrittenMeanwhile ? load_peer_written(from) : load_streaming(from);
+  for (int i = 0; i < kPartFours; ++i) {
+    const int vector = vector_of_part(part, i, lane);
+    load_if<kWrittenMeanwhile>(to[i], row && vector >= 0 ? row + vector * 16 : nullptr);
   }
 }
 
-// The sum of weight(b) * row(b) over the set bits b of `wanted`, in order. The next row is loaded while one is added;
-// `meanwhile` runs while the first one is loaded.
-template <bool kWrittenMeanwhile, class Row, class Weight, class Meanwhile>
-EPRT_DEVICE Sum sum_rows(uint32_t wanted, Span span, Row row, Weight weight, Meanwhile meanwhile) {
-  Sum sum = {};
-  if (wanted == 0) return sum;
-  Part next;
-  load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), span);
-  meanwhile();
-  while (wanted) {
-    Part now;
+// row: in lines.
+EPRT_DEVICE void send_lines(uint8_t* row, const Part& from, int part, uint32_t epoch, int lane) {
 #pragma unroll
-    for (int i = 0; i < kPartLane; ++i) now[i] = next[i];
-    const int b = __ffs(wanted) - 1;
-    wanted &= wanted - 1;
-    if (wanted) load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), span);
-    add_weighted(sum, now, weight(b));
+  for (int i = 0; i < kPartFours; ++i) {
+    const int four = part * kPartFours + i;
+    store_line(four < kRowFours ? row + four * kWarpLineBytes + lane * 16 : nullptr, pack_line(from[i], epoch, lane));
+  }
+}
+
+// Rows that a warp loads together.
+constexpr int kHeldRows = kTopk < 4 ? kTopk : 4;
+
+// The sum of weight(b) * row(b) over the set bits b of `wanted`, in order; `meanwhile` runs while the first rows are
+// loaded.
+template <bool kWrittenMeanwhile, class Row, class Weight, class Meanwhile>
+EPRT_DEVICE Sum sum_rows(uint32_t wanted, int part, int lane, Row row, Weight weight, Meanwhile meanwhile) {
+  Sum sum = {};
+  bool first = true;
+  while (wanted) {
+    Vec16 v[kHeldRows * kPartFours] = {};
+    uint32_t left = wanted;
+#pragma unroll
+    for (int i = 0; i < kHeldRows; ++i, left &= left - 1) {
+      const uint8_t* from = row(max(__ffs(left) - 1, 0));
+      load_part<kWrittenMeanwhile>(v + i * kPartFours, left ? from : nullptr, part, lane);
+    }
+    if (first) meanwhile();
+    first = false;
+#pragma unroll
+    for (int i = 0; i < kHeldRows; ++i)
+      if (wanted) {
+        add_weighted(sum, v + i * kPartFours, weight(__ffs(wanted) - 1));
+        wanted &= wanted - 1;
+      }
   }
   return sum;
 }
@@ -119,66 +126,37 @@ EPRT_DEVICE const uint8_t* output_row(const CombineParams& p, int row) { return 
 template <bool kGrowing>
 EPRT_DEVICE void send_expert_row(const CombineParams& p, uint32_t epoch, int owner, int token, int k, int row, int part,
                                  int lane) {
-  const Context& c = p.context;
-  const Span span = span_of(part, lane);
-  Part values;
-  load_part<kGrowing>(values, output_row(p, row), span);
-  uint8_t* to = row_at(c, owner, epoch, token, k);
-#pragma unroll
-  for (int i = 0; i < kPartLane; ++i)
-    if (span.start + i * kWarp < span.end) store(to + (span.start + i * kWarp) * 16, values[i]);
+  Part values = {};
+  load_part<kGrowing>(values, output_row(p, row), part, lane);
+  send_lines(row_at(p.context, owner, epoch, token, k), values, part, epoch, lane);
 }
 
 // Sends one part of a token's sum over this rank's experts; false if its weights have not arrived.
 template <bool kGrowing>
 EPRT_DEVICE bool send_sum(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
-  const Context& c = p.context;
-  const Span span = span_of(part, lane);
   const uint32_t wanted = __ballot_sync(kAllLanes, item.row >= 0);
   bool known = true;
   const Sum sum = sum_rows<kGrowing>(
-      wanted, span, [&](int k) { return output_row(p, __shfl_sync(kAllLanes, item.row, k)); },
+      wanted, part, lane, [&](int k) { return output_row(p, __shfl_sync(kAllLanes, item.row, k)); },
       [&](int k) { return __shfl_sync(kAllLanes, kLateWeights ? item.late.value() : item.weight, k); },
       [&] { known = wait_weights(p, call, item, lane); });
-  if (known) store_sum(row_at(c, item.owner, call.epoch, item.token, item.combine_row), sum, span);
-  return known;
+  if (!known) return false;
+  Part rounded;
+  round_sum(rounded, sum);
+  send_lines(row_at(p.context, item.owner, call.epoch, item.token, item.combine_row), rounded, part, call.epoch, lane);
+  return true;
 }
 
 // False if nothing was sent: the item's weights have not arrived.
 template <bool kGrowing>
 EPRT_DEVICE bool send_part(const CombineParams& p, const Call& call, Item& item, int part, int lane) {
-  const Context& c = p.context;
-  const uint32_t epoch = call.epoch;
-  bool sent = true;
-  if (kExact) {
-    for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
-      const int k = __ffs(left) - 1;
-      send_expert_row<kGrowing>(p, epoch, item.owner, item.token, k, __shfl_sync(kAllLanes, item.row, k), part, lane);
-    }
-  } else {
-    sent = send_sum<kGrowing>(p, call, item, part, lane);
+  if (!kExact) return send_sum<kGrowing>(p, call, item, part, lane);
+  for (uint32_t left = __ballot_sync(kAllLanes, item.row >= 0); left; left &= left - 1) {
+    const int k = __ffs(left) - 1, row = __shfl_sync(kAllLanes, item.row, k);
+    send_expert_row<kGrowing>(p, call.epoch, item.owner, item.token, k, row, part, lane);
   }
-  __syncwarp();
-  if (kExact && item.row >= 0) store_release_sys(flag_at(c, item.owner, epoch, item.token, lane, part), epoch);
-  return sent;
+  return true;
 }
-
-// Flags of the sums that a warp has stored, not raised yet; lane n keeps the n-th. A release waits some microseconds
-// until the stores have reached the owner, so one wait serves several flags.
-struct Flags {
-  uint32_t* flag = nullptr;
-  int count = 0;
-
-  EPRT_DEVICE void raise(uint32_t epoch) {
-    __syncwarp();  // orders the warp's stores before the releases (cumulativity)
-    if (flag) store_release_sys(flag, epoch);
-    flag = nullptr, count = 0;
-  }
-  EPRT_DEVICE void add(uint32_t* next, uint32_t epoch, int lane) {
-    if (lane == count) flag = next;
-    if (++count == kFlagBatch) raise(epoch);
-  }
-};
 
 // Tells all ranks that this combine has begun. A rank that has heard so from all knows that they have finished the
 // combine B calls earlier, so that its buffers may be written again.
@@ -187,31 +165,39 @@ EPRT_DEVICE void tell_begun(const Context& c, const Call& call) {
     store_relaxed(begun_at(c, threadIdx.x, c.rank), call.epoch);
 }
 
-// The items of this rank, owner by owner. Lane i stands for the i-th rank after this one, so that ranks do not all send
-// to rank 0 first.
+// The items of this rank: those of other owners in turns, then its own, so that the links are busy first, and all of
+// them. Lane r stands for rank r.
 struct Items {
-  int source, begin, end;  // the lane's owner; its items are begin..end in the order of sending
-  int count;               // of all owners
+  int own, rank;  // tokens of the lane's owner; this rank
+  int others;     // before the first of this rank's own: as many for each other rank as the rank with the most has
+  int count;      // including those that there are not
 
-  EPRT_DEVICE Items(const Context& c, int of_source, uint32_t masked, int lane) : source((c.rank + 1 + lane) % kRanks) {
-    const int own = lane < kRanks && !((masked >> source) & 1) ? of_source : 0;
-    end = own;
-#pragma unroll
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int below = __shfl_up_sync(kAllLanes, end, step);
-      if (lane >= step) end += below;
-    }
-    begin = end - own;
-    count = __shfl_sync(kAllLanes, end, kWarp - 1);
+  static constexpr int kOthers = kRanks > 1 ? kRanks - 1 : 1;
+
+  EPRT_DEVICE Items(const Context& c, int of_source, uint32_t masked, int lane)
+      : own(lane < kRanks && !((masked >> lane) & 1) ? of_source : 0), rank(c.rank) {
+    others = __reduce_max_sync(kAllLanes, lane == rank ? 0 : own) * (kRanks - 1);
+    count = others + __shfl_sync(kAllLanes, own, rank);
+  }
+  EPRT_DEVICE static int owner_before(const Context& c, int n) { return (c.rank + 1 + n % kOthers) % kRanks; }
+  // Item n, before it is known how many there are; good if holds_guess.
+  EPRT_DEVICE static Item guess(const CombineParams& p, int n, int lane) {
+    return load_item(p, owner_before(p.context, n), min(n / kOthers, p.context.max_tokens - 1), lane);
+  }
+  EPRT_DEVICE bool holds_guess(const Item& guess, int n) const {
+    return n < others && n / kOthers < __shfl_sync(kAllLanes, own, guess.owner);
   }
   EPRT_DEVICE Item load(const CombineParams& p, int n, int lane) const {
-    const int owner_lane = __ffs(__ballot_sync(kAllLanes, n < end)) - 1;
-    const int owner = __shfl_sync(kAllLanes, source, owner_lane);
-    return load_item(p, owner, n - __shfl_sync(kAllLanes, begin, owner_lane), lane);
+    const bool is_own = n >= others;
+    const int owner = is_own ? rank : owner_before(p.context, n), position = is_own ? n - others : n / kOthers;
+    if (position >= __shfl_sync(kAllLanes, own, owner)) return Item{-1, 0, 0, -1, 0.f, {}};
+    return load_item(p, owner, position, lane);
   }
 };
 
-EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, const Items& items, int lane) {
+// guess: of the item of this warp's first unit.
+EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, const Items& items, const Item& guess,
+                      int lane) {
   const Context& c = p.context;
   const uint32_t epoch = call.epoch;
   const int num_units = items.count * kRowParts, stride = gridDim.x * kWarps;
@@ -220,22 +206,19 @@ EPRT_DEVICE void send(const CombineParams& p, WaitBook* book, const Call& call, 
   bool again = false;
   do {
     uint32_t late = 0;
-    Flags flags;
     int unit = blockIdx.x + (threadIdx.x / kWarp) * gridDim.x;
-    Item next = unit < num_units ? items.load(p, unit / kRowParts, lane) : Item{};
+    Item next = guess;
+    if (again || !items.holds_guess(guess, unit / kRowParts))
+      next = unit < num_units ? items.load(p, unit / kRowParts, lane) : Item{};
     for (; unit < num_units; unit += stride) {
       Item item = next;
       if (unit + stride < num_units) next = items.load(p, (unit + stride) / kRowParts, lane);  // overlaps the send
+      if (item.owner < 0) continue;
       const uint32_t owner = 1u << item.owner;
       if (kLateWeights && (!(owners & owner) || late & owner)) continue;
-      const int part = unit % kRowParts;
-      if ((!again || wait_weights(p, call, item, lane)) && send_part<false>(p, call, item, part, lane)) {
-        if (!kExact) flags.add(flag_at(c, item.owner, epoch, item.token, item.combine_row, part), epoch, lane);
-      } else {
-        late |= owner;
-      }
+      const bool known = !again || wait_weights(p, call, item, lane);
+      if (!known || !send_part<false>(p, call, item, unit % kRowParts, lane)) late |= owner;
     }
-    flags.raise(epoch);
     owners = kLateWeights && late ? still_late(c, book, call.begin_ns, epoch, late, lane) : 0;
     again = true;
   } while (owners);
@@ -275,7 +258,6 @@ EPRT_DEVICE bool owns_row(const CombineParams& p, int item_index, int owner, int
 // EXACT: sends the row itself. Otherwise the warp that finds the token's last row ready sends the token's sum.
 EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int lane) {
   const Context& c = p.context;
-  const uint32_t epoch = call.epoch;
   const int item_index = p.handle.row_item[row], owner = item_index / c.max_tokens;
   if (__any_sync(kAllLanes, load_relaxed(c.deadline.mask + owner))) return;
   if (call.masked && !owns_row(p, item_index, owner, row, lane)) return;
@@ -291,10 +273,6 @@ EPRT_DEVICE void send_row(const CombineParams& p, const Call& call, int row, int
   if (!kExact && lane == 0)  // reset for another combine of the same dispatch
     p.handle.item_left[item_index] = __popc(wanted);
   for (int part = 0; part < kRowParts; ++part) send_part<true>(p, call, item, part, lane);
-  if (kExact) return;
-  __syncwarp();  // orders the warp's stores before the releases (cumulativity)
-  for (int part = lane; part < kRowParts; part += kWarp)
-    store_release_sys(flag_at(c, owner, epoch, item.token, item.combine_row, part), epoch);
 }
 
 EPRT_DEVICE void send_tiles(const CombineParams& p, const Call& call, int lane) {
@@ -325,28 +303,96 @@ EPRT_DEVICE int row_of_rank(int holder, int lane) {
   return row;
 }
 
+// Rows of a token that a warp awaits and sums together.
+constexpr int kAwaitedRows = kRows < 4 ? kRows : 4;
+
+struct AwaitedRows {
+  Vec16 v[kAwaitedRows * kPartFours] = {};
+  int peer[kAwaitedRows] = {};            // that sends the row
+  const uint8_t* row[kAwaitedRows] = {};  // in lines
+  float weight[kAwaitedRows] = {};
+  uint32_t rows = 0;  // a bit for each that there is
+
+  static constexpr uint32_t kRowBits = (1u << kPartFours) - 1;
+
+  // Waits until all rows are here, but those of masked and late ranks, which are then none of `rows`.
+  EPRT_DEVICE void wait(const Context& c, WaitBook* book, int part, uint32_t epoch, int lane) {
+    const int fours = min(kPartFours, kRowFours - part * kPartFours);
+    const auto line = [&](int i) {
+      return row[i / kPartFours] + (part * kPartFours + i % kPartFours) * kWarpLineBytes + lane * 16;
+    };
+    uint32_t missing = 0;
+#pragma unroll
+    for (int i = 0; i < kAwaitedRows; ++i)
+      if ((rows >> i) & 1) missing |= ((1u << fours) - 1) << (i * kPartFours);
+    uint32_t awaited = look_for_lines(v, missing, line, epoch, lane);
+    const uint64_t start = awaited ? global_timer_ns() : 0;
+    for (int look = 1; awaited; ++look) {
+      const uint64_t now = global_timer_ns();  // before the look, see WaitEnd
+      const uint32_t before = awaited;
+      awaited = look_for_lines(v, missing, line, epoch, lane);
+#pragma unroll
+      for (int i = 0; i < kAwaitedRows; ++i) {
+        const uint32_t bits = kRowBits << (i * kPartFours);
+        if (!(before & bits)) continue;
+        PeerState state = awaited & bits ? kAwaited : kArrived;
+        if (state == kAwaited && look % 64 == 0) state = look_at_peer(c.deadline, peer[i], now - start);
+        if (state == kAwaited) continue;
+        if (lane == 0) note_wait(book, peer[i], now);
+        if (state == kArrived) continue;
+        if (state == kLate) give_up(c.deadline, kCombineRows, peer[i], seen(i, missing), epoch, lane);
+        rows &= ~(1u << i), missing &= ~bits, awaited &= ~bits;
+      }
+    }
+  }
+  // The epoch in a line that row i lacks.
+  EPRT_DEVICE uint32_t seen(int i, uint32_t missing) const {
+    uint32_t epoch = 0;
+#pragma unroll
+    for (int j = 0; j < kPartFours; ++j)
+      if ((missing >> (i * kPartFours + j)) & 1) epoch = v[i * kPartFours + j].w[3];
+    const uint32_t lanes = __ballot_sync(kAllLanes, (missing >> (i * kPartFours)) & kRowBits && ends_line(threadIdx.x));
+    return __shfl_sync(kAllLanes, epoch, __ffs(lanes) - 1);
+  }
+};
+
 // One warp sums one part of one token, in order of rank (EXACT: of k). A masked rank's row adds nothing. slot: lane k:
 // entry k.
 EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& call, int token, int slot, int part,
                            int lane) {
   const Context& c = p.context;
-  const uint32_t epoch = call.epoch;
   const int holder = slot >= 0 ? slot / c.num_slots : -1;
   const uint32_t ranks = __reduce_or_sync(kAllLanes, holder >= 0 ? 1u << holder : 0u) & ~call.masked;
-  // EXACT: lane k waits for row k. Else lane r waits for rank r's row.
-  const int peer = kExact ? holder : lane;
-  const bool wanted = kExact ? slot >= 0 && (ranks >> holder) & 1 : (ranks >> lane) & 1;
-  const int my_row = kExact ? lane : row_of_rank(holder, lane);
+  // EXACT: bit k stands for row k. Else bit r stands for rank r's row.
+  uint32_t left = kExact ? __ballot_sync(kAllLanes, holder >= 0 && (ranks >> max(holder, 0)) & 1) : ranks;
+  const int my_peer = kExact ? holder : lane, my_row = kExact ? lane : row_of_rank(holder, lane);
   const float my_weight = kExact && lane < kTopk ? p.topk_weight[token * kTopk + lane] : 1.f;
-  const bool there =
-      wanted && wait_peer(c, book, flag_at(c, c.rank, epoch, token, my_row, part), epoch, kCombineRows, peer);
-  const uint32_t rows = __ballot_sync(kAllLanes, there);
-  __syncwarp();  // orders each lane's acquire before the loads of all lanes
-  const Span span = span_of(part, lane);
-  const Sum sum = sum_rows<true>(
-      rows, span, [&](int b) { return row_at(c, c.rank, epoch, token, __shfl_sync(kAllLanes, my_row, b)); },
-      [&](int b) { return __shfl_sync(kAllLanes, my_weight, b); }, [] {});
-  store_sum(p.out + int64_t(token) * kRowVectors * 16, sum, span);
+  Sum sum = {};
+  while (left) {
+    AwaitedRows held;
+#pragma unroll
+    for (int i = 0; i < kAwaitedRows; ++i) {
+      const int b = left ? __ffs(left) - 1 : 0;
+      if (left) held.rows |= 1u << i;
+      left &= left - 1;
+      held.peer[i] = __shfl_sync(kAllLanes, my_peer, b);
+      held.weight[i] = __shfl_sync(kAllLanes, my_weight, b);
+      held.row[i] = row_at(c, c.rank, call.epoch, token, __shfl_sync(kAllLanes, my_row, b));
+    }
+    held.wait(c, book, part, call.epoch, lane);
+#pragma unroll
+    for (int i = 0; i < kAwaitedRows; ++i)
+      if ((held.rows >> i) & 1) add_weighted(sum, held.v + i * kPartFours, held.weight[i]);
+  }
+  Part rounded;
+  round_sum(rounded, sum);
+  uint8_t* to = p.out + int64_t(token) * kRowVectors * 16;
+#pragma unroll
+  for (int i = 0; i < kPartFours; ++i) {
+    const Vec16 v = unpack_line(rounded[i], lane);
+    const int vector = vector_of_part(part, i, lane);
+    if (vector >= 0) store(to + vector * 16, v);
+  }
 }
 
 // Waits until every rank that is not masked has begun this combine. One warp does so before the launch ends: the last
@@ -392,7 +438,9 @@ __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ C
   const uint64_t begin_ns = global_timer_ns();
   open_book(&book, blockIdx.x == 0, false);
   // Issue all loads of global memory at once: items, own routing, weights, epoch and mask.
-  const int of_source = p.handle.source_items[(c.rank + 1 + lane) % kRanks];
+  const int of_source = p.handle.source_items[lane % kRanks];
+  Item guess{};
+  if (sends && !p.signal) guess = Items::guess(p, warp_unit / kRowParts, lane);
   OwnSlot own_slot;
   if (receives) own_slot = load_slot(p, warp_unit, lane);
   const WeightUnits weights(p);
@@ -410,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine(const __grid_constant__ C
     if (p.signal)
       send_tiles(p, call, lane);
     else
-      send(p, &book, call, Items(c, of_source, masked, lane), lane);
+      send(p, &book, call, Items(c, of_source, masked, lane), guess, lane);
     stamp(c, 4);
   }
   if (receives) receive(p, &book, call, own_slot, lane);

@@ -17,7 +17,10 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
     if (lane == 0) begun->masked = masked;
   }
   sync_begun();
-  if (p.phases & kSend) send_counts(p, routing, *begun, thread);
+  if (p.phases & kSend) {
+    send_counts(p, routing, *begun, thread);
+    barrier_arrive(kCounted, kAllThreads);
+  }
   stamp(c, 2, kThreads);
   if (!(p.phases & kRecv)) return;
   place_rows(p, book, *begun, placement, thread);
@@ -32,27 +35,19 @@ __global__ void __launch_bounds__(kAllThreads, 1) dispatch(const __grid_constant
   extern __shared__ __align__(16) unsigned char smem[];
   __shared__ Begun begun;
   __shared__ WaitBook book;
-  __shared__ Vec16 magnitude[kWarps][kChunkVectors / 4];
+  __shared__ Vec16 magnitudes[kWarps][kChunkVectors / 4];
   __shared__ int index[kGroups][2][kTopk];
   __shared__ int32_t taken;  // units claimed, see receive
   const Routing routing(p, smem);
   const Placement placement(p.context, routing.end());
-  const int lane = threadIdx.x % kWarp;
   stamp(p.context, 0);
   open_book(&book, blockIdx.x == 0, false);
   if (threadIdx.x == 0) taken = 0;
   if (threadIdx.x >= kThreads) return place(p, routing, &book, &begun, placement);
-  if (p.phases & kSend) {
-    Sender sender;
-    sender.begin(p, routing, lane);
+  if (p.phases & kSend)
+    send(p, routing, begun, index, magnitudes);
+  else
     sync_begun();
-    stamp(p.context, 1);
-    send_values(p, routing, begun, sender.chunk, magnitude[threadIdx.x / kWarp], lane);
-    send_headers(p, routing, begun, sender.weights, index[threadIdx.x / kGroupThreads], lane);
-    stamp(p.context, 3);
-  } else {
-    sync_begun();
-  }
   if (p.phases & kRecv) receive(p, &book, placement, begun.epoch, &taken);
 }
 

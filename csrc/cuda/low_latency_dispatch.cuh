@@ -42,6 +42,7 @@ enum ScaleFormat : int32_t {
 
 enum Barrier : int {
   kBegun = 1,  // joins all threads: the epoch, the mask and the routing are in shared memory
+  kCounted,    // the placing threads tell the workers that the counts have left
   kWorkers,    // joins the workers
   kPlacers,    // joins the placing threads
   kPlaced,     // the placing threads tell the workers that the place of every row is known

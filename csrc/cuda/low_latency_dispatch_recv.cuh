@@ -139,38 +139,42 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
 }
 
 // A part of a message, as a warp has it in its registers: some lines of values, and the whole header.
-constexpr int kPartChunks = 4;  // with whole fours of scale groups, where exponents are packed
+#ifndef PART_CHUNKS
+#define PART_CHUNKS 1
+#endif
+constexpr int kPartChunks = PART_CHUNKS;
 constexpr int kPartQuads = kPartChunks * kChunkLines / kWarpLines;
 constexpr int kPartScales = kPartChunks * kChunkScales;
-constexpr int kParts = ceil_div(kPayloadLines, kPartChunks * kChunkLines);
-static_assert(kPartScales % 4 == 0 && kPartScales <= kWarp, "a lane has at most one scale");
+constexpr int kParts = ceil_div(kPayloadLines, kPartChunks* kChunkLines);
+static_assert(kPartScales <= kWarp, "a lane has at most one scale");
 
 struct MessagePart {
-  Vec16 header, v[kPartQuads];
+  Vec16 v[kPartQuads + 1] = {};               // values; last, the header
+  uint32_t missing = (2u << kPartQuads) - 1;  // a bit for each of v
 
-  // Whether all of it is there; the same in all lanes. seen: an epoch, that of a missing line if the lane has one.
-  // Issues all loads before the first use of any.
-  EPRT_DEVICE bool load(const uint8_t* message, int part, uint32_t epoch, int lane, uint32_t& seen) {
-    const int in_line = lane % kLineLanes * 16;
-    header = load_line(message + min(lane / kLineLanes, kHeaderLines - 1) * kLineBytes + in_line, epoch);
-#pragma unroll
-    for (int q = 0; q < kPartQuads; ++q)
-      v[q] = load_line(message + (kHeaderLines + line_of(part, q, lane)) * kLineBytes + in_line, epoch);
-    bool lacks = lacks_line(header, epoch, lane);
-    seen = header.w[3];
-#pragma unroll
-    for (int q = 0; q < kPartQuads; ++q)
-      if (lacks_line(v[q], epoch, lane)) lacks = true, seen = v[q].w[3];
-    return !__any_sync(kAllLanes, lacks);
+  // Whether all of it is there; the same in all lanes.
+  EPRT_DEVICE bool look(const uint8_t* message, int part, uint32_t epoch, int lane) {
+    const auto line = [&](int i) {  // past the end of the message, the last line again
+      const int value = min((part * kPartQuads + i) * kWarpLines + lane / kLineLanes, kPayloadLines - 1);
+      const int at = i == kPartQuads ? min(lane / kLineLanes, kHeaderLines - 1) : kHeaderLines + value;
+      return message + at * kLineBytes + lane % kLineLanes * 16;
+    };
+    return !look_for_lines(v, missing, line, epoch, lane);
   }
-  // Past the end of the message, the last line again.
-  EPRT_DEVICE static int line_of(int part, int quad, int lane) {
-    return min((part * kPartQuads + quad) * kWarpLines + lane / kLineLanes, kPayloadLines - 1);
+  // The epoch in a line that is missing.
+  EPRT_DEVICE uint32_t seen(int lane) const {
+    uint32_t epoch = 0;
+#pragma unroll
+    for (int i = 0; i <= kPartQuads; ++i)
+      if ((missing >> i) & 1) epoch = v[i].w[3];
+    const uint32_t lanes = __ballot_sync(kAllLanes, missing && ends_line(lane));
+    return __shfl_sync(kAllLanes, epoch, __ffs(lanes) - 1);
   }
+  EPRT_DEVICE const Vec16& header() const { return v[kPartQuads]; }
   // Of entry `lane` < K.
-  EPRT_DEVICE int slot(int lane) const { return int(of_entry(header.w[0], header.w[2], lane)); }
-  EPRT_DEVICE float weight(int lane) const { return __uint_as_float(of_entry(header.w[1], header.w[3], lane)); }
-  EPRT_DEVICE int combine_row() const { return int(__shfl_sync(kAllLanes, header.w[0], kLineVectors)); }
+  EPRT_DEVICE int slot(int lane) const { return int(of_entry(header().w[0], header().w[2], lane)); }
+  EPRT_DEVICE float weight(int lane) const { return __uint_as_float(of_entry(header().w[1], header().w[3], lane)); }
+  EPRT_DEVICE int combine_row() const { return int(__shfl_sync(kAllLanes, header().w[0], kLineVectors)); }
 
   EPRT_DEVICE static uint32_t of_entry(uint32_t even, uint32_t odd, int lane) {
     const int holder = lane / kHeaderEntries * kLineLanes + lane % kHeaderEntries / 2;
@@ -183,25 +187,16 @@ struct MessagePart {
 // them are needed for what follows.
 EPRT_DEVICE bool wait_part(const Context& c, WaitBook* book, const uint8_t* message, int part, uint32_t epoch,
                            int source, int lane, MessagePart& to) {
-  uint32_t seen;
-  if (to.load(message, part, epoch, lane, seen)) return true;
+  if (to.look(message, part, epoch, lane)) return true;
   const uint64_t start = global_timer_ns();
   for (int look = 1;; ++look) {
     const uint64_t now = global_timer_ns();  // before the look, see WaitEnd
-    if (to.load(message, part, epoch, lane, seen)) {
-      if (lane == 0) note_wait(book, source, now);
-      return true;
-    }
-    if (look % 64) continue;
-    const bool masked = load_relaxed(c.deadline.mask + source), late = now - start > c.deadline.timeout_ns;
-    if (!__any_sync(kAllLanes, masked || late)) continue;
+    const bool there = to.look(message, part, epoch, lane);
+    const PeerState peer = there ? kArrived : look % 64 ? kAwaited : look_at_peer(c.deadline, source, now - start);
+    if (peer == kAwaited) continue;
     if (lane == 0) note_wait(book, source, now);
-    if (!__any_sync(kAllLanes, masked) && ends_line(lane) && seen != epoch) {
-      report(c.deadline.failure, kDispatchTokens, source, seen, epoch);
-      store_relaxed(c.deadline.mask + source, 1u);
-    }
-    __syncwarp();
-    return false;
+    if (peer == kLate) give_up(c.deadline, kDispatchTokens, source, to.seen(lane), epoch, lane);
+    return there;
   }
 }
 
@@ -234,18 +229,15 @@ struct PartScale {
     }
     if (lane >= kPartScales || group >= kScales) group = -1;
   }
-  // to_slot, to_row: where this copy of the token goes. Called by all lanes.
+  // to_slot, to_row: where this copy of the token goes.
   EPRT_DEVICE void store(const DispatchParams& p, int to_slot, int to_row) const {
+    if (group < 0) return;
     const int64_t at = to_slot * p.scale_slot_stride + to_row * p.scale_row_stride;
-    if (p.scale_format == kExponents) {
-      uint32_t four = bits >> 23;
-      four |= __shfl_down_sync(kAllLanes, four, 1) << 8;
-      four |= __shfl_down_sync(kAllLanes, four, 2) << 16;
-      if (group >= 0 && group % 4 == 0)
-        static_cast<int32_t*>(p.recv_scale)[at + group / 4 * p.scale_group_stride] = int32_t(four);
-    } else if (group >= 0) {
+    if (p.scale_format == kExponents)  // a byte of the int32, little-endian
+      reinterpret_cast<uint8_t*>(static_cast<int32_t*>(p.recv_scale) + at +
+                                 group / 4 * p.scale_group_stride)[group % 4] = uint8_t(bits >> 23);
+    else
       static_cast<float*>(p.recv_scale)[at + group * p.scale_group_stride] = __uint_as_float(bits);
-    }
   }
 };
 

@@ -1,5 +1,5 @@
 // Low-latency dispatch, sending side: a token goes once to each rank that holds one of its slots, optionally cast to
-// fp8. Values leave first, before anything is counted; what tells the receiver where they go follows them.
+// fp8. What tells the receiver where values go leaves before them, so that it need not wait behind them on the link.
 #pragma once
 #include "cast.cuh"
 #include "low_latency_dispatch.cuh"
@@ -12,14 +12,11 @@ namespace eprt::low_latency {
 
 struct Routing {   // in shared memory
   int16_t* entry;  // [T * K]: rank << 10 | local slot (at most 32 ranks of 1024 slots), or -1; padded to whole vectors
-  uint32_t* to_rank;  // [R][words]: bit t is set if a slot of token t lies on that rank; the placing threads' own
-  int words;          // 32-bit words per rank in to_rank
+  int num_tokens;
 
   EPRT_DEVICE Routing(const DispatchParams& p, uint8_t* smem)
-      : entry(reinterpret_cast<int16_t*>(smem)),
-        to_rank(reinterpret_cast<uint32_t*>(smem + ceil_div(p.num_tokens * kTopk, 8) * 16)),
-        words(ceil_div(p.num_tokens, kWarp)) {}
-  EPRT_DEVICE uint8_t* end() const { return reinterpret_cast<uint8_t*>(to_rank + kRanks * words); }
+      : entry(reinterpret_cast<int16_t*>(smem)), num_tokens(p.num_tokens) {}
+  EPRT_DEVICE uint8_t* end() const { return reinterpret_cast<uint8_t*>(entry + ceil_div(num_tokens * kTopk, 8) * 8); }
 };
 
 constexpr int kSlotLoads = 4;  // loads that a thread has in flight
@@ -53,22 +50,6 @@ EPRT_DEVICE void read_entries(const DispatchParams& p, const Routing& routing) {
     read_entries(p, static_cast<const int64_t*>(p.topk_slot), routing);
   else
     read_entries(p, static_cast<const int32_t*>(p.topk_slot), routing);
-}
-
-// Called by the placing threads.
-EPRT_DEVICE void mark_ranks(const DispatchParams& p, const Routing& routing, int thread) {
-  for (int t = thread; t < routing.words * kWarp; t += kPlaceThreads) {
-    uint32_t ranks = 0;
-    for (int k = 0; k < kTopk && t < p.num_tokens; ++k) {
-      const int entry = routing.entry[t * kTopk + k];
-      if (entry >= 0) ranks |= 1u << (entry >> 10);
-    }
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r) {
-      const uint32_t tokens = __ballot_sync(kAllLanes, (ranks >> r) & 1);
-      if (thread % kWarp == r) routing.to_rank[r * routing.words + t / kWarp] = tokens;
-    }
-  }
 }
 
 // The ranks that hold a slot of the token, masked ones left out; the same in all lanes.
@@ -162,22 +143,25 @@ EPRT_DEVICE void cast_chunk(const Chunk& chunk, int number, bool ue8m0, uint32_t
   __syncwarp();
 }
 
-// Sends the values of all tokens, a chunk a warp, and leaves `chunk` for the warp's first one loaded before.
-EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, const Begun& begun, Chunk& chunk,
+// The first unit, token * kChunks + chunk, of a warp that sends values.
+EPRT_DEVICE int first_unit() { return blockIdx.x + threadIdx.x / kWarp * gridDim.x; }
+
+EPRT_DEVICE void to_lines(const DispatchParams& p, const Chunk& chunk, int unit, uint32_t epoch, Vec16* magnitudes,
+                          int lane, Vec16 (&line)[kQuads]) {
+  if (kFp8) return cast_chunk(chunk, unit % kChunks, p.scale_format != kFloat, epoch, magnitudes, lane, line);
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) line[q] = ends_line(lane) ? Vec16{{0, 0, 0, epoch}} : chunk.unit[q].lo;
+}
+
+// Sends the values of all tokens, a chunk a warp. line: of the warp's first chunk.
+EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, const Begun& begun, Vec16 (&line)[kQuads],
                              Vec16* magnitudes, int lane) {
   const Context& c = p.context;
-  const int num_units = p.num_tokens * kChunks, stride = gridDim.x * SEND_WARPS;
-  if (threadIdx.x / kWarp >= SEND_WARPS) return;
-  for (int unit = blockIdx.x + threadIdx.x / kWarp * gridDim.x; unit < num_units; unit += stride) {
+  const int num_units = p.num_tokens * kChunks, stride = gridDim.x * kWarps;
+  for (int unit = first_unit(); unit < num_units; unit += stride) {
     const int token = unit / kChunks, number = unit % kChunks;
-    Vec16 line[kQuads];
-    if (kFp8) {
-      cast_chunk(chunk, number, p.scale_format != kFloat, begun.epoch, magnitudes, lane, line);
-    } else {
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) line[q] = ends_line(lane) ? Vec16{{0, 0, 0, begun.epoch}} : chunk.unit[q].lo;
-    }
-    load_chunk(p, unit + stride, lane, chunk);  // in flight while this one is sent
+    Chunk next;
+    load_chunk(p, unit + stride, lane, next);  // in flight while this one is sent
     uint32_t left = ranks_of(routing, token, begun.masked, lane);
     while (left) {
       const int r = next_rank(left, c.rank);
@@ -189,6 +173,7 @@ EPRT_DEVICE void send_values(const DispatchParams& p, const Routing& routing, co
         store_line(first + lane / kLineLanes < kPayloadLines ? to + first * kLineBytes + lane * 16 : nullptr, line[q]);
       }
     }
+    if (unit + stride < num_units) to_lines(p, next, unit + stride, begun.epoch, magnitudes, lane, line);
   }
 }
 
@@ -253,39 +238,51 @@ EPRT_DEVICE void send_headers(const DispatchParams& p, const Routing& routing, c
 
 // ---- counts ---------------------------------------------------------------------------------------------------------
 
+// A bit for each token of a word's 32 that goes to the rank. Called by one warp; all lanes get the result.
+EPRT_DEVICE uint32_t tokens_to(const Routing& routing, int rank, int word, int lane) {
+  const int token = word * kWarp + lane;
+  bool goes = false;
+  for (int k = 0; k < kTopk && token < routing.num_tokens; ++k)
+    goes |= routing.entry[token * kTopk + k] >> 10 == rank;  // -1 matches no rank
+  return __ballot_sync(kAllLanes, goes);
+}
+
 // Tells each rank how many rows this rank sends to each of its slots, and which tokens it sends, in words that hold the
-// epoch, which need no fence and no flag. Called by the placing threads, a warp per word, while the others send.
+// epoch, which need no fence and no flag. Called by the placing threads, a warp per word.
 EPRT_DEVICE void send_counts(const DispatchParams& p, const Routing& routing, const Begun& begun, int thread) {
   constexpr int kPlaceWarps = kPlaceThreads / kWarp;
   const Context& c = p.context;
   const int lane = thread % kWarp, width = count_words(c), stride = int(gridDim.x) * kPlaceWarps;
-  mark_ranks(p, routing, thread);
-  sync_placers();
   for (int word = blockIdx.x + thread / kWarp * gridDim.x; word < kRanks * width; word += stride) {
     const int r = word / width, e = word % width, t = e - c.num_slots;
     if ((begun.masked >> r) & 1) continue;
-    uint32_t n = 0;
-    if (t < 0)
-      n = count_entries(routing, r << 10 | e, p.num_tokens * kTopk, lane);
-    else if (t < routing.words)
-      n = routing.to_rank[r * routing.words + t];
+    const uint32_t n =
+        t < 0 ? count_entries(routing, r << 10 | e, p.num_tokens * kTopk, lane) : tokens_to(routing, r, t, lane);
     if (lane != 0) continue;
     store_relaxed(count_at(c, r, begun.epoch, c.rank) + e, uint64_t(begun.epoch) << 32 | n);
     if (kStats && t >= 0 && n) add_to_total(c.stats.tokens + r, int64_t(__popc(n)));
   }
 }
 
-// What the workers do: they read the routing for all threads, then send.
-struct Sender {
-  Chunk chunk;          // the warp's first
-  PairWeights weights;  // of the group's first token
-
-  // Issues the first loads of global memory together; at the same time the placing threads load epoch and mask.
-  EPRT_DEVICE void begin(const DispatchParams& p, const Routing& routing, int lane) {
-    load_chunk(p, blockIdx.x + threadIdx.x / kWarp * gridDim.x, lane, chunk);
-    weights.load(p, blockIdx.x + threadIdx.x / kGroupThreads * gridDim.x, lane);
-    read_entries(p, routing);
-  }
-};
+// What the workers do. They read the routing for all threads.
+EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Begun& begun, int (*index)[2][kTopk],
+                      Vec16 (*magnitudes)[kChunkVectors / 4]) {
+  const int group = threadIdx.x / kGroupThreads, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  // Issue the first loads of global memory together; at the same time the placing threads load epoch and mask.
+  Chunk chunk;
+  load_chunk(p, first_unit(), lane, chunk);
+  PairWeights weights;
+  weights.load(p, blockIdx.x + group * gridDim.x, lane);
+  read_entries(p, routing);
+  sync_begun();
+  stamp(p.context, 1);
+  send_headers(p, routing, begun, weights, index[group], lane);
+  Vec16 line[kQuads];
+  to_lines(p, chunk, first_unit(), begun.epoch, magnitudes[warp], lane, line);
+  barrier_sync(kCounted, kAllThreads);
+  stamp(p.context, 4);
+  send_values(p, routing, begun, line, magnitudes[warp], lane);
+  stamp(p.context, 3);
+}
 
 }  // namespace eprt::low_latency

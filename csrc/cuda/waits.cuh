@@ -102,4 +102,22 @@ EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* fla
   return end.arrived;
 }
 
+// ---- what a warp awaits together ------------------------------------------------------------------------------------
+
+enum PeerState : int { kAwaited, kArrived, kMasked, kLate };
+
+// Of a rank that has been awaited for so long; the same in all lanes.
+EPRT_DEVICE PeerState look_at_peer(const Deadline& deadline, int peer, uint64_t waited_ns) {
+  if (__any_sync(kAllLanes, load_relaxed(deadline.mask + peer))) return kMasked;
+  return __any_sync(kAllLanes, waited_ns > deadline.timeout_ns) ? kLate : kAwaited;
+}
+
+// At the deadline: reports, and masks the peer so that nobody waits for it again.
+EPRT_DEVICE void give_up(const Deadline& deadline, uint32_t code, int peer, uint32_t seen, uint32_t expected,
+                         int lane) {
+  if (lane != 0) return;
+  report(deadline.failure, code, peer, seen, expected);
+  store_relaxed(deadline.mask + peer, 1u);
+}
+
 }  // namespace eprt

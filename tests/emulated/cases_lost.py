@@ -144,7 +144,7 @@ def forget_tokens_of(backend: NvlinkLowLatencyBackend, source: int) -> None:
     shape = backend.kernels.shape
     lengths = 2 * shape.num_buffers, shape.num_ranks, shape.max_tokens, shape.message_bytes
     messages = backend.kernels.memory.view(shape.offsets()["message"], lengths, torch.uint8)
-    messages[:, source, :, :4] = 0
+    messages[:, source] = 0
 
 
 def lost_before_signals(group: EPGroup, shape: Sequence) -> None:

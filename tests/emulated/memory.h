@@ -15,6 +15,10 @@ void store_word(T* p, T v, std::memory_order order) {
 }
 inline Vec16 load_streaming(const void* p) { return *static_cast<const Vec16*>(p); }
 inline Vec16 load_peer_written(const void* p) { return *static_cast<const Vec16*>(p); }
+template <bool kPeerWritten>
+inline void load_if(Vec16& v, const void* p) {
+  if (p) v = *static_cast<const Vec16*>(p);
+}
 inline void store(void* p, const Vec16& v) { *static_cast<Vec16*>(p) = v; }
 // A line is written and read as a whole: the epoch last and first, with what orders the other lanes' bytes around it.
 inline void store_line(uint8_t* p, const Vec16& v) {
@@ -23,13 +27,11 @@ inline void store_line(uint8_t* p, const Vec16& v) {
   __syncwarp();
   if (p && ends) store_word(reinterpret_cast<uint32_t*>(p) + 3, v.w[3], std::memory_order_release);
 }
-inline Vec16 load_line(const uint8_t* p, uint32_t epoch) {
+inline void load_line(Vec16& v, const uint8_t* p, uint32_t epoch) {
   const bool ends = threadIdx.x % 8 == 7;
-  Vec16 v{};
-  if (ends) v.w[3] = load_word(reinterpret_cast<const uint32_t*>(p) + 3, std::memory_order_acquire);
+  if (p && ends) v.w[3] = load_word(reinterpret_cast<const uint32_t*>(p) + 3, std::memory_order_acquire);
   __syncwarp();
-  if (__shfl_sync(~0u, v.w[3], threadIdx.x | 7) == epoch) std::memcpy(&v, p, ends ? 12 : 16);
-  return v;
+  if (__shfl_sync(~0u, v.w[3], threadIdx.x | 7) == epoch && p) std::memcpy(&v, p, ends ? 12 : 16);
 }
 inline uint32_t load_acquire_sys(const uint32_t* p) { return load_word(p, std::memory_order_acquire); }
 inline void store_release_sys(uint32_t* p, uint32_t v) { store_word(p, v, std::memory_order_release); }

@@ -107,9 +107,9 @@ class LowLatency(KernelState):
     def _load_kernels(self) -> None:
         shape, options = self.shape, self.options
         sources = kernel_sources(shape, profile=options.profile, stats=options.stats, arch=this_arch())
-        token_words = -(-shape.max_tokens // 32)
-        routing = shape.max_tokens * shape.top_k * 2 + 16 + shape.num_ranks * token_words * 4
-        shared = routing + ((shape.num_ranks + 2) * (shape.num_local_slots + 1) + shape.num_ranks * token_words) * 4
+        routing = shape.max_tokens * shape.top_k * 2 + 16
+        counted = shape.num_ranks * (shape.num_local_slots + -(-shape.max_tokens // 32))
+        shared = routing + (counted + 2 * shape.num_local_slots + 1) * 4
         self._dispatch_kernels = {
             payload: Kernel(sources[payload], _DISPATCH, _DISPATCH_THREADS, shared)
             for payload in PAYLOAD_DTYPES

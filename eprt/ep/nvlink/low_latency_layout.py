@@ -13,8 +13,8 @@ from torch import Tensor
 
 from eprt.ep.nvlink.structs import Fields, align, kernel_context, struct
 
-_PART_VECTORS = 128  # kPartVectors
 _LINE_BYTES, _LINE_VECTORS, _HEADER_ENTRIES = 128, 7, 14  # kLineBytes, kLineVectors, kHeaderEntries
+_FOUR_BYTES, _FOUR_VECTORS = 512, 31  # kWarpLineBytes, kFourVectors
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,11 @@ class LowLatencyHeap(Fields):
         """Of each field, in the order of HeapLayout."""
         sources = 2 * self.num_buffers * self.num_ranks
         rows = 2 * self.num_buffers * self.max_tokens * self.combine_rows
-        parts = -(-(self.hidden // 8) // _PART_VECTORS)
+        row_bytes = -(-(self.hidden // 8) // _FOUR_VECTORS) * _FOUR_BYTES
         return {
             "count": sources * (self.num_local_slots + -(-self.max_tokens // 32)) * 8,
             "message": sources * self.max_tokens * self.message_bytes,
-            "row": rows * self.hidden * 2,
-            "flag": rows * parts * 4,
+            "row": rows * row_bytes,
             "weight": sources * align(self.max_tokens * self.top_k, 2) * 8 if self.late_weights else 0,
             "begun": self.num_ranks * 4,
         }
@@ -96,7 +95,7 @@ class HandleBuffers:
         return HandleBuffers(memory, Handle(**pointers))
 
 
-HeapLayout = struct("HeapLayout", "uint64 count message row flag weight begun")
+HeapLayout = struct("HeapLayout", "uint64 count message row weight begun")
 Handle = struct(
     "Handle", "pointer epoch source_items slot_begin item_token item_row item_weight item_left row_item received_ns"
 )
