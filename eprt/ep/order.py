@@ -47,9 +47,9 @@ class CallOrder:
 
     def _check(self, call: int, epoch: int, progress: list[int]) -> None:
         completed, earlier, sets = self.num_completed, epoch - 1, self._num_buffers
-        if epoch > completed and self._next_call[epoch % sets] == call:  # the usual case, as short as can be
-            if earlier == completed or progress[earlier % sets] > call:
-                return
+        first = earlier == completed or progress[earlier % sets] > call
+        if first and epoch > completed and self._next_call[epoch % sets] == call:  # the usual case
+            return
         if epoch <= completed:
             raise RuntimeError(f"{self._where} {CALLS[call]}: the handle of epoch {epoch} is already completed")
         if self._next_call[epoch % sets] != call:

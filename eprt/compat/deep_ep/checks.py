@@ -12,7 +12,7 @@ from eprt import env
 from eprt.ep.checks import not_aligned
 from eprt.ep.nvlink.low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, Signal
 
-MAX_SMS = 64  # that a low-latency call uses, at most
+MAX_SIGNAL_SMS = 64  # that a call uses which sends tile by tile, at most
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -187,8 +187,8 @@ class BufferChecks:
         if count is not None:
             self.check_tensor(call, "packed_recv_count", count, (torch.int32,), num_local)
         self.check_tensor(call, "comp_signal", counter, (torch.int32, torch.uint32), num_local * tiles)
-        if not 1 <= num_sms <= MAX_SMS:
-            self.fail(f"{call}: num_sms={num_sms}: must be in 1..{MAX_SMS}")
+        if not 1 <= num_sms <= MAX_SIGNAL_SMS:
+            self.fail(f"{call}: num_sms={num_sms}: must be in 1..{MAX_SIGNAL_SMS}")
         return Signal(counter, threshold, block_m, tiles, num_sms)
 
     def check_streams(self, call: str, has_event: bool, async_finish: bool, allocate_on_comm_stream: bool) -> None:

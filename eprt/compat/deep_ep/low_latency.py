@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eprt.compat.deep_ep.checks import MAX_SMS
 from eprt.compat.deep_ep.event import EventHandle
 from eprt.compat.deep_ep.function_modes import without_function_modes
 from eprt.compat.deep_ep.setup import BufferSetup
@@ -28,7 +27,6 @@ from eprt.ep.nvlink.kernel_state import KernelOptions
 from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO, LowLatency, Rows, Signal
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.structs import RECV, SEND
-from eprt.gpu.device import multiprocessors
 from eprt.gpu.shapes import shape_only
 
 # Dispatches, and combines, that may have been sent and not received: buffers are reused after twice as many.
@@ -128,9 +126,8 @@ class LowLatencyMode:
         group = setup.group
         self.num_local, self.rows_per_expert = shape.num_experts // group.size, group.size * shape.max_tokens
         self.block = self.num_local, self.rows_per_expert, shape.hidden  # shape of received rows
-        num_sms = min(MAX_SMS, multiprocessors())
         num_rows, options = self.num_local * self.rows_per_expert, KernelOptions(setup.timeout_s, setup.mask)
-        self.kernels = LowLatency(group, shape.heap(group.size), num_rows, NUM_HANDLES, num_sms, options)
+        self.kernels = LowLatency(group, shape.heap(group.size), num_rows, NUM_HANDLES, None, options)
         asked = setup.timeout_s, shape.top_k, shape.num_experts
         self._asked = CallContext(group, *asked, "low_latency_dispatch", "topk_idx")
         self._failure_words: Any = self.kernels.failure.words

@@ -21,12 +21,13 @@ from eprt.ep.nvlink.low_latency_layout import (
     dispatch_struct,
 )
 from eprt.ep.nvlink.structs import RECV, SEND
-from eprt.gpu.device import this_arch
+from eprt.gpu.device import multiprocessors, this_arch
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
 
 FLOAT, POWER_OF_TWO, EXPONENTS = 0, 1, 2  # ScaleFormat
 MAX_RANKS, MAX_TOP_K, MAX_LOCAL_SLOTS, MAX_ENTRIES = 32, 32, 1024, 65536
+MAX_SMS = 128  # thread blocks of a launch
 COMBINES = ("sum", "exact", "late")  # a row per rank; per expert; per rank, with weights that only combine is told
 PAYLOAD_DTYPES = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16}
 _DISPATCH, _COMBINE = "eprt::low_latency::dispatch", "eprt::low_latency::combine"
@@ -69,7 +70,8 @@ class LowLatency(KernelState):
 
     num_rows: rows that a dispatch can bring at most.
     num_handles: dispatches whose combine may still come, numbered from 0.
-    num_sms: thread blocks of a launch; may differ between ranks.
+    num_sms: thread blocks of a launch; may differ between ranks. Default: of a launch that sends and receives, beside
+        which nothing of this layer runs, almost all SMs; of one that does either, half as many.
     """
 
     def __init__(
@@ -78,12 +80,13 @@ class LowLatency(KernelState):
         shape: LowLatencyHeap,
         num_rows: int,
         num_handles: int,
-        num_sms: int,
+        num_sms: int | None,
         options: KernelOptions,
     ):
         super().__init__(group, shape.num_bytes, 2, options)
-        self.shape, self.num_sms = shape, num_sms
-        self.stamps = torch.zeros(num_sms if options.profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
+        self.shape, sms = shape, multiprocessors()
+        self.num_sms, self.half_sms = num_sms or min(MAX_SMS, sms), num_sms or min(MAX_SMS // 2, sms)
+        self.stamps = torch.zeros(self.num_sms if options.profile else 0, _STAMPS, dtype=torch.int64, device="cuda")
         self._load_kernels()
         self.handles = [HandleBuffers.new(shape, num_rows) for _ in range(num_handles)]
         self._has_weights = [False] * num_handles  # whether dispatch was given weights
@@ -162,7 +165,7 @@ class LowLatency(KernelState):
         p.x, p.topk_slot = x.data_ptr(), topk_slot.data_ptr()
         p.topk_weight = None if topk_weight is None else topk_weight.data_ptr()
         p.num_tokens, p.slot_bytes, p.phases = x.shape[0], topk_slot.element_size(), phases
-        launch(self.num_sms, self._stream())
+        launch(self.num_sms if phases == SEND | RECV else self.half_sms, self._stream())
 
     def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
         """Waits for no other rank. Where dispatch was not given the weights, a row per expert crosses.
@@ -175,7 +178,7 @@ class LowLatency(KernelState):
             launch.use(self._combine_kernels["sum" if self._has_weights[i] else "exact"])
         p = launch.params
         p.y, p.slot_rows, p.phases, p.signal = y.data_ptr(), slot_rows.data_ptr(), SEND, None
-        num_sms = self.num_sms
+        num_sms = self.half_sms
         if signal is not None:
             p.signal, p.threshold = signal.counter.data_ptr(), signal.threshold
             p.block_m, p.slot_tiles, num_sms = signal.block_m, signal.slot_tiles, signal.num_sms
@@ -195,18 +198,18 @@ class LowLatency(KernelState):
         y: combine_send too, in the same launch, summed before the wire unless the shape is `exact`.
         wait_cost: int64 [R], the caller's own totals of ns waited for each rank.
         """
-        launch = self._combines[i]
+        launch, num_sms = self._combines[i], self.half_sms
         p = launch.params
         p.topk_slot, p.topk_weight, p.out = topk_slot.data_ptr(), topk_weight.data_ptr(), out.data_ptr()
         p.num_tokens, p.slot_bytes, p.signal = out.shape[0], topk_slot.element_size(), None
         p.phases, p.wait_cost = RECV, None if wait_cost is None else wait_cost.data_ptr()
         if y is not None:
-            p.y, p.phases = y.data_ptr(), SEND | RECV
+            p.y, p.phases, num_sms = y.data_ptr(), SEND | RECV, self.num_sms
             if self.shape.late_weights:
                 kernel = self._combine_kernels["sum" if self._has_weights[i] else "late"]
                 if launch.kernel is not kernel:
                     launch.use(kernel)
-        launch(self.num_sms, self._stream())
+        launch(num_sms, self._stream())
 
     def close(self) -> None:
         super().close()

@@ -10,12 +10,21 @@ from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
 from eprt.ep.nvlink.backend import NvlinkBackend
 from eprt.ep.nvlink.kernel_state import KernelOptions
-from eprt.ep.nvlink.low_latency import MAX_ENTRIES, MAX_LOCAL_SLOTS, MAX_RANKS, MAX_TOP_K, LowLatency, Rows, Signal
+from eprt.ep.nvlink.low_latency import (
+    MAX_ENTRIES,
+    MAX_LOCAL_SLOTS,
+    MAX_RANKS,
+    MAX_SMS,
+    MAX_TOP_K,
+    LowLatency,
+    Rows,
+    Signal,
+)
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
 from eprt.ep.nvlink.options import NvlinkOptions
 from eprt.gpu.device import multiprocessors
 
-MAX_SMS = 64
+_MAX_SIGNAL_SMS = 64
 _SCALE_GROUP = 128
 
 
@@ -42,9 +51,9 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
         fp8 = config.payload == "fp8"
         sizes = group.size, config.num_max_tokens_per_rank, config.hidden_size, config.top_k, self._slots_per_rank
         shape = LowLatencyHeap(*sizes, "fp8" if fp8 else "bf16", config.exact_combine, config.num_buffers)
-        self.num_sms = options.num_sms or min(MAX_SMS, multiprocessors())
         how = KernelOptions(config.timeout_s, stats=stats, profile=profile)
-        self.kernels = LowLatency(group, shape, max_rows, config.num_buffers, self.num_sms, how)
+        self.kernels = LowLatency(group, shape, max_rows, config.num_buffers, options.num_sms, how)
+        self.num_sms = self.kernels.num_sms
         self._rows = [self._new_rows(fp8) for _ in range(config.num_buffers)]
         self._receives = [Received(rows.x, rows.count, rows.scale) for rows in self._rows]
         for i, rows in enumerate(self._rows):
@@ -122,8 +131,8 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
                 f"combine_send: signal has {counters} counters, block_m={signal.block_m}, slot_tiles="
                 f"{signal.slot_tiles}; expected slots * slot_tiles = {self._slots_per_rank} * {signal.slot_tiles}"
             )
-        if not 1 <= signal.num_sms <= MAX_SMS:
-            self._checks.fail(f"combine_send: signal.num_sms={signal.num_sms}: must be in 1..{MAX_SMS}")
+        if not 1 <= signal.num_sms <= _MAX_SIGNAL_SMS:
+            self._checks.fail(f"combine_send: signal.num_sms={signal.num_sms}: must be in 1..{_MAX_SIGNAL_SMS}")
         if signal.slot_tiles * signal.block_m < rows_per_slot:
             self._checks.fail(
                 f"combine_send: {signal.slot_tiles} tiles of {signal.block_m} rows do not hold the {rows_per_slot} "

@@ -220,8 +220,9 @@ def test_the_heap_is_small_and_its_fields_do_not_overlap():
     for before, after in pairwise(names):
         assert offsets[before] + sizes[before] <= offsets[after] and offsets[after] % 128 == 0
     assert large.num_bytes < 2147e6 / 3  # a third of DeepEP's buffer for the same shape
-    assert large.message_bytes == 16 + 8 * 8 + 7168 + 224
-    assert shape(7168, 8, 8, "either").message_bytes == shape(7168, 8, 8, "bf16").message_bytes == 16 + 8 * 8 + 14336
+    assert large.payload_bytes == 7168 + 224 and large.message_bytes == 128 * (1 + 64)  # 7 vectors a line
+    assert shape(7168, 8, 8, "either").message_bytes == shape(7168, 8, 8, "bf16").message_bytes == 128 * (1 + 128)
+    assert shape(7168, 15, 8, "fp8").message_bytes == 128 * (2 + 64)  # 14 entries a line of the header
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])

@@ -213,6 +213,21 @@ def test_deep_eps_low_latency_pair_launches_two_kernels_and_allocates_what_it_re
     assert ops.names == {"empty_like": 4}  # rows, their scales, counts; what combine returns
 
 
+def test_a_launch_of_both_phases_takes_twice_the_thread_blocks_of_one_unless_told_how_many(gpu):
+    x, idx, weights = torch.empty(T, HIDDEN).bfloat16(), torch.zeros(T, K, dtype=torch.int64), torch.zeros(T, K)
+    for options, both, one in ((None, 128, 64), ({"num_sms": 20}, 20, 20)):
+        backend = make("low_latency", options or {})
+        y = torch.empty(backend.max_rows, HIDDEN, dtype=torch.bfloat16)
+        gpu.clear()
+        handle, _ = backend.dispatch(x, idx, weights)
+        backend.combine(y, handle)
+        handle = backend.dispatch_send(x, idx, weights)
+        backend.dispatch_recv(handle)
+        backend.combine_send(y, handle)
+        backend.combine_recv(handle)
+        assert [blocks for _, _, blocks in gpu.launched] == [both] * 2 + [one] * 4
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_calls_launch_as_many_kernels_as_they_must_and_allocate_the_result(gpu, mode):
     backend = make(mode, payload="fp8")

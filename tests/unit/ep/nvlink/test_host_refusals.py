@@ -186,7 +186,7 @@ def test_deep_eps_interface_names_a_tensor_of_another_gpu_before_any_launch(gpu)
     assert gpu.launched == []
 
 
-@pytest.mark.parametrize("mode, most", [("low_latency", 64), ("normal", 132)])
+@pytest.mark.parametrize("mode, most", [("low_latency", 128), ("normal", 132)])
 def test_more_thread_blocks_than_the_gpu_can_run_at_once_are_refused(gpu, monkeypatch, mode, most):
     make(mode, {"num_sms": most})
     with pytest.raises(ValueError, match=rf"\[rank 0/2\] num_sms = {most + 1}: .* at most {most}; this GPU has"):
