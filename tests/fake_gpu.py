@@ -61,7 +61,7 @@ class Kernel:
 
 
 class SymmetricMemory(symmetric.SymmetricMemory):
-    def __init__(self, group: Group, num_bytes: int):
+    def __init__(self, group: Group, num_bytes: int, by_nvlink: bool = False):
         self.num_bytes, self._device = num_bytes, torch.device("cpu")
         self._bytes = torch.empty(num_bytes + 128, dtype=torch.uint8)
         self._own = -(-self._bytes.data_ptr() // 128) * 128

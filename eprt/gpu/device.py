@@ -4,6 +4,7 @@ import socket
 
 import torch
 
+from eprt.gpu.driver import api, check
 from eprt.gpu.group import RankGroup
 
 
@@ -35,6 +36,14 @@ def take_device(kind: str, group: RankGroup) -> torch.device:
 def multiprocessors() -> int:
     """SMs of the current GPU. With more blocks a grid could deadlock: running ones wait for ones that cannot start."""
     return torch.cuda.get_device_properties().multi_processor_count
+
+
+def connected_by_nvlink(device: int, peer: int) -> bool:
+    """Whether two GPUs of this host reach each other by NVLink: only there are atomics native."""
+    cu = api()
+    attribute, what = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, "asking for NVLink"
+    pair = (check(cu.cuDeviceGet(number), what) for number in (device, peer))
+    return bool(check(cu.cuDeviceGetP2PAttribute(attribute, *pair), what))
 
 
 def this_arch() -> str:

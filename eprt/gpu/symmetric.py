@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt.gpu.device import connected_by_nvlink
 from eprt.gpu.driver import CudaError, api, check
 from eprt.gpu.group import RankGroup
 
@@ -20,10 +21,11 @@ class SymmetricMemory:
 
     group: the ranks, one GPU each.
     num_bytes: equal on all ranks.
+    by_nvlink: refuse GPUs that reach each other by PCIe, which may tear a line of 128 bytes (csrc/cuda/lines.cuh).
     """
 
-    def __init__(self, group: RankGroup, num_bytes: int):
-        self.group, self.num_bytes = group, num_bytes
+    def __init__(self, group: RankGroup, num_bytes: int, by_nvlink: bool = False):
+        self.group, self.num_bytes, self._by_nvlink = group, num_bytes, by_nvlink
         self._where = f"[rank {group.rank}/{group.size}]"
         device = torch.cuda.current_device()
         self._device = torch.device("cuda", device)
@@ -86,8 +88,12 @@ class SymmetricMemory:
             if uuid == own_uuid and rank != self.group.rank:
                 return f"{self._where} and rank {rank} share one GPU ({uuid}); give each rank its own (set_device)"
             peer = here.get(uuid)
-            if peer is not None and peer != device and not torch.cuda.can_device_access_peer(device, peer):
+            if peer is None or peer == device:
+                continue
+            if not torch.cuda.can_device_access_peer(device, peer):
                 return f"{pair} have no peer access; see `nvidia-smi topo -p2p r`, or use backend='cpu'"
+            if self._by_nvlink and not connected_by_nvlink(device, peer):
+                return f"{pair} are not connected by NVLink, which mode='low_latency' needs; use mode='normal'"
         return None
 
     def _open(self, handle: bytes, rank: int) -> int:

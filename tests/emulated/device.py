@@ -107,7 +107,7 @@ class ThreadGroup(GatherGroup):
 
 
 class SymmetricMemory(symmetric.SymmetricMemory):
-    def __init__(self, group: ThreadGroup, num_bytes: int):
+    def __init__(self, group: ThreadGroup, num_bytes: int, by_nvlink: bool = False):
         self.group, self.num_bytes, self._device = group, num_bytes, torch.device("cpu")
         self._bytes = torch.zeros(num_bytes + 128, dtype=torch.uint8, device="cpu")
         self._own = -(-self._bytes.data_ptr() // 128) * 128

@@ -200,10 +200,8 @@ class LowLatencyMode:
         like = self._like.get(row_format)
         if like is None:
             like = self._like[row_format] = received_like(row_format, self.num_local, per_expert, self.shape.hidden)
-        x, scale, count = like
-        x, count = torch.empty_like(x), torch.empty_like(count)
-        if scale is not None:
-            scale = torch.empty_like(scale)
+        new = torch.empty_like
+        x, scale, count = new(like[0]), None if like[1] is None else new(like[1]), new(like[2])
         if self._bound[i] is row_format:
             self.kernels.bind_again(i, x, scale, count)
             return x, scale, count

@@ -17,6 +17,8 @@ from eprt.compat.deep_ep.low_latency import BF16, FP8, LowLatencyHandle, LowLate
 from eprt.compat.deep_ep.setup import BufferSetup
 from eprt.ep.nvlink.low_latency import EXPONENTS, FLOAT, POWER_OF_TWO
 
+_NO_EVENT = EventOverlap()  # of every call without async_finish
+
 
 class LowLatencyCalls:
     """Buffer's low-latency calls and its mask."""
@@ -58,9 +60,17 @@ class LowLatencyCalls:
         """
         max_tokens, wait_stats = num_max_dispatch_tokens_per_rank, dispatch_wait_recv_cost_stats
         recv_stats, formats = cumulative_local_expert_recv_stats, (use_fp8, round_scale, use_ue8m0)
-        stats, order = (recv_stats, wait_stats), (async_finish, return_recv_hook)
         looks_known = self._checks.check_dispatch(
-            x, topk_idx, topk_weights, *stats, max_tokens, num_experts, formats, *order
+            x,
+            topk_idx,
+            topk_weights,
+            recv_stats,
+            wait_stats,
+            max_tokens,
+            num_experts,
+            formats,
+            async_finish,
+            return_recv_hook,
         )
         if looks_known and self._recent is not None:
             mode, row_format = self._recent
@@ -73,10 +83,14 @@ class LowLatencyCalls:
             row_format = FP8[scale_format] if use_fp8 else BF16
             self._recent = mode, row_format
         weights = None if self._setup.exact else topk_weights
-        rows, scale, handle, event, hook = mode.dispatch(x, topk_idx, weights, *stats, row_format, *order)
-        received, count = rows if scale is None else (rows, scale), handle.rows_of_expert
-        keep = None if event is None else [x, topk_idx, topk_weights, rows, scale, count, recv_stats, wait_stats]
-        return received, count, handle, EventOverlap(event, keep), hook
+        rows, scale, handle, event, hook = mode.dispatch(
+            x, topk_idx, weights, recv_stats, wait_stats, row_format, async_finish, return_recv_hook
+        )
+        received, count, overlap = rows if scale is None else (rows, scale), handle.rows_of_expert, _NO_EVENT
+        if event is not None:
+            keep = [x, topk_idx, topk_weights, rows, scale, count, recv_stats, wait_stats]
+            overlap = EventOverlap(event, keep)
+        return received, count, handle, overlap, hook
 
     @without_function_modes
     def low_latency_combine(
@@ -115,18 +129,30 @@ class LowLatencyCalls:
             raise NotImplementedError(f"{call}: use_logfmt=True (10-bit outputs) is not supported; they cross as bf16")
         if not isinstance(handle, LowLatencyHandle) or handle.mode.kernels.mask is not self._setup.mask:
             check.fail(f"{call}: handle must be the object that low_latency_dispatch of this Buffer returned")
-        mode, wait_stats, order = handle.mode, combine_wait_recv_cost_stats, (async_finish, return_recv_hook)
-        sizes = handle.num_tokens, mode.block, mode.shape.top_k
-        check.check_combine(x, topk_idx, topk_weights, out, wait_stats, *sizes, *order)
+        mode, wait_stats = handle.mode, combine_wait_recv_cost_stats
+        check.check_combine(
+            x,
+            topk_idx,
+            topk_weights,
+            out,
+            wait_stats,
+            handle.num_tokens,
+            mode.block,
+            mode.shape.top_k,
+            async_finish,
+            return_recv_hook,
+        )
         signal = None
         if overlap:
             if not return_recv_hook:
                 check.fail(f"{call}: overlap=True needs return_recv_hook=True: the experts still compute")
             signal = check.make_signal(call, comp_signal, packed_recv_count, mode.block, block_m, threshold, num_sms)
-        inputs = x, topk_idx, topk_weights, handle
-        combined, event, hook = mode.combine(*inputs, out, wait_stats, signal, zero_copy, *order)
-        keep = None if event is None else [x, topk_idx, topk_weights, combined, wait_stats]
-        return combined, EventOverlap(event, keep), hook
+        combined, event, hook = mode.combine(
+            x, topk_idx, topk_weights, handle, out, wait_stats, signal, zero_copy, async_finish, return_recv_hook
+        )
+        if event is None:
+            return combined, _NO_EVENT, hook
+        return combined, EventOverlap(event, [x, topk_idx, topk_weights, combined, wait_stats]), hook
 
     @without_function_modes
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> Tensor:

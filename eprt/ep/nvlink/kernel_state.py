@@ -52,11 +52,14 @@ class KernelState:
 
     num_bytes: of the symmetric heap.
     num_tickets: kinds of calls that have epochs of their own.
+    by_nvlink: as SymmetricMemory's.
     """
 
-    def __init__(self, group: EPGroup, num_bytes: int, num_tickets: int, options: KernelOptions):
+    def __init__(
+        self, group: EPGroup, num_bytes: int, num_tickets: int, options: KernelOptions, by_nvlink: bool = False
+    ):
         self.group, self.options, mask = group, options, options.mask
-        self.memory = SymmetricMemory(group, num_bytes)
+        self.memory = SymmetricMemory(group, num_bytes, by_nvlink)
         self.mask = torch.zeros(group.size, dtype=torch.int32, device="cuda") if mask is None else mask
         self.totals = KernelTotals.zeros(group.size)
         self.failure = HostWords(4)

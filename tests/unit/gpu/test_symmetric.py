@@ -64,9 +64,10 @@ class Driver:
 @pytest.fixture
 def machine(monkeypatch):
     """Two ranks; rank r on device r of two that reach each other. Its fields may be changed."""
-    machine = SimpleNamespace(driver=Driver(), uuids=["GPU-a", "GPU-b"], reach=True, sizes=[4096, 4096])
+    machine = SimpleNamespace(driver=Driver(), uuids=["GPU-a", "GPU-b"], reach=True, sizes=[4096, 4096], nvlink=True)
     for module in (driver, symmetric):
         monkeypatch.setattr(module, "api", lambda: machine.driver)
+    monkeypatch.setattr(symmetric, "connected_by_nvlink", lambda device, peer: machine.nvlink)
     zeros = torch.zeros
     for name, value in {
         "current_device": lambda: machine.driver.here.rank,
@@ -80,7 +81,7 @@ def machine(monkeypatch):
     return machine
 
 
-def on_both(machine: Any, node_of_rank: tuple[int, int] = (0, 0)) -> list[Any]:
+def on_both(machine: Any, node_of_rank: tuple[int, int] = (0, 0), **options: bool) -> list[Any]:
     """What each rank gets: its memory, or what it raised. Whoever waits for ever is found by the barrier's timeout."""
     shared = SimpleNamespace(values=[None] * 2, barrier=threading.Barrier(2, timeout=100))
     got: list[Any] = [None, None]
@@ -90,7 +91,7 @@ def on_both(machine: Any, node_of_rank: tuple[int, int] = (0, 0)) -> list[Any]:
         group = ThreadGroup(rank, 2, shared)
         group.node_of_rank = node_of_rank
         try:
-            got[rank] = SymmetricMemory(group, machine.sizes[rank])
+            got[rank] = SymmetricMemory(group, machine.sizes[rank], **options)
         except Exception as error:
             got[rank] = error
         else:
@@ -143,4 +144,12 @@ def test_gpus_out_of_reach_are_named_on_every_rank_before_anything_is_allocated(
     machine.driver.cuMemAlloc = lambda num_bytes: pytest.fail("allocated")
     for error in on_both(machine, nodes):
         with pytest.raises(ValueError, match=rf"^\[rank 0/2\] .*{words}"):
+            raise error
+
+
+def test_gpus_without_nvlink_are_refused_where_lines_of_128_bytes_must_arrive_whole(machine):
+    machine.nvlink = False
+    assert on_both(machine) == [[1 << 32, 2 << 32], [(1 << 32) + 1, 2 << 32]]
+    for error in on_both(machine, by_nvlink=True):
+        with pytest.raises(ValueError, match=r"^\[rank 0/2\] GPU 0 .* rank 1's .* NVLink.*use mode='normal'"):
             raise error
