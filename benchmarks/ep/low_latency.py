@@ -135,8 +135,8 @@ def parts_row(group: EPGroup, timer: GpuTimer, setting: LowLatencySetting, num_t
         case.combine()
 
     def launches() -> None:
-        kernels.dispatch(0, case.x, case.slots, case.weights, SEND | RECV)
-        kernels.combine_recv(0, case.slots, case.weights, out, case.y)
+        kernels.dispatch(0, num_tokens, case.x, case.slots, case.weights, SEND | RECV)
+        kernels.combine_recv(0, num_tokens, case.slots, case.weights, out, case.y)
 
     host, launch = timer.host_us(pair) / 2, timer.host_us(launches) / 2
     chained = timer.chains(

@@ -255,7 +255,7 @@ def fp8_power_of_two_scales(group: EPGroup) -> None:
     slots = torch.arange(32, device="cuda", dtype=torch.int32).view(16, 2) % 4 + 4 * group.rank  # stay on this rank
     rows = backend._rows[0]
     backend.kernels.bind(0, dataclasses.replace(rows, scale_format=POWER_OF_TWO))
-    backend.kernels.dispatch(0, x, slots, torch.ones(16, 2, device="cuda"), SEND | RECV)
+    backend.kernels.dispatch(0, 16, x, slots, torch.ones(16, 2, device="cuda"), SEND | RECV)
     torch.cuda.synchronize()
     assert rows.scale is not None
     scale = rows.scale[:32]

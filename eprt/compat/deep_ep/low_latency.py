@@ -168,19 +168,19 @@ class LowLatencyMode:
                 f"in the place of number {next_number - NUM_HANDLES}, of which a combine is under way; call its hook "
                 "first"
             )
-        i = next_number % NUM_HANDLES
+        i, num_tokens = next_number % NUM_HANDLES, x.shape[0]
         rows, scale, count = self._receive_into(i, row_format)  # before the call begins: there may be no memory
         number = self._dispatches.begin_call(return_recv_hook)
         self.kernels.count_for_caller(i, recv_stats, wait_stats)
         phases = SEND if return_recv_hook else SEND | RECV
         if not async_finish and self._streams.stays_on_stream():
-            self.kernels.dispatch(i, x, topk_idx, topk_weights, phases)
+            self.kernels.dispatch(i, num_tokens, x, topk_idx, topk_weights, phases)
         else:
             with self._streams.run_call(async_finish):
-                self.kernels.dispatch(i, x, topk_idx, topk_weights, phases)
+                self.kernels.dispatch(i, num_tokens, x, topk_idx, topk_weights, phases)
         shape = self.shape
         handle = LowLatencyHandle((self._tokens[i], self._ranges[i], shape.max_tokens, shape.hidden, shape.num_experts))
-        handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, x.shape[0], count
+        handle.mode, handle.number, handle.num_tokens, handle.rows_of_expert = self, number, num_tokens, count
         if not return_recv_hook:
             return rows, scale, handle, self._streams.record_event(async_finish), None
         stream = torch.cuda.current_stream()
@@ -190,7 +190,7 @@ class LowLatencyMode:
             self._check_open()
             self._dispatches.end_call(number)
             with self._streams.resume_call(stream):
-                self.kernels.dispatch(i, x, topk_idx, topk_weights, RECV)
+                self.kernels.dispatch(i, num_tokens, x, topk_idx, topk_weights, RECV)
 
         return rows, scale, handle, None, receive
 
@@ -232,11 +232,11 @@ class LowLatencyMode:
         if self._failure_words[0]:
             self._raise_failure()
         self._check_handle(handle)
+        num_tokens = handle.num_tokens
         if out is None:
-            shape = self._outs.get(handle.num_tokens)
+            shape = self._outs.get(num_tokens)
             if shape is None:
-                shape = shape_only(handle.num_tokens, self.shape.hidden, dtype=torch.bfloat16)
-                self._outs[handle.num_tokens] = shape
+                shape = self._outs[num_tokens] = shape_only(num_tokens, self.shape.hidden, dtype=torch.bfloat16)
             out = torch.empty_like(shape)
         number = self._combines.begin_call(return_recv_hook)
         if zero_copy and self._next_y is not None:
@@ -245,11 +245,11 @@ class LowLatencyMode:
                 y.record_stream(self._streams.stream)
         i = handle.number % NUM_HANDLES
         if not (async_finish or return_recv_hook) and self._streams.stays_on_stream():
-            self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
+            self.kernels.combine_recv(i, num_tokens, topk_idx, topk_weights, out, y, wait_stats)
             return out, None, None
         with self._streams.run_call(async_finish):
             if not return_recv_hook:
-                self.kernels.combine_recv(i, topk_idx, topk_weights, out, y, wait_stats)
+                self.kernels.combine_recv(i, num_tokens, topk_idx, topk_weights, out, y, wait_stats)
                 return out, self._streams.record_event(async_finish), None
             self.kernels.combine_send(i, y, handle.rows_of_expert, signal)
         self._combining[handle.number], stream = number, torch.cuda.current_stream()
@@ -260,7 +260,7 @@ class LowLatencyMode:
             self._combines.end_call(number)
             self._combining.pop(handle.number, None)
             with self._streams.resume_call(stream):
-                self.kernels.combine_recv(i, topk_idx, topk_weights, out, None, wait_stats)
+                self.kernels.combine_recv(i, num_tokens, topk_idx, topk_weights, out, None, wait_stats)
 
         return out, None, receive
 

@@ -151,9 +151,12 @@ class LowLatency(KernelState):
         p.recv_total = None if recv_total is None else recv_total.data_ptr()
         p.wait_cost = None if wait_cost is None else wait_cost.data_ptr()
 
-    def dispatch(self, i: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor | None, phases: int) -> None:
+    def dispatch(
+        self, i: int, num_tokens: int, x: Tensor, topk_slot: Tensor, topk_weight: Tensor | None, phases: int
+    ) -> None:
         """Into handle i.
 
+        num_tokens: T, which the caller knows; to ask a tensor for it takes longer than all else here.
         x: bf16 [T, H], contiguous, as the others.
         topk_slot: int32 or int64 [T, K].
         topk_weight: fp32 [T, K]; may be None for a shape with `exact` or `late_weights`, whose combine is given them.
@@ -164,7 +167,7 @@ class LowLatency(KernelState):
         p = launch.params
         p.x, p.topk_slot = x.data_ptr(), topk_slot.data_ptr()
         p.topk_weight = None if topk_weight is None else topk_weight.data_ptr()
-        p.num_tokens, p.slot_bytes, p.phases = x.shape[0], topk_slot.element_size(), phases
+        p.num_tokens, p.slot_bytes, p.phases = num_tokens, topk_slot.element_size(), phases
         launch(self.num_sms if phases == SEND | RECV else self.half_sms, self._stream())
 
     def combine_send(self, i: int, y: Tensor, slot_rows: Tensor, signal: Signal | None = None) -> None:
@@ -187,6 +190,7 @@ class LowLatency(KernelState):
     def combine_recv(
         self,
         i: int,
+        num_tokens: int,
         topk_slot: Tensor,
         topk_weight: Tensor,
         out: Tensor,
@@ -201,7 +205,7 @@ class LowLatency(KernelState):
         launch, num_sms = self._combines[i], self.half_sms
         p = launch.params
         p.topk_slot, p.topk_weight, p.out = topk_slot.data_ptr(), topk_weight.data_ptr(), out.data_ptr()
-        p.num_tokens, p.slot_bytes, p.signal = out.shape[0], topk_slot.element_size(), None
+        p.num_tokens, p.slot_bytes, p.signal = num_tokens, topk_slot.element_size(), None
         p.phases, p.wait_cost = RECV, None if wait_cost is None else wait_cost.data_ptr()
         if y is not None:
             p.y, p.phases, num_sms = y.data_ptr(), SEND | RECV, self.num_sms

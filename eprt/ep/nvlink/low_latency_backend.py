@@ -100,7 +100,8 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
 
     def _launch_dispatch(self, handle: DispatchHandle, phases: int) -> None:
         state = handle.state
-        self.kernels.dispatch(state.buffer_set, state.x_TH, state.slot_idx_TK, handle.topk_weights_TK, phases)
+        T, weights_TK = handle.num_tokens, handle.topk_weights_TK
+        self.kernels.dispatch(state.buffer_set, T, state.x_TH, state.slot_idx_TK, weights_TK, phases)
 
     def _received(self, handle: DispatchHandle) -> Received:
         return self._receives[handle.state.buffer_set]
@@ -114,7 +115,8 @@ class NvlinkLowLatencyBackend(NvlinkBackend):
 
     def _launch_combine_recv(self, handle: DispatchHandle, y_TH: Tensor, y_RH: Tensor | None = None) -> None:
         state = handle.state
-        self.kernels.combine_recv(state.buffer_set, state.slot_idx_TK, handle.topk_weights_TK, y_TH, y_RH)
+        T, weights_TK = handle.num_tokens, handle.topk_weights_TK
+        self.kernels.combine_recv(state.buffer_set, T, state.slot_idx_TK, weights_TK, y_TH, y_RH)
 
     def _check_signal(self, signal: Any) -> None:
         rows_per_slot = self.max_rows // self.config.top_k
