@@ -276,12 +276,19 @@ EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Beg
   read_entries(p, routing);
   sync_begun();
   stamp(p.context, 1);
+#if !VALUES_FIRST
   send_headers(p, routing, begun, weights, index[group], lane);
+#endif
   Vec16 line[kQuads];
   to_lines(p, chunk, first_unit(), begun.epoch, magnitudes[warp], lane, line);
+#if VALUES_FIRST != 1
   barrier_sync(kCounted, kAllThreads);
+#endif
   stamp(p.context, 4);
   send_values(p, routing, begun, line, magnitudes[warp], lane);
+#if VALUES_FIRST
+  send_headers(p, routing, begun, weights, index[group], lane);
+#endif
   stamp(p.context, 3);
 }
 
