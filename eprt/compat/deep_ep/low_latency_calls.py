@@ -86,11 +86,10 @@ class LowLatencyCalls:
         rows, scale, handle, event, hook = mode.dispatch(
             x, topk_idx, weights, recv_stats, wait_stats, row_format, async_finish, return_recv_hook
         )
-        received, count, overlap = rows if scale is None else (rows, scale), handle.rows_of_expert, _NO_EVENT
+        received, count, done = rows if scale is None else (rows, scale), handle.rows_of_expert, _NO_EVENT
         if event is not None:
-            keep = [x, topk_idx, topk_weights, rows, scale, count, recv_stats, wait_stats]
-            overlap = EventOverlap(event, keep)
-        return received, count, handle, overlap, hook
+            done = EventOverlap(event, [x, topk_idx, topk_weights, rows, scale, count, recv_stats, wait_stats])
+        return received, count, handle, done, hook
 
     @without_function_modes
     def low_latency_combine(
