@@ -3,11 +3,6 @@
 #pragma once
 
 #define EPRT_DEVICE __device__ __forceinline__
-#ifdef HINT
-#define Y_HINT ".L2::256B"
-#else
-#define Y_HINT ""
-#endif
 
 namespace eprt {
 
@@ -63,7 +58,7 @@ EPRT_DEVICE void load_if(Vec16& v, const void* p) {
   else
     asm volatile(
         "{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0;"
-        "@wanted ld.global.nc.L1::no_allocate" Y_HINT ".v4.u32 {%0,%1,%2,%3}, [%4]; }"
+        "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
         : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])
         : "l"(p));
 }

@@ -2,9 +2,9 @@
 // docs/protocol.md explains every field and why every wait ends; eprt/ep/nvlink/low_latency_layout.py mirrors the
 // structs and computes the offsets.
 //
-// Compile-time constants: HIDDEN (a multiple of 16), TOPK, NUM_RANKS (<= 32), FP8 (0, 1), COMBINE_ROWS (rows that a
-// token gets back, at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps), STATS (0, 1:
-// counters).
+// Compile-time constants: HIDDEN (a multiple of 16), TOPK, NUM_RANKS (<= 32), NUM_BUFFERS, FP8 (0, 1), COMBINE_ROWS
+// (rows that a token gets back, at most), MESSAGE_BYTES (from one message to the next), PROFILE (0, 1: time stamps),
+// STATS (0, 1: counters).
 #pragma once
 #include "lines.cuh"
 #include "waits.cuh"
@@ -14,6 +14,7 @@ namespace eprt::low_latency {
 constexpr int kHidden = HIDDEN;
 constexpr int kTopk = TOPK;
 constexpr bool kFp8 = FP8;
+constexpr uint32_t kSets = 2 * NUM_BUFFERS;  // of each field in the heap, used in turn
 static_assert(kHidden % 16 == 0 && kTopk <= 32, "limits of the low-latency kernels");
 
 constexpr int kThreads = 512;  // threads that move data; low_latency_dispatch has a few more
@@ -45,10 +46,7 @@ static_assert(kMessageBytes % kLineBytes == 0 && kMessageBytes >= (kHeaderLines 
 constexpr int kRowVectors = kHidden / 8;                        // bf16
 constexpr int kRowFours = ceil_div(kRowVectors, kFourVectors);  // fours of lines
 constexpr int kRowBytes = kRowFours * kWarpLineBytes;
-#ifndef PART_FOURS
-#define PART_FOURS 2
-#endif
-constexpr int kPartFours = PART_FOURS;  // of a part, a warp's unit of work
+constexpr int kPartFours = 2;  // of a part, a warp's unit of work
 constexpr int kRowParts = ceil_div(kRowFours, kPartFours);
 constexpr int kRows = COMBINE_ROWS;  // one per expert, or one per rank. Kernels of both kinds may share a heap
 static_assert(kRows >= (kTopk < kRanks ? kTopk : kRanks), "a rank's row lies beyond a token's rows");
@@ -103,17 +101,17 @@ enum Phases : int32_t { kSend = 1, kRecv = 2 };
 EPRT_DEVICE int count_words(const Context& c) { return c.num_slots + ceil_div(c.max_tokens, 32); }
 
 EPRT_DEVICE uint64_t* count_at(const Context& c, int holder, uint32_t epoch, int source) {
-  const int set = epoch % (2 * c.num_buffers);
+  const int set = epoch % kSets;
   return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.count) + int64_t(set * kRanks + source) * count_words(c);
 }
 
 EPRT_DEVICE uint8_t* message_at(const Context& c, int holder, uint32_t epoch, int source, int token) {
-  const int set = epoch % (2 * c.num_buffers);
+  const int set = epoch % kSets;
   return c.peer[holder] + c.heap.message + (int64_t(set * kRanks + source) * c.max_tokens + token) * kMessageBytes;
 }
 
 EPRT_DEVICE int64_t row_index(const Context& c, uint32_t epoch, int token, int row) {
-  return (int64_t(epoch % (2 * c.num_buffers)) * c.max_tokens + token) * kRows + row;
+  return (int64_t(epoch % kSets) * c.max_tokens + token) * kRows + row;
 }
 
 EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int token, int row) {
@@ -121,12 +119,22 @@ EPRT_DEVICE uint8_t* row_at(const Context& c, int holder, uint32_t epoch, int to
 }
 
 EPRT_DEVICE uint64_t* weights_at(const Context& c, int holder, uint32_t epoch, int source) {
-  const int set = epoch % (2 * c.num_buffers), words = ceil_div(c.max_tokens * kTopk, 2) * 2;
+  const int set = epoch % kSets, words = ceil_div(c.max_tokens * kTopk, 2) * 2;
   return reinterpret_cast<uint64_t*>(c.peer[holder] + c.heap.weight) + int64_t(set * kRanks + source) * words;
 }
 
 EPRT_DEVICE uint32_t* begun_at(const Context& c, int holder, int source) {
   return reinterpret_cast<uint32_t*>(c.peer[holder] + c.heap.begun) + source;
+}
+
+// index / per_rank, a rank. Among few ranks comparisons are less code than a division, and code that is not in a cache
+// costs time.
+EPRT_DEVICE int rank_of(int index, int per_rank) {
+  if (kRanks > 8) return index / per_rank;
+  int rank = 0;
+#pragma unroll
+  for (int r = 1; r < min(kRanks, 9); ++r) rank += index >= r * per_rank;
+  return rank;
 }
 
 // ---- epochs ---------------------------------------------------------------------------------------------------------

@@ -57,31 +57,24 @@ EPRT_DEVICE void send_lines(uint8_t* row, const Part& from, int part, uint32_t e
   }
 }
 
-// Rows that a warp loads together.
-constexpr int kHeldRows = kTopk < 4 ? kTopk : 4;
-
-// The sum of weight(b) * row(b) over the set bits b of `wanted`, in order; `meanwhile` runs while the first rows are
-// loaded.
+// The sum of weight(b) * row(b) over the set bits b of `wanted`, in order. The next row is loaded while one is added;
+// `meanwhile` runs while the first one is loaded. A loop, not unrolled: instructions come from memory, too.
 template <bool kWrittenMeanwhile, class Row, class Weight, class Meanwhile>
 EPRT_DEVICE Sum sum_rows(uint32_t wanted, int part, int lane, Row row, Weight weight, Meanwhile meanwhile) {
   Sum sum = {};
-  bool first = true;
+  if (wanted == 0) return sum;
+  Part next = {};
+  load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), part, lane);
+  meanwhile();
+#pragma unroll 1
   while (wanted) {
-    Vec16 v[kHeldRows * kPartFours] = {};
-    uint32_t left = wanted;
+    Part now;
 #pragma unroll
-    for (int i = 0; i < kHeldRows; ++i, left &= left - 1) {
-      const uint8_t* from = row(max(__ffs(left) - 1, 0));
-      load_part<kWrittenMeanwhile>(v + i * kPartFours, left ? from : nullptr, part, lane);
-    }
-    if (first) meanwhile();
-    first = false;
-#pragma unroll
-    for (int i = 0; i < kHeldRows; ++i)
-      if (wanted) {
-        add_weighted(sum, v + i * kPartFours, weight(__ffs(wanted) - 1));
-        wanted &= wanted - 1;
-      }
+    for (int i = 0; i < kPartFours; ++i) now[i] = next[i];
+    const int b = __ffs(wanted) - 1;
+    wanted &= wanted - 1;
+    if (wanted) load_part<kWrittenMeanwhile>(next, row(__ffs(wanted) - 1), part, lane);
+    add_weighted(sum, now, weight(b));
   }
   return sum;
 }
@@ -304,7 +297,7 @@ EPRT_DEVICE int row_of_rank(int holder, int lane) {
 }
 
 // Rows of a token that a warp awaits and sums together.
-constexpr int kAwaitedRows = kRows < 4 ? kRows : 4;
+constexpr int kAwaitedRows = kRows < 2 ? kRows : 2;
 
 struct AwaitedRows {
   Vec16 v[kAwaitedRows * kPartFours] = {};
@@ -335,13 +328,11 @@ struct AwaitedRows {
       for (int i = 0; i < kAwaitedRows; ++i) {
         const uint32_t bits = kRowBits << (i * kPartFours);
         if (!(before & bits)) continue;
-        PeerState state = awaited & bits ? kAwaited : kArrived;
-        if (state == kAwaited && look % 64 == 0) state = look_at_peer(c.deadline, peer[i], now - start);
-        if (state == kAwaited) continue;
-        if (lane == 0) note_wait(book, peer[i], now);
-        if (state == kArrived) continue;
-        if (state == kLate) give_up(c.deadline, kCombineRows, peer[i], seen(i, missing), epoch, lane);
-        rows &= ~(1u << i), missing &= ~bits, awaited &= ~bits;
+        const bool arrived = !(awaited & bits);
+        if (!arrived && look % 64) continue;
+        const uint32_t there = arrived ? epoch : seen(i, missing);
+        const PeerState state = judge_peer(c.deadline, book, peer[i], arrived, start, now, kCombineRows, there, epoch);
+        if (state == kMasked || state == kLate) rows &= ~(1u << i), missing &= ~bits, awaited &= ~bits;
       }
     }
   }
@@ -361,7 +352,7 @@ struct AwaitedRows {
 EPRT_DEVICE void sum_token(const CombineParams& p, WaitBook* book, const Call& call, int token, int slot, int part,
                            int lane) {
   const Context& c = p.context;
-  const int holder = slot >= 0 ? slot / c.num_slots : -1;
+  const int holder = slot >= 0 ? rank_of(slot, c.num_slots) : -1;
   const uint32_t ranks = __reduce_or_sync(kAllLanes, holder >= 0 ? 1u << holder : 0u) & ~call.masked;
   // EXACT: bit k stands for row k. Else bit r stands for rank r's row.
   uint32_t left = kExact ? __ballot_sync(kAllLanes, holder >= 0 && (ranks >> max(holder, 0)) & 1) : ranks;

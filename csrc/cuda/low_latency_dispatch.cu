@@ -19,9 +19,7 @@ EPRT_DEVICE void place(const DispatchParams& p, const Routing& routing, WaitBook
   sync_begun();
   if (p.phases & kSend) {
     send_counts(p, routing, *begun, thread);
-#if VALUES_FIRST != 1
     barrier_arrive(kCounted, kAllThreads);
-#endif
   }
   stamp(c, 2, kThreads);
   if (!(p.phases & kRecv)) return;

@@ -47,6 +47,7 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
                                 int thread) {
   const int width = count_words(c), num_words = kRanks * width;
   const uint64_t* words = count_at(c, c.rank, begun.epoch, 0);  // source 0's; the other sources' follow
+#pragma unroll 1
   for (int first = thread; first < num_words; first += kCountLoads * kPlaceThreads) {
     uint32_t missing = 0;
 #pragma unroll
@@ -54,8 +55,9 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
       const int i = first + j * kPlaceThreads;
       if (i >= num_words) continue;
       place.counted[i] = 0;
-      if (!((begun.masked >> (i / width)) & 1)) missing |= 1u << j;
+      if (!((begun.masked >> rank_of(i, width)) & 1)) missing |= 1u << j;
     }
+#pragma unroll 1
     for (int spin = 0; missing && spin < kCountSpins; ++spin) {
       const uint64_t now = kStats && spin ? global_timer_ns() : 0;
       uint64_t seen[kCountLoads];
@@ -68,12 +70,13 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
         if (!((missing >> j) & 1) || uint32_t(seen[j] >> 32) != begun.epoch) continue;
         place.counted[i] = int(seen[j]);
         missing &= ~(1u << j);
-        if (spin) note_wait(book, i / width, now);
+        if (spin) note_wait(book, rank_of(i, width), now);
       }
     }
+#pragma unroll 1
     for (; missing; missing &= missing - 1) {
       const int i = first + (__ffs(missing) - 1) * kPlaceThreads;
-      place.counted[i] = late_count(c, book, begun.epoch, i / width, words + i);
+      place.counted[i] = late_count(c, book, begun.epoch, rank_of(i, width), words + i);
     }
   }
 }
@@ -82,6 +85,7 @@ EPRT_DEVICE void receive_counts(const Context& c, WaitBook* book, const Begun& b
 EPRT_DEVICE void place_slots(const DispatchParams& p, const Placement& place, int lane) {
   const int num_slots = p.context.num_slots;
   int base = 0;
+#pragma unroll 1
   for (int first = 0; first <= num_slots; first += kWarp) {
     const int e = first + lane;
     const int rows = e < num_slots ? ceil_div(place.slot_rows[e], p.alignment) * p.alignment : 0;
@@ -139,10 +143,7 @@ EPRT_DEVICE void publish_counts(const DispatchParams& p, const Placement& place,
 }
 
 // A part of a message, as a warp has it in its registers: some lines of values, and the whole header.
-#ifndef PART_CHUNKS
-#define PART_CHUNKS 1
-#endif
-constexpr int kPartChunks = PART_CHUNKS;
+constexpr int kPartChunks = 1;
 constexpr int kPartQuads = kPartChunks * kChunkLines / kWarpLines;
 constexpr int kPartScales = kPartChunks * kChunkScales;
 constexpr int kParts = ceil_div(kPayloadLines, kPartChunks* kChunkLines);
@@ -192,11 +193,10 @@ EPRT_DEVICE bool wait_part(const Context& c, WaitBook* book, const uint8_t* mess
   for (int look = 1;; ++look) {
     const uint64_t now = global_timer_ns();  // before the look, see WaitEnd
     const bool there = to.look(message, part, epoch, lane);
-    const PeerState peer = there ? kArrived : look % 64 ? kAwaited : look_at_peer(c.deadline, source, now - start);
-    if (peer == kAwaited) continue;
-    if (lane == 0) note_wait(book, source, now);
-    if (peer == kLate) give_up(c.deadline, kDispatchTokens, source, to.seen(lane), epoch, lane);
-    return there;
+    if (!there && look % 64) continue;
+    const uint32_t seen = there ? epoch : to.seen(lane);
+    const PeerState state = judge_peer(c.deadline, book, source, there, start, now, kDispatchTokens, seen, epoch);
+    if (state != kAwaited) return there;
   }
 }
 
@@ -291,9 +291,11 @@ EPRT_DEVICE void receive(const DispatchParams& p, WaitBook* book, const Placemen
   barrier_sync(kPlaced, kAllThreads);
   stamp(c, 7);
   int end = 0;  // after the last token of any source
-  for (int i = lane; i < kRanks * place.words; i += kWarp) {
-    const uint32_t bits = place.tokens(i / place.words)[i % place.words];
-    if (bits) end = max(end, (i % place.words + 1) * 32 - __clz(bits));
+  if (lane < kRanks) {
+    int i = place.words;
+#pragma unroll 1
+    while (i > 0 && place.tokens(lane)[i - 1] == 0) --i;
+    if (i) end = i * 32 - __clz(place.tokens(lane)[i - 1]);
   }
   const int num_units = __reduce_max_sync(kAllLanes, end) * kRanks * kParts;
   for (int unit = take_unit(taken, lane); unit < num_units; unit = take_unit(taken, lane)) {

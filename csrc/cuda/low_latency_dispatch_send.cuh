@@ -1,5 +1,6 @@
 // Low-latency dispatch, sending side: a token goes once to each rank that holds one of its slots, optionally cast to
-// fp8. What tells the receiver where values go leaves before them, so that it need not wait behind them on the link.
+// fp8. The counts leave before the values, so that they need not wait behind them on the link; the headers, which take
+// longer, leave after them.
 #pragma once
 #include "cast.cuh"
 #include "low_latency_dispatch.cuh"
@@ -19,37 +20,37 @@ struct Routing {   // in shared memory
   EPRT_DEVICE uint8_t* end() const { return reinterpret_cast<uint8_t*>(entry + ceil_div(num_tokens * kTopk, 8) * 8); }
 };
 
-constexpr int kSlotLoads = 4;  // loads that a thread has in flight
+constexpr int kSlotLoads = 2;  // entries that a thread loads at once
 
 __device__ __noinline__ void report_bad_slot(const Deadline& deadline, int64_t slot, int i) {
   report(deadline.failure, kBadSlot, uint32_t(slot >> 32), uint32_t(slot), i);
 }
 
-template <class Index>
-EPRT_DEVICE void read_entries(const DispatchParams& p, const Index* topk_slot, const Routing& routing) {
+// Called by the workers. topk_slot of either size is read as 32-bit words, the lower first.
+EPRT_DEVICE void read_entries(const DispatchParams& p, const Routing& routing) {
+  const int32_t* words = static_cast<const int32_t*>(p.topk_slot);
   const int num_slots = p.context.num_slots, num_entries = p.num_tokens * kTopk, padded = ceil_div(num_entries, 8) * 8;
+  const int size = p.slot_bytes / 4;
+#pragma unroll 1
   for (int first = threadIdx.x; first < padded; first += kSlotLoads * kThreads) {
-    Index slots[kSlotLoads];
+    int32_t low[kSlotLoads], high[kSlotLoads];
     // Past the end, load the last entry again: with a branch, each load would be awaited before the next is issued.
 #pragma unroll
-    for (int j = 0; j < kSlotLoads; ++j) slots[j] = topk_slot[min(first + j * kThreads, num_entries - 1)];
+    for (int j = 0; j < kSlotLoads; ++j) {
+      const int32_t* word = words + min(first + j * kThreads, num_entries - 1) * size;
+      low[j] = word[0], high[j] = word[size - 1];
+    }
 #pragma unroll
     for (int j = 0; j < kSlotLoads; ++j) {
       const int i = first + j * kThreads;
       if (i >= padded) continue;
-      const bool names_one = i < num_entries && slots[j] >= 0 && slots[j] < num_slots * kRanks;
-      routing.entry[i] = names_one ? int(slots[j]) / num_slots << 10 | int(slots[j]) % num_slots : -1;
-      if (!names_one && slots[j] != -1 && i < num_entries && blockIdx.x == 0)
-        report_bad_slot(p.context.deadline, slots[j], i);
+      const bool names_one = i < num_entries && low[j] >= 0 && low[j] < num_slots * kRanks && (size == 1 || !high[j]);
+      const int rank = rank_of(low[j], num_slots);
+      routing.entry[i] = names_one ? rank << 10 | (low[j] - rank * num_slots) : -1;
+      if (!names_one && (low[j] & high[j]) != -1 && i < num_entries && blockIdx.x == 0)
+        report_bad_slot(p.context.deadline, size == 1 ? low[j] : int64_t(high[j]) << 32 | uint32_t(low[j]), i);
     }
   }
-}
-
-EPRT_DEVICE void read_entries(const DispatchParams& p, const Routing& routing) {
-  if (p.slot_bytes == 8)
-    read_entries(p, static_cast<const int64_t*>(p.topk_slot), routing);
-  else
-    read_entries(p, static_cast<const int32_t*>(p.topk_slot), routing);
 }
 
 // The ranks that hold a slot of the token, masked ones left out; the same in all lanes.
@@ -276,19 +277,12 @@ EPRT_DEVICE void send(const DispatchParams& p, const Routing& routing, const Beg
   read_entries(p, routing);
   sync_begun();
   stamp(p.context, 1);
-#if !VALUES_FIRST
-  send_headers(p, routing, begun, weights, index[group], lane);
-#endif
   Vec16 line[kQuads];
   to_lines(p, chunk, first_unit(), begun.epoch, magnitudes[warp], lane, line);
-#if VALUES_FIRST != 1
   barrier_sync(kCounted, kAllThreads);
-#endif
   stamp(p.context, 4);
   send_values(p, routing, begun, line, magnitudes[warp], lane);
-#if VALUES_FIRST
   send_headers(p, routing, begun, weights, index[group], lane);
-#endif
   stamp(p.context, 3);
 }
 

@@ -106,18 +106,24 @@ EPRT_DEVICE bool wait_peer(const Context& c, WaitBook* book, const uint32_t* fla
 
 enum PeerState : int { kAwaited, kArrived, kMasked, kLate };
 
-// Of a rank that has been awaited for so long; the same in all lanes.
-EPRT_DEVICE PeerState look_at_peer(const Deadline& deadline, int peer, uint64_t waited_ns) {
-  if (__any_sync(kAllLanes, load_relaxed(deadline.mask + peer))) return kMasked;
-  return __any_sync(kAllLanes, waited_ns > deadline.timeout_ns) ? kLate : kAwaited;
-}
-
-// At the deadline: reports, and masks the peer so that nobody waits for it again.
-EPRT_DEVICE void give_up(const Deadline& deadline, uint32_t code, int peer, uint32_t seen, uint32_t expected,
-                         int lane) {
-  if (lane != 0) return;
+// How it stands with a peer that the warp has awaited since `start`, by a look at the time `now`; the same in all
+// lanes. At the deadline: reports, masks the peer so that nobody waits for it again. seen: what was there instead of
+// `expected`. Not inlined, as wait_longer is not: it would be code to load in the middle of every wait.
+__device__ __noinline__ PeerState judge_peer(const Deadline& deadline, WaitBook* book, int peer, bool arrived,
+                                             uint64_t start, uint64_t now, uint32_t code, uint32_t seen,
+                                             uint32_t expected) {
+  PeerState state = kArrived;
+  if (!arrived) {
+    const bool masked = __any_sync(kAllLanes, load_relaxed(deadline.mask + peer));
+    const bool late = __any_sync(kAllLanes, now - start > deadline.timeout_ns);
+    state = masked ? kMasked : late ? kLate : kAwaited;
+  }
+  if (state == kAwaited || threadIdx.x % kWarp != 0) return state;
+  note_wait(book, peer, now);
+  if (state != kLate) return state;
   report(deadline.failure, code, peer, seen, expected);
   store_relaxed(deadline.mask + peer, 1u);
+  return state;
 }
 
 }  // namespace eprt

@@ -233,6 +233,7 @@ def kernel_sources(
         ("COMBINE_ROWS", shape.combine_rows),
         ("MESSAGE_BYTES", shape.message_bytes),
         ("PROFILE", int(profile)),
+        ("NUM_BUFFERS", shape.num_buffers),
         ("STATS", int(stats)),
     )
     sources = {
