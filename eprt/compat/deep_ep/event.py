@@ -27,7 +27,7 @@ class EventOverlap:
     extra_tensors: kept alive as long as this object.
     """
 
-    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Tensor] | None = None):
+    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Tensor | None] | None = None):
         self.event, self.extra_tensors = event, extra_tensors
 
     def current_stream_wait(self) -> None:
