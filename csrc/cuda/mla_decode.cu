@@ -1,0 +1,512 @@
+// Attention of few queries per request over a paged cache of latents, absorbed form, bfloat16: every head reads the same
+// entries, 576 values for the scores, of which the first 512 are the value too.
+//
+// A thread block has kRows rows (token, head) of one request and walks through its context in blocks of 64 positions,
+// which lie in two buffers. Two warpgroups take turns: each computes the scores and weights of every other block. Each
+// adds both its own and the other's blocks to its half of the output's columns, so the output fits into registers. The
+// own weights come from registers, the other's through shared memory: they lie in the tile of the block's rotated keys,
+// which nobody needs once the scores are known. While one warpgroup computes weights, the other's products run.
+//
+// The largest score so far passes from block to block, so both warpgroups scale alike. It changes only when it grows by
+// more than a factor of 2^kSlack, which is rare after the first blocks, so the output is rarely rescaled.
+//
+// The blocks of a cluster have different rows of the same request: each loads half of the positions and the hardware
+// hands them to both.
+//
+// Compile-time constants: CTAS (thread blocks of a cluster, 1 or 2), AHEAD (blocks between a load and the fetching of
+// the same into L2, 0 for none).
+#include "mla_work.cuh"
+#include "wgmma_bf16.cuh"
+
+namespace eprt {
+
+constexpr int kTiles = kEntry / 64;             // of 64 columns; the last has the rotated keys
+constexpr int kTileBytes = 64 * 128;            // 64 rows
+constexpr int kHalf = 4;                        // tiles of half an output
+constexpr int kRope = kTiles - 1;
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2 * kWarpgroup;      // threads
+constexpr int kThreads = kConsumers + kWarpgroup;
+constexpr int kLoaded = kKeys / kCtas;          // positions of a block that a thread block loads
+constexpr float kSlack = 8.f;                   // log2
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr int kAllConsumers = 3;                // barrier; 1 + w is that of warpgroup w
+constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kRowStep = 128;  // in descriptors
+
+struct alignas(64) TensorMap {
+  uint64_t word[16];
+};
+
+struct MlaDecodeParams {
+  TensorMap q;                // [tokens * heads, kEntry], boxes of kRows rows
+  TensorMap kv;               // [pages * page_size, kEntry], boxes of box_rows rows
+  Lengths all;
+  const Bound* bound;         // [shares + 1]
+  const int32_t* page_table;  // [requests, table_width]
+  uint16_t* out;              // bf16 [tokens, heads, kLatent]
+  float* partial;             // [2 shares, kGroupRows, kLatent]
+  float* log_sum;             // [2 shares, kGroupRows]
+  int32_t table_width;
+  int32_t page_size;          // a multiple of 16
+  int32_t box_rows;           // 16, 32 or 64: divides kLoaded and page_size
+  int32_t cache_rows;         // pages * page_size
+  float scale;                // of scores
+};
+
+struct Shared {
+  uint8_t q[kTiles][kTileBytes];
+  uint8_t kv[2][kTiles][kTileBytes];
+  float most[2][kRows];        // log2 scale of the weights of the block in each buffer
+  float sum[2][2][kRows];      // by segment's parity, warpgroup: of weights
+  uint64_t full[2][kTiles];    // barriers of a buffer's tiles
+  uint64_t empty[2][2];        // of a buffer's tiles that warpgroup w is the last to read: see release
+  uint64_t weighed[2];         // the weights of a buffer's block are stored
+  uint64_t q_full, q_empty;
+};
+
+EPRT_DEVICE int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+EPRT_DEVICE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Arrives at the same barrier of block `rank` of the cluster.
+EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+EPRT_DEVICE void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same, to all thread blocks of the cluster.
+EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+  if (kCtas == 1) return load_box(to, map, column, row, barrier);
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
+      : "memory");
+}
+
+EPRT_DEVICE void fetch_box(const TensorMap* map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+               : "memory");
+}
+
+EPRT_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// What a row's sums are multiplied by when the scale of its weights changes.
+EPRT_DEVICE float fade(float before, float after) { return before == after ? 1.f : exp2_fast(before - after); }
+
+// Trades the upper lane's first word for the lower lane's second one.
+EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int distance) {
+  const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? first : second, distance);
+  first = upper ? got : first, second = upper ? second : got;
+}
+
+// ---- loading --------------------------------------------------------------------------------------------------------
+
+// The boxes of this thread block's part of a segment, in order. The lanes of a warp know the pages of 32 boxes, and of
+// the 32 after those, so a page is known long before it is needed.
+struct Boxes {
+  const MlaDecodeParams& p;
+  const int32_t* pages;  // of the request
+  int length, begin, per_block, first_position, window = 0;
+  int row = 0, next_row = 0;  // in the cache, of box 32 window + lane, and of the one 32 later
+
+  EPRT_DEVICE Boxes(const MlaDecodeParams& p, const Segment& s, int rank)
+      : p(p), pages(p.page_table + int64_t(s.index) * p.table_width), length(s.request.length), begin(s.begin) {
+    per_block = kLoaded / p.box_rows, first_position = rank * kLoaded;
+    row = find(threadIdx.x % kWarp), next_row = find(kWarp + threadIdx.x % kWarp);
+  }
+
+  // The first row of a box; one behind the cache, which is loaded as zeros, for a box behind the context.
+  EPRT_DEVICE int find(int box) const {
+    const int position = (begin + box / per_block) * kKeys + first_position + box % per_block * p.box_rows;
+    if (position >= length) return p.cache_rows;
+    return __ldg(pages + position / p.page_size) * p.page_size + position % p.page_size;
+  }
+
+  // Called by all lanes. box: not in front of the window, at most 32 behind it.
+  EPRT_DEVICE int row_of(int box) {
+    const int mine = __shfl_sync(kAllLanes, row, box % kWarp), later = __shfl_sync(kAllLanes, next_row, box % kWarp);
+    return box / kWarp == window ? mine : later;
+  }
+
+  // Called by all lanes: no box in front of this one is asked for any more.
+  EPRT_DEVICE void pass(int box) {
+    if (box / kWarp == window) return;
+    window = box / kWarp, row = next_row, next_row = find((window + 1) * kWarp + threadIdx.x % kWarp);
+  }
+};
+
+// Called by one warp.
+EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) {
+  const bool leader = threadIdx.x % kWarp == 0;
+  uint32_t used[2] = {}, segments = 0;  // buffers, before this segment
+  Walk walk(p.all, p.bound, share);
+  Segment segment;
+  while (walk.next(segment)) {
+    const int count = segment.end - segment.begin;
+    if (count == 0) continue;
+    Boxes boxes(p, segment, rank);
+    barrier_wait(&s.q_empty, ~segments & 1);
+    if (leader) {
+      const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
+      barrier_expect(&s.q_full, sizeof(s.q));
+      for (int tile = 0; tile < kTiles; ++tile) load_box(s.q[tile], &p.q, tile * 128, first, &s.q_full);
+    }
+    ++segments;
+    for (int i = 0; i < count; ++i) {
+      const int buffer = i % 2;
+      const uint32_t parity = ~((buffer ? used[1] : used[0]) + i / 2) & 1;
+      boxes.pass(i * boxes.per_block);
+      int row[4];
+#pragma unroll
+      for (int box = 0; box < 4; ++box) row[box] = boxes.row_of(i * boxes.per_block + box);
+      if (AHEAD) {
+        for (int box = 0; box < boxes.per_block; ++box) {
+          const int ahead = i + AHEAD < count ? boxes.row_of((i + AHEAD) * boxes.per_block + box) : p.cache_rows;
+          if (leader && ahead < p.cache_rows)
+            for (int tile = 0; tile < kTiles; ++tile) fetch_box(&p.kv, tile * 128, ahead);
+        }
+      }
+      const auto load_tile = [&](int tile) {
+        uint64_t* full = &s.full[buffer][tile];
+        barrier_expect(full, kTileBytes);
+#pragma unroll
+        for (int box = 0; box < 4; ++box)
+          if (box < boxes.per_block)
+            load_box_for_all(s.kv[buffer][tile] + (rank * kLoaded + box * p.box_rows) * 128, &p.kv, tile * 128,
+                             row[box], full);
+      };
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // that of the warpgroup that computes the block's weights first
+        const int w = half ? 1 - buffer : buffer;
+        barrier_wait(&s.empty[buffer][w], parity);
+        if (leader) {
+          for (int tile = 0; tile < kHalf; ++tile) load_tile(w * kHalf + tile);
+          if (half) load_tile(kRope);
+        }
+      }
+    }
+    used[0] += (count + 1) / 2, used[1] += count / 2;
+  }
+}
+
+// ---- computing ------------------------------------------------------------------------------------------------------
+
+// What a thread of warpgroup w holds: columns 256 w .. 256 w + 255 of two rows, as products leave them.
+template <int w>
+struct Consumer {
+  const MlaDecodeParams& p;
+  Shared& s;
+  int rank, lane, warp;
+  int row;                      // of the thread block's, the thread's first; the other is 8 below
+  float out[128];
+  float most[2], sum[2];        // of the two rows: log2 scale, sum of the own blocks' weights
+  uint32_t weights[16];         // of the own block
+  uint32_t used_own = 0, used_other = 0;  // how often each buffer was used before this segment
+  int visible[2], all_visible;  // positions that each row sees, that every row of the thread block sees
+
+  EPRT_DEVICE Consumer(const MlaDecodeParams& p, Shared& s, int rank)
+      : p(p), s(s), rank(rank), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp % 4) {
+    row = warp * 16 + lane / 4;
+  }
+
+  // This warp reads the half of the buffer no more, and of the other warpgroup's buffer the weights neither.
+  EPRT_DEVICE void release(int buffer) {
+    if (lane < kCtas) barrier_arrive_at(&s.empty[buffer][w], lane);
+  }
+
+  // Lowers the sums of the rows to new scales.
+  EPRT_DEVICE void rescale(float first, float second) {
+    const float low = fade(most[0], first), high = fade(most[1], second);
+    most[0] = first, most[1] = second;
+    if (!__any_sync(kAllLanes, low != 1.f || high != 1.f)) return;
+    sum[0] *= low, sum[1] *= high;
+#pragma unroll
+    for (int i = 0; i < 128; i += 4) {
+      out[i] *= low, out[i + 1] *= low;
+      out[i + 2] *= high, out[i + 3] *= high;
+    }
+  }
+
+  // Sets the own half of a block's positions from the context's end on to zero: a weight of 0 does not undo a NaN.
+  EPRT_DEVICE void clear_rest(int buffer, int known) {
+    if (known >= kKeys) return;
+    for (int i = threadIdx.x % kWarpgroup; i < kHalf * (kKeys - known) * 8; i += kWarpgroup) {
+      const int chunk = i % 8, at = i / 8 % (kKeys - known) + known, tile = i / 8 / (kKeys - known);
+      *reinterpret_cast<Vec16*>(s.kv[buffer][w * kHalf + tile] + at * 128 + chunk * 16) = Vec16{};
+    }
+    bulk_fence_shared();
+    barrier_sync(1 + w, kWarpgroup);
+  }
+
+  // The scores of the block in the own buffer.
+  EPRT_DEVICE void multiply_keys(float (&score)[32], uint32_t parity) {
+    const uint64_t q = operand(s.q), k = operand(s.kv[w]);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int tile = i < kHalf ? w * kHalf + i : i < 2 * kHalf ? (1 - w) * kHalf + i - kHalf : kRope;
+      barrier_wait(&s.full[w][tile], parity);
+      multiply_fence();
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16)
+        multiply_bf16(score, q + tile * kTileStep + k16 * kColumnStep, k + tile * kTileStep + k16 * kColumnStep,
+                      i + k16 > 0);
+    }
+    multiply_commit();
+  }
+
+  // Scores become weights; stores them for the other warpgroup. first: position of the block.
+  EPRT_DEVICE void weigh(float (&score)[32], int first) {
+    const float scale = p.scale * kLog2e;
+    if (first + kKeys > all_visible) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int position = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (position >= visible[i / 2 % 2]) score[i] = nothing();
+      }
+    }
+    float larger[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float x = fmaxf(score[2 * h], score[2 * h + 1]);
+#pragma unroll
+      for (int j = 1; j < 8; ++j) x = fmaxf(x, fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
+      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2)) * scale;
+      larger[h] = x > most[h] + kSlack ? x : most[h];
+      if (lane % 4 == 0) s.most[w][row + 8 * h] = larger[h];
+    }
+    float part[2] = {};
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float base = larger[h] == nothing() ? 0.f : larger[h];
+        const float a = exp2_fast(score[4 * j + 2 * h] * scale - base);
+        const float b = exp2_fast(score[4 * j + 2 * h + 1] * scale - base);
+        part[h] += a + b;
+        weights[2 * j + h] = pack_bf16(a, b);
+      }
+    store_weights();
+    rescale(larger[0], larger[1]);
+    sum[0] += part[0], sum[1] += part[1];
+  }
+
+  EPRT_DEVICE void store_weights() {
+    uint8_t* to = s.kv[w][kRope] + (warp * 16 + lane % 16) * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int chunk = (2 * i + lane / 16) ^ (lane % 8);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       shared_address(to + chunk * 16)),
+                   "r"(weights[4 * i]), "r"(weights[4 * i + 1]), "r"(weights[4 * i + 2]), "r"(weights[4 * i + 3])
+                   : "memory");
+    }
+    bulk_fence_shared();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&s.weighed[w]);
+  }
+
+  // Block i of the segment, whose weights this warpgroup computes. At the end its product runs.
+  EPRT_DEVICE void add_own(int i, int first, bool last_scores) {
+    float score[32];
+    multiply_keys(score, (used_own + i / 2) & 1);
+    multiply_wait_all_but<1>();
+    if (i > 0) release(1 - w);
+    multiply_wait();
+    hold(score);
+    hold(out);
+    if (last_scores && lane == 0) barrier_arrive(&s.q_empty);
+    weigh(score, first);
+    clear_rest(w, all_known - first);
+    const uint64_t values = transposed_operand(s.kv[w][w * kHalf], kTileBytes);
+    hold(out);
+    multiply_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) add_product(out, weights + 4 * k16, values + k16 * kRowStep);
+    multiply_commit();
+  }
+
+  // Block i of the segment, whose weights the other warpgroup computes. At the end its product runs.
+  EPRT_DEVICE void add_other(int i, int first) {
+    constexpr int buffer = 1 - w;
+    multiply_wait();
+    hold(out);
+#pragma unroll
+    for (int k = 0; k < 16; ++k) asm volatile("" ::"r"(weights[k]));  // were read by the product until now
+    if (i > 0) release(w);
+    const uint32_t parity = (used_other + i / 2) & 1;
+    barrier_wait(&s.weighed[buffer], parity);
+    rescale(s.most[buffer][row], s.most[buffer][row + 8]);
+#pragma unroll
+    for (int tile = 0; tile < kHalf; ++tile) barrier_wait(&s.full[buffer][w * kHalf + tile], parity);
+    clear_rest(buffer, all_known - first);
+    const uint64_t values = transposed_operand(s.kv[buffer][w * kHalf], kTileBytes);
+    const uint64_t x = operand(s.kv[buffer][kRope]);
+    hold(out);
+    multiply_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) add_product(out, x + k16 * kColumnStep, values + k16 * kRowStep);
+    multiply_commit();
+  }
+
+  int all_known;  // positions of the request
+
+  EPRT_DEVICE void begin(const Segment& segment) {
+    const Request& request = segment.request;
+    const int first_row = segment.group * kGroupRows + rank * kRows, behind = request.length - request.tokens + 1;
+    all_known = request.length;
+    all_visible = behind + first_row / p.all.heads;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      visible[h] = min(request.length, behind + (first_row + row + 8 * h) / p.all.heads);
+      most[h] = nothing(), sum[h] = 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out[i] = 0.f;
+  }
+
+  EPRT_DEVICE void compute(const Segment& segment, uint32_t segments) {
+    const int count = segment.end - segment.begin;
+    barrier_wait(&s.q_full, segments & 1);
+    if (w >= count && lane == 0) barrier_arrive(&s.q_empty);
+    const int first = segment.begin * kKeys;
+    for (int i = 0; i < count; ++i) {
+      if (i % 2 == w)
+        add_own(i, first + i * kKeys, i + 2 >= count);
+      else
+        add_other(i, first + i * kKeys);
+      multiply_wait();
+      hold(out);
+    }
+    multiply_wait();
+    hold(out);
+    release((count - 1) % 2);
+    used_own += (count + 1 - w) / 2, used_other += (count + w) / 2;
+  }
+
+  // The sums of the weights of all blocks.
+  EPRT_DEVICE void share_sums(uint32_t segments) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] += __shfl_xor_sync(kAllLanes, sum[h], 1);
+      sum[h] += __shfl_xor_sync(kAllLanes, sum[h], 2);
+      if (lane % 4 == 0) s.sum[segments & 1][w][row + 8 * h] = sum[h];
+    }
+    barrier_sync(kAllConsumers, kConsumers);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = s.sum[segments & 1][0][row + 8 * h] + s.sum[segments & 1][1][row + 8 * h];
+  }
+
+  EPRT_DEVICE void store_partial(const Segment& segment, int share) {
+    const int slot = partial_slot(share, segment.begin == 0);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t at = int64_t(slot) * kGroupRows + rank * kRows + row + 8 * h;
+      const float mean = sum[h] > 0.f ? 1.f / sum[h] : 0.f;
+      if (w == 0 && lane % 4 == 0) p.log_sum[at] = sum[h] > 0.f ? most[h] + __log2f(sum[h]) : nothing();
+      float* to = p.partial + at * kLatent + w * 256 + lane % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < 32; ++j)
+        *reinterpret_cast<float2*>(to + 8 * j) = {out[4 * j + 2 * h] * mean, out[4 * j + 2 * h + 1] * mean};
+    }
+  }
+
+  // Four lanes hold 8 columns of a row, two each. They exchange them, so that each has all 8 of every fourth such group.
+  EPRT_DEVICE void store(const Segment& segment) {
+    const int first_row = segment.group * kGroupRows + rank * kRows + row, quad = lane % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = first_row + 8 * h;
+      const float mean = sum[h] > 0.f ? 1.f / sum[h] : 0.f;
+      const int64_t out_row = int64_t(segment.request.first_token) * p.all.heads + at;
+      uint16_t* to = p.out + out_row * kLatent + w * 256 + quad * 8;
+#pragma unroll
+      for (int j = 0; j < 32; j += 4) {
+        uint32_t word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          word[k] = pack_bf16(out[4 * (j + k) + 2 * h] * mean, out[4 * (j + k) + 2 * h + 1] * mean);
+        exchange(word[0], word[1], quad & 1, 1), exchange(word[2], word[3], quad & 1, 1);
+        exchange(word[0], word[2], quad & 2, 2), exchange(word[1], word[3], quad & 2, 2);
+        if (at < segment.request.tokens * p.all.heads)
+          *reinterpret_cast<Vec16*>(to + 8 * j) = Vec16{word[0], word[1], word[2], word[3]};
+      }
+    }
+  }
+
+  EPRT_DEVICE void run(int share) {
+    uint32_t segments = 0;
+    Walk walk(p.all, p.bound, share);
+    Segment segment;
+    while (walk.next(segment)) {
+      begin(segment);
+      if (segment.end > segment.begin) {
+        compute(segment, segments);
+        share_sums(segments);
+        ++segments;
+      }
+      if (segment.whole())
+        store(segment);
+      else
+        store_partial(segment, share);
+    }
+  }
+};
+
+__global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
+    mla_decode(const __grid_constant__ MlaDecodeParams p) {
+  extern __shared__ uint8_t memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+  const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
+  if (threadIdx.x == 0) {
+    for (int buffer = 0; buffer < 2; ++buffer) {
+      for (int tile = 0; tile < kTiles; ++tile) barrier_init(&s.full[buffer][tile], 1);
+      for (int w = 0; w < 2; ++w) barrier_init(&s.empty[buffer][w], 4 * kCtas);
+      barrier_init(&s.weighed[buffer], 4);
+    }
+    barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 8);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    bulk_fence_shared();
+  }
+  __syncthreads();
+  if (kCtas > 1) cluster_barrier();
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
+  if (group == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
+    if (threadIdx.x < kConsumers + kWarp) load(p, s, share, rank);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
+    if (group == 0)
+      Consumer<0>(p, s, rank).run(share);
+    else
+      Consumer<1>(p, s, rank).run(share);
+  }
+  __syncwarp();
+  if (kCtas > 1) cluster_barrier();  // the other block still arrives at this one's barriers
+}
+
+}  // namespace eprt
