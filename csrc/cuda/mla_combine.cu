@@ -18,6 +18,13 @@ struct MlaCombineParams {
   int32_t shares;
 };
 
+// Of part i of a unit, that of a share; nothing() where the share has no part.
+EPRT_DEVICE float log_sum_of(const MlaCombineParams& p, int slot, int share, int i, int row) {
+  const Bound from = p.bound[share], to = p.bound[share + 1];
+  if (i > 0 && to.same_unit(from) && to.block == from.block) return nothing();
+  return p.log_sum[slot * kGroupRows + row];
+}
+
 __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ MlaCombineParams p) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   // The unit is that of the first bound inside it.
@@ -28,28 +35,38 @@ __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ 
   const int lane = threadIdx.x % kWarp, row = blockIdx.x % kBlocksOfUnit * kRowsOfBlock + threadIdx.x / kWarp;
   const int row_of_request = bound.group * kGroupRows + row;
   if (row_of_request >= request.tokens * p.all.heads) return;
-  float most = nothing(), total = 0.f;
-  float4 sum[kQuads] = {};
-  const auto add = [&](int slot) {
-    const int at = slot * kGroupRows + row;
-    const float one = p.log_sum[at];
-    if (one == nothing()) return;
-    const float larger = fmaxf(most, one), fade = exp2f(most - larger), weight = exp2f(one - larger);
-    const float4* from = reinterpret_cast<const float4*>(p.partial + int64_t(at) * kLatent);
-    most = larger, total = total * fade + weight;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const float4 v = from[lane + i * kWarp];
-      sum[i].x = sum[i].x * fade + v.x * weight, sum[i].y = sum[i].y * fade + v.y * weight;
-      sum[i].z = sum[i].z * fade + v.z * weight, sum[i].w = sum[i].w * fade + v.w * weight;
-    }
-  };
-  add(partial_slot(first - 1, true));
-  for (int share = first; share < p.shares; ++share) {
-    const Bound from = p.bound[share], to = p.bound[share + 1];
-    if (!from.same_unit(bound)) break;
-    if (!to.same_unit(from) || to.block > from.block) add(partial_slot(share, false));
+  // Part i is that of share first - 1 + i. Lane l looks at parts l, l + 32, ...
+  const auto slot_of = [&](int i) { return partial_slot(first - 1 + i, i == 0); };
+  int count = 0;
+  for (uint32_t all = kAllLanes; all == kAllLanes; count += __popc(all)) {
+    const int share = first + count + lane;
+    all = __ballot_sync(kAllLanes, share < p.shares && p.bound[min(share, p.shares)].same_unit(bound));
   }
+  ++count;
+  float most = nothing(), total = 0.f;
+  for (int i = lane; i < count; i += kWarp) most = fmaxf(most, log_sum_of(p, slot_of(i), first - 1 + i, i, row));
+  for (int step = 1; step < kWarp; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
+  float4 sum[kQuads] = {};
+  for (int begin = 0; begin < count; begin += kWarp) {
+    const int i = begin + lane;
+    const float one = i < count ? log_sum_of(p, slot_of(i), first - 1 + i, i, row) : nothing();
+    const float mine = one == nothing() ? 0.f : exp2f(one - most);
+    total += mine;
+#pragma unroll 4
+    for (int k = 0; k < min(kWarp, count - begin); ++k) {
+      const float weight = __shfl_sync(kAllLanes, mine, k);
+      const int64_t at = int64_t(slot_of(begin + k)) * kGroupRows + row;
+      const float4* from = reinterpret_cast<const float4*>(p.partial + at * kLatent);
+#pragma unroll
+      for (int quad = 0; quad < kQuads; ++quad) {
+        float4 v = {};  // nobody wrote a part without a weight
+        if (weight != 0.f) v = from[lane + quad * kWarp];
+        sum[quad].x += v.x * weight, sum[quad].y += v.y * weight;
+        sum[quad].z += v.z * weight, sum[quad].w += v.w * weight;
+      }
+    }
+  }
+  for (int step = 1; step < kWarp; step *= 2) total += __shfl_xor_sync(kAllLanes, total, step);
   const float scale = total > 0.f ? 1.f / total : 0.f;
   const int64_t out_row = int64_t(request.first_token) * p.all.heads + row_of_request;
   uint2* out = reinterpret_cast<uint2*>(p.out + out_row * kLatent);

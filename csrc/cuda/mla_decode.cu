@@ -277,7 +277,7 @@ struct Consumer {
   }
 
   // Scores become weights; stores them for the other warpgroup. first: position of the block.
-  EPRT_DEVICE void weigh(float (&score)[32], int first) {
+  EPRT_DEVICE void weigh(float (&score)[32], int first, float (&larger)[2], float (&part)[2]) {
     const float scale = p.scale * kLog2e;
     if (first + kKeys > all_visible) {
 #pragma unroll
@@ -286,7 +286,6 @@ struct Consumer {
         if (position >= visible[i / 2 % 2]) score[i] = nothing();
       }
     }
-    float larger[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float x = fmaxf(score[2 * h], score[2 * h + 1]);
@@ -297,7 +296,7 @@ struct Consumer {
       larger[h] = x > most[h] + kSlack ? x : most[h];
       if (lane % 4 == 0) s.most[w][row + 8 * h] = larger[h];
     }
-    float part[2] = {};
+    part[0] = part[1] = 0.f;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -309,8 +308,6 @@ struct Consumer {
         weights[2 * j + h] = pack_bf16(a, b);
       }
     store_weights();
-    rescale(larger[0], larger[1]);
-    sum[0] += part[0], sum[1] += part[1];
   }
 
   EPRT_DEVICE void store_weights() {
@@ -328,37 +325,21 @@ struct Consumer {
     if (lane == 0) barrier_arrive(&s.weighed[w]);
   }
 
-  // Block i of the segment, whose weights this warpgroup computes. At the end its product runs.
-  EPRT_DEVICE void add_own(int i, int first, bool last_scores) {
-    float score[32];
-    multiply_keys(score, (used_own + i / 2) & 1);
-    multiply_wait_all_but<1>();
-    if (i > 0) release(1 - w);
-    multiply_wait();
-    hold(score);
-    hold(out);
-    if (last_scores && lane == 0) barrier_arrive(&s.q_empty);
-    weigh(score, first);
-    clear_rest(w, all_known - first);
-    const uint64_t values = transposed_operand(s.kv[w][w * kHalf], kTileBytes);
-    hold(out);
-    multiply_fence();
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) add_product(out, weights + 4 * k16, values + k16 * kRowStep);
-    multiply_commit();
+  // Waits for the weights of block i, which the other warpgroup computes, and takes over their scale.
+  EPRT_DEVICE void await_other(int i, bool is_first) {
+    constexpr int buffer = 1 - w;
+    barrier_wait(&s.weighed[buffer], (used_other + i / 2) & 1);
+    const float low = s.most[buffer][row], high = s.most[buffer][row + 8];
+    if (is_first)
+      most[0] = low, most[1] = high;  // there is nothing to rescale
+    else
+      rescale(low, high);
   }
 
-  // Block i of the segment, whose weights the other warpgroup computes. At the end its product runs.
+  // Starts the products of block i of the segment, after await_other.
   EPRT_DEVICE void add_other(int i, int first) {
     constexpr int buffer = 1 - w;
-    multiply_wait();
-    hold(out);
-#pragma unroll
-    for (int k = 0; k < 16; ++k) asm volatile("" ::"r"(weights[k]));  // were read by the product until now
-    if (i > 0) release(w);
     const uint32_t parity = (used_other + i / 2) & 1;
-    barrier_wait(&s.weighed[buffer], parity);
-    rescale(s.most[buffer][row], s.most[buffer][row + 8]);
 #pragma unroll
     for (int tile = 0; tile < kHalf; ++tile) barrier_wait(&s.full[buffer][w * kHalf + tile], parity);
     clear_rest(buffer, all_known - first);
@@ -369,6 +350,40 @@ struct Consumer {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) add_product(out, x + k16 * kColumnStep, values + k16 * kRowStep);
     multiply_commit();
+  }
+
+  // Adds block i, whose weights this warpgroup computes, and the one before it, whose products run meanwhile.
+  template <bool kIsFirst>
+  EPRT_DEVICE void add_own(int i, int first, bool last_scores) {
+    constexpr bool kHasBefore = w == 1 || !kIsFirst;
+    float score[32], larger[2], part[2];
+    if constexpr (!kIsFirst) await_other(i - 1, false);
+    multiply_keys(score, (used_own + i / 2) & 1);
+    if constexpr (kIsFirst && kHasBefore) await_other(i - 1, true);
+    if constexpr (kHasBefore) add_other(i - 1, first - kKeys);
+    multiply_wait_all_but<kHasBefore>();
+    hold(score);
+    if (last_scores && lane == 0) barrier_arrive(&s.q_empty);
+    weigh(score, first, larger, part);
+    if constexpr (kHasBefore) {
+      multiply_wait();
+      hold(out);
+      release(1 - w);
+    }
+    rescale(larger[0], larger[1]);
+    sum[0] += part[0], sum[1] += part[1];
+    clear_rest(w, all_known - first);
+    const uint64_t values = transposed_operand(s.kv[w][w * kHalf], kTileBytes);
+    hold(out);
+    multiply_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) add_product(out, weights + 4 * k16, values + k16 * kRowStep);
+    multiply_commit();
+    multiply_wait();
+    hold(out);
+#pragma unroll
+    for (int k = 0; k < 16; ++k) asm volatile("" ::"r"(weights[k]));  // were read by the product until now
+    release(w);
   }
 
   int all_known;  // positions of the request
@@ -392,17 +407,16 @@ struct Consumer {
     barrier_wait(&s.q_full, segments & 1);
     if (w >= count && lane == 0) barrier_arrive(&s.q_empty);
     const int first = segment.begin * kKeys;
-    for (int i = 0; i < count; ++i) {
-      if (i % 2 == w)
-        add_own(i, first + i * kKeys, i + 2 >= count);
-      else
-        add_other(i, first + i * kKeys);
+    if (w < count) add_own<true>(w, first + w * kKeys, w + 2 >= count);
+#pragma unroll 1
+    for (int i = w + 2; i < count; i += 2) add_own<false>(i, first + i * kKeys, i + 2 >= count);
+    if (count % 2 == w) {
+      await_other(count - 1, false);
+      add_other(count - 1, first + (count - 1) * kKeys);
       multiply_wait();
       hold(out);
+      release(1 - w);
     }
-    multiply_wait();
-    hold(out);
-    release((count - 1) % 2);
     used_own += (count + 1 - w) / 2, used_other += (count + w) / 2;
   }
 
