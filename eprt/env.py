@@ -71,8 +71,8 @@ TABLE: dict[str, Variable] = {
         Variable(
             "EPRT_GPU_ATTENTION",
             "auto",
-            _one_of("auto", "triton", "flashmla"),
-            "decoding attention on GPUs; auto: FlashMLA where it is installed and fits, else Triton",
+            _one_of("auto", "eprt", "flashmla", "triton"),
+            "decoding attention on GPUs; auto: the first of the others that is installed and fits",
         ),
         Variable(
             "EPRT_KERNEL_CACHE",

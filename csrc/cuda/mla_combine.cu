@@ -9,6 +9,10 @@ constexpr int kRowsOfBlock = kThreads / kWarp;
 constexpr int kBlocksOfUnit = kGroupRows / kRowsOfBlock;
 constexpr int kQuads = kLatent / 4 / kWarp;  // of a lane
 
+struct alignas(16) Quad {
+  float v[4];
+};
+
 struct MlaCombineParams {
   Lengths all;
   const Bound* bound;      // [shares + 1]
@@ -26,7 +30,7 @@ EPRT_DEVICE float log_sum_of(const MlaCombineParams& p, int slot, int share, int
 }
 
 __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ MlaCombineParams p) {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_preceding_kernel();
   // The unit is that of the first bound inside it.
   const int first = blockIdx.x / kBlocksOfUnit + 1;
   const Bound bound = p.bound[first], before = p.bound[first - 1];
@@ -46,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ 
   float most = nothing(), total = 0.f;
   for (int i = lane; i < count; i += kWarp) most = fmaxf(most, log_sum_of(p, slot_of(i), first - 1 + i, i, row));
   for (int step = 1; step < kWarp; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-  float4 sum[kQuads] = {};
+  Quad sum[kQuads] = {};
   for (int begin = 0; begin < count; begin += kWarp) {
     const int i = begin + lane;
     const float one = i < count ? log_sum_of(p, slot_of(i), first - 1 + i, i, row) : nothing();
@@ -56,24 +60,26 @@ __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ 
     for (int k = 0; k < min(kWarp, count - begin); ++k) {
       const float weight = __shfl_sync(kAllLanes, mine, k);
       const int64_t at = int64_t(slot_of(begin + k)) * kGroupRows + row;
-      const float4* from = reinterpret_cast<const float4*>(p.partial + at * kLatent);
+      const Quad* from = reinterpret_cast<const Quad*>(p.partial + at * kLatent);
 #pragma unroll
       for (int quad = 0; quad < kQuads; ++quad) {
-        float4 v = {};  // nobody wrote a part without a weight
-        if (weight != 0.f) v = from[lane + quad * kWarp];
-        sum[quad].x += v.x * weight, sum[quad].y += v.y * weight;
-        sum[quad].z += v.z * weight, sum[quad].w += v.w * weight;
+        Quad part = {};  // nobody wrote a part without a weight
+        if (weight != 0.f) part = from[lane + quad * kWarp];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[quad].v[e] += part.v[e] * weight;
       }
     }
   }
   for (int step = 1; step < kWarp; step *= 2) total += __shfl_xor_sync(kAllLanes, total, step);
   const float scale = total > 0.f ? 1.f / total : 0.f;
   const int64_t out_row = int64_t(request.first_token) * p.all.heads + row_of_request;
-  uint2* out = reinterpret_cast<uint2*>(p.out + out_row * kLatent);
+  uint64_t* out = reinterpret_cast<uint64_t*>(p.out + out_row * kLatent);
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i)
-    out[lane + i * kWarp] = {pack_bf16(sum[i].x * scale, sum[i].y * scale),
-                             pack_bf16(sum[i].z * scale, sum[i].w * scale)};
+  for (int i = 0; i < kQuads; ++i) {
+    const float* v = sum[i].v;
+    const uint64_t upper = pack_bf16(v[2] * scale, v[3] * scale);
+    out[lane + i * kWarp] = upper << 32 | pack_bf16(v[0] * scale, v[1] * scale);
+  }
 }
 
 }  // namespace eprt

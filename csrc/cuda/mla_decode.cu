@@ -506,7 +506,7 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (kCtas > 1) cluster_barrier();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_preceding_kernel();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
   if (group == 2) {

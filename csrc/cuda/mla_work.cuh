@@ -19,6 +19,9 @@ constexpr int kGroupRows = kRows * kCtas;
 // -inf: log2 of the weight of nothing.
 EPRT_DEVICE float nothing() { return __uint_as_float(0xff800000u); }
 
+// For a kernel that may start before the preceding one has ended: nothing that one wrote is read before this.
+EPRT_DEVICE void await_preceding_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // Where a share begins: in which group of which request, and at which block of its context.
 struct Bound {
   int32_t request, group, block, unused;

@@ -105,6 +105,12 @@ def sources(ctas: int) -> dict[str, KernelSource]:
     }
 
 
+def load(device: int) -> None:
+    """Loads all kernels. ImportError when they can be neither compiled nor found."""
+    for ctas in (1, 2):
+        _schedule(device, ctas), _decode(device, ctas), _combine(device, ctas)
+
+
 def ctas_of(heads: int, tokens: int, requests: int) -> int:
     """Two thread blocks share a request's positions where a request has more rows than one of them takes."""
     return 2 if heads * tokens > ROWS * requests else 1

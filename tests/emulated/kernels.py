@@ -27,6 +27,8 @@ _PARAMS = {
     "combine": "CombineParams",
     "layout": "LayoutParams",
     "count": "CountParams",
+    "mla_schedule": "MlaScheduleParams",
+    "mla_combine": "MlaCombineParams",
 }
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {

@@ -8,6 +8,7 @@ are modules of this folder with
     JOINS_QUERIES: whether q_rope should lie behind q_latent in memory, head by head
     is_installed() -> bool
     refusal(q_latent, q_rope, context) -> None, or why the kernel cannot compute these
+What a context may ask of a kernel is in the context; a kernel that lacks it refuses.
 """
 
 import functools
@@ -29,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Name -> (module, how to install it). The first that is installed and does not refuse is used.
 _KERNELS = {
-    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install git+https://github.com/deepseek-ai/FlashMLA"),
+    "eprt": ("eprt.ops.cuda.mla_eprt", "pip install 'eprt[cuda13]'"),
+    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install --no-deps sgl-flash-mla"),
     "triton": ("eprt.ops.cuda.mla_triton", "pip install triton"),
 }
 
@@ -51,16 +53,17 @@ def kernels(wanted: str) -> tuple[ModuleType, ...]:
 
 
 def kernel(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> ModuleType:
-    """The first kernel that takes these shapes and dtypes. ValueError when EPRT_GPU_ATTENTION names one that does not
-    take these decodes."""
-    if context.query_start_B1 is not None:
-        return import_module(_KERNELS["triton"][0])
+    """The first kernel that takes these shapes and dtypes; for prompts, whatever EPRT_GPU_ATTENTION names, Triton takes
+    what that kernel does not. ValueError when EPRT_GPU_ATTENTION names one that does not take these decodes."""
     wanted, reason = env.get("EPRT_GPU_ATTENTION"), None
     for module in kernels(wanted):
         before, reason = reason, module.refusal(q_latent, q_rope, context)
         if reason is None:
-            _log_choice(wanted, module, before)
+            if context.query_start_B1 is None:
+                _log_choice(wanted, module, before)
             return module
+    if context.query_start_B1 is not None:
+        return import_module(_KERNELS["triton"][0])
     raise ValueError(f"EPRT_GPU_ATTENTION={wanted}: {reason}; use auto")
 
 

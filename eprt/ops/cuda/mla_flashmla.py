@@ -1,15 +1,20 @@
-"""Decoding attention by FlashMLA (github.com/deepseek-ai/FlashMLA), where it is installed: on Hopper more than twice as
-fast as the Triton kernel. Its schedule is made on the GPU from the lengths, so it may be recorded in a CUDA graph; it
-takes 20 us, so the layers of a step share it.
+"""Decoding attention by FlashMLA, where a package that has its kernels for Hopper is installed: PyPI's sgl-flash-mla, or
+github.com/deepseek-ai/FlashMLA at a commit before they were removed. Both are imported as flash_mla; the first has
+these kernels behind use_legacy=True. Their schedule is made on the GPU from the lengths, so it may be recorded in a
+CUDA graph; it takes 20 us, so the layers of a step share it.
 """
 
+import functools
 import importlib.util
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eprt.ops.attention import PagedContext
+from eprt.ops.cuda.queries import join
 
 JOINS_QUERIES = True
 PAGE_SIZE, LATENT, ROPE = 64, 512, 64
@@ -48,16 +53,15 @@ def attend(
     plans = {} if plans is None else plans
     if "flashmla" not in plans:
         plans["flashmla"], _ = get_mla_metadata()  # empty; the first call fills it
-    q_T1ND, cache = _joined(q_latent_TNL, q_rope_TNR).unsqueeze(1), context.kv_pages.unsqueeze(2)
+    q_T1ND, cache = join(q_latent_TNL, q_rope_TNR).unsqueeze(1), context.kv_pages.unsqueeze(2)
     where = cache, context.page_table_BP, context.seq_len_B
-    out_T1NL, _ = flash_mla_with_kvcache(q_T1ND, *where, LATENT, plans["flashmla"], softmax_scale=softmax_scale)
+    options = {"softmax_scale": softmax_scale, **_legacy(flash_mla_with_kvcache)}
+    out_T1NL, _ = flash_mla_with_kvcache(q_T1ND, *where, LATENT, plans["flashmla"], **options)
     return out_T1NL.squeeze(1)
 
 
-def _joined(q_latent_TNL: Tensor, q_rope_TNR: Tensor) -> Tensor:
-    """[T, N, L + R]: the memory they lie in, where one lies behind the other; else a copy."""
-    T, N, L = q_latent_TNL.shape
-    behind = q_rope_TNR.data_ptr() == q_latent_TNL.data_ptr() + L * q_latent_TNL.element_size()
-    if behind and q_rope_TNR.stride() == q_latent_TNL.stride():
-        return q_latent_TNL.as_strided((T, N, L + q_rope_TNR.shape[2]), q_latent_TNL.stride())
-    return torch.cat((q_latent_TNL, q_rope_TNR), dim=-1)
+@functools.cache
+def _legacy(function: Callable[..., Any]) -> dict[str, bool]:
+    """The option that asks for the kernels for Hopper, if there is such an option."""
+    return {"use_legacy": True} if "use_legacy" in inspect.signature(function).parameters else {}
+

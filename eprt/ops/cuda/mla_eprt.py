@@ -1,0 +1,67 @@
+"""Absorbed attention by eprt's own kernel for Hopper (csrc/cuda/mla_decode.cu, launched by eprt/gpu/mla_decode.py).
+
+A step's schedule is made on the GPU from the lengths, so it may be recorded in a CUDA graph; the layers of a step share
+it. Knows what the kernel takes, not how it computes.
+"""
+
+import functools
+import importlib.util
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eprt.gpu import mla_decode
+from eprt.gpu.mla_decode import LATENT, PAGE_MULTIPLE, ROPE
+from eprt.ops.attention import PagedContext
+from eprt.ops.cuda.queries import join
+
+JOINS_QUERIES = True
+_log = logging.getLogger(__name__)
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+
+
+def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | None:
+    """Why the kernel cannot compute this; None when it can."""
+    kv_pages = context.kv_pages
+    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
+        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
+    if kv_pages.shape[1] % PAGE_MULTIPLE or not kv_pages.is_contiguous():
+        return f"it takes contiguous pages of a multiple of {PAGE_MULTIPLE} tokens, not {tuple(kv_pages.shape)}"
+    if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
+        return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
+    if q_latent.is_cuda:
+        return _refusal_of_device(q_latent.device.index)
+    return None
+
+
+@functools.cache
+def _refusal_of_device(device: int) -> str | None:
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return "it runs on Hopper only"
+    try:
+        mla_decode.load(device)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def attend(
+    q_latent_TNL: Tensor,
+    q_rope_TNR: Tensor,
+    context: PagedContext,
+    softmax_scale: float,
+    plans: dict[str, Any] | None = None,
+) -> Tensor:
+    """As mla_triton.attend, for what refusal() lets pass. plans: of calls with the same lengths and shapes."""
+    plans = {} if plans is None else plans
+    q_TND = join(q_latent_TNL, q_rope_TNR)
+    length, start = context.seq_len_B, context.query_start_B1
+    if "eprt" not in plans:
+        plans["eprt"] = mla_decode.make_schedule(length, start, *q_TND.shape[1::-1])
+    where = context.kv_pages, context.page_table_BP, length, start
+    return mla_decode.mla_decode(q_TND, *where, softmax_scale, plans["eprt"])
