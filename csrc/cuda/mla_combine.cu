@@ -25,7 +25,7 @@ struct MlaCombineParams {
 // Of part i of a unit, that of a share; nothing() where the share has no part.
 EPRT_DEVICE float log_sum_of(const MlaCombineParams& p, int slot, int share, int i, int row) {
   const Bound from = p.bound[share], to = p.bound[share + 1];
-  if (i > 0 && to.same_unit(from) && to.block == from.block) return nothing();
+  if (i > 0 && same_unit(to, from) && to.block == from.block) return nothing();
   return p.log_sum[slot * kGroupRows + row];
 }
 
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ 
   // The unit is that of the first bound inside it.
   const int first = blockIdx.x / kBlocksOfUnit + 1;
   const Bound bound = p.bound[first], before = p.bound[first - 1];
-  if (bound.block == 0 || (bound.same_unit(before) && before.block > 0)) return;
+  if (bound.block == 0 || (same_unit(bound, before) && before.block > 0)) return;
   const Request request(p.all, bound.request);
   const int lane = threadIdx.x % kWarp, row = blockIdx.x % kBlocksOfUnit * kRowsOfBlock + threadIdx.x / kWarp;
   const int row_of_request = bound.group * kGroupRows + row;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ 
   int count = 0;
   for (uint32_t all = kAllLanes; all == kAllLanes; count += __popc(all)) {
     const int share = first + count + lane;
-    all = __ballot_sync(kAllLanes, share < p.shares && p.bound[min(share, p.shares)].same_unit(bound));
+    all = __ballot_sync(kAllLanes, share < p.shares && same_unit(p.bound[min(share, p.shares)], bound));
   }
   ++count;
   float most = nothing(), total = 0.f;

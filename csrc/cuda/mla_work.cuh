@@ -24,10 +24,13 @@ EPRT_DEVICE void await_preceding_kernel() { asm volatile("griddepcontrol.wait;" 
 
 // Where a share begins: in which group of which request, and at which block of its context.
 struct Bound {
-  int32_t request, group, block, unused;
-
-  EPRT_DEVICE bool same_unit(const Bound& b) const { return request == b.request && group == b.group; }
+  int32_t request;
+  int32_t group;
+  int32_t block;
+  int32_t unused;
 };
+
+EPRT_DEVICE bool same_unit(const Bound& a, const Bound& b) { return a.request == b.request && a.group == b.group; }
 
 // What the kernels know of a step.
 struct Lengths {
@@ -76,7 +79,7 @@ struct Walk {
         at = {at.request + 1, 0, 0, 0};
         continue;
       }
-      const int end = at.same_unit(last) ? last.block : request.blocks();
+      const int end = same_unit(at, last) ? last.block : request.blocks();
       segment = {request, at.request, at.group, at.block, end};
       at = {at.request, at.group + 1, 0, 0};
       return true;

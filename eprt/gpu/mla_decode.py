@@ -147,10 +147,10 @@ def mla_decode(
     schedule: of the same lengths, heads and number of tokens.
     """
     (tokens, heads, _), (num_pages, page_size, _) = q_TND.shape, kv_pages.shape
-    ctas, shares, stream = schedule.ctas, schedule.bound_S4.shape[0] - 1, torch.cuda.current_stream().cuda_stream
     out_TNL = q_TND.new_empty(tokens, heads, LATENT)
     if tokens == 0:
         return out_TNL
+    ctas, shares, stream = schedule.ctas, schedule.bound_S4.shape[0] - 1, torch.cuda.current_stream().cuda_stream
     rows = ctas * ROWS
     partial = torch.empty(2 * shares, rows, LATENT, dtype=torch.float32, device=q_TND.device)
     log_sum = torch.empty(2 * shares, rows, dtype=torch.float32, device=q_TND.device)

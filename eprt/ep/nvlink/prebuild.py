@@ -10,7 +10,7 @@ from itertools import product
 from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.ep.nvlink.low_latency import PAYLOAD_DTYPES, kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
-from eprt.gpu import cluster_product
+from eprt.gpu import cluster_product, mla_decode
 from eprt.gpu.jit import KernelSource, cache_dir, cubin
 from eprt.ops.tuning import cluster_tilings
 
@@ -36,6 +36,9 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
     for shape, rows, tiling in cluster_tilings() if arch == cluster_product.ARCH else ():
         source = cluster_product.source(cluster_product.tokens_of(rows), tiling)
         yield f"fp8 product {shape.n} x {shape.k} of {rows} rows", source
+    for ctas in (1, 2) if arch == mla_decode.ARCH else ():
+        for source in mla_decode.sources(ctas).values():
+            yield f"latent attention, clusters of {ctas}", source
 
 
 def build(arch: str = "sm_90a") -> Iterator[str]:
