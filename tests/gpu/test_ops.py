@@ -19,13 +19,15 @@ if torch.cuda.is_available():
         cases_int8,
         cases_latent_attention,
         cases_many_rows,
+        cases_mla,
         cases_ops,
         cases_products,
     )
     from tests.gpu.draw import Draw
 
     ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
-    ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL, *cases_cluster_product.ALL)
+    ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL)
+    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL)
 else:
     ALL, Draw = (), None
 

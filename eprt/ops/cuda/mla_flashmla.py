@@ -64,4 +64,3 @@ def attend(
 def _legacy(function: Callable[..., Any]) -> dict[str, bool]:
     """The option that asks for the kernels for Hopper, if there is such an option."""
     return {"use_legacy": True} if "use_legacy" in inspect.signature(function).parameters else {}
-
