@@ -27,7 +27,8 @@ constexpr int kRope = kTiles - 1;
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2 * kWarpgroup;      // threads
 constexpr int kThreads = kConsumers + kWarpgroup;
-constexpr int kLoaded = kKeys / kCtas;          // positions of a block that a thread block loads
+constexpr int kGroups = 5;                      // that tiles come in: four of two, and the last
+constexpr int kEntryBytes = kEntry * 2;
 constexpr float kSlack = 8.f;                   // log2
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kAllConsumers = 3;                // barrier; 1 + w is that of warpgroup w
@@ -38,8 +39,10 @@ struct alignas(64) TensorMap {
 };
 
 struct MlaDecodeParams {
-  TensorMap q;                // [tokens * heads, kEntry], boxes of kRows rows
-  TensorMap kv;               // [pages * page_size, kEntry], boxes of box_rows rows
+  TensorMap q;                // [tokens * heads, kEntry], boxes of kRows rows, 3 tiles
+  TensorMap kv;               // [pages * page_size, kEntry], boxes of box_rows rows, 1 tile
+  TensorMap kv_pair;          // the same, 2 tiles
+  const uint8_t* cache;       // [pages * page_size, kEntry]
   Lengths all;
   const Bound* bound;         // [shares + 1]
   const int32_t* page_table;  // [requests, table_width]
@@ -48,7 +51,7 @@ struct MlaDecodeParams {
   float* log_sum;             // [2 shares, kGroupRows]
   int32_t table_width;
   int32_t page_size;          // a multiple of 16
-  int32_t box_rows;           // 16, 32 or 64: divides kLoaded and page_size
+  int32_t box_rows;           // 16, 32 or 64: divides page_size
   int32_t cache_rows;         // pages * page_size
   float scale;                // of scores
 };
@@ -58,7 +61,7 @@ struct Shared {
   uint8_t kv[2][kTiles][kTileBytes];
   float most[2][kRows];        // log2 scale of the weights of the block in each buffer
   float sum[2][2][kRows];      // by segment's parity, warpgroup: of weights
-  uint64_t full[2][kTiles];    // barriers of a buffer's tiles
+  uint64_t full[2][kGroups];   // barriers of a buffer's tiles
   uint64_t empty[2][2];        // of a buffer's tiles that warpgroup w is the last to read: see release
   uint64_t weighed[2];         // the weights of a buffer's block are stored
   uint64_t q_full, q_empty;
@@ -83,27 +86,27 @@ EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
       : "memory");
 }
 
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+// The box that begins at tile `tile` of row `row`, tile by tile.
+EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
           shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
       : "memory");
 }
 
 // The same, to all thread blocks of the cluster.
-EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
-  if (kCtas == 1) return load_box(to, map, column, row, barrier);
+EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+  if (kCtas == 1) return load_box(to, map, row, tile, barrier);
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
       : "memory");
 }
 
-EPRT_DEVICE void fetch_box(const TensorMap* map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
-               : "memory");
+EPRT_DEVICE void fetch(const uint8_t* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 EPRT_DEVICE float exp2_fast(float x) {
@@ -113,7 +116,9 @@ EPRT_DEVICE float exp2_fast(float x) {
 }
 
 // What a row's sums are multiplied by when the scale of its weights changes.
-EPRT_DEVICE float fade(float before, float after) { return before == after ? 1.f : exp2_fast(before - after); }
+EPRT_DEVICE float fade(float before, float after) {
+  return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
+}
 
 // Trades the upper lane's first word for the lower lane's second one.
 EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int distance) {
@@ -123,31 +128,30 @@ EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int dis
 
 // ---- loading --------------------------------------------------------------------------------------------------------
 
-// The boxes of this thread block's part of a segment, in order. The lanes of a warp know the pages of 32 boxes, and of
-// the 32 after those, so a page is known long before it is needed.
+// The rows of the cache in which the boxes of a segment's blocks begin. The lanes of a warp know 32 boxes, and the 32
+// after those, so a page is known long before it is needed. kPerBlock: boxes, one below the other.
+template <int kPerBlock>
 struct Boxes {
   const MlaDecodeParams& p;
   const int32_t* pages;  // of the request
-  int length, begin, per_block, first_position, window = 0;
-  int row = 0, next_row = 0;  // in the cache, of box 32 window + lane, and of the one 32 later
+  int length, begin, window = 0;
+  int row, next_row;  // of box 32 window + lane, and of the one 32 later
 
-  EPRT_DEVICE Boxes(const MlaDecodeParams& p, const Segment& s, int rank)
+  EPRT_DEVICE Boxes(const MlaDecodeParams& p, const Segment& s)
       : p(p), pages(p.page_table + int64_t(s.index) * p.table_width), length(s.request.length), begin(s.begin) {
-    per_block = kLoaded / p.box_rows, first_position = rank * kLoaded;
     row = find(threadIdx.x % kWarp), next_row = find(kWarp + threadIdx.x % kWarp);
   }
 
-  // The first row of a box; one behind the cache, which is loaded as zeros, for a box behind the context.
+  // One behind the cache, from where zeros are loaded, for a box behind the context.
   EPRT_DEVICE int find(int box) const {
-    const int position = (begin + box / per_block) * kKeys + first_position + box % per_block * p.box_rows;
+    const int position = begin * kKeys + box * (kKeys / kPerBlock);
     if (position >= length) return p.cache_rows;
     return __ldg(pages + position / p.page_size) * p.page_size + position % p.page_size;
   }
 
   // Called by all lanes. box: not in front of the window, at most 32 behind it.
   EPRT_DEVICE int row_of(int box) {
-    const int mine = __shfl_sync(kAllLanes, row, box % kWarp), later = __shfl_sync(kAllLanes, next_row, box % kWarp);
-    return box / kWarp == window ? mine : later;
+    return __shfl_sync(kAllLanes, box / kWarp == window ? row : next_row, box % kWarp);
   }
 
   // Called by all lanes: no box in front of this one is asked for any more.
@@ -157,7 +161,33 @@ struct Boxes {
   }
 };
 
+// Loads the tiles of half w of a block, and with_last the last tile, in all thread blocks of the cluster. Of two groups
+// of tiles each thread block loads one.
+template <int kPerBlock>
+EPRT_DEVICE void load_half(const MlaDecodeParams& p, Shared& s, int buffer, int w, bool with_last, int rank,
+                           const int (&row)[kPerBlock]) {
+  constexpr int kBoxBytes = kTileBytes / kPerBlock;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int group = i < 2 ? 2 * w + i : kGroups - 1, tile = 2 * group;
+    if (i == 2 && !with_last) break;
+    barrier_expect(&s.full[buffer][group], i < 2 ? 2 * kTileBytes : kTileBytes);
+    if (kCtas > 1 && rank != (i < 2 ? i : buffer)) continue;
+    if (kPerBlock == 1) {
+      load_box_for_all(s.kv[buffer][tile], i < 2 ? &p.kv_pair : &p.kv, row[0], tile, &s.full[buffer][group]);
+    } else {
+#pragma unroll
+      for (int box = 0; box < kPerBlock; ++box)
+#pragma unroll
+        for (int k = 0; k < (i < 2 ? 2 : 1); ++k)
+          load_box_for_all(s.kv[buffer][tile + k] + box * kBoxBytes, &p.kv, row[box], tile + k,
+                           &s.full[buffer][group]);
+    }
+  }
+}
+
 // Called by one warp.
+template <int kPerBlock>
 EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) {
   const bool leader = threadIdx.x % kWarp == 0;
   uint32_t used[2] = {}, segments = 0;  // buffers, before this segment
@@ -166,45 +196,31 @@ EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) 
   while (walk.next(segment)) {
     const int count = segment.end - segment.begin;
     if (count == 0) continue;
-    Boxes boxes(p, segment, rank);
+    Boxes<kPerBlock> boxes(p, segment);
     barrier_wait(&s.q_empty, ~segments & 1);
     if (leader) {
       const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
       barrier_expect(&s.q_full, sizeof(s.q));
-      for (int tile = 0; tile < kTiles; ++tile) load_box(s.q[tile], &p.q, tile * 128, first, &s.q_full);
+      for (int tile = 0; tile < kTiles; tile += 3) load_box(s.q[tile], &p.q, first, tile, &s.q_full);
     }
     ++segments;
     for (int i = 0; i < count; ++i) {
       const int buffer = i % 2;
       const uint32_t parity = ~((buffer ? used[1] : used[0]) + i / 2) & 1;
-      boxes.pass(i * boxes.per_block);
-      int row[4];
+      boxes.pass(i * kPerBlock);
+      int row[kPerBlock];
 #pragma unroll
-      for (int box = 0; box < 4; ++box) row[box] = boxes.row_of(i * boxes.per_block + box);
-      if (AHEAD) {
-        for (int box = 0; box < boxes.per_block; ++box) {
-          const int ahead = i + AHEAD < count ? boxes.row_of((i + AHEAD) * boxes.per_block + box) : p.cache_rows;
-          if (leader && ahead < p.cache_rows)
-            for (int tile = 0; tile < kTiles; ++tile) fetch_box(&p.kv, tile * 128, ahead);
-        }
-      }
-      const auto load_tile = [&](int tile) {
-        uint64_t* full = &s.full[buffer][tile];
-        barrier_expect(full, kTileBytes);
+      for (int box = 0; box < kPerBlock; ++box) row[box] = boxes.row_of(i * kPerBlock + box);
 #pragma unroll
-        for (int box = 0; box < 4; ++box)
-          if (box < boxes.per_block)
-            load_box_for_all(s.kv[buffer][tile] + (rank * kLoaded + box * p.box_rows) * 128, &p.kv, tile * 128,
-                             row[box], full);
-      };
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {  // that of the warpgroup that computes the block's weights first
-        const int w = half ? 1 - buffer : buffer;
+      for (int late = 0; late < 2; ++late) {  // first the half of the warpgroup that computes the block's weights
+        const int w = late ? 1 - buffer : buffer;
         barrier_wait(&s.empty[buffer][w], parity);
-        if (leader) {
-          for (int tile = 0; tile < kHalf; ++tile) load_tile(w * kHalf + tile);
-          if (half) load_tile(kRope);
-        }
+        if (leader) load_half(p, s, buffer, w, late, rank, row);
+      }
+      if (AHEAD && kPerBlock == 1) {
+        const int ahead = boxes.row_of(i + AHEAD);
+        if (leader && i + AHEAD < count)
+          fetch(p.cache + (int64_t(ahead) + rank * (kKeys / kCtas)) * kEntryBytes, kKeys / kCtas * kEntryBytes);
       }
     }
     used[0] += (count + 1) / 2, used[1] += count / 2;
@@ -236,11 +252,13 @@ struct Consumer {
     if (lane < kCtas) barrier_arrive_at(&s.empty[buffer][w], lane);
   }
 
-  // Lowers the sums of the rows to new scales.
+  // Lowers the sums of the rows to new scales. kDrain: products that do not change them may run.
+  template <bool kDrain = false>
   EPRT_DEVICE void rescale(float first, float second) {
     const float low = fade(most[0], first), high = fade(most[1], second);
     most[0] = first, most[1] = second;
     if (!__any_sync(kAllLanes, low != 1.f || high != 1.f)) return;
+    if (kDrain) multiply_wait();  // the compiler would wait anyway, and in every case
     sum[0] *= low, sum[1] *= high;
 #pragma unroll
     for (int i = 0; i < 128; i += 4) {
@@ -266,7 +284,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const int tile = i < kHalf ? w * kHalf + i : i < 2 * kHalf ? (1 - w) * kHalf + i - kHalf : kRope;
-      barrier_wait(&s.full[w][tile], parity);
+      if (tile % 2 == 0) barrier_wait(&s.full[w][tile / 2], parity);
       multiply_fence();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16)
@@ -326,22 +344,19 @@ struct Consumer {
   }
 
   // Waits for the weights of block i, which the other warpgroup computes, and takes over their scale.
-  EPRT_DEVICE void await_other(int i, bool is_first) {
+  template <bool kDrain>
+  EPRT_DEVICE void await_other(int i) {
     constexpr int buffer = 1 - w;
     barrier_wait(&s.weighed[buffer], (used_other + i / 2) & 1);
-    const float low = s.most[buffer][row], high = s.most[buffer][row + 8];
-    if (is_first)
-      most[0] = low, most[1] = high;  // there is nothing to rescale
-    else
-      rescale(low, high);
+    rescale<kDrain>(s.most[buffer][row], s.most[buffer][row + 8]);
   }
 
   // Starts the products of block i of the segment, after await_other.
   EPRT_DEVICE void add_other(int i, int first) {
     constexpr int buffer = 1 - w;
     const uint32_t parity = (used_other + i / 2) & 1;
-#pragma unroll
-    for (int tile = 0; tile < kHalf; ++tile) barrier_wait(&s.full[buffer][w * kHalf + tile], parity);
+    barrier_wait(&s.full[buffer][2 * w], parity);
+    barrier_wait(&s.full[buffer][2 * w + 1], parity);
     clear_rest(buffer, all_known - first);
     const uint64_t values = transposed_operand(s.kv[buffer][w * kHalf], kTileBytes);
     const uint64_t x = operand(s.kv[buffer][kRope]);
@@ -352,26 +367,8 @@ struct Consumer {
     multiply_commit();
   }
 
-  // Adds block i, whose weights this warpgroup computes, and the one before it, whose products run meanwhile.
-  template <bool kIsFirst>
-  EPRT_DEVICE void add_own(int i, int first, bool last_scores) {
-    constexpr bool kHasBefore = w == 1 || !kIsFirst;
-    float score[32], larger[2], part[2];
-    if constexpr (!kIsFirst) await_other(i - 1, false);
-    multiply_keys(score, (used_own + i / 2) & 1);
-    if constexpr (kIsFirst && kHasBefore) await_other(i - 1, true);
-    if constexpr (kHasBefore) add_other(i - 1, first - kKeys);
-    multiply_wait_all_but<kHasBefore>();
-    hold(score);
-    if (last_scores && lane == 0) barrier_arrive(&s.q_empty);
-    weigh(score, first, larger, part);
-    if constexpr (kHasBefore) {
-      multiply_wait();
-      hold(out);
-      release(1 - w);
-    }
-    rescale(larger[0], larger[1]);
-    sum[0] += part[0], sum[1] += part[1];
+  // The same of a block whose weights this warpgroup computed; waits for the end.
+  EPRT_DEVICE void add_own(int first) {
     clear_rest(w, all_known - first);
     const uint64_t values = transposed_operand(s.kv[w][w * kHalf], kTileBytes);
     hold(out);
@@ -379,11 +376,51 @@ struct Consumer {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) add_product(out, weights + 4 * k16, values + k16 * kRowStep);
     multiply_commit();
+    finish(w);
+#pragma unroll
+    for (int k = 0; k < 16; ++k) asm volatile("" ::"r"(weights[k]));  // were read by the products until now
+  }
+
+  EPRT_DEVICE void finish(int buffer) {
     multiply_wait();
     hold(out);
-#pragma unroll
-    for (int k = 0; k < 16; ++k) asm volatile("" ::"r"(weights[k]));  // were read by the product until now
-    release(w);
+    release(buffer);
+  }
+
+  // Two blocks of a segment, the first of which begins at position `first`; kHasBoth: if not, there is only the first.
+  // Products of the two warpgroups follow each other in this order: scores of the first block (warpgroup 0), of the
+  // second (1); values of the first (0 and 1), of the second (1 and 0). So each has weights to compute while the
+  // products of the other run, and buffers become free one after the other.
+  template <bool kHasBoth>
+  EPRT_DEVICE void add_two(int i, int first, bool last_scores) {
+    float score[32], larger[2], part[2];
+    if constexpr (w == 0) {
+      multiply_keys(score, (used_own + i / 2) & 1);
+      multiply_wait();
+      hold(score);
+      if (last_scores && lane == 0) barrier_arrive(&s.q_empty);
+      weigh(score, first, larger, part);
+      rescale(larger[0], larger[1]);
+      sum[0] += part[0], sum[1] += part[1];
+      add_own(first);
+      if constexpr (!kHasBoth) return;
+      await_other<false>(i + 1);
+      add_other(i + 1, first + kKeys);
+      finish(1);
+    } else {
+      if constexpr (kHasBoth) multiply_keys(score, (used_own + i / 2) & 1);
+      await_other<kHasBoth>(i);
+      add_other(i, first);
+      if constexpr (!kHasBoth) return finish(0);
+      multiply_wait_all_but<1>();
+      hold(score);
+      if (last_scores && lane == 0) barrier_arrive(&s.q_empty);
+      weigh(score, first + kKeys, larger, part);
+      finish(0);
+      rescale(larger[0], larger[1]);
+      sum[0] += part[0], sum[1] += part[1];
+      add_own(first + kKeys);
+    }
   }
 
   int all_known;  // positions of the request
@@ -407,16 +444,9 @@ struct Consumer {
     barrier_wait(&s.q_full, segments & 1);
     if (w >= count && lane == 0) barrier_arrive(&s.q_empty);
     const int first = segment.begin * kKeys;
-    if (w < count) add_own<true>(w, first + w * kKeys, w + 2 >= count);
 #pragma unroll 1
-    for (int i = w + 2; i < count; i += 2) add_own<false>(i, first + i * kKeys, i + 2 >= count);
-    if (count % 2 == w) {
-      await_other(count - 1, false);
-      add_other(count - 1, first + (count - 1) * kKeys);
-      multiply_wait();
-      hold(out);
-      release(1 - w);
-    }
+    for (int i = 0; i + 1 < count; i += 2) add_two<true>(i, first + i * kKeys, i + w + 2 >= count);
+    if (count % 2) add_two<false>(count - 1, first + (count - 1) * kKeys, true);
     used_own += (count + 1 - w) / 2, used_other += (count + w) / 2;
   }
 
@@ -496,7 +526,7 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
   if (threadIdx.x == 0) {
     for (int buffer = 0; buffer < 2; ++buffer) {
-      for (int tile = 0; tile < kTiles; ++tile) barrier_init(&s.full[buffer][tile], 1);
+      for (int group = 0; group < kGroups; ++group) barrier_init(&s.full[buffer][group], 1);
       for (int w = 0; w < 2; ++w) barrier_init(&s.empty[buffer][w], 4 * kCtas);
       barrier_init(&s.weighed[buffer], 4);
     }
@@ -511,7 +541,14 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
-    if (threadIdx.x < kConsumers + kWarp) load(p, s, share, rank);
+    if (threadIdx.x < kConsumers + kWarp) {
+      if (p.box_rows == 64)
+        load<1>(p, s, share, rank);
+      else if (p.box_rows == 32)
+        load<2>(p, s, share, rank);
+      else
+        load<4>(p, s, share, rank);
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
     if (group == 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
-from eprt.gpu.tensor_map import TensorMap, byte_matrix
+from eprt.gpu.tensor_map import TensorMap, byte_tiles
 
 ARCH = "sm_90a"
 LATENT, ROPE, ENTRY_BYTES = 512, 64, 1152
@@ -60,6 +60,8 @@ class MlaDecodeParams(ctypes.Structure):
     _fields_ = (
         ("q", TensorMap),
         ("kv", TensorMap),
+        ("kv_pair", TensorMap),
+        ("cache", ctypes.c_void_p),
         ("all", Lengths),
         ("bound", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
@@ -71,7 +73,7 @@ class MlaDecodeParams(ctypes.Structure):
         ("box_rows", ctypes.c_int32),
         ("cache_rows", ctypes.c_int32),
         ("scale", ctypes.c_float),
-        ("_", ctypes.c_uint8 * 44),  # pads the struct to a multiple of a tensor map's alignment
+        ("_", ctypes.c_uint8 * 36),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -154,16 +156,17 @@ def mla_decode(
     rows = ctas * ROWS
     partial = torch.empty(2 * shares, rows, LATENT, dtype=torch.float32, device=q_TND.device)
     log_sum = torch.empty(2 * shares, rows, dtype=torch.float32, device=q_TND.device)
-    box_rows = next(size for size in (64, 32, 16) if size * ctas <= KEYS and page_size % size == 0)
+    box_rows = next(size for size in (64, 32, 16) if page_size % size == 0)
     launch = _decode(q_TND.device.index, ctas)
     p = launch.params
-    p.q = byte_matrix(q_TND.data_ptr(), tokens * heads, ENTRY_BYTES, ROWS)
-    p.kv = byte_matrix(kv_pages.data_ptr(), num_pages * page_size, ENTRY_BYTES, box_rows)
+    p.q = byte_tiles(q_TND.data_ptr(), tokens * heads, ENTRY_BYTES, ROWS, 3)
+    p.cache, cache_rows = kv_pages.data_ptr(), num_pages * page_size
+    p.kv, p.kv_pair = (byte_tiles(p.cache, cache_rows, ENTRY_BYTES, box_rows, tiles) for tiles in (1, 2))
     p.all = _lengths(length_B, query_start_B1, heads)
     p.bound, p.page_table, p.out = schedule.bound_S4.data_ptr(), page_table_BP.data_ptr(), out_TNL.data_ptr()
     p.partial, p.log_sum, p.scale = partial.data_ptr(), log_sum.data_ptr(), softmax_scale
     p.table_width, p.page_size = page_table_BP.stride(0), page_size
-    p.box_rows, p.cache_rows = box_rows, num_pages * page_size
+    p.box_rows, p.cache_rows = box_rows, cache_rows
     launch(shares * ctas, stream)
     launch = _combine(q_TND.device.index, ctas)
     c = launch.params

@@ -21,17 +21,32 @@ def byte_matrix(address: int, rows: int, columns: int, box_rows: int) -> TensorM
     address, columns: multiples of 16.
     box_rows: at most 256.
     """
+    return _tensor_map(address, (columns, rows), (columns,), (BOX_BYTES, box_rows))
+
+
+@functools.lru_cache(maxsize=4096)
+def byte_tiles(address: int, rows: int, columns: int, box_rows: int, box_tiles: int) -> TensorMap:  # type: ignore[valid-type]
+    """The same matrix as [columns / 128, rows, 128]: a box holds box_tiles tiles of box_rows x 128, one after the other.
+
+    columns: a multiple of 128.
+    """
+    sizes, box = (BOX_BYTES, rows, columns // BOX_BYTES), (BOX_BYTES, box_rows, box_tiles)
+    return _tensor_map(address, sizes, (columns, BOX_BYTES), box)
+
+
+def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:  # type: ignore[valid-type]
+    """sizes, box: bytes, then rows and so on; strides: bytes, of all dimensions but the first."""
     memory = (ctypes.c_uint8 * (ctypes.sizeof(TensorMap) + _ALIGNMENT))()
-    at = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT
+    at, rank = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT, len(sizes)
     status = _encode()(
         at,
         _UINT8,
-        2,
+        rank,
         address,
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(columns),
-        (ctypes.c_uint32 * 2)(BOX_BYTES, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         _NO_INTERLEAVE,
         _SWIZZLE_128B,
         _PROMOTE_TO_256B,
@@ -39,7 +54,8 @@ def byte_matrix(address: int, rows: int, columns: int, box_rows: int) -> TensorM
     )
     if status:
         _, text = api().cuGetErrorString(api().CUresult(status))
-        raise CudaError(f"a tensor map of {rows} x {columns} bytes: {text.decode() if text else status}")
+        shape = " x ".join(map(str, sizes[::-1]))
+        raise CudaError(f"a tensor map of {shape} bytes: {text.decode() if text else status}")
     return TensorMap.from_buffer_copy((ctypes.c_uint8 * ctypes.sizeof(TensorMap)).from_address(at))
 
 
