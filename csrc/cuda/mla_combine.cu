@@ -22,49 +22,64 @@ struct MlaCombineParams {
   int32_t shares;
 };
 
-// Of part i of a unit, that of a share; nothing() where the share has no part.
-EPRT_DEVICE float log_sum_of(const MlaCombineParams& p, int slot, int share, int i, int row) {
-  const Bound from = p.bound[share], to = p.bound[share + 1];
+// The cuts of a unit: bounds inside it, which follow each other.
+struct Cuts {
+  int first, count;
+
+  // Called by all lanes.
+  EPRT_DEVICE Cuts(const MlaCombineParams& p, const Bound& unit) : first(p.shares), count(0) {
+    for (int begin = 1; begin < p.shares; begin += kWarp) {
+      const int share = min(begin + int(threadIdx.x % kWarp), p.shares);
+      const Bound bound = p.bound[share];
+      const uint32_t inside = __ballot_sync(kAllLanes, share < p.shares && same_unit(bound, unit) && bound.block > 0);
+      if (inside && count == 0) first = begin + __ffs(inside) - 1;
+      count += __popc(inside);
+    }
+  }
+};
+
+// Part i of the unit is that of share first - 1 + i; the first of them begins the unit.
+EPRT_DEVICE int row_of_part(int first, int i, int row) { return partial_slot(first - 1 + i, i == 0) * kGroupRows + row; }
+
+// nothing() where the share has no part: its bounds are the same.
+EPRT_DEVICE float log_sum_of(const MlaCombineParams& p, int first, int i, int row) {
+  const Bound from = p.bound[first - 1 + i], to = p.bound[first + i];
   if (i > 0 && same_unit(to, from) && to.block == from.block) return nothing();
-  return p.log_sum[slot * kGroupRows + row];
+  return p.log_sum[row_of_part(first, i, row)];
 }
 
+// There are kBlocksOfUnit thread blocks for each bound. Those of a unit's first cut add up its rows; if it has more
+// cuts, those of the others take a share of the columns.
 __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ MlaCombineParams p) {
   await_preceding_kernel();
-  // The unit is that of the first bound inside it.
-  const int first = blockIdx.x / kBlocksOfUnit + 1;
-  const Bound bound = p.bound[first], before = p.bound[first - 1];
-  if (bound.block == 0 || (same_unit(bound, before) && before.block > 0)) return;
-  const Request request(p.all, bound.request);
-  const int lane = threadIdx.x % kWarp, row = blockIdx.x % kBlocksOfUnit * kRowsOfBlock + threadIdx.x / kWarp;
-  const int row_of_request = bound.group * kGroupRows + row;
+  const int lane = threadIdx.x % kWarp, me = blockIdx.x / kBlocksOfUnit + 1;
+  const Bound unit = p.bound[me];
+  if (unit.block == 0) return;
+  const Request request(p.all, unit.request);
+  const int row = blockIdx.x % kBlocksOfUnit * kRowsOfBlock + threadIdx.x / kWarp;
+  const int row_of_request = unit.group * kGroupRows + row;
   if (row_of_request >= request.tokens * p.all.heads) return;
-  // Part i is that of share first - 1 + i. Lane l looks at parts l, l + 32, ...
-  const auto slot_of = [&](int i) { return partial_slot(first - 1 + i, i == 0); };
-  int count = 0;
-  for (uint32_t all = kAllLanes; all == kAllLanes; count += __popc(all)) {
-    const int share = first + count + lane;
-    all = __ballot_sync(kAllLanes, share < p.shares && same_unit(p.bound[min(share, p.shares)], bound));
-  }
-  ++count;
+  const Cuts cuts(p, unit);
+  const int sharers = cuts.count >= 4 ? 4 : cuts.count >= 2 ? 2 : 1, quads = kQuads / sharers;
+  if (me - cuts.first >= sharers) return;
+  const int first_quad = (me - cuts.first) * quads * kWarp + lane, parts = cuts.count + 1;
   float most = nothing(), total = 0.f;
-  for (int i = lane; i < count; i += kWarp) most = fmaxf(most, log_sum_of(p, slot_of(i), first - 1 + i, i, row));
+  for (int i = lane; i < parts; i += kWarp) most = fmaxf(most, log_sum_of(p, cuts.first, i, row));
   for (int step = 1; step < kWarp; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
   Quad sum[kQuads] = {};
-  for (int begin = 0; begin < count; begin += kWarp) {
-    const int i = begin + lane;
-    const float one = i < count ? log_sum_of(p, slot_of(i), first - 1 + i, i, row) : nothing();
+  for (int begin = 0; begin < parts; begin += kWarp) {
+    const float one = begin + lane < parts ? log_sum_of(p, cuts.first, begin + lane, row) : nothing();
     const float mine = one == nothing() ? 0.f : exp2f(one - most);
     total += mine;
-#pragma unroll 4
-    for (int k = 0; k < min(kWarp, count - begin); ++k) {
+#pragma unroll 8
+    for (int k = 0; k < min(kWarp, parts - begin); ++k) {
       const float weight = __shfl_sync(kAllLanes, mine, k);
-      const int64_t at = int64_t(slot_of(begin + k)) * kGroupRows + row;
-      const Quad* from = reinterpret_cast<const Quad*>(p.partial + at * kLatent);
+      const Quad* from =
+          reinterpret_cast<const Quad*>(p.partial + int64_t(row_of_part(cuts.first, begin + k, row)) * kLatent);
 #pragma unroll
       for (int quad = 0; quad < kQuads; ++quad) {
         Quad part = {};  // nobody wrote a part without a weight
-        if (weight != 0.f) part = from[lane + quad * kWarp];
+        if (weight != 0.f && quad < quads) part = from[first_quad + quad * kWarp];
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[quad].v[e] += part.v[e] * weight;
       }
@@ -75,10 +90,10 @@ __global__ void __launch_bounds__(kThreads) mla_combine(const __grid_constant__ 
   const int64_t out_row = int64_t(request.first_token) * p.all.heads + row_of_request;
   uint64_t* out = reinterpret_cast<uint64_t*>(p.out + out_row * kLatent);
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    const float* v = sum[i].v;
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const float* v = sum[quad].v;
     const uint64_t upper = pack_bf16(v[2] * scale, v[3] * scale);
-    out[lane + i * kWarp] = upper << 32 | pack_bf16(v[0] * scale, v[1] * scale);
+    if (quad < quads) out[first_quad + quad * kWarp] = upper << 32 | pack_bf16(v[0] * scale, v[1] * scale);
   }
 }
 
