@@ -23,6 +23,7 @@ _SCHEDULE_THREADS, _COMBINE_THREADS, _THREADS = 256, 256, 384
 # Two buffers of positions, the queries, and what is small; in front of them what aligns them.
 _SHARED_BYTES = 1024 + (2 * KEYS + ROWS) * ENTRY_BYTES + 2048
 _OVERHEAD = 5  # blocks of positions that the beginning and the end of a unit take as long as
+_CUT = 4  # the same, for a cut of a unit, of each of the two shares
 _AHEAD = 2
 
 
@@ -51,6 +52,7 @@ class MlaScheduleParams(ctypes.Structure):
         ("bound", ctypes.c_void_p),
         ("shares", ctypes.c_int32),
         ("overhead", ctypes.c_int32),
+        ("cut", ctypes.c_int32),
     )
 
 
@@ -127,7 +129,7 @@ def make_schedule(length_B: Tensor, query_start_B1: Tensor | None, heads: int, t
     launch = _schedule(device.index, ctas)
     p = launch.params
     p.all = _lengths(length_B, query_start_B1, heads)
-    p.bound, p.shares, p.overhead = schedule.bound_S4.data_ptr(), shares, _OVERHEAD
+    p.bound, p.shares, p.overhead, p.cut = schedule.bound_S4.data_ptr(), shares, _OVERHEAD, _CUT
     launch(1, torch.cuda.current_stream(device).cuda_stream)
     return schedule
 

@@ -15,7 +15,7 @@ from tests.emulated.kernels import library
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
 )
-OVERHEAD = 5
+OVERHEAD, CUT = 5, 4
 
 
 def launch(ctas: int, name: str, params: ctypes.Structure, blocks: int) -> None:
@@ -32,7 +32,7 @@ class Step:
         start = None if self.start_B1 is None else self.start_B1.data_ptr()
         self.all = Lengths(self.length_B.data_ptr(), start, len(lengths), heads)
         self.bound_S4 = torch.full((shares + 1, 4), -7, dtype=torch.int32)
-        launch(ctas, "mla_schedule", MlaScheduleParams(self.all, self.bound_S4.data_ptr(), shares, OVERHEAD), 1)
+        launch(ctas, "mla_schedule", MlaScheduleParams(self.all, self.bound_S4.data_ptr(), shares, OVERHEAD, CUT), 1)
         self.bounds = [tuple(bound[:3]) for bound in self.bound_S4.tolist()]
 
     def rows(self, request: int) -> int:
@@ -90,9 +90,16 @@ def test_every_block_of_every_unit_is_in_exactly_one_share(case):
     for r, g, blocks in step.units():
         ends = [0, *(end for _, end in found[r, g])]
         assert [begin for begin, _ in found[r, g]] == ends[:-1] and ends[-1] == blocks
-    # Cut in the middle, a unit begins twice; a cut is moved by at most one block.
+    # Cut in the middle, a unit begins twice; a cut is moved by at most one block. Shares may be fewer and not cut.
     total = sum(blocks + OVERHEAD for *_, blocks in step.units())
-    assert max(work) <= -(-total // step.shares) + OVERHEAD + 2
+    assert max(work) <= -(-total // step.shares) + OVERHEAD + 2 + 2 * CUT
+
+
+@pytest.mark.parametrize("requests, used, blocks", [(128, 64, 128), (64, 64, 64), (32, 64, 32)])
+def test_equal_requests_are_not_cut_in_odd_places(requests, used, blocks):
+    step = Step([4096] * requests, None, 128, 2, 66)
+    work = [sum(end - begin for *_, begin, end in step.segments(share)) for share in range(66)]
+    assert max(work) == blocks and sum(each > 0 for each in work) == used
 
 
 @pytest.mark.parametrize("ctas, heads, tokens", [(2, 128, None), (1, 16, [2, 1, 1])])
