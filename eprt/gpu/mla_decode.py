@@ -112,7 +112,8 @@ def sources(ctas: int) -> dict[str, KernelSource]:
 def load(device: int) -> None:
     """Loads all kernels. ImportError when they can be neither compiled nor found."""
     for ctas in (1, 2):
-        _schedule(device, ctas), _decode(device, ctas), _combine(device, ctas)
+        for kernel in (_schedule, _decode, _combine):
+            kernel(device, ctas)
 
 
 def ctas_of(heads: int, tokens: int, requests: int) -> int:

@@ -26,7 +26,7 @@ def byte_matrix(address: int, rows: int, columns: int, box_rows: int) -> TensorM
 
 @functools.lru_cache(maxsize=4096)
 def byte_tiles(address: int, rows: int, columns: int, box_rows: int, box_tiles: int) -> TensorMap:  # type: ignore[valid-type]
-    """The same matrix as [columns / 128, rows, 128]: a box holds box_tiles tiles of box_rows x 128, one after the other.
+    """The same matrix as [columns / 128, rows, 128]: a box holds box_tiles tiles of box_rows x 128.
 
     columns: a multiple of 128.
     """

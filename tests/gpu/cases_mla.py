@@ -1,5 +1,8 @@
-"""Latent attention's own kernels on Hopper against float64: lengths, pages and rows of every kind, NaN where nothing was
-written. Knows eprt/gpu/mla_decode.py, not the registry above it."""
+"""Latent attention's own kernels on Hopper against float64.
+
+Lengths, pages and rows of every kind, NaN where nothing was written. Knows eprt/gpu/mla_decode.py, not the registry
+above it.
+"""
 
 from dataclasses import dataclass
 
@@ -72,8 +75,8 @@ class Batch:
         entries[~used.to(draw.device)] = torch.nan
         start = None if case.tokens is None else torch.tensor([0, *case.tokens]).cumsum(0).int().to(draw.device)
         q = draw.normal(case.num_tokens, case.heads, 576, dtype=torch.bfloat16, scale=case.sharpness)
-        on_device = [x.to(draw.device) for x in (table, torch.tensor(lengths, dtype=torch.int32))]
-        return Batch(q, entries.view(-1, size, 576), *on_device, start)
+        length = torch.tensor(lengths, dtype=torch.int32).to(draw.device)
+        return Batch(q, entries.view(-1, size, 576), table.to(draw.device), length, start)
 
     def attend(self, schedule: mla_decode.MlaSchedule | None = None) -> Tensor:
         tokens, heads, _ = self.q_TND.shape

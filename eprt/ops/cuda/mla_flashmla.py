@@ -1,7 +1,8 @@
-"""Decoding attention by FlashMLA, where a package that has its kernels for Hopper is installed: PyPI's sgl-flash-mla, or
-github.com/deepseek-ai/FlashMLA at a commit before they were removed. Both are imported as flash_mla; the first has
-these kernels behind use_legacy=True. Their schedule is made on the GPU from the lengths, so it may be recorded in a
-CUDA graph; it takes 20 us, so the layers of a step share it.
+"""Decoding attention by FlashMLA, where a package that has its kernels for Hopper is installed.
+
+Such are PyPI's sgl-flash-mla, and github.com/deepseek-ai/FlashMLA at a commit before they were removed. Both are
+imported as flash_mla; the first has these kernels behind use_legacy=True. Their schedule is made on the GPU from the
+lengths, so it may be recorded in a CUDA graph; it takes 20 us, so the layers of a step share it.
 """
 
 import functools

@@ -1,5 +1,6 @@
-"""Latent attention's kernels without a GPU: they compile, and Python and CUDA mean the same. Their schedule and sums are
-run in tests/emulated/test_mla.py, the attention itself in tests/gpu/cases_mla.py."""
+"""Latent attention's kernels without a GPU: they compile, and Python and CUDA mean the same.
+
+Their schedule and sums are run in tests/emulated/test_mla.py, the attention itself in tests/gpu/cases_mla.py."""
 
 import ctypes
 import re

@@ -9,8 +9,8 @@ import torch
 from eprt.ops.attention import PagedContext
 
 pytest.importorskip("triton")
-from eprt.ops.cuda import attention, mla_eprt, mla_flashmla, mla_triton  # noqa: E402
-from eprt.ops.cuda.queries import join  # noqa: E402
+from eprt.ops.cuda import attention, mla_eprt, mla_flashmla, mla_triton
+from eprt.ops.cuda.queries import join
 
 
 @pytest.fixture
@@ -77,7 +77,9 @@ def test_the_log_says_once_who_attends_and_why_not_the_first(has, chosen, caplog
     first, (_, install) = next(iter(attention._KERNELS.items()))
     has(first)
     for _ in range(2):
-        chosen("auto", dtype=torch.float32), chosen("auto"), chosen("triton"), chosen("auto", prompts=True)
+        for wanted, options in (("auto", {"dtype": torch.float32}), ("auto", {}), ("triton", {})):
+            chosen(wanted, **options)
+        chosen("auto", prompts=True)
     has()
     chosen("auto")
     said = [record.message for record in caplog.records]
