@@ -71,7 +71,7 @@ TABLE: dict[str, Variable] = {
         Variable(
             "EPRT_GPU_ATTENTION",
             "auto",
-            _one_of("auto", "eprt", "flashmla", "triton"),
+            _one_of("auto", "flashmla", "eprt", "triton"),
             "decoding attention on GPUs; auto: the first of the others that is installed and fits",
         ),
         Variable(

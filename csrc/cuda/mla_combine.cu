@@ -15,10 +15,10 @@ struct alignas(16) Quad {
 
 struct MlaCombineParams {
   Lengths all;
-  const Bound* bound;      // [shares + 1]
-  const float* partial;    // [2 shares, kGroupRows, kLatent]: weighted means
-  const float* log_sum;    // [2 shares, kGroupRows]: log2 of the sum of the weights
-  uint16_t* out;           // bf16 [tokens, heads, kLatent]
+  const Bound* bound;    // [shares + 1]
+  const float* partial;  // [2 shares, kGroupRows, kLatent]: weighted means
+  const float* log_sum;  // [2 shares, kGroupRows]: log2 of the sum of the weights
+  uint16_t* out;         // bf16 [tokens, heads, kLatent]
   int32_t shares;
 };
 
@@ -39,7 +39,9 @@ struct Cuts {
 };
 
 // Part i of the unit is that of share first - 1 + i; the first of them begins the unit.
-EPRT_DEVICE int row_of_part(int first, int i, int row) { return partial_slot(first - 1 + i, i == 0) * kGroupRows + row; }
+EPRT_DEVICE int row_of_part(int first, int i, int row) {
+  return partial_slot(first - 1 + i, i == 0) * kGroupRows + row;
+}
 
 // nothing() where the share has no part: its bounds are the same.
 EPRT_DEVICE float log_sum_of(const MlaCombineParams& p, int first, int i, int row) {

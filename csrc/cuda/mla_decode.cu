@@ -1,5 +1,5 @@
-// Attention of few queries per request over a paged cache of latents, absorbed form, bfloat16: every head reads the same
-// entries, 576 values for the scores, of which the first 512 are the value too.
+// Attention of few queries per request over a paged cache of latents, absorbed form, bfloat16: every head reads the
+// same entries, 576 values for the scores, of which the first 512 are the value too.
 //
 // A thread block has kRows rows (token, head) of one request and walks through its context in blocks of 64 positions,
 // which lie in two buffers. Two warpgroups take turns: each computes the scores and weights of every other block. Each
@@ -10,104 +10,19 @@
 // The largest score so far passes from block to block, so both warpgroups scale alike. It changes only when it grows by
 // more than a factor of 2^kSlack, which is rare after the first blocks, so the output is rarely rescaled.
 //
-// The blocks of a cluster have different rows of the same request: each loads half of the positions and the hardware
-// hands them to both.
+// The thread blocks of a cluster have different rows of the same request: each loads half of the tiles, and the
+// hardware hands them to both.
 //
-// Compile-time constants: CTAS (thread blocks of a cluster, 1 or 2), AHEAD (blocks between a load and the fetching of
-// the same into L2, 0 for none).
-#include "mla_work.cuh"
+// Compile-time constant: CTAS (thread blocks of a cluster, 1 or 2).
+#include "mla_load.cuh"
 #include "wgmma_bf16.cuh"
 
 namespace eprt {
 
-constexpr int kTiles = kEntry / 64;             // of 64 columns; the last has the rotated keys
-constexpr int kTileBytes = 64 * 128;            // 64 rows
-constexpr int kHalf = 4;                        // tiles of half an output
-constexpr int kRope = kTiles - 1;
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2 * kWarpgroup;      // threads
-constexpr int kThreads = kConsumers + kWarpgroup;
-constexpr int kGroups = 5;                      // that tiles come in: four of two, and the last
-constexpr int kEntryBytes = kEntry * 2;
-constexpr float kSlack = 8.f;                   // log2
+constexpr float kSlack = 8.f;  // log2
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kAllConsumers = 3;                // barrier; 1 + w is that of warpgroup w
+constexpr int kAllConsumers = 3;  // barrier; 1 + w is that of warpgroup w
 constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kRowStep = 128;  // in descriptors
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
-
-struct MlaDecodeParams {
-  TensorMap q;                // [tokens * heads, kEntry], boxes of kRows rows, 3 tiles
-  TensorMap kv;               // [pages * page_size, kEntry], boxes of box_rows rows, 1 tile
-  TensorMap kv_pair;          // the same, 2 tiles
-  const uint8_t* cache;       // [pages * page_size, kEntry]
-  Lengths all;
-  const Bound* bound;         // [shares + 1]
-  const int32_t* page_table;  // [requests, table_width]
-  uint16_t* out;              // bf16 [tokens, heads, kLatent]
-  float* partial;             // [2 shares, kGroupRows, kLatent]
-  float* log_sum;             // [2 shares, kGroupRows]
-  int32_t table_width;
-  int32_t page_size;          // a multiple of 16
-  int32_t box_rows;           // 16, 32 or 64: divides page_size
-  int32_t cache_rows;         // pages * page_size
-  float scale;                // of scores
-};
-
-struct Shared {
-  uint8_t q[kTiles][kTileBytes];
-  uint8_t kv[2][kTiles][kTileBytes];
-  float most[2][kRows];        // log2 scale of the weights of the block in each buffer
-  float sum[2][2][kRows];      // by segment's parity, warpgroup: of weights
-  uint64_t full[2][kGroups];   // barriers of a buffer's tiles
-  uint64_t empty[2][2];        // of a buffer's tiles that warpgroup w is the last to read: see release
-  uint64_t weighed[2];         // the weights of a buffer's block are stored
-  uint64_t q_full, q_empty;
-};
-
-EPRT_DEVICE int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-EPRT_DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-}
-
-// Arrives at the same barrier of block `rank` of the cluster.
-EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
-          shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
-// The box that begins at tile `tile` of row `row`, tile by tile.
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-          shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
-      : "memory");
-}
-
-// The same, to all thread blocks of the cluster.
-EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  if (kCtas == 1) return load_box(to, map, row, tile, barrier);
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
-      : "memory");
-}
-
-EPRT_DEVICE void fetch(const uint8_t* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 
 EPRT_DEVICE float exp2_fast(float x) {
   float y;
@@ -126,121 +41,18 @@ EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int dis
   first = upper ? got : first, second = upper ? second : got;
 }
 
-// ---- loading --------------------------------------------------------------------------------------------------------
-
-// The rows of the cache in which the boxes of a segment's blocks begin. The lanes of a warp know 32 boxes, and the 32
-// after those, so a page is known long before it is needed. kPerBlock: boxes, one below the other.
-template <int kPerBlock>
-struct Boxes {
-  const MlaDecodeParams& p;
-  const int32_t* pages;  // of the request
-  int length, begin, window = 0;
-  int row, next_row;  // of box 32 window + lane, and of the one 32 later
-
-  EPRT_DEVICE Boxes(const MlaDecodeParams& p, const Segment& s)
-      : p(p), pages(p.page_table + int64_t(s.index) * p.table_width), length(s.request.length), begin(s.begin) {
-    row = find(threadIdx.x % kWarp), next_row = find(kWarp + threadIdx.x % kWarp);
-  }
-
-  // One behind the cache, from where zeros are loaded, for a box behind the context.
-  EPRT_DEVICE int find(int box) const {
-    const int position = begin * kKeys + box * (kKeys / kPerBlock);
-    if (position >= length) return p.cache_rows;
-    return __ldg(pages + position / p.page_size) * p.page_size + position % p.page_size;
-  }
-
-  // Called by all lanes. box: not in front of the window, at most 32 behind it.
-  EPRT_DEVICE int row_of(int box) {
-    return __shfl_sync(kAllLanes, box / kWarp == window ? row : next_row, box % kWarp);
-  }
-
-  // Called by all lanes: no box in front of this one is asked for any more.
-  EPRT_DEVICE void pass(int box) {
-    if (box / kWarp == window) return;
-    window = box / kWarp, row = next_row, next_row = find((window + 1) * kWarp + threadIdx.x % kWarp);
-  }
-};
-
-// Loads the tiles of half w of a block, and with_last the last tile, in all thread blocks of the cluster. Of two groups
-// of tiles each thread block loads one.
-template <int kPerBlock>
-EPRT_DEVICE void load_half(const MlaDecodeParams& p, Shared& s, int buffer, int w, bool with_last, int rank,
-                           const int (&row)[kPerBlock]) {
-  constexpr int kBoxBytes = kTileBytes / kPerBlock;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const int group = i < 2 ? 2 * w + i : kGroups - 1, tile = 2 * group;
-    if (i == 2 && !with_last) break;
-    barrier_expect(&s.full[buffer][group], i < 2 ? 2 * kTileBytes : kTileBytes);
-    if (kCtas > 1 && rank != (i < 2 ? i : buffer)) continue;
-    if (kPerBlock == 1) {
-      load_box_for_all(s.kv[buffer][tile], i < 2 ? &p.kv_pair : &p.kv, row[0], tile, &s.full[buffer][group]);
-    } else {
-#pragma unroll
-      for (int box = 0; box < kPerBlock; ++box)
-#pragma unroll
-        for (int k = 0; k < (i < 2 ? 2 : 1); ++k)
-          load_box_for_all(s.kv[buffer][tile + k] + box * kBoxBytes, &p.kv, row[box], tile + k,
-                           &s.full[buffer][group]);
-    }
-  }
-}
-
-// Called by one warp.
-template <int kPerBlock>
-EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) {
-  const bool leader = threadIdx.x % kWarp == 0;
-  uint32_t used[2] = {}, segments = 0;  // buffers, before this segment
-  Walk walk(p.all, p.bound, share);
-  Segment segment;
-  while (walk.next(segment)) {
-    const int count = segment.end - segment.begin;
-    if (count == 0) continue;
-    Boxes<kPerBlock> boxes(p, segment);
-    barrier_wait(&s.q_empty, ~segments & 1);
-    if (leader) {
-      const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
-      barrier_expect(&s.q_full, sizeof(s.q));
-      for (int tile = 0; tile < kTiles; tile += 3) load_box(s.q[tile], &p.q, first, tile, &s.q_full);
-    }
-    ++segments;
-    for (int i = 0; i < count; ++i) {
-      const int buffer = i % 2;
-      const uint32_t parity = ~((buffer ? used[1] : used[0]) + i / 2) & 1;
-      boxes.pass(i * kPerBlock);
-      int row[kPerBlock];
-#pragma unroll
-      for (int box = 0; box < kPerBlock; ++box) row[box] = boxes.row_of(i * kPerBlock + box);
-#pragma unroll
-      for (int late = 0; late < 2; ++late) {  // first the half of the warpgroup that computes the block's weights
-        const int w = late ? 1 - buffer : buffer;
-        barrier_wait(&s.empty[buffer][w], parity);
-        if (leader) load_half(p, s, buffer, w, late, rank, row);
-      }
-      if (AHEAD && kPerBlock == 1) {
-        const int ahead = boxes.row_of(i + AHEAD);
-        if (leader && i + AHEAD < count)
-          fetch(p.cache + (int64_t(ahead) + rank * (kKeys / kCtas)) * kEntryBytes, kKeys / kCtas * kEntryBytes);
-      }
-    }
-    used[0] += (count + 1) / 2, used[1] += count / 2;
-  }
-}
-
-// ---- computing ------------------------------------------------------------------------------------------------------
-
 // What a thread of warpgroup w holds: columns 256 w .. 256 w + 255 of two rows, as products leave them.
 template <int w>
 struct Consumer {
   const MlaDecodeParams& p;
   Shared& s;
   int rank, lane, warp;
-  int row;                      // of the thread block's, the thread's first; the other is 8 below
+  int row;  // of the thread block's, the thread's first; the other is 8 below
   float out[128];
-  float most[2], sum[2];        // of the two rows: log2 scale, sum of the own blocks' weights
-  uint32_t weights[16];         // of the own block
+  float most[2], sum[2];                  // of the two rows: log2 scale, sum of the own blocks' weights
+  uint32_t weights[16];                   // of the own block
   uint32_t used_own = 0, used_other = 0;  // how often each buffer was used before this segment
-  int visible[2], all_visible;  // positions that each row sees, that every row of the thread block sees
+  int visible[2], all_visible;            // positions that each row sees, that every row of the thread block sees
 
   EPRT_DEVICE Consumer(const MlaDecodeParams& p, Shared& s, int rank)
       : p(p), s(s), rank(rank), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp % 4) {
@@ -333,10 +145,10 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int chunk = (2 * i + lane / 16) ^ (lane % 8);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                       shared_address(to + chunk * 16)),
-                   "r"(weights[4 * i]), "r"(weights[4 * i + 1]), "r"(weights[4 * i + 2]), "r"(weights[4 * i + 3])
-                   : "memory");
+      asm volatile(
+          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to + chunk * 16)),
+          "r"(weights[4 * i]), "r"(weights[4 * i + 1]), "r"(weights[4 * i + 2]), "r"(weights[4 * i + 3])
+          : "memory");
     }
     bulk_fence_shared();
     __syncwarp();
@@ -477,7 +289,8 @@ struct Consumer {
     }
   }
 
-  // Four lanes hold 8 columns of a row, two each. They exchange them, so that each has all 8 of every fourth such group.
+  // Four lanes hold 8 columns of a row, two each. They exchange them, so that each has all 8 of every fourth such
+  // group.
   EPRT_DEVICE void store(const Segment& segment) {
     const int first_row = segment.group * kGroupRows + rank * kRows + row, quad = lane % 4;
 #pragma unroll
@@ -538,7 +351,8 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   if (kCtas > 1) cluster_barrier();
   await_preceding_kernel();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
+  const int group =
+      __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
     if (threadIdx.x < kConsumers + kWarp) {

@@ -1,7 +1,7 @@
 // The schedule of a step's attention (mla_work.cuh), by one thread block. Compile-time constants: CTAS.
 //
-// Equal shares for fewer clusters may be better than equal shares for all: 128 requests of one length on 66 clusters are
-// two for each of 64, and no unit is cut. So a few numbers of shares are compared, each by a warp.
+// Equal shares for fewer clusters may be better than equal shares for all: 128 requests of one length on 66 clusters
+// are two for each of 64, and no unit is cut. So a few numbers of shares are compared, each by a warp.
 #include "mla_work.cuh"
 
 namespace eprt {
@@ -11,7 +11,7 @@ constexpr int kWarps = kThreads / kWarp;
 
 struct MlaScheduleParams {
   Lengths all;
-  Bound* bound;      // [shares + 1]: written
+  Bound* bound;  // [shares + 1]: written
   int32_t shares;
   int32_t overhead;  // of a unit, in blocks
   int32_t cut;       // what a cut costs each of the two shares, in blocks

@@ -9,11 +9,11 @@
 
 namespace eprt {
 
-constexpr int kRows = 64;         // of queries, per thread block
-constexpr int kKeys = 64;         // positions of a block
-constexpr int kLatent = 512;      // values of a cache entry that are the value as well as the key
-constexpr int kEntry = 576;       // values of a cache entry
-constexpr int kCtas = CTAS;       // thread blocks of a cluster, 1 or 2
+constexpr int kRows = 64;     // of queries, per thread block
+constexpr int kKeys = 64;     // positions of a block
+constexpr int kLatent = 512;  // values of a cache entry that are the value as well as the key
+constexpr int kEntry = 576;   // values of a cache entry
+constexpr int kCtas = CTAS;   // thread blocks of a cluster, 1 or 2
 constexpr int kGroupRows = kRows * kCtas;
 
 // -inf: log2 of the weight of nothing.
@@ -56,7 +56,7 @@ struct Request {
 // A run of blocks of one unit.
 struct Segment {
   Request request;
-  int index;       // of the request
+  int index;  // of the request
   int group;
   int begin, end;  // blocks
 

@@ -24,7 +24,6 @@ _SCHEDULE_THREADS, _COMBINE_THREADS, _THREADS = 256, 256, 384
 _SHARED_BYTES = 1024 + (2 * KEYS + ROWS) * ENTRY_BYTES + 2048
 _OVERHEAD = 5  # blocks of positions that the beginning and the end of a unit take as long as
 _CUT = 4  # the same, for a cut of a unit, of each of the two shares
-_AHEAD = 2
 
 
 class Bound(ctypes.Structure):
@@ -63,7 +62,6 @@ class MlaDecodeParams(ctypes.Structure):
         ("q", TensorMap),
         ("kv", TensorMap),
         ("kv_pair", TensorMap),
-        ("cache", ctypes.c_void_p),
         ("all", Lengths),
         ("bound", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
@@ -75,7 +73,7 @@ class MlaDecodeParams(ctypes.Structure):
         ("box_rows", ctypes.c_int32),
         ("cache_rows", ctypes.c_int32),
         ("scale", ctypes.c_float),
-        ("_", ctypes.c_uint8 * 36),  # pads the struct to a multiple of a tensor map's alignment
+        ("_", ctypes.c_uint8 * 44),  # pads the struct to a multiple of a tensor map's alignment
     )
 
 
@@ -104,7 +102,7 @@ def sources(ctas: int) -> dict[str, KernelSource]:
     shape = ("CTAS", ctas)
     return {
         "mla_schedule": KernelSource("mla_schedule", ARCH, (shape,)),
-        "mla_decode": KernelSource("mla_decode", ARCH, (shape, ("AHEAD", _AHEAD))),
+        "mla_decode": KernelSource("mla_decode", ARCH, (shape,)),
         "mla_combine": KernelSource("mla_combine", ARCH, (shape,)),
     }
 
@@ -163,13 +161,13 @@ def mla_decode(
     launch = _decode(q_TND.device.index, ctas)
     p = launch.params
     p.q = byte_tiles(q_TND.data_ptr(), tokens * heads, ENTRY_BYTES, ROWS, 3)
-    p.cache, cache_rows = kv_pages.data_ptr(), num_pages * page_size
-    p.kv, p.kv_pair = (byte_tiles(p.cache, cache_rows, ENTRY_BYTES, box_rows, tiles) for tiles in (1, 2))
+    cache = kv_pages.data_ptr(), num_pages * page_size
+    p.kv, p.kv_pair = (byte_tiles(*cache, ENTRY_BYTES, box_rows, tiles) for tiles in (1, 2))
     p.all = _lengths(length_B, query_start_B1, heads)
     p.bound, p.page_table, p.out = schedule.bound_S4.data_ptr(), page_table_BP.data_ptr(), out_TNL.data_ptr()
     p.partial, p.log_sum, p.scale = partial.data_ptr(), log_sum.data_ptr(), softmax_scale
     p.table_width, p.page_size = page_table_BP.stride(0), page_size
-    p.box_rows, p.cache_rows = box_rows, cache_rows
+    p.box_rows, p.cache_rows = box_rows, cache[1]
     launch(shares * ctas, stream)
     launch = _combine(q_TND.device.index, ctas)
     c = launch.params

@@ -78,7 +78,8 @@ class MLA:
             start = batch.query_start_B1[d:] - d
             context = PagedContext(kv_pages, page_table[d:], seq_len[d:], start, batch.num_context)
             rotated = ops.rope(q_rope[d:], self._rotation(batch.position_T[d:]))
-            parts.append(ops.mla_extend(q_nope[d:], rotated, context, w_kv_b, scale))
+            extend_plans = None if plans is None else plans.setdefault("extend", {})
+            parts.append(ops.mla_extend(q_nope[d:], rotated, context, w_kv_b, scale, extend_plans))
         if not parts:
             return q_nope.new_empty(0, q_nope.shape[1], self.config.v_head_dim)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

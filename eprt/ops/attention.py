@@ -205,11 +205,17 @@ def mla_decode(
 
 
 def mla_extend(
-    q_nope_TNC: Tensor, q_rope_TNR: Tensor, context: PagedContext, w_kv_b: Tensor, softmax_scale: float
+    q_nope_TNC: Tensor,
+    q_rope_TNR: Tensor,
+    context: PagedContext,
+    w_kv_b: Tensor,
+    softmax_scale: float,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """Attention of each request's last tokens, packed: [T, N, value]. The context names the rows of each request.
 
     Scores of the cached prefix are a rectangle, those of the chunk a causal triangle; they are never materialised.
+    plans: as of mla_decode, but a dict of its own.
     ValueError when rows, pages or lengths do not fit; nothing is computed then.
     """
     kv_pages = context.kv_pages

@@ -28,10 +28,10 @@ from eprt.ops.elementwise import Rotation
 
 _log = logging.getLogger(__name__)
 
-# Name -> (module, how to install it). The first that is installed and does not refuse is used.
+# Name -> (module, how to install it), the fastest first. The first that is installed and does not refuse is used.
 _KERNELS = {
-    "eprt": ("eprt.ops.cuda.mla_eprt", "pip install 'eprt[cuda13]'"),
     "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install --no-deps sgl-flash-mla"),
+    "eprt": ("eprt.ops.cuda.mla_eprt", "pip install 'eprt[cuda13]'"),
     "triton": ("eprt.ops.cuda.mla_triton", "pip install triton"),
 }
 
@@ -83,12 +83,17 @@ def _log_choice(wanted: str, module: ModuleType, refused: str | None) -> None:
 
 
 def mla_extend(
-    q_nope_TNC: Tensor, q_rope_TNR: Tensor, context: PagedContext, w_kv_b: Tensor, softmax_scale: float
+    q_nope_TNC: Tensor,
+    q_rope_TNR: Tensor,
+    context: PagedContext,
+    w_kv_b: Tensor,
+    softmax_scale: float,
+    plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """The expanded form for many new bfloat16 tokens per request; otherwise the absorbed form, as for decodes."""
     if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], context.seq_len_B.shape[0]):
         return mla_expanded.attend_prompts(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale)
-    return mla_decode(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale)
+    return mla_decode(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale, plans=plans)
 
 
 def mla_decode(

@@ -162,3 +162,14 @@ def test_without_the_kernel_products_are_what_they_were(h200, monkeypatch, lacks
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     assert isinstance(h200._tiling(_weight(2112, 7168), 64, torch.bfloat16), Tiling)
     assert h200._tiling(_weight(7168, 16384), 128, torch.bfloat16) is None
+
+
+def test_tiles_are_a_matrix_of_three_dimensions(encode):
+    tensor_map.byte_tiles.cache_clear()
+    tensor_map.byte_tiles(1 << 20, 100, 1152, 64, 2)
+    ((_, arguments),) = encode.calls
+    kind, rank, address, sizes, strides, box, steps, *_ = arguments
+    assert (kind, rank, address) == (0, 3, 1 << 20)
+    assert (list(sizes), list(strides)) == ([128, 100, 9], [1152, 128])
+    assert (list(box), list(steps)) == ([128, 64, 2], [1, 1, 1])
+    tensor_map.byte_tiles.cache_clear()

@@ -1,0 +1,184 @@
+// Loads of mla_decode.cu: what its thread blocks share, and the warp that keeps two blocks of positions on their way.
+//
+// An entry of the cache has kTiles tiles of 64 values, in shared memory as tensor cores read them. The tiles of a block
+// come in groups, each with a barrier, so products begin when the first has come. Tiles are loaded again as soon as
+// both warpgroups of all thread blocks of the cluster have released them.
+#pragma once
+#include "bulk.cuh"
+#include "mla_work.cuh"
+
+namespace eprt {
+
+constexpr int kTiles = kEntry / 64;   // of 64 columns; the last has the rotated keys
+constexpr int kTileBytes = 64 * 128;  // 64 rows
+constexpr int kHalf = 4;              // tiles of half an output
+constexpr int kRope = kTiles - 1;
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2 * kWarpgroup;  // threads
+constexpr int kThreads = kConsumers + kWarpgroup;
+constexpr int kGroups = 5;  // that tiles come in: four of two, and the last
+
+struct alignas(64) TensorMap {
+  uint64_t word[16];
+};
+
+struct MlaDecodeParams {
+  TensorMap q;        // [tokens * heads, kEntry], boxes of kRows rows, 3 tiles
+  TensorMap kv;       // [pages * page_size, kEntry], boxes of box_rows rows, 1 tile
+  TensorMap kv_pair;  // the same, 2 tiles
+  Lengths all;
+  const Bound* bound;         // [shares + 1]
+  const int32_t* page_table;  // [requests, table_width]
+  uint16_t* out;              // bf16 [tokens, heads, kLatent]
+  float* partial;             // [2 shares, kGroupRows, kLatent]
+  float* log_sum;             // [2 shares, kGroupRows]
+  int32_t table_width;
+  int32_t page_size;   // a multiple of 16
+  int32_t box_rows;    // 16, 32 or 64: divides page_size
+  int32_t cache_rows;  // pages * page_size
+  float scale;         // of scores
+};
+
+struct Shared {
+  uint8_t q[kTiles][kTileBytes];
+  uint8_t kv[2][kTiles][kTileBytes];
+  float most[2][kRows];       // log2 scale of the weights of the block in each buffer
+  float sum[2][2][kRows];     // by segment's parity, warpgroup: of weights
+  uint64_t full[2][kGroups];  // barriers of a buffer's tiles
+  uint64_t empty[2][2];       // of a buffer's tiles that warpgroup w is the last to read: see release
+  uint64_t weighed[2];        // the weights of a buffer's block are stored
+  uint64_t q_full, q_empty;
+};
+
+EPRT_DEVICE int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+EPRT_DEVICE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Arrives at the same barrier of block `rank` of the cluster.
+EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// The box that begins at tile `tile` of row `row`, tile by tile.
+EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(to)),
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same, to all thread blocks of the cluster.
+EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+  if (kCtas == 1) return load_box(to, map, row, tile, barrier);
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
+      : "memory");
+}
+
+// The rows of the cache in which the boxes of a segment's blocks begin. The lanes of a warp know 32 boxes, and the 32
+// after those, so a page is known long before it is needed. kPerBlock: boxes, one below the other.
+template <int kPerBlock>
+struct Boxes {
+  const MlaDecodeParams& p;
+  const int32_t* pages;  // of the request
+  int length, begin, window = 0;
+  int row, next_row;  // of box 32 window + lane, and of the one 32 later
+
+  EPRT_DEVICE Boxes(const MlaDecodeParams& p, const Segment& s)
+      : p(p), pages(p.page_table + int64_t(s.index) * p.table_width), length(s.request.length), begin(s.begin) {
+    row = find(threadIdx.x % kWarp), next_row = find(kWarp + threadIdx.x % kWarp);
+  }
+
+  // One behind the cache, from where zeros are loaded, for a box behind the context.
+  EPRT_DEVICE int find(int box) const {
+    const int position = begin * kKeys + box * (kKeys / kPerBlock);
+    if (position >= length) return p.cache_rows;
+    return __ldg(pages + position / p.page_size) * p.page_size + position % p.page_size;
+  }
+
+  // Called by all lanes. box: not in front of the window, at most 32 behind it.
+  EPRT_DEVICE int row_of(int box) {
+    return __shfl_sync(kAllLanes, box / kWarp == window ? row : next_row, box % kWarp);
+  }
+
+  // Called by all lanes: no box in front of this one is asked for any more.
+  EPRT_DEVICE void pass(int box) {
+    if (box / kWarp == window) return;
+    window = box / kWarp, row = next_row, next_row = find((window + 1) * kWarp + threadIdx.x % kWarp);
+  }
+};
+
+// Loads the tiles of half w of a block, and with_last the last tile, in all thread blocks of the cluster. Of two groups
+// of tiles each thread block loads one.
+template <int kPerBlock>
+EPRT_DEVICE void load_half(const MlaDecodeParams& p, Shared& s, int buffer, int w, bool with_last, int rank,
+                           const int (&row)[kPerBlock]) {
+  constexpr int kBoxBytes = kTileBytes / kPerBlock;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int group = i < 2 ? 2 * w + i : kGroups - 1, tile = 2 * group;
+    if (i == 2 && !with_last) break;
+    barrier_expect(&s.full[buffer][group], i < 2 ? 2 * kTileBytes : kTileBytes);
+    if (kCtas > 1 && rank != (i < 2 ? i : buffer)) continue;
+    if (kPerBlock == 1) {
+      load_box_for_all(s.kv[buffer][tile], i < 2 ? &p.kv_pair : &p.kv, row[0], tile, &s.full[buffer][group]);
+    } else {
+#pragma unroll
+      for (int box = 0; box < kPerBlock; ++box)
+#pragma unroll
+        for (int k = 0; k < (i < 2 ? 2 : 1); ++k)
+          load_box_for_all(s.kv[buffer][tile + k] + box * kBoxBytes, &p.kv, row[box], tile + k, &s.full[buffer][group]);
+    }
+  }
+}
+
+// Called by one warp.
+template <int kPerBlock>
+EPRT_DEVICE void load(const MlaDecodeParams& p, Shared& s, int share, int rank) {
+  const bool leader = threadIdx.x % kWarp == 0;
+  uint32_t used[2] = {}, segments = 0;  // buffers, before this segment
+  Walk walk(p.all, p.bound, share);
+  Segment segment;
+  while (walk.next(segment)) {
+    const int count = segment.end - segment.begin;
+    if (count == 0) continue;
+    Boxes<kPerBlock> boxes(p, segment);
+    barrier_wait(&s.q_empty, ~segments & 1);
+    if (leader) {
+      const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
+      barrier_expect(&s.q_full, sizeof(s.q));
+      for (int tile = 0; tile < kTiles; tile += 3) load_box(s.q[tile], &p.q, first, tile, &s.q_full);
+    }
+    ++segments;
+    for (int i = 0; i < count; ++i) {
+      const int buffer = i % 2;
+      const uint32_t parity = ~((buffer ? used[1] : used[0]) + i / 2) & 1;
+      boxes.pass(i * kPerBlock);
+      int row[kPerBlock];
+#pragma unroll
+      for (int box = 0; box < kPerBlock; ++box) row[box] = boxes.row_of(i * kPerBlock + box);
+#pragma unroll
+      for (int late = 0; late < 2; ++late) {  // first the half of the warpgroup that computes the block's weights
+        const int w = late ? 1 - buffer : buffer;
+        barrier_wait(&s.empty[buffer][w], parity);
+        if (leader) load_half(p, s, buffer, w, late, rank, row);
+      }
+    }
+    used[0] += (count + 1) / 2, used[1] += count / 2;
+  }
+}
+
+}  // namespace eprt
