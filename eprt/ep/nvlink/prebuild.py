@@ -1,7 +1,7 @@
 """Fills the kernel cache ahead of time: `eprt env --build-kernels`, also on a machine without a GPU.
 
 Normal mode's kernels serve all shapes. Low latency's know theirs; other shapes compile on first use, a second or two
-each. Dense products' are those that were measured to be the fastest (ops/tunings).
+each. Dense products' are those that were measured to be the fastest (ops/tunings). Two serve all bfloat16 experts.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from itertools import product
 from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.ep.nvlink.low_latency import PAYLOAD_DTYPES, kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
-from eprt.gpu import cluster_product, mla_decode
+from eprt.gpu import cluster_product, grouped_product, mla_decode
 from eprt.gpu.jit import KernelSource, cache_dir, cubin
 from eprt.ops.tuning import cluster_tilings
 
@@ -33,6 +33,8 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
         for what, shape in shapes.items():
             for name, source in kernel_sources(shape, arch=arch).items():
                 yield f"hidden {hidden} top-k {top_k} ranks {ranks} {what}: {name}", source
+    for gated in (True, False) if arch == grouped_product.ARCH else ():
+        yield f"bf16 experts, {'gate and up' if gated else 'down'}", grouped_product.source(gated)
     for shape, rows, tiling in cluster_tilings() if arch == cluster_product.ARCH else ():
         source = cluster_product.source(cluster_product.tokens_of(rows), tiling)
         yield f"fp8 product {shape.n} x {shape.k} of {rows} rows", source
