@@ -121,6 +121,8 @@ def tiling_of(kind: int, rows_per_expert: int, gated: bool) -> Tiling:
     block_m = min(max(16, triton.next_power_of_2(rows_per_expert)), 64 if gated else 128)
     if kind == FP32:
         return Tiling(16, 64, 32, 4, 2, 2)
+    if kind == SAME and rows_per_expert > 64:
+        return Tiling(128, 128, 64, 8 if gated else 4, 3, 2)
     if kind == SAME:
         return Tiling(min(block_m, 64), 128, 64, 8 if gated and block_m > 32 else 4, 4, 2)
     if kind == INT8:
