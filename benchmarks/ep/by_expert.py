@@ -88,7 +88,7 @@ def rows(
         told["sum_difference"] = max(difference, told.get("sum_difference", 0.0))
     told |= {f"{name}_sms": peer.num_sms for name, peer in peers.items()}
     times = timer.in_turns({"eprt": [own.dispatch, own.combine], **peer_calls(peers, case, fp8)}, SAMPLES)
-    pairs, top_k = case.slots.numel(), case.slots.shape[1]
+    pairs = case.slots.numel()
     for i, call in enumerate((f"dispatch {'fp8' if fp8 else 'bf16'}", "combine bf16")):
         size = case.row_bytes(call)
         floor_us = case.crossing * size / LINK_GB_S / 1e3

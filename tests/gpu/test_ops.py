@@ -13,6 +13,7 @@ pytestmark = [
 
 if torch.cuda.is_available():
     from tests.gpu import (
+        cases_bf16_experts,
         cases_cluster_product,
         cases_expert_ops,
         cases_grouped,
@@ -27,7 +28,7 @@ if torch.cuda.is_available():
 
     ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
     ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL)
-    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL)
+    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL, *cases_bf16_experts.ALL)
 else:
     ALL, Draw = (), None
 

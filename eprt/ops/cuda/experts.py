@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops.cuda import experts_cublas
+from eprt.ops.cuda.grouped_bf16 import grouped_bf16
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.cuda.quantize_int8 import quantize_rows_int8, silu_mul_quantize_int8
@@ -96,6 +97,10 @@ def experts_up(
         x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
     elif fp8 and scale_RG is None:
         x_RH, scale_RG = quantize_rows(x_RH)
+    same = {"dtype": dtype, "expected_rows": expected_rows, "num_sms": num_sms}
+    large_RI = grouped_bf16(x_RH, w13, recv_count_E, matrix_E, gated=True, **same)
+    if large_RI is not None:
+        return GatedRows(large_RI, None, dtype, recv_count_E, matrix_E, expected_rows)
     h_RI, h_scale = grouped_gemm(
         x_RH,
         w13,
@@ -126,6 +131,11 @@ def experts_down(
     signal: counts the stored tiles of out_RH while the rest is computed, for a kernel that waits for them on the SMs
         that num_sms leaves free.
     """
+    if signal is None:
+        same = {"dtype": gated.dtype, "expected_rows": gated.expected_rows, "num_sms": num_sms}
+        y_RH = grouped_bf16(gated.h_RI, w2, gated.recv_count_E, gated.matrix_E, out_RN=out_RH, **same)
+        if y_RH is not None:
+            return y_RH
     return grouped_gemm(
         gated.h_RI,
         w2,

@@ -1,11 +1,14 @@
 """Which products of bfloat16 experts are computed in large tiles. (What is computed: tests/emulated, tests/gpu.)"""
 
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from eprt.gpu import grouped_product
+from eprt.ops.cuda import experts
 from eprt.ops.cuda.grouped_bf16 import LEAST_ROWS, grouped_bf16
 from eprt.ops.weight import Weight
 
@@ -62,3 +65,15 @@ def test_others_are_not(calls, monkeypatch):
     monkeypatch.setattr(grouped_product, "is_built", lambda device, gated: False)
     assert grouped_bf16(rows(), w13, COUNT, None, gated=True) is None
     assert not calls
+
+
+def test_both_products_of_a_layer_use_it_and_one_that_tells_its_tiles_does_not(calls, monkeypatch):
+    w13, w2 = weights()
+    y = experts.grouped_experts(rows(), COUNT, w13, w2, matrix_E=COUNT, num_sms=88)
+    assert y.shape == (ROWS, HIDDEN) and y.dtype == torch.bfloat16 and (y == 2).all()
+    assert [(gated, sms) for _, _, gated, sms in calls] == [(True, 88), (False, 88)]
+    told = []
+    monkeypatch.setattr(experts, "grouped_gemm", lambda *args, **kwargs: told.append(kwargs["signal"]) or (y, None))
+    gated = experts.experts_up(rows(), COUNT, w13)
+    signal: Any = object()
+    assert experts.experts_down(gated, w2, signal=signal) is y and told == [signal] and len(calls) == 3
