@@ -176,8 +176,7 @@ class EPMoE(nn.Module):
         handle = ep.dispatch_send(x_TH, slot_idx_TK, weights_TK, num_rounds)
         shared_TH = self.share(x_TH)
         received = ep.dispatch_recv(handle)
-        ep.combine_send(self.compute(ep, handle, received), handle)
-        y_TH = ep.combine_recv(handle)
+        y_TH = ep.combine(self.compute(ep, handle, received), handle)
         return y_TH if shared_TH is None else y_TH + shared_TH, received.num_rounds
 
     def _exchange_in_rounds(self, ep: Backend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor) -> Tensor:
