@@ -15,7 +15,7 @@ import torch
 # cudaDataType_t, cublasComputeType_t
 _F32, _BF16, _E4M3, _COMPUTE_F32 = 0, 14, 28, 68
 # cublasLtMatmulDescAttributes_t
-_TRANSPOSE_A, _A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 3, 17, 18, 31, 32
+_TRANSPOSE_A, _SM_TARGET, _A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 3, 15, 17, 18, 31, 32
 # cublasLtMatmulMatrixScale_t
 _PER_128, _PER_128_BY_128 = 4, 5
 # cublasLtMatmulPreferenceAttributes_t
@@ -40,7 +40,7 @@ class _Heuristic(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CublasPlan:
-    """The kernel for one number of rows and one alignment."""
+    """The kernel for one number of rows, one alignment and one number of SMs."""
 
     x_layout: int  # cublasLtMatrixLayout_t of the rows
     out_layout: int  # cublasLtMatrixLayout_t of the result
@@ -56,7 +56,8 @@ class BlockScaledProduct:
 
     def __init__(self, n: int, k: int):
         self.n, self.k = n, k
-        self._plans: dict[tuple[int, int], CublasPlan] = {}  # by rows and alignment
+        self._plans: dict[tuple[int, int, int], CublasPlan] = {}  # by rows, alignment and SMs
+        self._num_sms = 0  # that the description asks for
         self._description = _made("cublasLtMatmulDescCreate", _COMPUTE_F32, _F32)
         for attribute, value in ((_TRANSPOSE_A, 1), (_A_SCALE_MODE, _PER_128_BY_128), (_B_SCALE_MODE, _PER_128)):
             self._set(attribute, ctypes.c_int32(value))
@@ -66,18 +67,24 @@ class BlockScaledProduct:
         self._multiply = library().cublasLtMatmul
         self._handle = _handle(torch.cuda.current_device())
 
-    def __call__(self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int) -> None:
+    def __call__(
+        self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int, num_sms: int = 0
+    ) -> None:
         """Launches the product. Tensors are given by address. RuntimeError when cuBLAS has no kernel.
 
         x_scale: fp32 [k / 128, rows].
         w_scale: fp32 [n / 128, k / 128].
+        num_sms: SMs to plan for; 0: all.
         """
+        if num_sms != self._num_sms:
+            self._set(_SM_TARGET, ctypes.c_int32(num_sms))
+            self._num_sms = num_sms
         self._x_scale.value, self._w_scale.value = x_scale, w_scale
         self._set(_A_SCALE, self._w_scale)
         self._set(_B_SCALE, self._x_scale)
         address_bits = x | w | out | 256
         alignment = address_bits & -address_bits  # the lowest set bit, at most 256
-        plan = self._plans.get((rows, alignment)) or self._plan(rows, alignment)
+        plan = self._plans.get((rows, alignment, num_sms)) or self._plan(rows, alignment)
         status = self._multiply(
             self._handle,
             self._description,
@@ -127,7 +134,7 @@ class BlockScaledProduct:
             _check(status, "cublasLtMatmulAlgoGetHeuristic")
         if not found.value:
             raise RuntimeError(f"cuBLAS has no kernel for {rows} block-scaled e4m3 rows times {self.n} x {self.k}")
-        self._plans[rows, alignment] = plan
+        self._plans[rows, alignment, self._num_sms] = plan
         return plan
 
     def _set(self, attribute: int, value: Any) -> None:

@@ -56,7 +56,8 @@ class MoEStep(LayerStep):
         if self.signal is not None:
             num_sms = device_sms() - self.signal.num_sms
         elif self.microbatch.batch.overlap == "tbo":
-            num_sms = ONE_PROGRAM_PER_TILE
+            left = self.microbatch.batch.overlap_sms
+            num_sms = ONE_PROGRAM_PER_TILE if left is None else device_sms() - left
         self.y_RH = self.moe.compute(self.ep, self.handle, self.received, self.signal, num_sms)
 
     def combine(self) -> None:

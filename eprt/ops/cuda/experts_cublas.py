@@ -58,12 +58,16 @@ def experts_one_by_one(
     out_RH: Tensor,
     scale_RG: Tensor | None,
     known: KnownRows,
+    num_sms: int = 0,
 ) -> Tensor:
-    """As grouped_experts, for bfloat16 outputs. known: recv_count_E and the experts' matrices, on the host."""
+    """As grouped_experts, for bfloat16 outputs. known: recv_count_E and the experts' matrices, on the host.
+
+    num_sms: for products of e4m3 by e4m3, the SMs that cuBLAS plans for; 0: all.
+    """
     if w13.scale is None:
         products = PlainProducts(x_RH, w13, w2, out_RH)
     else:
-        products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts)
+        products = ScaledProducts(x_RH, scale_RG, recv_count_E, w13, w2, out_RH, known.counts, num_sms)
     experts = rows_of_experts(known, products.PADDED_TO)
     main, side = torch.cuda.current_stream(), _side_stream(x_RH.device.index)
     for first in range(0, len(experts), _BATCH):
@@ -136,6 +140,7 @@ class ScaledProducts:
         w2: Weight,
         out_RH: Tensor,
         counts: Sequence[int],
+        num_sms: int,
     ):
         if scale_RG is None:
             x_RH, scale_RG = quantize_rows(x_RH)
@@ -145,7 +150,7 @@ class ScaledProducts:
         self.x_scale = scale_columns(scale_RG, recv_count_E, rooms)
         self.h_PI = x_RH.new_empty(sum(rooms), self.size)
         self.h_scale = scale_RG.new_empty(sum(rooms) * (self.size // BLOCK))
-        self.w13, self.w2 = Matrices.from_weight(w13), Matrices.from_weight(w2)
+        self.w13, self.w2 = Matrices.from_weight(w13, num_sms), Matrices.from_weight(w2, num_sms)
 
     def up(self, experts: Sequence[RowsOfExpert]) -> None:
         first, last, x_bytes, scale_bytes = experts[0], experts[-1], self.hidden, self.hidden // BLOCK * 4
@@ -181,17 +186,18 @@ class Matrices:
     scale: int  # address of its scales
     data_bytes: int  # of a matrix
     scale_bytes: int  # of a matrix's scales
+    num_sms: int  # that cuBLAS plans for; 0: all
 
     @staticmethod
-    def from_weight(w: Weight) -> "Matrices":
+    def from_weight(w: Weight, num_sms: int) -> "Matrices":
         assert w.scale is not None
         (n, k), device = w.shape[-2:], w.data.device.index
-        return Matrices(_product(n, k, device), w.data.data_ptr(), w.scale.data_ptr(), n * k, w.scale[0].nbytes)
+        return Matrices(_product(n, k, device), w.data.data_ptr(), w.scale.data_ptr(), n * k, w.scale[0].nbytes, num_sms)
 
     def multiply(self, which: int, rows: int, x: int, x_scale: int, out: int) -> None:
         data, scale = self.data + which * self.data_bytes, self.scale + which * self.scale_bytes
         stream = torch.cuda.current_stream().cuda_stream
-        self.product(rows, x, x_scale, data, scale, out, stream)
+        self.product(rows, x, x_scale, data, scale, out, stream, self.num_sms)
 
 
 @functools.cache
