@@ -36,8 +36,8 @@ class GpuPower:
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         self._call("nvmlInit_v2")
         self._gpu = ctypes.c_void_p()
-        name = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
-        self._call("nvmlDeviceGetHandleByUUID", name, ctypes.byref(self._gpu))
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
+        self._call("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}".encode(), ctypes.byref(self._gpu))
 
     @property
     def limit_watts(self) -> float:

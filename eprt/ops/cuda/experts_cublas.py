@@ -192,7 +192,9 @@ class Matrices:
     def from_weight(w: Weight, num_sms: int) -> "Matrices":
         assert w.scale is not None
         (n, k), device = w.shape[-2:], w.data.device.index
-        return Matrices(_product(n, k, device), w.data.data_ptr(), w.scale.data_ptr(), n * k, w.scale[0].nbytes, num_sms)
+        return Matrices(
+            _product(n, k, device), w.data.data_ptr(), w.scale.data_ptr(), n * k, w.scale[0].nbytes, num_sms
+        )
 
     def multiply(self, which: int, rows: int, x: int, x_scale: int, out: int) -> None:
         data, scale = self.data + which * self.data_bytes, self.scale + which * self.scale_bytes
