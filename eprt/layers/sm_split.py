@@ -8,7 +8,9 @@ most tokens are complete only near the end, most of the work is left for then. W
     cost    BESIDE_S + k / S * time of both products + LATE * bytes loaded and stored / (k * SEND_GB_S_PER_SM)
 
 The k of least cost is taken if that is less than what is saved, else none: the outputs are then sent when all are
-there. Between GPUs of one NVLink host sending takes 20 us, and none it is; --overlap-sms overrides.
+there. Between GPUs of one NVLink host no shape pays whose experts are 768 or more wide: sending is fast there, and with
+more rows the products take longer, too. It pays where a link is slow against the products, as between hosts;
+--overlap-sms overrides.
 
 Two-batch overlap: the other half's dispatch or combine comes and goes on some SMs while a product runs. A product that
 gave each SM its share of tiles beforehand would be as late as the SMs that were taken; with one program per tile the
@@ -23,6 +25,7 @@ from eprt.gpu.device import multiprocessors
 LINK_GB_S = 340.0  # leave an H200 over NVLink
 SEND_GB_S_PER_SM = 38.0  # loaded and stored, by thread blocks that sum rows
 HBM_GB_S = 4000.0
+GROUPED_TFLOPS = 630.0  # of the grouped product in fp8, with many rows; bfloat16 has fewer
 OVERHEAD_S = 10e-6
 BESIDE_S = 20e-6  # streams that fork and meet, counters, the other ranks' last tiles
 LATE = 0.8  # of the work, when the last rows are there
@@ -45,13 +48,19 @@ def send_sms(
     ranks_of_token = num_ranks * (1 - (1 - 1 / num_ranks) ** config.top_k)
     crossing = num_tokens * ranks_of_token * (num_ranks - 1) / num_ranks * row_bytes
     moved = num_tokens * (config.top_k + ranks_of_token) * row_bytes
-    touched = num_local_slots * (1 - (1 - config.top_k / config.num_experts) ** (num_tokens * num_ranks))
-    weights = 3 * touched * config.hidden_size * config.intermediate_size * _WEIGHT_BYTES[config.weight_format]
-    per_sm_s = weights / (HBM_GB_S * 1e9) / sms
+    per_sm_s = _products_s(config, num_tokens, num_ranks, num_local_slots) / sms
     late_s = LATE * moved / (SEND_GB_S_PER_SM * 1e9)
     best = min(range(1, MOST_SMS + 1), key=lambda k: k * per_sm_s + late_s / k)
     saved_s = OVERHEAD_S + crossing / (link_gb_s * 1e9)
     return best if BESIDE_S + best * per_sm_s + late_s / best < saved_s else 0
+
+
+def _products_s(config: MoEConfig, num_tokens: int, num_ranks: int, num_local_slots: int) -> float:
+    """Of a rank, on all SMs: the time to read the weights, or with many rows to multiply."""
+    touched = num_local_slots * (1 - (1 - config.top_k / config.num_experts) ** (num_tokens * num_ranks))
+    size = 3 * config.hidden_size * config.intermediate_size  # elements of an expert
+    read_s = touched * size * _WEIGHT_BYTES[config.weight_format] / (HBM_GB_S * 1e9)
+    return max(read_s, num_tokens * config.top_k * 2 * size / (GROUPED_TFLOPS * 1e12))
 
 
 @functools.cache
