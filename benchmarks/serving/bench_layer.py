@@ -7,7 +7,8 @@ turns in one run. On GPUs decodes (low latency, --context tokens behind each req
 prompts (normal mode, --prompt tokens each) are launched anew, with what the host adds. sbo_8: with --overlap-sms 8.
 X_saves: 1 - X / none, sample by sample. X_exposed_us: in the timeline of a layer on rank 0, exchange or idleness where
 nothing is computed (decodes launched one by one there, not replayed); none_exposed_us, and none_shared_us of the shared
-expert, are what there is to hide. X_hidden: 1 - X_exposed / none_exposed.
+expert, are what there is to hide. X_hidden: 1 - X_exposed / none_exposed. Prompts also tell what two-batch overlap
+could save at most, and what power it draws (two_batch.py).
 
 layer_decode_N, layer_prefill_N: the tables. layer_timeline_*: spans as JSON, and the picture (matplotlib).
 """
@@ -27,14 +28,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.serving.layer_timeline import Span, Tracer, draw, exposed_us, save, stage_us
+from benchmarks.serving.two_batch import TwoBatchBound, power_columns, rested_times
 from benchmarks.shapes import DEEPSEEK_V3, DEMO_MODEL
 from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import Timing
 from eprt import EngineConfig, EPGroup
 from eprt.gpu.device import take_device
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import Microbatch
 from eprt.layers.overlap import run_layers
+from eprt.layers.sm_split import device_sms
 from eprt.models.deepseek import DecoderLayer
 from eprt.models.loader import load_model
 
@@ -53,7 +57,8 @@ class LayerBench:
         self.device = take_device(arguments.device, group)
         self.on_gpu = self.device.type == "cuda"
         most_requests = max([1, *arguments.requests])
-        most_tokens = max(arguments.prefill, most_requests)
+        most_prompt_tokens = max([0, *arguments.prefill])
+        most_tokens = max(most_prompt_tokens, most_requests)
         engine = EngineConfig(
             _shape(self.on_gpu, arguments, group.size),
             device=self.device.type,
@@ -67,7 +72,7 @@ class LayerBench:
         self.model = load_model(engine, group)
         self.layers = [MoEOnly(layer) for layer in self.model.layers] if arguments.moe_only else self.model.layers
         config = self.model.config
-        prompts = -(-arguments.prefill // arguments.prompt) * -(-arguments.prompt // PAGE_SIZE)
+        prompts = -(-most_prompt_tokens // arguments.prompt) * -(-arguments.prompt // PAGE_SIZE)
         pages = max(most_requests * -(-arguments.context // PAGE_SIZE), prompts)
         shape = (len(self.model.layers), pages, PAGE_SIZE, config.kv_dim)
         self.cache = torch.randn(shape, dtype=config.dtype, device=self.device)
@@ -119,13 +124,14 @@ class LayerBench:
         split = Split.in_middle(starts) if overlap == "tbo" else None
         return replace(batch, **moved, mode=mode, overlap=overlap, split=split)
 
-    def call(self, batch: ForwardBatch) -> Callable[[], Tensor]:
+    def call(self, batch: ForwardBatch, lanes: Lanes | None = None) -> Callable[[], Tensor]:
+        """lanes: default the model's."""
         generator = torch.Generator(self.device).manual_seed(self.group.rank)
         x_TH = torch.randn(batch.num_tokens, self.model.config.hidden_size, device=self.device, generator=generator).to(
             self.model.config.dtype
         )
 
-        return lambda: run_layers(self.layers, x_TH, batch, self.cache, self.model.lanes)
+        return lambda: run_layers(self.layers, x_TH, batch, self.cache, lanes or self.model.lanes)
 
     def times(self, calls: dict[str, Callable[[], Any]], samples: int, as_graphs: bool) -> dict[str, list[float]]:
         """Seconds of one layer, for each sample that of the slowest rank."""
@@ -142,8 +148,25 @@ class LayerBench:
         layers = len(self.model.layers)
         return {name: [max(row) / layers for row in zip(*(ranks[name] for ranks in everyone))] for name in mine}
 
-    def timeline(self, call: Callable[[], Any]) -> list[Span]:
-        """One pass with the host far ahead of the GPU, all ranks begun together."""
+    def two_batch(self, size: int) -> dict[str, Any]:
+        """Columns of what two-batch overlap of so many prompt tokens saves after a pause, could save at most, and
+        draws."""
+        one_lane = Lanes()
+        calls = {overlap: self.call(self.prompts(size, overlap)) for overlap in ("none", "tbo")}
+        calls["halves"] = self.call(self.prompts(size, "tbo"), one_lane)
+        layers, timer = len(self.model.layers), self.timer if self.on_gpu else None
+        rested = rested_times(self.group, calls, self.arguments.samples, timer)
+        us = {name: statistics.median(seconds) * 1e6 / layers for name, seconds in rested.items()}
+        exposed = exposed_us(self.timeline(calls["halves"], one_lane))
+        share = self.model.exchange["normal"].num_sms / device_sms() if self.on_gpu else 0.0
+        bound = TwoBatchBound(us["none"], us["halves"], exposed, share)
+        row = {f"{name}_rested_us": round(value, 1) for name, value in us.items()}
+        row |= {"halves_exposed_us": round(exposed, 1), "tbo_least_us": round(bound.least_us, 1)}
+        row |= {"tbo_saves_at_most": round(bound.saves, 4), "tbo_rested_saves": round(1 - us["tbo"] / us["none"], 4)}
+        return row | (power_columns(self.group, calls, layers) if self.on_gpu else {})
+
+    def timeline(self, call: Callable[[], Any], lanes: Lanes | None = None) -> list[Span]:
+        """One pass with the host far ahead of the GPU, all ranks begun together. lanes: those of the call."""
         if self.on_gpu:
             torch.cuda.synchronize()
             self.group.barrier()
@@ -151,7 +174,7 @@ class LayerBench:
             self.timer.meet()
         else:
             self.group.barrier()
-        lanes = self.model.lanes
+        lanes = lanes or self.model.lanes
         lanes.trace = tracer = Tracer(self.on_gpu)
         call()
         lanes.trace = None
@@ -254,7 +277,8 @@ def _bench(
         times = bench.times(calls, arguments.samples, as_graphs=what == "requests")
         bench.timeline(calls["none"])
         panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}
-        report.add_row(**_row(what, size, times, size), **_exposure(panels))
+        bound = bench.two_batch(size) if what == "tokens" else {}
+        report.add_row(**_row(what, size, times, size), **_exposure(panels), **bound)
     if group.rank == 0:
         report.finish(RESULTS)
         title = f"one MoE layer, {sizes[-1]} {what} per rank, {group.size} ranks, {config['device']}: rank 0"
@@ -291,13 +315,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="decodes per rank, default 16 32 64; empty: none",
     )
     add("--context", type=int, default=4096, metavar="N", help="tokens behind each decode, default %(default)s")
-    add("--prefill", type=int, default=8192, metavar="N", help="prompt tokens per rank, default %(default)s; 0: none")
+    add(
+        "--prefill",
+        type=int,
+        nargs="*",
+        default=[8192, 16384],
+        metavar="N",
+        help="prompt tokens per rank, default 8192 16384; empty or 0: none",
+    )
     add("--prompt", type=int, default=1024, metavar="N", help="tokens of one prompt, default %(default)s")
     add("--payload", default="fp8", choices=("same", "fp8"), help="what dispatch sends, default %(default)s")
     add("--sms", type=int, nargs="*", default=[], metavar="N", help="also try sbo with so many SMs that send")
     add("--moe-only", action="store_true", help="without attention: what overlap saves of gate to combine")
     add("--samples", type=int, default=20, metavar="N", help="of each time, default %(default)s")
     arguments = parser.parse_args(argv)
+    arguments.prefill = [tokens for tokens in arguments.prefill if tokens != 0]
     if arguments.layers < 3:
         parser.error(f"--layers {arguments.layers}: at least 3, the timeline shows the second between its neighbours")
     least = {"ranks": 1, "experts_per_rank": 1, "requests": 1, "context": 1, "prefill": 0, "prompt": 1, "sms": 1}
@@ -321,7 +353,7 @@ def main() -> None:
         if arguments.requests:
             _bench(bench, bench.decodes, "requests", arguments.requests, ["none", "sbo", "tbo"])
         if arguments.prefill:
-            _bench(bench, bench.prompts, "tokens", [arguments.prefill], ["none", "tbo"])
+            _bench(bench, bench.prompts, "tokens", arguments.prefill, ["none", "tbo"])
         bench.close()
     group.close()
 

@@ -33,7 +33,7 @@ def test_what_cannot_be_measured_is_refused(flags, message, capsys):
 
 def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_layer, "RESULTS", tmp_path)
-    small = "--device cpu --experts-per-rank 8 --requests 2 3 --context 64 --prefill 24 --prompt 10 --samples 3"
+    small = "--device cpu --experts-per-rank 8 --requests 2 3 --context 64 --prefill 12 24 --prompt 10 --samples 3"
     arguments = bench_layer.parse([*small.split(), "--payload", "same", "--layers", "5"])
     alone = bench_layer.parse([*small.split(), "--payload", "same", "--moe-only", "--prefill", "0", "--requests", "2"])
     with torch.inference_mode():
@@ -42,7 +42,7 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
         bench.close()
         bench = LayerBench(EPGroup.single(), arguments)
         bench_layer._bench(bench, bench.decodes, "requests", arguments.requests, ["none", "sbo", "tbo"])
-        bench_layer._bench(bench, bench.prompts, "tokens", [arguments.prefill], ["none", "tbo"])
+        bench_layer._bench(bench, bench.prompts, "tokens", arguments.prefill, ["none", "tbo"])
         bench.close()
     assert (tmp_path / "layer_decode_1cpu_moe_only.json").exists()
     decode = json.loads((tmp_path / "layer_decode_1cpu.json").read_text())
@@ -50,8 +50,12 @@ def test_tables_and_timelines(tmp_path, monkeypatch, capsys):
     for row in decode["rows"]:
         assert 0 < row["tbo_p10_us"] <= row["tbo_us"] <= row["tbo_p90_us"]
         assert row["none_exposed_us"] > 0 and row["none_shared_us"] > 0 and row["sbo_hidden"] <= 1
-    prefill = json.loads((tmp_path / "layer_prefill_1cpu.json").read_text())["rows"][0]
-    assert prefill["tokens"] == 24 and prefill["tbo_tokens_per_s"] > 0
+    prefill = json.loads((tmp_path / "layer_prefill_1cpu.json").read_text())["rows"]
+    assert [row["tokens"] for row in prefill] == [12, 24] and alone.prefill == []
+    for row in prefill:
+        assert row["tbo_tokens_per_s"] > 0 and row["tbo_rested_us"] > 0
+        assert row["tbo_least_us"] == pytest.approx(row["halves_rested_us"] - row["halves_exposed_us"], abs=0.2)
+        assert row["tbo_saves_at_most"] == pytest.approx(1 - row["tbo_least_us"] / row["none_rested_us"], abs=1e-3)
     timeline = json.loads((tmp_path / "layer_timeline_prefill_1cpu.json").read_text())["panels"]
     in_order = [[Span(**span) for span in timeline[name]] for name in ("none", "tbo")]
     assert [s.stage for s in in_order[0] if s.layer == 1] == [stage.name for stage in PLAIN]
