@@ -4,7 +4,8 @@ Layers of DeepSeek-V3's width (on the CPU: of the demo model's) with dummy weigh
 and shared experts, combine. --experts-per-rank 32 is a rank's share of 256 experts over eight; each token goes to
 top-k of all. A layer's time is that of --layers of them divided by their number, of the slowest rank; overlaps take
 turns in one run. On GPUs decodes (low latency, --context tokens behind each request) are replays of CUDA graphs;
-prompts (normal mode, --prompt tokens each) are launched anew, with what the host adds. sbo_8: with --overlap-sms 8.
+prompts (normal mode, --prompt tokens each) are launched anew, with what the host adds. sbo_8: with --overlap-sms 8;
+tbo_8: the experts' products leave 8 SMs to the exchange.
 X_saves: 1 - X / none, sample by sample. X_exposed_us: in the timeline of a layer on rank 0, exchange or idleness where
 nothing is computed (decodes launched one by one there, not replayed); none_exposed_us, and none_shared_us of the shared
 expert, are what there is to hide. X_hidden: 1 - X_exposed / none_exposed. Prompts also tell what two-batch overlap
@@ -148,14 +149,12 @@ class LayerBench:
         layers = len(self.model.layers)
         return {name: [max(row) / layers for row in zip(*(ranks[name] for ranks in everyone))] for name in mine}
 
-    def two_batch(self, size: int) -> dict[str, Any]:
+    def two_batch(self, calls: dict[str, Callable[[], Any]], size: int) -> dict[str, Any]:
         """Columns of what two-batch overlap of so many prompt tokens saves after a pause, could save at most, and
-        draws."""
-        one_lane = Lanes()
-        calls = {overlap: self.call(self.prompts(size, overlap)) for overlap in ("none", "tbo")}
-        calls["halves"] = self.call(self.prompts(size, "tbo"), one_lane)
-        layers, timer = len(self.model.layers), self.timer if self.on_gpu else None
-        rested = rested_times(self.group, calls, self.arguments.samples, timer)
+        draws. calls: with "none" and "tbo"."""
+        one_lane, layers = Lanes(), len(self.model.layers)
+        calls = {**calls, "halves": self.call(self.prompts(size, "tbo"), one_lane)}
+        rested = rested_times(self.group, calls, min(self.arguments.samples, 8), self._begin if self.on_gpu else None)
         us = {name: statistics.median(seconds) * 1e6 / layers for name, seconds in rested.items()}
         exposed = exposed_us(self.timeline(calls["halves"], one_lane))
         share = self.model.exchange["normal"].num_sms / device_sms() if self.on_gpu else 0.0
@@ -168,10 +167,7 @@ class LayerBench:
     def timeline(self, call: Callable[[], Any], lanes: Lanes | None = None) -> list[Span]:
         """One pass with the host far ahead of the GPU, all ranks begun together. lanes: those of the call."""
         if self.on_gpu:
-            torch.cuda.synchronize()
-            self.group.barrier()
-            torch.cuda._sleep(60_000_000)
-            self.timer.meet()
+            self._begin()
         else:
             self.group.barrier()
         lanes = lanes or self.model.lanes
@@ -179,6 +175,13 @@ class LayerBench:
         call()
         lanes.trace = None
         return tracer.spans()
+
+    def _begin(self) -> None:
+        """All ranks' GPUs at the same point, the host far ahead of them."""
+        torch.cuda.synchronize()
+        self.group.barrier()
+        torch.cuda._sleep(60_000_000)
+        self.timer.meet()
 
     def close(self) -> None:
         if self.on_gpu:
@@ -272,12 +275,13 @@ def _bench(
     panels = {}
     for size in sizes:
         calls = {overlap: bench.call(make(size, overlap)) for overlap in overlaps}
-        if "sbo" in overlaps and bench.on_gpu:
-            calls |= {f"sbo_{n}": bench.call(replace(make(size, "sbo"), overlap_sms=n)) for n in arguments.sms}
+        if bench.on_gpu:
+            divided = "sbo" if what == "requests" else "tbo"
+            calls |= {f"{divided}_{n}": bench.call(replace(make(size, divided), overlap_sms=n)) for n in arguments.sms}
         times = bench.times(calls, arguments.samples, as_graphs=what == "requests")
         bench.timeline(calls["none"])
         panels = {overlap: bench.timeline(calls[overlap]) for overlap in overlaps}
-        bound = bench.two_batch(size) if what == "tokens" else {}
+        bound = bench.two_batch(calls, size) if what == "tokens" else {}
         report.add_row(**_row(what, size, times, size), **_exposure(panels), **bound)
     if group.rank == 0:
         report.finish(RESULTS)
@@ -325,7 +329,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--prompt", type=int, default=1024, metavar="N", help="tokens of one prompt, default %(default)s")
     add("--payload", default="fp8", choices=("same", "fp8"), help="what dispatch sends, default %(default)s")
-    add("--sms", type=int, nargs="*", default=[], metavar="N", help="also try sbo with so many SMs that send")
+    add("--sms", type=int, nargs="*", default=[], metavar="N", help="also try sbo and tbo with so many SMs left")
     add("--moe-only", action="store_true", help="without attention: what overlap saves of gate to combine")
     add("--samples", type=int, default=20, metavar="N", help="of each time, default %(default)s")
     arguments = parser.parse_args(argv)

@@ -23,7 +23,7 @@ from eprt import EPGroup
 
 Call = Callable[[], Any]
 PAUSE_S = 0.1
-POWER_S = 1.0  # of passes for each figure
+POWER_S = 1.5  # of passes for each figure
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,38 @@ class TwoBatchBound:
         return 1 - self.least_us / self.none_us
 
 
-def rested_times(group: EPGroup, calls: Mapping[str, Call], samples: int, timer: Any) -> dict[str, list[float]]:
-    """Seconds of passes that begin after a pause: of each sample the slowest rank's. timer: None without GPUs."""
+def rested_times(
+    group: EPGroup, calls: Mapping[str, Call], samples: int, begin: Callable[[], None] | None
+) -> dict[str, list[float]]:
+    """Seconds of passes that begin after a pause: of each sample the slowest rank's.
+
+    begin: brings all ranks' GPUs to the same point; None without GPUs.
+    """
     mine: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(samples):
         for name, call in calls.items():
-            if timer is None:
-                group.barrier()
-                start = time.perf_counter()
-                call()
-                mine[name].append(time.perf_counter() - start)
-                continue
-            torch.cuda.synchronize()
-            time.sleep(PAUSE_S)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            timer.ready()
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            mine[name].append(begin.elapsed_time(end) / 1e3)
+            mine[name].append(_seconds(group, call) if begin is None else _gpu_seconds(call, begin))
     everyone = group.allgather(mine)
     return {name: [max(row) for row in zip(*(ranks[name] for ranks in everyone))] for name in mine}
+
+
+def _seconds(group: EPGroup, call: Call) -> float:
+    group.barrier()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _gpu_seconds(call: Call, begin: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    time.sleep(PAUSE_S)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin()
+    first.record()
+    call()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1e3
 
 
 def power_columns(group: EPGroup, calls: Mapping[str, Call], layers: int) -> dict[str, float]:

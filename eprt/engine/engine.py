@@ -125,7 +125,7 @@ class Engine:
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
         self._launched: _LaunchedStep | None = None
         self.gap = DeviceGap(kv_cache_LPSD.device)
-        self.overlap = OverlapPolicy.for_model(config, self.model, self.group.size)
+        self.overlap = OverlapPolicy.for_model(config, self.model)
         if self.group.rank == 0:
             self.overlap.log()
         self._router: BatchRouter | None = None

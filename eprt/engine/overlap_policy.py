@@ -3,6 +3,8 @@
 The choice depends on what the step's header all-gather has told every rank anyway, so all ranks choose alike without
 another message: the mode, and the number of tokens of the rank with the most. Steps in low-latency mode all have the
 same overlap: they are recorded as CUDA graphs.
+
+--overlap auto takes what the backends advise, and a backend advises what was measured to pay (docs/overlap.md).
 """
 
 import logging
@@ -11,11 +13,7 @@ from dataclasses import dataclass
 
 from eprt.config import EngineConfig
 from eprt.models.model import Model
-from eprt.ops.known_rows import LEAST_ROWS
 
-# Two batches pay where they hide more than they cost: from this many tokens of the busiest rank on, and only if an
-# expert's rows in half a batch are still enough for the fast products.
-AUTO_LEAST_TOKENS = 8192
 _log = logging.getLogger(__name__)
 
 
@@ -25,11 +23,10 @@ class OverlapPolicy:
 
     prefill: str  # of steps in normal mode: "none" or "tbo"
     decode: str  # of steps in low-latency mode: "none", "tbo" or "sbo"
-    least_tokens: int  # of the busiest rank, for `prefill`
     reason: str  # for the log
 
     @staticmethod
-    def for_model(config: EngineConfig, model: Model, num_ranks: int) -> "OverlapPolicy":
+    def for_model(config: EngineConfig, model: Model) -> "OverlapPolicy":
         """ValueError where the model has no communication to hide, or --overlap-sms no GPU to divide."""
         asked, exchange = config.overlap, model.exchange
         if config.overlap_sms is not None:
@@ -37,25 +34,20 @@ class OverlapPolicy:
         if not exchange:
             if asked in ("tbo", "sbo"):
                 raise ValueError(f"--overlap {asked}: the model has no MoE layer, so there is no communication to hide")
-            return OverlapPolicy("none", "none", 0, "the model has no MoE layer")
+            return OverlapPolicy("none", "none", "the model has no MoE layer")
         if asked != "auto":
-            return OverlapPolicy("tbo" if asked == "tbo" else "none", asked, 2, f"--overlap {asked}")
+            return OverlapPolicy("tbo" if asked == "tbo" else "none", asked, f"--overlap {asked}")
         prefill, decode = (exchange[mode].overlap_advice() for mode in ("normal", "low_latency"))
-        moe = model.config.moe
-        assert moe is not None
-        for_fast_products = -(-2 * LEAST_ROWS * moe.num_experts // (num_ranks * moe.top_k))
-        least_tokens = max(AUTO_LEAST_TOKENS, for_fast_products)
-        return OverlapPolicy(prefill.kind, decode.kind, least_tokens, f"auto: {prefill.reason}")
+        return OverlapPolicy(prefill.kind, decode.kind, f"auto: {prefill.reason}")
 
     def for_step(self, num_tokens_N: Sequence[int], mode: str) -> str:
         """num_tokens_N: of every rank."""
         if mode == "low_latency":
             return self.decode
-        return self.prefill if max(num_tokens_N) >= self.least_tokens else "none"
+        return self.prefill if max(num_tokens_N) > 1 else "none"  # one token is not two halves
 
     def log(self) -> None:
-        since = f" from {self.least_tokens} tokens per rank on" if self.prefill != "none" else ""
-        _log.info("overlap: prefill %s%s, decode %s (%s)", self.prefill, since, self.decode, self.reason)
+        _log.info("overlap: prefill %s, decode %s (%s)", self.prefill, self.decode, self.reason)
 
 
 def _check_sms(config: EngineConfig, model: Model) -> None:

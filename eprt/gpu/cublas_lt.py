@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from eprt.gpu.device import multiprocessors
+
 # cudaDataType_t, cublasComputeType_t
 _F32, _BF16, _E4M3, _COMPUTE_F32 = 0, 14, 28, 68
 # cublasLtMatmulDescAttributes_t
@@ -56,8 +58,8 @@ class BlockScaledProduct:
 
     def __init__(self, n: int, k: int):
         self.n, self.k = n, k
-        self._plans: dict[tuple[int, int, int], CublasPlan] = {}  # by rows, alignment and SMs
-        self._num_sms = 0  # that the description asks for
+        self._plans: dict[tuple[int, int, int], CublasPlan] = {}  # by rows, alignment and target
+        self._target, self._most_sms = 0, multiprocessors()  # SMs that the description asks for, 0 for all; the GPU's
         self._description = _made("cublasLtMatmulDescCreate", _COMPUTE_F32, _F32)
         for attribute, value in ((_TRANSPOSE_A, 1), (_A_SCALE_MODE, _PER_128_BY_128), (_B_SCALE_MODE, _PER_128)):
             self._set(attribute, ctypes.c_int32(value))
@@ -68,23 +70,24 @@ class BlockScaledProduct:
         self._handle = _handle(torch.cuda.current_device())
 
     def __call__(
-        self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int, num_sms: int = 0
+        self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int, num_sms: int | None = None
     ) -> None:
         """Launches the product. Tensors are given by address. RuntimeError when cuBLAS has no kernel.
 
         x_scale: fp32 [k / 128, rows].
         w_scale: fp32 [n / 128, k / 128].
-        num_sms: SMs to plan for; 0: all.
+        num_sms: SMs to compute on; None, or more than there are: all.
         """
-        if num_sms != self._num_sms:
-            self._set(_SM_TARGET, ctypes.c_int32(num_sms))
-            self._num_sms = num_sms
+        target = num_sms if num_sms is not None and num_sms < self._most_sms else 0
+        if target != self._target:
+            self._set(_SM_TARGET, ctypes.c_int32(target))
+            self._target = target
         self._x_scale.value, self._w_scale.value = x_scale, w_scale
         self._set(_A_SCALE, self._w_scale)
         self._set(_B_SCALE, self._x_scale)
         address_bits = x | w | out | 256
         alignment = address_bits & -address_bits  # the lowest set bit, at most 256
-        plan = self._plans.get((rows, alignment, num_sms)) or self._plan(rows, alignment)
+        plan = self._plans.get((rows, alignment, target)) or self._plan(rows, alignment)
         status = self._multiply(
             self._handle,
             self._description,
@@ -134,7 +137,7 @@ class BlockScaledProduct:
             _check(status, "cublasLtMatmulAlgoGetHeuristic")
         if not found.value:
             raise RuntimeError(f"cuBLAS has no kernel for {rows} block-scaled e4m3 rows times {self.n} x {self.k}")
-        self._plans[rows, alignment, self._num_sms] = plan
+        self._plans[rows, alignment, self._target] = plan
         return plan
 
     def _set(self, attribute: int, value: Any) -> None:

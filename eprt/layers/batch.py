@@ -45,7 +45,9 @@ class ForwardBatch:
     logits_idx: Tensor  # int64 [X], rows of T whose logits are wanted
     mode: str = "normal"  # of the MoE layers, equal on all ranks: "normal" or "low_latency"
     overlap: str = "none"  # equal on all ranks: "none", "tbo" or "sbo" (schedules.py)
-    overlap_sms: int | None = None  # SMs that send outputs beside the experts ("sbo"); None: sm_split.py decides
+    # SMs that send outputs beside the experts ("sbo") or that the experts leave to the exchange ("tbo"). None: as
+    # sm_split.py decides, and none.
+    overlap_sms: int | None = None
     split: Split | None = None  # for "tbo"
     first_row: int = 0  # of the step's rows, the first that is here (second halves)
     num_context: int | None = None  # sum of seq_len_B behind the decodes, or more; None where the host does not know

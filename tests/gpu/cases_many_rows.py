@@ -33,7 +33,9 @@ class ProductOnHost:
     def __init__(self, n: int, k: int, device: int | None):
         self.n, self.k = n, k
 
-    def __call__(self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int) -> None:
+    def __call__(
+        self, rows: int, x: int, x_scale: int, w: int, w_scale: int, out: int, stream: int, num_sms: int | None
+    ) -> None:
         assert rows % 4 == 0 and not (x | x_scale | w | out) % 16
         scale_GP = at(x_scale, torch.float32, self.k // 128, rows)
         x_PK = at(x, torch.float8_e4m3fn, rows, self.k).float() * scale_GP.T.repeat_interleave(128, 1)
@@ -81,6 +83,8 @@ def many_rows(draw: Draw) -> None:
                 wide[:, : scale.shape[1]] = scale
                 sent = one_by_one(draw, data, *given, torch.empty_like(out), wide[:, : scale.shape[1]], known)
                 near(sent, out, 1e-6, f"{what}, that came as fp8")
+                fewer = one_by_one(draw, data, *given, torch.empty_like(out), scale, known, 100)
+                near(fewer, out, 8e-3, f"{what}, on 100 SMs")
 
 
 def chosen(draw: Draw) -> None:

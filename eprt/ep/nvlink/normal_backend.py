@@ -19,9 +19,6 @@ from eprt.ep.nvlink.structs import SEND, align
 from eprt.gpu.device import multiprocessors
 from eprt.gpu.symmetric import HostWords
 
-# Between two GPUs the exchange is a tenth of a layer, and products beside it lose about as much (docs/overlap.md).
-TWO_BATCH_LEAST_RANKS = 3
-
 
 @dataclass(frozen=True)
 class FlightBuffers:
@@ -80,9 +77,7 @@ class NvlinkNormalBackend(NvlinkBackend):
             self._checks.fail("dispatch_recv waits for the counts of each batch; bound them with max_recv_rows")
 
     def overlap_advice(self) -> OverlapAdvice:
-        if self.group.size < TWO_BATCH_LEAST_RANKS:
-            return OverlapAdvice("none", f"between {self.group.size} ranks prompts have too little to hide")
-        return OverlapAdvice("tbo", "each half's exchange hides behind the other half's products")
+        return OverlapAdvice("none", "two-batch overlap saves too little of any prompt that was measured")
 
     def close(self) -> None:
         closed = self._closed

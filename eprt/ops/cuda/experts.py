@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops.cuda import experts_cublas
-from eprt.ops.cuda.grouped_gemm import count_sms, grouped_gemm
+from eprt.ops.cuda.grouped_gemm import grouped_gemm
 from eprt.ops.cuda.quantize import quantize_rows
 from eprt.ops.known_rows import KnownRows
 from eprt.ops.signal import TileSignal
@@ -60,8 +60,7 @@ def grouped_experts(
         out_RH = x_RH.new_empty(x_RH.shape, dtype=dtype) if out_RH is None else out_RH
         if scale_RG is not None and w13.scale is None:
             x_RH, scale_RG = _dequantize(x_RH, scale_RG, dtype), None
-        target = num_sms if num_sms is not None and num_sms < count_sms(x_RH.device) else 0
-        return experts_cublas.experts_one_by_one(x_RH, recv_count_E, w13, w2, out_RH, scale_RG, known, target)
+        return experts_cublas.experts_one_by_one(x_RH, recv_count_E, w13, w2, out_RH, scale_RG, known, num_sms)
     gated = experts_up(x_RH, recv_count_E, w13, matrix_E, scale_RG, dtype, expected_rows, num_sms)
     return experts_down(gated, w2, out_RH, num_sms=num_sms)
 

@@ -58,11 +58,11 @@ def experts_one_by_one(
     out_RH: Tensor,
     scale_RG: Tensor | None,
     known: KnownRows,
-    num_sms: int = 0,
+    num_sms: int | None = None,
 ) -> Tensor:
     """As grouped_experts, for bfloat16 outputs. known: recv_count_E and the experts' matrices, on the host.
 
-    num_sms: for products of e4m3 by e4m3, the SMs that cuBLAS plans for; 0: all.
+    num_sms: SMs for each product of e4m3 by e4m3; default: all. Of two products side by side either has so many.
     """
     if w13.scale is None:
         products = PlainProducts(x_RH, w13, w2, out_RH)
@@ -140,7 +140,7 @@ class ScaledProducts:
         w2: Weight,
         out_RH: Tensor,
         counts: Sequence[int],
-        num_sms: int,
+        num_sms: int | None,
     ):
         if scale_RG is None:
             x_RH, scale_RG = quantize_rows(x_RH)
@@ -186,10 +186,10 @@ class Matrices:
     scale: int  # address of its scales
     data_bytes: int  # of a matrix
     scale_bytes: int  # of a matrix's scales
-    num_sms: int  # that cuBLAS plans for; 0: all
+    num_sms: int | None  # SMs to compute on; None: all
 
     @staticmethod
-    def from_weight(w: Weight, num_sms: int) -> "Matrices":
+    def from_weight(w: Weight, num_sms: int | None) -> "Matrices":
         assert w.scale is not None
         (n, k), device = w.shape[-2:], w.data.device.index
         return Matrices(

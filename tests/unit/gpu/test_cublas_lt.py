@@ -47,6 +47,7 @@ def library(monkeypatch):
     monkeypatch.setattr(cublas_lt, "library", lambda: library)
     monkeypatch.setattr(cublas_lt, "_handle", lambda device: 77)
     monkeypatch.setattr(cublas_lt, "_workspace", lambda stream: SimpleNamespace(data_ptr=lambda: 1000 + stream))
+    monkeypatch.setattr(cublas_lt, "multiprocessors", lambda: 132)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return library
 
@@ -64,6 +65,18 @@ def test_a_kernel_is_chosen_once_for_each_number_of_rows_and_alignment(library):
     assert asked == library.calls["cublasLtMatmulPreferenceDestroy"] == 3
     kernels = [arguments[12] for arguments, _ in library.launched]
     assert kernels[0] == kernels[1] and kernels[3] == kernels[4] and len(set(kernels)) == 3
+
+
+def test_fewer_sms_have_a_kernel_of_their_own_and_leave_no_trace(library):
+    product = BlockScaledProduct(n=256, k=512)
+    targets = []
+    for num_sms in (None, 108, 108, 132, 124, 1 << 20):
+        product(32, X, X_SCALE, W, W_SCALE, OUT, 5, num_sms)
+        targets.append(library.launched[-1][1].get(15, 0))
+    assert targets == [0, 108, 108, 0, 124, 0], "CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET"
+    kernels = [arguments[12] for arguments, _ in library.launched]
+    assert kernels[0] == kernels[3] == kernels[5] and kernels[1] == kernels[2] and len(set(kernels)) == 3
+    assert library.calls["cublasLtMatmulAlgoGetHeuristic"] == 3
 
 
 def test_errors_name_the_product_and_what_cublas_says(library):
