@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.serving.layer_timeline import Span, Tracer, draw, exposed_us, save, stage_us
+from benchmarks.serving.layer_timeline import Span, Tracer, draw, exposed_us, period_us, save, stage_us
 from benchmarks.serving.two_batch import TwoBatchBound, power_columns, rested_times
 from benchmarks.shapes import DEEPSEEK_V3, DEMO_MODEL
 from benchmarks.tools.report import RESULTS, BenchmarkReport
@@ -153,15 +153,20 @@ class LayerBench:
         """Columns of what two-batch overlap of so many prompt tokens saves after a pause, could save at most, and
         draws. calls: with "none" and "tbo"."""
         one_lane, layers = Lanes(), len(self.model.layers)
-        calls = {**calls, "halves": self.call(self.prompts(size, "tbo"), one_lane)}
+        halves = self.call(self.prompts(size, "tbo"), one_lane)
         rested = rested_times(self.group, calls, min(self.arguments.samples, 8), self._begin if self.on_gpu else None)
-        us = {name: statistics.median(seconds) * 1e6 / layers for name, seconds in rested.items()}
-        exposed = exposed_us(self.timeline(calls["halves"], one_lane))
-        share = self.model.exchange["normal"].num_sms / device_sms() if self.on_gpu else 0.0
-        bound = TwoBatchBound(us["none"], us["halves"], exposed, share)
-        row = {f"{name}_rested_us": round(value, 1) for name, value in us.items()}
-        row |= {"halves_exposed_us": round(exposed, 1), "tbo_least_us": round(bound.least_us, 1)}
-        row |= {"tbo_saves_at_most": round(bound.saves, 4), "tbo_rested_saves": round(1 - us["tbo"] / us["none"], 4)}
+        plain, cut = (
+            [self.timeline(call, lanes) for _ in range(3)]
+            for call, lanes in ((calls["none"], self.model.lanes), (halves, one_lane))
+        )
+        bound = TwoBatchBound(
+            none_us=statistics.median(map(period_us, plain)),
+            halves_us=statistics.median(map(period_us, cut)),
+            exposed_us=statistics.median(map(exposed_us, cut)),
+            sms_share=self.model.exchange["normal"].num_sms / device_sms() if self.on_gpu else 0.0,
+        )
+        us = {f"{name}_rested_us": statistics.median(row) * 1e6 / layers for name, row in rested.items()}
+        row = {name: round(value, 1) for name, value in us.items()} | bound.columns()
         return row | (power_columns(self.group, calls, layers) if self.on_gpu else {})
 
     def timeline(self, call: Callable[[], Any], lanes: Lanes | None = None) -> list[Span]:

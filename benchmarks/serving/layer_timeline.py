@@ -78,11 +78,16 @@ class Tracer:
         return self._start.elapsed_time(moment) * 1e3 if self._on_gpu else (moment - self._start) * 1e6
 
 
+def period_us(spans: list[Span]) -> float:
+    """The time from layer to layer: the median of those between the first and the last."""
+    return statistics.median(_period(spans, layer) for layer in range(1, _last_layer(spans)))
+
+
 def exposed_us(spans: list[Span], layer: int | None = None) -> float:
     """Of the time from layer to layer, the part in which the compute lane computed nothing: it exchanged, or waited for
     another lane, for peers or for the host. layer: default the median of those between the first and the last."""
     if layer is None:
-        return statistics.median(exposed_us(spans, i) for i in range(1, max(span.layer for span in spans)))
+        return statistics.median(exposed_us(spans, i) for i in range(1, _last_layer(spans)))
     begin, end = _begin(spans, layer), _begin(spans, layer + 1)
     own = (s for s in spans if s.lane == "compute" and not s.stage.startswith(_EXCHANGE))
     return end - begin - sum(max(0.0, min(s.end_us, end) - max(s.begin_us, begin)) for s in own)
@@ -144,6 +149,10 @@ def draw(path: Path, layer: int = 1) -> Path:
 def _begin(spans: list[Span], layer: int) -> float:
     """Of the layer's first stage: microbatches of two layers may overlap."""
     return min(span.begin_us for span in spans if span.layer == layer)
+
+
+def _last_layer(spans: list[Span]) -> int:
+    return max(span.layer for span in spans)
 
 
 def _period(spans: list[Span], layer: int) -> float:

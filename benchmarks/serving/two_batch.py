@@ -6,8 +6,8 @@ holds meanwhile, so a layer takes at least
 
     halves_us - exposed_us * (1 - SMs of the exchange / SMs of the GPU)
 
-Passes begin after a pause, with a GPU that may clock as high as it can. Passes back to back are another matter: a GPU
-at its power limit computes slower, the less it rests.
+These are times from layer to layer in timelines, which begin after a pause: a rested GPU clocks as high as it can.
+Passes back to back are another matter: a GPU at its power limit computes slower, the less it rests.
 """
 
 import statistics
@@ -28,7 +28,7 @@ POWER_S = 1.5  # of passes for each figure
 
 @dataclass(frozen=True)
 class TwoBatchBound:
-    """us of a layer."""
+    """us from layer to layer."""
 
     none_us: float  # without overlap
     halves_us: float  # both halves, one after another
@@ -44,6 +44,11 @@ class TwoBatchBound:
     def saves(self) -> float:
         """Share of none_us that two-batch overlap saves at most."""
         return 1 - self.least_us / self.none_us
+
+    def columns(self) -> dict[str, float]:
+        us = {"none_period": self.none_us, "halves_period": self.halves_us, "halves_exposed": self.exposed_us}
+        rounded = {f"{name}_us": round(value, 1) for name, value in {**us, "tbo_least": self.least_us}.items()}
+        return rounded | {"tbo_saves_at_most": round(self.saves, 4)}
 
 
 def rested_times(

@@ -11,6 +11,13 @@ def test_a_bound_is_the_halves_without_the_exchange_on_the_sms_that_are_left():
     bound = TwoBatchBound(none_us=1000, halves_us=1040, exposed_us=200, sms_share=0.25)
     assert bound.least_us == 1040 - 150
     assert bound.saves == pytest.approx(0.11)
+    assert bound.columns() == {
+        "none_period_us": 1000,
+        "halves_period_us": 1040,
+        "halves_exposed_us": 200,
+        "tbo_least_us": 890,
+        "tbo_saves_at_most": 0.11,
+    }
 
 
 def test_halves_that_cost_more_than_the_exchange_leave_nothing_to_save():
