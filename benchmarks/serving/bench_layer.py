@@ -167,7 +167,8 @@ class LayerBench:
         )
         us = {f"{name}_rested_us": statistics.median(row) * 1e6 / layers for name, row in rested.items()}
         row = {name: round(value, 1) for name, value in us.items()} | bound.columns()
-        return row | (power_columns(self.group, calls, layers) if self.on_gpu else {})
+        drawn = {name: calls[name] for name in ("none", "tbo")}
+        return row | (power_columns(self.group, drawn, layers) if self.on_gpu else {})
 
     def timeline(self, call: Callable[[], Any], lanes: Lanes | None = None) -> list[Span]:
         """One pass with the host far ahead of the GPU, all ranks begun together. lanes: those of the call."""
