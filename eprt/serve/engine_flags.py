@@ -53,10 +53,13 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
     ),
     "overlap": (
         "HOW",
-        "what is computed while tokens travel: none, tbo (two half batches in turn), sbo (decodes: the shared expert "
-        "and the experts' second product), auto (default; docs/overlap.md)",
+        "what is computed while tokens travel: none, tbo (two half batches in turn), sbo (decodes: the shared "
+        "expert), auto (default: sbo between GPUs; docs/overlap.md)",
     ),
-    "overlap_sms": ("N", "sbo: SMs of a GPU that send outputs beside the experts; default: as many as pay"),
+    "overlap_sms": (
+        "N",
+        "sbo: SMs of a GPU that send outputs beside the experts, for slow links; default: as many as pay",
+    ),
     "overlap_schedule": (None, "prepare each step while the one before computes; default: on GPUs, without drafts"),
 }
 _FIELDS = {field.name: field for field in fields(EngineConfig)}
