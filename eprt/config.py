@@ -99,7 +99,7 @@ class EngineConfig:
     # By default a rank adds up its own outputs before they cross, which takes fewer bytes.
     exact_combine: bool = False
     # What a step computes while its tokens and outputs travel (docs/overlap.md): "none", "tbo" (a step's two halves
-    # take turns), "sbo" (decodes: the shared expert and the experts' second product) or "auto".
+    # take turns), "sbo" (decodes: the shared expert beside gate and dispatch) or "auto".
     overlap: str = "auto"
     overlap_sms: int | None = None  # SMs of a GPU that send outputs in "sbo"; None: as many as pay (layers/sm_split.py)
     seed: int = 0  # of requests that bring no seed
