@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.serving.layer_timeline import Span, Tracer, draw, exposed_us, period_us, save, stage_us
-from benchmarks.serving.two_batch import TwoBatchBound, power_columns, rested_times
+from benchmarks.serving.two_batch import PAUSE_S, TwoBatchBound, power_columns, rested_times
 from benchmarks.shapes import DEEPSEEK_V3, DEMO_MODEL
 from benchmarks.tools.report import RESULTS, BenchmarkReport
 from benchmarks.tools.timing import Timing
@@ -183,8 +183,9 @@ class LayerBench:
         return tracer.spans()
 
     def _begin(self) -> None:
-        """All ranks' GPUs at the same point, the host far ahead of them."""
+        """All ranks' GPUs at the same point after a pause, the host far ahead of them."""
         torch.cuda.synchronize()
+        time.sleep(PAUSE_S)
         self.group.barrier()
         torch.cuda._sleep(60_000_000)
         self.timer.meet()

@@ -22,7 +22,7 @@ from benchmarks.tools.gpu_power import GpuPower
 from eprt import EPGroup
 
 Call = Callable[[], Any]
-PAUSE_S = 0.1
+PAUSE_S = 0.1  # for a GPU to rest
 POWER_S = 1.5  # of passes for each figure
 
 
@@ -56,7 +56,7 @@ def rested_times(
 ) -> dict[str, list[float]]:
     """Seconds of passes that begin after a pause: of each sample the slowest rank's.
 
-    begin: brings all ranks' GPUs to the same point; None without GPUs.
+    begin: lets all ranks' GPUs rest, then begin together; None without GPUs.
     """
     mine: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(samples):
@@ -74,8 +74,6 @@ def _seconds(group: EPGroup, call: Call) -> float:
 
 
 def _gpu_seconds(call: Call, begin: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    time.sleep(PAUSE_S)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin()
     first.record()
