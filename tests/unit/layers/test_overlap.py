@@ -122,9 +122,14 @@ class CallLog:
         return getattr(self._backend, name)(*arguments, **named)
 
 
+def by_phase(calls: list[str]) -> list[str]:
+    """With a whole combine as the two phases that it is by default."""
+    return [phase for call in calls for phase in (("combine_send", "combine_recv") if call == "combine" else (call,))]
+
+
 @torch.no_grad()
 def test_every_schedule_computes_what_forward_computes():
-    """Bit for bit; and the plain schedule makes the same calls in the same order."""
+    """Bit for bit; and the plain schedule makes the same phases in the same order."""
     block = tiny.make_moe_block("v3")
     plain, staged = EPMoE.from_hf(block, EPGroup.single()), EPMoE.from_hf(block, EPGroup.single())
     assert plain.shared_experts is not None
@@ -139,7 +144,7 @@ def test_every_schedule_computes_what_forward_computes():
         assert torch.equal(y_TH, want_TH), overlap
         calls, staged.ep["normal"].calls[:] = list(staged.ep["normal"].calls), []
         if overlap == "none":
-            assert calls == made
+            assert calls == by_phase(made)
         if overlap == "sbo":
             assert not {"dispatch_send", "dispatch_recv", "combine_send", "combine_recv"} & set(calls)
     assert staged.expert_load() == [3 * count for count in plain.expert_load()]

@@ -24,24 +24,22 @@ def test_with_int8_every_matrix_of_layers_is_quantised_whatever_it_was(tmp_path)
         read = Checkpoint(tmp_path).read_weight
         moe, prefix, dense = model.moe_layers()[-1], "model.layers.2.", model.layers[0]
         want = [read(f"{prefix}mlp.experts.5.{p}_proj.weight").dequantize() for p in ("gate", "up", "down")]
-        at = moe.experts.buffers[5]
-        w13, w2 = (Weight(w.data[at], w.scale[at]) for w in (moe.experts.pool.w13, moe.experts.pool.w2))
+        at = moe.weight_buffers()[5]
+        w13, w2 = (Weight(w.data[at], w.scale[at]) for w in (moe.pool.w13, moe.pool.w2))
         assert is_int8_of(w13, torch.cat(want[:2])) and is_int8_of(w2, want[2])
         for linear, name in (
-            (moe.shared_expert.down, f"{prefix}mlp.shared_experts.down_proj"),
+            (moe._shared.down, f"{prefix}mlp.shared_experts.down_proj"),
             (dense.mlp.down, "model.layers.0.mlp.down_proj"),
             (dense.attention.weights.q_b, "model.layers.0.self_attn.q_b_proj"),
             (dense.attention.weights.o, "model.layers.0.self_attn.o_proj"),
         ):
             assert is_int8_of(linear.weight, read(f"{name}.weight").dequantize()), name
         for plain in (
-            moe.gate.linear.weight.data,
+            moe._gate.linear.weight.data,
             dense.attention.weights.w_kv_b,
             model.embed_VH,
             model.lm_head.weight.data,
         ):
             assert plain.is_floating_point() and plain.dtype != torch.float8_e4m3fn
-        assert moe.experts.pool.parts[1].shape[1] == 4 * 256 and len(moe.experts.pool.parts) == 4, (
-            "scales travel with their expert"
-        )
+        assert moe.pool.parts[1].shape[1] == 4 * 256 and len(moe.pool.parts) == 4, "scales travel with their expert"
         model.close()
