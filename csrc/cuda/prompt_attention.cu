@@ -214,26 +214,33 @@ struct Consumer {
   }
 };
 
+EPRT_DEVICE void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  bulk_fence_shared();
+}
+
+EPRT_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+EPRT_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+
 __global__ void __launch_bounds__(kThreads, 1) prompt_attention(const __grid_constant__ PromptParams p) {
-  extern __shared__ uint8_t memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+  extern __shared__ __align__(1024) unsigned char smem[];
+  Shared& s = *reinterpret_cast<Shared*>(smem + (1024 - shared_address(smem) % 1024) % 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(&s.k_full[i], 1), barrier_init(&s.k_empty[i], kConsumers / kWarp);
       barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kConsumers / kWarp);
     }
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, kConsumers / kWarp);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    bulk_fence_shared();
+    publish_barriers();
   }
   __syncthreads();
   const int group =
       __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
   if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
+    give_registers();
     if (threadIdx.x < kConsumers + kWarp) load(p, s);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
+    take_registers();
     Consumer(p, s, group).run();
   }
 }

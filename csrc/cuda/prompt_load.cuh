@@ -102,7 +102,7 @@ struct TileList {
     }
   }
 
-  EPRT_DEVICE int tokens_of(int b) const { return __ldg(p.query_start + b + 1) - __ldg(p.query_start + b); }
+  EPRT_DEVICE int tokens_of(int b) const { return p.query_start[b + 1] - p.query_start[b]; }
 
   EPRT_DEVICE Tile take_next() {
     int number = 0;
@@ -118,14 +118,14 @@ struct TileList {
   EPRT_DEVICE Tile find(int head, int number) const {
     int tiles_before = 0, begin = 0;
     for (int first = 0;; first += kWarp) {
-      const int b = first + lane, length = b < p.requests ? __ldg(p.length + b) : 0;
+      const int b = first + lane, length = b < p.requests ? p.length[b] : 0;
       const int tokens = b < p.requests ? tokens_of(b) : 0;
       const int tiles = sum_up_to(ceil_div(tokens, kRows)), positions = sum_up_to(length);
       const uint32_t found = __ballot_sync(kAllLanes, number < tiles_before + tiles);
       if (found) {
         const int from = __ffs(found) - 1;
         const int row = (number - tiles_before - tiles + ceil_div(tokens, kRows)) * kRows;
-        Tile tile{head, __ldg(p.query_start + min(b, p.requests - 1)) + row, min(tokens - row, kRows),
+        Tile tile{head, p.query_start[min(b, p.requests - 1)] + row, min(tokens - row, kRows),
                   begin + positions - length, length, length - tokens + row + 1};
         tile.first_token = __shfl_sync(kAllLanes, tile.first_token, from);
         tile.rows = __shfl_sync(kAllLanes, tile.rows, from), tile.begin = __shfl_sync(kAllLanes, tile.begin, from);

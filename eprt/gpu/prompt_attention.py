@@ -100,5 +100,5 @@ def _query_map(q_TNC: Tensor, size: int) -> TensorMap:  # type: ignore[valid-typ
 
 
 @functools.cache
-def _launch(device: int, source: KernelSource = source()) -> Launch:
-    return Launch(Kernel(source, "eprt::prompt_attention", _THREADS, _SHARED_BYTES), PromptParams())
+def _launch(device: int) -> Launch:
+    return Launch(Kernel(source(), "eprt::prompt_attention", _THREADS, _SHARED_BYTES), PromptParams())
