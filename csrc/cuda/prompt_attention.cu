@@ -17,6 +17,9 @@
 #ifndef TURNS
 #define TURNS 1
 #endif
+#ifndef EARLY
+#define EARLY 1
+#endif
 
 namespace eprt {
 
@@ -106,12 +109,25 @@ struct Consumer {
       score[i] = exp2_fast(score[i] * scale - larger[i / 2 % 2]);
       part[i / 2 % 2] += score[i];
     }
+#if EARLY == 1
+    hold(score);  // or the compiler computes them only when the products have ended
+    hold(part);
+#elif EARLY == 2
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      uint32_t word = pack_bf16(score[2 * i], score[2 * i + 1]);
+      asm volatile("" : "+r"(word)::"memory");
+      score[i] = __uint_as_float(word);
+    }
+    hold(part);
+#endif
   }
 
   // Takes over the weights of a block, with their scale. No products run.
   EPRT_DEVICE void keep(const float (&score)[64], const float (&larger)[2], const float (&part)[2]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) weights[i] = pack_bf16(score[2 * i], score[2 * i + 1]);
+    for (int i = 0; i < 32; ++i)
+      weights[i] = EARLY == 2 ? __float_as_uint(score[i]) : pack_bf16(score[2 * i], score[2 * i + 1]);
     const float low = fade(most[0], larger[0]), high = fade(most[1], larger[1]);
     most[0] = larger[0], most[1] = larger[1];
     if (__any_sync(kAllLanes, low != 1.f || high != 1.f)) {

@@ -6,6 +6,10 @@
 #pragma once
 #include "bulk.cuh"
 
+#ifndef KV_TILES
+#define KV_TILES 4
+#endif
+
 namespace eprt {
 
 constexpr int kRows = 128;      // of queries, in a tile
@@ -141,7 +145,7 @@ EPRT_DEVICE void load_keys(const PromptParams& p, Shared& s, const Tile& t, int 
   const int stage = used % kStages, row = t.begin + block * kKeys, known = min(kKeys, t.length - block * kKeys);
   barrier_wait(&s.k_empty[stage], ~(used / kStages) & 1);
   barrier_expect(&s.k_full[stage], kScores * kTileBytes);
-  load_known_rows(s.k[stage], &p.kv, row, known, 4 * t.head, &s.k_full[stage]);
+  load_known_rows(s.k[stage], &p.kv, row, known, KV_TILES * t.head, &s.k_full[stage]);
   load_known_rows(s.k[stage][kNope], &p.rope, row, known, 0, &s.k_full[stage]);
 }
 
@@ -149,7 +153,7 @@ EPRT_DEVICE void load_values(const PromptParams& p, Shared& s, const Tile& t, in
   const int stage = used % kStages, row = t.begin + block * kKeys, known = min(kKeys, t.length - block * kKeys);
   barrier_wait(&s.v_empty[stage], ~(used / kStages) & 1);
   barrier_expect(&s.v_full[stage], kValue * kTileBytes);
-  load_known_rows(s.v[stage], &p.kv, row, known, 4 * t.head + kNope, &s.v_full[stage]);
+  load_known_rows(s.v[stage], &p.kv, row, known, KV_TILES * t.head + kNope, &s.v_full[stage]);
 }
 
 EPRT_DEVICE void load_queries(const PromptParams& p, Shared& s, const Tile& t, uint32_t tiles) {
