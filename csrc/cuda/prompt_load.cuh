@@ -39,8 +39,9 @@ struct PromptParams {
   int32_t requests;
   int32_t heads;
   int32_t heads_together;  // whose keys and values stay in L2
-  int32_t nope_head_tiles, rope_head_tiles;  // tiles from head to head of the queries
-  float scale;                               // of scores
+  int32_t nope_head_tiles;  // from head to head of q_nope
+  int32_t rope_head_tiles;  // the same of q_rope
+  float scale;              // of scores
 };
 
 // A tile, and what its rows see.
