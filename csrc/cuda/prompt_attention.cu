@@ -18,7 +18,7 @@
 #define TURNS 1
 #endif
 #ifndef EARLY
-#define EARLY 1
+#define EARLY 3
 #endif
 
 namespace eprt {
@@ -112,6 +112,12 @@ struct Consumer {
 #if EARLY == 1
     hold(score);  // or the compiler computes them only when the products have ended
     hold(part);
+#elif EARLY == 3
+    if (part[0] + part[1] < 0.f) __trap();
+#elif EARLY == 4
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_address(s.scratch + threadIdx.x)), "f"(part[0] + part[1]) : "memory");
+#elif EARLY == 5
+    if (__any_sync(kAllLanes, part[0] + part[1] < 0.f)) asm volatile("" ::: "memory");
 #elif EARLY == 2
 #pragma unroll
     for (int i = 0; i < 32; ++i) {

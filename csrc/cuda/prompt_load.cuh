@@ -62,6 +62,9 @@ struct Shared {
   uint8_t k[kStages][kScores][kTileBytes];
   uint8_t v[kStages][kValue][kTileBytes];
   Tile tile;
+#if EARLY == 4
+  float scratch[256];
+#endif
   uint64_t q_full, q_empty;
   uint64_t k_full[kStages], k_empty[kStages];
   uint64_t v_full[kStages], v_empty[kStages];
