@@ -72,7 +72,7 @@ TABLE: dict[str, Variable] = {
             "EPRT_GPU_ATTENTION",
             "auto",
             _one_of("auto", "flashmla", "eprt", "triton"),
-            "decoding attention on GPUs; auto: the first of the others that is installed and fits",
+            "attention on GPUs: kernel of decodes, auto: the first of the others that fits; triton: that of prompts too",
         ),
         Variable(
             "EPRT_KERNEL_CACHE",
