@@ -17,9 +17,6 @@
 #ifndef TURNS
 #define TURNS 1
 #endif
-#ifndef EARLY
-#define EARLY 3
-#endif
 
 namespace eprt {
 
@@ -109,31 +106,14 @@ struct Consumer {
       score[i] = exp2_fast(score[i] * scale - larger[i / 2 % 2]);
       part[i / 2 % 2] += score[i];
     }
-#if EARLY == 1
-    hold(score);  // or the compiler computes them only when the products have ended
+    hold(score);  // else the compiler computes all of them behind the products; asked for earlier, they delay these
     hold(part);
-#elif EARLY == 3
-    if (part[0] + part[1] < 0.f) __trap();
-#elif EARLY == 4
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_address(s.scratch + threadIdx.x)), "f"(part[0] + part[1]) : "memory");
-#elif EARLY == 5
-    if (__any_sync(kAllLanes, part[0] + part[1] < 0.f)) asm volatile("" ::: "memory");
-#elif EARLY == 2
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      uint32_t word = pack_bf16(score[2 * i], score[2 * i + 1]);
-      asm volatile("" : "+r"(word)::"memory");
-      score[i] = __uint_as_float(word);
-    }
-    hold(part);
-#endif
   }
 
   // Takes over the weights of a block, with their scale. No products run.
   EPRT_DEVICE void keep(const float (&score)[64], const float (&larger)[2], const float (&part)[2]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i)
-      weights[i] = EARLY == 2 ? __float_as_uint(score[i]) : pack_bf16(score[2 * i], score[2 * i + 1]);
+    for (int i = 0; i < 32; ++i) weights[i] = pack_bf16(score[2 * i], score[2 * i + 1]);
     const float low = fade(most[0], larger[0]), high = fade(most[1], larger[1]);
     most[0] = larger[0], most[1] = larger[1];
     if (__any_sync(kAllLanes, low != 1.f || high != 1.f)) {
@@ -228,6 +208,7 @@ struct Consumer {
     for (uint32_t number = 0;; ++number) {
       barrier_wait(&s.q_full, number & 1);
       tile = s.tile;
+      __syncwarp();  // one lane says that all have read it
       if (tile.head < 0) break;
       compute();
       store();

@@ -1,21 +1,18 @@
-// Loads of prompt_attention.cu: what its thread blocks share, who computes what, and the warp that keeps keys and values
-// on their way.
+// Loads of prompt_attention.cu: what its thread blocks share, who computes what, and the warp that keeps keys and
+// values on their way.
 //
 // A tile is kRows new tokens of one request, for one head. Thread blocks take tiles from a counter: some heads at a
 // time, so that their keys and values stay in L2, of these the last tiles first, since they see the most positions.
 #pragma once
 #include "bulk.cuh"
 
-#ifndef KV_TILES
-#define KV_TILES 4
-#endif
-
 namespace eprt {
 
-constexpr int kRows = 128;      // of queries, in a tile
-constexpr int kKeys = 128;      // positions of a block
-constexpr int kRowBytes = 128;  // of a shared tile of 64 columns
+constexpr int kRows = 128;                         // of queries, in a tile
+constexpr int kKeys = 128;                         // positions of a block
+constexpr int kRowBytes = 128;                     // of a shared tile of 64 columns
 constexpr int kNope = 2, kValue = 2, kScores = 3;  // such tiles: of keys without and with their rotated part, values
+constexpr int kHeadTiles = kNope + kValue;         // of a head in kv
 constexpr int kTileBytes = 128 * kRowBytes;        // of kRows or kKeys rows
 constexpr int kStages = 2;
 constexpr int kWarpgroup = 128;
@@ -38,7 +35,7 @@ struct PromptParams {
   int64_t out_stride;
   int32_t requests;
   int32_t heads;
-  int32_t heads_together;  // whose keys and values stay in L2
+  int32_t heads_together;   // whose keys and values stay in L2
   int32_t nope_head_tiles;  // from head to head of q_nope
   int32_t rope_head_tiles;  // the same of q_rope
   float scale;              // of scores
@@ -62,9 +59,6 @@ struct Shared {
   uint8_t k[kStages][kScores][kTileBytes];
   uint8_t v[kStages][kValue][kTileBytes];
   Tile tile;
-#if EARLY == 4
-  float scratch[256];
-#endif
   uint64_t q_full, q_empty;
   uint64_t k_full[kStages], k_empty[kStages];
   uint64_t v_full[kStages], v_empty[kStages];
@@ -82,8 +76,8 @@ EPRT_DEVICE void load_rows(void* to, const TensorMap* map, int row, int tile, ui
 // ends after kKeys rows, and a box that begins at its row kKeys - known reads no further.
 EPRT_DEVICE void load_known_rows(void* to, const TensorMap* map, int row, int known, int tile, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
-          "r"(shared_address(to)),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(to)),
       "l"(map), "r"(0), "r"(kKeys - known), "r"(row + known), "r"(tile), "r"(shared_address(barrier))
       : "memory");
 }
@@ -133,8 +127,12 @@ struct TileList {
       if (found) {
         const int from = __ffs(found) - 1;
         const int row = (number - tiles_before - tiles + ceil_div(tokens, kRows)) * kRows;
-        Tile tile{head, p.query_start[min(b, p.requests - 1)] + row, min(tokens - row, kRows),
-                  begin + positions - length, length, length - tokens + row + 1};
+        Tile tile{head,
+                  p.query_start[min(b, p.requests - 1)] + row,
+                  min(tokens - row, kRows),
+                  begin + positions - length,
+                  length,
+                  length - tokens + row + 1};
         tile.first_token = __shfl_sync(kAllLanes, tile.first_token, from);
         tile.rows = __shfl_sync(kAllLanes, tile.rows, from), tile.begin = __shfl_sync(kAllLanes, tile.begin, from);
         tile.length = __shfl_sync(kAllLanes, tile.length, from), tile.seen = __shfl_sync(kAllLanes, tile.seen, from);
@@ -149,7 +147,7 @@ EPRT_DEVICE void load_keys(const PromptParams& p, Shared& s, const Tile& t, int 
   const int stage = used % kStages, row = t.begin + block * kKeys, known = min(kKeys, t.length - block * kKeys);
   barrier_wait(&s.k_empty[stage], ~(used / kStages) & 1);
   barrier_expect(&s.k_full[stage], kScores * kTileBytes);
-  load_known_rows(s.k[stage], &p.kv, row, known, KV_TILES * t.head, &s.k_full[stage]);
+  load_known_rows(s.k[stage], &p.kv, row, known, kHeadTiles * t.head, &s.k_full[stage]);
   load_known_rows(s.k[stage][kNope], &p.rope, row, known, 0, &s.k_full[stage]);
 }
 
@@ -157,7 +155,7 @@ EPRT_DEVICE void load_values(const PromptParams& p, Shared& s, const Tile& t, in
   const int stage = used % kStages, row = t.begin + block * kKeys, known = min(kKeys, t.length - block * kKeys);
   barrier_wait(&s.v_empty[stage], ~(used / kStages) & 1);
   barrier_expect(&s.v_full[stage], kValue * kTileBytes);
-  load_known_rows(s.v[stage], &p.kv, row, known, KV_TILES * t.head + kNope, &s.v_full[stage]);
+  load_known_rows(s.v[stage], &p.kv, row, known, kHeadTiles * t.head + kNope, &s.v_full[stage]);
 }
 
 EPRT_DEVICE void load_queries(const PromptParams& p, Shared& s, const Tile& t, uint32_t tiles) {

@@ -234,7 +234,6 @@ inline void __syncwarp() {
   emulated::exchange(0);
   emulated::ordered_after(&emulated::warp().generation);
 }
-inline void __trap() { std::abort(); }
 inline void __nanosleep(unsigned) { emulated::give_way(); }
 inline void __threadfence_system() {
   emulated::Unwatched here;
