@@ -72,7 +72,7 @@ TABLE: dict[str, Variable] = {
             "EPRT_GPU_ATTENTION",
             "auto",
             _one_of("auto", "flashmla", "eprt", "triton"),
-            "attention on GPUs: kernel of decodes, auto: the first of the others that fits; triton: that of prompts too",
+            "kernel of attention on GPUs; auto: the first of the others that fits; prompts: triton, or what is fastest",
         ),
         Variable(
             "EPRT_KERNEL_CACHE",
