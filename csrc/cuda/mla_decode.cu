@@ -15,31 +15,13 @@
 //
 // Compile-time constant: CTAS (thread blocks of a cluster, 1 or 2).
 #include "mla_load.cuh"
+#include "softmax.cuh"
 #include "wgmma_bf16.cuh"
 
 namespace eprt {
 
-constexpr float kSlack = 8.f;  // log2
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kAllConsumers = 3;  // barrier; 1 + w is that of warpgroup w
 constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kRowStep = 128;  // in descriptors
-
-EPRT_DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// What a row's sums are multiplied by when the scale of its weights changes.
-EPRT_DEVICE float fade(float before, float after) {
-  return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
-}
-
-// Trades the upper lane's first word for the lower lane's second one.
-EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int distance) {
-  const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? first : second, distance);
-  first = upper ? got : first, second = upper ? second : got;
-}
 
 // What a thread of warpgroup w holds: columns 256 w .. 256 w + 255 of two rows, as products leave them.
 template <int w>

@@ -8,9 +8,6 @@ namespace eprt {
 constexpr float kSlack = 8.f;  // a scale is raised when a score exceeds it by more than this
 constexpr float kLog2e = 1.4426950408889634f;
 
-// -inf: log2 of the weight of nothing.
-EPRT_DEVICE float nothing() { return __uint_as_float(0xff800000u); }
-
 EPRT_DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
