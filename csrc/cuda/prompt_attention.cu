@@ -8,15 +8,9 @@
 //
 // The first position is visible to every row, so the scale of a row's weights is finite from the first block on. It
 // changes only when it grows by more than a factor of 2^kSlack, so the output is rarely rescaled.
-//
-// Compile-time constants, for measuring: TURNS (1: warpgroups take turns).
 #include "prompt_load.cuh"
 #include "softmax.cuh"
 #include "wgmma_bf16_128.cuh"
-
-#ifndef TURNS
-#define TURNS 1
-#endif
 
 namespace eprt {
 
@@ -42,12 +36,8 @@ struct Consumer {
     if (lane == 0) barrier_arrive(empty);
   }
 
-  EPRT_DEVICE void begin_turn() {
-    if (TURNS) barrier_sync(1 + w, kConsumers);
-  }
-  EPRT_DEVICE void end_turn() {
-    if (TURNS) barrier_arrive(2 - w, kConsumers);
-  }
+  EPRT_DEVICE void begin_turn() { barrier_sync(1 + w, kConsumers); }
+  EPRT_DEVICE void end_turn() { barrier_arrive(2 - w, kConsumers); }
 
   EPRT_DEVICE void multiply_keys(float (&score)[64], int stage) {
     constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2;
@@ -207,8 +197,7 @@ struct Consumer {
     if (w == 1) end_turn();  // the first turn is warpgroup 0's
     for (uint32_t number = 0;; ++number) {
       barrier_wait(&s.q_full, number & 1);
-      tile = s.tile;
-      __syncwarp();  // one lane says that all have read it
+      tile = of_lane(lane == 0 ? s.tile : Tile{}, 0);  // which is the one that says when it may be overwritten
       if (tile.head < 0) break;
       compute();
       store();

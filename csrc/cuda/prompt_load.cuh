@@ -54,6 +54,11 @@ struct Tile {
   EPRT_DEVICE int blocks() const { return ceil_div(min(seen + kRows - 1, length), kKeys); }
 };
 
+EPRT_DEVICE Tile of_lane(const Tile& mine, int lane) {
+  const auto get = [lane](int value) { return __shfl_sync(kAllLanes, value, lane); };
+  return {get(mine.head), get(mine.first_token), get(mine.rows), get(mine.begin), get(mine.length), get(mine.seen)};
+}
+
 struct Shared {
   uint8_t q[kScores][kTileBytes];
   uint8_t k[kStages][kScores][kTileBytes];
@@ -127,16 +132,13 @@ struct TileList {
       if (found) {
         const int from = __ffs(found) - 1;
         const int row = (number - tiles_before - tiles + ceil_div(tokens, kRows)) * kRows;
-        Tile tile{head,
-                  p.query_start[min(b, p.requests - 1)] + row,
-                  min(tokens - row, kRows),
-                  begin + positions - length,
-                  length,
-                  length - tokens + row + 1};
-        tile.first_token = __shfl_sync(kAllLanes, tile.first_token, from);
-        tile.rows = __shfl_sync(kAllLanes, tile.rows, from), tile.begin = __shfl_sync(kAllLanes, tile.begin, from);
-        tile.length = __shfl_sync(kAllLanes, tile.length, from), tile.seen = __shfl_sync(kAllLanes, tile.seen, from);
-        return tile;
+        const Tile tile{head,
+                        p.query_start[min(b, p.requests - 1)] + row,
+                        min(tokens - row, kRows),
+                        begin + positions - length,
+                        length,
+                        length - tokens + row + 1};
+        return of_lane(tile, from);
       }
       tiles_before += __shfl_sync(kAllLanes, tiles, kWarp - 1), begin += __shfl_sync(kAllLanes, positions, kWarp - 1);
     }

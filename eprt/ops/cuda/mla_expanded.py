@@ -32,12 +32,20 @@ _log = logging.getLogger(__name__)
 # Name -> module, the fastest first. The first that does not refuse is used.
 _KERNELS = {"eprt": "eprt.ops.cuda.expanded_eprt", "triton": "eprt.ops.cuda.expanded_triton"}
 _WORKSPACE_BYTES = 1 << 29
-_FEWEST_NEW_TOKENS = 192  # mean new tokens per request from which expanding is faster
+_NEW_TOKENS = 224  # of a request; expanding a context token costs what its use by so many of them saves
 
 
-def pays(num_tokens: int, num_requests: int) -> bool:
-    """Whether the expanded form is faster: expanding a context token costs what its use by 170 new tokens saves."""
-    return num_tokens >= _FEWEST_NEW_TOKENS * num_requests
+def pays(num_tokens: int, num_requests: int, num_context: int | None) -> bool:
+    """Whether the expanded form is faster. A new token spares it two products with the weight, which cost as much as
+    expanding three context tokens.
+
+    num_tokens: new ones of all requests; they are taken to be equally long.
+    num_context: positions of all requests, the new ones included, or a bound; None: unknown, and taken to be many.
+    """
+    if num_context is None:
+        return num_tokens >= _NEW_TOKENS * num_requests
+    pairs = num_tokens * (num_context - num_tokens / 2)  # of a new token and one that it sees, times requests
+    return pairs >= _NEW_TOKENS * num_requests * (num_context - 3 * num_tokens)
 
 
 def kernel(q_TNC: Tensor, r_TNR: Tensor, kv_SNE: Tensor) -> ModuleType:

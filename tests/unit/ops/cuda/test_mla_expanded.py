@@ -35,8 +35,10 @@ def test_eprt_comes_first_where_it_can(monkeypatch, caplog, wanted, refusal, mod
     assert [record.getMessage() for record in caplog.records] == [log]
 
 
-@pytest.mark.parametrize(
-    "tokens, requests, expanded", [(191, 1, False), (192, 1, True), (383, 2, False), (384, 2, True)]
-)
-def test_expanding_pays_from_so_many_tokens_of_a_request(tokens, requests, expanded):
-    assert mla_expanded.pays(tokens, requests) == expanded
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize("cached, fewest", [(0, 1), (512, 113), (2048, 178), (8192, 210), (100_000, 223), (None, 224)])
+def test_expanding_pays_from_so_many_new_tokens_behind_cached_ones(requests, cached, fewest):
+    def pays(new: int) -> bool:
+        return mla_expanded.pays(requests * new, requests, None if cached is None else requests * (cached + new))
+
+    assert [new for new in range(1, 400) if pays(new)] == list(range(fewest, 400))
