@@ -10,7 +10,8 @@
 // The grid is persistent: a cluster takes each num_clusters-th unit. A unit is (expert, two tiles of W, tile of rows).
 //
 // Compile-time constants: GATED (W_e is [2N, K], gate rows, then up rows; y = silu(gate) * up), STAGES.
-#include "wgmma_grouped.cuh"
+#include "tensor_map.cuh"
+#include "wgmma_bf16.cuh"
 
 namespace eprt {
 
@@ -23,10 +24,6 @@ constexpr int kConsumers = 256;  // threads
 constexpr int kThreads = 384;    // registers are moved by warpgroup, so the loading thread has one
 constexpr int kMostExperts = 1024;
 constexpr int kColumns = GATED ? kHalf : 2 * kHalf;  // of y in a tile
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
 
 struct GroupedProductParams {
   TensorMap w;            // all matrices, boxes of kHalf rows and kStep columns
@@ -106,14 +103,6 @@ struct Units {
     return true;
   }
 };
-
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
-      : "memory");
-}
 
 // To the same place in both blocks, whose barriers count it.
 EPRT_DEVICE void load_box_for_both(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
@@ -217,7 +206,7 @@ EPRT_DEVICE void multiply_unit(const GroupedProductParams& p, Shared& s, const U
       multiply_bf16<kRows>(second, w + kToSecond + 2 * k, x + 2 * k);
     }
     multiply_commit();
-    multiply_wait_all_but_last();
+    multiply_wait_all_but<1>();
     if (last >= 0 && lane < 2) arrive_at(lane, s.empty + last);
     last = slot;
     if (++slot == STAGES) slot = 0, parity ^= 1;

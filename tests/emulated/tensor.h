@@ -131,7 +131,10 @@ inline void wait_for_all_but(size_t left) {
   __syncwarp();  // the instruction is the warp's
 }
 inline void multiply_wait() { wait_for_all_but(0); }
-inline void multiply_wait_all_but_last() { wait_for_all_but(1); }
+template <int N>
+inline void multiply_wait_all_but() {
+  wait_for_all_but(N);
+}
 
 // Lane l gives row l / 4, columns 2 (l % 4) and the next, of an 8 x 8 matrix, and gets the same of its transpose.
 inline uint32_t transposed(uint32_t pair) {
