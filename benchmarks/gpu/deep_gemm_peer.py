@@ -67,7 +67,7 @@ class DeepGemm:
         scale = self._columns(scale_PG.view(num_experts, room, -1))
         x, count_E = (data_PK.view(num_experts, room, -1), scale), torch.tensor(counts).int().to(x_RK.device)
         y_ERN, mean = x_RK.new_empty(num_experts, room, w.shape[1]), max(1, round(sum(counts) / num_experts))
-        product = self.module.m_grouped_fp8_gemm_nt_masked
+        product = self.module.fp8_m_grouped_gemm_nt_masked
         return PeerProduct(lambda: product(x, (w.data, w.scale), y_ERN, count_E, mean), y_ERN.flatten(0, 1), places_R)
 
     def _quantised(self, x_MK: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from eprt.gpu import grouped_product
 from eprt.ops.cuda.grouped_gemm import count_sms
 from eprt.ops.weight import Weight
 
-LEAST_ROWS = 64  # per expert
+LEAST_ROWS = 24  # per expert
 
 
 def grouped_bf16(
