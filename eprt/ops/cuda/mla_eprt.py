@@ -6,19 +6,17 @@ it. Knows what the kernel takes, not how it computes.
 
 import functools
 import importlib.util
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eprt.gpu import mla_decode
-from eprt.gpu.mla_decode import LATENT, PAGE_MULTIPLE, ROPE
+from eprt.gpu.mla_decode import PAGE_MULTIPLE
 from eprt.ops.attention import PagedContext
-from eprt.ops.cuda.queries import join
+from eprt.ops.cuda import queries
 
 JOINS_QUERIES = True
-_log = logging.getLogger(__name__)
 
 
 def is_installed() -> bool:
@@ -27,13 +25,10 @@ def is_installed() -> bool:
 
 def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | None:
     """Why the kernel cannot compute this; None when it can."""
-    kv_pages = context.kv_pages
-    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
-        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
+    if reason := queries.refusal(q_latent, q_rope, kv_pages := context.kv_pages):
+        return reason
     if kv_pages.shape[1] % PAGE_MULTIPLE or not kv_pages.is_contiguous():
         return f"it takes contiguous pages of a multiple of {PAGE_MULTIPLE} tokens, not {tuple(kv_pages.shape)}"
-    if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
-        return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
     if q_latent.is_cuda:
         return _refusal_of_device(q_latent.device.index)
     return None
@@ -58,10 +53,11 @@ def attend(
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """As mla_triton.attend, for what refusal() lets pass. plans: of calls with the same lengths and shapes."""
-    plans = {} if plans is None else plans
-    q_TND = join(q_latent_TNL, q_rope_TNR)
     length, start = context.seq_len_B, context.query_start_B1
-    if "eprt" not in plans:
-        plans["eprt"] = mla_decode.make_schedule(length, start, *q_TND.shape[1::-1])
+
+    def make_schedule(q_TND: Tensor) -> mla_decode.MlaSchedule:
+        return mla_decode.make_schedule(length, start, *q_TND.shape[1::-1])
+
+    q_TND, schedule = queries.prepare(q_latent_TNL, q_rope_TNR, plans, "eprt", make_schedule)
     where = context.kv_pages, context.page_table_BP, length, start
-    return mla_decode.mla_decode(q_TND, *where, softmax_scale, plans["eprt"])
+    return mla_decode.mla_decode(q_TND, *where, softmax_scale, schedule)

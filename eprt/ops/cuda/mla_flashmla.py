@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from eprt.ops.attention import PagedContext
-from eprt.ops.cuda.queries import join
+from eprt.ops.cuda import queries
 
 JOINS_QUERIES = True
-PAGE_SIZE, LATENT, ROPE = 64, 512, 64
+PAGE_SIZE = 64
 
 
 def is_installed() -> bool:
@@ -30,12 +30,10 @@ def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | No
     kv_pages = context.kv_pages
     if context.query_start_B1 is not None:
         return "it takes decodes, not prompts"
-    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
-        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
+    if reason := queries.refusal(q_latent, q_rope, kv_pages):
+        return reason
     if kv_pages.shape[1] != PAGE_SIZE:
         return f"it takes pages of {PAGE_SIZE} tokens (--page-size {PAGE_SIZE}), not {kv_pages.shape[1]}"
-    if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
-        return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
     if q_latent.is_cuda and torch.cuda.get_device_capability(q_latent.device) != (9, 0):
         return "it runs on Hopper only"
     return None
@@ -51,13 +49,14 @@ def attend(
     """As mla_triton.attend, for what refusal() lets pass. plans: of calls with the same lengths and shapes."""
     from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-    plans = {} if plans is None else plans
-    if "flashmla" not in plans:
-        plans["flashmla"], _ = get_mla_metadata()  # empty; the first call fills it
-    q_T1ND, cache = join(q_latent_TNL, q_rope_TNR).unsqueeze(1), context.kv_pages.unsqueeze(2)
+    def empty_plan(_: Tensor) -> Any:
+        return get_mla_metadata()[0]  # the first call fills it
+
+    q_TND, plan = queries.prepare(q_latent_TNL, q_rope_TNR, plans, "flashmla", empty_plan)
+    cache = context.kv_pages.unsqueeze(2)
     where = cache, context.page_table_BP, context.seq_len_B
     options = {"softmax_scale": softmax_scale, **_legacy(flash_mla_with_kvcache)}
-    out_T1NL, _ = flash_mla_with_kvcache(q_T1ND, *where, LATENT, plans["flashmla"], **options)
+    out_T1NL, _ = flash_mla_with_kvcache(q_TND.unsqueeze(1), *where, queries.LATENT, plan, **options)
     return out_T1NL.squeeze(1)
 
 

@@ -10,7 +10,6 @@ from eprt.ops.attention import PagedContext
 
 pytest.importorskip("triton")
 from eprt.ops.cuda import attention, mla_eprt, mla_flashmla, mla_triton
-from eprt.ops.cuda.queries import join
 
 
 @pytest.fixture
@@ -87,14 +86,6 @@ def test_the_log_says_once_who_attends_and_why_not_the_first(has, chosen, caplog
     assert said[1:3] == [f"decodes are attended by {first}", "decodes are attended by triton"]
     assert f"by triton; not by {first}: it takes a bfloat16 cache" in said[0]
     assert f"by triton; not by {first}: it is not installed ({install})" in said[3]
-
-
-def test_queries_that_lie_together_are_not_copied():
-    q = torch.randn(2, 3, 24)
-    together, apart = join(q[..., :16], q[..., 16:]), join(q[..., :16], q[..., 16:].clone())
-    assert together.data_ptr() == q.data_ptr() and torch.equal(together, q) and torch.equal(apart, q)
-    wide = torch.randn(2, 3, 32)
-    assert torch.equal(join(wide[..., :16], wide[..., 16:24]), wide[..., :24].contiguous())
 
 
 @pytest.mark.parametrize("legacy", [False, True])
