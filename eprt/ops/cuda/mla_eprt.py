@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from eprt.gpu import mla_decode
-from eprt.gpu.mla_decode import PAGE_MULTIPLE
+from eprt.gpu.mla_decode import LATENT, PAGE_MULTIPLE, ROPE
 from eprt.ops.attention import PagedContext
-from eprt.ops.cuda import queries
+from eprt.ops.cuda.queries import prepare
 
 JOINS_QUERIES = True
 
@@ -25,10 +25,13 @@ def is_installed() -> bool:
 
 def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | None:
     """Why the kernel cannot compute this; None when it can."""
-    if reason := queries.refusal(q_latent, q_rope, kv_pages := context.kv_pages):
-        return reason
+    kv_pages = context.kv_pages
+    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
+        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
     if kv_pages.shape[1] % PAGE_MULTIPLE or not kv_pages.is_contiguous():
         return f"it takes contiguous pages of a multiple of {PAGE_MULTIPLE} tokens, not {tuple(kv_pages.shape)}"
+    if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
+        return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
     if q_latent.is_cuda:
         return _refusal_of_device(q_latent.device.index)
     return None
@@ -58,6 +61,6 @@ def attend(
     def make_schedule(q_TND: Tensor) -> mla_decode.MlaSchedule:
         return mla_decode.make_schedule(length, start, *q_TND.shape[1::-1])
 
-    q_TND, schedule = queries.prepare(q_latent_TNL, q_rope_TNR, plans, "eprt", make_schedule)
+    q_TND, schedule = prepare(q_latent_TNL, q_rope_TNR, plans, "eprt", make_schedule)
     where = context.kv_pages, context.page_table_BP, length, start
     return mla_decode.mla_decode(q_TND, *where, softmax_scale, schedule)

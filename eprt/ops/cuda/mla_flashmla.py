@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from eprt.ops.attention import PagedContext
-from eprt.ops.cuda import queries
+from eprt.ops.cuda.queries import prepare
 
 JOINS_QUERIES = True
-PAGE_SIZE = 64
+PAGE_SIZE, LATENT, ROPE = 64, 512, 64
 
 
 def is_installed() -> bool:
@@ -30,10 +30,12 @@ def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | No
     kv_pages = context.kv_pages
     if context.query_start_B1 is not None:
         return "it takes decodes, not prompts"
-    if reason := queries.refusal(q_latent, q_rope, kv_pages):
-        return reason
+    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
+        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
     if kv_pages.shape[1] != PAGE_SIZE:
         return f"it takes pages of {PAGE_SIZE} tokens (--page-size {PAGE_SIZE}), not {kv_pages.shape[1]}"
+    if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
+        return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
     if q_latent.is_cuda and torch.cuda.get_device_capability(q_latent.device) != (9, 0):
         return "it runs on Hopper only"
     return None
@@ -52,11 +54,11 @@ def attend(
     def empty_plan(_: Tensor) -> Any:
         return get_mla_metadata()[0]  # the first call fills it
 
-    q_TND, plan = queries.prepare(q_latent_TNL, q_rope_TNR, plans, "flashmla", empty_plan)
+    q_TND, plan = prepare(q_latent_TNL, q_rope_TNR, plans, "flashmla", empty_plan)
     cache = context.kv_pages.unsqueeze(2)
     where = cache, context.page_table_BP, context.seq_len_B
     options = {"softmax_scale": softmax_scale, **_legacy(flash_mla_with_kvcache)}
-    out_T1NL, _ = flash_mla_with_kvcache(q_TND.unsqueeze(1), *where, queries.LATENT, plan, **options)
+    out_T1NL, _ = flash_mla_with_kvcache(q_TND.unsqueeze(1), *where, LATENT, plan, **options)
     return out_T1NL.squeeze(1)
 
 

@@ -9,17 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LATENT, ROPE = 512, 64  # values of a head's query: DeepSeek's sizes, the only ones that joining kernels take
-
-
-def refusal(q_latent: Tensor, q_rope: Tensor, kv_pages: Tensor) -> str | None:
-    """Why a kernel of bfloat16 and of DeepSeek's sizes cannot compute this; None when it can."""
-    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
-        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
-    if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
-        return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
-    return None
-
 
 def prepare(
     q_latent_TNL: Tensor,
