@@ -21,7 +21,8 @@ namespace eprt {
 
 constexpr float kSlack = 8.f;  // log2
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kAllConsumers = 3;  // barrier; 1 + w is that of warpgroup w
+// Barriers of the thread block. kWeighed + w: warpgroup w has stored a block's weights, which the other one awaits.
+constexpr int kOfWarpgroup = 1, kAllConsumers = 3, kWeighed = 4;
 constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kRowStep = 128;  // in descriptors
 
 EPRT_DEVICE float exp2_fast(float x) {
@@ -87,7 +88,7 @@ struct Consumer {
       *reinterpret_cast<Vec16*>(s.kv[buffer][w * kHalf + tile] + at * 128 + chunk * 16) = Vec16{};
     }
     bulk_fence_shared();
-    barrier_sync(1 + w, kWarpgroup);
+    barrier_sync(kOfWarpgroup + w, kWarpgroup);
   }
 
   // The scores of the block in the own buffer.
@@ -106,6 +107,28 @@ struct Consumer {
     multiply_commit();
   }
 
+  // The log2 scales of a block's weights: those so far, but of rows with a score far above. Stores new ones.
+  EPRT_DEVICE void find_scale(const float (&score)[32], float scale, float (&larger)[2]) {
+    float x[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      x[h] = fmaxf(score[2 * h], score[2 * h + 1]);
+#pragma unroll
+      for (int j = 1; j < 8; ++j) x[h] = fmaxf(x[h], fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
+      x[h] *= scale, larger[h] = most[h];
+    }
+    // Not ">=": a row without a scale asks for one. A vote is cheaper than the exchange between a row's lanes: products
+    // leave hardly any of shared memory's bandwidth, which exchanges use, too.
+    if (!__any_sync(kAllLanes, !(x[0] < most[0] + kSlack && x[1] < most[1] + kSlack))) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      x[h] = fmaxf(x[h], __shfl_xor_sync(kAllLanes, x[h], 1));
+      x[h] = fmaxf(x[h], __shfl_xor_sync(kAllLanes, x[h], 2));
+      if (x[h] > most[h] + kSlack) larger[h] = x[h];
+    }
+    if (lane % 4 == 0) s.most[warp * 8 + lane / 4] = {larger[0], larger[1]};
+  }
+
   // Scores become weights; stores them for the other warpgroup. first: position of the block.
   EPRT_DEVICE void weigh(float (&score)[32], int first, float (&larger)[2], float (&part)[2]) {
     const float scale = p.scale * kLog2e;
@@ -116,16 +139,7 @@ struct Consumer {
         if (position >= visible[i / 2 % 2]) score[i] = nothing();
       }
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float x = fmaxf(score[2 * h], score[2 * h + 1]);
-#pragma unroll
-      for (int j = 1; j < 8; ++j) x = fmaxf(x, fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
-      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2)) * scale;
-      larger[h] = x > most[h] + kSlack ? x : most[h];
-      if (lane % 4 == 0) s.most[w][row + 8 * h] = larger[h];
-    }
+    find_scale(score, scale, larger);
     part[0] = part[1] = 0.f;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
@@ -151,16 +165,15 @@ struct Consumer {
           : "memory");
     }
     bulk_fence_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.weighed[w]);
+    barrier_arrive(kWeighed + w, kConsumers);
   }
 
-  // Waits for the weights of block i, which the other warpgroup computes, and takes over their scale.
+  // Waits for the weights of the other warpgroup's next block, and takes over their scale.
   template <bool kDrain>
-  EPRT_DEVICE void await_other(int i) {
-    constexpr int buffer = 1 - w;
-    barrier_wait(&s.weighed[buffer], (used_other + i / 2) & 1);
-    rescale<kDrain>(s.most[buffer][row], s.most[buffer][row + 8]);
+  EPRT_DEVICE void await_other() {
+    barrier_sync(kWeighed + 1 - w, kConsumers);
+    const Pair now = s.most[warp * 8 + lane / 4];
+    rescale<kDrain>(now.first, now.second);
   }
 
   // Starts the products of block i of the segment, after await_other.
@@ -216,12 +229,12 @@ struct Consumer {
       sum[0] += part[0], sum[1] += part[1];
       add_own(first);
       if constexpr (!kHasBoth) return;
-      await_other<false>(i + 1);
+      await_other<false>();
       add_other(i + 1, first + kKeys);
       finish(1);
     } else {
       if constexpr (kHasBoth) multiply_keys(score, (used_own + i / 2) & 1);
-      await_other<kHasBoth>(i);
+      await_other<kHasBoth>();
       add_other(i, first);
       if constexpr (!kHasBoth) return finish(0);
       multiply_wait_all_but<1>();
@@ -341,7 +354,6 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
     for (int buffer = 0; buffer < 2; ++buffer) {
       for (int group = 0; group < kGroups; ++group) barrier_init(&s.full[buffer][group], 1);
       for (int w = 0; w < 2; ++w) barrier_init(&s.empty[buffer][w], 4 * kCtas);
-      barrier_init(&s.weighed[buffer], 4);
     }
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
