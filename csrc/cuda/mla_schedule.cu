@@ -15,6 +15,7 @@ struct MlaScheduleParams {
   int32_t shares;
   int32_t overhead;  // of a unit, in blocks
   int32_t cut;       // what a cut costs each of the two shares, in blocks
+  int32_t whole;     // 1: no unit is cut, so its results do not depend on the others
 };
 
 // The line of units. Each thread has `each` requests that follow each other.
@@ -37,6 +38,7 @@ struct Line {
     Request request(p.all, i);
     for (int64_t size; at + (size = size_of(request)) <= place; at += size) request = Request(p.all, ++i);
     const int blocks = request.blocks(), unit = blocks + p.overhead, offset = int(place - at);
+    if (p.whole) return {i, (offset + unit / 2) / unit, 0, 0};  // perhaps behind the request's last group
     // What a unit takes besides its blocks is spread over them: a share that continues a unit begins and ends it too.
     const int block = (offset % unit * blocks + unit / 2) / unit + 1 & ~1;  // even: there are two buffers
     return {i, offset / unit, max(0, min(block, (blocks - 1) & ~1)), 0};

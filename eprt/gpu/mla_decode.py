@@ -52,6 +52,7 @@ class MlaScheduleParams(ctypes.Structure):
         ("shares", ctypes.c_int32),
         ("overhead", ctypes.c_int32),
         ("cut", ctypes.c_int32),
+        ("whole", ctypes.c_int32),
     )
 
 
@@ -119,8 +120,13 @@ def ctas_of(heads: int, tokens: int, requests: int) -> int:
     return 2 if heads * tokens > ROWS * requests else 1
 
 
-def make_schedule(length_B: Tensor, query_start_B1: Tensor | None, heads: int, tokens: int) -> MlaSchedule:
-    """length_B, query_start_B1: int32, contiguous."""
+def make_schedule(
+    length_B: Tensor, query_start_B1: Tensor | None, heads: int, tokens: int, whole: bool = False
+) -> MlaSchedule:
+    """length_B, query_start_B1: int32, contiguous.
+
+    whole: no request's context is cut, so the bits of its results do not depend on the other requests.
+    """
     requests, device = length_B.shape[0], length_B.device
     ctas = ctas_of(heads, tokens, requests)
     shares = torch.cuda.get_device_properties(device).multi_processor_count // ctas
@@ -129,6 +135,7 @@ def make_schedule(length_B: Tensor, query_start_B1: Tensor | None, heads: int, t
     p = launch.params
     p.all = lengths_of(length_B, query_start_B1, heads)
     p.bound, p.shares, p.overhead, p.cut = schedule.bound_S4.data_ptr(), shares, _OVERHEAD, _CUT
+    p.whole = whole
     launch(1, torch.cuda.current_stream(device).cuda_stream)
     return schedule
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eprt import env
 from eprt.gpu import mla_decode
 from eprt.gpu.mla_decode import LATENT, PAGE_MULTIPLE, ROPE
 from eprt.ops.attention import PagedContext
@@ -59,7 +60,8 @@ def attend(
     length, start = context.seq_len_B, context.query_start_B1
 
     def make_schedule(q_TND: Tensor) -> mla_decode.MlaSchedule:
-        return mla_decode.make_schedule(length, start, *q_TND.shape[1::-1])
+        whole = env.get("EPRT_GPU_ATTENTION_CUTS") == "none"
+        return mla_decode.make_schedule(length, start, *q_TND.shape[1::-1], whole)
 
     q_TND, schedule = prepare(q_latent_TNL, q_rope_TNR, plans, "eprt", make_schedule)
     where = context.kv_pages, context.page_table_BP, length, start

@@ -88,6 +88,19 @@ def test_the_log_says_once_who_attends_and_why_not_the_first(has, chosen, caplog
     assert f"by triton; not by {first}: it is not installed ({install})" in said[3]
 
 
+@pytest.mark.parametrize("cuts, whole", [("any", False), ("none", True), ("", False)])
+def test_requests_are_cut_or_not_as_asked(monkeypatch, cuts, whole):
+    monkeypatch.setenv("EPRT_GPU_ATTENTION_CUTS", cuts)
+    asked = []
+    monkeypatch.setattr(mla_eprt.mla_decode, "make_schedule", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(mla_eprt.mla_decode, "mla_decode", lambda q, *where: q)
+    q, plans = torch.randn(2, 4, 576), {}
+    context = PagedContext(torch.zeros(3, 64, 576), torch.zeros(2, 1), torch.ones(2))
+    for _ in range(2):
+        assert torch.equal(mla_eprt.attend(q[..., :512], q[..., 512:], context, 0.1, plans), q)
+    assert asked == [(context.seq_len_B, None, 4, 2, whole)] and plans == {"eprt": None}
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_flashmla_is_asked_for_its_kernels_for_hopper_where_they_are_an_option(monkeypatch, legacy):
     """PyPI's sgl-flash-mla has them behind use_legacy=True; the repository at an old commit has no such option."""
