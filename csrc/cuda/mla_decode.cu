@@ -288,6 +288,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) sum[h] = s.sum[segments & 1][0][row + 8 * h] + s.sum[segments & 1][1][row + 8 * h];
   }
 
+  // Two lanes hold 4 columns of a row, two each, and exchange them, so that each has all 4 of every other such group.
   EPRT_DEVICE void store_partial(const Segment& segment, int share) {
     const int slot = partial_slot(share, segment.begin == 0);
 #pragma unroll
@@ -295,10 +296,15 @@ struct Consumer {
       const int64_t at = int64_t(slot) * kGroupRows + rank * kRows + row + 8 * h;
       const float mean = sum[h] > 0.f ? 1.f / sum[h] : 0.f;
       if (w == 0 && lane % 4 == 0) p.log_sum[at] = sum[h] > 0.f ? most[h] + __log2f(sum[h]) : nothing();
-      float* to = p.partial + at * kLatent + w * 256 + lane % 4 * 2;
+      float* to = p.partial + at * kLatent + w * 256 + lane % 2 * 8 + lane % 4 / 2 * 4;
 #pragma unroll
-      for (int j = 0; j < 32; ++j)
-        *reinterpret_cast<float2*>(to + 8 * j) = {out[4 * j + 2 * h] * mean, out[4 * j + 2 * h + 1] * mean};
+      for (int j = 0; j < 32; j += 2) {
+        uint32_t word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) word[k] = __float_as_uint(out[4 * (j + k / 2) + 2 * h + k % 2] * mean);
+        exchange(word[0], word[2], lane & 1, 1), exchange(word[1], word[3], lane & 1, 1);
+        *reinterpret_cast<Vec16*>(to + 8 * j) = Vec16{word[0], word[1], word[2], word[3]};
+      }
     }
   }
 
