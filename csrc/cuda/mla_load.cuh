@@ -72,31 +72,32 @@ EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
       : "memory");
 }
 
-// For what is read once: L2 drops it first, and keeps what others will read again.
-EPRT_DEVICE uint64_t evict_first() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // The box that begins at tile `tile` of row `row`, tile by tile.
 EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
-      "%4}], [%5], %6;" ::"r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "l"(evict_first())
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(to)),
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
       : "memory");
 }
 
-// The same, to all thread blocks of the cluster.
+// The same, of the cache, to all thread blocks of the cluster. It is read once, so L2 had better keep other things.
 EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  if (kCtas == 1) return load_box(to, map, row, tile, barrier);
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1)),
-      "l"(evict_first())
-      : "memory");
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  if (kCtas > 1)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared_address(to)),
+        "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1)),
+        "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+        "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
 }
 
 // The rows of the cache in which the boxes of a segment's blocks begin. The lanes of a warp know 32 boxes, and the 32
