@@ -98,6 +98,17 @@ def test_every_block_of_every_unit_is_in_exactly_one_share(case):
     assert max(work) <= -(-total // step.shares) + OVERHEAD + 2 + 2 * CUT
 
 
+def test_shares_of_several_requests_are_as_long_as_those_of_one():
+    """A share that ends one request and begins another has two overheads; 16 long requests on 66 clusters."""
+    step = Step([32768] * 16, None, 128, 2, 66)
+    work = []
+    for share in range(66):
+        segments = step.segments(share)
+        work.append(sum(end - begin for *_, begin, end in segments) + OVERHEAD * len(segments))
+    even = sum(work) / 66
+    assert max(work) <= even + 3
+
+
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_whole_requests_are_computed_by_one_share_each(case):
     """So nothing that is added up depends on the other requests; shares are as even as whole units allow."""
