@@ -75,6 +75,12 @@ TABLE: dict[str, Variable] = {
             "kernel of attention on GPUs; auto: the first of the others that fits; prompts: triton, or what is fastest",
         ),
         Variable(
+            "EPRT_GPU_ATTENTION_CUTS",
+            "any",
+            _one_of("any", "none"),
+            "whether eprt's attention kernel may cut a request's context; none: bits do not depend on other requests",
+        ),
+        Variable(
             "EPRT_KERNEL_CACHE",
             "~/.cache/eprt/cubins",
             str,

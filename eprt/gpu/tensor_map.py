@@ -8,6 +8,7 @@ from eprt.gpu.driver import CudaError, api
 BOX_BYTES = 128  # of each row of a box: the width of the swizzle
 # CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 _UINT8, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_TO_256B, _FILL_WITH_ZEROS = 0, 0, 3, 3, 0
+_PROMOTE_TO_128B = 2
 _ALIGNMENT = 64
 
 TensorMap = ctypes.c_uint64 * 16
@@ -69,7 +70,8 @@ def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], 
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _NO_INTERLEAVE,
         _SWIZZLE_128B,
-        _PROMOTE_TO_256B,
+        # A load of 128 bytes brings 256 into L2, which tiles that follow soon need; in three dimensions they come later.
+        _PROMOTE_TO_256B if rank == 2 else _PROMOTE_TO_128B,
         _FILL_WITH_ZEROS,
     )
     if status:

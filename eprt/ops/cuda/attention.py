@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Name -> (module, how to install it), the fastest first. The first that is installed and does not refuse is used.
 _KERNELS = {
-    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install --no-deps sgl-flash-mla"),
     "eprt": ("eprt.ops.cuda.mla_eprt", "pip install 'eprt[cuda13]'"),
+    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install --no-deps sgl-flash-mla"),
     "triton": ("eprt.ops.cuda.mla_triton", "pip install triton"),
 }
 
