@@ -173,9 +173,14 @@ class EPMoE(nn.Module):
         self, ep: Backend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor, num_rounds: int
     ) -> tuple[Tensor, int]:
         """The layer's output, and how many rounds the rank with the most tokens announced."""
-        handle = ep.dispatch_send(x_TH, slot_idx_TK, weights_TK, num_rounds)
-        shared_TH = self.share(x_TH)
-        received = ep.dispatch_recv(handle)
+        routed = x_TH, slot_idx_TK, weights_TK, num_rounds
+        if ep.sends_in_background():
+            handle = ep.dispatch_send(*routed)
+            shared_TH = self.share(x_TH)
+            received = ep.dispatch_recv(handle)
+        else:
+            handle, received = ep.dispatch(*routed)
+            shared_TH = self.share(x_TH)
         y_TH = ep.combine(self.compute(ep, handle, received), handle)
         return y_TH if shared_TH is None else y_TH + shared_TH, received.num_rounds
 

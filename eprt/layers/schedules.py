@@ -18,8 +18,8 @@ and where sending takes long enough (sm_split.py), combine send runs beside the 
 
     comm                                  | combine send: each tile of rows when it is there |
 
-Without overlap, tokens between CPU ranks travel beside the shared expert (PLAIN). A GPU's stream runs one kernel after
-the other, so there dispatch is one launch and combine another (IN_TURN), for which the exchange takes more SMs.
+Without overlap, tokens travel beside the shared expert where the backend sends in the background (PLAIN); else dispatch
+is one call, before the shared expert (IN_TURN).
 
 Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
 """
@@ -64,8 +64,7 @@ PLAIN = (
     Stage(MoEStep.shared),  # while tokens travel
     Stage(MoEStep.dispatch_recv),
     Stage(MoEStep.experts),
-    Stage(MoEStep.combine_send),
-    Stage(MoEStep.combine_recv),
+    Stage(MoEStep.combine),
     Stage(MoEStep.add),
 )
 

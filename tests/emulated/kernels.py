@@ -54,7 +54,7 @@ def without_ptx(text: str) -> str:
         while depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
-        if re.search(r"\basm\b", text[match.end() : end]):
+        if re.search(r"\basm\b|_ASM\b", text[match.end() : end]):
             kept.append(text[at : match.start()])
             at = end
     return "".join([*kept, text[at:]])
