@@ -10,7 +10,7 @@ difference between this depth and one of three layers fewer.
     kernels    of the first GPU; they may overlap each other (--overlap sbo), and those of the exchange wait for the
                other GPUs
     between    layer less the sum of its kernels: negative where kernels overlap
-    --gaps     the kernels of one layer in the order in which they start, and how long no kernel ran before each: medians
+    --gaps     the kernels of a layer in the order in which they start, and how long no kernel ran before each: medians
                over layers and replays. Each gap above 2 us is a row of the results
 """
 

@@ -12,7 +12,7 @@ Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that tak
 Single-batch overlap (SBO): one microbatch, for decodes.
 
     compute   attention | gate | dispatch | experts: up, then down projection | combine | ...
-    side                | shared expert ...
+    side                | shared expert ...   | count
 
 and where sending takes long enough (sm_split.py), combine send runs beside the down projection, on SMs of its own:
 
@@ -63,6 +63,7 @@ PLAIN = (
     Stage(MoEStep.dispatch_send),
     Stage(MoEStep.shared),  # while tokens travel
     Stage(MoEStep.dispatch_recv),
+    Stage(MoEStep.count),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine),
     Stage(MoEStep.add),
@@ -73,6 +74,7 @@ IN_TURN = (
     Stage(MoEStep.gate),
     Stage(MoEStep.dispatch),
     Stage(MoEStep.shared),
+    Stage(MoEStep.count),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine),
     Stage(MoEStep.add),
@@ -85,6 +87,7 @@ TWO_BATCH = (
     Stage(MoEStep.dispatch_start, COMM),
     PAUSE,  # attention or experts of the other, while these tokens travel
     Stage(MoEStep.dispatch_recv, needs=(MoEStep.dispatch_start,)),
+    Stage(MoEStep.count),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine_send, COMM),
     Stage(MoEStep.combine_start, COMM),
@@ -99,9 +102,10 @@ SINGLE_BATCH = (
     Stage(MoEStep.shared, SIDE),
     Stage(MoEStep.gate),
     Stage(MoEStep.dispatch),
+    Stage(MoEStep.count, SIDE),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine),
-    Stage(MoEStep.add, needs=(MoEStep.shared,)),
+    Stage(MoEStep.add, needs=(MoEStep.shared, MoEStep.count)),
 )
 
 SINGLE_BATCH_TILES = (
@@ -110,10 +114,11 @@ SINGLE_BATCH_TILES = (
     Stage(MoEStep.gate),
     Stage(MoEStep.dispatch_send),
     Stage(MoEStep.dispatch_recv, marks=True),
+    Stage(MoEStep.count, SIDE),
     Stage(MoEStep.experts),
     # Its kernel waits on the GPU for what the experts write, so the host must launch the experts first: loading
     # code or taking memory may need an idle GPU, which it would prevent. It runs beside them, on SMs they leave free.
     Stage(MoEStep.combine_send, COMM, needs=(MoEStep.dispatch_recv,)),
     Stage(MoEStep.combine_recv, needs=(MoEStep.combine_send,)),
-    Stage(MoEStep.add, needs=(MoEStep.shared,)),
+    Stage(MoEStep.add, needs=(MoEStep.shared, MoEStep.count)),
 )
