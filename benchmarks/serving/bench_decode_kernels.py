@@ -74,7 +74,7 @@ class KernelRun:
 
 def layer_sequence(spans: Sequence[tuple[float, float, str]]) -> list[KernelRun]:
     """Of the layers whose kernels are those of most layers. spans: (begin, end, name), sorted, us."""
-    layers: list[list[tuple[str, float, float]]] = [[]]
+    layers: list[list[tuple[str, float, float]]] = [[]]  # (name, us, us before it in which no kernel ran)
     busy_until = spans[0][0] if spans else 0.0
     for begin, end, name in spans:
         layers[-1].append((name, end - begin, max(0.0, begin - busy_until)))
@@ -85,7 +85,9 @@ def layer_sequence(spans: Sequence[tuple[float, float, str]]) -> list[KernelRun]
     (usual, _), *_ = Counter(names).most_common(1)
     chosen = [layer for layer, its_names in zip(layers, names) if its_names == usual]
     return [
-        KernelRun(name, *(statistics.median(layer[i][column] for layer in chosen) for column in (1, 2)))
+        KernelRun(
+            name, statistics.median(layer[i][1] for layer in chosen), statistics.median(layer[i][2] for layer in chosen)
+        )
         for i, name in enumerate(usual)
     ]
 
