@@ -18,9 +18,9 @@ EXPERTS, WIDTH, INNER = 16, 32, 16
 def layer(seed: int, group: EPGroup | None = None, num_redundant: int = 0) -> EPMoE:
     generator = torch.Generator().manual_seed(seed)
     config = MoEConfig(WIDTH, INNER, EXPERTS, 4, scoring="sigmoid", n_group=4, topk_group=2, dtype=torch.float32)
-    options = {} if group is None else {"ep": Exchange({"normal": None})}  # type: ignore[dict-item]
+    ep = None if group is None else Exchange({"normal": None})  # type: ignore[dict-item]
     group = group or EPGroup.single()
-    moe = EPMoE(config, group, slot_map=SlotMap.contiguous(EXPERTS, group.size, num_redundant), **options).eval()
+    moe = EPMoE(config, group, slot_map=SlotMap.contiguous(EXPERTS, group.size, num_redundant), ep=ep).eval()
     moe.load_gate(torch.randn(EXPERTS, WIDTH, generator=generator) / WIDTH**0.5, torch.zeros(EXPERTS))
     for slot, expert in enumerate(moe.expert_of_slot):
         if expert >= 0:
