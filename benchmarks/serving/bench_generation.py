@@ -156,6 +156,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--experts", type=int, default=256, help="of all GPUs together, per layer")
     add("--layers", type=int, default=FULL_DEPTH)
+    add("--device", default="cuda", help="cpu: to try this without a GPU, by somebody who replaces what needs one")
     add("--requests", type=int, nargs="+", default=[64, 96, 128], help="per GPU")
     add("--input", type=int, default=4096)
     add("--output", type=int, default=1536)
@@ -183,7 +184,7 @@ def load(args: argparse.Namespace, work: GenerationWorkload, group: EPGroup) -> 
     with shape_with(args.experts) as directory:
         config = EngineConfig(
             str(directory),
-            device="cuda",
+            device=args.device,
             dtype="bfloat16",
             load_format="dummy",
             num_hidden_layers=args.layers,
@@ -211,7 +212,7 @@ def main() -> None:
         load_LE = skew_gates(layers, args.skew)
         if args.redundant:
             rebalance(layers, group, load_LE)
-    skewed = f"_skew{args.skew:g}" * bool(args.skew) + "_rebalanced" * bool(args.redundant)
+    skewed = (f"_skew{args.skew:g}" if args.skew else "") + "_rebalanced" * bool(args.redundant)
     report = BenchmarkReport(
         f"generation_{args.layers}x{args.experts}_{group.size}gpu{skewed}",
         {
