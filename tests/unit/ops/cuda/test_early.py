@@ -62,3 +62,12 @@ def test_the_first_access_follows_the_wait(module, kernel, types, constants):
     assert 0 < code.find("griddepcontrol.wait") < first_access
     assert code.find("griddepcontrol.wait") < code.find("griddepcontrol.launch_dependents") < first_access
     assert compiled.metadata.launch_pdl
+
+
+def test_pieces_of_a_weight_are_asked_for_in_the_last_cache():
+    """No thread waits: the instruction has no result."""
+    prefetch = importlib.import_module("eprt.ops.cuda.prefetch")
+    signature = {"data": FP8, "size": "i32", "PIECE": "constexpr", "THREADS": "constexpr"}
+    source = ASTSource(fn=prefetch._prefetch, signature=signature, constexprs={(2,): 16384, (3,): 32})
+    code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm["ptx"]
+    assert "cp.async.bulk.prefetch.L2.global" in code and "ld.global" not in code
