@@ -54,15 +54,17 @@ NEEDS_GPU = True
 NEEDS = "NVLink; sgl-flash-mla only for EPRT_GPU_ATTENTION=flashmla"
 
 
-def decode_kernel(model, page_size: int) -> str:
+def decode_kernel(bench: GenerationBench) -> str:
     """Which kernel attends decodes here."""
     from eprt.ops.cuda import attention
 
-    c, kind = model.config, {"dtype": model.kv_dtype, "device": "cuda"}
-    q, pages = torch.empty(1, c.num_attention_heads, c.kv_dim, **kind), torch.empty(1, page_size, c.kv_dim, **kind)
+    c, entry = bench.model.config, bench.entry
+    q = torch.empty(1, c.num_attention_heads, c.kv_dim, dtype=bench.model.kv_dtype, device="cuda")
+    pages = torch.empty(1, bench.config.page_size, entry.width, dtype=entry.dtype, device="cuda")
     one = torch.ones(1, dtype=torch.int32, device="cuda")
-    context = PagedContext(pages, one.view(1, 1), one)
-    module = attention.kernel(q[..., : c.kv_lora_rank], q[..., c.kv_lora_rank :], context)
+    module = attention.kernel(
+        q[..., : c.kv_lora_rank], q[..., c.kv_lora_rank :], PagedContext(pages, one.view(1, 1), one)
+    )
     return module.__name__.rpartition("_")[2]
 
 
@@ -131,7 +133,8 @@ class GenerationTable:
     def floors_s(self, requests: int) -> tuple[float, float]:
         """As floor_seconds, of a step of so many requests."""
         bench = self.bench
-        return floor_seconds(bench.model, requests, bench.work.context, bench.group.size, self.rates)
+        entry_bytes = bench.entry.width * bench.entry.dtype.itemsize
+        return floor_seconds(bench.model, requests, bench.work.context, bench.group.size, self.rates, entry_bytes)
 
     def steps_in(self, seconds: float, requests: int) -> int:
         """About as many as take so long, the same on all ranks; no request outgrows its answer."""
@@ -170,6 +173,7 @@ def parse() -> argparse.Namespace:
     )
     add("--skew", type=float, help="the busiest expert's tokens over the mean; default: as dummy gates choose")
     add("--redundant", type=int, default=0, help="slots of all GPUs for replicas; default none")
+    add("--kv-cache-dtype", default="auto", help="auto (bf16) or fp8")
     add("--launched", action="store_true", help="the first number of requests also without CUDA graphs")
     add("--drafts", action="store_true", help="also with one draft per step")
     add("--acceptance", type=float, default=0.85, help="share of accepted drafts, measured elsewhere: %(default)s")
@@ -199,6 +203,7 @@ def load(args: argparse.Namespace, work: GenerationWorkload, group: EPGroup) -> 
             max_queue=1 << 20,
             spare_experts=0,
             num_redundant_experts=args.redundant,
+            kv_cache_dtype=args.kv_cache_dtype,
         )
         return GenerationBench(config, group, work)
 
@@ -212,16 +217,18 @@ def main() -> None:
         load_LE = skew_gates(layers, args.skew)
         if args.redundant:
             rebalance(layers, group, load_LE)
-    skewed = (f"_skew{args.skew:g}" if args.skew else "") + "_rebalanced" * bool(args.redundant)
+    kind = "_fp8cache" * (args.kv_cache_dtype == "fp8") + (f"_skew{args.skew:g}" if args.skew else "")
+    kind += "_rebalanced" * bool(args.redundant)
     report = BenchmarkReport(
-        f"generation_{args.layers}x{args.experts}_{group.size}gpu{skewed}",
+        f"generation_{args.layers}x{args.experts}_{group.size}gpu{kind}",
         {
             "device": torch.cuda.get_device_name(),
             "gpus": group.size,
             "experts": args.experts,
             "layers": args.layers,
-            "attention": decode_kernel(bench.model, bench.config.page_size),
+            "attention": decode_kernel(bench),
             "one_cache": args.one_cache,
+            "kv_cache_dtype": args.kv_cache_dtype,
             "skew": args.skew,
             "redundant": args.redundant,
             "input": args.input,

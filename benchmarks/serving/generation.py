@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.serving.dummy_model import of_depth
 from benchmarks.serving.skewed_gates import max_over_mean
@@ -21,8 +22,10 @@ from eprt.engine import kv_cache
 from eprt.engine.engine import Engine
 from eprt.layers.moe import EPMoE
 from eprt.models.loader import load_model
+from eprt.ops.kv_format import KVFormat
 
 WARM_UP = 6  # steps that are not timed
+PAGES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,22 @@ class GenerationBench:
         with cache_of_one_layer() if self.work.one_cache else nullcontext():
             engine = Engine(config, self.group, model=model)
         for pages in engine.runner.kv_cache_LPSD[:1] if self.work.one_cache else engine.runner.kv_cache_LPSD:
-            pages.normal_()
+            self._fill_pages(pages)
         yield engine
         self.group.barrier()
         engine.close()
+
+    @property
+    def entry(self) -> KVFormat:
+        """Of a token in the cache of one layer."""
+        c = self.model.config
+        return KVFormat.from_name(self.config.kv_cache_dtype, c.kv_lora_rank, c.qk_rope_head_dim, self.model.kv_dtype)
+
+    def _fill_pages(self, pages: Tensor) -> None:
+        """With entries of random numbers."""
+        for some in pages.split(PAGES_AT_ONCE):
+            values = torch.randn(*some.shape[:2], self.model.config.kv_dim, device=pages.device, dtype=torch.bfloat16)
+            some.copy_(self.entry.encode(values.flatten(0, 1)).view(some.shape))
 
     def prefill(self, num_layers: int, num_prompts: int) -> float:
         """Seconds per step of work.chunk tokens on every rank."""

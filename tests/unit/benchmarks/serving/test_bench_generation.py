@@ -50,6 +50,8 @@ def test_the_floor_counts_what_must_be_read():
     sent_s = 58 * 128 * 8 * 7 / 8 * 7168 * (1 + 4 / 128 + 2) / 450e9
     assert plain == pytest.approx((11.5 + 1.2 + 2.6 + 81.7 + 1.9 + 43.7) / 1e3 + sent_s, rel=0.02)
     assert tensor == plain, "at 1 TB/s bytes take longer"
+    fp8_s = plain - floor_seconds(model, 128, 4864, 8, rates, entry_bytes=656)[0]
+    assert fp8_s == pytest.approx(61 * 128 * 4864 * (1152 - 656) / 1e12)
     fast = floor_seconds(model, 128, 4864, 8, GpuRates(hbm=4.4e12, tensor=790e12))
     assert fast[1] - fast[0] == pytest.approx(61 * 128 * 4864 * (2 * 128 * 1088 / 790e12 - 1152 / 4.4e12), rel=1e-6)
 
@@ -58,7 +60,7 @@ def test_the_whole_run_on_a_small_model(tmp_path, monkeypatch):
     """On a CPU, without what needs a GPU: every kind of row, the mean beside the median, skewed gates."""
     tiny.save(tiny.make_model("v3"), tmp_path)
     monkeypatch.setattr(bench_generation, "shape_with", lambda num_experts: nullcontext(tmp_path))
-    monkeypatch.setattr(bench_generation, "decode_kernel", lambda *model: "of the CPU")
+    monkeypatch.setattr(bench_generation, "decode_kernel", lambda bench: "of the CPU")
     monkeypatch.setattr(bench_generation, "FULL_DEPTH", 3)
     for name in ("bandwidth", "matrix_rate"):
         monkeypatch.setattr(bench_generation, name, lambda: 1e12)
