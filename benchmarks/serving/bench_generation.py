@@ -11,6 +11,9 @@ decode    steps of so many requests per GPU. The middle step has a context of --
           number of requests only. --seconds: how long each number of requests is measured; from some 10 s on the clocks
           have settled
 launched  the same with steps launched anew each time, not recorded as CUDA graphs (--launched)
+skewed    the last number of requests with gates whose busiest expert gets --skew times the mean (skewed_gates.py);
+          dummy gates have 1.2. skew is what was measured, rank_skew the same of GPUs. --redundant: slots for replicas,
+          which the balancer fills for these gates
 at --itl  tokens per second at that latency per token, interpolated between the nearest two measurements
 drafts    the same with one draft token by the MTP layer. The step is measured. Drafts of random weights are never
           accepted, so itl_ms and tokens_per_s_gpu are computed for a share of --acceptance: by default the lower end of
@@ -18,9 +21,6 @@ drafts    the same with one draft token by the MTP layer. The step is measured. 
 
 step_ms is the median, mean_ms the mean, p90_ms the 90th percentile. All else comes from the mean: itl_ms,
 tokens_per_s_gpu, times_floor.
-
---skew: gates whose busiest expert gets so many times the mean (skewed_gates.py); dummy gates have 1.2. skew is what was
-measured, rank_skew the same of GPUs. --redundant: slots for replicas, filled by the balancer for these gates.
 
 With 32 of 256 experts on a GPU and all choices among 64, an expert gets as many rows as on 8 GPUs; weights and cache
 are those of one of 8. Only the exchange differs: between 2 GPUs instead of 8 (of a token's 8 rows half leave, not 7/8;
@@ -49,7 +49,7 @@ from eprt import EngineConfig, EPGroup
 from eprt.ops.attention import PagedContext
 
 NUM_RANKS = 2
-EXPECTED_TIMES_FLOOR, FEWEST_STEPS = 1.5, 30
+EXPECTED_TIMES_FLOOR, FEWEST_STEPS, SKEWED_S = 1.5, 30, 5.0
 NEEDS_GPU = True
 NEEDS = "NVLink; sgl-flash-mla only for EPRT_GPU_ATTENTION=flashmla"
 
@@ -76,6 +76,7 @@ class GenerationTable:
         self.rates = GpuRates(bandwidth(), matrix_rate())
         self.fewer = 0 if num_layers == FULL_DEPTH else num_layers // 2
         self.itl_s: dict[int, float] = {}  # by requests
+        self.gates: float | None = None  # how skewed they are meant to be; None: as they came
 
     def prefill(self) -> None:
         bench, fewer = self.bench, self.fewer
@@ -103,14 +104,26 @@ class GenerationTable:
             full_s = full_depth(result.mean_s, less_s, self.num_layers, fewer)
             self._add_decode(settings, ahead, result, full_s)
 
+    def skewed(self, settings: DecodeSettings, skew: float) -> None:
+        """With gates skewed so much; replicas, where there are slots for them, are placed anew."""
+        layers = self.bench.model.moe_layers()
+        load_LE = skew_gates(layers, skew)
+        if layers[0].slot_map.num_slots > layers[0].config.num_experts:
+            rebalance(layers, self.bench.group, load_LE)
+        self.gates = skew
+        self.decode(settings)
+        self.gates = None
+
     def _add_decode(self, settings: DecodeSettings, ahead: bool, result: DecodeResult, full_s: float) -> None:
         requests, drafts = settings.requests, settings.num_drafts
         per_step, floors = 1 + drafts * self.acceptance, self.floors_s(requests)
         timing = result.timing
-        if not drafts and settings.recorded:
+        kind = "drafts" if drafts else "launched" if not settings.recorded else "skewed" if self.gates else "decode"
+        if kind == "decode":
             self.itl_s[requests] = min(full_s, self.itl_s.get(requests, full_s))
         self.report.add_row(
-            what="drafts" if drafts else "decode" if settings.recorded else "launched",
+            what=kind,
+            gates=self.gates,
             requests=requests,
             overlap=result.overlap,
             ahead=ahead and not drafts,
@@ -171,8 +184,16 @@ def parse() -> argparse.Namespace:
         default=[2.0],
         help="of each number of requests; the last for all further ones",
     )
-    add("--skew", type=float, help="the busiest expert's tokens over the mean; default: as dummy gates choose")
-    add("--redundant", type=int, default=0, help="slots of all GPUs for replicas; default none")
+    add(
+        "--skew",
+        type=float,
+        nargs="+",
+        default=[],
+        help="also with gates whose busiest expert gets so many times the mean",
+    )
+    add(
+        "--redundant", type=int, default=0, help="slots of all GPUs for replicas, filled for skewed gates; default none"
+    )
     add("--kv-cache-dtype", default="auto", help="auto (bf16) or fp8")
     add("--launched", action="store_true", help="the first number of requests also without CUDA graphs")
     add("--drafts", action="store_true", help="also with one draft per step")
@@ -212,13 +233,7 @@ def main() -> None:
     args, group = parse(), EPGroup.from_mpi()
     work = GenerationWorkload(args.input, args.output, args.chunk, args.one_cache)
     bench = load(args, work, group)
-    if args.skew:
-        layers = bench.model.moe_layers()
-        load_LE = skew_gates(layers, args.skew)
-        if args.redundant:
-            rebalance(layers, group, load_LE)
-    kind = "_fp8cache" * (args.kv_cache_dtype == "fp8") + (f"_skew{args.skew:g}" if args.skew else "")
-    kind += "_rebalanced" * bool(args.redundant)
+    kind = "_fp8cache" * (args.kv_cache_dtype == "fp8") + "_rebalanced" * bool(args.redundant)
     report = BenchmarkReport(
         f"generation_{args.layers}x{args.experts}_{group.size}gpu{kind}",
         {
@@ -229,7 +244,6 @@ def main() -> None:
             "attention": decode_kernel(bench),
             "one_cache": args.one_cache,
             "kv_cache_dtype": args.kv_cache_dtype,
-            "skew": args.skew,
             "redundant": args.redundant,
             "input": args.input,
             "output": args.output,
@@ -248,6 +262,8 @@ def main() -> None:
         if args.launched and requests == args.requests[0]:
             table.decode(DecodeSettings(requests, FEWEST_STEPS, overlap=args.overlap[0], recorded=False))
     table.at_latency(args.itl / 1e3)
+    for skew in args.skew:
+        table.skewed(DecodeSettings(args.requests[-1], table.steps_in(SKEWED_S, args.requests[-1])), skew)
     for requests in args.requests if args.drafts else ():
         table.decode(DecodeSettings(requests, FEWEST_STEPS, num_drafts=1))
     if args.chunk:

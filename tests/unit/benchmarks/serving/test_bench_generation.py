@@ -69,21 +69,21 @@ def test_the_whole_run_on_a_small_model(tmp_path, monkeypatch):
     finished = []
     monkeypatch.setattr(BenchmarkReport, "finish", lambda report: finished.append(report))
     flags = "--device cpu --layers 3 --requests 2 4 --input 20 --output 40 --seconds 0 --overlap none --chunk 16"
-    monkeypatch.setattr(
-        sys, "argv", ["bench_generation", *flags.split(), "--skew", "1.5", "--launched", "--itl", "1e9"]
-    )
+    monkeypatch.setattr(sys, "argv", ["bench_generation", *flags.split(), "--skew", "1.5", "--launched"])
     bench_generation.main()
     (report,) = finished
-    assert report.name == "generation_3x256_1gpu_skew1.5" and report.config["skew"] == 1.5
+    assert report.name == "generation_3x256_1gpu"
     kinds = [(row["what"], row.get("requests"), row.get("ahead")) for row in report.rows]
     assert kinds == [
         ("decode", 2, True),
         ("decode", 2, False),
         ("launched", 2, True),
         ("decode", 4, True),
+        ("skewed", 4, True),
         ("prefill", None, None),
     ]
     for row in report.rows[:-1]:
-        assert row["steps"] == 30 and row["step_ms"] <= row["p90_ms"] and row["rank_skew"] == 1 < row["skew"]
+        assert row["steps"] in (30, 40) and row["step_ms"] <= row["p90_ms"] and row["rank_skew"] == 1 < row["skew"]
+        assert row["gates"] == (1.5 if row["what"] == "skewed" else None)
         assert row["tokens_per_s_gpu"] == pytest.approx(row["requests"] / row["mean_ms"] * 1e3)
         assert row["times_floor"] == pytest.approx(row["mean_ms"] / row["floor_ms"])
