@@ -76,7 +76,7 @@ def projections(requests: int) -> Iterator[LayerKernel]:
 
 
 def experts(requests: int) -> Iterator[LayerKernel]:
-    """Of one of 8 ranks, with uniformly drawn rows; also with tiles half and twice as tall."""
+    """Of one of 8 ranks, with uniformly drawn rows; also with tiles half as tall."""
     count, mean = drawn_rows(EXPERTS, requests * 8 // EXPERTS), requests * 8 // EXPERTS
     for name, weight, gated in (
         ("experts, gate and up", fp8_weight(EXPERTS, 2 * WIDTH, HIDDEN), True),
@@ -85,7 +85,7 @@ def experts(requests: int) -> Iterator[LayerKernel]:
         x, scale = quantize_rows(torch.randn(int(count.sum()), weight.shape[2], device="cuda").bfloat16())
         shape = ProductShape(EXPERTS, weight.shape[1] // (1 + gated), weight.shape[2], "fp8", gated)
         best = tuned(x.device, shape, mean) or tiling_of(FP8, mean, gated)
-        for tall in (best.block_m // 2, best.block_m, best.block_m * 2):
+        for tall in (best.block_m // 2, best.block_m):
             tiling = replace(best, block_m=tall)
             label = name if tall == best.block_m else f"{name}, tiles of {tall} rows"
             yield LayerKernel(label, [product(x, weight, scale, count, gated, tiling)], tall == best.block_m)
