@@ -16,10 +16,11 @@ weights are random, and there are --layers layers of 61, as many as fit with all
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.serving.open_loop import OpenLoopLoad, drive, summary
+from benchmarks.serving.open_loop import TIERS, OpenLoopLoad, drive, summary
 from benchmarks.shapes import DEEPSEEK_V3
 from benchmarks.tools.report import RESULTS, BenchmarkReport
 from eprt import machine
@@ -62,6 +63,27 @@ def measure_server(report: BenchmarkReport, args: argparse.Namespace, chunk_size
             if row["failed"]:
                 raise RuntimeError(next(one.error for one in served if one.error is not None))
             report.add_row(chunk_size=chunk_size, **row, tokens_s_gpu=row["tokens_s"] / args.ranks, took_s=took_s)
+
+
+def page_table(content: Mapping[str, Any]) -> str:
+    """The table of docs/figures-serving.md. Goodput of the tiers in their order."""
+    percents = (50, 95, 99)
+    lines = [
+        "| `--chunk-size` | requests/s | time to first token ms, p50, p95, p99 | between tokens ms, p50, p95, p99 | "
+        "tokens/s per GPU | goodput |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in content["rows"]:
+        cells = [
+            str(row["chunk_size"]),
+            f"{row['rate']:g}",
+            ", ".join(f"{row[f'ttft_p{percent}_ms']:.0f}" for percent in percents),
+            ", ".join(f"{row[f'itl_p{percent}_ms']:.1f}" for percent in percents),
+            f"{row['tokens_s_gpu']:.0f}",
+            ", ".join(f"{row[f'goodput_{ttft:g}s_{itl * 1e3:g}ms']:.1f}" for ttft, itl in TIERS),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def draw(path: Path) -> Path:

@@ -20,6 +20,8 @@ def test_a_server_is_asked_at_every_rate(tmp_path):
         assert row["failed"] == 0 < row["requests"] and row["tokens_s_gpu"] == row["tokens_s"]
         assert 0 < row["ttft_p50_ms"] <= row["ttft_p95_ms"] <= row["ttft_p99_ms"] and row["itl_p99_ms"] > 0
         assert sum(name.startswith("goodput_") for name in row) == len(TIERS)
+    head, _, *lines = bench_http_gpu.page_table(content).splitlines()
+    assert all(line.count("|") == head.count("|") for line in lines) and lines[1].startswith("| 64 | 8 | ")
     assert content["config"]["layers"] is None and (tmp_path / "http_1cpu.png").stat().st_size > 10_000
 
 
