@@ -20,6 +20,15 @@ def _first_largest(value, index, BOUND: tl.constexpr):
 
 
 @triton.jit
+def _scores(logit, SIGMOID: tl.constexpr):
+    if SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-logit))
+    else:
+        score = tl.exp(logit - tl.max(logit))
+        return score / tl.sum(score)
+
+
+@triton.jit
 def _best_groups(
     choice, group, member, num_groups, group_size, TOP_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, BOUND: tl.constexpr
 ):
@@ -68,11 +77,7 @@ def _gate_topk(
     lowest: tl.constexpr = float("-inf")
     bound: tl.constexpr = 1 << 30
     logit = tl.load(logits + token * num_experts + expert, mask=exists, other=lowest)
-    if SIGMOID:
-        score = 1.0 / (1.0 + tl.exp(-logit))
-    else:
-        score = tl.exp(logit - tl.max(logit))
-        score = score / tl.sum(score)
+    score = _scores(logit, SIGMOID)
     choice = score
     if bias is not None:
         choice += tl.load(bias + expert, mask=exists, other=0)
