@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from eprt.serve.running import RunningServer
 
 NUM_RANKS = 0
 NEEDS_GPU = True
-NEEDS = "NVLink, matplotlib"
+NEEDS = "NVLink; matplotlib for the picture"
 
 _START_S = 90.0  # within which the server must be ready
 _WARM_UP = OpenLoopLoad(8.0, 1.0, 64, 16, 0.5, 500, 1)
@@ -132,11 +133,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--spread", type=float, default=0.5, help="lengths vary by this fraction either way, default %(default)s")
     add("--max-num-seqs", type=int, default=128, metavar="N", help="of each rank, default %(default)s")
     add("--kv-cache-gb", type=float, default=16.0, metavar="GB", help="of each rank, default %(default)s")
+    add("--draw", type=Path, metavar="FILE.json", help="only the picture of earlier results")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None, directory: Path = RESULTS) -> None:
     args = parse(argv)
+    if args.draw:
+        print(draw(args.draw))
+        return
     settings = ("ranks", "input_tokens", "output_tokens", "spread", "seconds", "max_num_seqs", "kv_cache_gb")
     device = machine.gpus()[0].split(",")[0] if args.device == "cuda" else "CPU ranks"
     layers = args.layers if args.model == DEEPSEEK_V3 else None
@@ -147,7 +152,11 @@ def main(argv: Sequence[str] | None = None, directory: Path = RESULTS) -> None:
     )
     for chunk_size in args.chunk_size:
         measure_server(report, args, chunk_size)
-    print(draw(report.finish(directory)))
+    written = report.finish(directory)
+    if find_spec("matplotlib"):
+        print(draw(written))
+    else:
+        print(f"no matplotlib here; elsewhere: python -m benchmarks.serving.bench_http_gpu --draw {written.name}")
 
 
 if __name__ == "__main__":
