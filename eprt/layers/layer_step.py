@@ -29,17 +29,14 @@ class Layer(Protocol):
         """The MLP's normalised input and the residual stream, both [T, H], behind norm, attention and norm."""
         ...
 
-    def prefetch(self) -> None:
-        """Fetches weights that `attend` begins with, on the current lane."""
-
 
 class LayerStep:
     """The stages of a layer with a dense MLP."""
 
     h_TH: Tensor  # the MLP's input
 
-    def __init__(self, layer: Layer, microbatch: Microbatch, kv_pages: Tensor, next_layer: Layer | None = None):
-        self.layer, self.microbatch, self.kv_pages, self.next_layer = layer, microbatch, kv_pages, next_layer
+    def __init__(self, layer: Layer, microbatch: Microbatch, kv_pages: Tensor):
+        self.layer, self.microbatch, self.kv_pages = layer, microbatch, kv_pages
         self.events: dict[str, Any] = {}  # stage -> its end, where another lane waits for it (lanes.py)
 
     def attention(self) -> None:

@@ -20,7 +20,6 @@ from eprt.ops.elementwise import Rotation
 
 # The norms of both latents use their class's default, not the model's rms_norm_eps, in DeepSeek's code and everywhere.
 LATENT_NORM_EPS = 1e-6
-PREFETCHED_BYTES = 32 << 20  # of an H200's L2 cache of 50 MB, whose halves keep much of what both read twice
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,6 @@ class MLA:
         kv_norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)
         ops.latent_insert(kv_pages, batch.kv_slot_T, kv_TD, kv_norm.weight_H, kv_norm.eps, rotation)
         return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages, plans).flatten(1))
-
-    def prefetch(self) -> None:
-        """Fetches weights of the first products into the cache, as much as a combine leaves time for."""
-        left = PREFETCHED_BYTES
-        for linear in (*self.weights.qkv_a.parts, self.weights.q_b):
-            if linear is not None and left > 0:
-                ops.prefetch(linear.weight.data, left)
-                left -= linear.weight.data.nbytes
 
     def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
         """Not rotated yet."""

@@ -28,16 +28,8 @@ class MoEStep(LayerStep):
     y_TH: Tensor  # their sums, token by token
     shared_TH: Tensor | None  # of the shared expert, where the layer has one
 
-    def __init__(
-        self,
-        layer: Layer,
-        moe: EPMoE,
-        microbatch: Microbatch,
-        kv_pages: Tensor,
-        signal: Any = None,
-        next_layer: Layer | None = None,
-    ):
-        super().__init__(layer, microbatch, kv_pages, next_layer)
+    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, kv_pages: Tensor, signal: Any = None):
+        super().__init__(layer, microbatch, kv_pages)
         self.moe, self.ep, self.signal = moe, moe.ep[microbatch.batch.mode], signal
 
     def gate(self) -> None:
@@ -71,10 +63,6 @@ class MoEStep(LayerStep):
             left = self.microbatch.batch.overlap_sms
             num_sms = ONE_PROGRAM_PER_TILE if left is None else device_sms() - left
         self.y_RH = self.moe.compute(self.ep, self.handle, self.received, self.signal, num_sms)
-
-    def prefetch(self) -> None:
-        if self.next_layer is not None:
-            self.next_layer.prefetch()
 
     def combine(self) -> None:
         self.y_TH = self.ep.combine(self.y_RH, self.handle)

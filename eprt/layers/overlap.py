@@ -35,8 +35,8 @@ def _walk(
     layers: Sequence[Layer], microbatch: Microbatch, kv_pages_L: Sequence[Tensor] | Tensor, lanes: Lanes
 ) -> Generator[None, None, None]:
     """Takes one microbatch through all layers; yields at every PAUSE."""
-    for layer, next_layer, kv_pages in zip(layers, (*layers[1:], None), kv_pages_L, strict=True):
-        step, schedule = begin_step(layer, microbatch, kv_pages, next_layer)
+    for layer, kv_pages in zip(layers, kv_pages_L, strict=True):
+        step, schedule = begin_step(layer, microbatch, kv_pages)
         for stage in schedule:
             if stage is PAUSE:
                 yield
@@ -44,9 +44,7 @@ def _walk(
                 lanes.run(stage, step)
 
 
-def begin_step(
-    layer: Layer, microbatch: Microbatch, kv_pages: Tensor, next_layer: Layer | None = None
-) -> tuple[LayerStep, tuple[Stage, ...]]:
+def begin_step(layer: Layer, microbatch: Microbatch, kv_pages: Tensor) -> tuple[LayerStep, tuple[Stage, ...]]:
     """A microbatch at the beginning of a layer, and the schedule that it follows there."""
     moe, overlap = layer.mlp, microbatch.batch.overlap
     if not isinstance(moe, EPMoE):
@@ -57,7 +55,7 @@ def begin_step(
         schedule = PLAIN if moe.ep[microbatch.batch.mode].sends_in_background() else IN_TURN
         return MoEStep(layer, moe, microbatch, kv_pages), schedule
     signal = _tile_signal(moe, microbatch.batch) if kv_pages.is_cuda else None
-    step = MoEStep(layer, moe, microbatch, kv_pages, signal, next_layer)
+    step = MoEStep(layer, moe, microbatch, kv_pages, signal)
     return step, SINGLE_BATCH if signal is None else SINGLE_BATCH_TILES
 
 

@@ -11,8 +11,8 @@ Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that tak
 
 Single-batch overlap (SBO): one microbatch, for decodes.
 
-    compute   attention | gate | dispatch | experts: up, then down projection | combine  | ...
-    side                | shared expert ...   | count                            | prefetch the next layer's weights
+    compute   attention | gate | dispatch | experts: up, then down projection | combine | ...
+    side                | shared expert ...   | count
 
 and where sending takes long enough (sm_split.py), combine send runs beside the down projection, on SMs of its own:
 
@@ -104,9 +104,8 @@ SINGLE_BATCH = (
     Stage(MoEStep.dispatch),
     Stage(MoEStep.count, SIDE),
     Stage(MoEStep.experts),
-    Stage(MoEStep.prefetch, SIDE),  # the exchange leaves HBM idle
     Stage(MoEStep.combine),
-    Stage(MoEStep.add, needs=(MoEStep.shared, MoEStep.count, MoEStep.prefetch)),
+    Stage(MoEStep.add, needs=(MoEStep.shared, MoEStep.count)),
 )
 
 SINGLE_BATCH_TILES = (

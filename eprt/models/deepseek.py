@@ -35,9 +35,6 @@ class DecoderLayer:
         attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, kv_pages, m.plans)
         return self.mlp_norm.add(attended_TH, m.x_TH)
 
-    def prefetch(self) -> None:
-        self.attention.prefetch()
-
 
 class MtpLayer:
     """Multi-token prediction: from the model's hidden state at a position and the embedding of the token that follows,

@@ -99,11 +99,6 @@ def grouped_experts(
     return y_RH
 
 
-def prefetch(weight: Tensor, num_bytes: int) -> None:
-    """Fetches the first num_bytes of a weight ahead of its product, where nothing else keeps memory busy. On a CPU its
-    cores are busy all the time: nothing is fetched."""
-
-
 def _dequantized(x_RH: Tensor, scale_RG: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
     """The rows times their scales. Only the first num_rows hold values: buffers of a static shape are longer."""
     out_RH = torch.empty(x_RH.shape, dtype=dtype)

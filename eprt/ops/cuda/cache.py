@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding, early
 from eprt.ops.elementwise import Rotation
 from eprt.ops.kv_format import SMALLEST_SCALE, KVFormat
 
@@ -71,10 +70,8 @@ def _latent_insert(
     INTERLEAVED: tl.constexpr,
     LATENT: tl.constexpr,
     HALF: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Norm, rotation and insertion of one token. Rounds where the separate operators round."""
-    await_preceding(EARLY)
     token = tl.program_id(0).to(tl.int64)
     i, pair = tl.arange(0, LATENT), tl.arange(0, HALF)
     entry = pages + tl.load(slot_T + token).to(tl.int64) * entry_size
@@ -141,7 +138,6 @@ def latent_insert(
             INTERLEAVED=rotation.interleaved,
             LATENT=triton.next_power_of_2(latent_size),
             HALF=triton.next_power_of_2(half),
-            **early(kv_TD.device),
         )
 
 

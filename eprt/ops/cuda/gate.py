@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding, early
 from eprt.ops.gate import GateRule
 
 
@@ -67,9 +66,7 @@ def _gate_topk(
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     K: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    await_preceding(EARLY)
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     exists = (group < num_groups)[:, None] & (member < group_size)[None, :]
@@ -153,6 +150,5 @@ def _launch(
             SIZE=triton.next_power_of_2(group_size),
             K=triton.next_power_of_2(rule.top_k),
             num_warps=1,
-            **early(logits_TE.device),
         )
     return weights_TK, expert_idx_TK, slot_idx_TK

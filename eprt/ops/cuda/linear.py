@@ -12,7 +12,6 @@ from torch import Tensor
 from eprt.gpu import cluster_product
 from eprt.gpu.cluster_product import ClusterTiling
 from eprt.ops.cuda import cublas
-from eprt.ops.cuda.early import await_preceding, early
 from eprt.ops.cuda.grouped_gemm import FP8, INT8, count_sms, grouped_gemm, tiling_of
 from eprt.ops.cuda.norm import rms_norm, rms_norm_quantize
 from eprt.ops.cuda.quantize import quantize_rows
@@ -129,8 +128,7 @@ def split_gemm(data_MK: Tensor, scale_MG: Tensor, w_NK: Weight, out_dtype: torch
 
 
 @triton.jit(do_not_specialize=["num_parts"])
-def _add(out, parts, size, num_parts, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    await_preceding(EARLY)
+def _add(out, parts, size, num_parts, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for part in range(num_parts):
@@ -140,6 +138,6 @@ def _add(out, parts, size, num_parts, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 def _add_parts(y_SMN: Tensor, dtype: torch.dtype) -> Tensor:
     out_MN = torch.empty(y_SMN.shape[1:], dtype=dtype, device=y_SMN.device)
-    if size := out_MN.numel():
-        _add[(triton.cdiv(size, 1024),)](out_MN, y_SMN, size, len(y_SMN), BLOCK=1024, **early(out_MN.device))
+    if out_MN.numel():
+        _add[(triton.cdiv(out_MN.numel(), 1024),)](out_MN, y_SMN, out_MN.numel(), len(y_SMN), BLOCK=1024)
     return out_MN

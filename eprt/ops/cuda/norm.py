@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding, early
 from eprt.ops.cuda.quantize import new_quantized, store_quantized
 from eprt.ops.weight import BLOCK
 
@@ -23,20 +22,8 @@ def row_warps(block: int) -> int:
 
 @triton.jit
 def _rms_norm(
-    out,
-    total,
-    x,
-    residual,
-    weight,
-    row_stride,
-    residual_stride,
-    size,
-    eps,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    out, total, x, residual, weight, row_stride, residual_stride, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
-    await_preceding(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
@@ -64,9 +51,7 @@ def _rms_norm_quantize(
     group_stride,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    await_preceding(EARLY)
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -95,7 +80,6 @@ def rms_norm_quantize(x_TH: Tensor, weight_H: Tensor, eps: float, padded_to: int
             GROUPS=block,
             SIZE=BLOCK,
             num_warps=row_warps(block * BLOCK),
-            **early(x_TH.device),
         )
     return data_MK, scale_MG
 
@@ -129,6 +113,5 @@ def _launch(x_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor, eps: flo
             ADD=adds,
             BLOCK=block,
             num_warps=row_warps(block),
-            **early(x_TH.device),
         )
     return out_TH, sum_TH

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding, early
 from eprt.ops.weight import BLOCK
 
 _GROUPS = 8
@@ -25,19 +24,8 @@ def store_quantized(data, scale, value, row, group, column, size, num_groups, sc
 
 @triton.jit(do_not_specialize=["group_stride", "scale_stride"])
 def _quantize_rows(
-    data,
-    scale,
-    x,
-    row_stride,
-    size,
-    num_groups,
-    scale_stride,
-    group_stride,
-    GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    EARLY: tl.constexpr,
+    data, scale, x, row_stride, size, num_groups, scale_stride, group_stride, GROUPS: tl.constexpr, SIZE: tl.constexpr
 ):
-    await_preceding(EARLY)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -60,16 +48,7 @@ def launch(kernel: Any, x: Tensor, size: int, padded_to: int) -> tuple[Tensor, T
     data_MK, scale_MG = new_quantized(x, size, padded_to)
     if rows:
         kernel[(rows, triton.cdiv(groups, _GROUPS))](
-            data_MK,
-            scale_MG,
-            x,
-            x.stride(0),
-            size,
-            groups,
-            *scale_MG.stride(),
-            GROUPS=_GROUPS,
-            SIZE=BLOCK,
-            **early(x.device),
+            data_MK, scale_MG, x, x.stride(0), size, groups, *scale_MG.stride(), GROUPS=_GROUPS, SIZE=BLOCK
         )
     return data_MK, scale_MG
 

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding, early
 from eprt.ops.elementwise import Rotation
 
 _HEADS = 16
@@ -25,9 +24,7 @@ def _rope(
     INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    await_preceding(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
@@ -71,6 +68,5 @@ def rotate(x_TNR: Tensor, rotation: Rotation, out_TNR: Tensor) -> Tensor:
             INTERLEAVED=rotation.interleaved,
             HEADS=_HEADS,
             HALF=triton.next_power_of_2(size // 2),
-            **early(x_TNR.device),
         )
     return out_TNR

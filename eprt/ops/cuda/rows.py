@@ -5,14 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding, early
-
 _BLOCK = 1024
 
 
 @triton.jit
-def _add_rows(out, x, y, z, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    await_preceding(EARLY)
+def _add_rows(out, x, y, z, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     x_at, y_at = tl.load(x + at, mask=inside, other=0.0), tl.load(y + at, mask=inside, other=0.0)
@@ -27,8 +24,7 @@ def add_rows(x_TH: Tensor, y_TH: Tensor, z_TH: Tensor | None) -> Tensor:
         return x_TH + y_TH
     out_TH = torch.empty_like(x_TH)
     if size := x_TH.numel():
-        grid = (triton.cdiv(size, _BLOCK),)
-        _add_rows[grid](out_TH, x_TH, y_TH, z_TH, size, BLOCK=_BLOCK, **early(x_TH.device))
+        _add_rows[(triton.cdiv(size, _BLOCK),)](out_TH, x_TH, y_TH, z_TH, size, BLOCK=_BLOCK)
     return out_TH
 
 

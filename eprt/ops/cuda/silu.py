@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eprt.ops.cuda.early import await_preceding
 from eprt.ops.cuda.quantize import launch, store_quantized
 
 _BLOCK = 1024
@@ -30,19 +29,8 @@ def _silu_mul(out, x, row_stride, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _silu_mul_quantize(
-    data,
-    scale,
-    x,
-    row_stride,
-    size,
-    num_groups,
-    scale_stride,
-    group_stride,
-    GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    EARLY: tl.constexpr,
+    data, scale, x, row_stride, size, num_groups, scale_stride, group_stride, GROUPS: tl.constexpr, SIZE: tl.constexpr
 ):
-    await_preceding(EARLY)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]

@@ -76,9 +76,6 @@ class IdleLayer:
     def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
         return microbatch.x_TH, microbatch.x_TH
 
-    def prefetch(self) -> None:
-        pass
-
 
 def filled(group: EPGroup | None = None, seed: int = 0, weight_format: str = "same", **options) -> EPMoE:
     """A layer whose weights depend on the logical expert alone."""

@@ -101,27 +101,6 @@ def test_which_schedule_a_layer_follows(gpu):
         assert its_schedule is schedule and isinstance(step, LayerStep)
 
 
-def test_the_next_layers_weights_are_fetched_while_outputs_travel():
-    """By single-batch overlap; the last layer has no next one."""
-    group = EPGroup.single()
-    moe = IdleMoE(group, {"low_latency": make_backend("cpu", config_in("low_latency", "cpu"), group)}, SLOTS)
-    fetched = []
-
-    class FetchingLayer(IdleLayer):
-        def __init__(self, index: int):
-            super().__init__(moe)
-            self.index = index
-
-        def prefetch(self) -> None:
-            fetched.append(self.index)
-
-    for overlap, want in (("none", []), ("sbo", [1, 2])):
-        batch = batch_of([1] * 3, [4] * 3, 3, mode="low_latency", overlap=overlap, split=None)
-        x_TH = torch.zeros(3, HIDDEN, dtype=torch.bfloat16)
-        run_layers([FetchingLayer(i) for i in range(3)], x_TH, batch, [torch.empty(0)] * 3, Lanes())
-        assert fetched == want
-
-
 def test_one_rank_computes_the_same_with_every_overlap():
     texts = ["What is 12 + 30?", "Count from 3 to 20.", "a"]
     tokens = []
