@@ -46,7 +46,7 @@ EPRT_DEVICE Vec16 load_peer_written(const void* p) {
 }
 
 // Loads v from p with one instruction; nothing if p is null. The last argument: what else the instruction touches.
-#define EPRT_LOAD_IF_ASM(load, v, p, ...)                                                               \
+#define EPRT_LOAD_IF_ASM(load, v, p, ...)                                                                \
   asm volatile("{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0; @wanted " load " {%0,%1,%2,%3}, [%4]; }" \
                : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])                                  \
                : "l"(p)                                                                                  \
