@@ -32,7 +32,7 @@ def byte_tiles(address: int, rows: int, columns: int, box_rows: int, box_tiles: 
     columns: a multiple of 128.
     """
     sizes, box = (BOX_BYTES, rows, columns // BOX_BYTES), (BOX_BYTES, box_rows, box_tiles)
-    return _tensor_map(address, sizes, (columns, BOX_BYTES), box)
+    return _tensor_map(address, sizes, (columns, BOX_BYTES), box, _PROMOTE_TO_128B)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,8 +55,17 @@ def partial_tiles(address: int, rows: int, row_bytes: int, tiles: int, box_rows:
     return _tensor_map(address - box_rows * row_bytes, sizes, (row_bytes, row_bytes, BOX_BYTES), box)
 
 
-def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:  # type: ignore[valid-type]
-    """sizes, box: bytes, then rows and so on; strides: bytes, of all dimensions but the first."""
+def _tensor_map(
+    address: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    promotion: int = _PROMOTE_TO_256B,
+) -> TensorMap:  # type: ignore[valid-type]
+    """sizes, box: bytes, then rows and so on; strides: bytes, of all dimensions but the first.
+
+    promotion: a load of 128 bytes brings 256 into L2, where the tile that follows soon needs them.
+    """
     memory = (ctypes.c_uint8 * (ctypes.sizeof(TensorMap) + _ALIGNMENT))()
     at, rank = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT, len(sizes)
     status = _encode()(
@@ -70,8 +79,7 @@ def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], 
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _NO_INTERLEAVE,
         _SWIZZLE_128B,
-        # A load of 128 bytes brings 256 into L2, which tiles that follow soon need; in three dimensions they come later.
-        _PROMOTE_TO_256B if rank == 2 else _PROMOTE_TO_128B,
+        promotion,
         _FILL_WITH_ZEROS,
     )
     if status:
