@@ -37,6 +37,12 @@ EPRT_DEVICE float exp2_fast(float x) {
   return y;
 }
 
+EPRT_DEVICE float inverse_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // What a row's sums are multiplied by when the scale of its weights changes.
 EPRT_DEVICE float fade(float before, float after) {
   return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
@@ -74,6 +80,9 @@ struct Weigher {
   int known, visible[2], all_visible;  // positions of the request, that each row sees, that every row sees
   Turn<kStages> stage;
   Turn<2> buffer;
+  float product[32];  // of the next block: a score by the query's scale and the entry's
+  float score[32];    // by the query's scale
+  float scale[16];    // of the entries: 8 j + 2 (lane % 4) + e in [2 j + e]
 
   EPRT_DEVICE Weigher(const MlaDecodeFp8Params& p, Shared& s, int rank)
       : p(p), s(s), rank(rank), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp % 4) {
@@ -94,26 +103,43 @@ struct Weigher {
     }
   }
 
-  // Starts the products of the rotated parts and of the latents of the stage's block.
-  EPRT_DEVICE void multiply_keys(float (&rope)[32], float (&latent)[32]) {
-    const Stage& keys = s.stage[stage.index];
-    const uint64_t q = operand(s.q), k = operand(keys.latent), k_rope = operand(keys.rope);
+  // Starts the products of the rotated parts with those of the stage's block.
+  EPRT_DEVICE void start_rope() {
     barrier_wait(&s.full[stage.index], stage.parity);
+    const uint64_t q = operand(s.q[kQueryTiles - 1]), k = operand(s.stage[stage.index].rope);
+    hold(product);
     multiply_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      multiply_bf16(rope, q + (kQueryTiles - 1) * kTileStep + i * kColumnStep, k_rope + i * kColumnStep, i > 0);
+    for (int i = 0; i < 4; ++i) multiply_bf16(product, q + i * kColumnStep, k + i * kColumnStep, i > 0);
+    multiply_commit();
+  }
+
+  // Waits for those, divides them by the entries' scales and starts to add the products of the latents.
+  EPRT_DEVICE void start_latents() {
+    const Stage& keys = s.stage[stage.index];
+    const uint64_t q = operand(s.q), k = operand(keys.latent);
+    const uint8_t* scales = keys.scale + lane % 4 * 2 * kScaleBytes;
+    float inverse[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      inverse[i] = inverse_fast(*reinterpret_cast<const float*>(scales + (i / 2 * 8 + i % 2) * kScaleBytes));
+    multiply_wait();
+    hold(product);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) product[i] *= inverse[i / 4 * 2 + i % 2];
+    hold(product);
+    multiply_fence();
 #pragma unroll
     for (int tile = 0; tile < kQueryTiles - 1; ++tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        multiply<64>(latent, q + tile * kTileStep + i * kColumnStep,
-                     k + tile % kLatentTiles * kTileStep + i * kColumnStep, tile + i > 0);
+        multiply<64>(product, q + tile * kTileStep + i * kColumnStep,
+                     k + tile % kLatentTiles * kTileStep + i * kColumnStep, true);
     multiply_commit();
   }
 
   // The scales of this lane's positions: 8 j + 2 (lane % 4) + e in scale[2 j + e]. 0 behind the context.
-  EPRT_DEVICE void load_scales(float (&scale)[16], int first) {
+  EPRT_DEVICE void load_scales(int first) {
     const uint8_t* from = s.stage[stage.index].scale + lane % 4 * 2 * kScaleBytes;
 #pragma unroll
     for (int i = 0; i < 16; ++i)
@@ -125,7 +151,7 @@ struct Weigher {
     }
   }
 
-  EPRT_DEVICE void mask(float (&score)[32], int first) {
+  EPRT_DEVICE void mask(int first) {
     if (first + kKeys <= all_visible) return;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -135,7 +161,7 @@ struct Weigher {
   }
 
   // Raises the rows' scales where scores ask for it, and says so to those who add values.
-  EPRT_DEVICE void rescale(const float (&score)[32], float log_scale) {
+  EPRT_DEVICE void rescale(float log_scale) {
     bool fades = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -154,7 +180,7 @@ struct Weigher {
   }
 
   // Scores become weights, which are stored.
-  EPRT_DEVICE void weigh(float (&score)[32], const float (&scale)[16]) {
+  EPRT_DEVICE void weigh() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float base = most[h] == nothing() ? 0.f : most[h] - kTop;
@@ -181,30 +207,37 @@ struct Weigher {
     }
   }
 
-  // The block of positions from `first` on. last: of a segment.
-  EPRT_DEVICE void add_block(int first, bool last) {
-    float score[32], latent[32], scale[16];
-    multiply_keys(score, latent);
-    load_scales(scale, first);
+  // The block of positions from `first` on, whose products have ended. kMore: the segment has another one, whose
+  // products run meanwhile.
+  template <bool kMore>
+  EPRT_DEVICE void add_block(int first) {
+    load_scales(first);
     float largest = scale[0];
 #pragma unroll
     for (int i = 1; i < 16; ++i) largest = fmaxf(largest, scale[i]);
     largest = largest_of_quad(largest);
-    multiply_wait();
-    hold(score), hold(latent);
-    release(&s.empty[stage.index], lane);
-    if (last && lane == 0) barrier_arrive(&s.q_empty);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) score[i] += latent[i] * scale[i / 4 * 2 + i % 2];
-    mask(score, first);
+    for (int i = 0; i < 32; ++i) score[i] = product[i] * scale[i / 4 * 2 + i % 2];
+    release(&s.empty[stage.index], lane);
+    if (!kMore && lane == 0) barrier_arrive(&s.q_empty);
+    stage.advance();
+    if constexpr (kMore) start_rope();
+    mask(first);
     barrier_wait(&s.taken[buffer.index], ~buffer.parity & 1);
-    rescale(score, __log2f(largest));
-    weigh(score, scale);
-    if (last) share_means();
+    rescale(__log2f(largest));
+    if constexpr (kMore) start_latents();
+    weigh();
+    if constexpr (!kMore) share_means();
     bulk_fence_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(&s.weighed[buffer.index]);
-    stage.advance(), buffer.advance();
+    buffer.advance();
+    if constexpr (kMore) finish_products();
+  }
+
+  EPRT_DEVICE void finish_products() {
+    multiply_wait();
+    hold(product);
   }
 
   EPRT_DEVICE void store_log_sum(const Segment& segment, int share) {
@@ -222,9 +255,17 @@ struct Weigher {
     Segment segment;
     while (walk.next(segment)) {
       begin(segment);
-      if (segment.end > segment.begin) barrier_wait(&s.q_full, segments++ & 1);
+      int first = segment.begin * kKeys;
+      const int last = (segment.end - 1) * kKeys;
+      if (first <= last) {
+        barrier_wait(&s.q_full, segments++ & 1);
+        start_rope();
+        start_latents();
+        finish_products();
 #pragma unroll 1
-      for (int i = segment.begin; i < segment.end; ++i) add_block(i * kKeys, i + 1 == segment.end);
+        for (; first < last; first += kKeys) add_block<true>(first);
+        add_block<false>(first);
+      }
       if (!segment.whole()) store_log_sum(segment, share);
     }
   }
