@@ -1,4 +1,4 @@
-"""Latent attention of decodes on Hopper over an fp8 cache (csrc/cuda/mla_decode_fp8.cu): queries to e4m3, the attention.
+"""Latent attention of decodes over an fp8 cache on Hopper: csrc/cuda/mla_quantize.cu, then mla_decode_fp8.cu.
 
 The schedule of a step and the sum of what it cuts are those of mla_decode.py. Knows how to build and launch these
 kernels and what they take; when they are used is known to eprt/ops/cuda.
@@ -15,7 +15,9 @@ from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.mla_decode import ARCH, KEYS, LATENT, ROWS, Lengths, MlaSchedule, combine_parts, lengths_of
 from eprt.gpu.tensor_map import TensorMap, byte_tiles, entry_tails, entry_tiles
 
-ENTRY_BYTES = 656  # of the cache: 512 latents in e4m3, 64 rotated values in bfloat16, an fp32 scale, 12 bytes of nothing
+ENTRY_BYTES = (
+    656  # of the cache: 512 latents in e4m3, 64 rotated values in bfloat16, an fp32 scale, 12 bytes of nothing
+)
 TERMS = 1  # e4m3 numbers for a latent of a query
 _ROPE_BYTES, _SCALE_BYTES = 128, 16  # of an entry; the scale and what is behind it
 _QUANTIZE_THREADS, _THREADS = 256, 512
