@@ -29,7 +29,7 @@ namespace eprt {
 
 constexpr float kTop = 5.f, kSlack = 3.5f;  // log2; their sum is below that of 448
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kHalfRow = 4;  // in descriptors
+constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2;  // in descriptors
 
 EPRT_DEVICE float exp2_fast(float x) {
   float y;
@@ -37,15 +37,17 @@ EPRT_DEVICE float exp2_fast(float x) {
   return y;
 }
 
-EPRT_DEVICE float inverse_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // What a row's sums are multiplied by when the scale of its weights changes.
 EPRT_DEVICE float fade(float before, float after) {
   return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
+}
+
+// A number that is the same in all lanes, which the compiler sees.
+EPRT_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+EPRT_DEVICE uint64_t uniform_operand(const void* rows) {
+  constexpr uint32_t kEightRows = 1024 / 16, kSwizzle128 = 1;
+  return uint64_t(uint32_t(uniform(shared_address(rows))) >> 4 | 1 << 16) | uint64_t(kEightRows | kSwizzle128 << 30) << 32;
 }
 
 // Trades the upper lane's first word for the lower lane's second one.
@@ -82,7 +84,6 @@ struct Weigher {
   Turn<2> buffer;
   float product[32];  // of the next block: a score by the query's scale and the entry's
   float score[32];    // by the query's scale
-  float scale[16];    // of the entries: 8 j + 2 (lane % 4) + e in [2 j + e]
 
   EPRT_DEVICE Weigher(const MlaDecodeFp8Params& p, Shared& s, int rank)
       : p(p), s(s), rank(rank), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp % 4) {
@@ -103,32 +104,17 @@ struct Weigher {
     }
   }
 
-  // Starts the products of the rotated parts with those of the stage's block.
-  EPRT_DEVICE void start_rope() {
+  // Starts the products of the rotated parts and of the latents of the stage's block.
+  EPRT_DEVICE void start_products() {
+    const uint64_t q = uniform_operand(s.q), k = uniform_operand(s.stage[stage.index].latent);
+    const uint64_t k_rope = k + kLatentTiles * kTileStep;
     barrier_wait(&s.full[stage.index], stage.parity);
-    const uint64_t q = operand(s.q[kQueryTiles - 1]), k = operand(s.stage[stage.index].rope);
+    barrier_wait(&s.divided[stage.index], stage.parity);
     hold(product);
     multiply_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) multiply_bf16(product, q + i * kColumnStep, k + i * kColumnStep, i > 0);
-    multiply_commit();
-  }
-
-  // Waits for those, divides them by the entries' scales and starts to add the products of the latents.
-  EPRT_DEVICE void start_latents() {
-    const Stage& keys = s.stage[stage.index];
-    const uint64_t q = operand(s.q), k = operand(keys.latent);
-    const uint8_t* scales = keys.scale + lane % 4 * 2 * kScaleBytes;
-    float inverse[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      inverse[i] = inverse_fast(*reinterpret_cast<const float*>(scales + (i / 2 * 8 + i % 2) * kScaleBytes));
-    multiply_wait();
-    hold(product);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) product[i] *= inverse[i / 4 * 2 + i % 2];
-    hold(product);
-    multiply_fence();
+    for (int i = 0; i < 4; ++i)
+      multiply_bf16(product, q + (kQueryTiles - 1) * kTileStep + i * kColumnStep, k_rope + i * kColumnStep, i > 0);
 #pragma unroll
     for (int tile = 0; tile < kQueryTiles - 1; ++tile)
 #pragma unroll
@@ -138,17 +124,9 @@ struct Weigher {
     multiply_commit();
   }
 
-  // The scales of this lane's positions: 8 j + 2 (lane % 4) + e in scale[2 j + e]. 0 behind the context.
-  EPRT_DEVICE void load_scales(int first) {
-    const uint8_t* from = s.stage[stage.index].scale + lane % 4 * 2 * kScaleBytes;
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      scale[i] = *reinterpret_cast<const float*>(from + (i / 2 * 8 + i % 2) * kScaleBytes);
-    if (first + kKeys > known) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i)
-        if (first + i / 2 * 8 + lane % 4 * 2 + i % 2 >= known) scale[i] = 0.f;
-    }
+  EPRT_DEVICE void finish_products() {
+    multiply_wait();
+    hold(product);
   }
 
   EPRT_DEVICE void mask(int first) {
@@ -179,22 +157,28 @@ struct Weigher {
     if (lane == 0) s.fades[buffer.index][warp] = fades;
   }
 
+  // Of the lane's positions 8 j + 2 (lane % 4) and the next.
+  EPRT_DEVICE float2 scales_at(const float* scales, int j) const {
+    return *reinterpret_cast<const float2*>(scales + 8 * j + lane % 4 * 2);
+  }
+
   // Scores become weights, which are stored.
-  EPRT_DEVICE void weigh() {
+  EPRT_DEVICE void weigh(const float* scales) {
+    const float low = most[0] == nothing() ? 0.f : most[0] - kTop, high = most[1] == nothing() ? 0.f : most[1] - kTop;
+    uint8_t* to = s.weights + row * 128 + lane % 4 * 4;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float base = most[h] == nothing() ? 0.f : most[h] - kTop;
-      uint8_t* to = s.weights + (row + 8 * h) * 128 + lane % 4 * 4;
+    for (int i = 0; i < 4; ++i) {  // 16 positions
+      const float2 scale[2] = {scales_at(scales, 2 * i), scales_at(scales, 2 * i + 1)};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // 16 positions
+      for (int h = 0; h < 2; ++h) {
         float x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const int j = 2 * i + k / 2;
-          const float weight = exp2_fast(score[4 * j + 2 * h + k % 2] * factor[h] - base);
-          sum[h] += weight, x[k] = weight * scale[2 * j + k % 2];
+          const float weight = exp2_fast(score[8 * i + k / 2 * 4 + 2 * h + k % 2] * factor[h] - (h ? high : low));
+          sum[h] += weight, x[k] = weight * (k % 2 ? scale[k / 2].y : scale[k / 2].x);
         }
-        *reinterpret_cast<uint32_t*>(to + (buffer.index * 4 + i ^ lane / 4) * 16) = pack_fp8(x[0], x[1], x[2], x[3]);
+        *reinterpret_cast<uint32_t*>(to + h * 8 * 128 + (buffer.index * 4 + i ^ lane / 4) * 16) =
+            pack_fp8(x[0], x[1], x[2], x[3]);
       }
     }
   }
@@ -211,33 +195,31 @@ struct Weigher {
   // products run meanwhile.
   template <bool kMore>
   EPRT_DEVICE void add_block(int first) {
-    load_scales(first);
-    float largest = scale[0];
+    const float* scales = s.scale[stage.index];
 #pragma unroll
-    for (int i = 1; i < 16; ++i) largest = fmaxf(largest, scale[i]);
-    largest = largest_of_quad(largest);
+    for (int j = 0; j < 8; ++j) {
+      const float2 scale = scales_at(scales, j);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) score[i] = product[i] * scale[i / 4 * 2 + i % 2];
-    release(&s.empty[stage.index], lane);
+      for (int h = 0; h < 2; ++h)
+        score[4 * j + 2 * h] = product[4 * j + 2 * h] * scale.x,
+                          score[4 * j + 2 * h + 1] = product[4 * j + 2 * h + 1] * scale.y;
+    }
+    const float largest = fmaxf(s.largest[stage.index][0], s.largest[stage.index][1]);
+    uint64_t* empty = &s.empty[stage.index];
     if (!kMore && lane == 0) barrier_arrive(&s.q_empty);
     stage.advance();
-    if constexpr (kMore) start_rope();
+    if constexpr (kMore) start_products();
     mask(first);
     barrier_wait(&s.taken[buffer.index], ~buffer.parity & 1);
     rescale(__log2f(largest));
-    if constexpr (kMore) start_latents();
-    weigh();
+    weigh(scales);
+    release(empty, lane);
     if constexpr (!kMore) share_means();
     bulk_fence_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(&s.weighed[buffer.index]);
     buffer.advance();
     if constexpr (kMore) finish_products();
-  }
-
-  EPRT_DEVICE void finish_products() {
-    multiply_wait();
-    hold(product);
   }
 
   EPRT_DEVICE void store_log_sum(const Segment& segment, int share) {
@@ -259,8 +241,7 @@ struct Weigher {
       const int last = (segment.end - 1) * kKeys;
       if (first <= last) {
         barrier_wait(&s.q_full, segments++ & 1);
-        start_rope();
-        start_latents();
+        start_products();
         finish_products();
 #pragma unroll 1
         for (; first < last; first += kKeys) add_block<true>(first);
@@ -303,7 +284,7 @@ struct Adder {
   }
 
   EPRT_DEVICE void multiply_values(const uint32_t (&x)[4][4], int k32) {
-    const uint64_t weights = operand(s.weights) + buffer.index * kHalfRow + k32 * kColumnStep;
+    const uint64_t weights = uniform_operand(s.weights + buffer.index * 64) + k32 * kColumnStep;
 #pragma unroll
     for (int m = 0; m < 4; ++m) hold(out[m]);
     multiply_fence();
@@ -437,7 +418,10 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   Shared& s = *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
   const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], kReaders * kCtas);
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(&s.full[i], 1), barrier_init(&s.divided[i], 2);
+      barrier_init(&s.empty[i], kReaders * kCtas);
+    }
     for (int i = 0; i < 2; ++i) barrier_init(&s.weighed[i], 4), barrier_init(&s.taken[i], 8);
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -447,8 +431,7 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   if (kCtas > 1) cluster_barrier();
   await_preceding_kernel();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  const int group =
-      __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
+  const int group = uniform(threadIdx.x / kWarpgroup);
   if (group == 3) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(32));
     if (threadIdx.x < 3 * kWarpgroup + kWarp) {
@@ -458,6 +441,8 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
         load<2>(p, s, share, rank);
       else
         load<4>(p, s, share, rank);
+    } else if (threadIdx.x < 3 * kWarpgroup + 3 * kWarp) {
+      divide_keys(s);
     }
   } else if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(112));
