@@ -47,7 +47,7 @@ EPRT_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
 EPRT_DEVICE uint64_t uniform_operand(const void* rows) {
   constexpr uint32_t kEightRows = 1024 / 16, kSwizzle128 = 1;
-  return uint64_t(uint32_t(uniform(shared_address(rows))) >> 4 | 1 << 16) | uint64_t(kEightRows | kSwizzle128 << 30) << 32;
+  return uint64_t((uint32_t(uniform(shared_address(rows))) & 0x3ffff) >> 4 | 1 << 16) | uint64_t(kEightRows | kSwizzle128 << 30) << 32;
 }
 
 // Trades the upper lane's first word for the lower lane's second one.
@@ -412,10 +412,20 @@ struct Adder {
   }
 };
 
+EPRT_DEVICE void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  bulk_fence_shared();
+}
+
+// Registers of a warpgroup's threads. All warpgroups begin with 128.
+EPRT_DEVICE void registers_for_loads() { asm volatile("setmaxnreg.dec.sync.aligned.u32 32;"); }
+EPRT_DEVICE void registers_for_weights() { asm volatile("setmaxnreg.dec.sync.aligned.u32 112;"); }
+EPRT_DEVICE void registers_for_values() { asm volatile("setmaxnreg.inc.sync.aligned.u32 184;"); }
+
 __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
     mla_decode_fp8(const __grid_constant__ MlaDecodeFp8Params p) {
-  extern __shared__ uint8_t memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+  extern __shared__ __align__(1024) unsigned char smem[];
+  Shared& s = *reinterpret_cast<Shared*>(smem + (1024 - shared_address(smem) % 1024) % 1024);
   const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
@@ -424,16 +434,15 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < 2; ++i) barrier_init(&s.weighed[i], 4), barrier_init(&s.taken[i], 8);
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    bulk_fence_shared();
+    publish_barriers();
   }
   __syncthreads();
   if (kCtas > 1) cluster_barrier();
   await_preceding_kernel();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  start_following_kernel();
   const int group = uniform(threadIdx.x / kWarpgroup);
   if (group == 3) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(32));
+    registers_for_loads();
     if (threadIdx.x < 3 * kWarpgroup + kWarp) {
       if (p.box_rows == 64)
         load<1>(p, s, share, rank);
@@ -445,10 +454,10 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
       divide_keys(s);
     }
   } else if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(112));
+    registers_for_weights();
     Weigher(p, s, rank).run(share);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(184));
+    registers_for_values();
     Adder(p, s, rank).run(share);
   }
   __syncwarp();

@@ -103,7 +103,7 @@ EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
 }
 
 // The box that begins at tile `tile` of row `row`, tile by tile.
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+EPRT_DEVICE void load_tiles(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
           "r"(shared_address(to)),
@@ -112,8 +112,8 @@ EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uin
 }
 
 // The same, to all thread blocks of the cluster.
-EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  if (kCtas == 1) return load_box(to, map, row, tile, barrier);
+EPRT_DEVICE void load_tiles_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+  if (kCtas == 1) return load_tiles(to, map, row, tile, barrier);
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
       "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
@@ -166,17 +166,17 @@ EPRT_DEVICE void load_stage(const MlaDecodeFp8Params& p, Stage& to, uint64_t* fu
     for (int half = 0; half < 2; ++half) {
       if (kCtas > 1 && rank != half) continue;
       if (kPerBlock == 1) {
-        load_box_for_all(to.latent[2 * half], &p.latent, row[box], 2 * half, full);
+        load_tiles_for_all(to.latent[2 * half], &p.latent, row[box], 2 * half, full);
       } else {
 #pragma unroll
         for (int k = 2 * half; k < 2 * half + 2; ++k)
-          load_box_for_all(to.latent[k] + box * kBoxBytes, &p.rope, row[box], k, full);
+          load_tiles_for_all(to.latent[k] + box * kBoxBytes, &p.rope, row[box], k, full);
       }
     }
     if (kCtas == 1 || rank == int(even))
-      load_box_for_all(to.rope + box * kBoxBytes, &p.rope, row[box], kLatentTiles, full);
+      load_tiles_for_all(to.rope + box * kBoxBytes, &p.rope, row[box], kLatentTiles, full);
     if (kCtas == 1 || rank != int(even))
-      load_box_for_all(to.scale + box * kBoxRows * kScaleBytes, &p.scale, row[box], 0, full);
+      load_tiles_for_all(to.scale + box * kBoxRows * kScaleBytes, &p.scale, row[box], 0, full);
   }
 }
 
@@ -196,7 +196,7 @@ EPRT_DEVICE void load(const MlaDecodeFp8Params& p, Shared& s, int share, int ran
     if (leader) {
       const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
       barrier_expect(&s.q_full, sizeof(s.q));
-      load_box(s.q, &p.q, first, 0, &s.q_full);
+      load_tiles(s.q, &p.q, first, 0, &s.q_full);
     }
     ++segments;
     for (int i = 0; i < count; ++i, stage.advance()) {

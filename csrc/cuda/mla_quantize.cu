@@ -47,7 +47,7 @@ EPRT_DEVICE Vec16 cast_rest(const Unit& u, float factor, const Vec16& first) {
 
 __global__ void __launch_bounds__(kThreads) mla_quantize(const __grid_constant__ MlaQuantizeParams p) {
   await_preceding_kernel();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  start_following_kernel();
   const int lane = threadIdx.x % kWarp;
   const int64_t row = int64_t(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
   if (row >= p.rows) return;

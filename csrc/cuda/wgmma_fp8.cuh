@@ -23,17 +23,28 @@ EPRT_DEVICE void add_product_fp8(float (&d)[32], const uint32_t (&x)[4], uint64_
 
 #undef EIGHT
 
-// Columns 16 c .. 16 c + 15 of 32 rows as the left operand x^T above: row r of the operand's 16 rows of a warp is
-// column 2 (r % 8) + r / 8. Bytes of a row of the operand are rows in this order: 4 t + 2 i + e of each 16 is row
-// 8 i + 2 t + e. my_row: the address of the 16 bytes in row `lane`.
+// Four 8 x 8 matrices of 16-bit words, transposed: lane l gets words 2 (l % 4) and the next of column l / 4 of each.
+// my_row: of the matrices' 32 rows, row `lane`.
+EPRT_DEVICE void load_matrices_transposed(uint32_t (&pair)[4], const uint8_t* my_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pair[0]), "=r"(pair[1]), "=r"(pair[2]), "=r"(pair[3])
+               : "r"(shared_address(my_row))
+               : "memory");
+}
+
+// As hold in wgmma_bf16.cuh.
+EPRT_DEVICE void hold_words(uint32_t (&x)[4]) {
+  asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])::"memory");
+}
+
+// 16 bytes of each of 32 rows, transposed, as the left operand above. Row r of the operand's 16 rows of a warp is byte
+// 2 (r % 8) + r / 8; of 16 rows, byte 4 t + 2 i + e of the operand's rows is row 8 i + 2 t + e.
 EPRT_DEVICE void load_transposed(uint32_t (&x)[4], const uint8_t* my_row) {
-  asm volatile(
-      "{ .reg .b32 a, b, c, d;"  // two columns of two rows each, of 8 rows
-      "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [%4];"
-      "prmt.b32 %0, a, b, 0x6420; prmt.b32 %1, a, b, 0x7531; prmt.b32 %2, c, d, 0x6420; prmt.b32 %3, c, d, 0x7531; }"
-      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-      : "r"(shared_address(my_row))
-      : "memory");
+  uint32_t pair[4];  // two bytes of two rows
+  load_matrices_transposed(pair, my_row);
+  x[0] = __byte_perm(pair[0], pair[1], 0x6420), x[1] = __byte_perm(pair[0], pair[1], 0x7531);
+  x[2] = __byte_perm(pair[2], pair[3], 0x6420), x[3] = __byte_perm(pair[2], pair[3], 0x7531);
+  hold_words(x);
 }
 
 }  // namespace eprt
