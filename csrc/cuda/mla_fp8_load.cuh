@@ -64,7 +64,7 @@ struct Shared {
   float mean[2][kRows];         // of a segment's last block: 1 / sum of the weights
   int32_t fades[2][4];          // whether a factor of the warp's rows is not 1
   int32_t known[kStages];       // positions of the request from the block's first on; negative: there are no more blocks
-  float scale[kStages][kKeys];  // of the block's entries; 0 behind the context
+  alignas(16) float scale[kStages][kKeys];  // of the block's entries; 0 behind the context
   float largest[kStages][2];    // scale of the first, of the second half of the block's entries
   Place walk[2];
   uint64_t full[kStages], divided[kStages], empty[kStages];
