@@ -138,23 +138,28 @@ struct Weigher {
     }
   }
 
-  // Raises the rows' scales where scores ask for it, and says so to those who add values.
+  // Raises the rows' scales where scores ask for it, and says so to those who add values. A vote is cheaper than the
+  // exchange between a row's lanes, which needs what products leave of shared memory's bandwidth.
   EPRT_DEVICE void rescale(float log_scale) {
-    bool fades = false;
+    float x[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float x = fmaxf(score[2 * h], score[2 * h + 1]);
+      x[h] = fmaxf(score[2 * h], score[2 * h + 1]);
 #pragma unroll
-      for (int j = 1; j < 8; ++j) x = fmaxf(x, fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
-      x = largest_of_quad(x) * factor[h] + log_scale;
-      const float before = most[h];
-      if (x > before + kSlack) most[h] = x;
+      for (int j = 1; j < 8; ++j) x[h] = fmaxf(x[h], fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
+      x[h] = x[h] * factor[h] + log_scale;
+    }
+    const bool raises = __any_sync(kAllLanes, x[0] > most[0] + kSlack || x[1] > most[1] + kSlack);
+    if (lane == 0) s.fades[buffer.index][warp] = raises;
+    if (!raises) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float before = most[h], largest = largest_of_quad(x[h]);
+      if (largest > before + kSlack) most[h] = largest;
       const float faded = fade(before, most[h]);
-      sum[h] *= faded, fades |= faded != 1.f;
+      sum[h] *= faded;
       if (lane % 4 == 0) s.fade[buffer.index][row + 8 * h] = faded;
     }
-    fades = __any_sync(kAllLanes, fades);
-    if (lane == 0) s.fades[buffer.index][warp] = fades;
   }
 
   // Of the lane's positions 8 j + 2 (lane % 4) and the next.
@@ -297,13 +302,16 @@ struct Adder {
     const int32_t* fades = s.fades[buffer.index];
     if (!(fades[0] | fades[1] | fades[2] | fades[3])) return;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 by = *reinterpret_cast<const float2*>(&s.fade[buffer.index][8 * j + lane % 4 * 2]);
+    for (int j = 0; j < 8; ++j)
+      if (fades[j / 2]) multiply_rows(j, s.fade[buffer.index]);
+  }
+
+  EPRT_DEVICE void multiply_rows(int j, const float* factors) {
+    const float2 by = *reinterpret_cast<const float2*>(factors + 8 * j + lane % 4 * 2);
 #pragma unroll
-      for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < 4; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
-    }
+      for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
   }
 
   // known: positions of the request from the block's first on. last: of a segment, whose weights are read on.
@@ -337,13 +345,7 @@ struct Adder {
   // Multiplies by 1 / sum of the weights.
   EPRT_DEVICE void divide() {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 by = *reinterpret_cast<const float2*>(&s.mean[buffer.index][8 * j + lane % 4 * 2]);
-#pragma unroll
-      for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
-    }
+    for (int j = 0; j < 8; ++j) multiply_rows(j, s.mean[buffer.index]);
   }
 
   EPRT_DEVICE void store_partial(const Segment& segment, int share) {

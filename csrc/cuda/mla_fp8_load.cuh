@@ -62,7 +62,7 @@ struct Shared {
   uint8_t weights[kTileBytes];  // [row, 128]: of two blocks, 64 bytes each
   float fade[2][kRows];         // what sums are multiplied by before the block's weights are added
   float mean[2][kRows];         // of a segment's last block: 1 / sum of the weights
-  int32_t fades[2][4];          // whether a factor of the warp's rows is not 1
+  int32_t fades[2][4];          // whether the factors of the warp's rows are there; if not, they are 1
   int32_t known[kStages];       // positions of the request from the block's first on; negative: there are no more blocks
   alignas(16) float scale[kStages][kKeys];  // of the block's entries; 0 behind the context
   float largest[kStages][2];    // scale of the first, of the second half of the block's entries
