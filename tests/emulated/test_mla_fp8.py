@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="needs g++ on x86-64"
 )
 ENTRY = KVFormat(512, 64, torch.uint8)
-NAN, SCALE = 0x7F, 0.02
+NAN = 0x7F
 
 
 class LaunchOnHost:
@@ -63,16 +63,20 @@ def schedule(length_B: Tensor, start_B1: Tensor | None, heads: int, ctas: int, s
     return MlaSchedule(ctas, bound_S4)
 
 
+# ctas, terms, heads, lengths, tokens, page size, shares, scale of scores
 CASES = [
-    (1, 1, 16, [70], None, 64, 1),
-    (2, 1, 128, [5, 0, 200], None, 64, 2),
-    (2, 2, 64, [130, 3, 65], [2, 1, 3], 16, 1),
-    (1, 1, 40, [90, 17], [1, 2], 32, 3),
+    (1, 1, 16, [70], None, 64, 1, 0.02),
+    (2, 1, 128, [5, 0, 200], None, 64, 2, 0.02),
+    (2, 2, 64, [130, 3, 65], [2, 1, 3], 16, 1, 0.02),
+    (2, 2, 70, [500], None, 64, 1, 0.2),
+    (1, 1, 40, [90, 17], [1, 2], 32, 3, 0.02),
 ]
 
 
-@pytest.mark.parametrize("ctas, terms, heads, lengths, tokens, page_size, shares", CASES)
-def test_attention_is_that_over_the_decoded_cache(on_host, ctas, terms, heads, lengths, tokens, page_size, shares):
+@pytest.mark.parametrize("ctas, terms, heads, lengths, tokens, page_size, shares, scale", CASES)
+def test_attention_is_that_over_the_decoded_cache(
+    on_host, ctas, terms, heads, lengths, tokens, page_size, shares, scale
+):
     """Pages in any order; NaN in entries that nobody wrote, and in partial results before."""
     draw = torch.Generator().manual_seed(sum(lengths))
     new = tokens or [1] * len(lengths)
@@ -93,12 +97,12 @@ def test_attention_is_that_over_the_decoded_cache(on_host, ctas, terms, heads, l
         for t in range(count):
             seen = kv[: max(0, length - count + t + 1)]
             if len(seen):
-                want[first + t] = (q[first + t].double() @ seen.T * SCALE).softmax(-1) @ seen[:, :512]
+                want[first + t] = (q[first + t].double() @ seen.T * scale).softmax(-1) @ seen[:, :512]
         first += count
     plan = schedule(length_B, start_B1, heads, ctas, shares)
-    got = mla_decode_fp8.mla_decode_fp8(q, entries, table_BP, length_B, start_B1, SCALE, plan, terms).double()
+    got = mla_decode_fp8.mla_decode_fp8(q, entries, table_BP, length_B, start_B1, scale, plan, terms).double()
     error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp_min(1e-9)
-    assert (got - want).norm() <= 0.03 * want.norm() and error.max() <= 0.06
+    assert (got - want).norm() <= 0.03 * want.norm() and error.max() <= 0.07
 
 
 @pytest.mark.parametrize("terms, tolerance", [(1, 1 / 16), (2, 1 / 256)])
