@@ -218,11 +218,11 @@ struct Weigher {
     barrier_wait(&s.taken[buffer.index], ~buffer.parity & 1);
     rescale(__log2f(largest));
     weigh(scales);
-    release(empty, lane);
     if constexpr (!kMore) share_means();
     bulk_fence_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(&s.weighed[buffer.index]);
+    release(empty, lane);
     buffer.advance();
     if constexpr (kMore) finish_products();
   }
@@ -327,8 +327,8 @@ struct Adder {
 #pragma unroll
     for (int m = 0; m < 4; ++m) hold(out[m]);
     load_values(x, 1);
-    release(&s.empty[stage.index], lane);
     multiply_values(x, 1);
+    release(&s.empty[stage.index], lane);  // products begin when their operands have come, so the stage was read
     multiply_wait();
 #pragma unroll
     for (int m = 0; m < 4; ++m) hold(out[m]);
