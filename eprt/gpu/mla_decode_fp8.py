@@ -13,13 +13,14 @@ from torch import Tensor
 from eprt.gpu.jit import KernelSource
 from eprt.gpu.launch import Kernel, Launch
 from eprt.gpu.mla_decode import ARCH, KEYS, LATENT, ROWS, Lengths, MlaSchedule, combine_parts, lengths_of
-from eprt.gpu.tensor_map import TensorMap, byte_tiles, entry_tails, entry_tiles
+from eprt.gpu.tensor_map import TensorMap, byte_tiles, strided_pieces, strided_tiles
 
 ENTRY_BYTES = (
     656  # of the cache: 512 latents in e4m3, 64 rotated values in bfloat16, an fp32 scale, 12 bytes of nothing
 )
 TERMS = 1  # e4m3 numbers for a latent of a query
 _ROPE_BYTES, _SCALE_BYTES = 128, 16  # of an entry; the scale and what is behind it
+_TILES = (LATENT + _ROPE_BYTES) // 128  # of an entry
 _QUANTIZE_THREADS, _THREADS = 256, 512
 _STAGES = {1: 4, 2: 3}  # blocks of positions in shared memory, by terms
 
@@ -124,8 +125,8 @@ def mla_decode_fp8(
     p = launch.params
     p.q = byte_tiles(q.data_ptr(), len(q), query_bytes(terms), ROWS, query_bytes(terms) // 128)
     cache = kv_pages.data_ptr(), num_pages * page_size
-    p.latent, p.rope = (entry_tiles(*cache, ENTRY_BYTES, box_rows, tiles) for tiles in (2, 1))
-    p.scale = entry_tails(cache[0] + LATENT + _ROPE_BYTES, cache[1], ENTRY_BYTES, box_rows, _SCALE_BYTES)
+    p.latent, p.rope = (strided_tiles(*cache, ENTRY_BYTES, _TILES, box_rows, tiles) for tiles in (2, 1))
+    p.scale = strided_pieces(cache[0] + LATENT + _ROPE_BYTES, cache[1], ENTRY_BYTES, _SCALE_BYTES, box_rows)
     p.all = lengths_of(length_B, query_start_B1, heads)
     p.bound, p.page_table, p.out = schedule.bound_S4.data_ptr(), page_table_BP.data_ptr(), out_TNL.data_ptr()
     p.partial, p.log_sum, p.softmax_scale = partial.data_ptr(), log_sum.data_ptr(), softmax_scale

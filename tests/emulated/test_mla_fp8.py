@@ -46,10 +46,15 @@ def on_host(monkeypatch):
     def combine(device, ctas):
         return LaunchOnHost(mla_decode.sources(ctas)["mla_combine"], mla_decode.MlaCombineParams(), 256)
 
-    for name, tile in (("byte_tiles", 128), ("entry_tiles", 128)):
-        monkeypatch.setattr(mla_decode_fp8, name, lambda *place, tile=tile: words(*place, tile))
-    tails = lambda address, rows, stride, box_rows, tail: words(address, rows, stride, box_rows, 1, tail)  # noqa: E731
-    monkeypatch.setattr(mla_decode_fp8, "entry_tails", tails)
+    def pieces(address, rows, row_bytes, piece_bytes, box_rows):
+        return words(address, rows, row_bytes, box_rows, 1, piece_bytes)
+
+    def tiles(address, rows, row_bytes, count, box_rows, box_tiles):
+        return words(address, rows, row_bytes, box_rows, box_tiles, 128)
+
+    monkeypatch.setattr(mla_decode_fp8, "byte_tiles", lambda *place: words(*place, 128))
+    monkeypatch.setattr(mla_decode_fp8, "strided_tiles", tiles)
+    monkeypatch.setattr(mla_decode_fp8, "strided_pieces", pieces)
     monkeypatch.setattr(mla_decode_fp8, "_decode", decode)
     monkeypatch.setattr(mla_decode_fp8, "_quantize", quantize)
     monkeypatch.setattr(mla_decode, "_combine", combine)
