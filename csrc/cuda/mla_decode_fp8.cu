@@ -29,7 +29,7 @@ namespace eprt {
 
 constexpr float kTop = 5.f, kSlack = 3.5f;  // log2; their sum is below that of 448
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2;  // in descriptors
+constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kHalfRow = 4;  // in descriptors
 
 EPRT_DEVICE float exp2_fast(float x) {
   float y;
@@ -40,14 +40,6 @@ EPRT_DEVICE float exp2_fast(float x) {
 // What a row's sums are multiplied by when the scale of its weights changes.
 EPRT_DEVICE float fade(float before, float after) {
   return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
-}
-
-// A number that is the same in all lanes, which the compiler sees.
-EPRT_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
-
-EPRT_DEVICE uint64_t uniform_operand(const void* rows) {
-  constexpr uint32_t kEightRows = 1024 / 16, kSwizzle128 = 1;
-  return uint64_t((uint32_t(uniform(shared_address(rows))) & 0x3ffff) >> 4 | 1 << 16) | uint64_t(kEightRows | kSwizzle128 << 30) << 32;
 }
 
 // Trades the upper lane's first word for the lower lane's second one.
@@ -82,8 +74,6 @@ struct Weigher {
   int known, visible[2], all_visible;  // positions of the request, that each row sees, that every row sees
   Turn<kStages> stage;
   Turn<2> buffer;
-  float product[32];  // of the next block: a score by the query's scale and the entry's
-  float score[32];    // by the query's scale
 
   EPRT_DEVICE Weigher(const MlaDecodeFp8Params& p, Shared& s, int rank)
       : p(p), s(s), rank(rank), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp % 4) {
@@ -105,31 +95,37 @@ struct Weigher {
   }
 
   // Starts the products of the rotated parts and of the latents of the stage's block.
-  EPRT_DEVICE void start_products() {
-    const uint64_t q = uniform_operand(s.q), k = uniform_operand(s.stage[stage.index].latent);
-    const uint64_t k_rope = k + kLatentTiles * kTileStep;
+  EPRT_DEVICE void multiply_keys(float (&rope)[32], float (&latent)[32]) {
+    const Stage& keys = s.stage[stage.index];
+    const uint64_t q = operand(s.q), k = operand(keys.latent), k_rope = operand(keys.rope);
     barrier_wait(&s.full[stage.index], stage.parity);
-    barrier_wait(&s.divided[stage.index], stage.parity);
-    hold(product);
     multiply_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      multiply_bf16(product, q + (kQueryTiles - 1) * kTileStep + i * kColumnStep, k_rope + i * kColumnStep, i > 0);
+      multiply_bf16(rope, q + (kQueryTiles - 1) * kTileStep + i * kColumnStep, k_rope + i * kColumnStep, i > 0);
 #pragma unroll
     for (int tile = 0; tile < kQueryTiles - 1; ++tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        multiply<64>(product, q + tile * kTileStep + i * kColumnStep,
-                     k + tile % kLatentTiles * kTileStep + i * kColumnStep, true);
+        multiply<64>(latent, q + tile * kTileStep + i * kColumnStep,
+                     k + tile % kLatentTiles * kTileStep + i * kColumnStep, tile + i > 0);
     multiply_commit();
   }
 
-  EPRT_DEVICE void finish_products() {
-    multiply_wait();
-    hold(product);
+  // The scales of this lane's positions: 8 j + 2 (lane % 4) + e in scale[2 j + e]. 0 behind the context.
+  EPRT_DEVICE void load_scales(float (&scale)[16], int first) {
+    const uint8_t* from = s.stage[stage.index].scale + lane % 4 * 2 * kScaleBytes;
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      scale[i] = *reinterpret_cast<const float*>(from + (i / 2 * 8 + i % 2) * kScaleBytes);
+    if (first + kKeys > known) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if (first + i / 2 * 8 + lane % 4 * 2 + i % 2 >= known) scale[i] = 0.f;
+    }
   }
 
-  EPRT_DEVICE void mask(int first) {
+  EPRT_DEVICE void mask(float (&score)[32], int first) {
     if (first + kKeys <= all_visible) return;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -138,52 +134,41 @@ struct Weigher {
     }
   }
 
-  // Raises the rows' scales where scores ask for it, and says so to those who add values. A vote is cheaper than the
-  // exchange between a row's lanes, which needs what products leave of shared memory's bandwidth.
-  EPRT_DEVICE void rescale(float log_scale) {
-    float x[2];
+  // Raises the rows' scales where scores ask for it, and says so to those who add values.
+  EPRT_DEVICE void rescale(const float (&score)[32], float log_scale) {
+    bool fades = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      x[h] = fmaxf(score[2 * h], score[2 * h + 1]);
+      float x = fmaxf(score[2 * h], score[2 * h + 1]);
 #pragma unroll
-      for (int j = 1; j < 8; ++j) x[h] = fmaxf(x[h], fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
-      x[h] = x[h] * factor[h] + log_scale;
-    }
-    const bool raises = __any_sync(kAllLanes, x[0] > most[0] + kSlack || x[1] > most[1] + kSlack);
-    if (lane == 0) s.fades[buffer.index][warp] = raises;
-    if (!raises) return;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float before = most[h], largest = largest_of_quad(x[h]);
-      if (largest > before + kSlack) most[h] = largest;
+      for (int j = 1; j < 8; ++j) x = fmaxf(x, fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
+      x = largest_of_quad(x) * factor[h] + log_scale;
+      const float before = most[h];
+      if (x > before + kSlack) most[h] = x;
       const float faded = fade(before, most[h]);
-      sum[h] *= faded;
+      sum[h] *= faded, fades |= faded != 1.f;
       if (lane % 4 == 0) s.fade[buffer.index][row + 8 * h] = faded;
     }
-  }
-
-  // Of the lane's positions 8 j + 2 (lane % 4) and the next.
-  EPRT_DEVICE float2 scales_at(const float* scales, int j) const {
-    return *reinterpret_cast<const float2*>(scales + 8 * j + lane % 4 * 2);
+    fades = __any_sync(kAllLanes, fades);
+    if (lane == 0) s.fades[buffer.index][warp] = fades;
   }
 
   // Scores become weights, which are stored.
-  EPRT_DEVICE void weigh(const float* scales) {
-    const float low = most[0] == nothing() ? 0.f : most[0] - kTop, high = most[1] == nothing() ? 0.f : most[1] - kTop;
-    uint8_t* to = s.weights + row * 128 + lane % 4 * 4;
+  EPRT_DEVICE void weigh(float (&score)[32], const float (&scale)[16]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 16 positions
-      const float2 scale[2] = {scales_at(scales, 2 * i), scales_at(scales, 2 * i + 1)};
+    for (int h = 0; h < 2; ++h) {
+      const float base = most[h] == nothing() ? 0.f : most[h] - kTop;
+      uint8_t* to = s.weights + (row + 8 * h) * 128 + lane % 4 * 4;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int i = 0; i < 4; ++i) {  // 16 positions
         float x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const float weight = exp2_fast(score[8 * i + k / 2 * 4 + 2 * h + k % 2] * factor[h] - (h ? high : low));
-          sum[h] += weight, x[k] = weight * (k % 2 ? scale[k / 2].y : scale[k / 2].x);
+          const int j = 2 * i + k / 2;
+          const float weight = exp2_fast(score[4 * j + 2 * h + k % 2] * factor[h] - base);
+          sum[h] += weight, x[k] = weight * scale[2 * j + k % 2];
         }
-        *reinterpret_cast<uint32_t*>(to + h * 8 * 128 + (buffer.index * 4 + i ^ lane / 4) * 16) =
-            pack_fp8(x[0], x[1], x[2], x[3]);
+        *reinterpret_cast<uint32_t*>(to + (buffer.index * 4 + i ^ lane / 4) * 16) = pack_fp8(x[0], x[1], x[2], x[3]);
       }
     }
   }
@@ -196,35 +181,30 @@ struct Weigher {
     }
   }
 
-  // The block of positions from `first` on, whose products have ended. kMore: the segment has another one, whose
-  // products run meanwhile.
-  template <bool kMore>
-  EPRT_DEVICE void add_block(int first) {
-    const float* scales = s.scale[stage.index];
+  // The block of positions from `first` on. last: of a segment.
+  EPRT_DEVICE void add_block(int first, bool last) {
+    float score[32], latent[32], scale[16];
+    multiply_keys(score, latent);
+    load_scales(scale, first);
+    float largest = scale[0];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 scale = scales_at(scales, j);
+    for (int i = 1; i < 16; ++i) largest = fmaxf(largest, scale[i]);
+    largest = largest_of_quad(largest);
+    multiply_wait();
+    hold(score), hold(latent);
+    release(&s.empty[stage.index], lane);
+    if (last && lane == 0) barrier_arrive(&s.q_empty);
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        score[4 * j + 2 * h] = product[4 * j + 2 * h] * scale.x,
-                          score[4 * j + 2 * h + 1] = product[4 * j + 2 * h + 1] * scale.y;
-    }
-    const float largest = fmaxf(s.largest[stage.index][0], s.largest[stage.index][1]);
-    uint64_t* empty = &s.empty[stage.index];
-    if (!kMore && lane == 0) barrier_arrive(&s.q_empty);
-    stage.advance();
-    if constexpr (kMore) start_products();
-    mask(first);
+    for (int i = 0; i < 32; ++i) score[i] += latent[i] * scale[i / 4 * 2 + i % 2];
+    mask(score, first);
     barrier_wait(&s.taken[buffer.index], ~buffer.parity & 1);
-    rescale(__log2f(largest));
-    weigh(scales);
-    if constexpr (!kMore) share_means();
+    rescale(score, __log2f(largest));
+    weigh(score, scale);
+    if (last) share_means();
     bulk_fence_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(&s.weighed[buffer.index]);
-    release(empty, lane);
-    buffer.advance();
-    if constexpr (kMore) finish_products();
+    stage.advance(), buffer.advance();
   }
 
   EPRT_DEVICE void store_log_sum(const Segment& segment, int share) {
@@ -242,16 +222,9 @@ struct Weigher {
     Segment segment;
     while (walk.next(segment)) {
       begin(segment);
-      int first = segment.begin * kKeys;
-      const int last = (segment.end - 1) * kKeys;
-      if (first <= last) {
-        barrier_wait(&s.q_full, segments++ & 1);
-        start_products();
-        finish_products();
+      if (segment.end > segment.begin) barrier_wait(&s.q_full, segments++ & 1);
 #pragma unroll 1
-        for (; first < last; first += kKeys) add_block<true>(first);
-        add_block<false>(first);
-      }
+      for (int i = segment.begin; i < segment.end; ++i) add_block(i * kKeys, i + 1 == segment.end);
       if (!segment.whole()) store_log_sum(segment, share);
     }
   }
@@ -289,7 +262,7 @@ struct Adder {
   }
 
   EPRT_DEVICE void multiply_values(const uint32_t (&x)[4][4], int k32) {
-    const uint64_t weights = uniform_operand(s.weights + buffer.index * 64) + k32 * kColumnStep;
+    const uint64_t weights = operand(s.weights) + buffer.index * kHalfRow + k32 * kColumnStep;
 #pragma unroll
     for (int m = 0; m < 4; ++m) hold(out[m]);
     multiply_fence();
@@ -302,16 +275,13 @@ struct Adder {
     const int32_t* fades = s.fades[buffer.index];
     if (!(fades[0] | fades[1] | fades[2] | fades[3])) return;
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      if (fades[j / 2]) multiply_rows(j, s.fade[buffer.index]);
-  }
-
-  EPRT_DEVICE void multiply_rows(int j, const float* factors) {
-    const float2 by = *reinterpret_cast<const float2*>(factors + 8 * j + lane % 4 * 2);
+    for (int j = 0; j < 8; ++j) {
+      const float2 by = *reinterpret_cast<const float2*>(&s.fade[buffer.index][8 * j + lane % 4 * 2]);
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+      for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
+        for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
+    }
   }
 
   // known: positions of the request from the block's first on. last: of a segment, whose weights are read on.
@@ -345,7 +315,13 @@ struct Adder {
   // Multiplies by 1 / sum of the weights.
   EPRT_DEVICE void divide() {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) multiply_rows(j, s.mean[buffer.index]);
+    for (int j = 0; j < 8; ++j) {
+      const float2 by = *reinterpret_cast<const float2*>(&s.mean[buffer.index][8 * j + lane % 4 * 2]);
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) out[m][4 * j + 2 * h] *= by.x, out[m][4 * j + 2 * h + 1] *= by.y;
+    }
   }
 
   EPRT_DEVICE void store_partial(const Segment& segment, int share) {
@@ -430,10 +406,7 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   Shared& s = *reinterpret_cast<Shared*>(smem + (1024 - shared_address(smem) % 1024) % 1024);
   const int rank = kCtas > 1 ? cluster_rank() : 0, share = blockIdx.x / kCtas;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(&s.full[i], 1), barrier_init(&s.divided[i], 2);
-      barrier_init(&s.empty[i], kReaders * kCtas);
-    }
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], kReaders * kCtas);
     for (int i = 0; i < 2; ++i) barrier_init(&s.weighed[i], 4), barrier_init(&s.taken[i], 8);
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 4);
     publish_barriers();
@@ -442,7 +415,8 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
   if (kCtas > 1) cluster_barrier();
   await_preceding_kernel();
   start_following_kernel();
-  const int group = uniform(threadIdx.x / kWarpgroup);
+  const int group =
+      __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // the same in all lanes, which the compiler sees
   if (group == 3) {
     registers_for_loads();
     if (threadIdx.x < 3 * kWarpgroup + kWarp) {
@@ -452,8 +426,6 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
         load<2>(p, s, share, rank);
       else
         load<4>(p, s, share, rank);
-    } else if (threadIdx.x < 3 * kWarpgroup + 3 * kWarp) {
-      divide_keys(s);
     }
   } else if (group == 2) {
     registers_for_weights();

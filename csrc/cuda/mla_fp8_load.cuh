@@ -62,12 +62,9 @@ struct Shared {
   uint8_t weights[kTileBytes];  // [row, 128]: of two blocks, 64 bytes each
   float fade[2][kRows];         // what sums are multiplied by before the block's weights are added
   float mean[2][kRows];         // of a segment's last block: 1 / sum of the weights
-  int32_t fades[2][4];          // whether the factors of the warp's rows are there; if not, they are 1
-  int32_t known[kStages];       // positions of the request from the block's first on; negative: there are no more blocks
-  alignas(16) float scale[kStages][kKeys];  // of the block's entries; 0 behind the context
-  float largest[kStages][2];    // scale of the first, of the second half of the block's entries
+  int32_t fades[2][4];          // whether a factor of the warp's rows is not 1
   Place walk[2];
-  uint64_t full[kStages], divided[kStages], empty[kStages];
+  uint64_t full[kStages], empty[kStages];
   uint64_t weighed[2], taken[2];  // the weights of a block are stored, were read
   uint64_t q_full, q_empty;
 };
@@ -205,41 +202,8 @@ EPRT_DEVICE void load(const MlaDecodeFp8Params& p, Shared& s, int share, int ran
 #pragma unroll
       for (int box = 0; box < kPerBlock; ++box) row[box] = boxes.row_of(i * kPerBlock + box);
       barrier_wait(&s.empty[stage.index], ~stage.parity & 1);
-      if (leader) s.known[stage.index] = segment.request.length - (segment.begin + i) * kKeys;
       if (leader) load_stage(p, s.stage[stage.index], &s.full[stage.index], rank, i % 2 == 0, row);
     }
-  }
-  barrier_wait(&s.empty[stage.index], ~stage.parity & 1);
-  if (leader) s.known[stage.index] = -1, barrier_arrive(&s.full[stage.index]);
-}
-
-// Divides the rotated keys of every block by the entries' scales, so that one product adds up both parts of a score,
-// and puts the scales side by side. Called by two warps: a lane for each position.
-EPRT_DEVICE void divide_keys(Shared& s) {
-  const int lane = threadIdx.x % kWarp, at = threadIdx.x % kKeys, half = at / kWarp;
-  for (Turn<kStages> stage;; stage.advance()) {
-    barrier_wait(&s.full[stage.index], stage.parity);
-    const int known = s.known[stage.index];
-    if (known < 0) return;
-    Stage& keys = s.stage[stage.index];
-    const float scale = at < known ? *reinterpret_cast<const float*>(keys.scale + at * kScaleBytes) : 0.f;
-    const float inverse = __fdividef(1.f, scale);
-    s.scale[stage.index][at] = scale;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      Vec16& chunk = *reinterpret_cast<Vec16*>(keys.rope + at * 128 + (i ^ at % 8) * 16);
-      Vec16 v = chunk;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) v.w[k] = pack_bf16(bf16_lo(v.w[k]) * inverse, bf16_hi(v.w[k]) * inverse);
-      chunk = v;
-    }
-    float largest = scale;
-#pragma unroll
-    for (int step = 1; step < kWarp; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    if (lane == 0) s.largest[stage.index][half] = largest;
-    bulk_fence_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.divided[stage.index]);
   }
 }
 

@@ -69,7 +69,7 @@ def query_bytes(terms: int) -> int:
 def shared_bytes(terms: int) -> int:
     """What aligns it, queries, stages, weights, and what is small."""
     stage = KEYS * (LATENT + _ROPE_BYTES + _SCALE_BYTES)
-    return 1024 + ROWS * query_bytes(terms) + _STAGES[terms] * stage + ROWS * 128 + 3072
+    return 1024 + ROWS * query_bytes(terms) + _STAGES[terms] * stage + ROWS * 128 + 2048
 
 
 def sources(ctas: int, terms: int = TERMS) -> dict[str, KernelSource]:

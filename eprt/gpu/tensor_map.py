@@ -82,7 +82,7 @@ def _tensor_map(
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _NO_INTERLEAVE,
         swizzle,
-        # A load of 128 bytes brings 256 into L2, which tiles that follow soon need; in three dimensions they come later.
+        # A load of 128 bytes brings 256 into L2: tiles that follow soon need them, in three dimensions they come later.
         _PROMOTE_TO_256B if rank == 2 else _PROMOTE_TO_128B,
         _FILL_WITH_ZEROS,
     )

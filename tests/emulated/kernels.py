@@ -28,7 +28,7 @@ _TENSOR_CORES = {
     "struct PromptParams {": "prompt.h",
     "struct MlaDecodeFp8Params {": "latents.h",
 }
-_MULTIPLY = re.compile(r"^MULTIPLY_BF16\(.*$", re.MULTILINE)
+_MULTIPLY = re.compile(r"^MULTIPLY_(BF16|E4M3)\(.*$", re.MULTILINE)
 _PARAMS = {
     "grouped_product": "GroupedProductParams",
     "dispatch": "DispatchParams",

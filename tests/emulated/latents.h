@@ -12,7 +12,6 @@ inline void cluster_barrier() { sync_cluster(); }
 inline float exp2_fast(float x) { return std::exp2(x); }
 template <int N>
 inline void hold(float (&)[N]) {}
-inline void hold_words(uint32_t (&)[4]) {}
 
 // A tensor map here: address, rows, bytes from a row to the next, rows of a box, tiles of a box, bytes of a tile's row
 // (128: swizzled).
@@ -94,18 +93,15 @@ inline void add_product_fp8(float (&d)[32], const uint32_t (&x)[4], uint64_t y) 
     });
   });
 }
-inline void load_matrices_transposed(uint32_t (&pair)[4], const uint8_t* my_row) {
+inline void load_transposed(uint32_t (&x)[4], const uint8_t* my_row) {
   const auto* all = emulated::exchange(reinterpret_cast<uintptr_t>(my_row));
   const int lane = emulated::block->current % 32;
-  uint16_t word[4][2];
+  uint8_t word[4][2][2];  // of the four matrices of 8 rows: two rows, two bytes
   for (int i = 0; i < 4; ++i)
     for (int k = 0; k < 2; ++k)
-      word[i][k] = reinterpret_cast<const uint16_t*>(all[8 * i + lane % 4 * 2 + k])[lane / 4];
-  for (int i = 0; i < 4; ++i) pair[i] = word[i][0] | uint32_t(word[i][1]) << 16;
-}
-inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
-  const uint64_t both = uint64_t(b) << 32 | a;
-  uint32_t out = 0;
-  for (int i = 0; i < 4; ++i) out |= uint32_t(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-  return out;
+      std::memcpy(word[i][k], reinterpret_cast<const uint8_t*>(all[8 * i + lane % 4 * 2 + k]) + lane / 4 * 2, 2);
+  for (int i = 0; i < 4; ++i) {
+    x[i] = 0;
+    for (int k = 0; k < 4; ++k) x[i] |= uint32_t(word[i / 2 * 2 + k / 2][k % 2][i % 2]) << 8 * k;
+  }
 }

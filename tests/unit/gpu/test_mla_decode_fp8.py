@@ -42,8 +42,7 @@ def test_python_and_cuda_agree_on_sizes(terms):
     assert "kStages = kTerms == 1 ? 4 : 3;" in text and "kThreads = 4 * kWarpgroup;" in text
     stages = {1: 4, 2: 3}[terms]
     tiles = 64 * query_bytes(terms) + stages * 64 * (512 + 128 + 16) + 64 * 128
-    small = 2 * 2 * 64 * 4 + 2 * 4 * 4 + stages * (64 + 3) * 4 + 2 * 80  # factors; scales; places
-    small += (3 * stages + 2 + 2 + 2) * 8  # barriers
+    small = 2 * 2 * 64 * 4 + 2 * 4 * 4 + 2 * 80 + (2 * stages + 2 + 2 + 2) * 8  # factors; places; barriers
     assert 1024 + tiles + small <= shared_bytes(terms) <= MOST_SHARED_BYTES
     assert query_bytes(terms) == 512 * terms + 128
 
