@@ -163,6 +163,11 @@ class Backend(ABC):
         """
         raise ValueError(self._no_restart())
 
+    def restart_without_lost(self) -> None:
+        """As restart(), after a call that has failed on all ranks for the same lost rank (EPGroup.fails_in_order), or
+        between calls, at an epoch that all ranks find by themselves."""
+        raise ValueError(self._no_restart())
+
     def _no_restart(self) -> str:
         where = f"[rank {self.group.rank}/{self.group.size}]"
         return f"{where} {type(self).__name__} cannot go on with other ranks; restart the job"

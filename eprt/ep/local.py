@@ -74,6 +74,9 @@ class LocalBackend(CheckedBackend):
     def restart(self, epoch: int) -> None:
         self._order.restart(epoch - 1)
 
+    def restart_without_lost(self) -> None:
+        """Nobody can be lost."""
+
     def require_recordable(self) -> None:
         """All of its calls are."""
 

@@ -211,6 +211,9 @@ class CpuBackend(CheckedBackend):
         self._ops.ep_set_alive(self._exchange, torch.tensor(self.group.view.alive, dtype=torch.int64))
         self._order.restart(epoch - 1)
 
+    def restart_without_lost(self) -> None:
+        self.restart(self._order.next_safe_epoch)
+
     def close(self) -> None:
         if self._closed:
             return
