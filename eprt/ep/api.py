@@ -155,6 +155,10 @@ class Backend(ABC):
         """Of the latest dispatch, also where it failed."""
         raise ValueError(self._no_restart())
 
+    def require_restartable(self) -> None:
+        """Raises ValueError, saying why, unless this exchange can go on with other ranks."""
+        raise ValueError(self._no_restart())
+
     def restart(self, epoch: int) -> None:
         """From now on the ranks of group.view exchange, and nobody else; the next dispatch has this epoch.
 

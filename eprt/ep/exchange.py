@@ -79,6 +79,11 @@ class Exchange(UserDict[str, Backend]):
         """The largest of any backend's latest dispatch; 0 without any."""
         return max((backend.epoch for backend in self.values()), default=0)
 
+    def require_restartable(self) -> None:
+        """As Backend.require_restartable, of all modes."""
+        for backend in self.values():
+            backend.require_restartable()
+
     def restart(self, epoch: int) -> None:
         """As Backend.restart, of all modes."""
         for backend in self.values():

@@ -28,9 +28,8 @@ class LostRanks:
     def __init__(self, layer: MovableLayer, exchange: Exchange, group: EPGroup, where: str):
         self._layer, self._exchange, self._group, self._where = layer, exchange, group, where
         self._view = group.view
+        exchange.require_restartable()
         group.fails_in_order = True
-        for backend in exchange.values():
-            backend.restart_without_lost()
 
     def run(self, call: Callable[[], Tensor]) -> Tensor:
         """The call's result, from the first try in which no rank is lost. EPError naming experts that are gone."""
