@@ -26,30 +26,6 @@ from eprt.serve.ranks.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
 
-# A connection that sends this many bytes without a Hello is not a rank's.
-_MAX_HELLO_BYTES = 4096
-
-
-@dataclass(slots=True)
-class Rank:
-    """One rank's connection, and what it has reported."""
-
-    rank: int
-    pid: int
-    host: str
-    transport: asyncio.Transport
-    info: msg.EngineInfo | None = None  # once the model is loaded
-    stats: EngineStats | None = None  # the latest
-    waits: msg.WaitTotals | None = None  # the latest
-    routing: asyncio.Future | None = None  # of the RoutingReply that was asked for last
-    heard_s: float = field(default_factory=time.monotonic)  # of its latest message
-    left: bool = False  # it said Bye
-    lost: bool = False  # it went without a Bye
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} (pid {self.pid}, host {self.host})"
-
-
 @dataclass(slots=True)
 class _RunningSequence:
     """One sequence under way."""
@@ -92,9 +68,9 @@ class RankPool:
         loop = asyncio.get_running_loop()
         listener = socket.socket(fileno=self._config.listener_fd)
         # Without this reference it would be collected, and closed while ranks still wait to be accepted.
-        self._listening = await loop.create_server(lambda: _Connection(self), sock=listener)
+        self._listening = await loop.create_server(lambda: RankConnection(self), sock=listener)
         rank0 = socket.socket(fileno=self._config.rank0_fd)
-        await loop.create_connection(lambda: _Connection(self, rank=0), sock=rank0)
+        await loop.create_connection(lambda: RankConnection(self, is_rank0=True), sock=rank0)
 
     # -- for the API --
 
@@ -248,7 +224,7 @@ class RankPool:
 
     # -- from the ranks --
 
-    def _on_message(self, rank: Rank, message: msg.ToFrontend) -> None:
+    def on_message(self, rank: Rank, message: msg.ToFrontend) -> None:
         rank.heard_s = time.monotonic()
         match message:
             case msg.StepReport(outputs, stats, waits):
@@ -299,14 +275,14 @@ class RankPool:
             self._forget(output.request_id)
         sequence.generation.add_output(sequence.index, output)
 
-    def _on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
+    def on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
         if hello.token != self._token or hello.rank in self.ranks or not 0 <= hello.rank < self.num_ranks:
             _log.warning("refused a connection that claims to be rank %s", hello.rank)
             return None
         self.ranks[hello.rank] = Rank(hello.rank, hello.pid, hello.host, transport)
         return self.ranks[hello.rank]
 
-    def _on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
+    def on_closed(self, rank: Rank | None, is_rank0: bool) -> None:
         if rank is not None and rank.left:
             return
         if self.state == "stopping" and not self.ready.is_set():
@@ -315,37 +291,3 @@ class RankPool:
             self.lose(rank, "was lost: its process is gone")
         elif is_rank0:
             self.lose("rank 0", "was lost before it could say anything")
-
-
-class _Connection(asyncio.Protocol):
-    """One rank's byte stream. The first message must be its Hello."""
-
-    def __init__(self, pool: RankPool, rank: int | None = None):
-        self._pool, self._is_rank0 = pool, rank == 0
-        self._unpacker = msg.Unpacker(msg.ToFrontend)
-        self._rank: Rank | None = None
-        self._num_bytes = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
-
-    def data_received(self, data: bytes) -> None:
-        self._num_bytes += len(data)
-        try:
-            for message in self._unpacker.add_bytes(data):
-                if self._rank is not None:
-                    self._pool._on_message(self._rank, message)
-                    continue
-                self._rank = self._pool._on_hello(message, self._transport) if isinstance(message, msg.Hello) else None
-                if self._rank is None:
-                    self._transport.abort()
-                    return
-        except ValueError as error:  # bytes that are not a message
-            _log.warning("a connection sent %s", error)
-            self._transport.abort()
-            return
-        if self._rank is None and self._num_bytes > _MAX_HELLO_BYTES:
-            self._transport.abort()
-
-    def connection_lost(self, exc) -> None:
-        self._pool._on_closed(self._rank, self._is_rank0)
