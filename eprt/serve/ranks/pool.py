@@ -93,8 +93,9 @@ class RankPool:
         listener = socket.socket(fileno=self._config.listener_fd)
         # Without this reference it would be collected, and closed while ranks still wait to be accepted.
         self._listening = await loop.create_server(lambda: _Connection(self), sock=listener)
-        rank0 = socket.socket(fileno=self._config.rank0_fd)
-        await loop.create_connection(lambda: _Connection(self, rank=0), sock=rank0)
+        if self._config.rank0_fd is not None:
+            rank0 = socket.socket(fileno=self._config.rank0_fd)
+            await loop.create_connection(lambda: _Connection(self, rank=0), sock=rank0)
 
     # -- for the API --
 
