@@ -165,6 +165,22 @@ def started_by_mpirun() -> bool:
     return launched_rank() is not None
 
 
+# Of job schedulers and of Open MPI: a number of nodes above 1, or a file that lists hosts.
+_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PBS_NUM_NODES")
+_HOST_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "LSB_HOSTS")
+_HOST_PARAMETERS = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+
+
+def why_mpirun() -> str | None:
+    """Why ranks must be started by mpirun: they may span hosts, or virtual nodes. None where one host has them all."""
+    if get("EPRT_RANKS_PER_NODE") is not None:
+        return "EPRT_RANKS_PER_NODE is set"
+    for name in _NUM_NODES:
+        if os.environ.get(name, "1") != "1":
+            return f"{name} is {os.environ[name]}"
+    return next((f"{name} is set" for name in _HOST_FILES + _HOST_PARAMETERS if os.environ.get(name)), None)
+
+
 def mpi_may_run_as_root() -> bool:
     """Whether Open MPI's mpirun would start: the user is not root, or both variables are set."""
     return os.geteuid() != 0 or all(os.environ.get(k) == v for k, v in ROOT_ENVIRONMENT.items())

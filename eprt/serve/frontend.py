@@ -1,13 +1,15 @@
-"""The HTTP frontend's process: started by rank 0, which hands it open sockets and, on standard input, its options.
+"""The HTTP frontend's process. Its starter (eprt's launcher, or rank 0 under mpirun) hands it open sockets and, on
+standard input, its options.
 
 Its states: loading, serving, draining (after SIGTERM, SIGINT, or when a rank was signalled), stopping; or lost, when a
 rank is gone: then it tells every client, answers /health for a few seconds and exits with status 1. mpirun waits for
-it, because it keeps rank 0's output open. Imports neither torch nor MPI.
+it, because it keeps rank 0's output open; eprt's launcher ends with it. Imports neither torch nor MPI.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -25,7 +27,7 @@ from eprt.serve.http.api import Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.prepare import Preparer
-from eprt.serve.options import FrontendConfig
+from eprt.serve.options import SERVING, FrontendConfig
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
@@ -63,6 +65,7 @@ class Frontend:
         template = ChatTemplate.from_checkpoint(model_dir, tokenizer) if tokenizer else None
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
+        self._notify_fd = config.notify_fd
         self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
         metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
         self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
@@ -109,6 +112,9 @@ class Frontend:
 
     async def _announce(self) -> None:
         await self._pool.ready.wait()
+        if self._notify_fd is not None:
+            with contextlib.suppress(BrokenPipeError):  # the launcher is gone
+                os.write(self._notify_fd, SERVING)
         host, port = self._http.getsockname()[:2]
         host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         num = self._pool.num_ranks

@@ -18,7 +18,11 @@ from eprt.ep.group.window import SharedWindow, private_window
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
 # Imported when they are asked for: a program without MPI never imports mpi4py.
-_GROUPS = {"mpi": "eprt.ep.group.mpi_group:MpiGroup", "torch": "eprt.ep.group.torch_group:TorchGroup"}
+_GROUPS = {
+    "mpi": "eprt.ep.group.mpi_group:MpiGroup",
+    "torch": "eprt.ep.group.torch_group:TorchGroup",
+    "host": "eprt.ep.group.host_group:HostGroup",
+}
 
 
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
@@ -50,12 +54,13 @@ class PendingMessage(Protocol):
 
 
 class EPGroup(ABC):
-    """A fixed set of ranks. Build it with from_mpi, from_torch or single."""
+    """A fixed set of ranks. Build it with from_mpi, from_torch, from_host or single."""
 
     rank: int  # of this process
     size: int
     node_of_rank: tuple[int, ...]  # numbered from 0 in order of first appearance; EPRT_RANKS_PER_NODE splits hosts
     num_ranks_on_host: int  # all virtual nodes together
+    joins: bool = False  # this process has taken the place of a rank that ended, while the others go on
 
     def _join(self, rank: int, size: int) -> None:
         """Finds the hosts and nodes of all ranks. Collective; subclasses call it once allgather works."""
@@ -108,6 +113,11 @@ class EPGroup(ABC):
     def from_torch(process_group: Any = None) -> "EPGroup":
         """Ranks of a torch.distributed process group (default: the world); no MPI needed."""
         return resolve_name(_GROUPS["torch"])(process_group)
+
+    @staticmethod
+    def from_host(board: Any, rank: int, *, joins: bool = False) -> "EPGroup":
+        """Ranks of one host, started by eprt's launcher with a HostBoard. joins: in the place of one that has ended."""
+        return resolve_name(_GROUPS["host"])(board, rank, joins=joins)
 
     @staticmethod
     def single() -> "EPGroup":

@@ -100,8 +100,8 @@ class Membership:
         for rank in sorted({*self.members, *leaving}):
             self._send(rank, msg.Suspend(self.number, self.alive, after_seq if rank in before else None))
 
-    def on_suspended(self, rank: int, message: msg.Suspended) -> None:
-        """Raises CapacityError where the experts do not fit into the slots that are left."""
+    def on_suspended(self, rank: int, message: msg.Suspended, pids: list[int]) -> None:
+        """pids: of all ranks. Raises CapacityError where the experts do not fit into the slots that are left."""
         if message.view != self.number or self._phase != "suspending":
             return
         self._suspended[rank] = message
@@ -113,7 +113,7 @@ class Membership:
         self._phase = "resuming"
         epoch = 1 + max(one.epoch for one in self._suspended.values())
         for member in self.members:
-            self._send(member, msg.Resume(self.number, self._rows, epoch, self._placement_epoch))
+            self._send(member, msg.Resume(self.number, self._rows, epoch, self._placement_epoch, pids))
 
     def on_resumed(self, rank: int, message: msg.Resumed, seq: int) -> NewView | None:
         """The view, once its last rank has entered it; all have then been told to go. seq: the latest number."""

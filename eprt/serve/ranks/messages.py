@@ -130,6 +130,7 @@ class Resume(_Message, frozen=True):
     rows: list[list[int]]  # per MoE layer: the logical expert of every slot of all ranks, -1: none
     epoch: int  # at which all exchanges go on; larger than any that a rank has used
     placement_epoch: int  # of the placement that rows are
+    pids: list[int]  # of all ranks: whom to watch from now on
 
 
 class Go(_Message, frozen=True):

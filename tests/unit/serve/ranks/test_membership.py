@@ -7,6 +7,7 @@ from eprt.serve.ranks.messages import Go, Resume, Resumed, Suspend, Suspended
 from eprt.serve.ranks.recovery import CapacityError
 
 HELD = {0: [[0, 1]], 1: [[1, 2]], 2: [[2, 0]]}
+PIDS = [7, 8, 9]
 
 
 class Server:
@@ -22,7 +23,7 @@ class Server:
 
     def suspended(self, rank: int, epoch: int = 0, placement_epoch: int = 0) -> None:
         number = self.membership.number
-        self.membership.on_suspended(rank, Suspended(number, HELD[rank], epoch, placement_epoch))
+        self.membership.on_suspended(rank, Suspended(number, HELD[rank], epoch, placement_epoch), PIDS)
 
     def resumed(self, rank: int, seq: int = 9):
         return self.membership.on_resumed(rank, Resumed(self.membership.number), seq)
@@ -37,7 +38,7 @@ def test_a_loss_takes_the_others_to_the_next_view():
     server.suspended(2, epoch=5, placement_epoch=7)
     assert server.take_sent() == []
     server.suspended(0, epoch=8)
-    resume = Resume(1, [[0, 1, -1, -1, 2, 0]], 9, 8)
+    resume = Resume(1, [[0, 1, -1, -1, 2, 0]], 9, 8, PIDS)
     assert server.take_sent() == [(0, resume), (2, resume)]
     assert server.resumed(0) is None and server.take_sent() == []
     view = server.resumed(2)
@@ -55,7 +56,7 @@ def test_a_loss_amid_a_change_begins_it_anew():
     server.take_sent()
     member.begin([True, False, False])
     assert server.take_sent() == [(0, Suspend(2, [True, False, False]))]
-    member.on_suspended(0, Suspended(1, HELD[0], 0, 0))  # the answer to the first
+    member.on_suspended(0, Suspended(1, HELD[0], 0, 0), PIDS)  # the answer to the first
     assert server.take_sent() == []
     with pytest.raises(CapacityError, match="1 rank of 2 slots per MoE layer hold 2 experts; the model has 3"):
         server.suspended(0)
