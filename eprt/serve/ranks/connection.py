@@ -17,7 +17,7 @@ class RankEvents(Protocol):
     """Who hears of the ranks."""
 
     def on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
-        """The rank; None where the connection is refused."""
+        """The rank; None where it was refused, and the connection closed."""
         ...
 
     def on_message(self, rank: Rank, message: msg.ToFrontend) -> None: ...
@@ -44,20 +44,17 @@ class RankConnection(asyncio.Protocol):
                 if self._rank is not None:
                     self._events.on_message(self._rank, message)
                     continue
-                self._rank = self._events.on_hello(message, self._transport) if isinstance(message, msg.Hello) else None
+                if not isinstance(message, msg.Hello):
+                    self._transport.abort()
+                    return
+                self._rank = self._events.on_hello(message, self._transport)
                 if self._rank is None:
-                    self._refuse()
                     return
         except ValueError as error:  # bytes that are not a message
             _log.warning("a connection sent %s", error)
             self._transport.abort()
             return
         if self._rank is None and self._num_bytes > _MAX_HELLO_BYTES:
-            self._transport.abort()
-
-    def _refuse(self) -> None:
-        """At once, unless the rank is being told why."""
-        if not self._transport.is_closing():
             self._transport.abort()
 
     def connection_lost(self, exc) -> None:

@@ -191,7 +191,7 @@ class Elasticity:
         if reason is not None:
             _log.warning("refused %s: %s", rank, reason)
             rank.send(msg.Refused(reason))
-            rank.transport.close()
+            rank.transport.close() if self.enabled else rank.transport.abort()
             return False
         self.watch(rank)
         self._joiners[rank.rank] = rank

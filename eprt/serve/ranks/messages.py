@@ -1,9 +1,9 @@
 """Messages between the HTTP frontend and the ranks: msgpack, one tagged struct per message.
 
-`seq` counts the frontend's AddRequests, Migrates, Suspends between two steps and its Stop. The rank that is given a request gets AddRequest(seq),
-every other rank Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall
-asleep, or leave, when all of them have seen the same seq (the engine's step agrees on it), so no rank sleeps through a
-wake-up.
+`seq` counts the frontend's AddRequests, Migrates, Suspends between two steps and its Stop. The rank that is given a
+request gets AddRequest(seq), every other rank Wake(seq): each rank knows from its own connection alone which seq it has
+seen. The ranks may only fall asleep, or leave, when all of them have seen the same seq (the engine's step agrees on
+it), so no rank sleeps through a wake-up.
 
 Where ranks may be lost (--max-lost-ranks), the frontend takes the ranks from one view to the next (membership.py):
 Suspend to each that takes part in the next view, Suspended from all, Resume to each, Resumed from all, Go to each. A

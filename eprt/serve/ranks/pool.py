@@ -269,13 +269,11 @@ class RankPool:
     def on_hello(self, hello: msg.Hello, transport: asyncio.Transport) -> Rank | None:
         if hello.token != self._token or not 0 <= hello.rank < self.num_ranks:
             _log.warning("refused a connection that claims to be rank %s", hello.rank)
+            transport.abort()
             return None
         rank = Rank(hello.rank, hello.pid, hello.host, transport)
-        if self.ready.is_set():
-            return rank if self.elasticity.on_hello(rank) else None
         if hello.rank in self.ranks:
-            _log.warning("refused a second rank %s", hello.rank)
-            return None
+            return rank if self.elasticity.on_hello(rank) else None
         self.ranks[hello.rank] = rank
         self.elasticity.watch(rank)
         return rank

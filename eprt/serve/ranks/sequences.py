@@ -78,7 +78,7 @@ class Sequences:
         return adds
 
     def move_from(self, rank: int) -> list[Add]:
-        """Every sequence of this rank goes on elsewhere, behind the tokens that its client has; returns what to send."""
+        """Every sequence of this rank goes on elsewhere, behind what its client has; returns what to send."""
         adds: list[Add] = []
         for request_id, sequence in self._running.items():
             if sequence.rank != rank:

@@ -58,12 +58,13 @@ class Worker:
         if survives:
             engine.group.interrupt = self._look_for_suspend
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Whether all ranks have left together; False: this one alone."""
         asleep = True
         while True:
             if self._suspend is not None:
                 if not self._change_view():
-                    return
+                    return False
                 asleep = False
             if asleep:
                 asleep = not self._sleep()
@@ -80,7 +81,7 @@ class Worker:
                 self._suspend, self._boundary = self._suspend or self._boundary, None
             # All ranks have seen the Stop that this one has seen, and none has work: all leave in the same step.
             if result.all_idle and self._stopping:
-                return
+                return True
             asleep = result.all_idle
 
     def _step(self) -> StepResult | None:
@@ -240,10 +241,23 @@ class Worker:
             self._channel.send(msg.BrokenInvariant(str(error)))
 
 
-def load(config: EngineConfig, bind: str, group, channel: Channel):
-    """This rank's engine, ready to step. Collective. Shows a progress bar on rank 0."""
+def wait_admitted(channel: Channel) -> None:
+    """A rank that joins may touch its slot's memory once the others have left the lost rank's last view."""
+    while True:
+        for message in channel.receive(None):
+            if isinstance(message, msg.Refused):
+                raise OptionError(message.message)
+            if isinstance(message, msg.Admit):
+                return
+
+
+def load(options: ServeOptions, group, channel: Channel):
+    """This rank's engine, ready to step. Collective, but for a rank that joins. Shows a progress bar on rank 0."""
     from eprt.bind import bind as bind_to_cores
 
+    if group.joins:
+        wait_admitted(channel)
+    config, bind = options.engine, options.bind
     binding = bind_to_cores(bind, group.allgather)
     level = logging.INFO if group.rank == 0 else logging.DEBUG
     _log.log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
@@ -251,7 +265,9 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
 
     # The frontend's router alone limits the queue: between two steps the engine may see more requests waiting than
     # max_queue, because those that it will admit in its next step still count as waiting.
-    config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
+    # Where ranks may be lost, any of them may be given the requests of the others.
+    num_ranks = group.size if options.max_lost_ranks else 1
+    config = replace(config, max_queue=num_ranks * (config.max_queue + config.max_num_seqs))
     with _progress_bar() if group.rank == 0 else contextlib.nullcontext() as show:
         engine = Engine(config, group, progress=show)
     # Objects made by loading live as long as the process: the collector need not visit them again.
@@ -334,14 +350,16 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
     """Loads and serves; returns when all ranks have left together. FrontendLostError is for the caller to report; any
     other error goes to the frontend, which prints it once, and ends this process with status 1."""
     try:
-        engine = load(options.engine, options.bind, group, channel)
+        engine = load(options, group, channel)
         channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
-            Worker(engine, channel, options.diagnose_window_s).run()
+            all_left = Worker(engine, channel, options.diagnose_window_s, options.max_lost_ranks > 0).run()
         channel.send(msg.Bye())
         channel.send_rest(timeout_s=5)
+        if not all_left:
+            os._exit(0)  # nobody meets a rank that leaves alone in a collective clean-up
         engine.close()
-    except FrontendLostError:
+    except (FrontendLostError, OptionError):
         raise
     except Exception as error:
         with contextlib.suppress(FrontendLostError):

@@ -1,4 +1,4 @@
-"""Recovery placement: what is held stays, what is missing is loaded once, and too few slots are refused by the numbers."""
+"""Recovery placement: what is held stays, what is missing is loaded once, too few slots are refused."""
 
 import numpy as np
 import pytest
