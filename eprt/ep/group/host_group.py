@@ -14,6 +14,7 @@ from eprt import env
 from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.host_board import HostBoard
+from eprt.ep.group.liveness import PeerWatch
 from eprt.ep.group.window import PAGE, SharedWindow, private_window
 
 # Of a set-up call while all processes live: one rank may still load a model that another has in its page cache.
@@ -21,7 +22,7 @@ MAX_SET_UP_S = 3600.0
 
 
 class HostGroup(EPGroup):
-    """Ranks of one host.
+    """Ranks of one host. The memory of a closed window goes when their processes do.
 
     Args:
         board: of all ranks; close() closes it.
@@ -36,6 +37,7 @@ class HostGroup(EPGroup):
         self._board = board
         self._num_calls = 0
         self._window_at = 0  # where the next window begins
+        self._watch = PeerWatch({})
         self._join(rank, board.size)
 
     def allgather(self, value: Any) -> list[Any]:
@@ -83,7 +85,7 @@ class HostGroup(EPGroup):
             if not self._awaits(peer):
                 return None
             # It may have spoken before it ended.
-            if self._board.has_ended(peer) and self._board.read_value(peer, index) is None:
+            if self._has_ended(peer) and self._board.read_value(peer, index) is None:
                 raise RankLostError(self.rank, self.size, peer, "set-up")
             waited_s = time.monotonic() - start_s
             if waited_s > MAX_SET_UP_S:
@@ -97,6 +99,9 @@ class HostGroup(EPGroup):
                 "all ranks must make the same calls in the same order"
             )
         return value
+
+    def _has_ended(self, peer: int) -> bool:
+        return self._board.has_ended(peer) or peer in self._watch.lost()
 
     def _awaits(self, peer: int) -> bool:
         return not self.joins

@@ -71,6 +71,9 @@ def run_launched(config: RankConfig) -> int:
         worker.serve(config.options, group, channel)
     except FrontendLostError:
         os._exit(1)  # the launcher tells why; other ranks may be inside a step that waits for this one
+    except OptionError as error:  # the frontend does not take it in
+        print_line(f"eprt: rank {config.rank} cannot join: {error}")
+        return 2
     group.close()
     return 0
 
