@@ -55,7 +55,7 @@ class PendingMessage(Protocol):
 
 
 class EPGroup(ABC):
-    """A fixed set of ranks, of which the view says who takes part. Build it with from_mpi, from_torch, from_host or single."""
+    """A fixed set of ranks; the view says who takes part. Build it with from_mpi, from_torch, from_host or single."""
 
     rank: int  # of this process
     size: int

@@ -58,11 +58,11 @@ class Diagnosis:
         """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
         totals = {rank.rank: rank.waits for rank in pool.members if rank.waits is not None}
         try:
-            if pool.membership.number != self._view:
-                self._view = pool.membership.number
+            if pool.roster.number != self._view:
+                self._view = pool.roster.number
                 self._recent = RecentWindows(_MAX_WINDOWS)  # findings are of one view: a returned rank is another one
                 if self._collector is not None:
-                    self._collector.skip_window(totals, pool.membership.members)
+                    self._collector.skip_window(totals, pool.roster.members)
                 return
             if pool.infos and totals:
                 await self.close_window(totals, pool.infos[0], is_last)

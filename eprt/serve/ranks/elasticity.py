@@ -1,6 +1,6 @@
 """Elasticity: what the pool does where ranks may be lost: losses, processes that take a gone slot, ranks that retire.
 
-Decides on views, and lets Membership take the ranks there. A rank that hangs is killed before the others go on: what
+Decides on views, and lets Roster take the ranks there. A rank that hangs is killed before the others go on: what
 it would write later is theirs. Knows nothing of HTTP, nor of how ranks enter a view.
 """
 
@@ -15,9 +15,9 @@ from eprt.engine.router import Router
 from eprt.serve.errors import ApiError, print_line
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks import messages as msg
-from eprt.serve.ranks.membership import Membership, NewView
 from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.recovery import CapacityError, capacity_words
+from eprt.serve.ranks.roster import NewView, Roster
 from eprt.serve.ranks.sequences import Add, Sequences
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Pool(Protocol):
     ended: asyncio.Event
     router: Router
     sequences: Sequences
-    membership: Membership
+    roster: Roster
 
     @property
     def infos(self) -> list[msg.EngineInfo]: ...
@@ -58,7 +58,7 @@ class Elasticity:
     """Of one pool. options.max_lost_ranks 0: nothing is survived, nobody joins."""
 
     def __init__(self, pool: Pool, options: ServeOptions):
-        self._pool, self._member = pool, pool.membership
+        self._pool, self._roster = pool, pool.roster
         self.max_lost_ranks, self._retire_s = options.max_lost_ranks, options.drain_timeout_s
         self.on_view: list[Callable[[NewView], None]] = []  # called with each view that was entered
         self._joiners: dict[int, Rank] = {}  # by slot: said Hello, take no part yet
@@ -77,7 +77,7 @@ class Elasticity:
 
     def survive(self, rank: Rank, what: str, details: str = "") -> bool:
         """Goes on without this rank; False where that cannot be done."""
-        pool, member = self._pool, self._member
+        pool, roster = self._pool, self._roster
         if not self.enabled or not pool.ready.is_set() or pool.ended.is_set():
             return False
         rank.lost = True
@@ -86,18 +86,18 @@ class Elasticity:
         if self._joiners.get(rank.rank) is rank:
             self._drop_joiner(rank, what, details)
             return True
-        if not member.alive[rank.rank]:  # it was leaving, and nobody waits for it
+        if not roster.alive[rank.rank]:  # it was leaving, and nobody waits for it
             return True
-        others = [r for r in member.members if r != rank.rank]
+        others = [r for r in roster.members if r != rank.rank]
         if not others:
             return False
         self._note_gone(rank)
-        member.num_lost += 1
+        roster.num_lost += 1
         num = pool.sequences.num_on(rank.rank)
         goes_on = f"; {num} sequence{'' if num == 1 else 's'} go{'es' if num == 1 else ''} on elsewhere" if num else ""
         print_line(f"eprt: {rank} {what}{goes_on}{': ' if details else ''}{details}")
         if pool.state == "stopping" and any(r.left for r in pool.members):
-            member.alive[rank.rank] = False  # all have agreed to leave: nobody waits for it
+            roster.alive[rank.rank] = False  # all have agreed to leave: nobody waits for it
             pool.check_ended()
             return True
         self._change([r in others for r in range(pool.num_ranks)])
@@ -107,17 +107,17 @@ class Elasticity:
         """The rank takes no part any more, nor gets requests."""
         self._leaving.discard(rank.rank)
         self._pool.router.close_rank(rank.rank)
-        self._member.set_state(rank.rank, "gone")
+        self._roster.set_state(rank.rank, "gone")
         if rank.routing is not None and not rank.routing.done():
             rank.routing.cancel()
 
     def _change(self, alive: list[bool], after_seq: int | None = None, leaving: tuple[int, ...] = ()) -> None:
         """Begins a view, and moves the sequences of ranks that take no part in it to others."""
         pool = self._pool
-        gone = [rank for rank in self._member.members if not alive[rank]]
-        self._member.begin(alive, after_seq, leaving)
+        gone = [rank for rank in self._roster.members if not alive[rank]]
+        self._roster.begin(alive, after_seq, leaving)
         if not any(pool.router.is_open):  # the ranks that are left are about to retire
-            for rank in self._member.members:
+            for rank in self._roster.members:
                 pool.router.open_rank(rank)
         for rank in gone:
             if adds := pool.sequences.move_from(rank):
@@ -130,10 +130,10 @@ class Elasticity:
             self._on_lost(rank, message)
         elif isinstance(message, msg.Suspended):
             try:
-                self._member.on_suspended(rank.rank, message, self._pids())
+                self._roster.on_suspended(rank.rank, message, self._pids())
             except CapacityError as error:
                 self._pool.lose(self._latest_gone(), f"is gone, and {error}")
-        elif view := self._member.on_resumed(rank.rank, message, self._pool.seq):
+        elif view := self._roster.on_resumed(rank.rank, message, self._pool.seq):
             self._enter(view)
 
     def _on_lost(self, who: Rank, message: msg.Lost) -> None:
@@ -149,22 +149,22 @@ class Elasticity:
         return [self._pool.ranks[rank].pid for rank in range(self._pool.num_ranks)]
 
     def _latest_gone(self) -> Rank | str:
-        gone = [rank for rank, slot in enumerate(self._member.slots) if slot.state == "gone"]
+        gone = [rank for rank, slot in enumerate(self._roster.slots) if slot.state == "gone"]
         if not gone:
             return "a rank"
-        return self._pool.ranks[max(gone, key=lambda rank: self._member.slots[rank].since_s)]
+        return self._pool.ranks[max(gone, key=lambda rank: self._roster.slots[rank].since_s)]
 
     def _enter(self, view: NewView) -> None:
         for rank in view.returned:
             self._pool.router.open_rank(rank)
         for listener in self.on_view:
             listener(view)
-        _log.info("view %d: ranks %s take part", view.number, ", ".join(map(str, self._member.members)))
+        _log.info("view %d: ranks %s take part", view.number, ", ".join(map(str, self._roster.members)))
         self._begin_next()
 
     def _begin_next(self) -> None:
         """What waited for the end of a change: ranks that join or leave."""
-        if self._member.changing or self._pool.state not in ("serving", "draining"):
+        if self._roster.changing or self._pool.state not in ("serving", "draining"):
             return
         loaded = [r for r in self._joiners.values() if r.info is not None]
         leaving = tuple(sorted(self._leaving))
@@ -173,14 +173,14 @@ class Elasticity:
             for rank in loaded:
                 self._pool.ranks[rank.rank] = self._joiners.pop(rank.rank)
             enters = {rank.rank for rank in loaded}
-            alive = [(a or r in enters) and r not in leaving for r, a in enumerate(self._member.alive)]
+            alive = [(a or r in enters) and r not in leaving for r, a in enumerate(self._roster.alive)]
             self._change(alive, self._pool.next_seq(), leaving)
             for rank in leaving:
                 self._note_gone(self._pool.ranks[rank])
             return
         for rank in self._joiners.values():
-            if self._member.slots[rank.rank].state != "warming":
-                self._member.set_state(rank.rank, "warming")
+            if self._roster.slots[rank.rank].state != "warming":
+                self._roster.set_state(rank.rank, "warming")
                 rank.send(msg.Admit())
 
     # -- joining --
@@ -199,7 +199,7 @@ class Elasticity:
         return True
 
     def _why_not(self, rank: Rank) -> str | None:
-        slot = self._member.slots[rank.rank]
+        slot = self._roster.slots[rank.rank]
         if not self.enabled:
             return "the server takes no ranks: it was started without --max-lost-ranks"
         if rank.rank in self._joiners:
@@ -225,7 +225,7 @@ class Elasticity:
 
     def _drop_joiner(self, rank: Rank, what: str, details: str) -> None:
         del self._joiners[rank.rank]
-        self._member.set_state(rank.rank, "gone")
+        self._roster.set_state(rank.rank, "gone")
         print_line(f"eprt: {rank}, about to take part, {what}{': ' if details else ''}{details}")
 
     def refuse_joiners(self, reason: str) -> None:
@@ -240,7 +240,7 @@ class Elasticity:
     def retire(self, number: int) -> dict[str, Any]:
         """Lets a rank leave once its requests have ended, or after the drain's time, moved. Returns document()."""
         self._check_retirement(number)
-        self._member.set_state(number, "retiring")
+        self._roster.set_state(number, "retiring")
         self._pool.router.close_rank(number)
         self._retiring[number] = asyncio.get_running_loop().create_task(self._wait_quiet(number))
         return self.document()
@@ -251,10 +251,10 @@ class Elasticity:
         if not self.enabled:
             message = "ranks cannot leave: the server was started without --max-lost-ranks"
             raise ApiError(409, message, code="not_elastic")
-        state = self._member.slots[number].state
+        state = self._roster.slots[number].state
         if state != "ready":
             raise ApiError(409, f"rank {number} is {state}: only a ready rank retires", code="not_ready")
-        num_left = sum(slot.state == "ready" for slot in self._member.slots) - 1
+        num_left = sum(slot.state == "ready" for slot in self._roster.slots) - 1
         info = self._pool.infos[0]
         num_slots = max((len(row) for row in info.expert_of_slot), default=0)
         if num_left < 1 or num_left * num_slots < info.num_experts:
@@ -266,7 +266,7 @@ class Elasticity:
         deadline_s = loop.time() + self._retire_s
         while self._pool.sequences.num_on(number) and loop.time() < deadline_s:
             await asyncio.sleep(0.05)
-        if self._member.slots[number].state == "retiring":
+        if self._roster.slots[number].state == "retiring":
             self._leaving.add(number)
             self._begin_next()
         del self._retiring[number]
@@ -276,16 +276,16 @@ class Elasticity:
     def document(self) -> dict[str, Any]:
         """eprt.ranks/1."""
         ranks = []
-        for number, slot in enumerate(self._member.slots):
+        for number, slot in enumerate(self._roster.slots):
             rank = self._joiners.get(number) or self._pool.ranks.get(number)
             whose = {"pid": rank.pid, "host": rank.host} if rank else {"pid": None, "host": None}
             ranks.append({"rank": number, "state": slot.state, **whose, "since_s": slot.since_s, "view": slot.view})
         return {
             "schema": SCHEMA,
-            "view": self._member.number,
-            "changing": self._member.changing,
+            "view": self._roster.number,
+            "changing": self._roster.changing,
             "max_lost_ranks": self.max_lost_ranks,
-            "ranks_lost": self._member.num_lost,
+            "ranks_lost": self._roster.num_lost,
             "requests_replayed": self._pool.sequences.num_moved,
             "ranks": ranks,
         }

@@ -5,7 +5,7 @@ request gets AddRequest(seq), every other rank Wake(seq): each rank knows from i
 seen. The ranks may only fall asleep, or leave, when all of them have seen the same seq (the engine's step agrees on
 it), so no rank sleeps through a wake-up.
 
-Where ranks may be lost (--max-lost-ranks), the frontend takes the ranks from one view to the next (membership.py):
+Where ranks may be lost (--max-lost-ranks), the frontend takes the ranks from one view to the next (roster.py):
 Suspend to each that takes part in the next view, Suspended from all, Resume to each, Resumed from all, Go to each. A
 later Suspend, with a larger number, makes an earlier one void. Knows nothing of sockets (channel.py).
 """

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from eprt.serve.ranks.expert_load import expert_load
-from eprt.serve.ranks.membership import STATES
 from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.roster import STATES
 from eprt.serve.series import series, series_per_rank
 
 _MAX_EXPERT_SERIES = 4096
@@ -52,18 +52,18 @@ class RankCollector:
         yield from self._views()
 
     def _views(self) -> Iterable[Metric]:
-        member = self._pool.membership
+        roster = self._pool.roster
         yield GaugeMetricFamily(
-            "eprt_view", "Number of the ranks' view; grows when a rank goes or comes", member.number
+            "eprt_view", "Number of the ranks' view; grows when a rank goes or comes", roster.number
         )
-        states = [((rank, state), slot.state == state) for rank, slot in enumerate(member.slots) for state in STATES]
+        states = [((rank, state), slot.state == state) for rank, slot in enumerate(roster.slots) for state in STATES]
         text = "1 for the state that the rank is in"
         yield series(GaugeMetricFamily, "eprt_rank_state", text, ("rank", "state"), states)
-        yield CounterMetricFamily("eprt_ranks_lost", "Ranks that were lost while others served on", member.num_lost)
+        yield CounterMetricFamily("eprt_ranks_lost", "Ranks that were lost while others served on", roster.num_lost)
         text = "Sequences that went on on another rank than theirs"
         yield CounterMetricFamily("eprt_requests_replayed", text, self._pool.sequences.num_moved)
         text = "From a view's beginning until all its ranks have entered it"
-        yield SummaryMetricFamily("eprt_view_change_seconds", text, member.num_changes, member.change_s)
+        yield SummaryMetricFamily("eprt_view_change_seconds", text, roster.num_changes, roster.change_s)
 
     def _expert_load(self) -> Iterable[Metric]:
         layers = expert_load(self._pool.infos, self._pool.stats)

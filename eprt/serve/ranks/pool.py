@@ -23,9 +23,9 @@ from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.connection import RankConnection
 from eprt.serve.ranks.elasticity import Elasticity
 from eprt.serve.ranks.generation import Generation
-from eprt.serve.ranks.membership import Membership
 from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.request_metrics import RequestMetrics
+from eprt.serve.ranks.roster import Roster
 from eprt.serve.ranks.sequences import Add, Sequences
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class RankPool:
         self.sequences = Sequences(self.router, metrics, self.next_seq, engine.seed)
         self.quiet = self.sequences.quiet  # no sequence runs
         self.max_sequences = config.num_ranks * self.router.max_requests_per_rank
-        self.membership = Membership(config.num_ranks, self._send, lambda: self.infos[0].num_experts)
+        self.roster = Roster(config.num_ranks, self._send, lambda: self.infos[0].num_experts)
         self.elasticity = Elasticity(self, config.options)
         self._token, self._on_drain = config.token, on_drain
         # A plain mpirun that is told to stop warns its ranks, and kills them all 0.25 s later.
@@ -87,7 +87,7 @@ class RankPool:
     @property
     def members(self) -> list[Rank]:
         """The ranks that take part, in rank order."""
-        return [self.ranks[r] for r in self.membership.members if r in self.ranks]
+        return [self.ranks[r] for r in self.roster.members if r in self.ranks]
 
     def check_open(self) -> None:
         """Raises ApiError 503 unless new requests are taken."""
@@ -261,7 +261,7 @@ class RankPool:
     def _open(self, info: msg.EngineInfo) -> None:
         self.limits = RequestLimits(info.vocab_size, info.max_model_len, info.kv_tokens)
         for rank in self.ranks:
-            self.membership.set_state(rank, "ready")
+            self.roster.set_state(rank, "ready")
         if self.state == "loading":
             self.set_state("serving", "")
         self.ready.set()

@@ -28,8 +28,8 @@ from eprt.ep.migration.job import MigrationJob, MigrationStatus
 from eprt.serve.errors import ApiError
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.expert_load import expert_load, total_load
-from eprt.serve.ranks.membership import NewView
 from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.roster import NewView
 from eprt.serve.rebalance.migration import Migration, placement_after, with_a_commit
 from eprt.serve.rebalance.planning import solve_apart
 from eprt.serve.rebalance.request import RebalanceRequest, parse_rebalance
@@ -215,7 +215,7 @@ class Rebalancer:
             self._start_migration(answer, before, request.rank_speeds)
 
     def _check_room(self) -> None:
-        if not self._pool.membership.is_whole:
+        if not self._pool.roster.is_whole:
             message = "experts move when every rank takes part: GET /v1/eprt/ranks says which does not"
             raise ApiError(409, message, code="ranks_missing")
         if not self._pool.infos[0].spare_experts:
@@ -363,7 +363,7 @@ class Rebalancer:
     def _may_plan(self) -> bool:
         """Whether a plan may be made now that nobody has asked for."""
         has_room = self.mode == "dry-run" or self._pool.infos[0].spare_experts > 0
-        wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1 and self._pool.membership.is_whole
+        wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1 and self._pool.roster.is_whole
         return wanted and not self._planning.locked() and not self.is_migrating
 
     def _snapshot(self) -> ServerSnapshot | None:

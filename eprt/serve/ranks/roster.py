@@ -1,4 +1,4 @@
-"""Membership: which ranks take part, and how they go from one view to the next.
+"""Roster: which ranks take part, and how they go from one view to the next.
 
 A view is a number and the ranks that take part. The frontend decides on it, and takes the ranks there in two rounds:
 
@@ -42,7 +42,7 @@ class NewView:
     placement_epoch: int
 
 
-class Membership:
+class Roster:
     """The slots of one server.
 
     Args:
