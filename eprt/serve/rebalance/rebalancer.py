@@ -64,7 +64,6 @@ class Rebalancer:
         self._using_statistics = asyncio.Lock()
         self._num_jobs = 0
         self._following: asyncio.Task | None = None
-        pool.elasticity.on_view.append(self.enter_view)
 
     def _set_mode(self, mode: str) -> None:
         """mode: "off" (moves only what is posted), "auto", or "dry-run" (also decides and logs, but moves no more)."""

@@ -38,9 +38,10 @@ def test_slow_rank_is_found_and_logged(tmp_path):
 
 def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):
     """It began when no rank had told anything yet, not when it is closed."""
-    silent: Any = SimpleNamespace(ranks={}, infos=[])
+    roster = SimpleNamespace(number=0)
+    silent: Any = SimpleNamespace(members=[], infos=[], roster=roster)
     telling: Any = SimpleNamespace(
-        ranks={i: SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()}, infos=[INFO]
+        members=[SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()], infos=[INFO], roster=roster
     )
 
     async def go() -> tuple[float, float]:

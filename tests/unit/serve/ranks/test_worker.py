@@ -56,7 +56,7 @@ class _Engine:
             sample=lambda: np.array([[[1], [2]]], np.int8), sample_steps=lambda: np.array([5, 6])
         )
 
-    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx) -> None:
+    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx, generated) -> None:
         if not prompt_token_ids:
             raise ValueError("the prompt is empty")
         self.added.append((request_id, sample_idx))
