@@ -18,6 +18,9 @@ class Chunk:
     start: int
     end: int
     is_last: bool  # its logits choose the next token
+    is_first: bool = False  # the request was admitted for it
+    num_registered: int = 0  # the request's before the chunk: pages that the prefix cache knew
+    prefix_node: int = 0  # of the last of these
 
     @property
     def num_tokens(self) -> int:

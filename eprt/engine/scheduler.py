@@ -171,10 +171,7 @@ class Scheduler:
 
     def _preempt_newest(self) -> Request:
         victim = self.running.pop()
-        self._free_pages_and_row(victim)
-        victim.decoding = False
-        self.waiting.appendleft(victim)
-        self.num_preemptions += 1
+        self._requeue(victim)
         return victim
 
     def _schedule_prefills(self, budget: int) -> list[Chunk]:
@@ -184,15 +181,16 @@ class Scheduler:
                 chunks.append(self._cut_chunk(request, budget))
                 budget -= chunks[-1].num_tokens
         while budget and self.waiting and len(self.running) < self.max_running and self._admit(self.waiting[0]):
-            chunks.append(self._cut_chunk(self.running[-1], budget))
+            chunks.append(self._cut_chunk(self.running[-1], budget, is_first=True))
             budget -= chunks[-1].num_tokens
         return chunks
 
-    def _cut_chunk(self, request: Request, budget: int) -> Chunk:
+    def _cut_chunk(self, request: Request, budget: int, is_first: bool = False) -> Chunk:
         start = request.num_prefilled
         end = min(start + budget, request.prefill_end)
+        known = request.num_registered, request.prefix_node
         self._register_full_pages(request, end)
-        return Chunk(request, request.row, start, end, is_last=end == request.prefill_end)
+        return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, *known)
 
     def _admit(self, request: Request) -> bool:
         """Moves the head of the queue to the running requests if its pages fit."""
@@ -245,6 +243,42 @@ class Scheduler:
             chunk.request.decoding = chunk.is_last
             self._decodes_changed |= chunk.is_last
         self._decodes_changed |= bool(self.rows.count_token(schedule.row_S).any())
+
+    def drop_step(self, schedule: Schedule, advanced: bool = False) -> None:
+        """The step is thrown away, the latest one that is not committed: its tokens will be computed again.
+
+        Requests that it admitted go back to the queue: they may share pages that it was to fill. The others keep their
+        pages, of which the prefix cache forgets those that it was to fill. advanced: whether advance() was called; what
+        the cache knows of pages without an owner is then in doubt, and forgotten.
+        """
+        here_S = self.rows.holder_M[schedule.row_S] == schedule.holder_S
+        row_X = schedule.row_S[here_S]
+        if advanced:
+            self.pool.forget_cached()
+            self.rows.length_M[row_X], self.rows.unknown_M[row_X] = schedule.length_S[here_S], False
+            for request in schedule.decodes:
+                if request.row >= 0:
+                    for page in request.pages[self._num_cached(request) // self.pool.page_size :]:
+                        self.pool.forget(page)
+        self.rows.num_draft_M[row_X] = 0
+        for chunk in reversed(schedule.chunks):
+            request = chunk.request
+            if request.row < 0:  # aborted since
+                continue
+            for page in request.pages[chunk.num_registered : request.num_registered]:
+                self.pool.forget(page)
+            request.num_registered, request.prefix_node = chunk.num_registered, chunk.prefix_node
+            request.num_prefilled, request.decoding = chunk.start, False
+            if chunk.is_first:
+                self.running.remove(request)
+                self._requeue(request)
+        self._decodes_changed = True
+
+    def _requeue(self, request: Request) -> None:
+        self._free_pages_and_row(request)
+        request.decoding = False
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
 
     def commit(
         self,

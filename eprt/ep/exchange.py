@@ -72,6 +72,16 @@ class Exchange(UserDict[str, Backend]):
         for backend in self.values():
             backend.stats(reset=True)
 
+    @property
+    def epoch(self) -> int:
+        """The largest of any backend's latest dispatch; 0 without any."""
+        return max((backend.epoch for backend in self.values()), default=0)
+
+    def restart(self, epoch: int) -> None:
+        """As Backend.restart, of all modes."""
+        for backend in self.values():
+            backend.restart(epoch)
+
     def require_recordable(self) -> None:
         """Raises ValueError, saying why, unless decoding steps may be captured in a CUDA graph."""
         if "low_latency" in self:

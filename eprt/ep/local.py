@@ -71,6 +71,9 @@ class LocalBackend(CheckedBackend):
         (y_RH,) = state.y_RH
         return ops.sum_rows(y_RH, state.row_TK, handle.topk_weights_TK)
 
+    def restart(self, epoch: int) -> None:
+        self._order.restart(epoch - 1)
+
     def require_recordable(self) -> None:
         """All of its calls are."""
 

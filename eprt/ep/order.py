@@ -83,8 +83,13 @@ class CallOrder:
             self.num_completed = epoch
 
     def restart(self, num_completed: int) -> None:
-        """As after so many completed handles, while none is in flight."""
+        """As after so many completed handles. Handles in flight are void."""
         self._num_begun = self.num_completed = num_completed
+
+    @property
+    def num_begun(self) -> int:
+        """The epoch of the latest dispatch_send."""
+        return self._num_begun
 
     @property
     def in_flight(self) -> str | None:

@@ -96,6 +96,7 @@ class Frontend:
         announcing = loop.create_task(self._announce())
         diagnosing = loop.create_task(self._diagnosis.run(self._pool, self._options.diagnose_window_s))
         rebalancing = loop.create_task(self._rebalancer.run())
+        watching = loop.create_task(self._pool.elasticity.watch_processes())
         await self._pool.ended.wait()
         diagnosing.cancel()
         await self._diagnosis.close_last_window(self._pool)
@@ -106,6 +107,7 @@ class Frontend:
                 await asyncio.sleep(_LOST_GRACE_S)
         announcing.cancel()
         rebalancing.cancel()
+        watching.cancel()
         self._server.should_exit = True
         await serving
         return status
@@ -171,7 +173,7 @@ class Frontend:
         try:
             await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)
         except TimeoutError:
-            remaining = ", ".join(str(rank) for rank in pool.ranks.values() if not rank.left)
+            remaining = ", ".join(str(rank) for rank in pool.members if not rank.left)
             pool.lose(f"{remaining}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,", "and is given up")
 
 

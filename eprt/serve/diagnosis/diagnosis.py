@@ -42,6 +42,7 @@ class Diagnosis:
         self.notices = Notices()
         self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
         self.silent: tuple[int, ...] = ()  # ranks that reported no call in the latest window
+        self._view = 0  # number of the ranks' view in the latest window
         self.num_windows = self.num_log_errors = self._num_reports = 0
 
     async def run(self, pool: RankPool, window_s: float) -> None:
@@ -55,8 +56,14 @@ class Diagnosis:
 
     async def close_pool_window(self, pool: RankPool, is_last: bool = False) -> None:
         """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
-        totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
+        totals = {rank.rank: rank.waits for rank in pool.members if rank.waits is not None}
         try:
+            if pool.roster.number != self._view:
+                self._view = pool.roster.number
+                self._recent = RecentWindows(_MAX_WINDOWS)  # findings are of one view: a returned rank is another one
+                if self._collector is not None:
+                    self._collector.skip_window(totals, pool.roster.members)
+                return
             if pool.infos and totals:
                 await self.close_window(totals, pool.infos[0], is_last)
             else:

@@ -65,6 +65,8 @@ class Api:
             Route("/v1/eprt/diagnose/page", page.redirect),
             Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
+            Route("/v1/eprt/ranks", self.ranks),
+            Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),
         ]
         handlers = {ApiError: _api_error, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _defect}
         return _Outer(Starlette(routes=routes, exception_handlers=handlers), self._options.api_key)  # type: ignore[arg-type]
@@ -208,6 +210,15 @@ class Api:
             async with self._bodies.read(request) as body:
                 return JsonResponse(await self._rebalancer.post(body), status_code=202)
         return JsonResponse(self._rebalancer.status())
+
+    async def ranks(self, request: Request) -> Response:
+        """Each slot: its state, since when, and the process that has it."""
+        return JsonResponse(self._pool.elasticity.document())
+
+    async def retire(self, request: Request) -> Response:
+        """Lets a rank leave; follow it with GET /v1/eprt/ranks."""
+        self._pool.check_open()
+        return JsonResponse(self._pool.elasticity.retire(request.path_params["rank"]), status_code=202)
 
 
 class _Outer:

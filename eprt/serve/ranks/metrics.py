@@ -6,10 +6,11 @@ expert is at /v1/eprt/load; here it shows as load per rank and as skew). Knows n
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from eprt.serve.ranks.expert_load import expert_load
 from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.roster import STATES
 from eprt.serve.series import series, series_per_rank
 
 _MAX_EXPERT_SERIES = 4096
@@ -48,6 +49,21 @@ class RankCollector:
         yield GaugeMetricFamily("eprt_sequences", "Sequences handed to the ranks and not ended", pool.num_sequences)
         yield from series_per_rank(_COUNTERS, _GAUGES, ((stats.rank, stats) for stats in pool.stats))
         yield from self._expert_load()
+        yield from self._views()
+
+    def _views(self) -> Iterable[Metric]:
+        roster = self._pool.roster
+        yield GaugeMetricFamily(
+            "eprt_view", "Number of the ranks' view; grows when a rank goes or comes", roster.number
+        )
+        states = [((rank, state), slot.state == state) for rank, slot in enumerate(roster.slots) for state in STATES]
+        text = "1 for the state that the rank is in"
+        yield series(GaugeMetricFamily, "eprt_rank_state", text, ("rank", "state"), states)
+        yield CounterMetricFamily("eprt_ranks_lost", "Ranks that were lost while others served on", roster.num_lost)
+        text = "Sequences that went on on another rank than theirs"
+        yield CounterMetricFamily("eprt_requests_replayed", text, self._pool.sequences.num_moved)
+        text = "From a view's beginning until all its ranks have entered it"
+        yield SummaryMetricFamily("eprt_view_change_seconds", text, roster.num_changes, roster.change_s)
 
     def _expert_load(self) -> Iterable[Metric]:
         layers = expert_load(self._pool.infos, self._pool.stats)

@@ -1,0 +1,387 @@
+"""Ranks that are killed while streams run: failed requests, tokens that differ, the longest silence, what is left over.
+
+    python -m benchmarks.serving.bench_faults --kills 100 --streams 32
+
+A server of the demo model loses ranks at random moments, and `eprt join` brings each back. Every burst of streams is
+compared with the same burst without a fault: tokens, text, log-probabilities, finish reason and usage must be equal.
+
+    silence_ms    the longest time between two events of one stream, over all streams of a burst: median and largest
+    change_ms     of that, from the frontend's noticing until all ranks have entered the new view: median and largest
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.shapes import DEMO_MODEL
+from benchmarks.tools.report import BenchmarkReport
+from eprt.serve.running import RunningServer
+
+NUM_RANKS = 0
+ON_REQUEST = "takes some ten minutes; kills ranks of its own server"
+
+RANKS, MAX_LOST, REDUNDANT = 4, 2, 32  # of the demo model's 32 experts each rank holds 16: any two ranks hold all
+PATIENCE_S = 120.0
+
+
+def bodies(num: int, num_tokens: int) -> list[dict[str, Any]]:
+    """Requests of all kinds: long and short prompts, greedy and sampled, with log-probabilities, penalties, stops."""
+    common = {"stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "top_p": 0.95, "logprobs": 2},
+        {"temperature": 1.0, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+        {"temperature": 0.7, "stop": [" 9"]},
+    ]
+    return [
+        {
+            "prompt": f"Count from {i} to 900. " * (1 + 12 * (i % 5)),
+            "seed": i,
+            "max_tokens": num_tokens,
+            **kind,
+            **common,
+        }
+        for i in range(num)
+        for kind in (kinds[i % len(kinds)],)
+    ]
+
+
+@dataclass
+class Stream:
+    """What one client has got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: tuple[int, int] | None = None
+    error: str | None = None
+    silence_s: float = 0.0
+
+    def take_event(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        if event.get("usage"):
+            self.usage = event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]
+        for choice in event["choices"]:
+            self.token_ids += choice["token_ids"]
+            self.text += choice["text"]
+            if choice["logprobs"]:
+                self.logprobs.append({k: v for k, v in choice["logprobs"].items() if v})
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+    @property
+    def content(self) -> tuple:
+        """What no fault may change; log-probabilities by token, however events were cut."""
+        scores = [score for part in self.logprobs for score in part.get("token_logprobs", ())]
+        return self.token_ids, self.text, scores, self.finish_reason, self.usage
+
+
+@dataclass
+class Tally:
+    """All faults of one kind."""
+
+    num_faults: int = 0
+    num_requests: int = 0
+    num_failed: int = 0
+    num_different: int = 0
+    silence_s: list[float] = field(default_factory=list)
+    change_s: list[float] = field(default_factory=list)
+    first_error: str = ""
+
+    def columns(self) -> dict[str, Any]:
+        def both(name: str, values: list[float]) -> dict[str, float]:
+            return {f"{name}_median_ms": 1e3 * statistics.median(values), f"{name}_max_ms": 1e3 * max(values)}
+
+        columns: dict[str, Any] = {
+            "faults": self.num_faults,
+            "requests": self.num_requests,
+            "failed": self.num_failed,
+            "different": self.num_different,
+        }
+        columns |= both("silence", self.silence_s) if self.silence_s else {}
+        return columns | (both("change", self.change_s) if self.change_s else {})
+
+
+class FaultBench:
+    """One server and the bursts that its faults are measured by."""
+
+    def __init__(self, server: RunningServer, num_streams: int, num_tokens: int, seed: int):
+        self._server, self._random = server, random.Random(seed)
+        self._bodies = bodies(num_streams, num_tokens)
+        self._http = httpx.AsyncClient(
+            base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
+        )
+        self._joiners: list[asyncio.subprocess.Process] = []
+        self.expected: list[tuple] = []
+        self.burst_s = 0.0
+        self.tallies: dict[str, Tally] = {}
+
+    # -- streams --
+
+    async def _stream(self, body: dict[str, Any]) -> Stream:
+        stream, last_s = Stream(), None
+        try:
+            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        now_s = time.monotonic()
+                        stream.silence_s = max(stream.silence_s, now_s - (last_s or now_s))
+                        last_s = now_s
+                        stream.take_event(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
+            stream.error = repr(error)
+        return stream
+
+    async def burst(self, kind: str, fault: Callable[[], Awaitable[int]] | None = None) -> None:
+        """All streams at once, and meanwhile the fault, which returns how many ranks it killed."""
+        tally = self.tallies.setdefault(kind, Tally())
+        before = await self._changes()
+        running = [asyncio.ensure_future(self._stream(body)) for body in self._bodies]
+        if fault is not None:
+            tally.num_faults += await fault()
+        streams = await asyncio.gather(*running)
+        if not self.expected:
+            self.expected = [stream.content for stream in streams]
+        failed = [stream.error for stream in streams if stream.error]
+        tally.num_requests += len(streams)
+        tally.num_failed += len(failed)
+        tally.first_error = tally.first_error or (failed[0] if failed else "")
+        pairs = zip(streams, self.expected)
+        tally.num_different += sum(not s.error and s.content != wanted for s, wanted in pairs)
+        tally.silence_s.append(max(stream.silence_s for stream in streams))
+        after = await self._changes()
+        if after[0] > before[0]:
+            tally.change_s.append((after[1] - before[1]) / (after[0] - before[0]))
+
+    async def _changes(self) -> tuple[float, float]:
+        """How many views there were, and how long their changes took together."""
+        lines = (await self._http.get("/metrics")).text.splitlines()
+        names = ("eprt_view_change_seconds_count ", "eprt_view_change_seconds_sum ")
+        count, total = (float(line.split()[1]) for name in names for line in lines if line.startswith(name))
+        return count, total
+
+    # -- faults --
+
+    async def ranks(self) -> list[dict[str, Any]]:
+        return (await self._http.get("/v1/eprt/ranks")).json()["ranks"]
+
+    async def kill(self, *victims: int, number: signal.Signals = signal.SIGKILL) -> int:
+        ranks = await self.ranks()
+        for victim in victims:
+            os.kill(ranks[victim]["pid"], number)
+        return len(victims)
+
+    async def wait_states(self, wanted: Callable[[list[str]], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            document = (await self._http.get("/v1/eprt/ranks")).json()
+            states = [rank["state"] for rank in document["ranks"]]
+            if wanted(states) and not document["changing"]:
+                return
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the ranks stay {states}; the server printed:\n{self._server.output()[-4000:]}")
+            await asyncio.sleep(0.05)
+
+    async def start_joiner(self, rank: int) -> None:
+        command = [sys.executable, "-m", "eprt.serve.join", self._server.url, "--rank", str(rank)]
+        null = asyncio.subprocess.DEVNULL
+        self._joiners.append(await asyncio.create_subprocess_exec(*command, stdout=null, stderr=null))
+
+    async def rejoin_all(self) -> None:
+        """Every slot is taken again."""
+        await self.wait_states(lambda states: "warming" not in states and "retiring" not in states)
+        for rank in await self.ranks():
+            if rank["state"] == "gone":
+                while psutil.pid_exists(rank["pid"]):  # the launcher has not reaped it yet
+                    await asyncio.sleep(0.05)
+                await self.start_joiner(rank["rank"])
+        await self.wait_states(lambda states: set(states) == {"ready"})
+        self._joiners = [joiner for joiner in self._joiners if joiner.returncode is None]
+
+    async def _after(self, low: float, high: float) -> None:
+        """Somewhere between these parts of an undisturbed burst."""
+        await asyncio.sleep(self._random.uniform(low, high) * self.burst_s)
+
+    def _any_rank(self) -> int:
+        return self._random.randrange(RANKS)
+
+    async def _kill_idle(self) -> None:
+        tally = self.tallies.setdefault("idle", Tally())
+        tally.num_faults += await self.kill(self._any_rank())
+        await self.burst("idle")
+
+    async def _kill_prefill(self) -> int:
+        await self._after(0.0, 0.1)
+        return await self.kill(self._any_rank())
+
+    async def _kill_decode(self) -> int:
+        await self._after(0.2, 0.8)
+        return await self.kill(self._any_rank())
+
+    async def _kill_rank0(self) -> int:
+        await self._after(0.0, 0.8)
+        return await self.kill(0)
+
+    async def _kill_two(self) -> int:
+        await self._after(0.0, 0.8)
+        return await self.kill(*self._random.sample(range(RANKS), 2))
+
+    async def _kill_migration(self) -> int:
+        placement = (await self._http.get("/v1/eprt/placement")).json()
+        for row in placement["physical_to_logical_map"]:
+            self._random.shuffle(row)
+        body = {"placement": {**placement, "slot_weight": None}}
+        answer = await self._http.post("/v1/eprt/rebalance", json=body)
+        assert answer.status_code == 202, answer.text
+        await self._after(0.0, 0.4)
+        return await self.kill(self._any_rank())
+
+    async def _kill_join(self) -> int:
+        first, second = self._random.sample(range(RANKS), 2)
+        await self.kill(first)
+        await self.wait_states(lambda states: states[first] == "gone")
+        await asyncio.sleep(0.5)
+        await self.start_joiner(first)
+        await asyncio.sleep(self._random.uniform(0.0, 5.0))
+        return 1 + await self.kill(second)
+
+    async def _stop(self) -> int:
+        await self._after(0.1, 0.3)
+        rank, start_s = self._any_rank(), time.monotonic()
+        await self.kill(rank, number=signal.SIGSTOP)
+        await self.wait_states(lambda states: states[rank] == "gone")
+        self.masked_s.append(time.monotonic() - start_s)
+        return 1
+
+    # -- the whole --
+
+    async def run(self, num_kills: int, num_stops: int) -> dict[str, Any]:
+        """Returns what was left over."""
+        self.masked_s: list[float] = []
+        for _ in range(2):  # the first one also warms up
+            await self.burst("warm-up")
+        start_s = time.monotonic()
+        for _ in range(3):
+            await self.burst("none")
+        self.burst_s = (time.monotonic() - start_s) / 3
+        await self._kill_idle()
+        await self.rejoin_all()
+        before = await self.left_over()
+        kinds: dict[str, Callable[[], Awaitable[int]] | None] = {
+            "idle": None,
+            "prefill": self._kill_prefill,
+            "decode": self._kill_decode,
+            "rank 0": self._kill_rank0,
+            "two at once": self._kill_two,
+            "migration": self._kill_migration,
+            "join": self._kill_join,
+        }
+        done = 1
+        while done < num_kills:
+            kind = self._random.choice(list(kinds))
+            fault = kinds[kind]
+            await (self._kill_idle() if fault is None else self.burst(kind, fault))
+            await self.rejoin_all()
+            done = sum(tally.num_faults for tally in self.tallies.values())
+            wrong = sum(tally.num_failed + tally.num_different for tally in self.tallies.values())
+            print(f"{done} kills, {wrong} wrong, after {kind}", file=sys.stderr, flush=True)
+        after = await self.left_over()
+        for _ in range(num_stops):
+            await self.burst("SIGSTOP", self._stop)
+            await self.rejoin_all()
+        for _ in range(3):
+            await self.burst("none, at last")
+        return {name: after[name] - before[name] for name in before}
+
+    async def left_over(self) -> dict[str, int]:
+        """Of an idle server."""
+        await asyncio.sleep(1.0)
+        load = (await self._http.get("/v1/eprt/load")).json()
+        family = [psutil.Process(self._server.process.pid)]
+        family += family[0].children(recursive=True)
+        ranks = [psutil.Process(rank["pid"]) for rank in await self.ranks()]
+        others = [process for process in family if process not in ranks]
+        files = [os.readlink(file) for process in others + ranks for file in _descriptors(process.pid)]
+        return {
+            "kv_pages": sum(rank["kv_pages_used_now"] for rank in load["ranks"]),
+            "descriptors_of_launcher_and_frontend": sum(len(_descriptors(process.pid)) for process in others),
+            "shared_segments": sum("memfd:" in file for file in set(files)),
+            "files_in_dev_shm": len(os.listdir("/dev/shm")),
+            "processes": len(set(family + ranks)),
+        }
+
+    async def close(self) -> None:
+        for joiner in self._joiners:
+            if joiner.returncode is None:
+                joiner.kill()
+        await self._http.aclose()
+
+
+def _descriptors(pid: int) -> list[Path]:
+    """That still exist when they are looked at."""
+    return [file for file in Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(file)]
+
+
+async def _run(server: RunningServer, arguments: argparse.Namespace, report: BenchmarkReport) -> bool:
+    bench = FaultBench(server, arguments.streams, arguments.tokens, arguments.seed)
+    try:
+        left_over = await bench.run(arguments.kills, arguments.stops)
+    finally:
+        for kind, tally in bench.tallies.items():
+            if kind != "warm-up":
+                report.add_row(fault=kind, **tally.columns())
+            if tally.first_error:
+                print(f"{kind}: {tally.first_error}", file=sys.stderr)
+        await bench.close()
+    kills = [
+        tally for kind, tally in bench.tallies.items() if kind not in ("warm-up", "none", "none, at last", "SIGSTOP")
+    ]
+    silence_s = [silence for tally in kills for silence in tally.silence_s]
+    report.add_row(
+        fault="all kills",
+        faults=sum(tally.num_faults for tally in kills),
+        requests=sum(tally.num_requests for tally in kills),
+        failed=sum(tally.num_failed for tally in kills),
+        different=sum(tally.num_different for tally in kills),
+        silence_median_ms=1e3 * statistics.median(silence_s),
+        silence_max_ms=1e3 * max(silence_s),
+        masked_max_s=max(bench.masked_s, default=None),
+        **{f"left_over_{name}": count for name, count in left_over.items()},
+    )
+    return not any(tally.num_failed + tally.num_different for tally in bench.tallies.values())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--stops", type=int, default=3, help="ranks stopped by SIGSTOP, default %(default)s")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=60, help="of each stream, default %(default)s")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    config = {"ranks": RANKS, "streams": arguments.streams, "tokens": arguments.tokens, "model": DEMO_MODEL.parent.name}
+    report = BenchmarkReport("faults", config)
+    flags = ("--max-lost-ranks", str(MAX_LOST), "--num-redundant-experts", str(REDUNDANT), "--bind", "none")
+    with RunningServer(DEMO_MODEL, RANKS, *flags, "--max-num-seqs", "16") as server:
+        all_equal = asyncio.run(_run(server, arguments, report))
+    report.finish()
+    return 0 if all_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
