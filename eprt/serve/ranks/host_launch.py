@@ -26,6 +26,7 @@ _LEAVE_S = 60.0  # beyond the drain, until everything is killed
 _RANKS_LEAVE_S = 10.0  # for ranks, once the frontend has ended by its own decision
 _FRONTEND_NOTICES_S = 15.0  # for the frontend to end, once a rank was lost that it cannot do without
 _LONGEST_SLEEP_S = 0.25
+_REFUSED = 2  # exit status of a rank that the frontend does not take in
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -118,7 +119,7 @@ class _HostLauncher:
             return
         if self._serves and self._options.max_lost_ranks:
             line = f"eprt: {end}"
-            if end.status and self._options.restart_lost_ranks:
+            if end.status not in (0, _REFUSED) and self._options.restart_lost_ranks:
                 line += f"; it is started again in {self._slots.plan_restart(end.rank):g} s"
             print_line(line)
         elif self._ends_by_s is None:
