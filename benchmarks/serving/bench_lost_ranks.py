@@ -1,6 +1,6 @@
 """Ranks that are killed while streams run: failed requests, tokens that differ, the longest silence, what is left over.
 
-    python -m benchmarks.serving.bench_faults --kills 100 --streams 32
+    python -m benchmarks.serving.bench_lost_ranks --kills 100 --streams 32
 
 A server of the demo model loses ranks at random moments, and `eprt join` brings each back. Every burst of streams is
 compared with the same burst without a fault: tokens, text, finish reason and usage must be equal; logprob_error is the
@@ -61,7 +61,7 @@ def bodies(num: int, num_tokens: int) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Stream:
+class ObservedStream:
     """What one client has got."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Stream:
 
 
 @dataclass
-class Tally:
+class KillTally:
     """All faults of one kind."""
 
     num_faults: int = 0
@@ -117,7 +117,7 @@ class Tally:
         return columns | (both("change", self.change_s) if self.change_s else {})
 
 
-class FaultBench:
+class LostRanksBench:
     """One server and the bursts that its faults are measured by."""
 
     def __init__(self, server: RunningServer, num_streams: int, num_tokens: int, seed: int):
@@ -128,14 +128,15 @@ class FaultBench:
         )
         self._joiners: dict[int, asyncio.subprocess.Process] = {}  # by rank
         self.logprob_error = 0.0  # the largest difference to the burst without a fault
-        self.expected: list[Stream] = []
+        self.expected: list[ObservedStream] = []
         self.burst_s = 0.0
-        self.tallies: dict[str, Tally] = {}
+        self._num_lost = 0  # ranks that the server should have noticed by now
+        self.tallies: dict[str, KillTally] = {}
 
     # -- streams --
 
-    async def _stream(self, body: dict[str, Any]) -> Stream:
-        stream, last_s = Stream(), None
+    async def _stream(self, body: dict[str, Any]) -> ObservedStream:
+        stream, last_s = ObservedStream(), None
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
                 async for line in response.aiter_lines():
@@ -150,7 +151,7 @@ class FaultBench:
 
     async def burst(self, kind: str, fault: Callable[[], Awaitable[int]] | None = None) -> None:
         """All streams at once, and meanwhile the fault, which returns how many ranks it killed."""
-        tally = self.tallies.setdefault(kind, Tally())
+        tally = self.tallies.setdefault(kind, KillTally())
         before = await self._changes()
         running = [asyncio.ensure_future(self._stream(body)) for body in self._bodies]
         if fault is not None:
@@ -185,9 +186,10 @@ class FaultBench:
         return (await self._http.get("/v1/eprt/ranks")).json()["ranks"]
 
     async def kill(self, *victims: int, number: signal.Signals = signal.SIGKILL) -> int:
-        ranks = await self.ranks()
+        document = (await self._http.get("/v1/eprt/ranks")).json()
         for victim in victims:
-            os.kill(ranks[victim]["pid"], number)
+            os.kill(document["ranks"][victim]["pid"], number)
+        self._num_lost = document["ranks_lost"] + len(victims)
         return len(victims)
 
     async def wait_states(self, wanted: Callable[[list[str]], bool]) -> None:
@@ -195,7 +197,8 @@ class FaultBench:
         while True:
             document = (await self._http.get("/v1/eprt/ranks")).json()
             states = [rank["state"] for rank in document["ranks"]]
-            if wanted(states) and not document["changing"]:
+            # A process that was killed a moment ago still looks ready.
+            if wanted(states) and not document["changing"] and document["ranks_lost"] >= self._num_lost:
                 return
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"the ranks stay {states}; the server printed:\n{self._server.output()[-4000:]}")
@@ -209,6 +212,7 @@ class FaultBench:
     async def rejoin_all(self) -> None:
         """Every slot is taken again."""
         deadline_s = time.monotonic() + PATIENCE_S
+        await self.wait_states(lambda states: True)
         while time.monotonic() < deadline_s:
             ranks = await self.ranks()
             if all(rank["state"] == "ready" for rank in ranks):
@@ -229,7 +233,7 @@ class FaultBench:
         return self._random.randrange(RANKS)
 
     async def _kill_idle(self) -> None:
-        tally = self.tallies.setdefault("idle", Tally())
+        tally = self.tallies.setdefault("idle", KillTally())
         tally.num_faults += await self.kill(self._any_rank())
         await self.burst("idle")
 
@@ -346,7 +350,7 @@ def _descriptors(pid: int) -> list[Path]:
 
 
 async def _run(server: RunningServer, arguments: argparse.Namespace, report: BenchmarkReport) -> bool:
-    bench = FaultBench(server, arguments.streams, arguments.tokens, arguments.seed)
+    bench = LostRanksBench(server, arguments.streams, arguments.tokens, arguments.seed)
     try:
         left_over = await bench.run(arguments.kills, arguments.stops)
     finally:
@@ -386,7 +390,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     config = {"ranks": RANKS, "streams": arguments.streams, "tokens": arguments.tokens, "dtype": arguments.dtype}
     config["model"] = DEMO_MODEL.parent.name
-    report = BenchmarkReport("faults", config)
+    report = BenchmarkReport("lost_ranks", config)
     flags = ("--max-lost-ranks", str(MAX_LOST), "--num-redundant-experts", str(REDUNDANT), "--bind", "none")
     with RunningServer(DEMO_MODEL, RANKS, *flags, "--max-num-seqs", "16", "--dtype", arguments.dtype) as server:
         all_equal = asyncio.run(_run(server, arguments, report))
