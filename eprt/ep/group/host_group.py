@@ -82,7 +82,7 @@ class HostGroup(EPGroup):
         """The peer's value of this set-up call; None from a rank that does not take part and has not said it."""
         start_s, sleep_s = time.monotonic(), 2e-5
         while (said := self._board.read_value(peer, index)) is None:
-            if not self._awaits(peer):
+            if not self.view.alive[peer]:
                 return None
             # It may have spoken before it ended.
             if self._has_ended(peer) and self._board.read_value(peer, index) is None:
@@ -102,6 +102,3 @@ class HostGroup(EPGroup):
 
     def _has_ended(self, peer: int) -> bool:
         return self._board.has_ended(peer) or peer in self._watch.lost()
-
-    def _awaits(self, peer: int) -> bool:
-        return not self.joins

@@ -13,13 +13,16 @@ import select
 import signal
 import socket
 import time
+from pathlib import Path
 
 from eprt.ep.group.host_board import HostBoard
+from eprt.models.config_file import ConfigFile
 from eprt.serve.errors import print_line
-from eprt.serve.options import SERVING, FrontendConfig, RankConfig, ServeOptions, make_diagnose_dir
+from eprt.serve.options import SERVING, FrontendConfig, OptionError, RankConfig, ServeOptions, make_diagnose_dir
 from eprt.serve.ranks.channel import bind_http, listen
 from eprt.serve.ranks.join_door import JoinDoor
 from eprt.serve.ranks.processes import start_frontend
+from eprt.serve.ranks.recovery import CapacityError, check_capacity
 from eprt.serve.ranks.slots import RankEnd, RankSlots
 
 _LEAVE_S = 60.0  # beyond the drain, until everything is killed
@@ -33,10 +36,22 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def launch(options: ServeOptions) -> int:
     """Serves until told to stop; returns the exit status."""
     assert options.num_ranks is not None
+    if options.max_lost_ranks:
+        _check_capacity(options, options.num_ranks)
     http = bind_http(options.host, options.port)
     make_diagnose_dir(options)
     with http, contextlib.closing(HostBoard.create(options.num_ranks)) as board:
         return _HostLauncher(options, http, board).run()
+
+
+def _check_capacity(options: ServeOptions, num_ranks: int) -> None:
+    """OptionError where the ranks that are left after --max-lost-ranks losses cannot hold all experts."""
+    engine = options.engine
+    try:
+        num_experts = ConfigFile(Path(engine.model_dir) / "config.json").integer("n_routed_experts", 0)
+        check_capacity(num_experts, engine.num_redundant_experts, num_ranks, options.max_lost_ranks)
+    except (ValueError, CapacityError) as error:
+        raise OptionError(f"--max-lost-ranks {options.max_lost_ranks}: {error}") from None
 
 
 class _HostLauncher:

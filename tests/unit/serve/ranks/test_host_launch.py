@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from eprt.serve.options import OptionError
 from eprt.serve.ranks import host_launch, slots
 
 # A frontend that serves at once, ends with `status` at the SIGTERM number `signals`, or when the file "end" appears.
@@ -44,6 +45,8 @@ class Server:
         self.folder = folder
         self.ranks: dict[tuple[int, bool], subprocess.Popen] = {}
         self.signals, self.status, self.serves, self.stubborn = 1, 0, True, False
+        (folder / "config.json").write_text("{}")
+        self.engine = SimpleNamespace(model_dir=str(folder), num_redundant_experts=0)
         monkeypatch.setattr(host_launch, "start_frontend", self._start_frontend)
         monkeypatch.setattr(slots, "start_rank", self._start_rank)
 
@@ -66,7 +69,7 @@ class Server:
             assert time.monotonic() < deadline_s, files
             time.sleep(0.01)
 
-    def run(self, script: Callable[[], None], **options) -> int:
+    def run(self, script: Callable[[], object], **options) -> int:
         """The launcher's exit status; script() runs once the frontend and two ranks are there."""
         failed: list[BaseException] = []
 
@@ -81,7 +84,7 @@ class Server:
         acting = threading.Thread(target=act)
         acting.start()
         given = {"max_lost_ranks": 0, "restart_lost_ranks": False, "drain_timeout_s": 30.0, **options}
-        given |= {"num_ranks": 2, "host": "127.0.0.1", "port": 0, "diagnose_dir": None}
+        given |= {"engine": self.engine, "num_ranks": 2, "host": "127.0.0.1", "port": 0, "diagnose_dir": None}
         status = host_launch.launch(SimpleNamespace(**given))  # type: ignore[arg-type]
         acting.join()
         assert not failed, failed
@@ -164,6 +167,19 @@ def test_a_rank_that_the_frontend_never_heard_of_ends_the_start(server, monkeypa
     assert server.run(lambda: server.ranks[1, False].kill(), max_lost_ranks=1) == 1
     pid = server.ranks[1, False].pid
     assert capsys.readouterr().err == f"eprt: rank 1 (pid {pid}) ended: killed by signal 9; stopping\n"
+
+
+@pytest.mark.parametrize("redundant, max_lost, fits", [(0, 1, False), (20, 1, False), (21, 1, True), (64, 2, True)])
+def test_too_few_slots_for_the_losses_are_refused_with_the_arithmetic(tmp_path, redundant, max_lost, fits):
+    (tmp_path / "config.json").write_text('{"n_routed_experts": 64}')
+    engine = SimpleNamespace(model_dir=str(tmp_path), num_redundant_experts=redundant)
+    options = SimpleNamespace(engine=engine, max_lost_ranks=max_lost)
+    if fits:
+        host_launch._check_capacity(options, 4)  # type: ignore[arg-type]
+        return
+    words = rf"--max-lost-ranks {max_lost}: .*the model has 64: --num-redundant-experts \d+ would do"
+    with pytest.raises(OptionError, match=words):
+        host_launch._check_capacity(options, 4)  # type: ignore[arg-type]
 
 
 def test_a_lost_rank_is_told_and_the_others_stay(server, capsys):
