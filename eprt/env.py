@@ -151,6 +151,16 @@ def without_mpi() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
 
 
+def of_server(variables: dict[str, str]) -> dict[str, str]:
+    """The environment of a process that joins a server: eprt's variables are the server's, the rest is of here."""
+    return {**{k: v for k, v in without_mpi().items() if k not in TABLE}, **variables}
+
+
+def eprt_variables() -> dict[str, str]:
+    """eprt's own variables as they are set here."""
+    return {name: os.environ[name] for name in TABLE if name in os.environ}
+
+
 def launched_rank() -> int | None:
     """This process's rank as its MPI launcher announces it, before MPI itself is loaded; None outside any launcher."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):  # Open MPI, PMIx, then MPICH and Intel MPI

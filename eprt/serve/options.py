@@ -96,6 +96,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     token: str  # see FrontendConfig
     launcher_pid: int
     joins: bool = False  # the others serve already: this process takes the place of a rank that was lost
+    variables: dict[str, str] = {}  # of eprt, in the launcher's environment
 
 
 def make_diagnose_dir(options: ServeOptions) -> None:

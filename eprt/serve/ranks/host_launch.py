@@ -15,6 +15,7 @@ import socket
 import time
 from pathlib import Path
 
+from eprt import env
 from eprt.ep.group.host_board import HostBoard
 from eprt.models.config_file import ConfigFile
 from eprt.serve.errors import print_line
@@ -61,7 +62,9 @@ class _HostLauncher:
         self._options, self._num_ranks = options, options.num_ranks or 1
         token = os.urandom(16).hex()
         listener, endpoint = listen({socket.gethostname()})
-        config = RankConfig(options, 0, self._num_ranks, board.fd, endpoint, token, os.getpid())
+        config = RankConfig(
+            options, 0, self._num_ranks, board.fd, endpoint, token, os.getpid(), variables=env.eprt_variables()
+        )
         self._slots = RankSlots(config, board)
         self._door = JoinDoor(self._slots, http.getsockname()[1]) if options.max_lost_ranks else None
         self._notices, notify = os.pipe2(os.O_CLOEXEC)

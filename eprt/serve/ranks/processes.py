@@ -17,19 +17,22 @@ from eprt.serve.options import FrontendConfig, RankConfig
 
 def start_frontend(config: FrontendConfig) -> subprocess.Popen:
     fds = (config.http_fd, config.listener_fd, config.rank0_fd, config.notify_fd)
-    return _start(["-m", "eprt.serve.frontend"], config, [fd for fd in fds if fd is not None])
+    return _start(["-m", "eprt.serve.frontend"], config, [fd for fd in fds if fd is not None], env.without_mpi())
 
 
 def start_rank(config: RankConfig) -> subprocess.Popen:
-    return _start(["-m", "eprt.serve.ranks", str(config.rank)], config, [config.board_fd])
+    variables = env.of_server(config.variables)
+    return _start(["-m", "eprt.serve.ranks", str(config.rank)], config, [config.board_fd], variables)
 
 
-def _start(arguments: list[str], config: msgspec.Struct, fds: Sequence[int]) -> subprocess.Popen:
+def _start(
+    arguments: list[str], config: msgspec.Struct, fds: Sequence[int], variables: dict[str, str]
+) -> subprocess.Popen:
     process = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
         pass_fds=fds,
-        env=env.without_mpi(),
+        env=variables,
         start_new_session=True,
     )
     assert process.stdin is not None
