@@ -117,7 +117,8 @@ class Engine:
         self._rows = rows = BatchRows(
             config.max_running, cache.max_model_len, config.page_size, self.limits.vocab_size, num_drafts
         )
-        self.scheduler = Scheduler(self._pool, rows, config.chunk_size, config.max_running)
+        sizes = config.chunk_size, config.max_running
+        self.scheduler = Scheduler(self._pool, rows, *sizes, replays_decodes=not self._on_gpu)
         num_layers = self.model.config.num_hidden_layers
         # Whether a step is launched before the previous one is finished; all ranks may switch it off while idle.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule

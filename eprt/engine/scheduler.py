@@ -11,8 +11,8 @@ run at once, so that every running request advances in every step.
 
 Pages. A request is admitted with pages for all its tokens, and only if one page per running request stays available
 besides (the watermark: decodes will need those soon). A decode that finds no page preempts the newest running request,
-which keeps its generated tokens and goes back to the head of the queue, to be prefilled again; its full pages stay in
-the prefix cache until they are needed. Hence no livelock: nothing preempts the oldest request, and it fits by itself
+which keeps its generated tokens and goes back to the head of the queue, to be prefilled again (its generated tokens as
+decodes, see Scheduler); its full pages stay in the prefix cache until they are needed. Hence no livelock: nothing preempts the oldest request, and it fits by itself
 (RequestLimits), so it finishes; then the next one is the oldest.
 
 The prefix cache learns the full pages of a chunk when the chunk is scheduled, not when it has been computed: a later
@@ -40,8 +40,13 @@ from eprt.engine.schedule import Chunk, SampledTokens, Schedule
 
 
 class Scheduler:
-    def __init__(self, pool: PagePool, rows: BatchRows, chunk_size: int, max_running: int):
-        self.pool, self.rows = pool, rows
+    """replays_decodes: tokens that were generated before a request was queued (again) are computed as decodes, several
+    in a step, and not as a prompt: to the bit what was computed when they were generated."""
+
+    def __init__(
+        self, pool: PagePool, rows: BatchRows, chunk_size: int, max_running: int, replays_decodes: bool = False
+    ):
+        self.pool, self.rows, self.replays_decodes = pool, rows, replays_decodes
         self.chunk_size, self.max_running = chunk_size, max_running
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
@@ -180,25 +185,35 @@ class Scheduler:
             if not request.decoding and budget:
                 chunks.append(self._cut_chunk(request, budget))
                 budget -= chunks[-1].num_tokens
-        while budget and self.waiting and len(self.running) < self.max_running and self._admit(self.waiting[0]):
+        while (
+            budget
+            and self.waiting
+            and len(self.running) < self.max_running
+            and self._admit(self.waiting[0], not chunks)
+        ):
             chunks.append(self._cut_chunk(self.running[-1], budget, is_first=True))
             budget -= chunks[-1].num_tokens
-        return chunks
+        return sorted(chunks, key=lambda chunk: not chunk.decoded)
 
     def _cut_chunk(self, request: Request, budget: int, is_first: bool = False) -> Chunk:
         start = request.num_prefilled
         end = min(start + budget, request.prefill_end)
+        decoded = self.replays_decodes and start >= request.num_prompt
+        if self.replays_decodes and not decoded:
+            end = min(end, request.num_prompt)
         known = request.num_registered, request.prefix_node
         self._register_full_pages(request, end)
-        return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, *known)
+        return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, decoded, *known)
 
-    def _admit(self, request: Request) -> bool:
-        """Moves the head of the queue to the running requests if its pages fit."""
+    def _admit(self, request: Request, is_alone: bool) -> bool:
+        """Moves the head of the queue to the running requests if its pages fit. is_alone: the step has no chunk yet."""
         if self.running and self._blocked == (request, self.pool.num_releases):
             return False
         num_tokens = len(request.tokens_L)
         # The last token is always computed, for its logits, and so are prompt tokens that a wanted logprob depends on.
         reusable = num_tokens - 1
+        if self.replays_decodes and not is_alone:  # else a decode could read pages that a chunk behind it fills
+            reusable = min(reusable, request.num_prompt - 1)
         if request.prompt_logprobs is not None:
             reusable = min(reusable, len(request.prompt_logprobs))
         known, node = self.pool.match_prefix(request.tokens_L, reusable)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eprt import EPGroup
@@ -20,12 +21,13 @@ from eprt.engine.outputs import TokenOutput
 from eprt.ep.errors import EPError, ViewChangedError
 from eprt.ep.group.view import View
 from tests.ranks.cases_engine import requests
+from tests.ranks.migrating_engine import check_memory, check_weights, everyones_digests, make_job
 from tests.ranks.moments import PATIENCE_S
 
 # Call of the victim's -> what it is killed in, how often that has gone well before.
 MOMENTS: dict[str, tuple[str, int]] = {
     "prefill": ("dispatch_recv", 1),
-    "decode": ("combine_send", 31),
+    "decode": ("combine_send", 21),
     "header": ("all_gather", 3),
     "combine": ("combine_recv", 18),
 }
@@ -56,8 +58,8 @@ class ViewRank:
     def __init__(self, group: EPGroup, directory: str, folder: str, **options):
         self.group, self.folder = group, Folder(folder)
         self.engine = Engine(EngineConfig(directory, **{"kv_cache_gb": 0.01, "page_size": 4, **options}), group)
+        self.num_experts = self.engine.model.moe_layers()[0].config.num_experts
         self.tokens: dict[str, list[int]] = {}
-        self.logprobs: dict[str, list] = {}
         self.all = {str(i): given for i, given in enumerate(zip(*requests()))}
 
     def add(self, request_id: str, generated: list[int]) -> None:
@@ -95,10 +97,18 @@ class ViewRank:
         number = view.number
         self.folder.put(f"state-{number}-{self.group.rank}", [state.expert_of_slot, state.epoch, state.placement_epoch])
         states = {rank: self.folder.wait(f"state-{number}-{rank}") for rank in view.ranks}
-        rows = place([states[rank][0] if rank in states else None for rank in range(self.group.size)])
+        rows = place([states[rank][0] if rank in states else None for rank in range(self.group.size)], self.num_experts)
         epoch, placement = (max(state[i] for state in states.values()) + 1 for i in (1, 2))
         self.engine.enter_view(view, rows, epoch, placement)
         assert [layer.slot_map.expert_of_slot_S.tolist() for layer in self.engine.model.moe_layers()] == rows
+
+    def permuted(self, seed: int) -> np.ndarray:
+        """Another placement: the experts of all ranks that take part change slots."""
+        target = np.array(self.engine.migrator.rows)
+        slots = np.repeat(self.group.view.alive, target.shape[1] // self.group.size)
+        for row in target:
+            row[slots] = np.random.default_rng(seed).permutation(row[slots])
+        return target
 
     def take_over(self, lost: int, first: int) -> None:
         """The survivors share what the lost rank has not finished. first: the survivor that begins."""
@@ -106,7 +116,8 @@ class ViewRank:
         survivors = self.group.view.ranks
         for i, (request_id, generated) in enumerate(sorted(left.items())):
             _, params = self.all[request_id]
-            ended = len(generated) >= params.max_tokens or (generated[-1:] == [1] and not params.ignore_eos)
+            stopped = generated[-1:] and generated[-1] in self.engine.model.config.eos_token_ids
+            ended = len(generated) >= params.max_tokens or (stopped and not params.ignore_eos)
             if survivors[(i + first) % len(survivors)] == self.group.rank and not ended:
                 self.add(request_id, generated)
             elif self.group.rank == survivors[0] and ended:
@@ -114,14 +125,14 @@ class ViewRank:
         self.keep([])
 
 
-def place(held: list[list[list[int]] | None]) -> list[list[int]]:
+def place(held: list[list[list[int]] | None], num_experts: int) -> list[list[int]]:
     """What the ranks hold stays; what is missing goes into empty slots, then in place of replicas."""
     (some,) = [held_by for held_by in held if held_by is not None][:1]
     num_layers, per_rank = len(some), len(some[0])
     rows = []
     for layer in range(num_layers):
         row = [expert for of in held for expert in (of[layer] if of is not None else [-2] * per_rank)]
-        missing = [expert for expert in range(16) if expert not in row]
+        missing = [expert for expert in range(num_experts) if expert not in row]
         for expert in missing:
             spare = [slot for slot, old in enumerate(row) if old == -1]
             spare += [slot for slot, old in enumerate(row) if old >= 0 and row.count(old) > 1]
@@ -151,12 +162,18 @@ def die_in(rank: ViewRank, moment: str) -> None:
         arm(each)
 
 
-def one_after_the_other(group: EPGroup, directory: str, folder: str, moments: list[str], **options) -> None:
-    """The last rank dies, then the one before it, ... until one is left, which ends all requests."""
-    rank = ViewRank(group, directory, folder, num_redundant_experts=16 * (group.size - 1), **options)
+def one_after_the_other(
+    group: EPGroup, directory: str, folder: str, moments: list[str], num_redundant: int, migrates: bool, **options
+) -> None:
+    """The last rank dies, then the one before it, ... until one is left, which ends all requests. migrates: experts are
+    on their way all the time."""
+    rank = ViewRank(group, directory, folder, num_redundant_experts=num_redundant, **options)
+    weights = everyones_digests(group, rank.engine)
     rank.add_own()
-    for moment in moments:
+    for number, moment in enumerate(moments, 1):
         victim = group.view.ranks[-1]
+        if migrates:
+            rank.engine.migrator.offer(make_job(rank.engine, number, rank.permuted(number), chunk_bytes=2000))
         if group.rank == victim:
             die_in(rank, moment)
         try:
@@ -167,8 +184,11 @@ def one_after_the_other(group: EPGroup, directory: str, folder: str, moments: li
             raise AssertionError(f"all requests ended before rank {victim} was killed: {moment}")
         rank.change_view(group.view.without(victim))
         rank.take_over(victim, first=victim)
+        check_weights(rank.engine, weights)
     rank.run()
     rank.engine.check_integrity()
+    if rank.engine.migrator is not None:
+        check_memory(rank.engine, rank.engine.config.spare_experts)
     stats = rank.engine.stats()
     assert stats.kv_pages_used_now == 0 and not rank.engine.has_work, stats
     print("TOKENS", json.dumps(rank.tokens), flush=True)

@@ -7,6 +7,7 @@ import pytest
 from tests import tiny
 from tests.ranks import cases_views
 from tests.ranks.launch_torch import finish, start_torch_ranks
+from tests.unit.cases import MODEL
 
 CASES = "tests.ranks.cases_views"
 
@@ -19,6 +20,11 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(checkpoint):
     return cases_views.undisturbed(str(checkpoint))
+
+
+def die(num_redundant: int, moments: list[str], checkpoint, folder, migrates: bool = False, **options) -> dict:
+    options = {"num_redundant": num_redundant, "moments": moments, "migrates": migrates, **options}
+    return run("one_after_the_other", 4, checkpoint, folder, killed=(1, 2, 3), **options)
 
 
 def run(case: str, num_ranks: int, checkpoint, folder, killed: tuple[int, ...] = (), **options) -> dict:
@@ -34,17 +40,20 @@ def run(case: str, num_ranks: int, checkpoint, folder, killed: tuple[int, ...] =
     return tokens
 
 
-@pytest.mark.parametrize(
-    ("moments", "options"),
-    [
-        (["prefill", "decode", "header"], {}),
-        (["combine", "header", "decode"], {"overlap_schedule": True, "overlap": "tbo", "chunk_size": 11}),
-        (["decode", "prefill", "combine"], {"replica_routing": "batch", "spare_experts": 0, "chunk_size": 16}),
-    ],
-)
-def test_ranks_die_one_after_the_other(checkpoint, expected, tmp_path, moments, options):
-    tokens = run("one_after_the_other", 4, checkpoint, tmp_path, (1, 2, 3), moments=moments, **options)
-    assert tokens == expected
+def test_ranks_die_one_after_the_other_while_experts_move(checkpoint, expected, tmp_path):
+    assert die(48, ["prefill", "header", "decode"], checkpoint, tmp_path, migrates=True) == expected
+
+
+def test_ranks_die_in_overlapped_steps(checkpoint, expected, tmp_path):
+    options = {"overlap_schedule": True, "overlap": "tbo", "chunk_size": 11}
+    assert die(48, ["header", "combine", "decode"], checkpoint, tmp_path, **options) == expected
+
+
+def test_ranks_die_between_drafts_and_exchanges_of_counts(tmp_path):
+    """The demo model has an MTP layer."""
+    options = {"num_speculative_tokens": 2, "replica_routing": "batch", "spare_experts": 0, "chunk_size": 20}
+    tokens = die(96, ["decode", "prefill", "combine"], MODEL, tmp_path, **options)
+    assert tokens == cases_views.undisturbed(str(MODEL))
 
 
 def test_a_rank_enters_and_leaves(checkpoint, expected, tmp_path):

@@ -309,6 +309,7 @@ class Rebalancer:
             self.server_id = os.urandom(8).hex()  # a new process counts from 0: the load before is another history
         if self._following is not None and self.is_migrating and self.migration is not None:
             self._following.cancel()
+            self._following = None
             self._end_migration(self.migration, "rolled_back", reason)
 
     def _end_migration(self, migration: Migration, state: str, reason: str) -> None:

@@ -169,3 +169,23 @@ def test_a_finding_is_said_once_when_it_begins_and_once_when_it_is_over(caplog):
     over = [r.message for r in caplog.records][1:]
     assert len(over) == 1 and "the others wait for rank 3: no longer" in over[0], over
     assert metrics(diagnosis)['eprt_rank_slow{rank="3"}'] == 0
+
+
+def test_findings_are_of_one_view(tmp_path):
+    """A returned rank does not inherit what was found of its predecessor."""
+    pool: Any = SimpleNamespace(infos=[INFO], roster=SimpleNamespace(number=0, members=range(N)), members=[])
+
+    async def go() -> None:
+        diagnosis = Diagnosis(N, str(tmp_path))
+        for window in range(1, 6):
+            pool.members = [SimpleNamespace(rank=i, waits=waits) for i, waits in totals(window, slow=3).items()]
+            await diagnosis.close_pool_window(pool)
+        assert len(diagnosis.records(-1)) == 5 * N
+        pool.roster.number = 1
+        await diagnosis.close_pool_window(pool)
+        assert diagnosis.records(-1) == []
+        pool.members = [SimpleNamespace(rank=i, waits=waits) for i, waits in totals(6, slow=3).items()]
+        await diagnosis.close_pool_window(pool)
+        assert {record.num_calls for record in diagnosis.records(-1)} == {100}
+
+    asyncio.run(go())
