@@ -3,10 +3,10 @@
     python -m benchmarks.serving.bench_lost_ranks --kills 100 --streams 32
 
 A server of the demo model loses ranks at random moments, and `eprt join` brings each back. Every burst of streams is
-compared with the same burst without a fault: tokens, text, finish reason and usage must be equal; logprob_error is the
-largest difference of any log-probability.
+compared with the same burst without a fault: tokens, text, log-probabilities, finish reason and usage must be equal.
 
-    silence_ms    the longest time between two events of one stream, over all streams of a burst: median and largest
+    silence_ms    the longest time between two events of one stream, over the streams of a burst that stay where they
+                  are: median and largest; moved_silence_ms: over those of a lost rank, whose prompts are computed again
     change_ms     of that, from the frontend's noticing until all ranks have entered the new view: median and largest
 """
 
@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import sys
@@ -48,18 +49,19 @@ class LostRanksBench:
             base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
         )
         self._joiners: dict[int, asyncio.subprocess.Process] = {}  # by rank
-        self.logprob_error = 0.0  # the largest difference to the burst without a fault
         self.expected: list[ObservedStream] = []
         self.burst_s = 0.0
+        self._num_bursts = 0
         self._num_lost = 0  # ranks that the server should have noticed by now
         self.tallies: dict[str, KillTally] = {}
 
     # -- streams --
 
-    async def _stream(self, body: dict[str, Any]) -> ObservedStream:
+    async def _stream(self, body: dict[str, Any], request_id: str) -> ObservedStream:
         stream, last_s = ObservedStream(), None
         try:
-            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+            headers = {"x-request-id": request_id}
+            async with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         now_s = time.monotonic()
@@ -74,7 +76,9 @@ class LostRanksBench:
         """All streams at once, and meanwhile the fault, which returns how many ranks it killed."""
         tally = self.tallies.setdefault(kind, KillTally())
         before = await self._changes()
-        running = [asyncio.ensure_future(self._stream(body)) for body in self._bodies]
+        self._num_bursts += 1
+        ids = [f"burst-{self._num_bursts}-{i}" for i in range(len(self._bodies))]
+        running = [asyncio.ensure_future(self._stream(body, one)) for body, one in zip(self._bodies, ids)]
         if fault is not None:
             tally.num_faults += await fault()
         streams = await asyncio.gather(*running)
@@ -87,9 +91,11 @@ class LostRanksBench:
         for stream, wanted in zip(streams, self.expected):
             if not stream.error:
                 tally.num_different += stream.content != wanted.content
-                errors = [abs(a - b) for a, b in zip(stream.logprobs, wanted.logprobs)]
-                self.logprob_error = max(self.logprob_error, *errors, 0.0)
-        tally.silence_s.append(max(stream.silence_s for stream in streams))
+        moved = set(re.findall(r"\[(burst-\d+-\d+)\].*, moved \d", self._server.output()))
+        stayed_s = [stream.silence_s for stream, one in zip(streams, ids) if one not in moved]
+        moved_s = [stream.silence_s for stream, one in zip(streams, ids) if one in moved]
+        tally.silence_s += [max(stayed_s)] if stayed_s else []
+        tally.moved_s += [max(moved_s)] if moved_s else []
         after = await self._changes()
         if after[0] > before[0]:
             tally.change_s.append((after[1] - before[1]) / (after[0] - before[0]))
@@ -285,6 +291,7 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         tally for kind, tally in bench.tallies.items() if kind not in ("warm-up", "none", "none, at last", "SIGSTOP")
     ]
     silence_s = [silence for tally in kills for silence in tally.silence_s]
+    moved_s = [silence for tally in kills for silence in tally.moved_s]
     report.add_row(
         fault="all kills",
         faults=sum(tally.num_faults for tally in kills),
@@ -293,8 +300,9 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         different=sum(tally.num_different for tally in kills),
         silence_median_ms=1e3 * statistics.median(silence_s),
         silence_max_ms=1e3 * max(silence_s),
+        moved_silence_median_ms=1e3 * statistics.median(moved_s),
+        moved_silence_max_ms=1e3 * max(moved_s),
         masked_max_s=max(bench.masked_s, default=None),
-        logprob_error=bench.logprob_error,
         **{f"left_over_{name}": count for name, count in left_over.items()},
     )
     return not any(tally.num_failed + tally.num_different for tally in bench.tallies.values())
@@ -307,7 +315,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=60, help="of each stream, default %(default)s")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="float32", help="default %(default)s")
+    parser.add_argument("--dtype", default="auto", help="default: the checkpoint's")
     arguments = parser.parse_args(argv)
     config = {"ranks": RANKS, "streams": arguments.streams, "tokens": arguments.tokens, "dtype": arguments.dtype}
     config["model"] = DEMO_MODEL.parent.name

@@ -58,7 +58,7 @@ class ObservedStream:
     @property
     def content(self) -> tuple:
         """What no fault may change."""
-        return self.token_ids, self.text, len(self.logprobs), self.finish_reason, self.usage
+        return self.token_ids, self.text, self.logprobs, self.finish_reason, self.usage
 
 
 @dataclass
@@ -69,7 +69,8 @@ class KillTally:
     num_requests: int = 0
     num_failed: int = 0
     num_different: int = 0
-    silence_s: list[float] = field(default_factory=list)
+    silence_s: list[float] = field(default_factory=list)  # of streams whose rank stayed, the longest of each burst
+    moved_s: list[float] = field(default_factory=list)  # of those that were moved, the same
     change_s: list[float] = field(default_factory=list)
     first_error: str = ""
 
@@ -84,4 +85,5 @@ class KillTally:
             "different": self.num_different,
         }
         columns |= both("silence", self.silence_s) if self.silence_s else {}
+        columns |= both("moved_silence", self.moved_s) if self.moved_s else {}
         return columns | (both("change", self.change_s) if self.change_s else {})

@@ -126,7 +126,7 @@ class Api:
         job, usage = answer.job, answer.usage()
         self._pool.metrics.observe_request(job.endpoint, answer.outcome, started_s)
         _log.info(
-            "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s",
+            "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s%s",
             job.request_id,
             job.endpoint,
             " stream" if job.stream else "",
@@ -136,6 +136,7 @@ class Api:
             usage["completion_tokens"],
             "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
             time.monotonic() - started_s,
+            f", moved {answer.num_moved} times" if answer.num_moved else "",
             f", user {shortened(job.user)!r}" if job.user else "",
         )
 

@@ -7,6 +7,7 @@ it would write later is theirs. Knows nothing of HTTP, nor of how ranks enter a 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -108,6 +109,8 @@ class Elasticity:
         self._leaving.discard(rank.rank)
         self._pool.router.close_rank(rank.rank)
         self._roster.set_state(rank.rank, "gone")
+        if rank.stats is not None:
+            rank.stats = replace(rank.stats, num_running_now=0, num_waiting_now=0, kv_pages_used_now=0)
         if rank.routing is not None and not rank.routing.done():
             rank.routing.cancel()
 

@@ -84,6 +84,7 @@ class Sequences:
             if sequence.rank != rank:
                 continue
             request, generated = sequence.request, list(sequence.generated)
+            sequence.generation.num_moved += 1
             sequence.rank = self.router.reassign(request_id, request.prompt_token_ids + generated)
             adds.append((sequence.rank, msgspec.structs.replace(request, seq=self._next_seq(), generated=generated)))
         self.num_moved += len(adds)
