@@ -159,9 +159,9 @@ class LostRanksBench:
     def _any_rank(self) -> int:
         return self._random.randrange(RANKS)
 
-    async def _kill_idle(self) -> None:
+    async def _kill_idle(self, rank: int | None = None) -> None:
         tally = self.tallies.setdefault("idle", KillTally())
-        tally.num_faults += await self.kill(self._any_rank())
+        tally.num_faults += await self.kill(self._any_rank() if rank is None else rank)
         await self.burst("idle")
 
     async def _kill_prefill(self) -> int:
@@ -218,8 +218,9 @@ class LostRanksBench:
         for _ in range(3):
             await self.burst("none")
         self.burst_s = (time.monotonic() - start_s) / 3
-        await self._kill_idle()
-        await self.rejoin_all()
+        for rank in range(RANKS):  # from here on all ranks are processes that have joined: leaks are counted from here
+            await self._kill_idle(rank)
+            await self.rejoin_all()
         before = await self.left_over()
         kinds: dict[str, Callable[[], Awaitable[int]] | None] = {
             "idle": None,
@@ -230,7 +231,7 @@ class LostRanksBench:
             "migration": self._kill_migration,
             "join": self._kill_join,
         }
-        done = 1
+        done = RANKS
         while done < num_kills:
             kind = self._random.choice(list(kinds))
             fault = kinds[kind]
