@@ -84,7 +84,7 @@ TABLE: dict[str, Variable] = {
             "EPRT_LAUNCHER_PID",
             None,
             _positive_int,
-            "set by `python -m eprt.serve -n` for its ranks: they stop when this process is gone",
+            "set by `python -m eprt.serve -n` for its ranks under mpirun: they stop when this process is gone",
         ),
         Variable(
             "EPRT_LOG_LEVEL",

@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--skip-tokenizer-init", action="store_true", help=text)
 
     group = parser.add_argument_group("ranks")
-    text = "ranks to start with mpirun; not under an mpirun of your own"
+    text = "ranks to start on this host; not under an mpirun of your own"
     group.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help=text)
     add_engine_flags(group, "device")
     add_bind_flag(group)

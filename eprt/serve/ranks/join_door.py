@@ -24,7 +24,7 @@ from eprt.serve.errors import print_line
 from eprt.serve.options import RankConfig
 from eprt.serve.ranks.slots import AdoptedProcess, RankSlots
 
-_ANSWER_S = 5.0  # for each side's line
+_ANSWER_S = 2.0  # for each side's line
 _MAX_LINE_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of the process at the other end
 

@@ -10,7 +10,6 @@ import pytest
 
 import eprt
 from eprt.ep.group.host_board import HostBoard
-from eprt.serve import join
 from eprt.serve.flags import parse_options
 from eprt.serve.options import RankConfig
 from eprt.serve.ranks.join_door import (
@@ -132,17 +131,3 @@ def test_a_fingerprint_is_of_the_configuration_and_the_files(tmp_path):
     assert fingerprint(str(tmp_path)) == first
     (tmp_path / "a.safetensors").write_bytes(b"123")
     assert fingerprint(str(tmp_path)) != first
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["http://127.0.0.1"], "give the server's URL with its port"),
-        (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks takes ranks at port 1"),
-        (["http://127.0.0.1:1", "--model", "/nowhere"], "--model /nowhere: has no config.json"),
-    ],
-)
-def test_eprt_join_says_what_is_wrong_in_one_line(arguments, words, capsys):
-    assert join.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("eprt join: error: ") and words in said and said.count("\n") == 1
