@@ -318,6 +318,10 @@ class Engine:
 
     # -- from view to view --
 
+    def require_elastic(self) -> None:
+        """Raises ValueError, saying why, unless enter_view() is possible."""
+        self._membership.require_changeable()
+
     def leave_at_boundary(self, view_number: int) -> None:
         """All ranks shall stop before the same step, with nothing thrown away: that whose result says `leaves`, once
         all have been told. view_number: above 0, of the view that comes."""
@@ -345,13 +349,9 @@ class Engine:
     def enter_view(self, view: View, rows: Sequence[Sequence[int]], epoch: int, placement_epoch: int = 0) -> None:
         """Goes on with the ranks of the view. On all of them, each after all have called suspend().
 
-        A rank may call step() at once; the others' deadline for its first header is EPRT_TIMEOUT_S, in which experts
-        are loaded.
-
         rows: per MoE layer, the logical expert in each slot of all ranks, -1 for none, as for ranks that take no part.
             Experts that this rank does not hold are read from the checkpoint.
         epoch, placement_epoch: above all ranks' in SuspendedState.
-
         ValueError, before anything changes, where these do not fit.
         """
         self._membership.enter(view, rows, epoch, placement_epoch)

@@ -38,6 +38,11 @@ class Membership:
         self._router, self._migrator = router, migrator
         self._node_of_rank = group.node_of_rank if prefers_local else None
 
+    def require_changeable(self) -> None:
+        """See Engine.require_elastic."""
+        self._headers.require_restartable()
+        self._model.exchange.require_restartable()
+
     def state(self, outputs: list[TokenOutput]) -> SuspendedState:
         """Once nothing is under way. A migration is given up."""
         if self._migrator is not None:
@@ -66,6 +71,7 @@ class Membership:
 
     def _check(self, view: View, rows: Sequence[Sequence[int]], epoch: int) -> None:
         """ValueError before anything changes."""
+        self.require_changeable()
         group, layers = self._group, self._model.moe_layers()
         where = f"[rank {group.rank}/{group.size}] view {view.number}:"
         if len(view.alive) != group.size or not view.alive[group.rank]:

@@ -12,8 +12,8 @@ run at once, so that every running request advances in every step.
 Pages. A request is admitted with pages for all its tokens, and only if one page per running request stays available
 besides (the watermark: decodes will need those soon). A decode that finds no page preempts the newest running request,
 which keeps its generated tokens and goes back to the head of the queue, to be prefilled again (its generated tokens as
-decodes, see Scheduler); its full pages stay in the prefix cache until they are needed. Hence no livelock: nothing preempts the oldest request, and it fits by itself
-(RequestLimits), so it finishes; then the next one is the oldest.
+decodes, see Scheduler); its full pages stay in the prefix cache until they are needed. Hence no livelock: nothing
+preempts the oldest request, and it fits by itself (RequestLimits), so it finishes; then the next one is the oldest.
 
 The prefix cache learns the full pages of a chunk when the chunk is scheduled, not when it has been computed: a later
 request of the same step may share them, because every layer inserts all cache entries of a step before it attends.

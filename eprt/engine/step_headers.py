@@ -72,6 +72,10 @@ class StepHeaders:
         """As IntAllGather.epoch."""
         return self._gather.epoch
 
+    def require_restartable(self) -> None:
+        """As IntAllGather.require_restartable."""
+        self._gather.require_restartable()
+
     def restart(self, epoch: int) -> None:
         """As IntAllGather.restart. The pause before counts as nobody's lateness."""
         self._gather.restart(epoch)

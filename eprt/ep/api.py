@@ -155,12 +155,21 @@ class Backend(ABC):
         """Of the latest dispatch, also where it failed."""
         raise ValueError(self._no_restart())
 
+    def require_restartable(self) -> None:
+        """Raises ValueError, saying why, unless this exchange can go on with other ranks."""
+        raise ValueError(self._no_restart())
+
     def restart(self, epoch: int) -> None:
         """From now on the ranks of group.view exchange, and nobody else; the next dispatch has this epoch.
 
         On all of them before the first call of any, with the same epoch, larger than any before. Handles in flight are
         void; counts go on.
         """
+        raise ValueError(self._no_restart())
+
+    def restart_without_lost(self) -> None:
+        """As restart(), after a call that has failed on all ranks for the same lost rank (EPGroup.fails_in_order), or
+        between calls, at an epoch that all ranks find by themselves."""
         raise ValueError(self._no_restart())
 
     def _no_restart(self) -> str:

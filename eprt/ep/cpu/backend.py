@@ -203,13 +203,19 @@ class CpuBackend(CheckedBackend):
             )
         self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
 
-    def restart(self, epoch: int) -> None:
+    def require_restartable(self) -> None:
         if self._topology.num_nodes > 1:
             self._checks.fail(
                 f"the ranks of {self._topology.num_nodes} nodes cannot go on without one of them; restart the job"
             )
+
+    def restart(self, epoch: int) -> None:
+        self.require_restartable()
         self._ops.ep_set_alive(self._exchange, torch.tensor(self.group.view.alive, dtype=torch.int64))
         self._order.restart(epoch - 1)
+
+    def restart_without_lost(self) -> None:
+        self.restart(self._order.next_safe_epoch)
 
     def close(self) -> None:
         if self._closed:

@@ -68,7 +68,7 @@ class EPGroup(ABC):
     # Called every few milliseconds in every wait, to end it by raising ViewChangedError; None: nobody ends waits.
     interrupt: Callable[[], None] | None = None
     # Whether a wait fails only for a rank whose own data are missing, and not as soon as any rank has died: then all
-    # ranks of a node fail in the same call, for the same rank.
+    # ranks of a node fail in the same call, for the same rank (layers/moe.py).
     fails_in_order: bool = False
 
     def _join(self, rank: int, size: int) -> None:

@@ -138,13 +138,17 @@ class IntAllGather:
         """Of the latest call, also where it failed."""
         return self._epoch
 
-    def restart(self, epoch: int) -> None:
-        """From now on the ranks of group.view exchange; their next call has this epoch, larger than any before."""
+    def require_restartable(self) -> None:
+        """Raises ValueError, saying why, unless restart() is possible."""
         if self.group.num_nodes > 1:
             raise ValueError(
                 f"[rank {self.group.rank}/{self.group.size}] the ranks of {self.group.num_nodes} nodes cannot go on "
                 "without one of them; restart the job"
             )
+
+    def restart(self, epoch: int) -> None:
+        """From now on the ranks of group.view exchange; their next call has this epoch, larger than any before."""
+        self.require_restartable()
         self._epoch = epoch - 1
         self._locate_rows()
 
