@@ -270,6 +270,8 @@ def load(options: ServeOptions, group, channel: Channel):
     config = replace(config, max_queue=num_ranks * (config.max_queue + config.max_num_seqs))
     with _progress_bar() if group.rank == 0 else contextlib.nullcontext() as show:
         engine = Engine(config, group, progress=show)
+    if options.max_lost_ranks:
+        engine.require_elastic()
     # Objects made by loading live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()

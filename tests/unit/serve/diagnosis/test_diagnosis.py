@@ -189,3 +189,18 @@ def test_findings_are_of_one_view(tmp_path):
         assert {record.num_calls for record in diagnosis.records(-1)} == {100}
 
     asyncio.run(go())
+
+
+def test_a_rank_that_was_lost_before_the_first_window_is_not_silent(tmp_path, caplog):
+    left = [rank for rank in range(N) if rank != 2]
+    pool: Any = SimpleNamespace(infos=[INFO], roster=SimpleNamespace(number=1, members=left))
+
+    async def go() -> None:
+        diagnosis = Diagnosis(N, str(tmp_path))
+        for window in (1, 2):
+            pool.members = [SimpleNamespace(rank=rank, waits=totals(window)[rank]) for rank in left]
+            await diagnosis.close_pool_window(pool)
+        assert diagnosis.num_windows == 1 and diagnosis.silent == ()
+
+    asyncio.run(go())
+    assert "silent" not in caplog.text
