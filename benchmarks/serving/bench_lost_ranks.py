@@ -8,6 +8,7 @@ compared with the same burst without a fault: tokens, text, log-probabilities, f
     silence_ms    the longest time between two events of one stream, over the streams of a burst that stay where they
                   are: median and largest; moved_silence_ms: over those of a lost rank, whose prompts are computed again
     noticed_ms    from the signal until the frontend knew: median and largest; stop_noticed_max_ms: of SIGSTOP
+    return        nobody is killed, and a rank that was lost before enters: change_ms is how long the others pause
     change_ms     of that, from the frontend's noticing until all ranks have entered the new view: median and largest
 """
 
@@ -38,6 +39,7 @@ ON_REQUEST = "takes some ten minutes; kills ranks of its own server"
 
 RANKS, MAX_LOST, REDUNDANT = 4, 2, 32  # of the demo model's 32 experts each rank holds 16: any two ranks hold all
 PATIENCE_S = 120.0
+_NO_KILLS = ("warm-up", "none", "none, at last", "SIGSTOP", "return")
 
 
 class LostRanksBench:
@@ -210,6 +212,15 @@ class LostRanksBench:
         await asyncio.sleep(self._random.uniform(0.0, 5.0))
         return 1 + await self.kill(second)
 
+    async def _return_under_load(self) -> None:
+        rank = self._any_rank()
+        await self.kill(rank)
+        await self.wait_states(lambda states: states[rank] == "gone")
+        await asyncio.sleep(0.5)
+        await self.start_joiner(rank)
+        while (await self.ranks())[rank]["state"] != "ready":
+            await self.burst("return")
+
     async def _stop(self) -> int:
         await self._after(0.1, 0.3)
         return await self.kill(self._any_rank(), number=signal.SIGSTOP)
@@ -250,6 +261,9 @@ class LostRanksBench:
         self.noticed_of_kills_s, self.noticed_s = self.noticed_s, []
         for _ in range(num_stops):
             await self.burst("SIGSTOP", self._stop)
+            await self.rejoin_all()
+        for _ in range(num_stops):
+            await self._return_under_load()
             await self.rejoin_all()
         for _ in range(3):
             await self.burst("none, at last")
@@ -295,9 +309,7 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
             if tally.first_error:
                 print(f"{kind}: {tally.first_error}", file=sys.stderr)
         await bench.close()
-    kills = [
-        tally for kind, tally in bench.tallies.items() if kind not in ("warm-up", "none", "none, at last", "SIGSTOP")
-    ]
+    kills = [tally for kind, tally in bench.tallies.items() if kind not in _NO_KILLS]
     silence_s = [silence for tally in kills for silence in tally.silence_s]
     moved_s = [silence for tally in kills for silence in tally.moved_s]
     report.add_row(
