@@ -7,6 +7,8 @@ compared with the same burst without a fault: tokens, text, log-probabilities, f
 
     silence_ms    the longest time between two events of one stream, over the streams of a burst that stay where they
                   are: median and largest; moved_silence_ms: over those of a lost rank, whose prompts are computed again
+    noticed_ms    from the signal until the frontend knew: median and largest; stop_noticed_max_ms: of SIGSTOP
+    return        nobody is killed, and a rank that was lost before enters: change_ms is how long the others pause
     change_ms     of that, from the frontend's noticing until all ranks have entered the new view: median and largest
 """
 
@@ -37,6 +39,7 @@ ON_REQUEST = "takes some ten minutes; kills ranks of its own server"
 
 RANKS, MAX_LOST, REDUNDANT = 4, 2, 32  # of the demo model's 32 experts each rank holds 16: any two ranks hold all
 PATIENCE_S = 120.0
+_NO_KILLS = ("warm-up", "none", "none, at last", "SIGSTOP", "return")
 
 
 class LostRanksBench:
@@ -52,6 +55,11 @@ class LostRanksBench:
         self.expected: list[ObservedStream] = []
         self.burst_s = 0.0
         self._num_bursts = 0
+        self._killed_s: dict[int, float] = {}  # Unix time, by rank
+        self.noticed_of_kills_s: list[float] = []
+        self.noticed_s: list[
+            float
+        ] = []  # from the signal until the frontend knew, of ranks that nobody has replaced yet
         self._num_lost = 0  # ranks that the server should have noticed by now
         self.tallies: dict[str, KillTally] = {}
 
@@ -116,6 +124,7 @@ class LostRanksBench:
         document = (await self._http.get("/v1/eprt/ranks")).json()
         for victim in victims:
             os.kill(document["ranks"][victim]["pid"], number)
+            self._killed_s[victim] = time.time()
         self._num_lost = document["ranks_lost"] + len(victims)
         return len(victims)
 
@@ -140,6 +149,10 @@ class LostRanksBench:
         """Every slot is taken again."""
         deadline_s = time.monotonic() + PATIENCE_S
         await self.wait_states(lambda states: True)
+        for rank in await self.ranks():
+            if rank["state"] == "gone" and rank["rank"] in self._killed_s:
+                self.noticed_s.append(rank["since_s"] - self._killed_s[rank["rank"]])
+        self._killed_s.clear()
         while time.monotonic() < deadline_s:
             ranks = await self.ranks()
             if all(rank["state"] == "ready" for rank in ranks):
@@ -199,19 +212,23 @@ class LostRanksBench:
         await asyncio.sleep(self._random.uniform(0.0, 5.0))
         return 1 + await self.kill(second)
 
+    async def _return_under_load(self) -> None:
+        rank = self._any_rank()
+        await self.kill(rank)
+        await self.wait_states(lambda states: states[rank] == "gone")
+        await asyncio.sleep(0.5)
+        await self.start_joiner(rank)
+        while (await self.ranks())[rank]["state"] != "ready":
+            await self.burst("return")
+
     async def _stop(self) -> int:
         await self._after(0.1, 0.3)
-        rank, start_s = self._any_rank(), time.monotonic()
-        await self.kill(rank, number=signal.SIGSTOP)
-        await self.wait_states(lambda states: states[rank] == "gone")
-        self.masked_s.append(time.monotonic() - start_s)
-        return 1
+        return await self.kill(self._any_rank(), number=signal.SIGSTOP)
 
     # -- the whole --
 
     async def run(self, num_kills: int, num_stops: int) -> dict[str, Any]:
         """Returns what was left over."""
-        self.masked_s: list[float] = []
         for _ in range(2):  # the first one also warms up
             await self.burst("warm-up")
         start_s = time.monotonic()
@@ -241,8 +258,12 @@ class LostRanksBench:
             wrong = sum(tally.num_failed + tally.num_different for tally in self.tallies.values())
             print(f"{done} kills, {wrong} wrong, after {kind}", file=sys.stderr, flush=True)
         after = await self.left_over()
+        self.noticed_of_kills_s, self.noticed_s = self.noticed_s, []
         for _ in range(num_stops):
             await self.burst("SIGSTOP", self._stop)
+            await self.rejoin_all()
+        for _ in range(num_stops):
+            await self._return_under_load()
             await self.rejoin_all()
         for _ in range(3):
             await self.burst("none, at last")
@@ -288,9 +309,7 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
             if tally.first_error:
                 print(f"{kind}: {tally.first_error}", file=sys.stderr)
         await bench.close()
-    kills = [
-        tally for kind, tally in bench.tallies.items() if kind not in ("warm-up", "none", "none, at last", "SIGSTOP")
-    ]
+    kills = [tally for kind, tally in bench.tallies.items() if kind not in _NO_KILLS]
     silence_s = [silence for tally in kills for silence in tally.silence_s]
     moved_s = [silence for tally in kills for silence in tally.moved_s]
     report.add_row(
@@ -303,7 +322,9 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         silence_max_ms=1e3 * max(silence_s),
         moved_silence_median_ms=1e3 * statistics.median(moved_s),
         moved_silence_max_ms=1e3 * max(moved_s),
-        masked_max_s=max(bench.masked_s, default=None),
+        noticed_median_ms=1e3 * statistics.median(bench.noticed_of_kills_s),
+        noticed_max_ms=1e3 * max(bench.noticed_of_kills_s),
+        stop_noticed_max_ms=1e3 * max(bench.noticed_s, default=float("nan")),
         **{f"left_over_{name}": count for name, count in left_over.items()},
     )
     return not any(tally.num_failed + tally.num_different for tally in bench.tallies.values())

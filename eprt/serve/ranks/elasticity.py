@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from eprt import env
 from eprt.engine.router import Router
 from eprt.serve.errors import ApiError, print_line
 from eprt.serve.options import ServeOptions
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 SCHEMA = "eprt.ranks/1"
 _LOOK_S = 0.2  # between two looks at the processes' states
 _STOPPED_LOOKS = 4  # that must find a process stopped
+_LOADS = 10  # times as long as a Suspend a Resume may take: experts are read
 # What differs between ranks of one server, or changes while it runs.
 _OWN_INFO = ("expert_of_slot", "kv_tokens")
 
@@ -61,6 +63,7 @@ class Elasticity:
     def __init__(self, pool: Pool, options: ServeOptions):
         self._pool, self._roster = pool, pool.roster
         self.max_lost_ranks, self._retire_s = options.max_lost_ranks, options.drain_timeout_s
+        self._answer_s: float = env.get("EPRT_TIMEOUT_S")  # for the answer to a Suspend
         self.on_view: list[Callable[[NewView], None]] = []  # called with each view that was entered
         self._joiners: dict[int, Rank] = {}  # by slot: said Hello, take no part yet
         self._leaving: set[int] = set()  # retiring ranks whose requests have ended or were given time enough
@@ -294,8 +297,8 @@ class Elasticity:
         }
 
     async def watch_processes(self) -> None:
-        """Notices ranks that were stopped (SIGSTOP); ends only by cancellation. A rank that hangs in another way is
-        noticed by those that wait for it, at the deadline of their wait."""
+        """Notices ranks that were stopped (SIGSTOP), or do not answer amid a change; ends only by cancellation. A rank
+        that hangs in a step is noticed by those that wait for it, at the deadline of their wait."""
         num_looks = dict.fromkeys(range(self._pool.num_ranks), 0)
         while self.enabled:
             await asyncio.sleep(_LOOK_S)
@@ -303,5 +306,10 @@ class Elasticity:
                 num_looks[rank.rank] = num_looks[rank.rank] + 1 if rank.is_stopped else 0
                 if num_looks[rank.rank] >= _STOPPED_LOOKS and not rank.lost and self._pool.ready.is_set():
                     num_looks[rank.rank] = 0
-                    if not self.survive(rank, "was stopped, and is killed"):
-                        self._pool.lose(rank, "was stopped")
+                    self._give_up(rank, "was stopped, and is killed")
+            for late in self._roster.overdue(self._answer_s, _LOADS * self._answer_s):
+                self._give_up(self._pool.ranks[late], "did not answer, and is killed")
+
+    def _give_up(self, rank: Rank, what: str) -> None:
+        if not self.survive(rank, what):
+            self._pool.lose(rank, what)

@@ -63,7 +63,7 @@ class Roster:
         self._resumed: set[int] = set()
         self._rows: list[list[int]] = []
         self._placement_epoch = 0
-        self._begun_s = 0.0
+        self._begun_s = self._phase_begun_s = 0.0
 
     @property
     def changing(self) -> bool:
@@ -80,6 +80,16 @@ class Roster:
         """Whether every slot takes part, and none is about to leave."""
         return all(self.alive) and not self.changing and not any(slot.state == "retiring" for slot in self.slots)
 
+    def overdue(self, suspend_s: float, resume_s: float) -> list[int]:
+        """Ranks that have not answered the latest Suspend, or Resume, within so many seconds."""
+        if not self.changing:
+            return []
+        answered, allowed_s = (
+            (set(self._suspended), suspend_s) if self._phase == "suspending" else (self._resumed, resume_s)
+        )
+        late = time.monotonic() - self._phase_begun_s > allowed_s
+        return [rank for rank in self.members if late and rank not in answered]
+
     def set_state(self, rank: int, state: str) -> None:
         slot = self.slots[rank]
         slot.state, slot.since_s = state, time.time()
@@ -94,7 +104,7 @@ class Roster:
         self.alive = list(alive)
         if not self.changing:
             self._begun_s = time.monotonic()
-        self._phase = "suspending"
+        self._phase, self._phase_begun_s = "suspending", time.monotonic()
         self._suspended.clear()
         self._resumed.clear()
         for rank in sorted({*self.members, *leaving}):
@@ -110,7 +120,7 @@ class Roster:
         contents = {r: one.expert_of_slot for r, one in self._suspended.items()}
         self._rows = recovery_rows(contents, len(self.slots), self._num_experts())
         self._placement_epoch = 1 + max(one.placement_epoch for one in self._suspended.values())
-        self._phase = "resuming"
+        self._phase, self._phase_begun_s = "resuming", time.monotonic()
         epoch = 1 + max(one.epoch for one in self._suspended.values())
         for member in self.members:
             self._send(member, msg.Resume(self.number, self._rows, epoch, self._placement_epoch, pids))

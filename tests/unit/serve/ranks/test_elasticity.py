@@ -258,6 +258,26 @@ def test_a_retirement_that_cannot_be_is_refused(number, lost, code):
         assert "1 rank of 3 slots per MoE layer hold 3 experts; the model has 4" in caught.value.message
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_rank_that_does_not_answer_amid_a_change_is_given_up(monkeypatch, resumes):
+    async def run() -> None:
+        pool = elastic_pool()
+        monkeypatch.setattr("eprt.serve.ranks.elasticity._LOOK_S", 0)
+        pool.elasticity._answer_s = 0.0
+        lose(pool, 0)
+        for rank in (1, 2) if resumes else (1,):
+            pool.on_message(pool.ranks[rank], msg.Suspended(1, [[0, 1, 2]], 0, 0))
+        if resumes:
+            pool.on_message(pool.ranks[1], msg.Resumed(1))
+        watching = asyncio.ensure_future(pool.elasticity.watch_processes())
+        while pool.roster.number == 1:
+            await asyncio.sleep(0)
+        watching.cancel()
+        assert states(pool) == ["gone", "ready", "gone"] and pool.roster.members == [1]
+
+    asyncio.run(run())
+
+
 def test_stopped_processes_are_noticed(monkeypatch):
     async def run() -> None:
         pool = elastic_pool()
