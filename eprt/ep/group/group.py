@@ -19,7 +19,11 @@ from eprt.ep.group.window import SharedWindow, private_window
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
 # Imported when they are asked for: a program without MPI never imports mpi4py.
-_GROUPS = {"mpi": "eprt.ep.group.mpi_group:MpiGroup", "torch": "eprt.ep.group.torch_group:TorchGroup"}
+_GROUPS = {
+    "mpi": "eprt.ep.group.mpi_group:MpiGroup",
+    "torch": "eprt.ep.group.torch_group:TorchGroup",
+    "host": "eprt.ep.group.host_group:HostGroup",
+}
 
 
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
@@ -51,7 +55,7 @@ class PendingMessage(Protocol):
 
 
 class EPGroup(ABC):
-    """A fixed set of ranks, of which the view says who takes part. Build it with from_mpi, from_torch or single."""
+    """A fixed set of ranks; the view says who takes part. Build it with from_mpi, from_torch, from_host or single."""
 
     rank: int  # of this process
     size: int
@@ -126,6 +130,11 @@ class EPGroup(ABC):
         return resolve_name(_GROUPS["torch"])(process_group)
 
     @staticmethod
+    def from_host(board: Any, rank: int, *, joins: bool = False) -> "EPGroup":
+        """Ranks of one host, started by eprt's launcher with a HostBoard. joins: in the place of one that has ended."""
+        return resolve_name(_GROUPS["host"])(board, rank, joins=joins)
+
+    @staticmethod
     def single() -> "EPGroup":
         """One rank, this process."""
         return SingleGroup()
@@ -142,6 +151,10 @@ class EPGroup(ABC):
     @abstractmethod
     def shared_window(self, num_bytes: int) -> SharedWindow:
         """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice."""
+
+    def lasting_window(self, num_bytes: int) -> SharedWindow:
+        """A shared window of which a process that takes a lost rank's place finds its segment as it was left."""
+        return self.shared_window(num_bytes)
 
     # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 
