@@ -48,9 +48,9 @@ class LostRanksBench:
     def __init__(self, server: RunningServer, num_streams: int, num_tokens: int, seed: int):
         self._server, self._random = server, random.Random(seed)
         self._bodies = bodies(num_streams, num_tokens)
-        self._http = httpx.AsyncClient(
-            base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
-        )
+        # None is kept alive: the server closes one that was idle for 5 s, which may be when it is used again.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits)
         self._joiners: dict[int, asyncio.subprocess.Process] = {}  # by rank
         self.expected: list[ObservedStream] = []
         self.burst_s = 0.0
