@@ -123,3 +123,5 @@ class DeepseekModel(Model):
 
     def close(self) -> None:
         self.exchange.close()
+        if self.expert_source is not None:
+            self.expert_source.close()

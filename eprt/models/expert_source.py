@@ -1,4 +1,4 @@
-"""ExpertSource: experts of a model that serves already, read from its checkpoint once more.
+"""ExpertSource: experts of a model that serves already, from copies in host memory or from its checkpoint once more.
 
 For a rank that is to hold other experts than at the start. Knows names of tensors, and nothing of who asks.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from eprt.layers.moe import EPMoE
 from eprt.models.checkpoint import SCALE_SUFFIX, TensorSource
+from eprt.models.expert_copies import ExpertCopies
 from eprt.models.model import ExpertPlace
 from eprt.ops.weight import Weight
 
@@ -14,14 +15,25 @@ MATRICES = ("gate", "up", "down")
 
 
 class ExpertSource:
-    """checkpoint: from which the model was read; its files may be closed."""
+    """Where a rank gets experts from.
 
-    def __init__(self, checkpoint: TensorSource):
-        self._checkpoint = checkpoint
+    Args:
+        checkpoint: from which the model was read; its files may be closed.
+        copies: that are asked first; None: there are none.
+    """
+
+    def __init__(self, checkpoint: TensorSource, copies: ExpertCopies | None = None):
+        self._checkpoint, self._copies = checkpoint, copies
         checkpoint.on_read = lambda: None  # nobody watches any more
 
     def load(self, places: Sequence[ExpertPlace], layers: Sequence[EPMoE]) -> None:
-        """Several threads read ahead, through all layers."""
+        """Fills the buffers. From a checkpoint several threads read ahead, through all layers."""
+        if self._copies is not None:
+            places = self._copies.load(places, layers)
+        if places:
+            self._read(places, layers)
+
+    def _read(self, places: Sequence[ExpertPlace], layers: Sequence[EPMoE]) -> None:
         checkpoint = self._checkpoint
         prefixes = [f"model.layers.{layers[place.row].layer_idx}.mlp.experts.{place.expert}." for place in places]
         names = [f"{prefix}{matrix}_proj.weight" for prefix in prefixes for matrix in MATRICES]
@@ -32,6 +44,10 @@ class ExpertSource:
                 layers[place.row].pool.fill_buffer(place.buffer, *read_swiglu(checkpoint, prefix))
         finally:
             checkpoint.close()
+
+    def close(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
 
 
 def read_swiglu(checkpoint: TensorSource, prefix: str) -> tuple[Weight, Weight, Weight]:

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bind_flag(group)
     add_engine_flags(group, "ep_payload")
     _add_losses(group)
+    add_engine_flags(group, "expert_host_copies")
 
     _add_diagnosis(parser.add_argument_group("diagnosis"))
     _add_expert_load(parser.add_argument_group("expert load"))

@@ -82,6 +82,21 @@ def test_a_process_joins_in_the_place_of_a_lost_rank_and_retires(tmp_path):
         assert "joins\n" in output and set(states(url).values()) == {"ready", "gone"}
 
 
+def test_lost_experts_come_from_host_memory(tmp_path):
+    for file in MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    flags = ("--max-lost-ranks", "1", "--num-redundant-experts", "32", "--expert-host-copies", "node")
+    with RunningServer(tmp_path, 2, *flags, "--served-model-name", COUNTING["model"], variables=PATIENT) as server:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+            expected = token_ids(http)
+            for file in tmp_path.glob("*.safetensors"):
+                file.unlink()
+            os.kill(pids(server.url)[0], signal.SIGKILL)
+            assert token_ids(http) == expected
+        assert server.stop() == 0, server.output()
+        assert "copies of all experts: " in server.output()
+
+
 def test_the_launcher_starts_a_lost_rank_again():
     with elastic(2, "--restart-lost-ranks") as (server, http):
         url, expected = server.url, token_ids(http)

@@ -152,6 +152,10 @@ class EPGroup(ABC):
     def shared_window(self, num_bytes: int) -> SharedWindow:
         """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice."""
 
+    def lasting_window(self, num_bytes: int) -> SharedWindow:
+        """A shared window of which a process that takes a lost rank's place finds its segment as it was left."""
+        return self.shared_window(num_bytes)
+
     # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 
     @abstractmethod

@@ -47,6 +47,12 @@ class HostGroup(EPGroup):
         self._exchange("barrier", None)
 
     def shared_window(self, num_bytes: int) -> SharedWindow:
+        return self._make_window(num_bytes, clears=self.joins)
+
+    def lasting_window(self, num_bytes: int) -> SharedWindow:
+        return self._make_window(num_bytes, clears=False)
+
+    def _make_window(self, num_bytes: int, clears: bool) -> SharedWindow:
         if self.size == 1:
             return private_window(num_bytes)
         before = self._board.read_value(self.rank, self._num_calls)
@@ -58,7 +64,7 @@ class HostGroup(EPGroup):
         sizes = self._exchange("window", num_bytes)
         at = self._window_at + sum(-(-size // PAGE) * PAGE for size in sizes[: self.rank])
         segments, self._window_at = self._board.map_window(self._window_at, sizes)
-        if self.joins:
+        if clears:
             self._board.clear_window(segments[self.rank], at)
         return SharedWindow(segments)
 

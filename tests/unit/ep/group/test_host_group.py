@@ -75,6 +75,17 @@ def test_a_joiner_sets_up_alone_with_its_own_segment_clear(board):
     assert another.allgather(0)[1] == (1, "anew")
 
 
+def test_a_lasting_window_is_as_its_rank_left_it(board):
+    def last(group: EPGroup) -> object:
+        window = group.lasting_window(100)
+        window.segments[group.rank][:] = 1 + group.rank
+        return window
+
+    on_all_ranks(board, last)
+    joiner = set_up(board, 2, joins=True)
+    assert [int(segment[0]) for segment in joiner.lasting_window(100).segments] == [1, 2, 3]
+
+
 def test_a_joiner_with_other_memory_is_refused(board):
     on_all_ranks(board, calls)
     joiner = set_up(board, 1, joins=True)
