@@ -48,13 +48,14 @@ class LostRanksBench:
     def __init__(self, server: RunningServer, num_streams: int, num_tokens: int, seed: int):
         self._server, self._random = server, random.Random(seed)
         self._bodies = bodies(num_streams, num_tokens)
-        self._http = httpx.AsyncClient(
-            base_url=server.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)
-        )
+        # None is kept alive: the server closes one that was idle for 5 s, which may be when it is used again.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits)
         self._joiners: dict[int, asyncio.subprocess.Process] = {}  # by rank
         self.expected: list[ObservedStream] = []
         self.burst_s = 0.0
         self._num_bursts = 0
+        self.num_rolled_back = 0  # migrations that a kill ended
         self._killed_s: dict[int, float] = {}  # Unix time, by rank
         self.noticed_of_kills_s: list[float] = []
         self.noticed_s: list[
@@ -193,15 +194,22 @@ class LostRanksBench:
         await self._after(0.0, 0.8)
         return await self.kill(*self._random.sample(range(RANKS), 2))
 
-    async def _kill_migration(self) -> int:
+    async def _migrate(self) -> None:
+        """All experts are on their way elsewhere when this returns."""
         placement = (await self._http.get("/v1/eprt/placement")).json()
         for row in placement["physical_to_logical_map"]:
             self._random.shuffle(row)
         body = {"placement": {**placement, "slot_weight": None}}
         answer = await self._http.post("/v1/eprt/rebalance", json=body)
         assert answer.status_code == 202, answer.text
-        await self._after(0.0, 0.4)
-        return await self.kill(self._any_rank())
+
+    async def _kill_migration(self) -> int:
+        await self._after(0.0, 0.3)
+        num = await self.kill(self._any_rank())
+        await self.wait_states(lambda states: "gone" in states)
+        migration = (await self._http.get("/v1/eprt/rebalance")).json()["migration"]
+        self.num_rolled_back += migration["state"] == "rolled_back"
+        return num
 
     async def _kill_join(self) -> int:
         first, second = self._random.sample(range(RANKS), 2)
@@ -252,6 +260,8 @@ class LostRanksBench:
         while done < num_kills:
             kind = self._random.choice(list(kinds))
             fault = kinds[kind]
+            if kind == "migration":
+                await self._migrate()
             await (self._kill_idle() if fault is None else self.burst(kind, fault))
             await self.rejoin_all()
             done = sum(tally.num_faults for tally in self.tallies.values())
@@ -322,6 +332,7 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         silence_max_ms=1e3 * max(silence_s),
         moved_silence_median_ms=1e3 * statistics.median(moved_s),
         moved_silence_max_ms=1e3 * max(moved_s),
+        migrations_ended=bench.num_rolled_back,
         noticed_median_ms=1e3 * statistics.median(bench.noticed_of_kills_s),
         noticed_max_ms=1e3 * max(bench.noticed_of_kills_s),
         stop_noticed_max_ms=1e3 * max(bench.noticed_s, default=float("nan")),

@@ -73,6 +73,7 @@ class Frontend:
         self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
         metrics.registry.register(RebalanceCollector(self._rebalancer))
         self._pool.elasticity.on_view.append(self._rebalancer.enter_view)
+        self._pool.elasticity.hand_over = self._rebalancer.hand_over
         app = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer).app()
         self._server = _Server(
             uvicorn.Config(

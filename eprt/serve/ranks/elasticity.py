@@ -6,7 +6,7 @@ it would write later is theirs. Knows nothing of HTTP, nor of how ranks enter a 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -64,6 +64,8 @@ class Elasticity:
         self._pool, self._roster = pool, pool.roster
         self.max_lost_ranks, self._retire_s = options.max_lost_ranks, options.drain_timeout_s
         self._answer_s: float = env.get("EPRT_TIMEOUT_S")  # for the answer to a Suspend
+        # Before a rank retires: gives its experts to others, while all serve.
+        self.hand_over: Callable[[int], Awaitable[None]] = _hand_over_nothing
         self.on_view: list[Callable[[NewView], None]] = []  # called with each view that was entered
         self._joiners: dict[int, Rank] = {}  # by slot: said Hello, take no part yet
         self._leaving: set[int] = set()  # retiring ranks whose requests have ended or were given time enough
@@ -248,7 +250,7 @@ class Elasticity:
         self._check_retirement(number)
         self._roster.set_state(number, "retiring")
         self._pool.router.close_rank(number)
-        self._retiring[number] = asyncio.get_running_loop().create_task(self._wait_quiet(number))
+        self._retiring[number] = asyncio.get_running_loop().create_task(self._empty_and_leave(number))
         return self.document()
 
     def _check_retirement(self, number: int) -> None:
@@ -267,9 +269,10 @@ class Elasticity:
             words = capacity_words(info.num_experts, num_slots, num_left)
             raise ApiError(409, f"rank {number} cannot retire: {words}", code="capacity")
 
-    async def _wait_quiet(self, number: int) -> None:
+    async def _empty_and_leave(self, number: int) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._retire_s
+        await self.hand_over(number)
         while self._pool.sequences.num_on(number) and loop.time() < deadline_s:
             await asyncio.sleep(0.05)
         if self._roster.slots[number].state == "retiring":
@@ -313,3 +316,7 @@ class Elasticity:
     def _give_up(self, rank: Rank, what: str) -> None:
         if not self.survive(rank, what):
             self._pool.lose(rank, what)
+
+
+async def _hand_over_nothing(rank: int) -> None:
+    """Without experts that can move."""

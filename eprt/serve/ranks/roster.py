@@ -77,8 +77,8 @@ class Roster:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every slot takes part, and none is about to leave."""
-        return all(self.alive) and not self.changing and not any(slot.state == "retiring" for slot in self.slots)
+        """Whether every slot takes part."""
+        return all(self.alive) and not self.changing
 
     def overdue(self, suspend_s: float, resume_s: float) -> list[int]:
         """Ranks that have not answered the latest Suspend, or Resume, within so many seconds."""

@@ -6,7 +6,6 @@ their own (eprt/balancer/job.py). docs/rebalancing.md has the whole protocol. Kn
 
 import asyncio
 import contextlib
-import io
 import logging
 import os
 import time
@@ -30,10 +29,10 @@ from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.expert_load import expert_load, total_load
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.roster import NewView
-from eprt.serve.rebalance.migration import Migration, placement_after, with_a_commit
+from eprt.serve.rebalance.migration import Migration, placement_after, placement_without, with_a_commit
 from eprt.serve.rebalance.planning import solve_apart
 from eprt.serve.rebalance.request import RebalanceRequest, parse_rebalance
-from eprt.serve.rebalance.routing_sample import RoutingSample
+from eprt.serve.rebalance.routing_sample import RoutingSample, as_npz
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ class Rebalancer:
             window_T = statistics.window_of_steps(sample.topk_step[0])
         parts = dict(zip(("load", "load_prefill", "load_decode"), windows)) | vars(sample)
         parts["topk_window"] = np.tile(window_T, (num_layers, 1))
-        return await asyncio.to_thread(_as_npz, parts)
+        return await asyncio.to_thread(as_npz, parts)
 
     async def _routing_sample(self) -> RoutingSample:
         """ApiError 503 where a rank takes too long to answer."""
@@ -212,6 +211,17 @@ class Rebalancer:
                 await self._decide(answer, "posted")
         if not request.dry_run:
             self._start_migration(answer, before, request.rank_speeds)
+
+    async def hand_over(self, rank: int) -> None:
+        """Before a rank leaves: the others get what only it holds, as far as experts can move now. Never raises."""
+        target = placement_without(self.placement, rank)
+        if target is None:
+            return
+        try:
+            await self._plan_and_move(RebalanceRequest(target=target))
+            await asyncio.wait({self._following} if self._following else ())
+        except (ApiError, ValueError) as error:
+            _log.info("rank %d leaves with experts that others must read: %s", rank, error)
 
     def _check_room(self) -> None:
         if not self._pool.roster.is_whole:
@@ -388,10 +398,3 @@ class Rebalancer:
         if self._following is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._following, 2.0)
-
-
-def _as_npz(parts: dict[str, np.ndarray]) -> bytes:
-    """Not compressed: compressing a large model's load takes seconds."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **parts)  # type: ignore[arg-type]
-    return buffer.getvalue()

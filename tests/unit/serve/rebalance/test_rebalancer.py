@@ -189,3 +189,24 @@ def test_a_plan_for_ranks_that_have_changed_since_is_not_carried_out():
     rebalancer.enter_view(NewView(1, (True, True), (1,), [[0, 1, 2, 0]], 1))
     with pytest.raises(ApiError, match="the ranks have changed"):
         rebalancer._start_migration(answer, before)
+
+
+def test_a_rank_that_leaves_hands_its_experts_over_first(monkeypatch):
+    """Others get what only it holds; where experts cannot move now, it leaves all the same."""
+    jobs: list[MigrationJob] = []
+    rebalancer = rebalancer_of(((0, 1, -1), (2, 0, -1)), migrate=jobs.append)
+    monkeypatch.setattr(rebalancer, "_follow", lambda job, target: asyncio.sleep(0))
+
+    async def plan_apart(request: PlanRequest):
+        return solve(request)
+
+    monkeypatch.setattr(rebalance, "solve_apart", plan_apart)
+    asyncio.run(rebalancer.hand_over(1))
+    (job,) = jobs
+    assert job.rounds[-1].rows == {0: (0, 1, 2, 2, 0, -1)}
+    rebalancer.enter_view(NewView(1, (True, True), (), [[0, 1, 2, 2, 0, -1]], 9))
+    asyncio.run(rebalancer.hand_over(1))
+    rebalancer._pool.roster.is_whole = False  # type: ignore[misc]
+    rebalancer.enter_view(NewView(2, (True, True), (), [[0, 1, -1, 2, 0, -1]], 10))
+    asyncio.run(rebalancer.hand_over(1))
+    assert len(jobs) == 1
