@@ -188,3 +188,48 @@ def test_an_engine_that_failed_otherwise_is_not_resumed():
     with pytest.raises(RuntimeError, match="broken off by KeyboardInterrupt: make a new one"):
         engine.suspend()
     assert issubclass(ViewChangedError, EPError)
+
+
+@pytest.mark.parametrize("where", ["forward", "check"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nobody_reads_pages_of_a_step_that_was_thrown_away(where, ahead):
+    """The second request shares pages that the first one was to fill; a third one comes when the first is gone."""
+    prompt, params = [6, 7, 8, 9] * 4, SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True)
+    engine = make_engine(overlap_schedule=ahead)
+    losing = LosingEngine(engine)
+    engine.add_request("a", prompt, params)
+    engine.add_request("b", prompt, params)
+    assert losing.lose(where) == []
+    engine.abort("a")
+    engine.add_request("c", prompt, params)
+    outputs = run(engine)
+    assert tokens_of(outputs["b"]) == tokens_of(outputs["c"]) == expected(prompt, params)[0]
+
+
+def test_a_page_that_a_lost_decode_was_to_fill_is_not_found():
+    """Where steps are launched ahead, a page is known before the decode that fills it is done."""
+    prompt, params = [6, 7, 8], SamplingParams(max_tokens=12, temperature=0, seed=0, ignore_eos=True)
+    want = expected(prompt, params)[0]
+    for num_steps in range(2, 9):
+        engine = make_engine(overlap_schedule=True)
+        losing = LosingEngine(engine)
+        engine.add_request("a", prompt, params)
+        got = [output for _ in range(num_steps) for output in engine.step().outputs]
+        got += losing.lose("check")
+        assert tokens_of(got) == want[: len(got)]
+        engine.abort("a")
+        engine.add_request("b", prompt + want[:8], SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True))
+        assert tokens_of(run(engine)["b"]) == want[8:]
+
+
+def test_pages_that_a_lost_step_left_behind_are_not_found():
+    """The request was aborted while its prompt was computed."""
+    prompt, params = [6, 7, 8, 9] * 4, SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True)
+    engine = make_engine(overlap_schedule=True)
+    losing = LosingEngine(engine)
+    engine.add_request("a", prompt, params)
+    engine.step()
+    engine.abort("a")
+    assert losing.lose("check") == []
+    engine.add_request("b", prompt, params)
+    assert tokens_of(run(engine)["b"]) == expected(prompt, params)[0]
