@@ -3,14 +3,18 @@
 import contextlib
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.errors import EPError, RankLostError, ViewChangedError
 from eprt.ep.group.view import View
+from tests.unit.cases import MODEL
 from tests.unit.engine.cases import expected, make_engine, run, tokens_of
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, seed=0, ignore_eos=True)
@@ -146,6 +150,29 @@ def test_outputs_of_a_moved_request_repeat_nothing():
         outputs.append(run(engine)["a"])
     whole, rest = outputs
     assert whole[0].prompt_logprobs is not None and rest == whole[3:]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 7, "page_size": 4}, {"num_speculative_tokens": 2}])
+def test_a_moved_request_goes_on_to_the_bit_in_bfloat16(options):
+    """On the demo model, whose prompts' attention rounds otherwise than its decodes'; random prompts, so that tokens
+    are almost equally likely. As on another rank, nothing is in the cache."""
+    rng, requests = np.random.default_rng(0), {}
+    for i in range(8):
+        prompt = rng.integers(2, 600, rng.integers(1, 40)).tolist()
+        params = SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
+        requests[str(i)] = (prompt, params)
+
+    def generate(num_known: dict[str, list[int]]) -> dict[str, list]:
+        engine = Engine(EngineConfig(str(MODEL), kv_cache_gb=0.01, **options))
+        for request_id, (prompt, params) in requests.items():
+            engine.add_request(request_id, prompt, params, generated=num_known.get(request_id, []))
+        outputs = run(engine)
+        engine.close()
+        return {key: [replace(output, num_cached_tokens=0) for output in outputs[key]] for key in outputs}
+
+    whole = generate({})
+    cut = {key: tokens_of(outputs)[: 1 + 3 * int(key) % 11] for key, outputs in whole.items()}
+    assert generate(cut) == {key: whole[key][len(cut[key]) :] for key in whole}
 
 
 @pytest.mark.parametrize("num", [6, 9])
