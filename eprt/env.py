@@ -72,7 +72,13 @@ TABLE: dict[str, Variable] = {
             "EPRT_GPU_ATTENTION",
             "auto",
             _one_of("auto", "flashmla", "eprt", "triton"),
-            "decoding attention on GPUs; auto: the first of the others that is installed and fits",
+            "kernel of attention on GPUs; auto: the first of the others that fits; prompts: triton, or what is fastest",
+        ),
+        Variable(
+            "EPRT_GPU_ATTENTION_CUTS",
+            "any",
+            _one_of("any", "none"),
+            "whether eprt's attention kernel may cut a request's context; none: bits do not depend on other requests",
         ),
         Variable(
             "EPRT_KERNEL_CACHE",

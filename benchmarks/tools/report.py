@@ -20,7 +20,7 @@ from eprt import machine
 ROOT = provenance.ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 # Beside eprt's own requirements, whose versions machine.describe() tells.
-PEERS = ("scipy", "triton", "nvidia-cuda-nvrtc", "deep_ep", "flash_mla")
+PEERS = ("scipy", "triton", "nvidia-cuda-nvrtc", "deep_ep", "flash_mla", "sgl-deep-gemm")
 
 
 class BenchmarkReport:

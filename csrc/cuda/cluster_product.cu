@@ -8,6 +8,7 @@
 //
 // Compile-time constants: TOKENS (16, 32, 64 or 128), WARPGROUPS, BLOCKS (1 or 2; 2 only where a tile is a multiple of
 // 128 rows), SPLITS (at most 8), STAGES.
+#include "tensor_map.cuh"
 #include "wgmma.cuh"
 
 namespace eprt {
@@ -22,10 +23,6 @@ constexpr int kThreads = kConsumers + (kUnequal ? 128 : kWarp);
 constexpr int kConsumersOnly = 1;      // barrier
 constexpr int kSumStride = kTile + 4;  // avoids bank conflicts of a warp's stores
 static_assert(BLOCKS == 1 || kTile % kScaleGroup == 0, "a warpgroup's rows share a scale");
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
 
 struct ClusterProductParams {
   TensorMap w;           // boxes of kTile rows, 128 columns
@@ -52,14 +49,6 @@ struct Shared {
   float x_scale[STAGES][TOKENS];
   uint64_t full[STAGES], empty[STAGES];
 };
-
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
-      : "memory");
-}
 
 // This block's steps [begin, end).
 struct Share {

@@ -227,6 +227,9 @@ constexpr float kTiny = 1e-30f;  // keeps a group of zeros from dividing by zero
 EPRT_DEVICE float bf16_lo(uint32_t w) { return __uint_as_float(w << 16); }
 EPRT_DEVICE float bf16_hi(uint32_t w) { return __uint_as_float(w & 0xffff0000u); }
 
+// -inf: the largest of no numbers, log2 of the weight of nothing.
+EPRT_DEVICE float nothing() { return __uint_as_float(0xff800000u); }
+
 EPRT_DEVICE uint32_t pack_bf16(float lo, float hi) {  // round to nearest even
   uint32_t w;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));

@@ -1,16 +1,18 @@
 // y = x W_e^T for bf16 rows that are grouped by expert, tens to hundreds each: y [R, N] is bf16, sums are fp32.
 //
 // A tile is 256 rows of W times all rows of an expert up to 176 (more rows are cut into equal tiles), so that W
-// passes through shared memory once: what such a product waits for is bytes from L2. The two thread blocks of a
-// cluster compute neighbouring tiles of W and load the tile of x that both need only once, each one half of it, for
-// both. Of a block, one thread keeps loads STAGES steps ahead, and two warpgroups multiply, each a quarter of the
-// tile's rows of W from its first half and a quarter from its second half. If gated, the halves are gate and up
-// rows, so that a thread holds the gate and the up value of each of its outputs.
+// passes through shared memory once or twice: what such a product waits for is bytes from L2. The two thread blocks of
+// a cluster compute neighbouring tiles and load what both need only once, each one half of it, for both: a tile of W
+// where an expert has two tiles of rows, else the tile of rows. Of a block, one thread keeps loads STAGES steps ahead,
+// and two warpgroups multiply, each a quarter of the tile's rows of W from its first half and a quarter from its second
+// half. If gated, the halves are gate and up rows, so that a thread holds the gate and the up value of each of its
+// outputs.
 //
-// The grid is persistent: a cluster takes each num_clusters-th unit. A unit is (expert, two tiles of W, tile of rows).
+// The grid is persistent: a cluster takes each num_clusters-th unit, which is two tiles.
 //
 // Compile-time constants: GATED (W_e is [2N, K], gate rows, then up rows; y = silu(gate) * up), STAGES.
-#include "wgmma_grouped.cuh"
+#include "tensor_map.cuh"
+#include "wgmma_bf16.cuh"
 
 namespace eprt {
 
@@ -23,10 +25,6 @@ constexpr int kConsumers = 256;  // threads
 constexpr int kThreads = 384;    // registers are moved by warpgroup, so the loading thread has one
 constexpr int kMostExperts = 1024;
 constexpr int kColumns = GATED ? kHalf : 2 * kHalf;  // of y in a tile
-
-struct alignas(64) TensorMap {
-  uint64_t word[16];
-};
 
 struct GroupedProductParams {
   TensorMap w;            // all matrices, boxes of kHalf rows and kStep columns
@@ -56,13 +54,18 @@ EPRT_DEVICE int row_tiles(int rows) { return (rows + kMostRows - 1) / kMostRows;
 
 EPRT_DEVICE int tiles_of_n(int n) { return (n + kColumns - 1) / kColumns; }
 
+// Units of an expert with so many tiles of rows: two of these by each tile of W, then the last of an odd number of them
+// by each two tiles of W.
+EPRT_DEVICE int units_of(int tiles, int tiles_of_w) {
+  return tiles / 2 * tiles_of_w + tiles % 2 * ((tiles_of_w + 1) / 2);
+}
+
 // Called by one warp: fills begin and unit.
 EPRT_DEVICE void find_units(const GroupedProductParams& p, Shared& s, int lane) {
-  const int pairs = (tiles_of_n(p.n) + 1) / 2;
   int rows_before = 0, units_before = 0;
   for (int first = 0; first < p.num_experts; first += kWarp) {
     const int expert = first + lane, count = expert < p.num_experts ? p.count[expert] : 0;
-    const int units = row_tiles(count) * pairs;
+    const int units = units_of(row_tiles(count), tiles_of_n(p.n));
     int rows_sum = count, units_sum = units;
     for (int by = 1; by < kWarp; by *= 2) {
       const int rows_left = __shfl_up_sync(kAllLanes, rows_sum, by);
@@ -88,18 +91,21 @@ EPRT_DEVICE int cluster_rank() {
 // The units of this cluster, one after the other.
 struct Units {
   int next = blockIdx.x / 2, expert = 0;
-  int tile = 0;   // of W: this block's
-  int row = 0;    // first row of the tile in x and y
-  int rows = 0;   // of the tile
-  int boxes = 0;  // of x that hold them
+  int tile = 0;           // of W: this block's
+  int row = 0;            // first row of the tile in x and y
+  int rows = 0;           // of the tile
+  int boxes = 0;          // of x that hold them
+  bool shares_w = false;  // whether both blocks compute this tile of W; else both compute this tile of rows
 
   EPRT_DEVICE bool take(const GroupedProductParams& p, const Shared& s, int rank) {
     if (next >= s.unit[p.num_experts]) return false;
     while (next >= s.unit[expert + 1]) ++expert;
     const int count = s.begin[expert + 1] - s.begin[expert], tiles = row_tiles(count);
-    const int within = next - s.unit[expert], row_tile = within % tiles;
     boxes = ((count + tiles - 1) / tiles + kBox - 1) / kBox;
-    tile = within / tiles * 2 + rank;
+    const int within = next - s.unit[expert], tiles_of_w = tiles_of_n(p.n), of_pairs = tiles / 2 * tiles_of_w;
+    shares_w = within < of_pairs;
+    const int row_tile = shares_w ? within / tiles_of_w * 2 + rank : tiles - 1;
+    tile = shares_w ? within % tiles_of_w : (within - of_pairs) * 2 + rank;
     const int first = row_tile * boxes * kBox;
     row = s.begin[expert] + first, rows = min(boxes * kBox, count - first);
     next += gridDim.x / 2;
@@ -107,27 +113,42 @@ struct Units {
   }
 };
 
-EPRT_DEVICE void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+// How long L2 keeps lines. Many clusters read the same rows of x, while W, read once or twice, passes by.
+EPRT_DEVICE uint64_t keep_longest() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+  return policy;
+}
+EPRT_DEVICE uint64_t keep_as_it_is() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_unchanged.b64 %0;" : "=l"(policy));
+  return policy;
+}
+
+EPRT_DEVICE void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
 
 // To the same place in both blocks, whose barriers count it.
-EPRT_DEVICE void load_box_for_both(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+EPRT_DEVICE void load_box_for_both(void* to, const TensorMap* map, int column, int row, uint64_t* barrier,
+                                   uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(uint16_t(3))
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"(uint16_t(3)), "l"(policy)
       : "memory");
 }
 
+// Not with a release at the cluster's scope, which would wait for all of the warp's memory operations, some 0.7 us in
+// every step: what the arriving warp gives back was read by tensor cores, and it has waited for these.
 EPRT_DEVICE void arrive_at(int rank, uint64_t* barrier) {
   asm volatile(
       "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; "
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at]; }" ::"r"(shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");
 }
@@ -138,15 +159,38 @@ EPRT_DEVICE void publish_barriers() {
 }
 
 // The loading warpgroup's registers go to the multiplying ones. Called by whole warpgroups.
-EPRT_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
-EPRT_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }
+EPRT_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+EPRT_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
 
 EPRT_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// One step of a unit into a slot.
+struct Loads {
+  const GroupedProductParams& p;
+  int rank;
+  uint64_t w_policy = keep_as_it_is(), x_policy = keep_longest();
+
+  EPRT_DEVICE void load(Stage& stage, uint64_t* full, const Units& unit, int column, int w_row) const {
+    const int second_row = w_row + (GATED ? p.n : kHalf);
+    barrier_expect(full, sizeof(stage.w) + unit.boxes * kBox * kStepBytes);
+    if (unit.shares_w) {
+      load_box_for_both(stage.w + rank * kHalf * kStepBytes, &p.w, column, rank ? second_row : w_row, full, w_policy);
+      for (int box = 0; box < unit.boxes; ++box)
+        load_box(stage.x + box * kBox * kStepBytes, &p.x, column, unit.row + box * kBox, full, x_policy);
+    } else {
+      load_box(stage.w, &p.w, column, w_row, full, w_policy);
+      load_box(stage.w + kHalf * kStepBytes, &p.w, column, second_row, full, w_policy);
+      for (int box = rank; box < unit.boxes; box += 2)
+        load_box_for_both(stage.x + box * kBox * kStepBytes, &p.x, column, unit.row + box * kBox, full, x_policy);
+    }
+  }
+};
+
 // Called by one thread.
 EPRT_DEVICE void load_units(const GroupedProductParams& p, Shared& s, int rank) {
+  const Loads loads{p, rank};
   Units units;
   int slot = 0;
   uint32_t parity = 1;  // a phase before the first one counts as ended
@@ -155,13 +199,7 @@ EPRT_DEVICE void load_units(const GroupedProductParams& p, Shared& s, int rank) 
     const int w_row = matrix * (GATED ? 2 : 1) * p.n + units.tile * kColumns;
     for (int step = 0; step < p.steps; ++step) {
       barrier_wait(s.empty + slot, parity);
-      Stage& stage = s.stage[slot];
-      uint64_t* full = s.full + slot;
-      barrier_expect(full, sizeof(stage.w) + units.boxes * kBox * kStepBytes);
-      load_box(stage.w, &p.w, step * kStep * 2, w_row, full);
-      load_box(stage.w + kHalf * kStepBytes, &p.w, step * kStep * 2, w_row + (GATED ? p.n : kHalf), full);
-      for (int box = rank; box < units.boxes; box += 2)
-        load_box_for_both(stage.x + box * kBox * kStepBytes, &p.x, step * kStep * 2, units.row + box * kBox, full);
+      loads.load(s.stage[slot], s.full + slot, units, step * kStepBytes, w_row);
       if (++slot == STAGES) slot = 0, parity ^= 1;
     }
   }
@@ -217,7 +255,7 @@ EPRT_DEVICE void multiply_unit(const GroupedProductParams& p, Shared& s, const U
       multiply_bf16<kRows>(second, w + kToSecond + 2 * k, x + 2 * k);
     }
     multiply_commit();
-    multiply_wait_all_but_last();
+    multiply_wait_all_but<1>();
     if (last >= 0 && lane < 2) arrive_at(lane, s.empty + last);
     last = slot;
     if (++slot == STAGES) slot = 0, parity ^= 1;

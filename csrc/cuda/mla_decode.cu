@@ -15,31 +15,14 @@
 //
 // Compile-time constant: CTAS (thread blocks of a cluster, 1 or 2).
 #include "mla_load.cuh"
+#include "softmax.cuh"
 #include "wgmma_bf16.cuh"
 
 namespace eprt {
 
-constexpr float kSlack = 8.f;  // log2
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kAllConsumers = 3;  // barrier; 1 + w is that of warpgroup w
+// Barriers of the thread block. kWeighed + w: warpgroup w has stored a block's weights, which the other one awaits.
+constexpr int kOfWarpgroup = 1, kAllConsumers = 3, kWeighed = 4;
 constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kRowStep = 128;  // in descriptors
-
-EPRT_DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// What a row's sums are multiplied by when the scale of its weights changes.
-EPRT_DEVICE float fade(float before, float after) {
-  return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
-}
-
-// Trades the upper lane's first word for the lower lane's second one.
-EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int distance) {
-  const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? first : second, distance);
-  first = upper ? got : first, second = upper ? second : got;
-}
 
 // What a thread of warpgroup w holds: columns 256 w .. 256 w + 255 of two rows, as products leave them.
 template <int w>
@@ -87,7 +70,7 @@ struct Consumer {
       *reinterpret_cast<Vec16*>(s.kv[buffer][w * kHalf + tile] + at * 128 + chunk * 16) = Vec16{};
     }
     bulk_fence_shared();
-    barrier_sync(1 + w, kWarpgroup);
+    barrier_sync(kOfWarpgroup + w, kWarpgroup);
   }
 
   // The scores of the block in the own buffer.
@@ -106,6 +89,28 @@ struct Consumer {
     multiply_commit();
   }
 
+  // The log2 scales of a block's weights: those so far, but of rows with a score far above. Stores new ones.
+  EPRT_DEVICE void find_scale(const float (&score)[32], float scale, float (&larger)[2]) {
+    float x[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      x[h] = fmaxf(score[2 * h], score[2 * h + 1]);
+#pragma unroll
+      for (int j = 1; j < 8; ++j) x[h] = fmaxf(x[h], fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
+      x[h] *= scale, larger[h] = most[h];
+    }
+    // Not ">=": a row without a scale asks for one. A vote is cheaper than the exchange between a row's lanes: products
+    // leave hardly any of shared memory's bandwidth, which exchanges use, too.
+    if (!__any_sync(kAllLanes, !(x[0] < most[0] + kSlack && x[1] < most[1] + kSlack))) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      x[h] = fmaxf(x[h], __shfl_xor_sync(kAllLanes, x[h], 1));
+      x[h] = fmaxf(x[h], __shfl_xor_sync(kAllLanes, x[h], 2));
+      if (x[h] > most[h] + kSlack) larger[h] = x[h];
+    }
+    if (lane % 4 == 0) s.most[warp * 8 + lane / 4] = {larger[0], larger[1]};
+  }
+
   // Scores become weights; stores them for the other warpgroup. first: position of the block.
   EPRT_DEVICE void weigh(float (&score)[32], int first, float (&larger)[2], float (&part)[2]) {
     const float scale = p.scale * kLog2e;
@@ -116,16 +121,7 @@ struct Consumer {
         if (position >= visible[i / 2 % 2]) score[i] = nothing();
       }
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float x = fmaxf(score[2 * h], score[2 * h + 1]);
-#pragma unroll
-      for (int j = 1; j < 8; ++j) x = fmaxf(x, fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
-      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2)) * scale;
-      larger[h] = x > most[h] + kSlack ? x : most[h];
-      if (lane % 4 == 0) s.most[w][row + 8 * h] = larger[h];
-    }
+    find_scale(score, scale, larger);
     part[0] = part[1] = 0.f;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
@@ -151,16 +147,15 @@ struct Consumer {
           : "memory");
     }
     bulk_fence_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&s.weighed[w]);
+    barrier_arrive(kWeighed + w, kConsumers);
   }
 
-  // Waits for the weights of block i, which the other warpgroup computes, and takes over their scale.
+  // Waits for the weights of the other warpgroup's next block, and takes over their scale.
   template <bool kDrain>
-  EPRT_DEVICE void await_other(int i) {
-    constexpr int buffer = 1 - w;
-    barrier_wait(&s.weighed[buffer], (used_other + i / 2) & 1);
-    rescale<kDrain>(s.most[buffer][row], s.most[buffer][row + 8]);
+  EPRT_DEVICE void await_other() {
+    barrier_sync(kWeighed + 1 - w, kConsumers);
+    const Pair now = s.most[warp * 8 + lane / 4];
+    rescale<kDrain>(now.first, now.second);
   }
 
   // Starts the products of block i of the segment, after await_other.
@@ -216,12 +211,12 @@ struct Consumer {
       sum[0] += part[0], sum[1] += part[1];
       add_own(first);
       if constexpr (!kHasBoth) return;
-      await_other<false>(i + 1);
+      await_other<false>();
       add_other(i + 1, first + kKeys);
       finish(1);
     } else {
       if constexpr (kHasBoth) multiply_keys(score, (used_own + i / 2) & 1);
-      await_other<kHasBoth>(i);
+      await_other<kHasBoth>();
       add_other(i, first);
       if constexpr (!kHasBoth) return finish(0);
       multiply_wait_all_but<1>();
@@ -275,6 +270,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) sum[h] = s.sum[segments & 1][0][row + 8 * h] + s.sum[segments & 1][1][row + 8 * h];
   }
 
+  // Two lanes hold 4 columns of a row, two each, and exchange them, so that each has all 4 of every other such group.
   EPRT_DEVICE void store_partial(const Segment& segment, int share) {
     const int slot = partial_slot(share, segment.begin == 0);
 #pragma unroll
@@ -282,10 +278,15 @@ struct Consumer {
       const int64_t at = int64_t(slot) * kGroupRows + rank * kRows + row + 8 * h;
       const float mean = sum[h] > 0.f ? 1.f / sum[h] : 0.f;
       if (w == 0 && lane % 4 == 0) p.log_sum[at] = sum[h] > 0.f ? most[h] + __log2f(sum[h]) : nothing();
-      float* to = p.partial + at * kLatent + w * 256 + lane % 4 * 2;
+      float* to = p.partial + at * kLatent + w * 256 + lane % 2 * 8 + lane % 4 / 2 * 4;
 #pragma unroll
-      for (int j = 0; j < 32; ++j)
-        *reinterpret_cast<float2*>(to + 8 * j) = {out[4 * j + 2 * h] * mean, out[4 * j + 2 * h + 1] * mean};
+      for (int j = 0; j < 32; j += 2) {
+        uint32_t word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) word[k] = __float_as_uint(out[4 * (j + k / 2) + 2 * h + k % 2] * mean);
+        exchange(word[0], word[2], lane & 1, 1), exchange(word[1], word[3], lane & 1, 1);
+        *reinterpret_cast<Vec16*>(to + 8 * j) = Vec16{word[0], word[1], word[2], word[3]};
+      }
     }
   }
 
@@ -341,7 +342,6 @@ __global__ void __cluster_dims__(CTAS, 1, 1) __launch_bounds__(kThreads, 1)
     for (int buffer = 0; buffer < 2; ++buffer) {
       for (int group = 0; group < kGroups; ++group) barrier_init(&s.full[buffer][group], 1);
       for (int w = 0; w < 2; ++w) barrier_init(&s.empty[buffer][w], 4 * kCtas);
-      barrier_init(&s.weighed[buffer], 4);
     }
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -39,14 +39,17 @@ struct MlaDecodeParams {
   float scale;         // of scores
 };
 
+struct alignas(8) Pair {
+  float first, second;
+};
+
 struct Shared {
   uint8_t q[kTiles][kTileBytes];
   uint8_t kv[2][kTiles][kTileBytes];
-  float most[2][kRows];       // log2 scale of the weights of the block in each buffer
+  Pair most[kRows / 2];       // log2 scale of the weights: of each thread's two rows, quad after quad
   float sum[2][2][kRows];     // by segment's parity, warpgroup: of weights
   uint64_t full[2][kGroups];  // barriers of a buffer's tiles
   uint64_t empty[2][2];       // of a buffer's tiles that warpgroup w is the last to read: see release
-  uint64_t weighed[2];        // the weights of a buffer's block are stored
   uint64_t q_full, q_empty;
 };
 
@@ -78,14 +81,23 @@ EPRT_DEVICE void load_box(void* to, const TensorMap* map, int row, int tile, uin
       : "memory");
 }
 
-// The same, to all thread blocks of the cluster.
+// The same, of the cache, to all thread blocks of the cluster. It is read once, so L2 had better keep other things.
 EPRT_DEVICE void load_box_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
-  if (kCtas == 1) return load_box(to, map, row, tile, barrier);
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
-      : "memory");
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  if (kCtas > 1)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared_address(to)),
+        "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1)),
+        "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+        "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
 }
 
 // The rows of the cache in which the boxes of a segment's blocks begin. The lanes of a warp know 32 boxes, and the 32

@@ -16,9 +16,6 @@ constexpr int kEntry = 576;   // values of a cache entry
 constexpr int kCtas = CTAS;   // thread blocks of a cluster, 1 or 2
 constexpr int kGroupRows = kRows * kCtas;
 
-// -inf: log2 of the weight of nothing.
-EPRT_DEVICE float nothing() { return __uint_as_float(0xff800000u); }
-
 // For a kernel that may start before the preceding one has ended: nothing that one wrote is read before this.
 EPRT_DEVICE void await_preceding_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

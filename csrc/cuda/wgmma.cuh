@@ -3,6 +3,7 @@
 // leave them.
 #pragma once
 #include "bulk.cuh"
+#include "wgmma_lists.cuh"
 
 namespace eprt {
 
@@ -16,64 +17,33 @@ EPRT_DEVICE uint64_t operand(const void* rows) {
 template <int kColumns>
 EPRT_DEVICE void multiply(float (&d)[kColumns / 2], uint64_t w, uint64_t x, bool add);
 
-#define EIGHT(i)                                                                                              \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
+// sums: of a thread. w, x, add: the places of these operands' names.
+#define MULTIPLY_E4M3(columns, sums, w_name, x_name, add_name)                                                     \
+  template <>                                                                                                      \
+  EPRT_DEVICE void multiply<columns>(float (&d)[columns / 2], uint64_t w, uint64_t x, bool add) {                  \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %" add_name ", 0; wgmma.mma_async.sync.aligned.m64n" #columns \
+                 "k32.f32.e4m3.e4m3 {" WGMMA_NAMES_##sums "}, %" w_name ", %" x_name ", add, 1, 1; }"              \
+                 : WGMMA_SUMS_##sums                                                                               \
+                 : "l"(w), "l"(x), "r"(int(add)));                                                                 \
+  }
 
-template <>
-EPRT_DEVICE void multiply<16>(float (&d)[8], uint64_t w, uint64_t x, bool add) {
-  asm volatile(
-      "{ .reg .pred add; setp.ne.b32 add, %10, 0;"
-      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, add, 1, 1; }"
-      : EIGHT(0)
-      : "l"(w), "l"(x), "r"(int(add)));
-}
+MULTIPLY_E4M3(16, 8, "8", "9", "10")
+MULTIPLY_E4M3(32, 16, "16", "17", "18")
+MULTIPLY_E4M3(64, 32, "32", "33", "34")
+MULTIPLY_E4M3(128, 64, "64", "65", "66")
 
-template <>
-EPRT_DEVICE void multiply<32>(float (&d)[16], uint64_t w, uint64_t x, bool add) {
-  asm volatile(
-      "{ .reg .pred add; setp.ne.b32 add, %18, 0;"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, add, 1, 1; }"
-      : EIGHT(0), EIGHT(8)
-      : "l"(w), "l"(x), "r"(int(add)));
-}
-
-template <>
-EPRT_DEVICE void multiply<64>(float (&d)[32], uint64_t w, uint64_t x, bool add) {
-  asm volatile(
-      "{ .reg .pred add; setp.ne.b32 add, %34, 0;"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, add, 1, 1; }"
-      : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24)
-      : "l"(w), "l"(x), "r"(int(add)));
-}
-
-template <>
-EPRT_DEVICE void multiply<128>(float (&d)[64], uint64_t w, uint64_t x, bool add) {
-  asm volatile(
-      "{ .reg .pred add; setp.ne.b32 add, %66, 0;"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1; }"
-      : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56)
-      : "l"(w), "l"(x), "r"(int(add)));
-}
-
-#undef EIGHT
+#undef MULTIPLY_E4M3
 
 // Needed before the first product that reads what other threads wrote, or adds to registers that were written.
 EPRT_DEVICE void multiply_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 EPRT_DEVICE void multiply_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until all groups of products but the last N have ended.
+template <int N>
+EPRT_DEVICE void multiply_wait_all_but() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
 
 EPRT_DEVICE void multiply_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 

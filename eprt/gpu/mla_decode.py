@@ -52,6 +52,7 @@ class MlaScheduleParams(ctypes.Structure):
         ("shares", ctypes.c_int32),
         ("overhead", ctypes.c_int32),
         ("cut", ctypes.c_int32),
+        ("whole", ctypes.c_int32),
     )
 
 
@@ -119,16 +120,22 @@ def ctas_of(heads: int, tokens: int, requests: int) -> int:
     return 2 if heads * tokens > ROWS * requests else 1
 
 
-def make_schedule(length_B: Tensor, query_start_B1: Tensor | None, heads: int, tokens: int) -> MlaSchedule:
-    """length_B, query_start_B1: int32, contiguous."""
+def make_schedule(
+    length_B: Tensor, query_start_B1: Tensor | None, heads: int, tokens: int, whole: bool = False
+) -> MlaSchedule:
+    """length_B, query_start_B1: int32, contiguous.
+
+    whole: no request's context is cut, so the bits of its results do not depend on the other requests.
+    """
     requests, device = length_B.shape[0], length_B.device
     ctas = ctas_of(heads, tokens, requests)
     shares = torch.cuda.get_device_properties(device).multi_processor_count // ctas
     schedule = MlaSchedule(ctas, torch.empty(shares + 1, 4, dtype=torch.int32, device=device))
     launch = _schedule(device.index, ctas)
     p = launch.params
-    p.all = _lengths(length_B, query_start_B1, heads)
+    p.all = lengths_of(length_B, query_start_B1, heads)
     p.bound, p.shares, p.overhead, p.cut = schedule.bound_S4.data_ptr(), shares, _OVERHEAD, _CUT
+    p.whole = whole
     launch(1, torch.cuda.current_stream(device).cuda_stream)
     return schedule
 
@@ -163,20 +170,27 @@ def mla_decode(
     p.q = byte_tiles(q_TND.data_ptr(), tokens * heads, ENTRY_BYTES, ROWS, 3)
     cache = kv_pages.data_ptr(), num_pages * page_size
     p.kv, p.kv_pair = (byte_tiles(*cache, ENTRY_BYTES, box_rows, tiles) for tiles in (1, 2))
-    p.all = _lengths(length_B, query_start_B1, heads)
+    p.all = lengths_of(length_B, query_start_B1, heads)
     p.bound, p.page_table, p.out = schedule.bound_S4.data_ptr(), page_table_BP.data_ptr(), out_TNL.data_ptr()
     p.partial, p.log_sum, p.scale = partial.data_ptr(), log_sum.data_ptr(), softmax_scale
     p.table_width, p.page_size = page_table_BP.stride(0), page_size
     p.box_rows, p.cache_rows = box_rows, cache[1]
     launch(shares * ctas, stream)
-    launch = _combine(q_TND.device.index, ctas)
-    c = launch.params
-    c.all, c.bound, c.partial, c.log_sum, c.out, c.shares = p.all, p.bound, p.partial, p.log_sum, p.out, shares
-    launch((shares - 1) * rows // (_COMBINE_THREADS // 32), stream)
+    combine_parts(p.all, schedule, partial, log_sum, out_TNL)
     return out_TNL
 
 
-def _lengths(length_B: Tensor, query_start_B1: Tensor | None, heads: int) -> Lengths:
+def combine_parts(lengths: Lengths, schedule: MlaSchedule, partial: Tensor, log_sum: Tensor, out_TNL: Tensor) -> None:
+    """Adds up the parts of units that the schedule cut, and stores them; out_TNL has all others already."""
+    ctas, shares = schedule.ctas, schedule.bound_S4.shape[0] - 1
+    launch = _combine(out_TNL.device.index, ctas)
+    p = launch.params
+    p.all, p.bound, p.partial, p.log_sum = lengths, schedule.bound_S4.data_ptr(), partial.data_ptr(), log_sum.data_ptr()
+    p.out, p.shares = out_TNL.data_ptr(), shares
+    launch((shares - 1) * ctas * ROWS // (_COMBINE_THREADS // 32), torch.cuda.current_stream().cuda_stream)
+
+
+def lengths_of(length_B: Tensor, query_start_B1: Tensor | None, heads: int) -> Lengths:
     start = None if query_start_B1 is None else query_start_B1.data_ptr()
     return Lengths(length_B.data_ptr(), start, length_B.shape[0], heads)
 

@@ -8,6 +8,7 @@ from eprt.gpu.driver import CudaError, api
 BOX_BYTES = 128  # of each row of a box: the width of the swizzle
 # CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 _UINT8, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_TO_256B, _FILL_WITH_ZEROS = 0, 0, 3, 3, 0
+_PROMOTE_TO_128B = 2
 _ALIGNMENT = 64
 
 TensorMap = ctypes.c_uint64 * 16
@@ -34,6 +35,26 @@ def byte_tiles(address: int, rows: int, columns: int, box_rows: int, box_tiles: 
     return _tensor_map(address, sizes, (columns, BOX_BYTES), box)
 
 
+@functools.lru_cache(maxsize=4096)
+def strided_tiles(address: int, rows: int, row_bytes: int, tiles: int, box_rows: int, box_tiles: int) -> TensorMap:  # type: ignore[valid-type]
+    """Rows that are row_bytes apart, of each the first `tiles` tiles of 128 bytes; otherwise as byte_tiles.
+
+    row_bytes: a multiple of 16.
+    """
+    return _tensor_map(address, (BOX_BYTES, rows, tiles), (row_bytes, BOX_BYTES), (BOX_BYTES, box_rows, box_tiles))
+
+
+@functools.lru_cache(maxsize=4096)
+def partial_tiles(address: int, rows: int, row_bytes: int, tiles: int, box_rows: int, box_tiles: int) -> TensorMap:  # type: ignore[valid-type]
+    """As strided_tiles, for boxes of which only the first so many rows are wanted: [tiles, rows, box_rows, 128].
+
+    The box that begins at (tile, row + known, box_rows - known, 0) holds rows row .. row + known - 1, then zeros: both
+    dimensions of rows add up, and the inner one ends after box_rows.
+    """
+    sizes, box = (BOX_BYTES, box_rows, rows + 1, tiles), (BOX_BYTES, box_rows, 1, box_tiles)
+    return _tensor_map(address - box_rows * row_bytes, sizes, (row_bytes, row_bytes, BOX_BYTES), box)
+
+
 def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:  # type: ignore[valid-type]
     """sizes, box: bytes, then rows and so on; strides: bytes, of all dimensions but the first."""
     memory = (ctypes.c_uint8 * (ctypes.sizeof(TensorMap) + _ALIGNMENT))()
@@ -49,7 +70,8 @@ def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], 
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _NO_INTERLEAVE,
         _SWIZZLE_128B,
-        _PROMOTE_TO_256B,
+        # A load of 128 bytes brings 256 into L2, which tiles that follow soon need; in three dimensions they come later.
+        _PROMOTE_TO_256B if rank == 2 else _PROMOTE_TO_128B,
         _FILL_WITH_ZEROS,
     )
     if status:

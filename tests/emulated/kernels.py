@@ -22,7 +22,8 @@ _FUNCTION = re.compile(r"^(?:template <[^\n]*>\n)?(?:EPRT_DEVICE|__device__ __no
 _NOT_INLINED = re.compile(r"^(__device__ __noinline__[^;{}]*\{)", re.MULTILINE)
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char smem\[\];")
 _AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
-_TENSOR_CORES = "struct GroupedProductParams {"  # tensor.h needs what stands before, and is needed after
+# Headers with tensor cores need what stands before these lines, and are needed after.
+_TENSOR_CORES = {"struct GroupedProductParams {": "tensor.h", "struct PromptParams {": "prompt.h"}
 _MULTIPLY = re.compile(r"^MULTIPLY_BF16\(.*$", re.MULTILINE)
 _PARAMS = {
     "grouped_product": "GroupedProductParams",
@@ -32,6 +33,7 @@ _PARAMS = {
     "count": "CountParams",
     "mla_schedule": "MlaScheduleParams",
     "mla_combine": "MlaCombineParams",
+    "prompt_attention": "PromptParams",
 }
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {
@@ -77,7 +79,9 @@ def _library(source: jit.KernelSource, entry: str) -> ctypes.CDLL:
     text = _NOT_INLINED.sub(r"\1 emulated::LeaveTogether with_all_lanes;", text)
     assert _AFTER in text
     text = text.replace(_AFTER, f'#include "memory.h"\n{_AFTER}')
-    text = _MULTIPLY.sub("", text).replace(_TENSOR_CORES, f'#include "tensor.h"\n{_TENSOR_CORES}')
+    text = _MULTIPLY.sub("", text)
+    for line, header in _TENSOR_CORES.items():
+        text = text.replace(line, f'#include "{header}"\n{line}')
     namespace, name = entry.rsplit("::", 1)
     names = {"entry": entry, "params": f"{namespace}::{_PARAMS[name]}"}
     text = f'#include "cuda.h"\n{text}\n{_ENTRY % names}'

@@ -80,11 +80,13 @@ inline void copy_box(unsigned char* to, const TensorMap& map, int column, int ro
       to[r * 128 + (b ^ r % 8 * 16)] = inside ? from[int64_t(row + r) * columns + column + b] : 0;
     }
 }
-inline void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+inline uint64_t keep_longest() { return 0; }
+inline uint64_t keep_as_it_is() { return 0; }
+inline void load_box(void* to, const TensorMap* map, int column, int row, uint64_t* barrier, uint64_t) {
   copy_box(static_cast<unsigned char*>(to), *map, column, row);
   arrive_with_bytes(barrier, 0, -int(map->word[3] * 128));
 }
-inline void load_box_for_both(void* to, const TensorMap* map, int column, int row, uint64_t* barrier) {
+inline void load_box_for_both(void* to, const TensorMap* map, int column, int row, uint64_t* barrier, uint64_t) {
   for (int rank = 0; rank < 2; ++rank) {
     copy_box(at_rank(rank, to), *map, column, row);
     arrive_with_bytes(reinterpret_cast<uint64_t*>(at_rank(rank, barrier)), 0, -int(map->word[3] * 128));
@@ -131,7 +133,10 @@ inline void wait_for_all_but(size_t left) {
   __syncwarp();  // the instruction is the warp's
 }
 inline void multiply_wait() { wait_for_all_but(0); }
-inline void multiply_wait_all_but_last() { wait_for_all_but(1); }
+template <int N>
+inline void multiply_wait_all_but() {
+  wait_for_all_but(N);
+}
 
 // Lane l gives row l / 4, columns 2 (l % 4) and the next, of an 8 x 8 matrix, and gets the same of its transpose.
 inline uint32_t transposed(uint32_t pair) {

@@ -25,14 +25,17 @@ def launch(ctas: int, name: str, params: ctypes.Structure, blocks: int) -> None:
 class Step:
     """Lengths of a step, and what its schedule says."""
 
-    def __init__(self, lengths: list[int], tokens: list[int] | None, heads: int, ctas: int, shares: int):
+    def __init__(
+        self, lengths: list[int], tokens: list[int] | None, heads: int, ctas: int, shares: int, whole: bool = False
+    ):
         self.lengths, self.tokens, self.heads, self.ctas, self.shares = lengths, tokens, heads, ctas, shares
         self.length_B = torch.tensor(lengths, dtype=torch.int32)
         self.start_B1 = None if tokens is None else torch.tensor([0, *tokens]).cumsum(0).int()
         start = None if self.start_B1 is None else self.start_B1.data_ptr()
         self.all = Lengths(self.length_B.data_ptr(), start, len(lengths), heads)
         self.bound_S4 = torch.full((shares + 1, 4), -7, dtype=torch.int32)
-        launch(ctas, "mla_schedule", MlaScheduleParams(self.all, self.bound_S4.data_ptr(), shares, OVERHEAD, CUT), 1)
+        fields = self.bound_S4.data_ptr(), shares, OVERHEAD, CUT, whole
+        launch(ctas, "mla_schedule", MlaScheduleParams(self.all, *fields), 1)
         self.bounds = [tuple(bound[:3]) for bound in self.bound_S4.tolist()]
 
     def rows(self, request: int) -> int:
@@ -93,6 +96,32 @@ def test_every_block_of_every_unit_is_in_exactly_one_share(case):
     # Cut in the middle, a unit begins twice; a cut is moved by at most one block. Shares may be fewer and not cut.
     total = sum(blocks + OVERHEAD for *_, blocks in step.units())
     assert max(work) <= -(-total // step.shares) + OVERHEAD + 2 + 2 * CUT
+
+
+def test_shares_of_several_requests_are_as_long_as_those_of_one():
+    """A share that ends one request and begins another has two overheads; 16 long requests on 66 clusters."""
+    step = Step([32768] * 16, None, 128, 2, 66)
+    work = []
+    for share in range(66):
+        segments = step.segments(share)
+        work.append(sum(end - begin for *_, begin, end in segments) + OVERHEAD * len(segments))
+    even = sum(work) / 66
+    assert max(work) <= even + 3
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_whole_requests_are_computed_by_one_share_each(case):
+    """So nothing that is added up depends on the other requests; shares are as even as whole units allow."""
+    step = Step(*CASES[case], whole=True)
+    found, work = [], []
+    for share in range(step.shares):
+        segments = step.segments(share)
+        assert all((begin, end) == (0, -(-step.lengths[r] // KEYS)) for r, _, begin, end in segments)
+        found += [segment[:2] for segment in segments]
+        work.append(sum(end + OVERHEAD for *_, end in segments))
+    assert found == [unit[:2] for unit in step.units()]
+    longest = max((blocks + OVERHEAD for *_, blocks in step.units()), default=0)
+    assert max(work) <= sum(work) / step.shares + longest
 
 
 @pytest.mark.parametrize("requests, used, blocks", [(128, 64, 128), (64, 64, 64), (32, 64, 32)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from eprt.ep.group.group import EPGroup
 from eprt.gpu import grouped_product
 from eprt.ops import cuda
 from eprt.ops.cuda.grouped_gemm import grouped_gemm
@@ -16,6 +17,7 @@ CASES = (
     ((16,), 256, 64),
     ((21, 0, 16, 70, 33, 1), 200, 200),
     ((177, 176, 193, 1000, 3), 1028, 1024),
+    ((360, 0, 700, 30), 776, 256),
     (tuple(range(0, 200, 5)), 512, 448),
 )
 
@@ -30,20 +32,29 @@ def large_tiles(draw: Draw) -> None:
     _needs_hopper(draw)
     for counts, n, k in CASES:
         for gated in (False, True):
-            n = n // 8 * 8 if gated else n
-            w = draw.normal(len(counts) + 1, n * (1 + gated), k, dtype=torch.bfloat16, scale=k**-0.5)
-            x = draw.normal(sum(counts) + 13, k, dtype=torch.bfloat16)
-            count = torch.tensor(counts, dtype=torch.int32, device=draw.device)
-            matrix = torch.randperm(len(w), generator=draw.generator)[: len(counts)].int().to(draw.device)
-            outputs = []
-            for num_sms in (132, 132, 2):
-                y = torch.full((len(x), n), float("nan"), dtype=torch.bfloat16, device=draw.device)
-                grouped_product.grouped_product(x, w, count, matrix, y, gated, num_sms)
-                outputs.append(y)
-            y, filled = outputs[0], sum(counts)
-            assert y[filled:].isnan().all() and all(torch.equal(y[:filled], other[:filled]) for other in outputs)
-            want, _ = grouped_gemm(x, Weight(w), recv_count_E=count, matrix_E=matrix, gated=gated)
-            near(y[:filled], want[:filled], 1e-3, f"rows {counts} of {n} x {k}, {gated=}")
+            _check_tiles(draw, counts, n // 8 * 8 if gated else n, k, gated, (132, 132, 2))
+
+
+def few_tiles(group: EPGroup) -> None:
+    """For compute-sanitizer: tiles of rows singly and in pairs, ends of K, N and rows inside a tile."""
+    for gated in (False, True):
+        _check_tiles(Draw("cuda"), (21, 0, 200, 360), 264, 136, gated, (4,))
+
+
+def _check_tiles(draw: Draw, counts: tuple[int, ...], n: int, k: int, gated: bool, sms: tuple[int, ...]) -> None:
+    w = draw.normal(len(counts) + 1, n * (1 + gated), k, dtype=torch.bfloat16, scale=k**-0.5)
+    x = draw.normal(sum(counts) + 13, k, dtype=torch.bfloat16)
+    count = torch.tensor(counts, dtype=torch.int32, device=draw.device)
+    matrix = torch.randperm(len(w), generator=draw.generator)[: len(counts)].int().to(draw.device)
+    outputs = []
+    for num_sms in sms:
+        y = torch.full((len(x), n), float("nan"), dtype=torch.bfloat16, device=draw.device)
+        grouped_product.grouped_product(x, w, count, matrix, y, gated, num_sms)
+        outputs.append(y)
+    y, filled = outputs[0], sum(counts)
+    assert y[filled:].isnan().all() and all(torch.equal(y[:filled], other[:filled]) for other in outputs)
+    want, _ = grouped_gemm(x, Weight(w), recv_count_E=count, matrix_E=matrix, gated=gated)
+    near(y[:filled], want[:filled], 1e-3, f"rows {counts} of {n} x {k}, {gated=}")
 
 
 def replayed_experts(draw: Draw) -> None:

@@ -1,6 +1,7 @@
 """The latent cache and the attention over it against the slow oracles."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from eprt.ops import cuda
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda import attention as cuda_attention
+from eprt.ops.cuda import expanded_triton
 from eprt.ops.cuda.mla_expanded import attend_prompts
 from eprt.ops.cuda.mla_triton import attend
 from eprt.ops.elementwise import Rotation
@@ -99,7 +101,9 @@ def attention(draw: Draw, heads_and_sizes=((4, 32, 8, 16, 16), (16, 64, 16, 32, 
             if dtype == torch.bfloat16:  # heads one by one, or at once; a context of known size, or not
                 num_tokens, room = (sum(lengths), 1) if fp8 else (None, 1 << 20)
                 inputs = *inputs[:2], replace(context, num_tokens=num_tokens), w, 0.2
-                got = attend_prompts(*inputs, workspace_bytes=room, tile=16, keys=16)
+                got = attend_prompts(
+                    *inputs, workspace_bytes=room, attend=partial(expanded_triton.attend, tile=16, keys=16)
+                )
                 near(got, want, tolerance, f"{what}, expanded")
         splits(draw, heads, latent, rope, table, length)
 

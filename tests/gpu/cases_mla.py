@@ -4,6 +4,7 @@ Lengths, pages and rows of every kind, NaN where nothing was written. Knows eprt
 above it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,11 +79,13 @@ class Batch:
         length = torch.tensor(lengths, dtype=torch.int32).to(draw.device)
         return Batch(q, entries.view(-1, size, 576), table.to(draw.device), length, start)
 
-    def attend(self, schedule: mla_decode.MlaSchedule | None = None) -> Tensor:
+    def schedule(self, whole: bool = False) -> mla_decode.MlaSchedule:
         tokens, heads, _ = self.q_TND.shape
-        schedule = schedule or mla_decode.make_schedule(self.length_B, self.start_B1, heads, tokens)
+        return mla_decode.make_schedule(self.length_B, self.start_B1, heads, tokens, whole)
+
+    def attend(self, schedule: mla_decode.MlaSchedule | None = None) -> Tensor:
         where = self.kv_pages, self.page_table_BP, self.length_B, self.start_B1
-        return mla_decode.mla_decode(self.q_TND, *where, SCALE, schedule)
+        return mla_decode.mla_decode(self.q_TND, *where, SCALE, schedule or self.schedule())
 
     def oracle(self) -> Tensor:
         tokens, heads, _ = self.q_TND.shape
@@ -114,10 +117,13 @@ def _check(batch: Batch, what: str) -> None:
     assert whole <= TOLERANCE and error.max() <= 3 * TOLERANCE, f"{what}: {whole:.1e}, worst row {error.max():.1e}"
 
 
+def check_all(cases: Sequence[Case], draw: Draw) -> None:
+    for case in cases if _is_hopper() else ():
+        _check(Batch.draw(case, draw), str(case))
+
+
 def latent_attention(draw: Draw) -> None:
-    if _is_hopper():
-        for case in CASES:
-            _check(Batch.draw(case, draw), str(case))
+    check_all(CASES, draw)
 
 
 def random_latent_attention(draw: Draw) -> None:
@@ -139,6 +145,18 @@ def shared_pages(draw: Draw) -> None:
         _check(batch, "shared pages")
 
 
+def whole_requests(draw: Draw) -> None:
+    """Where no request is cut, a request has the same bits whatever the others are."""
+    for heads, lengths in ((128, [4096, 37, 0, 900, 12000, 64]), (16, [700, 1, 3000])) if _is_hopper() else ():
+        batch = Batch.draw(Case(heads, lengths), draw)
+        together, want = batch.attend(batch.schedule(whole=True)), batch.oracle()
+        assert (together.double() - want).norm() <= TOLERANCE * want.norm(), lengths
+        for b in range(len(lengths)):
+            one = slice(b, b + 1)
+            alone = Batch(batch.q_TND[one], batch.kv_pages, batch.page_table_BP[one], batch.length_B[one], None)
+            assert torch.equal(alone.attend(alone.schedule(whole=True))[0], together[b]), (heads, lengths, b)
+
+
 def recorded_latent_attention(draw: Draw) -> None:
     """A recorded step whose lengths change, with one schedule for two layers."""
     if not _is_hopper():
@@ -147,7 +165,7 @@ def recorded_latent_attention(draw: Draw) -> None:
     lengths, graph = batch.length_B.clone(), torch.cuda.CUDAGraph()
     batch.attend()
     with torch.cuda.graph(graph):
-        schedule = mla_decode.make_schedule(batch.length_B, None, 128, 4)
+        schedule = batch.schedule()
         layers = [batch.attend(schedule) for _ in range(2)]
     for each in ([4096, 4096, 4096, 4096], [1, 4000, 65, 0], [4096, 1, 1, 1]):
         batch.length_B.copy_(torch.tensor(each, dtype=torch.int32))
@@ -157,4 +175,4 @@ def recorded_latent_attention(draw: Draw) -> None:
     batch.length_B.copy_(lengths)
 
 
-ALL = (latent_attention, random_latent_attention, shared_pages, recorded_latent_attention)
+ALL = (latent_attention, random_latent_attention, shared_pages, whole_requests, recorded_latent_attention)

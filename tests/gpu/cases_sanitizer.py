@@ -1,7 +1,9 @@
-"""What every rank does under compute-sanitizer: a little of everything that the exchange's kernels do."""
+"""What every rank does under compute-sanitizer: a little of everything that the kernels do."""
 
 from eprt.ep.group.group import EPGroup
-from tests.gpu import cases_low_latency, cases_low_latency_signals, cases_normal, cases_normal_rows
+from tests.gpu import cases_low_latency, cases_low_latency_signals, cases_mla, cases_normal, cases_normal_rows
+from tests.gpu.cases_mla import Case
+from tests.gpu.draw import Draw
 
 
 def small(group: EPGroup) -> None:
@@ -11,3 +13,9 @@ def small(group: EPGroup) -> None:
         cases_low_latency_signals.tile_signals(group, exact=exact)
     cases_normal_rows.many_row_epochs(group, num_steps=3)
     cases_normal.many_epochs(group, num_steps=2)
+
+
+def latent_attention(group: EPGroup) -> None:
+    """Whole, cut, empty and causal requests; one and two thread blocks a cluster; boxes of 64 and 16 rows."""
+    cases = (Case(128, [0, 700, 1, 3000]), Case(128, [300, 70], 16, [2, 3]), Case(16, [1, 2000], 256))
+    cases_mla.check_all(cases, Draw("cuda"))

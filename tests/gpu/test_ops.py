@@ -23,12 +23,13 @@ if torch.cuda.is_available():
         cases_mla,
         cases_ops,
         cases_products,
+        cases_prompt_attention,
     )
     from tests.gpu.draw import Draw
 
     ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
     ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL)
-    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL, *cases_bf16_experts.ALL)
+    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL, *cases_bf16_experts.ALL, *cases_prompt_attention.ALL)
 else:
     ALL, Draw = (), None
 

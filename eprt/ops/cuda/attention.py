@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Name -> (module, how to install it), the fastest first. The first that is installed and does not refuse is used.
 _KERNELS = {
-    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install --no-deps sgl-flash-mla"),
     "eprt": ("eprt.ops.cuda.mla_eprt", "pip install 'eprt[cuda13]'"),
+    "flashmla": ("eprt.ops.cuda.mla_flashmla", "pip install --no-deps sgl-flash-mla"),
     "triton": ("eprt.ops.cuda.mla_triton", "pip install triton"),
 }
 
@@ -90,8 +90,9 @@ def mla_extend(
     softmax_scale: float,
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
-    """The expanded form for many new bfloat16 tokens per request; otherwise the absorbed form, as for decodes."""
-    if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(q_nope_TNC.shape[0], context.seq_len_B.shape[0]):
+    """The expanded form for bfloat16 where it is faster; otherwise the absorbed form, as for decodes."""
+    sizes = q_nope_TNC.shape[0], context.seq_len_B.shape[0], context.num_tokens
+    if q_nope_TNC.dtype == torch.bfloat16 and mla_expanded.pays(*sizes):
         return mla_expanded.attend_prompts(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale)
     return mla_decode(q_nope_TNC, q_rope_TNR, context, w_kv_b, softmax_scale, plans=plans)
 

@@ -35,7 +35,7 @@ def linear(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None, out_dtype: 
     elif w_NK.data.dtype == torch.int8:
         y_MN = _int8_linear(*quantize_rows_int8(x_MK), w_NK, out_dtype)
     elif w_NK.scale is not None:
-        y_MN = _fp8_linear(x_MK, w_NK, out_dtype)
+        y_MN = fp8_linear(x_MK, w_NK, out_dtype)
     elif out_dtype != x_MK.dtype and x_MK.dtype == w_NK.data.dtype and x_MK.is_cuda:
         y_MN = torch.mm(x_MK, w_NK.data.T, out_dtype=out_dtype)
     else:
@@ -51,7 +51,7 @@ def silu_linear(x_MI2: Tensor, w_NI: Weight) -> Tensor:
         return linear(silu_mul(x_MI2), w_NI)
     if w_NI.data.dtype == torch.int8:
         return _int8_linear(*silu_mul_quantize_int8(x_MI2), w_NI, x_MI2.dtype)
-    return _fp8_linear(x_MI2, w_NI, x_MI2.dtype, silu_mul_quantize)
+    return fp8_linear(x_MI2, w_NI, x_MI2.dtype, silu_mul_quantize)
 
 
 def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
@@ -65,7 +65,7 @@ def norm_linear(x_MK: Tensor, norm_weight_K: Tensor, eps: float, w_NK: Weight, b
     def quantise(x_MK: Tensor, padded_to: int = 1) -> tuple[Tensor, Tensor]:
         return rms_norm_quantize(x_MK, norm_weight_K, eps, padded_to)
 
-    y_MN = _fp8_linear(x_MK, w_NK, x_MK.dtype, quantise)
+    y_MN = fp8_linear(x_MK, w_NK, x_MK.dtype, quantise)
     return y_MN if bias_N is None else (y_MN + bias_N).to(x_MK.dtype)
 
 
@@ -76,9 +76,10 @@ def _int8_linear(data_MK: Tensor, scale_M1: Tensor, w_NK: Weight, out_dtype: tor
     return split_gemm(data_MK, scale_M1, w_NK, out_dtype, tiling)
 
 
-def _fp8_linear(
+def fp8_linear(
     x_MK: Tensor, w_NK: Weight, out_dtype: torch.dtype, quantise: Callable[..., tuple[Tensor, Tensor]] = quantize_rows
 ) -> Tensor:
+    """The product of fp8 weights and of x, quantised by `quantise`, by the fastest kernel for so many rows."""
     rows = x_MK.shape[0]
     tiling = _tiling(w_NK, rows, out_dtype)
     if isinstance(tiling, ClusterTiling):

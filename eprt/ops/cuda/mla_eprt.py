@@ -6,19 +6,18 @@ it. Knows what the kernel takes, not how it computes.
 
 import functools
 import importlib.util
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eprt import env
 from eprt.gpu import mla_decode
 from eprt.gpu.mla_decode import LATENT, PAGE_MULTIPLE, ROPE
 from eprt.ops.attention import PagedContext
-from eprt.ops.cuda.queries import join
+from eprt.ops.cuda.queries import prepare
 
 JOINS_QUERIES = True
-_log = logging.getLogger(__name__)
 
 
 def is_installed() -> bool:
@@ -58,10 +57,12 @@ def attend(
     plans: dict[str, Any] | None = None,
 ) -> Tensor:
     """As mla_triton.attend, for what refusal() lets pass. plans: of calls with the same lengths and shapes."""
-    plans = {} if plans is None else plans
-    q_TND = join(q_latent_TNL, q_rope_TNR)
     length, start = context.seq_len_B, context.query_start_B1
-    if "eprt" not in plans:
-        plans["eprt"] = mla_decode.make_schedule(length, start, *q_TND.shape[1::-1])
+
+    def make_schedule(q_TND: Tensor) -> mla_decode.MlaSchedule:
+        whole = env.get("EPRT_GPU_ATTENTION_CUTS") == "none"
+        return mla_decode.make_schedule(length, start, *q_TND.shape[1::-1], whole)
+
+    q_TND, schedule = prepare(q_latent_TNL, q_rope_TNR, plans, "eprt", make_schedule)
     where = context.kv_pages, context.page_table_BP, length, start
-    return mla_decode.mla_decode(q_TND, *where, softmax_scale, plans["eprt"])
+    return mla_decode.mla_decode(q_TND, *where, softmax_scale, schedule)

@@ -2,30 +2,69 @@
 
 A query and a key cost nope + rope + value products per head (320 for DeepSeek-V3), where the absorbed form costs
 2 * latent + rope (1088), but each context token must first be expanded for every head. So this is the form for many new
-tokens. Heads are processed in groups whose expanded context fits in a workspace of bounded size.
+tokens. Heads are processed in groups whose expanded context fits in a workspace of bounded size. Kernels that attend a
+group are modules of this folder with
+    attend(out, q, r, kv, rope_SR, context, softmax_scale): writes `out`
+    refusal(q, r, kv) -> None, or why the kernel cannot compute these
 
 L latent, R rotary, C nope, V value sizes; S context tokens of all requests, one request after the other.
 """
+
+import functools
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt import env
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda.kv_entry import load_entries
-from eprt.ops.cuda.mla_triton import block_of, load_queries, rows_of_tile
+from eprt.ops.cuda.mla_triton import block_of
 from eprt.ops.cuda.tiles import find_tile
 from eprt.ops.kv_format import KVFormat
 
-_LOG2E = tl.constexpr(1.4426950408889634)
+_log = logging.getLogger(__name__)
+# Name -> module, the fastest first. The first that does not refuse is used.
+_KERNELS = {"eprt": "eprt.ops.cuda.expanded_eprt", "triton": "eprt.ops.cuda.expanded_triton"}
 _WORKSPACE_BYTES = 1 << 29
-_FEWEST_NEW_TOKENS = 192  # mean new tokens per request from which expanding is faster
+_NEW_TOKENS = 224  # of a request; expanding a context token costs what its use by so many of them saves
 
 
-def pays(num_tokens: int, num_requests: int) -> bool:
-    """Whether the expanded form is faster: expanding a context token costs what its use by 170 new tokens saves."""
-    return num_tokens >= _FEWEST_NEW_TOKENS * num_requests
+def pays(num_tokens: int, num_requests: int, num_context: int | None) -> bool:
+    """Whether the expanded form is faster. A new token spares it two products with the weight, which cost as much as
+    expanding three context tokens.
+
+    num_tokens: new ones of all requests; they are taken to be equally long.
+    num_context: positions of all requests, the new ones included, or a bound; None: unknown, and taken to be many.
+    """
+    if num_context is None:
+        return num_tokens >= _NEW_TOKENS * num_requests
+    pairs = num_tokens * (num_context - num_tokens / 2)  # of a new token and one that it sees, times requests
+    return pairs >= _NEW_TOKENS * num_requests * (num_context - 3 * num_tokens)
+
+
+def kernel(q_TNC: Tensor, r_TNR: Tensor, kv_SNE: Tensor) -> ModuleType:
+    """The first kernel that takes these shapes and dtypes, or Triton where EPRT_GPU_ATTENTION says so."""
+    refusals = []
+    for name in ("triton",) if env.get("EPRT_GPU_ATTENTION") == "triton" else _KERNELS:
+        module = import_module(_KERNELS[name])
+        refusal = module.refusal(q_TNC, r_TNR, kv_SNE)
+        if refusal is None:
+            _log_choice(name, *refusals)
+            return module
+        refusals.append(refusal)
+    raise AssertionError("Triton refuses nothing")
+
+
+@functools.cache
+def _log_choice(name: str, *refusals: str) -> None:
+    """Logs once which kernel attends prompts, and why the ones in front of it do not."""
+    _log.info("prompts are attended by %s%s", name, "".join(f"; {refusal}" for refusal in refusals))
 
 
 # These change from step to step and must not cause another compilation.
@@ -69,99 +108,6 @@ def _gather_context(
     tl.store(rope_out + at[:, None] * rope_size + j[None, :], rope.to(rope_out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _add_keys(
-    most, total, acc, query, context, sizes, key, scale, MASKED: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr
-):
-    """Adds a tile of keys to the running softmax.
-
-    query: (q [TILE, NOPE], r [TILE, ROPE], the first so many keys that each row sees).
-    context: (expanded keys and values of the head, its stride, rotated keys, first row of the request, its keys).
-    sizes: (nope, rope, value). MASKED: some rows do not see all keys. WHOLE: tiles have exactly these sizes.
-    """
-    q, r, sees = query
-    kv, kv_stride, rope, begin, end = context
-    nope, rope_size, value = sizes
-    position = key + tl.arange(0, KEYS)
-    row = (begin + position).to(tl.int64)
-    c, j, v = tl.arange(0, q.shape[1]), tl.arange(0, r.shape[1]), tl.arange(0, acc.shape[1])
-    known = position < end
-    key_at, value_at = kv + row[None, :] * kv_stride + c[:, None], kv + nope + row[:, None] * kv_stride + v[None, :]
-    rope_at = rope + row[None, :] * rope_size + j[:, None]
-    if WHOLE and not MASKED:
-        k, p, x = tl.load(key_at), tl.load(rope_at), tl.load(value_at)
-    else:
-        k = tl.load(key_at, mask=known[None, :] & (c < nope)[:, None], other=0.0)
-        p = tl.load(rope_at, mask=known[None, :] & (j < rope_size)[:, None], other=0.0)
-        x = tl.load(value_at, mask=known[:, None] & (v < value)[None, :], other=0.0)
-    score = tl.dot(r, p, tl.dot(q, k)) * (scale * _LOG2E)
-    if MASKED:
-        score = tl.where((position[None, :] < sees[:, None]) & known[None, :], score, float("-inf"))
-    larger = tl.maximum(most, tl.max(score, 1))
-    base = tl.where(larger == float("-inf"), 0.0, larger) if MASKED else larger
-    weight, fade = tl.exp2(score - base[:, None]), tl.exp2(most - base)
-    acc = tl.dot(weight.to(x.dtype), x, acc * fade[:, None])
-    return larger, total * fade + tl.sum(weight, 1), acc
-
-
-@triton.jit(do_not_specialize=["num_requests", "num_tiles"])
-def _attend_heads(
-    out,
-    q_nope,
-    q_rope,
-    kv,
-    rope,
-    seq_len_B,
-    query_start_B1,
-    scale,
-    num_requests,
-    num_tiles,
-    nope,
-    rope_size,
-    value,
-    kv_stride,
-    q_token_stride,
-    q_head_stride,
-    r_token_stride,
-    r_head_stride,
-    out_token_stride,
-    REQUESTS: tl.constexpr,
-    TILE: tl.constexpr,
-    KEYS: tl.constexpr,
-    NOPE: tl.constexpr,
-    ROPE: tl.constexpr,
-    VALUE: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """One tile of a request's new tokens, one head. The last tiles see most keys, so they start first."""
-    tile, head = num_tiles - 1 - tl.program_id(0), tl.program_id(1)
-    request, first_token, num_tokens, first = rows_of_tile(tile, query_start_B1, num_requests, 1, REQUESTS, TILE)
-    if request >= num_requests:
-        return
-    row = first + tl.arange(0, TILE)
-    inside, token = row < num_tokens, (first_token + row).to(tl.int64)
-    length = tl.load(seq_len_B + request)
-    sees = tl.where(inside, length - num_tokens + row + 1, 0)
-    end = tl.max(sees, 0)
-    seen_by_all = (length - num_tokens + first + 1) // KEYS * KEYS
-    seen_by_all = tl.minimum(seen_by_all, end // KEYS * KEYS)
-    q, _ = load_queries(q_nope, token, q_token_stride, head * q_head_stride, inside, nope, NOPE)
-    r, _ = load_queries(q_rope, token, r_token_stride, head * r_head_stride, inside, rope_size, ROPE)
-    b, v = tl.arange(0, REQUESTS), tl.arange(0, VALUE)
-    begin = tl.sum(tl.load(seq_len_B + b, mask=b < request, other=0), 0)
-    query, sizes = (q, r, sees), (nope, rope_size, value)
-    context = kv + head * (nope + value), kv_stride, rope, begin, end
-    most, total = tl.full([TILE], float("-inf"), tl.float32), tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, VALUE], tl.float32)
-    for key in range(0, seen_by_all, KEYS):
-        most, total, acc = _add_keys(most, total, acc, query, context, sizes, key, scale, False, KEYS, WHOLE)
-    for key in range(seen_by_all, end, KEYS):
-        most, total, acc = _add_keys(most, total, acc, query, context, sizes, key, scale, True, KEYS, WHOLE)
-    result = (acc / tl.where(total == 0, 1.0, total)[:, None]).to(out.dtype.element_ty)
-    mask = inside[:, None] & (v < value)[None, :]
-    tl.store(out + token[:, None] * out_token_stride + head * value + v[None, :], result, mask=mask)
-
-
 def attend_prompts(
     q_nope_TNC: Tensor,
     q_rope_TNR: Tensor,
@@ -169,12 +115,11 @@ def attend_prompts(
     w_kv_b: Tensor,
     softmax_scale: float,
     workspace_bytes: int = _WORKSPACE_BYTES,
-    tile: int = 128,
-    keys: int = 64,
+    attend: Callable[..., None] | None = None,
 ) -> Tensor:
     """mla_extend for bfloat16 queries and weight, [T, N, V]; keys, values and softmax weights are rounded to bfloat16.
 
-    Without the context's num_tokens, its memory is that of full page tables.
+    Without the context's num_tokens, its memory is that of full page tables. attend: of the kernel; None: kernel()'s.
     """
     (T, N, C), L = q_nope_TNC.shape, w_kv_b.shape[1]
     V = w_kv_b.shape[0] // N - C
@@ -186,54 +131,10 @@ def attend_prompts(
     group = max(1, min(N, workspace_bytes // (latent_SL.shape[0] * (C + V) * latent_SL.element_size())))
     for first in range(0, N, group):
         heads = min(group, N - first)
-        kv = latent_SL @ w_kv_b[first * (C + V) : (first + heads) * (C + V)].T
+        kv = (latent_SL @ w_kv_b[first * (C + V) : (first + heads) * (C + V)].T).view(-1, heads, C + V)
         q, r, out = (x[:, first : first + heads] for x in (q_nope_TNC, q_rope_TNR, out_TNV))
-        _launch(out, q, r, kv, rope_SR, context, softmax_scale, tile, keys)
+        (attend or kernel(q, r, kv).attend)(out, q, r, kv, rope_SR, context, softmax_scale)
     return out_TNV
-
-
-def _launch(
-    out: Tensor,
-    q: Tensor,
-    r: Tensor,
-    kv: Tensor,
-    rope_SR: Tensor,
-    context: PagedContext,
-    softmax_scale: float,
-    tile: int,
-    keys: int,
-) -> None:
-    """Attention of a group of heads. kv: their expanded context, [S, heads * (C + V)]."""
-    (T, heads, C), R, V, B = q.shape, r.shape[2], out.shape[2], context.seq_len_B.shape[0]
-    num_tiles = triton.cdiv(T, tile) + B
-    _attend_heads[(num_tiles, heads)](
-        out,
-        q,
-        r,
-        kv,
-        rope_SR,
-        context.seq_len_B,
-        context.query_start_B1,
-        softmax_scale,
-        B,
-        num_tiles,
-        C,
-        R,
-        V,
-        kv.stride(0),
-        *q.stride()[:2],
-        *r.stride()[:2],
-        out.stride(0),
-        REQUESTS=max(64, triton.next_power_of_2(B)),
-        TILE=tile,
-        KEYS=keys,
-        NOPE=block_of(C),
-        ROPE=block_of(R),
-        VALUE=block_of(V),
-        WHOLE=(block_of(C), block_of(R), block_of(V)) == (C, R, V),
-        num_warps=8,
-        num_stages=2 if keys > 64 else 3,
-    )
 
 
 def _gathered(context: PagedContext, entry: KVFormat, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eprt.ops.attention import PagedContext
-from eprt.ops.cuda.queries import join
+from eprt.ops.cuda.queries import prepare
 
 JOINS_QUERIES = True
 PAGE_SIZE, LATENT, ROPE = 64, 512, 64
@@ -51,13 +51,14 @@ def attend(
     """As mla_triton.attend, for what refusal() lets pass. plans: of calls with the same lengths and shapes."""
     from flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-    plans = {} if plans is None else plans
-    if "flashmla" not in plans:
-        plans["flashmla"], _ = get_mla_metadata()  # empty; the first call fills it
-    q_T1ND, cache = join(q_latent_TNL, q_rope_TNR).unsqueeze(1), context.kv_pages.unsqueeze(2)
+    def empty_plan(_: Tensor) -> Any:
+        return get_mla_metadata()[0]  # the first call fills it
+
+    q_TND, plan = prepare(q_latent_TNL, q_rope_TNR, plans, "flashmla", empty_plan)
+    cache = context.kv_pages.unsqueeze(2)
     where = cache, context.page_table_BP, context.seq_len_B
     options = {"softmax_scale": softmax_scale, **_legacy(flash_mla_with_kvcache)}
-    out_T1NL, _ = flash_mla_with_kvcache(q_T1ND, *where, LATENT, plans["flashmla"], **options)
+    out_T1NL, _ = flash_mla_with_kvcache(q_TND.unsqueeze(1), *where, LATENT, plan, **options)
     return out_T1NL.squeeze(1)
 
 

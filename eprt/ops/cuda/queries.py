@@ -1,7 +1,31 @@
-"""The two parts of absorbed queries as one tensor, as some attention kernels take them. Knows no kernel."""
+"""Absorbed queries as kernels of other memory layouts take them: both parts as one tensor, with the step's plan.
+
+Knows no kernel.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def prepare(
+    q_latent_TNL: Tensor,
+    q_rope_TNR: Tensor,
+    plans: dict[str, Any] | None,
+    kernel: str,
+    make_plan: Callable[[Tensor], Any],
+) -> tuple[Tensor, Any]:
+    """(joined queries, the kernel's plan of the step).
+
+    plans: of calls with the same lengths and shapes, by kernel; None: this call is alone.
+    make_plan: makes the plan for joined queries, for the first of these calls.
+    """
+    plans, q_TND = {} if plans is None else plans, join(q_latent_TNL, q_rope_TNR)
+    if kernel not in plans:
+        plans[kernel] = make_plan(q_TND)
+    return q_TND, plans[kernel]
 
 
 def join(q_latent_TNL: Tensor, q_rope_TNR: Tensor) -> Tensor:

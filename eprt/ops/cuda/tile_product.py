@@ -142,16 +142,14 @@ def _scaled_product(
     """fp32 [BLOCK_N, BLOCK_M]: W X^T."""
     _, x_scale, w, w_scale = operands
     _, x_groups, _, _ = strides
+    sum_NM = tl.zeros([BLOCK_N, BLOCK_M], tl.int32 if KIND == 3 else tl.float32)
+    sum_NM = _product(sum_NM, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
     if KIND == 3:
-        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.int32)
-        sum_NM = _product(zero, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
         return _times_row_scales(sum_NM, x_scale, w_scale, x_rows, w_rows, x_groups)
     else:
-        zero = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        y_NM = _product(zero, operands, x_rows, w_rows, columns, strides, KIND, BLOCK_K, TMA, THREADS)
         if KIND == 2 and w.dtype.element_ty == tl.int8:
-            y_NM = _times_row_scales(y_NM, None, w_scale, x_rows, w_rows, x_groups)
-        return y_NM
+            sum_NM = _times_row_scales(sum_NM, None, w_scale, x_rows, w_rows, x_groups)
+        return sum_NM
 
 
 @triton.jit

@@ -3,14 +3,18 @@
 import contextlib
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
 from eprt.engine.sampling_params import SamplingParams
 from eprt.ep.errors import EPError, RankLostError, ViewChangedError
 from eprt.ep.group.view import View
+from tests.unit.cases import MODEL
 from tests.unit.engine.cases import expected, make_engine, run, tokens_of
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, seed=0, ignore_eos=True)
@@ -148,6 +152,29 @@ def test_outputs_of_a_moved_request_repeat_nothing():
     assert whole[0].prompt_logprobs is not None and rest == whole[3:]
 
 
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 7, "page_size": 4}, {"num_speculative_tokens": 2}])
+def test_a_moved_request_goes_on_to_the_bit_in_bfloat16(options):
+    """On the demo model, whose prompts' attention rounds otherwise than its decodes'; random prompts, so that tokens
+    are almost equally likely. As on another rank, nothing is in the cache."""
+    rng, requests = np.random.default_rng(0), {}
+    for i in range(8):
+        prompt = rng.integers(2, 600, rng.integers(1, 40)).tolist()
+        params = SamplingParams(max_tokens=12, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
+        requests[str(i)] = (prompt, params)
+
+    def generate(num_known: dict[str, list[int]]) -> dict[str, list]:
+        engine = Engine(EngineConfig(str(MODEL), kv_cache_gb=0.01, **options))
+        for request_id, (prompt, params) in requests.items():
+            engine.add_request(request_id, prompt, params, generated=num_known.get(request_id, []))
+        outputs = run(engine)
+        engine.close()
+        return {key: [replace(output, num_cached_tokens=0) for output in outputs[key]] for key in outputs}
+
+    whole = generate({})
+    cut = {key: tokens_of(outputs)[: 1 + 3 * int(key) % 11] for key, outputs in whole.items()}
+    assert generate(cut) == {key: whole[key][len(cut[key]) :] for key in whole}
+
+
 @pytest.mark.parametrize("num", [6, 9])
 def test_a_request_that_has_all_its_tokens_is_refused(num):
     engine = make_engine()
@@ -188,3 +215,48 @@ def test_an_engine_that_failed_otherwise_is_not_resumed():
     with pytest.raises(RuntimeError, match="broken off by KeyboardInterrupt: make a new one"):
         engine.suspend()
     assert issubclass(ViewChangedError, EPError)
+
+
+@pytest.mark.parametrize("where", ["forward", "check"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nobody_reads_pages_of_a_step_that_was_thrown_away(where, ahead):
+    """The second request shares pages that the first one was to fill; a third one comes when the first is gone."""
+    prompt, params = [6, 7, 8, 9] * 4, SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True)
+    engine = make_engine(overlap_schedule=ahead)
+    losing = LosingEngine(engine)
+    engine.add_request("a", prompt, params)
+    engine.add_request("b", prompt, params)
+    assert losing.lose(where) == []
+    engine.abort("a")
+    engine.add_request("c", prompt, params)
+    outputs = run(engine)
+    assert tokens_of(outputs["b"]) == tokens_of(outputs["c"]) == expected(prompt, params)[0]
+
+
+def test_a_page_that_a_lost_decode_was_to_fill_is_not_found():
+    """Where steps are launched ahead, a page is known before the decode that fills it is done."""
+    prompt, params = [6, 7, 8], SamplingParams(max_tokens=12, temperature=0, seed=0, ignore_eos=True)
+    want = expected(prompt, params)[0]
+    for num_steps in range(2, 9):
+        engine = make_engine(overlap_schedule=True)
+        losing = LosingEngine(engine)
+        engine.add_request("a", prompt, params)
+        got = [output for _ in range(num_steps) for output in engine.step().outputs]
+        got += losing.lose("check")
+        assert tokens_of(got) == want[: len(got)]
+        engine.abort("a")
+        engine.add_request("b", prompt + want[:8], SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True))
+        assert tokens_of(run(engine)["b"]) == want[8:]
+
+
+def test_pages_that_a_lost_step_left_behind_are_not_found():
+    """The request was aborted while its prompt was computed."""
+    prompt, params = [6, 7, 8, 9] * 4, SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True)
+    engine = make_engine(overlap_schedule=True)
+    losing = LosingEngine(engine)
+    engine.add_request("a", prompt, params)
+    engine.step()
+    engine.abort("a")
+    assert losing.lose("check") == []
+    engine.add_request("b", prompt, params)
+    assert tokens_of(run(engine)["b"]) == expected(prompt, params)[0]

@@ -10,7 +10,6 @@ from eprt.ops.attention import PagedContext
 
 pytest.importorskip("triton")
 from eprt.ops.cuda import attention, mla_eprt, mla_flashmla, mla_triton
-from eprt.ops.cuda.queries import join
 
 
 @pytest.fixture
@@ -89,12 +88,17 @@ def test_the_log_says_once_who_attends_and_why_not_the_first(has, chosen, caplog
     assert f"by triton; not by {first}: it is not installed ({install})" in said[3]
 
 
-def test_queries_that_lie_together_are_not_copied():
-    q = torch.randn(2, 3, 24)
-    together, apart = join(q[..., :16], q[..., 16:]), join(q[..., :16], q[..., 16:].clone())
-    assert together.data_ptr() == q.data_ptr() and torch.equal(together, q) and torch.equal(apart, q)
-    wide = torch.randn(2, 3, 32)
-    assert torch.equal(join(wide[..., :16], wide[..., 16:24]), wide[..., :24].contiguous())
+@pytest.mark.parametrize("cuts, whole", [("any", False), ("none", True), ("", False)])
+def test_requests_are_cut_or_not_as_asked(monkeypatch, cuts, whole):
+    monkeypatch.setenv("EPRT_GPU_ATTENTION_CUTS", cuts)
+    asked = []
+    monkeypatch.setattr(mla_eprt.mla_decode, "make_schedule", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(mla_eprt.mla_decode, "mla_decode", lambda q, *where: q)
+    q, plans = torch.randn(2, 4, 576), {}
+    context = PagedContext(torch.zeros(3, 64, 576), torch.zeros(2, 1), torch.ones(2))
+    for _ in range(2):
+        assert torch.equal(mla_eprt.attend(q[..., :512], q[..., 512:], context, 0.1, plans), q)
+    assert asked == [(context.seq_len_B, None, 4, 2, whole)] and plans == {"eprt": None}
 
 
 @pytest.mark.parametrize("legacy", [False, True])
