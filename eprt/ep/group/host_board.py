@@ -16,14 +16,16 @@ import zlib
 
 import numpy as np
 
+from eprt.ep.group import life_lock
+
 _MAX_VALUES = 1 << 16  # of one rank
 _HEAP_BYTES = 1 << 30  # of one rank
 _ARENA_BYTES = 1 << 42
 _ALIGNMENT = 2 << 20  # a huge page
 _CRC = struct.Struct("<I")
 _LINE_WORDS = 8
-# Words of a rank's line.
-_HEAP_USED, _ENDED = 0, 1
+# Words of a rank's line. The last ones are a LifeLock.
+_HEAP_USED, _ENDED, _LIFE = 0, 1, 2
 
 
 class HostBoard:
@@ -42,6 +44,7 @@ class HostBoard:
         self.arena_at = _aligned(self._heaps_at + size * _HEAP_BYTES)
         words = np.frombuffer(mmap.mmap(fd, self._heaps_at), dtype=np.int64)
         self._line_RW = words[:num_lines].reshape(size, _LINE_WORDS)
+        self._life_R = self._line_RW.view(np.int32)[:, 2 * _LIFE]
         self._index_RV = words[num_lines:num_words].reshape(size, _MAX_VALUES)
 
     @classmethod
@@ -84,6 +87,21 @@ class HostBoard:
 
     def has_ended(self, rank: int) -> bool:
         return bool(self._line_RW[rank, _ENDED])
+
+    def hold_life(self, rank: int) -> None:
+        """From now on died() tells of the end of this process, the rank's. Its main thread calls it."""
+        life_lock.hold(self._life(rank))
+
+    def release_life(self, rank: int) -> None:
+        """Undoes hold_life()."""
+        life_lock.release(self._life(rank))
+
+    def _life(self, rank: int) -> np.ndarray:
+        return self._line_RW[rank, _LIFE:].view(np.uint8)
+
+    def died(self) -> np.ndarray:
+        """bool [ranks]: whose process is known to have been killed, long before has_ended() says so."""
+        return life_lock.died(self._life_R)
 
     # -- memory --
 

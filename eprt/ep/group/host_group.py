@@ -38,6 +38,7 @@ class HostGroup(EPGroup):
         self._num_calls = 0
         self._window_at = 0  # where the next window begins
         self._watch = PeerWatch({})
+        board.hold_life(rank)
         self._join(rank, board.size)
 
     def allgather(self, value: Any) -> list[Any]:
@@ -74,7 +75,15 @@ class HostGroup(EPGroup):
     def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
         raise ValueError(f"[rank {self.rank}/{self.size}] a group of one host has no message from rank {peer}")
 
+    def lost_ranks(self) -> tuple[int, ...]:
+        died_R = self._board.died()
+        if not died_R.any():
+            return super().lost_ranks()
+        died = {rank for rank in np.flatnonzero(died_R).tolist() if self.view.alive[rank]}
+        return tuple(sorted(died.union(super().lost_ranks())))
+
     def close(self) -> None:
+        self._board.release_life(self.rank)
         self._watch.close()
         self._board.close()
 
