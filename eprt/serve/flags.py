@@ -177,6 +177,10 @@ def _check_values(args: argparse.Namespace) -> None:
 
 def _check_losses(args: argparse.Namespace) -> None:
     num_lost, num_ranks = args.max_lost_ranks, args.num_ranks or 1
+    if num_lost and args.num_ranks is None:
+        raise OptionError(
+            f"--max-lost-ranks {num_lost}: needs ranks that eprt starts on one host; give -n, and leave out mpirun"
+        )
     if not 0 <= num_lost < num_ranks:
         raise OptionError(f"--max-lost-ranks {num_lost}: must be in 0..{num_ranks - 1} with -n {num_ranks}")
     if args.restart_lost_ranks and not num_lost:

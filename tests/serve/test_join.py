@@ -121,7 +121,8 @@ def test_a_server_that_nobody_can_join_says_so(server):
         (["-n", "2", "--max-lost-ranks", "2"], "--max-lost-ranks 2: must be in 0..1 with -n 2"),
         (["-n", "4", "--max-lost-ranks", "1"], "--num-redundant-experts "),
         (["-n", "2", "--restart-lost-ranks"], "--restart-lost-ranks needs --max-lost-ranks of at least 1"),
-        (["--max-lost-ranks", "1"], "--max-lost-ranks 1: must be in 0..0 with -n 1"),
+        (["-n", "1", "--max-lost-ranks", "1"], "--max-lost-ranks 1: must be in 0..0 with -n 1"),
+        (["--max-lost-ranks", "1"], "needs ranks that eprt starts on one host; give -n, and leave out mpirun"),
     ],
 )
 def test_losses_that_cannot_be_survived_are_refused_at_the_start(arguments, words):

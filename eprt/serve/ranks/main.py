@@ -32,7 +32,7 @@ def run(options: ServeOptions) -> int:
     _start_logging()
     launched_rank = env.launched_rank()
     if options.max_lost_ranks:
-        raise OptionError("--max-lost-ranks needs ranks that eprt starts on one host: leave out mpirun, give -n")
+        raise OptionError("--max-lost-ranks: needs ranks that eprt starts on one host; leave out mpirun")
     http = None
     if not launched_rank:
         http = bind_http(options.host, options.port)
