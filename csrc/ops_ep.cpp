@@ -197,6 +197,8 @@ void ep_stats(int64_t self, Tensor out, bool reset) {
   if (reset) exchange.reset_stats();
 }
 
+void ep_set_alive(int64_t self, Tensor alive) { exchange_at(self).set_alive(ints_of(alive)); }
+
 void ep_set_counting(int64_t self, bool on) { exchange_at(self).set_counting(on); }
 
 void ep_delay_link(int64_t self, int64_t source, int64_t delay_ns) {
@@ -238,6 +240,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(eprt, m) {
   m.def("ep_block_address(int self, int epoch, int source) -> int");
   m.def("ep_output_address(int self, int epoch) -> int");
   m.def("ep_stats(int self, Tensor(a!) out, bool reset) -> ()");
+  m.def("ep_set_alive(int self, Tensor alive) -> ()");
   m.def("ep_set_counting(int self, bool on) -> ()");
   m.def("ep_delay_link(int self, int source, int delay_ns) -> ()");
 }
@@ -269,6 +272,7 @@ STABLE_TORCH_LIBRARY_IMPL(eprt, CompositeExplicitAutograd, m) {
   m.impl("ep_block_address", TORCH_BOX(&ep_block_address));
   m.impl("ep_output_address", TORCH_BOX(&ep_output_address));
   m.impl("ep_stats", TORCH_BOX(&ep_stats));
+  m.impl("ep_set_alive", TORCH_BOX(&ep_set_alive));
   m.impl("ep_set_counting", TORCH_BOX(&ep_set_counting));
   m.impl("ep_delay_link", TORCH_BOX(&ep_delay_link));
 }

@@ -10,6 +10,7 @@ from importlib import import_module
 # word: (module with main(argv) -> exit status, summary for the usage)
 COMMANDS = {
     "serve": ("eprt.serve.__main__", "OpenAI-compatible server of a DeepSeek-style MoE model"),
+    "join": ("eprt.serve.join", "a process that takes the place of a lost rank of a running server"),
     "generate": ("eprt.generate", "completions of prompts, without a server"),
     "convert": ("eprt.models.convert", "a checkpoint laid out for the ranks that will read it"),
     "balance": ("eprt.balancer.__main__", "expert placement from measured load"),

@@ -41,6 +41,7 @@ _CHOICES = {
     "ep_payload": ("same", "fp8"),
     "speculative_acceptance": ("exact", "rejection"),
     "replica_routing": ("weights", "local", "batch", "batch-lp"),
+    "expert_host_copies": ("off", "node"),
     "overlap": ("none", "tbo", "sbo", "auto"),
 }
 _LEAST = {
@@ -89,6 +90,9 @@ class EngineConfig:
     # equally many.
     num_redundant_experts: int = 0
     spare_experts: int = 2  # experts that a rank has memory for while they move; 0: experts cannot move
+    # Copies of all experts in host memory, for ranks that are to hold what a lost rank held: "off" (they read the
+    # checkpoint) or "node" (one copy per host, shared by its ranks).
+    expert_host_copies: str = "off"
     # How tokens choose among an expert's replicas:
     #   "weights"   as the placement says, on every rank alike
     #   "local"     in the same totals, but each rank prefers its own replica, then one on its node

@@ -90,7 +90,7 @@ TABLE: dict[str, Variable] = {
             "EPRT_LAUNCHER_PID",
             None,
             _positive_int,
-            "set by `python -m eprt.serve -n` for its ranks: they stop when this process is gone",
+            "set by `python -m eprt.serve -n` for its ranks under mpirun: they stop when this process is gone",
         ),
         Variable(
             "EPRT_LOG_LEVEL",
@@ -157,6 +157,16 @@ def without_mpi() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))}
 
 
+def of_server(variables: dict[str, str]) -> dict[str, str]:
+    """The environment of a process that joins a server: eprt's variables are the server's, the rest is of here."""
+    return {**{k: v for k, v in without_mpi().items() if k not in TABLE}, **variables}
+
+
+def eprt_variables() -> dict[str, str]:
+    """eprt's own variables as they are set here."""
+    return {name: os.environ[name] for name in TABLE if name in os.environ}
+
+
 def launched_rank() -> int | None:
     """This process's rank as its MPI launcher announces it, before MPI itself is loaded; None outside any launcher."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):  # Open MPI, PMIx, then MPICH and Intel MPI
@@ -169,6 +179,22 @@ def launched_rank() -> int | None:
 def started_by_mpirun() -> bool:
     """Whether a launcher says that this process is a rank of an MPI job."""
     return launched_rank() is not None
+
+
+# Of job schedulers and of Open MPI: a number of nodes above 1, or a file that lists hosts.
+_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PBS_NUM_NODES")
+_HOST_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "LSB_HOSTS")
+_HOST_PARAMETERS = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+
+
+def why_mpirun() -> str | None:
+    """Why ranks must be started by mpirun: they may span hosts, or virtual nodes. None where one host has them all."""
+    if get("EPRT_RANKS_PER_NODE") is not None:
+        return "EPRT_RANKS_PER_NODE is set"
+    for name in _NUM_NODES:
+        if os.environ.get(name, "1") != "1":
+            return f"{name} is {os.environ[name]}"
+    return next((f"{name} is set" for name in _HOST_FILES + _HOST_PARAMETERS if os.environ.get(name)), None)
 
 
 def mpi_may_run_as_root() -> bool:

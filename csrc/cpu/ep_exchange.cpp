@@ -46,6 +46,7 @@ Exchange::Exchange(const Shape& shape, const Topology& topology, const Memory& m
   last_token_of_rank_.resize(shape_.num_ranks);
   output_of_entry_.resize(size_t(shape_.num_max_tokens) * shape_.top_k);
   link_delay_ns_.assign(shape_.num_ranks, 0);
+  alive_.assign(shape_.num_ranks, 1);
   reset_stats();
 }
 
@@ -120,8 +121,9 @@ int64_t Exchange::count_slots(Flight& f, const Tokens& tokens) {
       const int64_t at = int64_t{token} * shape_.top_k + k, slot = slot_at(tokens, at);
       if (slot == -1) continue;
       if (slot < 0 || slot >= num_slots) return at;
-      ++slot_count_[flat_slot_[slot]];
       const int rank = static_cast<int>(slot) / shape_.slots_per_rank, node = topology_.node_of_rank[rank];
+      if (!alive_[rank]) return at;
+      ++slot_count_[flat_slot_[slot]];
       if (last_token_of_rank_[rank] != token) {
         last_token_of_rank_[rank] = token;
         ++rank_tokens_[rank];
@@ -201,6 +203,7 @@ int64_t Exchange::wait_dispatch(uint64_t epoch, bool owns_core, int64_t slice_ns
   start_dispatch_wait(epoch);
   const int64_t deadline_ns = now_ns() + slice_ns;
   for (int source = 0; source < shape_.num_ranks; ++source) {
+    if (!alive_[source]) continue;
     if (!wait_for(source_flag(source), epoch, owns_core, deadline_ns)) return source;
     if (link_delay_ns_[source] > 0 && !sleep_until(dispatch_ns(epoch, source), deadline_ns)) return source;
   }
@@ -213,6 +216,7 @@ void Exchange::record_dispatch(uint64_t epoch) {
   const int64_t start_ns = flight(epoch).dispatch_wait_start_ns;
   int64_t longest_ns = 0;
   for (int source = 0; source < shape_.num_ranks; ++source) {
+    if (!alive_[source]) continue;
     const Block block = source_block(epoch, source);
     int64_t from_ns = start_ns;
     if (topology_.home_block[source] > 0) {
@@ -234,6 +238,7 @@ int64_t Exchange::count_rows(uint64_t epoch, int32_t* recv_count, int32_t* num_r
   std::fill(recv_count, recv_count + num_slots, 0);
   *num_rounds = 1;
   for (int source = 0; source < shape_.num_ranks; ++source) {
+    if (!alive_[source]) continue;
     const Block block = source_block(epoch, source);
     *num_rounds = std::max(*num_rounds, block.header->num_rounds);
     for (int slot = 0; slot < num_slots; ++slot) {
@@ -258,6 +263,7 @@ void Exchange::gather(uint64_t epoch, char* x, float* scales) {
   const int num_scales = shape_.num_scales(), num_rows = flight(epoch).num_received;
   row_sources_.resize(std::max<size_t>(row_sources_.size(), num_rows));
   for (int source = 0; source < shape_.num_ranks; ++source) {
+    if (!alive_[source]) continue;
     const Block block = source_block(epoch, source);
     for (int slot = 0; slot < num_slots; ++slot) {
       RowSource* to = row_sources_.data() + own.row_begin[source * shape_.slots_per_rank + slot];
@@ -296,7 +302,7 @@ int64_t Exchange::wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns)
   const int64_t start_ns = now_ns();
   if (f.combine_wait_start_ns == 0) f.combine_wait_start_ns = start_ns;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-    if (topology_.node_of_rank[rank] != topology_.node) continue;
+    if (topology_.node_of_rank[rank] != topology_.node || !alive_[rank]) continue;
     const int local = topology_.local_index_of_rank[rank];
     if (!wait_for(segment(local).combine, epoch, owns_core, start_ns + slice_ns)) return local;
     if (link_delay_ns_[rank] > 0 && !sleep_until(combine_ns(epoch, rank), start_ns + slice_ns)) return local;
@@ -304,7 +310,7 @@ int64_t Exchange::wait_combine(uint64_t epoch, bool owns_core, int64_t slice_ns)
   if (!counting_) return -1;
   int64_t longest_ns = 0;
   for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-    if (topology_.node_of_rank[rank] != topology_.node) continue;
+    if (topology_.node_of_rank[rank] != topology_.node || !alive_[rank]) continue;
     const int64_t wait_ns = std::max<int64_t>(0, combine_ns(epoch, rank) - f.combine_wait_start_ns);
     stats_.combine_wait_ns[rank] += wait_ns;
     longest_ns = std::max(longest_ns, wait_ns);

@@ -49,7 +49,7 @@ class Exchange {
   Exchange(const Shape& shape, const Topology& topology, const Memory& memory);
 
   // Writes the blocks for all nodes and publishes the one for this node. Returns -1, or the flat index of the first
-  // slot_idx that is out of range; nothing is published then.
+  // slot_idx that is out of range or of a rank that takes no part; nothing is published then.
   int64_t dispatch_send(uint64_t epoch, const Tokens& tokens, int num_rounds);
   // Size of the block for another node, to be sent from Memory::outgoing.
   size_t outgoing_bytes(uint64_t epoch, int node) const;
@@ -59,6 +59,9 @@ class Exchange {
   void start_dispatch_wait(uint64_t epoch);
   // Fault injection: from now on what a source publishes counts as arrived only after this delay.
   void delay_link(int source, int64_t delay_ns) { link_delay_ns_[source] = delay_ns; }
+  // From now on the ranks where alive is 0 take no part: nobody waits for them, and their slots are out of range. Of
+  // one node only, and while no dispatch is under way. Default: all take part.
+  void set_alive(const std::vector<int>& alive) { alive_ = alive; }
   // Whether waits, tokens and compute time are counted; default: on. Off only to measure the cost of counting.
   void set_counting(bool on) { counting_ = on; }
   // One slice of waiting for all blocks. Returns -1 when all have arrived, else the source rank of the first missing
@@ -127,6 +130,7 @@ class Exchange {
   Stats stats_;
   bool counting_ = true;
   std::vector<int64_t> link_delay_ns_;  // [num_ranks]
+  std::vector<int> alive_;              // [num_ranks]: whether each rank takes part
 
   // Slots ordered by node: the position of each slot, and where each node begins.
   std::vector<int> flat_slot_, node_slot_begin_;

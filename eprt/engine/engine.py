@@ -6,10 +6,11 @@ forward pass exchanges tokens between all ranks, so all ranks must take every st
 A step
 
     schedule   this rank chooses its tokens (scheduler.py); no other rank is asked
-    agree      the ranks all-gather a header of integers each (IntAllGather):
+    agree      the ranks all-gather a header of integers each (step_headers.py):
                    number of tokens | all decodes and few enough for low latency | has work | seen_seq |
                    time of arrival and since the last exchange, which tell which rank is late (step_waits.py) |
-                   offered, progress and room of a migration of experts (ep/migration/migrator.py)
+                   offered, progress and room of a migration of experts (ep/migration/migrator.py) |
+                   number of the view for which this rank shall stop
                the mode is "low_latency" if every rank wishes so, else "normal"; if no rank has a token, all skip the
                forward pass
     launch     forward pass, with zero tokens on idle ranks (runner.py); one token per request (sampler.py)
@@ -34,8 +35,13 @@ the next header all-gather for the others, which the same number wakes; the all-
 that does not come. Messages that bring no work (an abort) have no number and wake no rank into a step.
 
 With one rank, or where all ranks add the same requests in the same order (LLM), seen_seq can stay 0.
+
+Views. Ranks may be lost, and others take their places (docs/elastic.md). Then every rank that goes on calls suspend(),
+which throws the step under way away, and, once all have, enter_view(): with the new view's ranks, and with the experts
+that their slots hold then. Where nothing is lost, leave_at_boundary() makes all ranks stop before the same step.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -45,38 +51,32 @@ import numpy as np
 import torch
 
 from eprt.config import EngineConfig
-from eprt.engine import sampler, step_waits
+from eprt.engine import sampler
 from eprt.engine.acceptance import Acceptance
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
+from eprt.engine.expert_watch import watch_experts
 from eprt.engine.kv_cache import KVCache
-from eprt.engine.outputs import EngineStats, Logprob, StepResult, TokenOutput
+from eprt.engine.membership import Membership
+from eprt.engine.outputs import EngineStats, Logprob, StepResult, SuspendedState, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.request import QueueFullError, Request, RequestLimits
 from eprt.engine.runner import Runner
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import SampledTokens, Schedule
 from eprt.engine.scheduler import Scheduler
-from eprt.engine.step_waits import StepWaits
+from eprt.engine.step_headers import StepHeaders
 from eprt.engine.warm_up import log_graphs, record_decodes, warm_up
 from eprt.ep.errors import EPError
 from eprt.ep.group.agreement import require_same_options
 from eprt.ep.group.group import EPGroup
-from eprt.ep.group.int_all_gather import IntAllGather
-from eprt.ep.migration.migrator import MigrationHeader, Migrator
-from eprt.ep.migration.transports import make_transport
-from eprt.ep.placement.batch_router import METHODS as ROUTING_METHODS
-from eprt.ep.placement.batch_router import BatchRouter
-from eprt.ep.placement.load import DeviceLoadRecorder, LoadRecorder
+from eprt.ep.group.view import View
 from eprt.gpu.readback import HostSnapshot
 from eprt.models.loader import load_model
 from eprt.models.model import Model
 
 _log = logging.getLogger(__name__)
-
-# Tokens, low latency, has work, seen_seq, times; offered, progress, room.
-_NUM_HEADER_VALUES = 7 + step_waits.NUM_VALUES
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,19 @@ class Engine:
         self._rows = rows = BatchRows(
             config.max_running, cache.max_model_len, config.page_size, self.limits.vocab_size, num_drafts
         )
-        self.scheduler = Scheduler(self._pool, rows, config.chunk_size, config.max_running)
+        sizes = config.chunk_size, config.max_running
+        self.scheduler = Scheduler(self._pool, rows, *sizes, replays_decodes=not self._on_gpu)
         num_layers = self.model.config.num_hidden_layers
         # Whether a step is launched before the previous one is finished; all ranks may switch it off while idle.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
         self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
-        self._launched: _LaunchedStep | None = None
+        self._schedule: Schedule | None = None  # of the step that is not launched yet
+        self._launched: list[_LaunchedStep] = []  # that are not finished yet, at most two
+        self._outputs: list[TokenOutput] = []  # of finished steps, not returned yet
         self.gap = DeviceGap(kv_cache_LPSD.device)
-        self.overlap = OverlapPolicy.for_model(config, self.model)
-        if self.group.rank == 0:
-            self.overlap.log()
-        self._router: BatchRouter | None = None
-        self.recorder, self.migrator = self._watch_experts()
+        experts = watch_experts(config, self.group, self.model)
+        self.recorder, self._router, self.migrator = experts.recorder, experts.router, experts.migrator
         self._acceptance: Acceptance | None = None
         self.drafter: Drafter | None = None
         if num_drafts:
@@ -137,36 +137,21 @@ class Engine:
             if config.speculative_acceptance == "rejection":
                 self._acceptance = Acceptance(rows, token_MK)
             self.drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
-        self._headers = IntAllGather(self.group, num_values=_NUM_HEADER_VALUES)
-        self.step_waits = StepWaits(self.group.node_of_rank, self.group.rank)
+        self.overlap = OverlapPolicy.for_model(config, self.model)
+        if self.group.rank == 0:
+            self.overlap.log()
+        self._headers = StepHeaders(self.group, self.overlap, self.migrator)
+        self.step_waits = self._headers.waits
+        self._membership = Membership(
+            self.group, self.model, self._headers, self._router, self.migrator, config.replica_routing == "local"
+        )
+        self._leaves_for = 0  # number of the view for which this rank shall stop, 0 for none
         self._seeds = np.random.default_rng([config.seed, self.group.rank])
-        self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
         self._num_steps, self._last_step_s = 0, 0.0
         self.ended_by = ""  # why step() can no longer be called, "" while it can
+        self._can_resume = True  # whether suspend() and enter_view() make step() possible again
+        self._is_suspended = False
         self._prepare_gpu()
-
-    def _watch_experts(self) -> tuple[LoadRecorder, Migrator | None]:
-        """What counts the load of the experts, and what moves them where there is memory for it."""
-        moe_layers = self.model.moe_layers()
-        if not moe_layers:
-            return LoadRecorder(0, 0, 0), None
-        moe, config = moe_layers[0].config, self.config
-        shape = (len(moe_layers), moe.num_experts, moe.top_k)
-        recorder = LoadRecorder(*shape)
-        if self._on_gpu:
-            most_tokens, drafts = max(config.chunk_size, config.max_num_seqs), int(config.num_speculative_tokens > 0)
-            recorder = DeviceLoadRecorder(*shape, most_tokens, self.model.device, drafts)
-        if config.replica_routing in ROUTING_METHODS:
-            self._router = BatchRouter(self.group, moe.num_experts, ROUTING_METHODS[config.replica_routing])
-        for row, layer in enumerate(moe_layers):
-            layer.record_load(recorder, row)
-            if self._router is not None:
-                layer.route_by(self._router, row)
-        if not config.spare_experts:
-            return recorder, None
-        transport = make_transport(self.group, list({id(layer.pool): layer.pool for layer in moe_layers}.values()))
-        routing = config.replica_routing, self._router
-        return recorder, Migrator(self.group, moe_layers, transport, config.spare_experts, *routing)
 
     @property
     def _on_gpu(self) -> bool:
@@ -192,14 +177,22 @@ class Engine:
     # -- requests of this rank --
 
     def add_request(
-        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, sample_idx: int = 0
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        sample_idx: int = 0,
+        generated: Sequence[int] = (),
     ) -> None:
         """Queues one sequence. For params.n the caller adds n requests, with sample_idx 0..n-1 and one seed.
 
         Where params.seed is None, one is drawn here, so the caller must draw the seed that n requests are to share.
+        generated: the tokens that another rank has generated with the same params, seed and sample_idx: the request
+        goes on behind them as it would have there. No output repeats them, nor the prompt's log-probabilities.
         Raises ValueError for a request that can never run or whose id is in use, QueueFullError past max_queue.
         """
         self.limits.check(prompt_token_ids, params)
+        self.limits.check_generated(prompt_token_ids, params, generated)
         if len(self.scheduler.waiting) >= self.config.max_queue:
             raise QueueFullError(
                 f"[rank {self.group.rank}/{self.group.size}] {len(self.scheduler.waiting)} requests are waiting, "
@@ -215,6 +208,7 @@ class Engine:
                 seed=seed,
                 max_model_len=self.limits.max_model_len,
                 eos_token_ids=self.model.config.eos_token_ids,
+                generated=generated,
             )
         )
 
@@ -225,7 +219,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether this rank has a request, running or waiting, or a step to finish."""
-        return self.scheduler.has_requests or self._launched is not None
+        return self.scheduler.has_requests or bool(self._launched)
 
     # -- all ranks together --
 
@@ -241,59 +235,41 @@ class Engine:
         except BaseException as error:
             what = f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
             self.ended_by = f"a step of this engine was broken off by {what}"
+            self._can_resume = isinstance(error, EPError)
             if self.migrator is not None and isinstance(error, EPError):
                 self.migrator.abort(str(error))
             raise
 
     def check_alive(self) -> None:
-        """RuntimeError saying why there can be no more steps."""
+        """RuntimeError saying why there can be no step now."""
+        if self._is_suspended:
+            raise RuntimeError("this engine is suspended: call enter_view() first")
         if self.ended_by:
             raise RuntimeError(f"{self.ended_by}: make a new one")
 
     def _step(self, seen_seq: int) -> StepResult:
         start = time.perf_counter()
-        outputs = self._finish() if self.scheduler.must_preempt() else []
-        schedule = self.scheduler.schedule()
-        anyone_computes, mode, overlap, all_idle = self._agree(schedule, seen_seq)
-        launched = self._launch(schedule, mode, overlap) if anyone_computes else None
-        outputs += self._finish()
-        self._launched = launched
-        if not self.overlap_schedule or any(chunk.request.prompt_logprobs is not None for chunk in schedule.chunks):
-            outputs += self._finish()
-        if anyone_computes:
+        if self.scheduler.must_preempt():
+            self._finish()
+        self._schedule = schedule = self.scheduler.schedule()
+        low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
+        agreed = self._headers.agree(schedule.num_tokens, low_latency, self.has_work, seen_seq, self._leaves_for)
+        if agreed.leaves:
+            self._finish()
+            return StepResult(self._take_outputs(), all_idle=False, leaves=True)
+        if agreed.computes:
+            self._launched.append(self._launch(schedule, agreed.mode, agreed.overlap))
+        self._schedule = None
+        now = not self.overlap_schedule or any(c.request.prompt_logprobs is not None for c in schedule.chunks)
+        self._finish(num_left=0 if now or not agreed.computes else 1)
+        if agreed.computes:
             self._num_steps += 1
             self._last_step_s = time.perf_counter() - start
             if self.migrator is not None:
                 self.migrator.stepped(self._last_step_s)
         else:
             self.gap.ignore_pause()
-        return StepResult(outputs, all_idle, schedule.num_tokens, mode)
-
-    def _agree(self, schedule: Schedule, seen_seq: int) -> tuple[bool, str, str, bool]:
-        """Whether any rank computes, the mode and the overlap of the step, whether all are idle: equal on all ranks."""
-        wants_low_latency = not schedule.chunks and schedule.num_tokens <= self.config.low_latency_max_tokens
-        migrator = self.migrator
-        migration = MigrationHeader() if migrator is None else migrator.header()
-        has_work = self.has_work or (migrator is not None and migrator.active)
-        header = (
-            schedule.num_tokens,
-            wants_low_latency,
-            has_work,
-            seen_seq,
-            *self.step_waits.begin_exchange(),
-            *migration,
-        )
-        # Plain integers: for a few ranks they are faster than numpy.
-        rows = self._headers.all_gather(header).tolist()
-        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, arrived_ns_N, took_ns_N, *migration_3N = zip(*rows)
-        if migrator is not None:
-            migrator.advance([MigrationHeader(*of_rank) for of_rank in zip(*migration_3N)])
-        all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
-        self.step_waits.end_exchange(arrived_ns_N, took_ns_N, all_idle)
-        mode = "low_latency" if all(low_latency_N) else "normal"
-        overlap = self.overlap.for_step(num_tokens_N, mode)
-        self.overlap_steps[overlap] += any(num_tokens_N)
-        return any(num_tokens_N), mode, overlap, all_idle
+        return StepResult(self._take_outputs(), agreed.all_idle, schedule.num_tokens, agreed.mode)
 
     @torch.inference_mode()
     def _launch(self, schedule: Schedule, mode: str, overlap: str) -> _LaunchedStep:
@@ -323,19 +299,63 @@ class Engine:
         return _LaunchedStep(schedule, sample, prompt_logprobs, num_accepted)
 
     @torch.inference_mode()
-    def _finish(self) -> list[TokenOutput]:
-        """Waits for the launched step, if any, and records its tokens. Its new drafts may still be computed."""
-        step, self._launched = self._launched, None
-        if step is None:
-            return []
-        sampled = SampledTokens(np.zeros(0, dtype=np.int64)) if step.sample is None else step.sample.fetch()
-        self.model.exchange.check()  # before anything of the step counts: what its kernels have reported by now
-        self.gap.collect()
-        accepted_S = None if step.num_accepted is None else step.num_accepted.values()[0]
-        outputs = self.scheduler.commit(step.schedule, sampled, step.prompt_logprobs, accepted_S)
-        if self.drafter is not None:
-            self.drafter.count_drafts(step.schedule, accepted_S)
+    def _finish(self, num_left: int = 0) -> None:
+        """Waits for launched steps until num_left are left, and records their tokens. Drafts may still be computed."""
+        while len(self._launched) > num_left:
+            step = self._launched[0]
+            sampled = SampledTokens(np.zeros(0, dtype=np.int64)) if step.sample is None else step.sample.fetch()
+            self.model.exchange.check()  # before anything of the step counts: what its kernels have reported by now
+            del self._launched[0]
+            self.gap.collect()
+            accepted_S = None if step.num_accepted is None else step.num_accepted.values()[0]
+            self._outputs += self.scheduler.commit(step.schedule, sampled, step.prompt_logprobs, accepted_S)
+            if self.drafter is not None:
+                self.drafter.count_drafts(step.schedule, accepted_S)
+
+    def _take_outputs(self) -> list[TokenOutput]:
+        outputs, self._outputs = self._outputs, []
         return outputs
+
+    # -- from view to view --
+
+    def require_elastic(self) -> None:
+        """Raises ValueError, saying why, unless enter_view() is possible."""
+        self._membership.require_changeable()
+
+    def leave_at_boundary(self, view_number: int) -> None:
+        """All ranks shall stop before the same step, with nothing thrown away: that whose result says `leaves`, once
+        all have been told. view_number: above 0, of the view that comes."""
+        self._leaves_for = view_number
+
+    def suspend(self) -> SuspendedState:
+        """Throws away what is under way, without another rank: after step() has failed or said `leaves`, or between two
+        steps. Again and again, if need be. RuntimeError after a failure that is not one of communication."""
+        if not self._can_resume:
+            raise RuntimeError(f"{self.ended_by}: make a new one")
+        with contextlib.suppress(EPError):
+            self._finish()
+        if self._schedule is not None:
+            self.scheduler.drop_step(self._schedule)
+        for step in reversed(self._launched):
+            self.scheduler.drop_step(step.schedule, advanced=True)
+        self._schedule = None
+        self._launched.clear()
+        self.step_waits.forget_exchange()
+        self.gap.ignore_pause()
+        self._leaves_for = 0
+        self.ended_by, self._is_suspended = "", True
+        return self._membership.state(self._take_outputs())
+
+    def enter_view(self, view: View, rows: Sequence[Sequence[int]], epoch: int, placement_epoch: int = 0) -> None:
+        """Goes on with the ranks of the view. On all of them, each after all have called suspend().
+
+        rows: per MoE layer, the logical expert in each slot of all ranks, -1 for none, as for ranks that take no part.
+            Experts that this rank does not hold are read from the checkpoint.
+        epoch, placement_epoch: above all ranks' in SuspendedState.
+        ValueError, before anything changes, where these do not fit.
+        """
+        self._membership.enter(view, rows, epoch, placement_epoch)
+        self._is_suspended = False
 
     # -- inspection --
 
@@ -357,8 +377,8 @@ class Engine:
             last_step_s=self._last_step_s,
             num_gaps=self.gap.num_gaps,
             gap_s=self.gap.total_s,
-            num_two_batch_steps=self.overlap_steps["tbo"],
-            num_single_batch_steps=self.overlap_steps["sbo"],
+            num_two_batch_steps=self._headers.overlap_steps["tbo"],
+            num_single_batch_steps=self._headers.overlap_steps["sbo"],
             expert_tokens=self.recorder.tokens_PLE.tobytes(),
             slot_tokens=[sum(row) for row in self.model.expert_load()],
             migration=None if self.migrator is None else self.migrator.status(),
@@ -370,7 +390,7 @@ class Engine:
 
     def close(self) -> None:
         """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""
-        self.ended_by = self.ended_by or "this engine is closed"
+        self.ended_by, self._can_resume = self.ended_by or "this engine is closed", False
         if self._owns_model:
             self.model.close()
         if self.migrator is not None:

@@ -112,6 +112,18 @@ class PagePool:
         self._key_of[page] = key
         return node
 
+    def forget(self, page: int) -> None:
+        """The page, which has an owner, does not hold what it is known for: no prompt finds it any more."""
+        if self._key_of[page] is not None:
+            self._forget(page)
+
+    def forget_cached(self) -> None:
+        """Of pages without an owner nothing is known any more."""
+        for page in self._cached:
+            self._forget(page)
+            self._free.append(page)
+        self._cached.clear()
+
     def release(self, pages: Sequence[int]) -> None:
         """Removes one owner from each page of a request. Known pages stay cached, the others become free."""
         self.num_releases += 1
@@ -125,7 +137,7 @@ class PagePool:
 
     def _forget(self, page: int) -> None:
         key = self._key_of[page]
-        assert key is not None, f"cached page {page} has no key"
+        assert key is not None, f"page {page} has no key"
         del self._entry_of[key]
         self._key_of[page] = None
 

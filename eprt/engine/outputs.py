@@ -37,6 +37,17 @@ class StepResult:
     all_idle: bool  # equal on all ranks; where true, every rank must sleep until it hears of a new request (engine.py)
     num_tokens: int = 0  # that this rank computed
     mode: str = "low_latency"  # or "normal"; equal on all ranks
+    leaves: bool = False  # equal on all ranks; where true nothing was computed, and Engine.suspend() comes next
+
+
+@dataclass(frozen=True)
+class SuspendedState:
+    """What a rank brings along from one view into the next (Engine.suspend)."""
+
+    expert_of_slot: list[list[int]]  # per MoE layer: the logical expert in each slot of this rank, -1: none
+    epoch: int  # the largest that any of its exchanges has used; the next view starts above all ranks'
+    placement_epoch: int = 0  # of the placement that this rank serves by; the next view's is above all ranks'
+    outputs: list[TokenOutput] = field(default_factory=list)  # of steps that were finished and not returned yet
 
 
 @dataclass(frozen=True, slots=True)

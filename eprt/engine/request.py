@@ -42,6 +42,15 @@ class RequestLimits:
                 f"max_model_len {self.max_model_len} ({bound})"
             )
 
+    def check_generated(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, generated: Sequence[int]
+    ) -> None:
+        """As check(), of a request that has tokens already: more must be able to follow."""
+        self._check_vocab("generated token", generated)
+        room = min(params.max_tokens, self.max_model_len - len(prompt_token_ids))
+        if generated and len(generated) >= room:
+            raise ValueError(f"{len(generated)} tokens are generated already, and no more than {room} may be")
+
     def _check_vocab(self, what: str, token_ids) -> None:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
             bad = next(t for t in token_ids if not 0 <= t < self.vocab_size)
@@ -81,16 +90,18 @@ class Request:
         seed: int,
         max_model_len: int,
         eos_token_ids: Sequence[int],
+        generated: Sequence[int] = (),
     ) -> "Request":
+        """generated: tokens that it has already, from another rank; then its prompt's log-probabilities are known."""
         num_prompt = len(prompt_token_ids)
         return cls(
             request_id=request_id,
-            tokens_L=np.array(prompt_token_ids, dtype=np.int32),
+            tokens_L=np.array([*prompt_token_ids, *generated], dtype=np.int32),
             num_prompt=num_prompt,
             params=params,
             sample_idx=sample_idx,
             seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
             max_len=min(num_prompt + params.max_tokens, max_model_len),
             stop_ids=frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))),
-            prompt_logprobs=[] if params.prompt_logprobs else None,
+            prompt_logprobs=[] if params.prompt_logprobs and not generated else None,
         )

@@ -30,6 +30,7 @@ class Router:
         self.max_requests_per_rank, self.page_size = max_requests_per_rank, page_size
         self.num_tokens = [0] * num_ranks  # charged to each rank
         self.num_requests = [0] * num_ranks
+        self.is_open = [True] * num_ranks  # which ranks are given requests
         self._request: dict[str, tuple[int, int]] = {}  # id -> (rank, tokens charged)
         self._last_rank: OrderedDict[int, int] = OrderedDict()  # hash of a prefix of full pages -> rank
 
@@ -37,11 +38,31 @@ class Router:
         """Chooses a rank and charges it. Raises QueueFullError when every rank is full, ValueError for a used id."""
         if request_id in self._request:
             raise ValueError(f"request id {request_id!r} is already assigned to rank {self._request[request_id][0]}")
-        open_ranks = [r for r, count in enumerate(self.num_requests) if count < self.max_requests_per_rank]
+        open_ranks = [r for r in self._open_ranks() if self.num_requests[r] < self.max_requests_per_rank]
         if not open_ranks:
             raise QueueFullError(
-                f"all {len(self.num_requests)} ranks have {self.max_requests_per_rank} requests each; try again later"
+                f"all {len(self._open_ranks())} ranks have {self.max_requests_per_rank} requests each; try again later"
             )
+        return self._charge(request_id, prompt_token_ids, open_ranks)
+
+    def reassign(self, request_id: str, token_ids: Sequence[int]) -> int:
+        """Chooses another rank for a request whose rank was closed, however many requests the others have.
+        token_ids: prompt and generated."""
+        self.release(request_id)
+        return self._charge(request_id, token_ids, self._open_ranks())
+
+    def close_rank(self, rank: int) -> None:
+        """From now on the rank is given no requests, and its prefix cache is forgotten."""
+        self.is_open[rank] = False
+        self._last_rank = OrderedDict((prefix, r) for prefix, r in self._last_rank.items() if r != rank)
+
+    def open_rank(self, rank: int) -> None:
+        self.is_open[rank] = True
+
+    def _open_ranks(self) -> list[int]:
+        return [rank for rank, is_open in enumerate(self.is_open) if is_open]
+
+    def _charge(self, request_id: str, prompt_token_ids: Sequence[int], open_ranks: list[int]) -> int:
         prefixes = list(self._prefixes(prompt_token_ids))
         saved = self._saved_tokens(prefixes)
         rank = min(open_ranks, key=lambda r: (self.num_tokens[r] - saved.get(r, 0), self.num_requests[r], r))

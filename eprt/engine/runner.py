@@ -81,10 +81,17 @@ class Runner:
         seq_len_B = (self.position_T[:num_tokens] + 1).astype(np.int32)
         query_start_B1 = self.query_start_B1[: num_tokens + 1]
         if schedule.chunks:
-            chunk_row = [chunk.request.row for chunk in schedule.chunks]
+            chunk_row, chunk_len, ends = [], [], []
+            for chunk in schedule.chunks:
+                begin, num_tokens = num_tokens, self._pack_chunk(chunk, num_tokens)
+                # Of a decoded chunk every token is a request of its own to the attention.
+                last = range(chunk.start if chunk.decoded else chunk.end - 1, chunk.end)
+                chunk_row += [chunk.request.row] * len(last)
+                chunk_len += [position + 1 for position in last]
+                ends += range(begin + 1, num_tokens + 1) if chunk.decoded else [num_tokens]
+                num_decode = num_tokens if chunk.decoded else num_decode
             row_B = np.concatenate((row_B, np.array(chunk_row, dtype=np.int64)))
-            seq_len_B = np.append(seq_len_B, np.array([chunk.end for chunk in schedule.chunks], dtype=np.int32))
-            ends = [num_tokens := self._pack_chunk(chunk, num_tokens) for chunk in schedule.chunks]
+            seq_len_B = np.append(seq_len_B, np.array(chunk_len, dtype=np.int32))
             query_start_B1 = np.append(query_start_B1, np.array(ends, dtype=np.int32))
         num_pages = -(-int(seq_len_B.max(initial=0)) // self.page_size)
         arrays = {

@@ -18,6 +18,10 @@ class Chunk:
     start: int
     end: int
     is_last: bool  # its logits choose the next token
+    is_first: bool = False  # the request was admitted for it
+    decoded: bool = False  # the tokens were generated: they are computed as when they were, each as a decode
+    num_registered: int = 0  # the request's before the chunk: pages that the prefix cache knew
+    prefix_node: int = 0  # of the last of these
 
     @property
     def num_tokens(self) -> int:

@@ -11,9 +11,9 @@ run at once, so that every running request advances in every step.
 
 Pages. A request is admitted with pages for all its tokens, and only if one page per running request stays available
 besides (the watermark: decodes will need those soon). A decode that finds no page preempts the newest running request,
-which keeps its generated tokens and goes back to the head of the queue, to be prefilled again; its full pages stay in
-the prefix cache until they are needed. Hence no livelock: nothing preempts the oldest request, and it fits by itself
-(RequestLimits), so it finishes; then the next one is the oldest.
+which keeps its generated tokens and goes back to the head of the queue, to be prefilled again (its generated tokens as
+decodes, see Scheduler); its full pages stay in the prefix cache until they are needed. Hence no livelock: nothing
+preempts the oldest request, and it fits by itself (RequestLimits), so it finishes; then the next one is the oldest.
 
 The prefix cache learns the full pages of a chunk when the chunk is scheduled, not when it has been computed: a later
 request of the same step may share them, because every layer inserts all cache entries of a step before it attends.
@@ -40,8 +40,13 @@ from eprt.engine.schedule import Chunk, SampledTokens, Schedule
 
 
 class Scheduler:
-    def __init__(self, pool: PagePool, rows: BatchRows, chunk_size: int, max_running: int):
-        self.pool, self.rows = pool, rows
+    """replays_decodes: tokens that were generated before a request was queued (again) are computed as decodes, several
+    in a step, and not as a prompt: to the bit what was computed when they were generated."""
+
+    def __init__(
+        self, pool: PagePool, rows: BatchRows, chunk_size: int, max_running: int, replays_decodes: bool = False
+    ):
+        self.pool, self.rows, self.replays_decodes = pool, rows, replays_decodes
         self.chunk_size, self.max_running = chunk_size, max_running
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
@@ -171,10 +176,7 @@ class Scheduler:
 
     def _preempt_newest(self) -> Request:
         victim = self.running.pop()
-        self._free_pages_and_row(victim)
-        victim.decoding = False
-        self.waiting.appendleft(victim)
-        self.num_preemptions += 1
+        self._requeue(victim)
         return victim
 
     def _schedule_prefills(self, budget: int) -> list[Chunk]:
@@ -183,24 +185,35 @@ class Scheduler:
             if not request.decoding and budget:
                 chunks.append(self._cut_chunk(request, budget))
                 budget -= chunks[-1].num_tokens
-        while budget and self.waiting and len(self.running) < self.max_running and self._admit(self.waiting[0]):
-            chunks.append(self._cut_chunk(self.running[-1], budget))
+        while (
+            budget
+            and self.waiting
+            and len(self.running) < self.max_running
+            and self._admit(self.waiting[0], not chunks)
+        ):
+            chunks.append(self._cut_chunk(self.running[-1], budget, is_first=True))
             budget -= chunks[-1].num_tokens
-        return chunks
+        return sorted(chunks, key=lambda chunk: not chunk.decoded)
 
-    def _cut_chunk(self, request: Request, budget: int) -> Chunk:
+    def _cut_chunk(self, request: Request, budget: int, is_first: bool = False) -> Chunk:
         start = request.num_prefilled
         end = min(start + budget, request.prefill_end)
+        decoded = self.replays_decodes and start >= request.num_prompt
+        if self.replays_decodes and not decoded:
+            end = min(end, request.num_prompt)
+        known = request.num_registered, request.prefix_node
         self._register_full_pages(request, end)
-        return Chunk(request, request.row, start, end, is_last=end == request.prefill_end)
+        return Chunk(request, request.row, start, end, end == request.prefill_end, is_first, decoded, *known)
 
-    def _admit(self, request: Request) -> bool:
-        """Moves the head of the queue to the running requests if its pages fit."""
+    def _admit(self, request: Request, is_alone: bool) -> bool:
+        """Moves the head of the queue to the running requests if its pages fit. is_alone: the step has no chunk yet."""
         if self.running and self._blocked == (request, self.pool.num_releases):
             return False
         num_tokens = len(request.tokens_L)
         # The last token is always computed, for its logits, and so are prompt tokens that a wanted logprob depends on.
         reusable = num_tokens - 1
+        if self.replays_decodes and not is_alone:  # else a decode could read pages that a chunk behind it fills
+            reusable = min(reusable, request.num_prompt - 1)
         if request.prompt_logprobs is not None:
             reusable = min(reusable, len(request.prompt_logprobs))
         known, node = self.pool.match_prefix(request.tokens_L, reusable)
@@ -245,6 +258,42 @@ class Scheduler:
             chunk.request.decoding = chunk.is_last
             self._decodes_changed |= chunk.is_last
         self._decodes_changed |= bool(self.rows.count_token(schedule.row_S).any())
+
+    def drop_step(self, schedule: Schedule, advanced: bool = False) -> None:
+        """The step is thrown away, the latest one that is not committed: its tokens will be computed again.
+
+        Requests that it admitted go back to the queue: they may share pages that it was to fill. The others keep their
+        pages, of which the prefix cache forgets those that it was to fill. advanced: whether advance() was called; what
+        the cache knows of pages without an owner is then in doubt, and forgotten.
+        """
+        here_S = self.rows.holder_M[schedule.row_S] == schedule.holder_S
+        row_X = schedule.row_S[here_S]
+        if advanced:
+            self.pool.forget_cached()
+            self.rows.length_M[row_X], self.rows.unknown_M[row_X] = schedule.length_S[here_S], False
+            for request in schedule.decodes:
+                if request.row >= 0:
+                    for page in request.pages[self._num_cached(request) // self.pool.page_size :]:
+                        self.pool.forget(page)
+        self.rows.num_draft_M[row_X] = 0
+        for chunk in reversed(schedule.chunks):
+            request = chunk.request
+            if request.row < 0:  # aborted since
+                continue
+            for page in request.pages[chunk.num_registered : request.num_registered]:
+                self.pool.forget(page)
+            request.num_registered, request.prefix_node = chunk.num_registered, chunk.prefix_node
+            request.num_prefilled, request.decoding = chunk.start, False
+            if chunk.is_first:
+                self.running.remove(request)
+                self._requeue(request)
+        self._decodes_changed = True
+
+    def _requeue(self, request: Request) -> None:
+        self._free_pages_and_row(request)
+        request.decoding = False
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
 
     def commit(
         self,

@@ -25,6 +25,10 @@ class StepWaits:
         self.wait_us_N = np.zeros(len(node_of_rank))
         self.blocked_us = 0.0  # the longest wait of each all-gather, added up
 
+    def forget_exchange(self) -> None:
+        """The next one is not counted: the ranks come to it out of a pause."""
+        self._left_ns = -1
+
     def begin_exchange(self) -> tuple[int, int]:
         """For the header: the time now, and the time since the last exchange; negative after sleep."""
         now_ns = time.monotonic_ns()

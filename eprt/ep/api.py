@@ -157,6 +157,32 @@ class Backend(ABC):
         """Goes on without a rank, or takes it back: nothing is sent to it, nobody here waits for it."""
         raise ValueError(f"mask_rank({rank}): {type(self).__name__} cannot go on without a rank; restart the job")
 
+    @property
+    def epoch(self) -> int:
+        """Of the latest dispatch, also where it failed."""
+        raise ValueError(self._no_restart())
+
+    def require_restartable(self) -> None:
+        """Raises ValueError, saying why, unless this exchange can go on with other ranks."""
+        raise ValueError(self._no_restart())
+
+    def restart(self, epoch: int) -> None:
+        """From now on the ranks of group.view exchange, and nobody else; the next dispatch has this epoch.
+
+        On all of them before the first call of any, with the same epoch, larger than any before. Handles in flight are
+        void; counts go on.
+        """
+        raise ValueError(self._no_restart())
+
+    def restart_without_lost(self) -> None:
+        """As restart(), after a call that has failed on all ranks for the same lost rank (EPGroup.fails_in_order), or
+        between calls, at an epoch that all ranks find by themselves."""
+        raise ValueError(self._no_restart())
+
+    def _no_restart(self) -> str:
+        where = f"[rank {self.group.rank}/{self.group.size}]"
+        return f"{where} {type(self).__name__} cannot go on with other ranks; restart the job"
+
     def delay_link(self, source: int, delay_s: float) -> None:
         """Fault injection: what rank `source` sends reaches this rank delay_s later from now on; 0 mends the link."""
         raise ValueError(f"delay_link({source}, {delay_s}): {type(self).__name__} has no link that can be delayed")

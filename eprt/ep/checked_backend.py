@@ -19,6 +19,10 @@ class CheckedBackend(Backend):
         self._slots_per_rank = config.num_slots // group.size
         self._closed = False
 
+    @property
+    def epoch(self) -> int:
+        return self._order.num_begun
+
     def _enter(self, call: int, handle: DispatchHandle) -> int:
         """Checks that it is this handle's turn for this call; returns its buffer set."""
         if self._closed or handle.backend is not self:

@@ -10,6 +10,7 @@ from torch import Tensor
 from eprt.ep.api import DispatchHandle
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
+from eprt.ep.group.view import View
 from eprt.ep.order import CALLS
 
 
@@ -81,11 +82,18 @@ class CallChecks:
         if tensor.data_ptr() % 16:
             self.fail(not_aligned(f"{what} begins", tensor))
 
-    def fail_slot(self, slot_idx_TK: Tensor, flat: int) -> NoReturn:
+    def fail_slot(self, slot_idx_TK: Tensor, flat: int, view: View | None = None) -> NoReturn:
         """For the slot at position flat of slot_idx_TK."""
         token, k = divmod(flat, self.config.top_k)
+        slot = int(slot_idx_TK.flatten()[flat])
+        if view is not None and 0 <= slot < self.config.num_slots:
+            rank = slot * len(view.alive) // self.config.num_slots
+            self.fail(
+                f"dispatch_send: slot_idx_TK[{token}, {k}] = {slot} is a slot of rank {rank}, which takes no part in "
+                f"view {view.number}; send these tokens to another replica of its expert"
+            )
         self.fail(
-            f"dispatch_send: slot_idx_TK[{token}, {k}] = {slot_idx_TK.flatten()[flat].item()} is not in "
+            f"dispatch_send: slot_idx_TK[{token}, {k}] = {slot} is not in "
             f"-1..{self.config.num_slots - 1}; use -1 to mask an entry"
         )
 

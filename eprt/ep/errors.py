@@ -21,6 +21,10 @@ class EPTimeoutError(EPError):
         )
 
 
+class ViewChangedError(EPError):
+    """A wait was broken off, because other ranks than before are to take part (eprt/ep/group/view.py)."""
+
+
 class RankLostError(EPError):
     """A peer process has died."""
 

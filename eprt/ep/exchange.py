@@ -10,6 +10,7 @@ from eprt.config import MoEConfig
 from eprt.ep.api import Backend
 from eprt.ep.config import EPConfig
 from eprt.ep.group.group import EPGroup
+from eprt.ep.group.view import View
 from eprt.ep.registry import make_backend
 from eprt.ep.stats import EPStats
 
@@ -46,6 +47,7 @@ class Exchange(UserDict[str, Backend]):
     def __init__(self, backends: Mapping[str, Backend], recipe: ExchangeRecipe | None = None):
         super().__init__(backends)
         self._recipe = recipe
+        self._view_number = 0  # of the view that follow_view() has seen last
         self._relatives: list[Exchange] = [self]  # this one, and those that layers went on with after a move
 
     def moved_to(self, dtype: torch.dtype, device: str) -> "Exchange":
@@ -81,6 +83,28 @@ class Exchange(UserDict[str, Backend]):
     def reset_stats(self) -> None:
         for backend in self.values():
             backend.stats(reset=True)
+
+    @property
+    def epoch(self) -> int:
+        """The largest of any backend's latest dispatch; 0 without any."""
+        return max((backend.epoch for backend in self.values()), default=0)
+
+    def require_restartable(self) -> None:
+        """As Backend.require_restartable, of all modes."""
+        for backend in self.values():
+            backend.require_restartable()
+
+    def restart(self, epoch: int) -> None:
+        """As Backend.restart, of all modes."""
+        for backend in self.values():
+            backend.restart(epoch)
+
+    def follow_view(self, view: View) -> None:
+        """Goes on without the ranks that were lost since the last call (Backend.restart_without_lost)."""
+        if view.number != self._view_number:
+            for backend in self.values():
+                backend.restart_without_lost()
+            self._view_number = view.number
 
     def require_recordable(self) -> None:
         """Raises ValueError, saying why, unless decoding steps may be captured in a CUDA graph."""

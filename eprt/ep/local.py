@@ -71,6 +71,15 @@ class LocalBackend(CheckedBackend):
         (y_RH,) = state.y_RH
         return ops.sum_rows(y_RH, state.row_TK, handle.topk_weights_TK)
 
+    def require_restartable(self) -> None:
+        """Nobody else is there."""
+
+    def restart(self, epoch: int) -> None:
+        self._order.restart(epoch - 1)
+
+    def restart_without_lost(self) -> None:
+        """Nobody can be lost."""
+
     def require_recordable(self) -> None:
         """All of its calls are."""
 

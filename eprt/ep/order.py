@@ -83,8 +83,27 @@ class CallOrder:
             self.num_completed = epoch
 
     def restart(self, num_completed: int) -> None:
-        """As after so many completed handles, while none is in flight."""
+        """As after so many completed handles. Handles in flight are void."""
         self._num_begun = self.num_completed = num_completed
+
+    @property
+    def next_safe_epoch(self) -> int:
+        """At which all ranks may restart without asking each other, after a call that has failed on all of them alike.
+
+        A rank that fails in dispatch_recv does not know that the others have read what it sent before; only the set of
+        the failed epoch is then free.
+        """
+        if (
+            self._num_begun > self.num_completed
+            and self._next_call[self._num_begun % self._num_buffers] == DISPATCH_RECV
+        ):
+            return self._num_begun + self._num_buffers
+        return self._num_begun + 1
+
+    @property
+    def num_begun(self) -> int:
+        """The epoch of the latest dispatch_send."""
+        return self._num_begun
 
     @property
     def in_flight(self) -> str | None:

@@ -59,6 +59,15 @@ class ExpertPool:
         pool._free = list(self._free)
         return pool
 
+    @torch.no_grad()
+    def fill_buffer(self, buffer: int, gate_IH: Matrix, up_IH: Matrix, down_HI: Matrix) -> None:
+        """Copies one expert into the buffer, converting it to the pool's format."""
+        new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, self.weight_format, self.dtype)
+        for stack, new in ((self.w13, new_w13), (self.w2, new_w2)):
+            stack.data[buffer].copy_(new.data)
+            if stack.scale is not None and new.scale is not None:
+                stack.scale[buffer].copy_(new.scale)
+
     def take_buffer(self) -> int:
         if not self._free:
             raise RuntimeError(f"all {len(self.parts[0])} weight buffers of the expert pool are in use")
@@ -92,14 +101,10 @@ class Experts:
                 raise ValueError(
                     f"{name} of the expert for slot {slot} has shape {tuple(weight.shape)}, expected {want}"
                 )
-        new_w13, new_w2 = swiglu_weights(gate_IH, up_IH, down_HI, pool.weight_format, pool.dtype)
         if (buffer := self.buffers[slot]) < 0:
             self.buffers[slot] = buffer = pool.take_buffer()
             self.buffer_E[slot] = buffer
-        for stack, new in ((pool.w13, new_w13), (pool.w2, new_w2)):
-            stack.data[buffer].copy_(new.data)
-            if stack.scale is not None and new.scale is not None:
-                stack.scale[buffer].copy_(new.scale)
+        pool.fill_buffer(buffer, gate_IH, up_IH, down_HI)
 
     def __call__(
         self,

@@ -22,6 +22,7 @@ from eprt.layers.experts import ExpertPool, Experts
 from eprt.layers.gate import Gate, RoutedTokens
 from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu, lasting
 from eprt.layers.linear import Matrix
+from eprt.layers.lost_ranks import LostRanks
 from eprt.layers.mlp import MLP
 from eprt.layers.moe_operator import moe, moe_with_logits, number_layer
 from eprt.ops.weight import Weight
@@ -45,6 +46,8 @@ class EPMoE(nn.Module):
     slot_map: where the experts live; default evenly, in order.
     pool: the memory that weights lie in, where layers share it; default its own.
     device: where tokens and weights are, "cpu" or "cuda" (the current GPU).
+    mask_lost_ranks: a call in which a rank of this host dies starts anew without it, on all others: its experts' tokens
+        go to their replicas; EPError names experts that have none. CPU ranks of one host; on all ranks alike.
     """
 
     load_S: Tensor
@@ -62,6 +65,7 @@ class EPMoE(nn.Module):
         slot_map: SlotMap | None = None,
         pool: ExpertPool | None = None,
         device: str = "cpu",
+        mask_lost_ranks: bool = False,
     ):
         super().__init__()
         if mode not in ("auto", *MODES):
@@ -76,6 +80,9 @@ class EPMoE(nn.Module):
         self.ep = ep
         if self.mode not in self.ep:
             raise ValueError(f"mode={mode!r} needs ep[{self.mode!r}], but ep has only {', '.join(self.ep)}")
+
+        where = f"[rank {group.rank}/{group.size}] EPMoE layer {layer_idx}:"
+        self._lost = LostRanks(self, ep, group, where) if mask_lost_ranks else None
 
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)  # by local slot, -1 for none
         num_slots = len(self.expert_of_slot)
@@ -159,10 +166,13 @@ class EPMoE(nn.Module):
         x_TH = hidden_TH.reshape(-1, hidden_TH.shape[-1]).contiguous()
         token_id_T = None if input_ids is None else input_ids.reshape(-1)
         logits_TE = self.router_logits(x_TH)
-        routed = self.route(logits_TE, token_id_T)
-        self.count(routed)
-        y = self._exchange_in_rounds(self.ep[mode], x_TH, routed.slot_idx_TK, routed.weights_TK)
-        y = y.view(hidden_TH.shape)
+
+        def route_and_exchange() -> Tensor:
+            routed = self.route(logits_TE, token_id_T)
+            self.count(routed)
+            return self._exchange_in_rounds(self.ep[mode], x_TH, routed.slot_idx_TK, routed.weights_TK)
+
+        y = (route_and_exchange() if self._lost is None else self._lost.run(route_and_exchange)).view(hidden_TH.shape)
         return (y, logits_TE.to(hidden_TH.dtype)) if self.returns_router_logits else y
 
     def _forward_compiled(self, hidden_TH: Tensor, input_ids: Tensor | None, mode: str | None) -> Any:
@@ -333,6 +343,8 @@ class EPMoE(nn.Module):
                 f"cannot go to {device}: this rank's GPU is cuda:{torch.cuda.current_device()}; call "
                 f"torch.cuda.set_device({device.index}) before the group is used"
             )
+        if self._lost is not None:
+            self._fail("cannot move: it masks lost ranks, whose memory would be needed; build it there instead")
         if self._shares_pool:
             self._fail("cannot move: its weights lie in a pool that layers share; build the model there instead")
 

@@ -91,7 +91,7 @@ class TensorSource:
         """Announces the order in which tensors will be read from now on: threads run ahead. Others can be read too."""
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files. What is announced to read_ahead() after that can still be read."""
 
 
 class Checkpoint(TensorSource):
@@ -100,6 +100,7 @@ class Checkpoint(TensorSource):
     def __init__(self, model_dir: str | Path, device: torch.device | str = "cpu"):
         super().__init__(model_dir, device)
         self._ahead: ParallelReader | None = None
+        self._range_of: dict[str, FileRange] = {}
         if not self.model_dir.is_dir():
             raise CheckpointError(f"{self.model_dir}: no such directory; give one with config.json and *.safetensors")
         self._files = {path: _open(path) for path in _files_of(self.model_dir)}
@@ -132,7 +133,9 @@ class Checkpoint(TensorSource):
         return digest.hexdigest()
 
     def _byte_ranges(self) -> dict[str, FileRange]:
-        return {name: place for path in self._files for name, place in byte_ranges(path).items()}
+        if not self._range_of:
+            self._range_of = {name: place for path in self._files for name, place in byte_ranges(path).items()}
+        return self._range_of
 
     def read_ahead(self, names: Iterable[str]) -> None:
         self._stop_ahead()

@@ -20,7 +20,8 @@ from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 from eprt.layers.norm import RMSNorm
 from eprt.layers.overlap import run_layers
-from eprt.models.model import Model
+from eprt.models.expert_source import ExpertSource
+from eprt.models.model import ExpertPlace, Model
 
 
 class DecoderLayer:
@@ -71,6 +72,7 @@ class DeepseekModel(Model):
         self.config, self.kv_dtype, self.device = config, config.dtype, torch.device(device)
         self.embed_VH, self.layers, self.norm, self.lm_head = embed_VH, list(layers), norm, lm_head
         self.exchange, self.mtp = exchange, mtp
+        self.expert_source: ExpertSource | None = None  # for load_experts(); the builder sets it
         self._decoder_layers = self.layers if mtp is None else [*self.layers, mtp.layer]
         loads = [moe.load_S for moe in self.moe_layers()]
         self._load = Readback(loads) if loads else None
@@ -106,6 +108,10 @@ class DeepseekModel(Model):
     def moe_layer_indices(self) -> list[int]:
         return [i for i, layer in enumerate(self._decoder_layers) if isinstance(layer.mlp, EPMoE)]
 
+    def load_experts(self, places: Sequence[ExpertPlace]) -> None:
+        assert self.expert_source is not None, "the builder has not said where experts come from"
+        self.expert_source.load(places, self.moe_layers())
+
     def expert_load(self) -> list[list[int]]:
         """As Model's; on a GPU as recent as Readback says."""
         return [] if self._load is None else [load_S.tolist() for load_S in self._load.read()]
@@ -117,3 +123,5 @@ class DeepseekModel(Model):
 
     def close(self) -> None:
         self.exchange.close()
+        if self.expert_source is not None:
+            self.expert_source.close()

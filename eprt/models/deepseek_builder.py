@@ -24,6 +24,8 @@ from eprt.models.checkpoint import SCALE_SUFFIX, Checkpoint, TensorSource
 from eprt.models.deepseek import DecoderLayer, DeepseekModel, MtpLayer
 from eprt.models.deepseek_tensors import check_mtp, check_tensors, expected_tensors, is_skipped
 from eprt.models.dummy import DummyCheckpoint
+from eprt.models.expert_copies import ExpertCopies
+from eprt.models.expert_source import ExpertSource, read_swiglu
 from eprt.models.hf_config import read_model_config
 from eprt.ops.weight import Weight
 
@@ -56,6 +58,8 @@ def load_deepseek(
         where = f"[rank {group.rank}/{group.size}]"
         log.info(f"{where} loaded {gb:.3f} GB in {seconds:.2f} s: {gb / seconds:.2f} GB/s")
     checkpoint.close()
+    copies = ExpertCopies(group, model.moe_layers()) if engine.expert_host_copies == "node" else None
+    model.expert_source = ExpertSource(checkpoint, copies)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory of the copy stream, which nothing else would get
     return model
@@ -208,8 +212,7 @@ class _Builder:
         return Linear(as_format(weight, self.format_of(weight), self.config.dtype), bias_N)
 
     def swiglu(self, prefix: str) -> tuple[Weight, Weight, Weight]:
-        gate, up, down = (self.checkpoint.read_weight(f"{prefix}{p}_proj.weight") for p in ("gate", "up", "down"))
-        return gate, up, down
+        return read_swiglu(self.checkpoint, prefix)
 
     def expert_format(self, prefix: str) -> str:
         """One format for all experts of a layer, those of other ranks included: the same on every rank."""

@@ -1,6 +1,7 @@
 """Model: what the engine asks of a model. deepseek.py implements it; loader.py chooses by config.json's model_type."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,14 @@ from eprt.config import ModelConfig
 from eprt.ep.exchange import Exchange
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.moe import EPMoE
+
+
+class ExpertPlace(NamedTuple):
+    """Where an expert is to be."""
+
+    row: int  # of the MoE layer, in moe_layers()
+    expert: int  # the logical one
+    buffer: int  # of the layer's pool
 
 
 class Model(Protocol):
@@ -48,6 +57,10 @@ class Model(Protocol):
     def moe_layer_indices(self) -> list[int]:
         """Their numbers in the checkpoint."""
         return []
+
+    def load_experts(self, places: Sequence[ExpertPlace]) -> None:
+        """Reads experts into buffers that no slot uses. Raises what the checkpoint does where it is gone."""
+        raise NotImplementedError(f"{type(self).__name__} cannot read experts again")
 
     def expert_load(self) -> list[list[int]]:
         """Tokens routed to each expert slot of this rank since the start, per MoE layer."""

@@ -1,6 +1,6 @@
 """`python -m eprt.serve`: the OpenAI-compatible server. Decides which role this process has, and knows no more.
 
-    python -m eprt.serve -n 4 --model DIR            # starts mpirun itself; drains on SIGTERM and Ctrl-C
+    python -m eprt.serve -n 4 --model DIR            # starts the ranks itself; drains on SIGTERM and Ctrl-C
     mpirun -n 4 python -m eprt.serve --model DIR     # under an mpirun of your own
     python -m eprt.serve --model DIR                 # one rank, no MPI
 
@@ -25,9 +25,15 @@ def main(argv: list[str] | None = None) -> int:
             raise OptionError(str(error)) from None
         options = parse_options(argv)
         if rank is None and (options.num_ranks or 1) > 1:
-            from eprt.serve.ranks import launch
+            if why := env.why_mpirun():
+                if options.max_lost_ranks:
+                    raise OptionError(f"--max-lost-ranks needs ranks that eprt starts on one host, but {why}")
+                from eprt.serve.ranks import launch
 
-            return launch.launch(options, argv)
+                return launch.launch(options, argv)
+            from eprt.serve.ranks import host_launch
+
+            return host_launch.launch(options)
         from eprt.serve.ranks import main as rank_main
 
         return rank_main.run(options)

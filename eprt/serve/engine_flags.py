@@ -24,6 +24,11 @@ _FLAGS: dict[str, tuple[str | None, str]] = {
         "N",
         "experts that a rank has memory for while they move, default %(default)s; 0: they cannot move",
     ),
+    "expert_host_copies": (
+        "HOW",
+        "where experts of a lost rank come from: off (the checkpoint, default) or node (one copy per host in memory "
+        "that its ranks share)",
+    ),
     "replica_routing": (
         "HOW",
         "which replica a token takes: weights (the plan's, default), local (nearest first, in the same proportion), "

@@ -41,11 +41,13 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--skip-tokenizer-init", action="store_true", help=text)
 
     group = parser.add_argument_group("ranks")
-    text = "ranks to start with mpirun; not under an mpirun of your own"
+    text = "ranks to start on this host; not under an mpirun of your own"
     group.add_argument("-n", "--ranks", dest="num_ranks", type=int, metavar="N", help=text)
     add_engine_flags(group, "device")
     add_bind_flag(group)
     add_engine_flags(group, "ep_payload")
+    _add_losses(group)
+    add_engine_flags(group, "expert_host_copies")
 
     _add_diagnosis(parser.add_argument_group("diagnosis"))
     _add_expert_load(parser.add_argument_group("expert load"))
@@ -69,6 +71,14 @@ def _add_number(group: argparse._ArgumentGroup, flag: str, name: str, unit: str,
     """A flag of the ServeOptions field `name`, which is `scale` times what is given."""
     default, text = getattr(ServeOptions, name) / scale, f"{text}, default %(default)g"
     group.add_argument(flag, dest=name, type=float, default=default, metavar=unit, help=text)
+
+
+def _add_losses(group: argparse._ArgumentGroup) -> None:
+    text = "ranks that may be gone while the others serve on, default %(default)s: the first loss ends the server"
+    default = ServeOptions.max_lost_ranks
+    group.add_argument("--max-lost-ranks", type=int, default=default, metavar="F", help=text)
+    text = "start a process in the place of a lost rank, again after 1, 2, 4 ... 60 s where it keeps ending"
+    group.add_argument("--restart-lost-ranks", action="store_true", help=text)
 
 
 def _add_diagnosis(group: argparse._ArgumentGroup) -> None:
@@ -124,6 +134,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     except ValueError as error:
         raise OptionError(str(error)) from None
     _check_values(args)
+    _check_losses(args)
     _check_faults(args.inject, args.num_ranks)
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
@@ -162,6 +173,18 @@ def _check_values(args: argparse.Namespace) -> None:
     ):
         if not ok:
             raise OptionError(f"{flag} {value}: must be {want}")
+
+
+def _check_losses(args: argparse.Namespace) -> None:
+    num_lost, num_ranks = args.max_lost_ranks, args.num_ranks or 1
+    if num_lost and args.num_ranks is None:
+        raise OptionError(
+            f"--max-lost-ranks {num_lost}: needs ranks that eprt starts on one host; give -n, and leave out mpirun"
+        )
+    if not 0 <= num_lost < num_ranks:
+        raise OptionError(f"--max-lost-ranks {num_lost}: must be in 0..{num_ranks - 1} with -n {num_ranks}")
+    if args.restart_lost_ranks and not num_lost:
+        raise OptionError("--restart-lost-ranks needs --max-lost-ranks of at least 1: else the first loss ends all")
 
 
 def _check_faults(faults: list[str], num_ranks: int | None) -> None:

@@ -1,13 +1,15 @@
-"""The HTTP frontend's process: started by rank 0, which hands it open sockets and, on standard input, its options.
+"""The HTTP frontend's process. Its starter (eprt's launcher, or rank 0 under mpirun) hands it open sockets and, on
+standard input, its options.
 
 Its states: loading, serving, draining (after SIGTERM, SIGINT, or when a rank was signalled), stopping; or lost, when a
 rank is gone: then it tells every client, answers /health for a few seconds and exits with status 1. mpirun waits for
-it, because it keeps rank 0's output open. Imports neither torch nor MPI.
+it, because it keeps rank 0's output open; eprt's launcher ends with it. Imports neither torch nor MPI.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -25,10 +27,11 @@ from eprt.serve.http.api import Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.prepare import Preparer
-from eprt.serve.options import FrontendConfig
+from eprt.serve.options import SERVING, FrontendConfig
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
 from eprt.serve.ranks.request_metrics import RequestMetrics
+from eprt.serve.ranks.view_metrics import ViewCollector
 from eprt.serve.rebalance.metrics import RebalanceCollector
 from eprt.serve.rebalance.rebalancer import Rebalancer
 
@@ -58,15 +61,19 @@ class Frontend:
         metrics = RequestMetrics()
         self._pool = RankPool(config, metrics, on_drain=self.drain)
         metrics.registry.register(RankCollector(self._pool))
+        metrics.registry.register(ViewCollector(self._pool.roster, self._pool.sequences))
         model_dir = options.engine.model_dir
         tokenizer = None if options.skip_tokenizer_init else Tokenizer(model_dir)
         template = ChatTemplate.from_checkpoint(model_dir, tokenizer) if tokenizer else None
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
+        self._notify_fd = config.notify_fd
         self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
         metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
         self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
         metrics.registry.register(RebalanceCollector(self._rebalancer))
+        self._pool.elasticity.on_view.append(self._rebalancer.enter_view)
+        self._pool.elasticity.hand_over = self._rebalancer.hand_over
         app = Api(options, self._pool, preparer, self._diagnosis, self._rebalancer).app()
         self._server = _Server(
             uvicorn.Config(
@@ -93,6 +100,7 @@ class Frontend:
         announcing = loop.create_task(self._announce())
         diagnosing = loop.create_task(self._diagnosis.run(self._pool, self._options.diagnose_window_s))
         rebalancing = loop.create_task(self._rebalancer.run())
+        watching = loop.create_task(self._pool.elasticity.watch_processes())
         await self._pool.ended.wait()
         diagnosing.cancel()
         await self._diagnosis.close_last_window(self._pool)
@@ -103,12 +111,16 @@ class Frontend:
                 await asyncio.sleep(_LOST_GRACE_S)
         announcing.cancel()
         rebalancing.cancel()
+        watching.cancel()
         self._server.should_exit = True
         await serving
         return status
 
     async def _announce(self) -> None:
         await self._pool.ready.wait()
+        if self._notify_fd is not None:
+            with contextlib.suppress(BrokenPipeError):  # the launcher is gone
+                os.write(self._notify_fd, SERVING)
         host, port = self._http.getsockname()[:2]
         host = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         num = self._pool.num_ranks
@@ -165,7 +177,7 @@ class Frontend:
         try:
             await asyncio.wait_for(pool.ended.wait(), _LEAVE_TIMEOUT_S)
         except TimeoutError:
-            remaining = ", ".join(str(rank) for rank in pool.ranks.values() if not rank.left)
+            remaining = ", ".join(str(rank) for rank in pool.members if not rank.left)
             pool.lose(f"{remaining}, told to leave, did not within {_LEAVE_TIMEOUT_S} s,", "and is given up")
 
 

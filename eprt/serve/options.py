@@ -43,6 +43,8 @@ class ServeOptions:
     us_per_crossing: float = 0.4  # see TriggerConfig
     load_window_s: float = 5.0  # length of a window of expert load
     migration_timeout_s: float = 120.0  # deadline of each round of a migration
+    max_lost_ranks: int = 0  # ranks that may be gone while the others serve on; 0: the first loss ends the server
+    restart_lost_ranks: bool = False  # the launcher starts a process in the place of a rank that was lost
 
 
 # Each rank's host may have its own.
@@ -67,14 +69,34 @@ def common_flags(options: ServeOptions) -> dict[str, Any]:
 
 
 class FrontendConfig(msgspec.Struct, frozen=True):
-    """What rank 0 writes to the frontend's standard input. The frontend inherits the file descriptors."""
+    """What the frontend reads from its standard input. It inherits the file descriptors."""
 
     options: ServeOptions
     num_ranks: int
     token: str  # the run's secret, which every rank's Hello must carry
     http_fd: int  # the listening HTTP socket
     listener_fd: int  # the listening socket for the other ranks
-    rank0_fd: int  # rank 0's own connection, whose end of file says that rank 0 is gone
+    # Rank 0's own connection, whose end of file says that rank 0 is gone. None: eprt's launcher has started the
+    # frontend, and rank 0 connects like the others.
+    rank0_fd: int | None = None
+    notify_fd: int | None = None  # a pipe to eprt's launcher: a line SERVING once all ranks have loaded
+
+
+SERVING = b"serving\n"
+
+
+class RankConfig(msgspec.Struct, frozen=True):
+    """What a rank of eprt's launcher reads from its standard input. It inherits the board's descriptor."""
+
+    options: ServeOptions
+    rank: int
+    num_ranks: int
+    board_fd: int  # of the HostBoard
+    endpoint: str  # where the frontend listens for ranks
+    token: str  # see FrontendConfig
+    launcher_pid: int
+    joins: bool = False  # the others serve already: this process takes the place of a rank that was lost
+    variables: dict[str, str] = {}  # of eprt, in the launcher's environment
 
 
 def make_diagnose_dir(options: ServeOptions) -> None:

@@ -23,8 +23,9 @@ def generate(group: EPGroup, dtype: str, overlap: str, **options) -> list[list[i
     with LLM(DEMO, group, device="cuda", dtype=dtype, overlap=overlap, **options) as llm:
         outputs = llm.generate(TEXTS, PARAMS)
         llm.engine.check_integrity()
-        steps = llm.engine.overlap_steps
-        assert (steps["tbo"] > 0) == (overlap == "tbo") and (steps["sbo"] > 0) == (overlap == "sbo"), steps
+        steps = llm.engine.stats()
+        assert (steps.num_two_batch_steps > 0) == (overlap == "tbo"), steps
+        assert (steps.num_single_batch_steps > 0) == (overlap == "sbo"), steps
         if options["graph_sizes"] and can_record(llm.engine.model):
             check_replays(llm.engine)
     return [output.outputs[0].token_ids for output in outputs]

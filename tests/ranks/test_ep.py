@@ -1,4 +1,4 @@
-"""The exchange over real processes, on real and virtual nodes, through MPI and through torch.distributed."""
+"""The exchange over real processes, on real and virtual nodes, through MPI, torch.distributed and a host's board."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ import pytest
 
 from eprt import env
 from tests.ranks.launch import ROOT, mpirun, run_ranks
+from tests.ranks.launch_host import run_host_ranks
 from tests.ranks.launch_torch import finish, run_torch_ranks, start_torch_ranks
 
 CASES = "tests.ranks.cases_ep_wait"
@@ -31,6 +32,19 @@ def test_mpi(num_ranks, ranks_per_node, num_nodes):
 def test_torch(num_ranks, ranks_per_node, num_nodes):
     options = {"num_nodes": num_nodes, "num_configs": 8}
     run_torch_ranks(num_ranks, f"{CASES}:everything", extra_env=nodes_of(ranks_per_node), **options)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_host(num_ranks):
+    for rank, (status, said) in enumerate(run_host_ranks(num_ranks, f"{CASES}:everything", num_nodes=1, num_configs=8)):
+        assert status == 0, f"rank {rank} ended with {status}:\n{said}"
+
+
+def test_killed_rank_host():
+    results = run_host_ranks(3, f"{CASES}:lose_a_rank", victim=1, phase="combine")
+    assert results[1][0] == -signal.SIGKILL, results[1]
+    for rank in (0, 2):
+        assert f"rank {rank} survived the loss of 1 in combine" in results[rank][1], results[rank]
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])

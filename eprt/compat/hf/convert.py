@@ -64,7 +64,7 @@ def build_moe(
     weight_format: see MoEConfig; default: fp8 weights stay as they are, others are kept in dtype.
     dtype: of hidden states; default the block's.
     device: "cpu", or "cuda" for this rank's current GPU; default: where the block's weights are.
-    options: for EPMoE (layer_idx, backend, mode, ep, slot_map).
+    options: for EPMoE (layer_idx, backend, mode, ep, slot_map, mask_lost_ranks).
     """
     where = f"[rank {group.rank}/{group.size}]"
     device = _checked_device(torch.device(device or block.device), where)

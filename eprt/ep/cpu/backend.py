@@ -18,7 +18,7 @@ from eprt.ep.config import EPConfig
 from eprt.ep.cpu.links import NodeLinks
 from eprt.ep.cpu.topology import Topology
 from eprt.ep.group.group import EPGroup
-from eprt.ep.group.wait import SLICE_NS, Waiter
+from eprt.ep.group.wait import Waiter
 from eprt.ep.order import COMBINE_RECV, COMBINE_SEND, DISPATCH_RECV, DISPATCH_SEND
 from eprt.ep.stats import EPStats
 from eprt.ops import native
@@ -46,6 +46,8 @@ class CpuBackend(CheckedBackend):
         self._dispatch_send, self._dispatch_recv = ops.ep_dispatch_send.default, ops.ep_dispatch_recv.default
         self._combine_send, self._combine_recv = ops.ep_combine_send.default, ops.ep_combine_recv.default
         self._map_memory()
+        if not group.view.is_full:
+            self.restart(1)
         self._make_buffers()
         group.barrier()
 
@@ -118,7 +120,7 @@ class CpuBackend(CheckedBackend):
         slot_idx_TK, topk_weights_TK = slot_idx_TK.contiguous(), topk_weights_TK.contiguous()
         bad = self._dispatch_send(self._exchange, epoch, x_TH.contiguous(), slot_idx_TK, topk_weights_TK, num_rounds)
         if bad >= 0:
-            self._checks.fail_slot(slot_idx_TK, bad)
+            self._checks.fail_slot(slot_idx_TK, bad, self.group.view)
         self._links.send_blocks(epoch)
         self._order.complete(DISPATCH_SEND, epoch)
         return DispatchHandle(x_TH.shape[0], epoch, topk_weights_TK, self)
@@ -127,7 +129,8 @@ class CpuBackend(CheckedBackend):
         i, epoch = self._enter(DISPATCH_RECV, handle), handle.epoch
         self._links.forward_blocks(epoch)
         x, scale = self._x[i]
-        arguments = (self._exchange, epoch, x, scale, self._recv_count[i], self._info, self._waiter.owns_core, SLICE_NS)
+        timing = (self._waiter.owns_core, self._waiter.slice_ns)
+        arguments = (self._exchange, epoch, x, scale, self._recv_count[i], self._info, *timing)
         self._waiter.for_call(self._dispatch_recv, arguments, self._seen_block, epoch, "dispatch")
         num_rows, num_rounds = self._info_view.tolist()
         if num_rows > x.shape[0]:
@@ -160,7 +163,7 @@ class CpuBackend(CheckedBackend):
         self._enter(COMBINE_RECV, handle)
         epoch = handle.epoch
         y_TH = torch.empty(handle.num_tokens, self.config.hidden_size, dtype=self.config.dtype)
-        timing = (self._waiter.owns_core, SLICE_NS)
+        timing = (self._waiter.owns_core, self._waiter.slice_ns)
         if self._topology.num_nodes == 1:
             arguments = (self._exchange, epoch, y_TH, *timing)
             self._waiter.for_call(self._combine_recv, arguments, self._seen_outputs, epoch, "combine")
@@ -199,6 +202,20 @@ class CpuBackend(CheckedBackend):
                 f"{self.config.timeout_s:g} s"
             )
         self._ops.ep_delay_link(self._exchange, source, round(delay_s * 1e9))
+
+    def require_restartable(self) -> None:
+        if self._topology.num_nodes > 1:
+            self._checks.fail(
+                f"the ranks of {self._topology.num_nodes} nodes cannot go on without one of them; restart the job"
+            )
+
+    def restart(self, epoch: int) -> None:
+        self.require_restartable()
+        self._ops.ep_set_alive(self._exchange, torch.tensor(self.group.view.alive, dtype=torch.int64))
+        self._order.restart(epoch - 1)
+
+    def restart_without_lost(self) -> None:
+        self.restart(self._order.next_safe_epoch)
 
     def close(self) -> None:
         if self._closed:

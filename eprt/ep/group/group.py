@@ -5,7 +5,7 @@ Knows nothing of tokens or experts. The hot path uses only windows and point-to-
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -13,12 +13,17 @@ import numpy as np
 
 from eprt import env
 from eprt.ep.group.liveness import PeerWatch, process_domain
+from eprt.ep.group.view import View
 from eprt.ep.group.window import SharedWindow, private_window
 
 MAX_CLOSE_S = 5.0  # a rank that fails closes alone; nobody comes to meet it
 
 # Imported when they are asked for: a program without MPI never imports mpi4py.
-_GROUPS = {"mpi": "eprt.ep.group.mpi_group:MpiGroup", "torch": "eprt.ep.group.torch_group:TorchGroup"}
+_GROUPS = {
+    "mpi": "eprt.ep.group.mpi_group:MpiGroup",
+    "torch": "eprt.ep.group.torch_group:TorchGroup",
+    "host": "eprt.ep.group.host_group:HostGroup",
+}
 
 
 def nodes_of_hosts(host_of_rank: Sequence[Any], ranks_per_node: int | None) -> tuple[int, ...]:
@@ -50,16 +55,26 @@ class PendingMessage(Protocol):
 
 
 class EPGroup(ABC):
-    """A fixed set of ranks. Build it with from_mpi, from_torch or single."""
+    """A fixed set of ranks; the view says who takes part. Build it with from_mpi, from_torch, from_host or single."""
 
     rank: int  # of this process
     size: int
     node_of_rank: tuple[int, ...]  # numbered from 0 in order of first appearance; EPRT_RANKS_PER_NODE splits hosts
     num_ranks_on_host: int  # all virtual nodes together
+    view: View  # whose ranks exchange; those that take part change it together, while nothing is under way
+    # Whether this process takes the place of a rank that is gone, while the others work: its view is then itself alone,
+    # and set-up calls wait for nobody.
+    joins: bool = False
+    # Called every few milliseconds in every wait, to end it by raising ViewChangedError; None: nobody ends waits.
+    interrupt: Callable[[], None] | None = None
+    # Whether a wait fails only for a rank whose own data are missing, and not as soon as any rank has died: then all
+    # ranks of a node fail in the same call, for the same rank (layers/moe.py).
+    fails_in_order: bool = False
 
     def _join(self, rank: int, size: int) -> None:
         """Finds the hosts and nodes of all ranks. Collective; subclasses call it once allgather works."""
         self.rank, self.size = rank, size
+        self.view = View.alone(rank, size) if self.joins else View.full(size)
         self._num_channels = 0
         ranks_per_node = env.get("EPRT_RANKS_PER_NODE")
         peers = self.allgather((process_domain(), os.getpid(), ranks_per_node))
@@ -91,8 +106,13 @@ class EPGroup(ABC):
         return tuple(r for r in range(self.size) if self.node_of_rank[r] == node)
 
     def lost_ranks(self) -> tuple[int, ...]:
-        """Ranks of this host whose process has ended. Ranks of other hosts are known only by their silence."""
-        return self._watch.lost()
+        """Ranks of the view, on this host, whose process has ended. Those of other hosts are known by silence alone."""
+        return tuple(rank for rank in self._watch.lost() if self.view.alive[rank])
+
+    def watch(self, rank: int, pid: int) -> None:
+        """From now on the rank is this process of this host; nothing changes where it is already."""
+        if rank != self.rank:
+            self._watch.watch(rank, pid)
 
     def new_channel(self) -> int:
         """A message tag nobody else in the group uses. All ranks ask in the same order."""
@@ -108,6 +128,11 @@ class EPGroup(ABC):
     def from_torch(process_group: Any = None) -> "EPGroup":
         """Ranks of a torch.distributed process group (default: the world); no MPI needed."""
         return resolve_name(_GROUPS["torch"])(process_group)
+
+    @staticmethod
+    def from_host(board: Any, rank: int, *, joins: bool = False) -> "EPGroup":
+        """Ranks of one host, started by eprt's launcher with a HostBoard. joins: in the place of one that has ended."""
+        return resolve_name(_GROUPS["host"])(board, rank, joins=joins)
 
     @staticmethod
     def single() -> "EPGroup":
@@ -126,6 +151,10 @@ class EPGroup(ABC):
     @abstractmethod
     def shared_window(self, num_bytes: int) -> SharedWindow:
         """Symmetric memory inside the node: each local rank contributes num_bytes of its own choice."""
+
+    def lasting_window(self, num_bytes: int) -> SharedWindow:
+        """A shared window of which a process that takes a lost rank's place finds its segment as it was left."""
+        return self.shared_window(num_bytes)
 
     # -- point to point between nodes: bytes, never blocking the caller; equal (peer, tag) arrive in order --
 

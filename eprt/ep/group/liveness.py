@@ -29,32 +29,49 @@ class PeerWatch:
 
     def __init__(self, pid_of_rank: dict[int, int]):
         self._lost: set[int] = set()
+        self._watched: dict[int, int] = {}  # rank -> pid, all of them
         self._rank_of_fd: dict[int, int] = {}
         self._pid_of_rank: dict[int, int] = {}  # those without a pidfd
         self._poll = select.poll()
         for rank, pid in pid_of_rank.items():
-            try:
-                fd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                self._lost.add(rank)
-            except OSError:
-                self._pid_of_rank[rank] = pid
-            else:
-                self._rank_of_fd[fd] = rank
-                self._poll.register(fd, select.POLLIN)
+            self.watch(rank, pid)
+
+    def watch(self, rank: int, pid: int) -> None:
+        """From now on the rank is this process; nothing changes where it is already."""
+        if self._watched.get(rank) == pid:
+            return
+        self._forget(rank)
+        self._watched[rank] = pid
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._lost.add(rank)
+        except OSError:
+            self._pid_of_rank[rank] = pid
+        else:
+            self._rank_of_fd[fd] = rank
+            self._poll.register(fd, select.POLLIN)
+
+    def _forget(self, rank: int) -> None:
+        self._lost.discard(rank)
+        self._pid_of_rank.pop(rank, None)
+        for fd in [fd for fd, watched in self._rank_of_fd.items() if watched == rank]:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        del self._rank_of_fd[fd]
+        os.close(fd)
 
     def lost(self) -> tuple[int, ...]:
         """Ranks whose process has ended, in order. Costs one system call."""
         for fd, _ in self._poll.poll(0):
-            self._poll.unregister(fd)
-            self._lost.add(self._rank_of_fd.pop(fd))
-            os.close(fd)
+            self._lost.add(self._rank_of_fd[fd])
+            self._close(fd)
         self._lost.update(rank for rank, pid in self._pid_of_rank.items() if _exited(pid))
         return tuple(sorted(self._lost))
 
     def close(self) -> None:
-        for fd in self._rank_of_fd:
-            self._poll.unregister(fd)
-            os.close(fd)
-        self._rank_of_fd.clear()
+        for fd in list(self._rank_of_fd):
+            self._close(fd)
         self._pid_of_rank.clear()

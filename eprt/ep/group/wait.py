@@ -11,7 +11,8 @@ from collections.abc import Callable
 from eprt.ep.errors import EPError, EPTimeoutError, RankLostError
 from eprt.ep.group.group import EPGroup, PendingMessage
 
-SLICE_NS = 20_000_000
+_SLICE_NS = 20_000_000
+_INTERRUPTED_SLICE_NS = 5_000_000
 
 
 class Waiter:
@@ -23,6 +24,11 @@ class Waiter:
         # Decides how the first microseconds of a wait are spent (csrc/cpu/ep_flag.cpp).
         self.owns_core = group.num_ranks_on_host <= (os.cpu_count() or 1)
 
+    @property
+    def slice_ns(self) -> int:
+        """Length of a slice: how late a wait may hear of an interruption."""
+        return _SLICE_NS if self.group.interrupt is None else _INTERRUPTED_SLICE_NS
+
     def for_call(
         self,
         wait_slice: Callable[..., int],
@@ -32,21 +38,26 @@ class Waiter:
         phase: str,
         timeout_s: float | None = None,
     ) -> None:
-        """Until wait_slice(*arguments), which waits at most SLICE_NS, returns a negative number.
+        """Until wait_slice(*arguments), which waits at most slice_ns, returns a negative number.
 
         Otherwise it returns what it still waits for; describe tells its rank and the epoch seen. Raises RankLostError
-        when a rank of this host has died, EPTimeoutError at the deadline.
+        when a rank of this host has died, EPTimeoutError at the deadline, and what group.interrupt raises.
         """
         if wait_slice(*arguments) < 0:
             return
         group, start = self.group, time.monotonic()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         while True:
-            if lost := group.lost_ranks():
+            if group.interrupt is not None:
+                group.interrupt()
+            lost = group.lost_ranks()
+            if lost and not group.fails_in_order:
                 raise RankLostError(group.rank, group.size, lost[0], phase)
             index = wait_slice(*arguments)
             if index < 0:
                 return
+            if lost and (peer := describe(index)[0]) in lost:  # it had died before this slice: nothing more will come
+                raise RankLostError(group.rank, group.size, peer, phase)
             waited_s = time.monotonic() - start
             if waited_s > limit_s and not math.isinf(limit_s):
                 peer, seen = describe(index)
@@ -68,7 +79,7 @@ class Waiter:
 
         def poll() -> int:
             nonlocal idle_s
-            end = time.monotonic() + SLICE_NS * 1e-9
+            end = time.monotonic() + self.slice_ns * 1e-9
             while left and time.monotonic() < end:
                 arrived = [peer for peer, message in left.items() if self._test(peer, message, phase)]
                 for peer in arrived:

@@ -185,6 +185,10 @@ class Migrator:
             self._outcome = ("rolled_back", reason)
         self._round = self._job = None
 
+    def restart(self, epoch: int) -> None:
+        """After abort(), with other ranks: the number of the placement that serves now, the same on all of them."""
+        self.epoch = epoch
+
     def close(self) -> None:
         """Frees the transport. Collective while all ranks live; never hangs when some do not."""
         self._transport.close()

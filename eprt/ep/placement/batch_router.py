@@ -61,6 +61,15 @@ class BatchRouter:
             self._tables[layer] = (slot_map, table)
         return table
 
+    @property
+    def epoch(self) -> int:
+        """Of the latest exchange of counts, also where it failed."""
+        return self._counts.epoch
+
+    def restart(self, epoch: int) -> None:
+        """As IntAllGather.restart."""
+        self._counts.restart(epoch)
+
     def close(self) -> None:
         """Collective while all ranks live; never hangs when some do not."""
         self._counts.close()

@@ -35,7 +35,8 @@ class Collector:
         self._window = first_window
         ranks = range(len(self._node_of_rank))
         zeros: list = [0] * len(ranks)
-        self._before = dict.fromkeys(ranks, WaitTotals(0, zeros, zeros, zeros, zeros, 0.0))
+        self._nothing = WaitTotals(0, zeros, zeros, zeros, zeros, 0.0)
+        self._before = dict.fromkeys(ranks, self._nothing)
         self._since_s = dict.fromkeys(ranks, time.time() if since_s is None else since_s)
 
     def close_window(self, totals: Mapping[int, WaitTotals], is_last: bool = False) -> Collected | None:
@@ -54,6 +55,14 @@ class Collector:
             self._before[record.rank], self._since_s[record.rank] = totals[record.rank], now_s
         self._window += 1
         return Collected(records, tuple(sorted(set(self._since_s) - {record.rank for record in records})))
+
+    def skip_window(self, totals: Mapping[int, WaitTotals], taking_part: Sequence[int]) -> None:
+        """The ranks have changed: what was counted since the latest window is of neither. Ranks that take no part are
+        not silent, and a rank that has returned counts from 0."""
+        now_s = time.time()
+        self._since_s = dict.fromkeys(taking_part, now_s)
+        for rank in self._before:
+            self._before[rank] = totals.get(rank, self._nothing) if rank in self._since_s else self._nothing
 
     def _record(self, rank: int, now: WaitTotals, now_s: float) -> WindowRecord:
         before = self._before[rank]

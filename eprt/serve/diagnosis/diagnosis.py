@@ -42,6 +42,7 @@ class Diagnosis:
         self.notices = Notices()
         self.speeds_N = np.ones(num_ranks)  # eprt.diagnostics.rank_speeds of the latest windows
         self.silent: tuple[int, ...] = ()  # ranks that reported no call in the latest window
+        self._view = 0  # number of the ranks' view in the latest window
         self.num_windows = self.num_log_errors = self._num_reports = 0
 
     async def run(self, pool: RankPool, window_s: float) -> None:
@@ -55,9 +56,14 @@ class Diagnosis:
 
     async def close_pool_window(self, pool: RankPool, is_last: bool = False) -> None:
         """Closes a window with what the pool's ranks have reported. Never raises: the server goes on without it."""
-        totals = {rank.rank: rank.waits for rank in pool.ranks.values() if rank.waits is not None}
+        totals = {rank.rank: rank.waits for rank in pool.members if rank.waits is not None}
         try:
-            if pool.infos and totals:
+            if pool.infos and pool.roster.number != self._view:
+                self._view, self.silent = pool.roster.number, ()
+                self._recent = RecentWindows(_MAX_WINDOWS)  # findings are of one view: a returned rank is another one
+                collector = await self._open_collector(pool.infos[0])
+                collector.skip_window(totals, pool.roster.members)
+            elif pool.infos and totals:
                 await self.close_window(totals, pool.infos[0], is_last)
             else:
                 self._unheard_s = time.time()
@@ -66,10 +72,8 @@ class Diagnosis:
 
     async def close_window(self, totals: Mapping[int, WaitTotals], info: EngineInfo, is_last: bool = False) -> None:
         """totals: of the ranks that have reported any. Returns when the window is written; its analysis goes on."""
-        if self._collector is None:
-            first_window = await asyncio.to_thread(self._open_log, info)
-            self._collector = Collector(info.node_of_rank, info.moe_layers, first_window, self._unheard_s)
-        collected = self._collector.close_window(totals, is_last)
+        collector = await self._open_collector(info)
+        collected = collector.close_window(totals, is_last)
         if collected is None:
             return
         for line in self.notices.silence_lines(collected.silent):
@@ -83,6 +87,12 @@ class Diagnosis:
         await asyncio.to_thread(self._write, collected.records)
         if self._analysing is None or self._analysing.done():  # a large job may take longer than a window
             self._analysing = asyncio.get_running_loop().create_task(self._analyse(self._recent.records_after(-1)))
+
+    async def _open_collector(self, info: EngineInfo) -> Collector:
+        if self._collector is None:
+            first_window = await asyncio.to_thread(self._open_log, info)
+            self._collector = Collector(info.node_of_rank, info.moe_layers, first_window, self._unheard_s)
+        return self._collector
 
     async def wait_analysed(self) -> None:
         """Returns when the windows that were closed are analysed too."""

@@ -65,6 +65,8 @@ class Api:
             Route("/v1/eprt/diagnose/page", page.redirect),
             Route("/v1/eprt/diagnose/page/{path:path}", page.reply),
             Route("/v1/eprt/rebalance", self.rebalance, methods=["GET", "POST"]),
+            Route("/v1/eprt/ranks", self.ranks),
+            Route("/v1/eprt/ranks/{rank:int}/retire", self.retire, methods=["POST"]),
         ]
         handlers = {ApiError: _api_error, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _defect}
         return _Outer(Starlette(routes=routes, exception_handlers=handlers), self._options.api_key)  # type: ignore[arg-type]
@@ -124,7 +126,7 @@ class Api:
         job, usage = answer.job, answer.usage()
         self._pool.metrics.observe_request(job.endpoint, answer.outcome, started_s)
         _log.info(
-            "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s",
+            "[%s] %s%s %s: prompt %d (cached %d), completion %d tokens, first token %s, total %.3f s%s%s",
             job.request_id,
             job.endpoint,
             " stream" if job.stream else "",
@@ -134,6 +136,7 @@ class Api:
             usage["completion_tokens"],
             "none" if answer.first_token_s is None else f"{answer.first_token_s:.3f} s",
             time.monotonic() - started_s,
+            f", moved {answer.num_moved} times" if answer.num_moved else "",
             f", user {shortened(job.user)!r}" if job.user else "",
         )
 
@@ -208,6 +211,15 @@ class Api:
             async with self._bodies.read(request) as body:
                 return JsonResponse(await self._rebalancer.post(body), status_code=202)
         return JsonResponse(self._rebalancer.status())
+
+    async def ranks(self, request: Request) -> Response:
+        """Each slot: its state, since when, and the process that has it."""
+        return JsonResponse(self._pool.elasticity.document())
+
+    async def retire(self, request: Request) -> Response:
+        """Lets a rank leave; follow it with GET /v1/eprt/ranks."""
+        self._pool.check_open()
+        return JsonResponse(self._pool.elasticity.retire(request.path_params["rank"]), status_code=202)
 
 
 class _Outer:

@@ -109,6 +109,11 @@ class Answer:
             if advanced:
                 yield list(advanced.values())
 
+    @property
+    def num_moved(self) -> int:
+        """How often one of its sequences went on on another rank."""
+        return self._generation.num_moved
+
     def usage(self) -> dict[str, Any]:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.job.prompts)
         completion_tokens = sum(choice.num_tokens for choice in self.choices)

@@ -116,12 +116,13 @@ class Channel:
         `stop_reasons`. A rank would otherwise serve on, and nobody could stop it.
         """
         mpirun, launcher = os.getppid(), env.get("EPRT_LAUNCHER_PID")
-        self._watch("mpirun", mpirun)
+        self.watch_process("mpirun", mpirun)
         # On other hosts than the launcher's its pid is that of no process, or of another one.
         if launcher is not None and parent_of(mpirun) == launcher:
-            self._watch("the launcher", launcher)
+            self.watch_process("the launcher", launcher)
 
-    def _watch(self, who: str, pid: int) -> None:
+    def watch_process(self, who: str, pid: int) -> None:
+        """From now on the end of this process is appended to `stop_reasons`."""
         # Kernels before 5.3 have no pidfd, and a parent outside this PID namespace has no pid here.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.pidfd_open(pid)

@@ -16,6 +16,7 @@ class Generation:
     def __init__(self, abort: Callable[[str], None]):
         self._abort = abort  # ends the sequence of a request id; ended sequences are ignored
         self.request_ids: list[str] = []  # of the sequences, by index
+        self.num_moved = 0  # how often a sequence of it went on on another rank
         self._arrived: list[tuple[int, TokenOutput]] = []
         self._wake = asyncio.Event()
         self._error: ApiError | None = None

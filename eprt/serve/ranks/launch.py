@@ -1,4 +1,4 @@
-"""Launcher (`python -m eprt.serve -n N`): starts mpirun, and forwards signals to the ranks so that they drain.
+"""Launcher of ranks that may span hosts: starts mpirun, and forwards signals to the ranks so that they drain.
 
 mpirun answers SIGTERM and SIGINT by killing the ranks half a second later, with exit status 1, whatever its settings.
 It forwards SIGUSR1 to them, but not everywhere: Open MPI 4.1, as Ubuntu 24.04 has it, was seen to react to no signal at

@@ -1,7 +1,7 @@
-"""One rank's process, from joining the group to its exit status. Rank 0 also starts the HTTP frontend.
+"""One rank's process, from joining the group to its exit status. Under mpirun rank 0 also starts the HTTP frontend.
 
-The order matters: rank 0 binds the HTTP port before anything slow, so that a port in use shows at once, and hands the
-open sockets to the frontend, which is therefore reachable (and answers 503) while the model loads. Knows nothing of
+There the order matters: rank 0 binds the HTTP port before anything slow, so that a port in use shows at once, and hands
+the open sockets to the frontend, which is therefore reachable (and answers 503) while the model loads. Knows nothing of
 requests.
 """
 
@@ -15,23 +15,24 @@ import sys
 import time
 from typing import Any
 
-import msgspec
-
 from eprt import env
 from eprt.ep.group.agreement import first_difference
 from eprt.ep.group.group import EPGroup
+from eprt.ep.group.host_board import HostBoard
 from eprt.serve.errors import print_line
-from eprt.serve.options import FrontendConfig, ServeOptions, common_flags, make_diagnose_dir
+from eprt.serve.options import FrontendConfig, OptionError, RankConfig, ServeOptions, common_flags, make_diagnose_dir
 from eprt.serve.ranks import worker
 from eprt.serve.ranks.channel import Channel, FrontendLostError, bind_http, connect, listen
 from eprt.serve.ranks.messages import Drain, Hello
+from eprt.serve.ranks.processes import start_frontend
 
 
 def run(options: ServeOptions) -> int:
-    """Serves until told to stop; returns the exit status."""
-    level = env.get("EPRT_LOG_LEVEL").upper()
-    logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
+    """Serves until told to stop, as a rank of mpirun or alone; returns the exit status."""
+    _start_logging()
     launched_rank = env.launched_rank()
+    if options.max_lost_ranks:
+        raise OptionError("--max-lost-ranks: needs ranks that eprt starts on one host; leave out mpirun")
     http = None
     if not launched_rank:
         http = bind_http(options.host, options.port)
@@ -55,6 +56,31 @@ def run(options: ServeOptions) -> int:
         return _report_lost_frontend(frontend)
     group.close()
     return frontend.wait(timeout=30) if frontend else 0
+
+
+def run_launched(config: RankConfig) -> int:
+    """The same as a rank of eprt's launcher, on which nothing depends but this rank."""
+    _start_logging()
+    sock = connect(config.endpoint, timeout_s=env.get("EPRT_TIMEOUT_S"))
+    channel = Channel(sock, Hello(config.token, config.rank, os.getpid(), socket.gethostname()))
+    try:
+        _leave_on_signals(channel)
+        channel.watch_process("the launcher", config.launcher_pid)
+        board = HostBoard(config.board_fd, config.num_ranks)
+        group = EPGroup.from_host(board, config.rank, joins=config.joins)
+        worker.serve(config.options, group, channel)
+    except FrontendLostError:
+        os._exit(1)  # the launcher tells why; other ranks may be inside a step that waits for this one
+    except OptionError as error:  # the frontend does not take it in
+        print_line(f"eprt: rank {config.rank} cannot join: {error}")
+        return 2
+    group.close()
+    return 0
+
+
+def _start_logging() -> None:
+    level = env.get("EPRT_LOG_LEVEL").upper()
+    logging.basicConfig(level=level, format="%(asctime)s eprt: %(message)s", stream=sys.stderr)
 
 
 def _check_job(options: ServeOptions, group: EPGroup) -> None:
@@ -88,17 +114,7 @@ def _connect(
     mine, frontends = socket.socketpair()
     token = os.urandom(16).hex()
     config = FrontendConfig(options, group.size, token, http.fileno(), listener.fileno(), frontends.fileno())
-    frontend = subprocess.Popen(
-        [sys.executable, "-m", "eprt.serve.frontend"],
-        stdin=subprocess.PIPE,
-        pass_fds=(config.http_fd, config.listener_fd, config.rank0_fd),
-        env=env.without_mpi(),
-        # A session of its own: what kills the ranks (mpirun, Ctrl-C) leaves the frontend time to tell the clients.
-        start_new_session=True,
-    )
-    assert frontend.stdin is not None
-    with frontend.stdin as stdin:
-        stdin.write(msgspec.json.encode(config))
+    frontend = start_frontend(config)
     for inherited in (http, listener, frontends):
         inherited.close()
     group.allgather((endpoint, token))

@@ -1,9 +1,13 @@
 """Messages between the HTTP frontend and the ranks: msgpack, one tagged struct per message.
 
-`seq` counts the frontend's AddRequests, Migrates and its Stop. The rank that is given a request gets AddRequest(seq),
-every other rank Wake(seq): each rank knows from its own connection alone which seq it has seen. The ranks may only fall
-asleep, or leave, when all of them have seen the same seq (the engine's step agrees on it), so no rank sleeps through a
-wake-up. Knows nothing of sockets (channel.py).
+`seq` counts the frontend's AddRequests, Migrates, Suspends between two steps and its Stop. The rank that is given a
+request gets AddRequest(seq), every other rank Wake(seq): each rank knows from its own connection alone which seq it has
+seen. The ranks may only fall asleep, or leave, when all of them have seen the same seq (the engine's step agrees on
+it), so no rank sleeps through a wake-up.
+
+Where ranks may be lost (--max-lost-ranks), the frontend takes the ranks from one view to the next (roster.py):
+Suspend to each that takes part in the next view, Suspended from all, Resume to each, Resumed from all, Go to each. A
+later Suspend, with a larger number, makes an earlier one void. Knows nothing of sockets (channel.py).
 """
 
 import struct
@@ -62,6 +66,7 @@ class AddRequest(_Message, frozen=True):
     prompt_token_ids: list[int]
     params: SamplingParams
     sample_idx: int = 0
+    generated: list[int] = []  # by a rank that is gone: the request goes on behind them
 
 
 class Wake(_Message, frozen=True):
@@ -97,6 +102,42 @@ class Stop(_Message, frozen=True):
     """Leave, all together, once idle. The last message."""
 
     seq: int
+
+
+class Admit(_Message, frozen=True):
+    """To a rank that joins: the slot is its own, load the model. Until a Suspend names it, it takes part in nothing."""
+
+
+class Refused(_Message, frozen=True):
+    """To a rank that joins: it cannot. The frontend closes the connection."""
+
+    message: str
+
+
+class Suspend(_Message, frozen=True):
+    """Take no more steps, and wait for Resume. A rank that takes no part any more leaves instead."""
+
+    view: int  # number of the view to come; larger than any before
+    alive: list[bool]  # who takes part in it
+    # Nobody is lost: suspend after the step in which all ranks have seen this number. None: break the step off.
+    after_seq: int | None = None
+
+
+class Resume(_Message, frozen=True):
+    """Enter the view that the latest Suspend named: all its ranks have suspended."""
+
+    view: int
+    rows: list[list[int]]  # per MoE layer: the logical expert of every slot of all ranks, -1: none
+    epoch: int  # at which all exchanges go on; larger than any that a rank has used
+    placement_epoch: int  # of the placement that rows are
+    pids: list[int]  # of all ranks: whom to watch from now on
+
+
+class Go(_Message, frozen=True):
+    """All ranks have entered the view: take steps."""
+
+    view: int
+    seq: int  # the latest number: every rank has seen it with this message
 
 
 class Hello(_Message, frozen=True):
@@ -151,12 +192,50 @@ class Fatal(_Message, frozen=True):
     lost_rank: int | None = None  # the rank whose death is the cause, if it is known
 
 
+class Lost(_Message, frozen=True):
+    """This rank waited for another in vain, and now waits for a Suspend."""
+
+    rank: int  # the other one
+    hung: bool  # it did not come before the deadline of the wait; else its process has ended
+    message: str
+
+
+class Suspended(_Message, frozen=True):
+    """The step in flight is broken off."""
+
+    view: int  # of the Suspend
+    expert_of_slot: list[list[int]]  # per MoE layer: the logical expert that each slot of this rank holds, -1: none
+    epoch: int  # largest of any of its exchanges
+    placement_epoch: int  # of the placement that serves here
+
+
+class Resumed(_Message, frozen=True):
+    """This rank is in the view, with all experts that Resume gave it."""
+
+    view: int
+
+
 class Bye(_Message, frozen=True):
-    """This rank left its loop together with the others, as Stop asked."""
+    """This rank left its loop: together with the others, as Stop asked, or alone, as a Suspend without it asked."""
 
 
-ToRank = AddRequest | Wake | AbortRequest | Migrate | CancelMigration | AskRouting | Stop
-ToFrontend = Hello | Ready | StepReport | RoutingReply | Drain | BrokenInvariant | Fatal | Bye
+ToRank = (
+    AddRequest
+    | Wake
+    | AbortRequest
+    | Migrate
+    | CancelMigration
+    | AskRouting
+    | Stop
+    | Admit
+    | Refused
+    | Suspend
+    | Resume
+    | Go
+)
+ToFrontend = (
+    Hello | Ready | StepReport | RoutingReply | Drain | BrokenInvariant | Fatal | Lost | Suspended | Resumed | Bye
+)
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

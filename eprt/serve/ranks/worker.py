@@ -13,9 +13,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from eprt.config import EngineConfig
-from eprt.engine.outputs import TokenOutput
-from eprt.serve.options import ServeOptions
+from eprt.engine.outputs import StepResult, TokenOutput
+from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel, FrontendLostError
 
@@ -35,37 +34,84 @@ _QUIET_BEFORE_CHECK_S = 1.0
 
 
 class Worker:
-    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError. window_s: of the diagnosis."""
+    """Runs one rank's engine until the frontend says Stop, or until FrontendLostError.
 
-    def __init__(self, engine, channel: Channel, window_s: float):
+    Args:
+        window_s: of the diagnosis.
+        survives: whether the others go on where a rank is lost; else its loss ends run() with RankLostError.
+    """
+
+    def __init__(self, engine, channel: Channel, window_s: float, survives: bool = False):
         self._engine, self._channel = engine, channel
         self._stats_period_s = min(_STATS_PERIOD_S, window_s / 4)
         self._seen_seq = 0
         self._stopping = False
         self._next_stats_s = 0.0
         self._was_migrating = False
+        self._survives = survives
+        self._early: list[msg.ToRank] = []  # that arrived amid a step
+        self._suspend: msg.Suspend | None = None  # to be done now
+        self._resume: msg.Resume | None = None
+        self._go: msg.Go | None = None
+        self._boundary: msg.Suspend | None = None  # to be done when all ranks know of it
+        self._view = 0  # number of the latest view that this rank was told of
+        if survives:
+            engine.group.interrupt = self._look_for_suspend
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Whether all ranks have left together; False: this one alone."""
         asleep = True
         while True:
+            if self._suspend is not None:
+                if not self._change_view():
+                    return False
+                asleep = False
             if asleep:
                 asleep = not self._sleep()
                 continue
-            self._handle_messages(self._channel.receive(0))
-            result = self._engine.step(self._seen_seq)
+            self._handle_messages(self._receive(0))
+            if self._suspend is not None:
+                continue
+            result = self._step()
+            if result is None:
+                self._wait_for_suspend()
+                continue
             self._report(result.outputs, idle=result.all_idle)
+            if result.leaves:
+                self._suspend, self._boundary = self._suspend or self._boundary, None
             # All ranks have seen the Stop that this one has seen, and none has work: all leave in the same step.
             if result.all_idle and self._stopping:
-                return
+                return True
             asleep = result.all_idle
+
+    def _step(self) -> StepResult | None:
+        """None where the step was broken off: another rank is gone."""
+        if not self._survives:
+            return self._engine.step(self._seen_seq)
+        from eprt.ep.errors import EPTimeoutError, RankLostError, ViewChangedError
+
+        try:
+            return self._engine.step(self._seen_seq)
+        except ViewChangedError:
+            pass  # by _look_for_suspend
+        except RankLostError as error:
+            self._channel.send(msg.Lost(error.lost, False, str(error)))
+        except EPTimeoutError as error:
+            self._channel.send(msg.Lost(error.peer, True, str(error)))
+        return None
+
+    def _receive(self, timeout_s: float | None) -> list[msg.ToRank]:
+        """What has arrived, amid a step too."""
+        early, self._early = self._early, []
+        return early + self._channel.receive(0 if early else timeout_s)
 
     def _sleep(self) -> bool:
         """Blocks until the frontend numbers a new request (True), or something smaller has happened (False)."""
         seen_seq = self._seen_seq
-        messages = self._channel.receive(_QUIET_BEFORE_CHECK_S)
+        messages = self._receive(_QUIET_BEFORE_CHECK_S)
         if not messages and not self._channel.stop_reasons:
             self._check_integrity()
-            messages = self._channel.receive(None)
+            messages = self._receive(None)
         self._handle_messages(messages)
         return self._seen_seq > seen_seq
 
@@ -91,14 +137,85 @@ class Worker:
                     self._channel.send(reply)
                 case msg.Stop(seq):
                     self._seen_seq, self._stopping = seq, True
+                case msg.Suspend(view, _, after_seq):
+                    if after_seq is None:
+                        self._suspend = message
+                    else:
+                        self._boundary, self._seen_seq = message, after_seq
+                        self._engine.leave_at_boundary(view)
+                case msg.Resume():
+                    self._resume = message
+                case msg.Go():
+                    self._go = message
+                case msg.Refused(reason):
+                    raise OptionError(reason)
         # One by one: a signal may append another between any two instructions.
         while self._channel.stop_reasons:
             self._channel.send(msg.Drain(self._channel.stop_reasons.pop(0)))
 
+    # -- from one view to the next --
+
+    def _look_for_suspend(self) -> None:
+        """Called now and then while this rank waits for others, of which one may be gone."""
+        from eprt.ep.errors import ViewChangedError
+
+        messages = self._channel.receive(0)
+        self._early += messages
+        for message in messages:
+            if isinstance(message, msg.Suspend) and message.after_seq is None:
+                raise ViewChangedError(f"view {message.view} is to come")
+
+    def _wait_for_suspend(self) -> None:
+        while self._suspend is None:
+            self._handle_messages(self._receive(None))
+
+    def _change_view(self) -> bool:
+        """Suspends, resumes and goes on, as the frontend says; False where this rank takes no part any more."""
+        while True:
+            if (suspend := self._suspend) is not None:
+                self._suspend = self._boundary = None
+                self._view = suspend.view
+                if not suspend.alive[self._engine.group.rank]:
+                    return False
+                self._report_suspended(suspend)
+                alive = suspend.alive
+            elif (resume := self._resume) is not None and resume.view == self._view:
+                self._resume = None
+                self._enter_view(resume, alive)
+            elif (go := self._go) is not None and go.view == self._view:
+                self._go, self._seen_seq = None, go.seq
+                return True
+            else:
+                self._handle_messages(self._receive(None))
+
+    def _report_suspended(self, suspend: msg.Suspend) -> None:
+        state = self._engine.suspend()
+        if state.outputs:
+            self._channel.send(msg.StepReport(list(state.outputs)))
+        rows = [list(row) for row in state.expert_of_slot]
+        self._channel.send(msg.Suspended(suspend.view, rows, state.epoch, state.placement_epoch))
+
+    def _enter_view(self, resume: msg.Resume, alive: list[bool]) -> None:
+        from eprt.ep.group.view import View
+
+        group = self._engine.group
+        for rank, pid in enumerate(resume.pids):
+            if alive[rank] and rank != group.rank:
+                group.watch(rank, pid)
+        view = View(resume.view, tuple(alive))
+        self._engine.enter_view(view, resume.rows, resume.epoch, resume.placement_epoch)
+        self._channel.send(msg.Resumed(resume.view))
+
+    # -- to the engine and from it --
+
     def _add_request(self, message: msg.AddRequest) -> None:
         try:
             self._engine.add_request(
-                message.request_id, message.prompt_token_ids, message.params, sample_idx=message.sample_idx
+                message.request_id,
+                message.prompt_token_ids,
+                message.params,
+                sample_idx=message.sample_idx,
+                generated=message.generated,
             )
         except (ValueError, RuntimeError) as error:
             refused = TokenOutput(message.request_id, token_id=-1, finish_reason="abort", error=str(error))
@@ -124,10 +241,23 @@ class Worker:
             self._channel.send(msg.BrokenInvariant(str(error)))
 
 
-def load(config: EngineConfig, bind: str, group, channel: Channel):
-    """This rank's engine, ready to step. Collective. Shows a progress bar on rank 0."""
+def wait_admitted(channel: Channel) -> None:
+    """A rank that joins may touch its slot's memory once the others have left the lost rank's last view."""
+    while True:
+        for message in channel.receive(None):
+            if isinstance(message, msg.Refused):
+                raise OptionError(message.message)
+            if isinstance(message, msg.Admit):
+                return
+
+
+def load(options: ServeOptions, group, channel: Channel):
+    """This rank's engine, ready to step. Collective, but for a rank that joins. Shows a progress bar on rank 0."""
     from eprt.bind import bind as bind_to_cores
 
+    if group.joins:
+        wait_admitted(channel)
+    config, bind = options.engine, options.bind
     binding = bind_to_cores(bind, group.allgather)
     level = logging.INFO if group.rank == 0 else logging.DEBUG
     _log.log(level, "[rank %d/%d] %s", group.rank, group.size, binding)
@@ -135,9 +265,13 @@ def load(config: EngineConfig, bind: str, group, channel: Channel):
 
     # The frontend's router alone limits the queue: between two steps the engine may see more requests waiting than
     # max_queue, because those that it will admit in its next step still count as waiting.
-    config = replace(config, max_queue=config.max_queue + config.max_num_seqs)
+    # Where ranks may be lost, any of them may be given the requests of the others.
+    num_ranks = group.size if options.max_lost_ranks else 1
+    config = replace(config, max_queue=num_ranks * (config.max_queue + config.max_num_seqs))
     with _progress_bar() if group.rank == 0 else contextlib.nullcontext() as show:
         engine = Engine(config, group, progress=show)
+    if options.max_lost_ranks:
+        engine.require_elastic()
     # Objects made by loading live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
@@ -218,14 +352,16 @@ def serve(options: ServeOptions, group, channel: Channel) -> None:
     """Loads and serves; returns when all ranks have left together. FrontendLostError is for the caller to report; any
     other error goes to the frontend, which prints it once, and ends this process with status 1."""
     try:
-        engine = load(options.engine, options.bind, group, channel)
+        engine = load(options, group, channel)
         channel.catch_signals(STOP_SIGNALS)
         with inject(options.inject, engine) if options.inject else contextlib.nullcontext():
-            Worker(engine, channel, options.diagnose_window_s).run()
+            all_left = Worker(engine, channel, options.diagnose_window_s, options.max_lost_ranks > 0).run()
         channel.send(msg.Bye())
         channel.send_rest(timeout_s=5)
+        if not all_left:
+            os._exit(0)  # nobody meets a rank that leaves alone in a collective clean-up
         engine.close()
-    except FrontendLostError:
+    except (FrontendLostError, OptionError):
         raise
     except Exception as error:
         with contextlib.suppress(FrontendLostError):

@@ -5,10 +5,13 @@ Knows nothing of how ranks move experts (eprt/ep/migration/).
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from eprt.balancer import Placement
 from eprt.balancer.job import PlanAnswer
 from eprt.balancer.migration import Round
 from eprt.ep.migration.job import MigrationJob
+from eprt.serve.ranks.recovery import recovery_rows
 
 
 @dataclass
@@ -46,6 +49,20 @@ def placement_after(before: Placement, job: MigrationJob, rounds_done: int, targ
             weight_LP[layer] = job.weights[layer]
     metrics = target.metrics if rounds_done == len(job.rounds) else before.metrics
     return replace(after, slot_weight=weight_LP, metrics=metrics)
+
+
+def placement_without(placement: Placement, rank: int) -> Placement | None:
+    """A placement in which nobody needs this rank's slots, which stay as they are; None where nobody does already.
+    CapacityError where the slots of the others do not suffice."""
+    slots_LP, per_gpu = placement.physical_to_logical_map, placement.num_slots_per_gpu
+    others = [gpu for gpu in range(placement.num_gpus) if gpu != rank]
+    held = {gpu: slots_LP[:, gpu * per_gpu : (gpu + 1) * per_gpu].tolist() for gpu in others}
+    after_LP = np.array(recovery_rows(held, placement.num_gpus, placement.num_experts))
+    own = slice(rank * per_gpu, (rank + 1) * per_gpu)
+    after_LP[:, own] = slots_LP[:, own]
+    if np.array_equal(after_LP, slots_LP):
+        return None
+    return Placement(after_LP, placement.num_gpus, placement.num_nodes)
 
 
 def with_a_commit(answer: PlanAnswer, serves: Placement) -> PlanAnswer:

@@ -6,7 +6,6 @@ their own (eprt/balancer/job.py). docs/rebalancing.md has the whole protocol. Kn
 
 import asyncio
 import contextlib
-import io
 import logging
 import os
 import time
@@ -29,10 +28,11 @@ from eprt.serve.errors import ApiError
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.expert_load import expert_load, total_load
 from eprt.serve.ranks.pool import RankPool
-from eprt.serve.rebalance.migration import Migration, placement_after, with_a_commit
+from eprt.serve.ranks.roster import NewView
+from eprt.serve.rebalance.migration import Migration, placement_after, placement_without, with_a_commit
 from eprt.serve.rebalance.planning import solve_apart
 from eprt.serve.rebalance.request import RebalanceRequest, parse_rebalance
-from eprt.serve.rebalance.routing_sample import RoutingSample
+from eprt.serve.rebalance.routing_sample import RoutingSample, as_npz
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Rebalancer:
             window_T = statistics.window_of_steps(sample.topk_step[0])
         parts = dict(zip(("load", "load_prefill", "load_decode"), windows)) | vars(sample)
         parts["topk_window"] = np.tile(window_T, (num_layers, 1))
-        return await asyncio.to_thread(_as_npz, parts)
+        return await asyncio.to_thread(as_npz, parts)
 
     async def _routing_sample(self) -> RoutingSample:
         """ApiError 503 where a rank takes too long to answer."""
@@ -201,6 +201,7 @@ class Rebalancer:
         if self._planning.locked() or self.is_migrating:
             raise ApiError(409, "a migration is being planned or under way; follow it with GET", code="busy")
         async with self._planning:
+            before = self.placement
             plan_request = await self._plan_request(request)
             if plan_request is None:
                 message = "no load has been measured yet to plan for; post a placement, or wait"
@@ -209,9 +210,23 @@ class Rebalancer:
             if request.target is None:
                 await self._decide(answer, "posted")
         if not request.dry_run:
-            self._start_migration(answer, request.rank_speeds)
+            self._start_migration(answer, before, request.rank_speeds)
+
+    async def hand_over(self, rank: int) -> None:
+        """Before a rank leaves: the others get what only it holds, as far as experts can move now. Never raises."""
+        target = placement_without(self.placement, rank)
+        if target is None:
+            return
+        try:
+            await self._plan_and_move(RebalanceRequest(target=target))
+            await asyncio.wait({self._following} if self._following else ())
+        except (ApiError, ValueError) as error:
+            _log.info("rank %d leaves with experts that others must read: %s", rank, error)
 
     def _check_room(self) -> None:
+        if not self._pool.roster.is_whole:
+            message = "experts move when every rank takes part: GET /v1/eprt/ranks says which does not"
+            raise ApiError(409, message, code="ranks_missing")
         if not self._pool.infos[0].spare_experts:
             message = "experts cannot move: the server was started with --spare-experts 0"
             raise ApiError(409, message, code="rebalancing_not_enabled")
@@ -233,10 +248,15 @@ class Rebalancer:
         spare, nodes = infos[0].spare_experts, tuple(infos[0].node_of_rank)
         return replace(plan_request, node_of_gpu=nodes, spare=spare, max_moves_per_layer=moves)
 
-    def _start_migration(self, answer: PlanAnswer, rank_speeds: tuple[float, ...] | None = None) -> None:
-        """Sends the job to the ranks. A plan without changes is done at once. rank_speeds: default those measured."""
+    def _start_migration(
+        self, answer: PlanAnswer, placement: Placement, rank_speeds: tuple[float, ...] | None = None
+    ) -> None:
+        """Sends the job to the ranks. A plan without changes is done at once. placement: that the plan was made for.
+        rank_speeds: default those measured."""
         self._pool.check_open()  # it may have been stopped while the plan was made
-        placement = self.placement
+        self._check_room()
+        if placement is not self.placement:
+            raise ApiError(409, "the ranks have changed while the plan was made: try again", code="busy")
         if rank_speeds and not answer.rounds and self._options.engine.replica_routing.startswith("batch"):
             answer = with_a_commit(answer, placement)  # batches are split by other speeds from then on
         self._num_jobs += 1
@@ -278,21 +298,37 @@ class Rebalancer:
             mine = [s for s in self.statuses() if s.job_id == job.job_id]
             migration.seconds = time.monotonic() - begun
             if self._pool.state == "lost":
-                migration.state, migration.reason = "lost", self._pool.reason
+                state, reason = "lost", self._pool.reason
                 break
             if len(mine) < self._pool.num_ranks:
                 continue
             migration.rounds_done = min(s.rounds_done for s in mine)
             if all(s.state in _ENDED for s in mine):
-                migration.state, migration.reason = mine[0].state, mine[0].reason
+                state, reason = mine[0].state, mine[0].reason
                 break
-        self._placement = after = placement_after(self.placement, job, migration.rounds_done, target)
-        migration.epoch = after.epoch
-        self.ended[migration.state] += 1
-        if migration.state == "done":
+        self._placement = placement_after(self.placement, job, migration.rounds_done, target)
+        self._end_migration(migration, state, reason)
+
+    def enter_view(self, view: NewView) -> None:
+        """The ranks serve another placement: one was lost, or has come. A migration that was under way has ended."""
+        if not view.rows:
+            return
+        before, reason = self.placement, f"view {view.number} began"
+        self._placement = Placement(np.array(view.rows), before.num_gpus, before.num_nodes, view.placement_epoch)
+        if view.returned:
+            self.server_id = os.urandom(8).hex()  # a new process counts from 0: the load before is another history
+        if self._following is not None and self.is_migrating and self.migration is not None:
+            self._following.cancel()
+            self._following = None
+            self._end_migration(self.migration, "rolled_back", reason)
+
+    def _end_migration(self, migration: Migration, state: str, reason: str) -> None:
+        migration.state, migration.reason, migration.epoch = state, reason, self.placement.epoch
+        self.ended[state] += 1
+        if state == "done":
             for way, count in migration.moves.items():
                 self.moved[way] += count
-        self.controller.migration_ended(time.monotonic(), migration.state == "done")
+        self.controller.migration_ended(time.monotonic(), state == "done")
 
     async def run(self) -> None:
         """Reads the counters in every window; in modes auto and dry-run also plans. Never raises."""
@@ -318,6 +354,7 @@ class Rebalancer:
         if not self._may_plan or not self.controller.due(time.monotonic()):
             return
         async with self._planning:
+            before = self.placement
             request = await self._plan_request(RebalanceRequest())
             if request is None:
                 return
@@ -330,13 +367,13 @@ class Rebalancer:
                 return
             decision = await self._decide(answer, self.mode)
         if decision.migrate:
-            self._start_migration(answer)
+            self._start_migration(answer, before)
 
     @property
     def _may_plan(self) -> bool:
         """Whether a plan may be made now that nobody has asked for."""
         has_room = self.mode == "dry-run" or self._pool.infos[0].spare_experts > 0
-        wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1
+        wanted = self.mode != "off" and has_room and self._pool.num_ranks > 1 and self._pool.roster.is_whole
         return wanted and not self._planning.locked() and not self.is_migrating
 
     def _snapshot(self) -> ServerSnapshot | None:
@@ -361,10 +398,3 @@ class Rebalancer:
         if self._following is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._following, 2.0)
-
-
-def _as_npz(parts: dict[str, np.ndarray]) -> bytes:
-    """Not compressed: compressing a large model's load takes seconds."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **parts)  # type: ignore[arg-type]
-    return buffer.getvalue()

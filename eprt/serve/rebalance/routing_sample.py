@@ -1,5 +1,6 @@
 """RoutingSample: which experts the latest sampled tokens of all ranks chose, from the ranks' replies."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,3 +30,10 @@ class RoutingSample:
     def trace(self, max_tokens: int) -> RoutingTrace:
         """At most max_tokens of each layer, for a plan."""
         return RoutingTrace(tuple(self.topk_idx), tuple(self.source_gpu)).sample(max_tokens)
+
+
+def as_npz(parts: dict[str, np.ndarray]) -> bytes:
+    """Not compressed: compressing a large model's load takes seconds."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **parts)  # type: ignore[arg-type]
+    return buffer.getvalue()

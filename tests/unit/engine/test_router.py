@@ -71,3 +71,20 @@ def test_two_routers_agree_and_charges_return_to_zero(calls):
 def test_it_imports_without_torch():
     modules = "eprt.engine.router, eprt.engine.request, eprt.engine.outputs"
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {modules}"], check=True)
+
+
+def test_a_closed_rank_gets_nothing_and_its_prefixes_are_forgotten():
+    router = Router(2, 1, page_size=4)
+    prefix = list(range(9))
+    assert router.assign("a", prefix) == 0
+    router.close_rank(0)
+    assert router.assign("b", [7]) == 1
+    with pytest.raises(QueueFullError, match="all 1 ranks have 1 requests each"):
+        router.assign("c", [7])
+    assert router.reassign("a", [*prefix, 5]) == 1, "however many the others have"
+    assert router.num_tokens == [0, 11] and router.num_requests == [0, 2]
+    router.release("a"), router.release("b")
+    router.open_rank(0)
+    assert router.assign("d", [1] * 3) == 0 and router.assign("e", [1] * 4) == 1
+    router.release("d"), router.release("e")
+    assert router.assign("f", prefix) == 1, "the rank that computed it last"

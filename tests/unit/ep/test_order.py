@@ -144,3 +144,16 @@ def test_a_handle_stays_in_flight_until_its_result_was_handed_out():
         order.next_epoch()
     go(order, a, COMBINE_RECV)
     assert begin(order) == 2
+
+
+def test_after_a_failure_only_what_nobody_reads_is_written():
+    order = CallOrder(2, "[rank 0/1]")
+    assert order.next_safe_epoch == 1
+    a = begin(order)
+    assert order.next_safe_epoch == a + 2  # failed in dispatch_recv: others may still read what came before
+    go(order, a, DISPATCH_RECV)
+    assert order.next_safe_epoch == a + 1
+    order.restart(a + 1)
+    assert begin(order) == a + 2 and order.num_begun == a + 2
+    with pytest.raises(RuntimeError, match="already completed"):
+        order.check(COMBINE_SEND, a)

@@ -33,6 +33,14 @@ from tests.unit.cases import MODEL
         (["--migration-timeout", "inf"], "--migration-timeout inf: must be finite and above 0"),
         (["--max-body-mb", "inf"], "--max-body-mb inf: must be finite and above 0"),
         (["--diagnose-log-mb", "inf"], "--diagnose-log-mb inf: must be finite and at least 1"),
+        (
+            ["--max-lost-ranks", "1"],
+            "--max-lost-ranks 1: needs ranks that eprt starts .*; give -n, and leave out mpirun",
+        ),
+        (["-n", "2", "--max-lost-ranks", "2"], "--max-lost-ranks 2: must be in 0..1 with -n 2"),
+        (["-n", "2", "--max-lost-ranks", "-1"], "--max-lost-ranks -1: must be in 0..1 with -n 2"),
+        (["-n", "2", "--restart-lost-ranks"], "--restart-lost-ranks needs --max-lost-ranks of at least 1"),
+        (["--expert-host-copies", "rank"], "--expert-host-copies rank: must be off or node"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(flags, error):

@@ -4,7 +4,7 @@ import pytest
 
 from eprt.serve import __main__ as program
 from eprt.serve.options import OptionError
-from eprt.serve.ranks import launch
+from eprt.serve.ranks import host_launch, launch
 from eprt.serve.ranks import main as rank_main
 from tests.unit.cases import MODEL
 
@@ -15,7 +15,8 @@ MODEL_FLAG = ["--model", str(MODEL)]
 def roles(monkeypatch) -> list[str]:
     """The roles that were taken."""
     taken: list[str] = []
-    monkeypatch.setattr(launch, "launch", lambda options, argv: taken.append("launcher") or 7)
+    monkeypatch.setattr(launch, "launch", lambda options, argv: taken.append("mpirun") or 7)
+    monkeypatch.setattr(host_launch, "launch", lambda options: taken.append("launcher") or 6)
     monkeypatch.setattr(rank_main, "run", lambda options: taken.append("rank") or 8)
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -27,7 +28,7 @@ def roles(monkeypatch) -> list[str]:
     [
         ([], None, "rank", 8),
         (["-n", "1"], None, "rank", 8),
-        (["-n", "2"], None, "launcher", 7),
+        (["-n", "2"], None, "launcher", 6),
         ([], "1", "rank", 8),
         (["-n", "2"], "1", "rank", 8),
     ],
@@ -36,6 +37,17 @@ def test_the_launcher_is_for_several_ranks_outside_of_mpirun(roles, monkeypatch,
     if launched_rank is not None:
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", launched_rank)
     assert program.main([*MODEL_FLAG, *flags]) == status and roles == [role]
+
+
+@pytest.mark.parametrize(
+    "name, value", [("EPRT_RANKS_PER_NODE", "1"), ("SLURM_JOB_NUM_NODES", "2"), ("PBS_NODEFILE", "/nodes")]
+)
+def test_mpirun_starts_ranks_that_span_hosts_or_virtual_nodes(roles, monkeypatch, capfd, name, value):
+    monkeypatch.setenv(name, value)
+    assert program.main([*MODEL_FLAG, "-n", "2"]) == 7 and roles == ["mpirun"]
+    assert program.main([*MODEL_FLAG, "-n", "2", "--max-lost-ranks", "1"]) == 2
+    told = f"--max-lost-ranks needs ranks that eprt starts on one host, but {name} is "
+    assert told in capfd.readouterr().err
 
 
 def test_a_wrong_flag_or_variable_is_one_line_and_status_2(roles, monkeypatch, capfd):

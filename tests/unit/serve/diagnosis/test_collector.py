@@ -42,3 +42,18 @@ def test_ranks_without_calls_are_silent_only_where_others_made_some():
     assert nobody is not None and nobody.records == nobody.silent == ()
     some = collector.close_window({rank: total for rank, total in totals(1).items() if rank != 3})
     assert some is not None and some.silent == (3,) and len(some.records) == N - 1
+
+
+def test_windows_do_not_span_a_change_of_the_ranks():
+    collector = Collector(INFO.node_of_rank, INFO.moe_layers)
+    collector.close_window(totals(1))
+    left = {rank: total for rank, total in totals(2).items() if rank != 3}
+    collector.skip_window(left, list(left))
+    without = collector.close_window({rank: total for rank, total in totals(3).items() if rank != 3})
+    assert without is not None and without.silent == (), "a lost rank is not silent"
+    assert {record.rank: record.num_calls for record in without.records} == dict.fromkeys(left, 100)
+    fresh = {**totals(4), 3: totals(0)[3]}
+    collector.skip_window(fresh, range(N))
+    back = collector.close_window({**totals(5), 3: totals(1)[3]})
+    assert back is not None and {record.num_calls for record in back.records} == {100}, "a new process counts from 0"
+    assert len(back.records) == N

@@ -38,9 +38,10 @@ def test_slow_rank_is_found_and_logged(tmp_path):
 
 def test_the_first_window_is_as_long_as_its_calls_took(tmp_path):
     """It began when no rank had told anything yet, not when it is closed."""
-    silent: Any = SimpleNamespace(ranks={}, infos=[])
+    roster = SimpleNamespace(number=0)
+    silent: Any = SimpleNamespace(members=[], infos=[], roster=roster)
     telling: Any = SimpleNamespace(
-        ranks={i: SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()}, infos=[INFO]
+        members=[SimpleNamespace(rank=i, waits=waits) for i, waits in totals(1).items()], infos=[INFO], roster=roster
     )
 
     async def go() -> tuple[float, float]:
@@ -168,3 +169,38 @@ def test_a_finding_is_said_once_when_it_begins_and_once_when_it_is_over(caplog):
     over = [r.message for r in caplog.records][1:]
     assert len(over) == 1 and "the others wait for rank 3: no longer" in over[0], over
     assert metrics(diagnosis)['eprt_rank_slow{rank="3"}'] == 0
+
+
+def test_findings_are_of_one_view(tmp_path):
+    """A returned rank does not inherit what was found of its predecessor."""
+    pool: Any = SimpleNamespace(infos=[INFO], roster=SimpleNamespace(number=0, members=range(N)), members=[])
+
+    async def go() -> None:
+        diagnosis = Diagnosis(N, str(tmp_path))
+        for window in range(1, 6):
+            pool.members = [SimpleNamespace(rank=i, waits=waits) for i, waits in totals(window, slow=3).items()]
+            await diagnosis.close_pool_window(pool)
+        assert len(diagnosis.records(-1)) == 5 * N
+        pool.roster.number = 1
+        await diagnosis.close_pool_window(pool)
+        assert diagnosis.records(-1) == []
+        pool.members = [SimpleNamespace(rank=i, waits=waits) for i, waits in totals(6, slow=3).items()]
+        await diagnosis.close_pool_window(pool)
+        assert {record.num_calls for record in diagnosis.records(-1)} == {100}
+
+    asyncio.run(go())
+
+
+def test_a_rank_that_was_lost_before_the_first_window_is_not_silent(tmp_path, caplog):
+    left = [rank for rank in range(N) if rank != 2]
+    pool: Any = SimpleNamespace(infos=[INFO], roster=SimpleNamespace(number=1, members=left))
+
+    async def go() -> None:
+        diagnosis = Diagnosis(N, str(tmp_path))
+        for window in (1, 2):
+            pool.members = [SimpleNamespace(rank=rank, waits=totals(window)[rank]) for rank in left]
+            await diagnosis.close_pool_window(pool)
+        assert diagnosis.num_windows == 1 and diagnosis.silent == ()
+
+    asyncio.run(go())
+    assert "silent" not in caplog.text

@@ -29,6 +29,11 @@ TO_RANK = [
     messages.CancelMigration(1),
     messages.AskRouting(),
     messages.Stop(4),
+    messages.Admit(),
+    messages.Refused("the slot is taken"),
+    messages.Suspend(1, [True, False], 5),
+    messages.Resume(1, [[0, 1, -1, -1]], 7, 2, [10, 11]),
+    messages.Go(1, 6),
 ]
 TO_FRONTEND = [
     messages.Hello("secret", 1, 4711, "host"),
@@ -41,6 +46,9 @@ TO_FRONTEND = [
     messages.Drain("SIGTERM"),
     messages.BrokenInvariant("a page"),
     messages.Fatal("a NaN", 1),
+    messages.Lost(1, True, "waited 30 s"),
+    messages.Suspended(1, [[0, 1]], 6, 1),
+    messages.Resumed(1),
     messages.Bye(),
 ]
 

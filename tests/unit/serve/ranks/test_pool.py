@@ -14,6 +14,7 @@ from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
 from eprt.serve.flags import parse_options
 from eprt.serve.options import FrontendConfig
+from eprt.serve.ranks.connection import RankConnection
 from eprt.serve.ranks.generation import Generation
 from eprt.serve.ranks.messages import (
     AbortRequest,
@@ -33,7 +34,8 @@ from eprt.serve.ranks.messages import (
     Wake,
     pack,
 )
-from eprt.serve.ranks.pool import Rank, RankPool, _Connection
+from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.rank import Rank
 from eprt.serve.ranks.request_metrics import RequestMetrics
 from tests.unit.cases import MODEL
 
@@ -57,7 +59,7 @@ def sent(pool: RankPool, rank: int) -> list:
 
 
 def report(pool: RankPool, rank: int, *outputs: TokenOutput) -> None:
-    pool._on_message(pool.ranks[rank], StepReport(list(outputs)))
+    pool.on_message(pool.ranks[rank], StepReport(list(outputs)))
 
 
 async def all_outputs(generation: Generation, count: int) -> list[tuple[int, TokenOutput]]:
@@ -148,9 +150,9 @@ def test_migrations_and_stops_are_numbered_for_all_ranks():
     assert sent(pool, 0) == sent(pool, 1) == [Migrate(1, job), Stop(2)] and pool.state == "stopping"
     for rank in pool.ranks.values():
         assert not pool.ended.is_set()
-        pool._on_message(rank, Bye())
+        pool.on_message(rank, Bye())
     assert pool.ended.is_set() and pool.state == "stopping"
-    pool._on_closed(pool.ranks[0], is_rank0=True)
+    pool.on_closed(pool.ranks[0], is_rank0=True)
     assert pool.state == "stopping", "a rank that has said Bye is not lost"
 
 
@@ -162,7 +164,7 @@ def test_routing_is_asked_of_every_rank_once_at_a_time():
         assert sent(pool, 0) == sent(pool, 1) == [AskRouting()]
         replies = [RoutingReply((1, 1, 1), 1, bytes([rank]), b"") for rank in range(2)]
         for rank in (1, 0):
-            pool._on_message(pool.ranks[rank], replies[rank])
+            pool.on_message(pool.ranks[rank], replies[rank])
         assert await asyncio.gather(*asking) == [replies, replies]
         with pytest.raises(TimeoutError):
             await pool.ask_routing(timeout_s=0)
@@ -183,7 +185,7 @@ def test_a_rank_stalls_when_it_has_work_and_is_silent(monkeypatch):
 
 def test_broken_invariants_are_counted_and_logged(caplog):
     pool = serving_pool()
-    pool._on_message(pool.ranks[1], BrokenInvariant("page 7 has no owner"))
+    pool.on_message(pool.ranks[1], BrokenInvariant("page 7 has no owner"))
     assert "rank 1 (pid 101, host host): page 7 has no owner" in caplog.text and pool.state == "serving"
     assert b"eprt_faults_total 1.0" in pool.metrics.text()
 
@@ -192,8 +194,8 @@ def test_a_loss_fails_every_generation_and_names_the_rank_that_is_to_blame(capfd
     async def run() -> None:
         pool = serving_pool()
         generation = pool.submit([([1], SamplingParams())])
-        pool._on_message(pool.ranks[0], Fatal("[rank 0/2] rank 1 died during dispatch\nmore", lost_rank=1))
-        pool._on_closed(pool.ranks[0], is_rank0=True)  # only the first loss counts
+        pool.on_message(pool.ranks[0], Fatal("[rank 0/2] rank 1 died during dispatch\nmore", lost_rank=1))
+        pool.on_closed(pool.ranks[0], is_rank0=True)  # only the first loss counts
         with pytest.raises(ApiError, match=r"rank 1 .* was lost: .* during dispatch; the request was lost") as caught:
             await generation.next_outputs()
         assert caught.value.code == "rank_lost" and pool.state == "lost" and pool.ended.is_set()
@@ -204,8 +206,8 @@ def test_a_loss_fails_every_generation_and_names_the_rank_that_is_to_blame(capfd
     assert told.count("eprt: ") == 1 and "; 1 request ended with an error: [rank 0/2]" in told and "more" in told
 
 
-def connection(pool: RankPool) -> tuple[_Connection, Mock]:
-    made, transport = _Connection(pool), Mock()
+def connection(pool: RankPool) -> tuple[RankConnection, Mock]:
+    made, transport = RankConnection(pool), Mock()
     made.connection_made(transport)
     return made, transport
 
@@ -249,10 +251,10 @@ def reason_of_loss(signal: str, fatal: str | None) -> str:
 
     async def drain_and_lose() -> str:
         pool = serving_pool(lambda reason, rank: pool.set_state("draining", reason))
-        pool._on_message(pool.ranks[0], Drain(signal))
+        pool.on_message(pool.ranks[0], Drain(signal))
         if fatal is not None:
-            pool._on_message(pool.ranks[1], Fatal(fatal))
-        pool._on_closed(pool.ranks[1], is_rank0=False)
+            pool.on_message(pool.ranks[1], Fatal(fatal))
+        pool.on_closed(pool.ranks[1], is_rank0=False)
         assert pool.state == "lost" and pool.ended.is_set()
         return pool.reason
 

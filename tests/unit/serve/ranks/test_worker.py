@@ -31,7 +31,7 @@ from eprt.serve.ranks.messages import (
 from eprt.serve.ranks.worker import Worker, _describe, _fatal
 
 
-class _Channel:
+class GivenChannel:
     """Gives each batch of messages in turn; keeps what is sent."""
 
     def __init__(self, *batches: list, stop_reasons: tuple[str, ...] = ()):
@@ -45,7 +45,7 @@ class _Channel:
         self.sent.append(message)
 
 
-class _Engine:
+class GivenEngine:
     """Gives each result in turn, then idles; knows the numbers that its steps were called with."""
 
     def __init__(self, *results: StepResult):
@@ -56,7 +56,7 @@ class _Engine:
             sample=lambda: np.array([[[1], [2]]], np.int8), sample_steps=lambda: np.array([5, 6])
         )
 
-    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx) -> None:
+    def add_request(self, request_id, prompt_token_ids, params, *, sample_idx, generated) -> None:
         if not prompt_token_ids:
             raise ValueError("the prompt is empty")
         self.added.append((request_id, sample_idx))
@@ -75,19 +75,19 @@ class _Engine:
         raise RuntimeError("page 7 has no owner")
 
 
-def run(channel: _Channel, engine: _Engine) -> None:
+def run(channel: GivenChannel, engine: GivenEngine) -> None:
     Worker(engine, channel, window_s=1).run()  # type: ignore[arg-type]
 
 
 def test_messages_reach_the_engine_and_outputs_the_frontend():
     output, job = TokenOutput("1", 7), MigrationJob(4, 0, (), {}, (), timeout_s=1.0)
-    channel = _Channel(
+    channel = GivenChannel(
         [AddRequest(1, "1", [5], SamplingParams(), 2), Wake(2)],
         [AbortRequest("1"), CancelMigration(4), AskRouting()],
         [Migrate(3, job)],
         [Stop(4)],
     )
-    engine = _Engine(StepResult([output], all_idle=False), StepResult([], all_idle=False))
+    engine = GivenEngine(StepResult([output], all_idle=False), StepResult([], all_idle=False))
     run(channel, engine)
     assert engine.added == [("1", 2)] and engine.aborted == ["1"] and engine.seen == [2, 3, 4]
     engine.migrator.offer.assert_called_once_with(job)
@@ -100,29 +100,29 @@ def test_messages_reach_the_engine_and_outputs_the_frontend():
 
 
 def test_a_request_that_the_engine_refuses_ends_with_the_reason():
-    channel = _Channel([AddRequest(1, "1", [], SamplingParams())], [Stop(2)])
-    run(channel, _Engine(StepResult([], all_idle=False)))
+    channel = GivenChannel([AddRequest(1, "1", [], SamplingParams())], [Stop(2)])
+    run(channel, GivenEngine(StepResult([], all_idle=False)))
     (refused,) = channel.sent[0].outputs
     assert (refused.finish_reason, refused.error, refused.token_id) == ("abort", "the prompt is empty", -1)
 
 
 def test_a_rank_sleeps_until_a_number_and_checks_itself_once_it_is_quiet():
-    engine = _Engine()
-    channel = _Channel([AbortRequest("old")], [], [Wake(1)], [], [Stop(2)])
+    engine = GivenEngine()
+    channel = GivenChannel([AbortRequest("old")], [], [Wake(1)], [], [Stop(2)])
     run(channel, engine)
     assert engine.seen == [1, 2] and engine.aborted == ["old"], "an abort wakes nobody into a step"
     assert channel.sent[0] == BrokenInvariant("page 7 has no owner")
 
 
 def test_a_rank_that_was_told_to_stop_leaves_when_all_are_idle():
-    engine = _Engine(*[StepResult([], all_idle=False)] * 3)
-    run(_Channel([Stop(1)]), engine)
+    engine = GivenEngine(*[StepResult([], all_idle=False)] * 3)
+    run(GivenChannel([Stop(1)]), engine)
     assert engine.seen == [1] * 4
 
 
 def _told_with_a_signal_at(instruction: int) -> tuple[list[str], bool]:
     """What the frontend hears of in two rounds, and whether the second signal came in the first of them."""
-    channel = _Channel(stop_reasons=("SIGTERM",))
+    channel = GivenChannel(stop_reasons=("SIGTERM",))
     loop = Worker(engine=None, channel=channel, window_s=1)  # type: ignore[arg-type]
     left = instruction
 

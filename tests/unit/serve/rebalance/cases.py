@@ -39,6 +39,7 @@ def rebalancer_of(
         state="serving",
         num_ranks=len(rows),
         ranks={},
+        roster=SimpleNamespace(is_whole=True),
         check_open=lambda: None,
         ask_routing=ask_routing,
         migrate=migrate,

@@ -1,12 +1,14 @@
 """The placement that serves after a part of a migration."""
 
 import numpy as np
+import pytest
 from eprt.balancer import Placement
 from eprt.balancer.job import PlanRequest, solve
 from eprt.balancer.migration import Round
 
 from eprt.ep.migration.job import MigrationJob
-from eprt.serve.rebalance.migration import placement_after, with_a_commit
+from eprt.serve.ranks.recovery import CapacityError
+from eprt.serve.rebalance.migration import placement_after, placement_without, with_a_commit
 
 
 def test_a_layer_that_a_migration_did_not_come_to_keeps_its_weights():
@@ -37,3 +39,13 @@ def test_a_plan_without_rounds_gets_a_commit_that_moves_nothing():
     assert after.epoch == 1
     np.testing.assert_array_equal(after.physical_to_logical_map, serves.physical_to_logical_map)
     np.testing.assert_array_equal(after.weight_LP, serves.weight_LP)
+
+
+def test_a_placement_without_a_rank_gives_others_what_only_it_holds():
+    before = Placement(np.array([[0, 1, 2, 0, -1, 1], [0, 1, 2, 0, 1, 2]]), num_gpus=3)
+    after = placement_without(before, 1)
+    assert after is not None
+    assert after.physical_to_logical_map.tolist() == [[0, 1, 2, 0, 2, 1], [0, 1, 2, 0, 1, 2]]
+    assert placement_without(after, 1) is None
+    with pytest.raises(CapacityError, match="1 rank of 2 slots"):
+        placement_without(Placement(np.array([[0, 1, 2, 0]]), num_gpus=2), 1)

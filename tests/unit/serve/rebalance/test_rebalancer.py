@@ -15,6 +15,7 @@ from eprt.ep.migration.job import MigrationJob
 from eprt.serve.errors import ApiError
 from eprt.serve.flags import parse_options
 from eprt.serve.ranks.messages import RoutingReply
+from eprt.serve.ranks.roster import NewView
 from eprt.serve.rebalance import rebalancer as rebalance
 from eprt.serve.rebalance.migration import placement_after
 from tests.unit.cases import MODEL
@@ -151,3 +152,61 @@ def test_new_speeds_for_the_placement_that_serves_reach_the_ranks_that_split_by_
         after = placement_after(CURRENT, job, 1, CURRENT)
         np.testing.assert_array_equal(after.physical_to_logical_map, CURRENT.physical_to_logical_map)
         np.testing.assert_array_equal(after.weight_LP, CURRENT.weight_LP)
+
+
+def test_a_view_ends_the_migration_under_way_and_its_placement_serves():
+    async def run() -> None:
+        rebalancer = rebalancer_of(migrate=lambda job: None)
+        target = Placement(np.array([[1, 0, 2, 1]]), num_gpus=2)
+        rebalancer._start_migration(solve(PlanRequest(CURRENT, target)), rebalancer.placement)
+        assert rebalancer.is_migrating
+        before, view = rebalancer.server_id, NewView(3, (True, False), (), [[0, 1, 2, 0]], 8)
+        rebalancer.enter_view(view)
+        migration = rebalancer.migration
+        assert migration is not None and (migration.state, migration.reason) == ("rolled_back", "view 3 began")
+        assert rebalancer.placement.epoch == migration.epoch == 8 and rebalancer.ended["rolled_back"] == 1
+        assert rebalancer.placement.physical_to_logical_map.tolist() == [[0, 1, 2, 0]]
+        assert rebalancer.server_id == before
+        await rebalancer.close()  # the task that followed the migration does not break the stop
+        rebalancer.enter_view(NewView(4, (True, True), (1,), [[0, 1, 2, 0]], 9))
+        assert rebalancer.server_id != before, "a returned rank counts from 0"
+
+    asyncio.run(run())
+
+
+def test_experts_do_not_move_while_a_rank_is_missing():
+    rebalancer = rebalancer_of(migrate=None)
+    rebalancer._pool.roster.is_whole = False  # type: ignore[misc]
+    with pytest.raises(ApiError, match="when every rank takes part") as caught:
+        asyncio.run(rebalancer.post(b"{}"))
+    assert caught.value.code == "ranks_missing" and not rebalancer._may_plan
+
+
+def test_a_plan_for_ranks_that_have_changed_since_is_not_carried_out():
+    rebalancer = rebalancer_of(migrate=None)
+    target = Placement(np.array([[1, 0, 2, 1]]), num_gpus=2)
+    answer, before = solve(PlanRequest(CURRENT, target)), rebalancer.placement
+    rebalancer.enter_view(NewView(1, (True, True), (1,), [[0, 1, 2, 0]], 1))
+    with pytest.raises(ApiError, match="the ranks have changed"):
+        rebalancer._start_migration(answer, before)
+
+
+def test_a_rank_that_leaves_hands_its_experts_over_first(monkeypatch):
+    """Others get what only it holds; where experts cannot move now, it leaves all the same."""
+    jobs: list[MigrationJob] = []
+    rebalancer = rebalancer_of(((0, 1, -1), (2, 0, -1)), migrate=jobs.append)
+    monkeypatch.setattr(rebalancer, "_follow", lambda job, target: asyncio.sleep(0))
+
+    async def plan_apart(request: PlanRequest):
+        return solve(request)
+
+    monkeypatch.setattr(rebalance, "solve_apart", plan_apart)
+    asyncio.run(rebalancer.hand_over(1))
+    (job,) = jobs
+    assert job.rounds[-1].rows == {0: (0, 1, 2, 2, 0, -1)}
+    rebalancer.enter_view(NewView(1, (True, True), (), [[0, 1, 2, 2, 0, -1]], 9))
+    asyncio.run(rebalancer.hand_over(1))
+    rebalancer._pool.roster.is_whole = False  # type: ignore[misc]
+    rebalancer.enter_view(NewView(2, (True, True), (), [[0, 1, -1, 2, 0, -1]], 10))
+    asyncio.run(rebalancer.hand_over(1))
+    assert len(jobs) == 1

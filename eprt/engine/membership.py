@@ -1,0 +1,125 @@
+"""Membership: one rank's way from a view to the next: what it holds, then what it shall hold and who exchanges.
+
+Between the two nothing of a step is under way. Knows nothing of requests, nor of who decides on views.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from eprt.engine.outputs import SuspendedState, TokenOutput
+from eprt.engine.step_headers import StepHeaders
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.view import View
+from eprt.ep.migration.migrator import Migrator
+from eprt.ep.migration.round import held
+from eprt.ep.placement.batch_router import BatchRouter
+from eprt.ep.placement.slot_map import SlotMap
+from eprt.models.model import ExpertPlace, Model
+
+
+class Membership:
+    """Everything of an engine that depends on which ranks take part.
+
+    Args:
+        prefers_local: each rank prefers replicas of its own (EngineConfig.replica_routing).
+    """
+
+    def __init__(
+        self,
+        group: EPGroup,
+        model: Model,
+        headers: StepHeaders,
+        router: BatchRouter | None,
+        migrator: Migrator | None,
+        prefers_local: bool,
+    ):
+        self._group, self._model, self._headers = group, model, headers
+        self._router, self._migrator = router, migrator
+        self._node_of_rank = group.node_of_rank if prefers_local else None
+
+    def require_changeable(self) -> None:
+        """See Engine.require_elastic."""
+        self._headers.require_restartable()
+        self._model.exchange.require_restartable()
+
+    def state(self, outputs: list[TokenOutput]) -> SuspendedState:
+        """Once nothing is under way. A migration is given up."""
+        if self._migrator is not None:
+            self._migrator.abort("the ranks that take part change")
+        epochs = [self._headers.epoch, self._model.exchange.epoch]
+        if self._router is not None:
+            epochs.append(self._router.epoch)
+        return SuspendedState(
+            expert_of_slot=[list(layer.expert_of_slot) for layer in self._model.moe_layers()],
+            epoch=max(epochs),
+            placement_epoch=0 if self._migrator is None else self._migrator.epoch,
+            outputs=outputs,
+        )
+
+    def enter(self, view: View, rows: Sequence[Sequence[int]], epoch: int, placement_epoch: int) -> None:
+        """See Engine.enter_view."""
+        self._check(view, rows, epoch)
+        self._group.view = view
+        self._place_experts(rows)
+        self._model.exchange.restart(epoch)
+        self._headers.restart(epoch)
+        if self._router is not None:
+            self._router.restart(epoch)
+        if self._migrator is not None:
+            self._migrator.restart(placement_epoch)
+
+    def _check(self, view: View, rows: Sequence[Sequence[int]], epoch: int) -> None:
+        """ValueError before anything changes."""
+        self.require_changeable()
+        group, layers = self._group, self._model.moe_layers()
+        where = f"[rank {group.rank}/{group.size}] view {view.number}:"
+        if len(view.alive) != group.size or not view.alive[group.rank]:
+            raise ValueError(
+                f"{where} ranks {view.ranks} take part, of {len(view.alive)}; this rank must, of its group's"
+            )
+        if len(rows) != len(layers):
+            raise ValueError(f"{where} {len(rows)} rows of experts for {len(layers)} MoE layers")
+        most = max(self._headers.epoch, self._model.exchange.epoch)
+        if epoch <= most:
+            raise ValueError(f"{where} epoch {epoch} was used already: it must be above {most}")
+        for layer, row in zip(layers, rows):
+            num_slots = layer.slot_map.num_slots
+            if len(row) != num_slots:
+                raise ValueError(f"{where} layer {layer.layer_idx}: {len(row)} slots, expected {num_slots}")
+            per_rank = num_slots // group.size
+            gone = [slot for slot, expert in enumerate(row) if expert >= 0 and not view.alive[slot // per_rank]]
+            if gone:
+                raise ValueError(
+                    f"{where} layer {layer.layer_idx}: slot {gone[0]} holds expert {row[gone[0]]}, but rank "
+                    f"{gone[0] // per_rank} takes no part"
+                )
+            missing = sorted(set(range(layer.slot_map.num_experts)) - set(row))
+            if missing:
+                raise ValueError(f"{where} layer {layer.layer_idx}: no slot holds expert {missing[0]}")
+
+    def _place_experts(self, rows: Sequence[Sequence[int]]) -> None:
+        """What is here stays where it lies; what is not is loaded into the buffers of what shall not be here any more,
+        or spare ones."""
+        group, layers = self._group, self._model.moe_layers()
+        here = [held(layer, group) for layer in layers]
+        slot_maps = [
+            SlotMap.from_row(
+                np.array(row), layer.slot_map.num_experts, rank=group.rank, node_of_rank=self._node_of_rank
+            )
+            for layer, row in zip(layers, rows)
+        ]
+        wanted = [slot_map.experts_of_rank(group.rank, group.size) for slot_map in slot_maps]
+        for layer, buffer_of, experts in zip(layers, here, wanted):
+            kept = {buffer_of[expert] for expert in experts if expert in buffer_of}
+            for buffer in set(layer.weight_buffers()) - kept - {-1}:
+                layer.pool.return_buffer(buffer)
+        places: list[ExpertPlace] = []
+        for row, (layer, buffer_of, experts) in enumerate(zip(layers, here, wanted)):
+            for expert in sorted(set(experts) - set(buffer_of) - {-1}):
+                buffer_of[expert] = layer.pool.take_buffer()
+                places.append(ExpertPlace(row, expert, buffer_of[expert]))
+        if places:
+            self._model.load_experts(places)
+        for layer, slot_map, buffer_of, experts in zip(layers, slot_maps, here, wanted):
+            layer.place(slot_map, [buffer_of[expert] if expert >= 0 else -1 for expert in experts])

@@ -1,0 +1,86 @@
+"""StepHeaders: what all ranks agree on before each step, from a header of integers that each of them shows the others.
+
+engine.py says what they mean. Knows nothing of requests or tokens.
+"""
+
+from dataclasses import dataclass
+
+from eprt.engine import step_waits
+from eprt.engine.overlap_policy import OverlapPolicy
+from eprt.engine.step_waits import StepWaits
+from eprt.ep.group.group import EPGroup
+from eprt.ep.group.int_all_gather import IntAllGather
+from eprt.ep.migration.migrator import MigrationHeader, Migrator
+
+# Tokens, low latency, has work, seen_seq, leaving, times; offered, progress, room.
+_NUM_VALUES = 8 + step_waits.NUM_VALUES
+
+
+@dataclass(frozen=True, slots=True)
+class AgreedStep:
+    """Equal on all ranks."""
+
+    computes: bool  # whether any rank has a token
+    mode: str = "low_latency"  # or "normal"
+    overlap: str = "none"
+    all_idle: bool = False
+    leaves: bool = False  # all stop before this step, for another view
+
+
+class StepHeaders:
+    """One rank's end. Construction, agree() and close() are collective.
+
+    migrator: its header travels along, and it advances with every step.
+    """
+
+    def __init__(self, group: EPGroup, overlap: OverlapPolicy, migrator: Migrator | None):
+        self._group, self._overlap, self._migrator = group, overlap, migrator
+        self._gather = IntAllGather(group, num_values=_NUM_VALUES)
+        self.waits = StepWaits(group.node_of_rank, group.rank)
+        self.overlap_steps = {"none": 0, "tbo": 0, "sbo": 0}
+
+    def agree(self, num_tokens: int, low_latency: bool, has_work: bool, seen_seq: int, leaves_for: int) -> AgreedStep:
+        """Waits for all ranks.
+
+        low_latency: whether this rank's part of the step fits that mode.
+        leaves_for: number of the view for which this rank shall stop, 0 for none.
+        """
+        migrator, group = self._migrator, self._group
+        migration = MigrationHeader() if migrator is None else migrator.header()
+        has_work = has_work or leaves_for > 0 or (migrator is not None and migrator.active)
+        header = (num_tokens, low_latency, has_work, seen_seq, leaves_for, *self.waits.begin_exchange(), *migration)
+        # Plain integers: for a few ranks they are faster than numpy.
+        rows = self._gather.all_gather(header).tolist()
+        if not group.view.is_full:  # who takes no part agrees with this rank
+            rows = [row if alive else header for row, alive in zip(rows, group.view.alive)]
+        num_tokens_N, low_latency_N, has_work_N, seen_seq_N, leaves_N, *others = zip(*rows)
+        if min(leaves_N) > 0:
+            self.waits.forget_exchange()
+            return AgreedStep(computes=False, leaves=True)
+        arrived_ns_N, took_ns_N, *migration_3N = others
+        if migrator is not None:
+            migrator.advance([MigrationHeader(*of_rank) for of_rank in zip(*migration_3N)])
+        all_idle = not any(has_work_N) and min(seen_seq_N) == max(seen_seq_N)
+        self.waits.end_exchange(arrived_ns_N, took_ns_N, all_idle)
+        mode = "low_latency" if all(low_latency_N) else "normal"
+        overlap = self._overlap.for_step(num_tokens_N, mode)
+        self.overlap_steps[overlap] += any(num_tokens_N)
+        return AgreedStep(any(num_tokens_N), mode, overlap, all_idle)
+
+    @property
+    def epoch(self) -> int:
+        """As IntAllGather.epoch."""
+        return self._gather.epoch
+
+    def require_restartable(self) -> None:
+        """As IntAllGather.require_restartable."""
+        self._gather.require_restartable()
+
+    def restart(self, epoch: int) -> None:
+        """As IntAllGather.restart. The pause before counts as nobody's lateness."""
+        self._gather.restart(epoch)
+        self.waits.forget_exchange()
+
+    def close(self) -> None:
+        """Collective while all ranks live; never hangs when some do not."""
+        self._gather.close()

@@ -1,0 +1,119 @@
+"""HostGroup: an EPGroup of processes that eprt's own launcher started on one host. No MPI, no messages between nodes.
+
+Set-up calls go over the board (host_board.py), and windows lie on it. A process that joins a running group repeats the
+set-up calls of its predecessor: it finds what the others said then, and waits for nobody.
+"""
+
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+
+from eprt import env
+from eprt.ep.errors import EPTimeoutError, RankLostError
+from eprt.ep.group.group import EPGroup, PendingMessage
+from eprt.ep.group.host_board import HostBoard
+from eprt.ep.group.liveness import PeerWatch
+from eprt.ep.group.window import PAGE, SharedWindow, private_window
+
+# Of a set-up call while all processes live: one rank may still load a model that another has in its page cache.
+MAX_SET_UP_S = 3600.0
+
+
+class HostGroup(EPGroup):
+    """Ranks of one host. The memory of a closed window goes when their processes do.
+
+    Args:
+        board: of all ranks; close() closes it.
+        rank: of this process.
+        joins: this process takes the place of one that has ended while the others go on.
+    """
+
+    def __init__(self, board: HostBoard, rank: int, *, joins: bool = False):
+        if env.get("EPRT_RANKS_PER_NODE") is not None:
+            raise ValueError("EPRT_RANKS_PER_NODE splits the ranks of mpirun only: mpirun -n N python -m eprt.serve")
+        self.rank, self.size, self.joins = rank, board.size, joins
+        self._board = board
+        self._num_calls = 0
+        self._window_at = 0  # where the next window begins
+        self._watch = PeerWatch({})
+        board.hold_life(rank)
+        self._join(rank, board.size)
+
+    def allgather(self, value: Any) -> list[Any]:
+        return self._exchange("allgather", value)
+
+    def barrier(self) -> None:
+        self._exchange("barrier", None)
+
+    def shared_window(self, num_bytes: int) -> SharedWindow:
+        return self._make_window(num_bytes, clears=self.joins)
+
+    def lasting_window(self, num_bytes: int) -> SharedWindow:
+        return self._make_window(num_bytes, clears=False)
+
+    def _make_window(self, num_bytes: int, clears: bool) -> SharedWindow:
+        if self.size == 1:
+            return private_window(num_bytes)
+        before = self._board.read_value(self.rank, self._num_calls)
+        if self.joins and before is not None and pickle.loads(before) != ("window", num_bytes):
+            raise ValueError(
+                f"[rank {self.rank}/{self.size}] cannot join: its memory of {num_bytes} B is not what the rank "
+                f"{self.rank} before it had ({pickle.loads(before)}); give it the model and the flags of the others"
+            )
+        sizes = self._exchange("window", num_bytes)
+        at = self._window_at + sum(-(-size // PAGE) * PAGE for size in sizes[: self.rank])
+        segments, self._window_at = self._board.map_window(self._window_at, sizes)
+        if clears:
+            self._board.clear_window(segments[self.rank], at)
+        return SharedWindow(segments)
+
+    def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
+        raise ValueError(f"[rank {self.rank}/{self.size}] a group of one host sends no message to rank {peer}")
+
+    def irecv(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:
+        raise ValueError(f"[rank {self.rank}/{self.size}] a group of one host has no message from rank {peer}")
+
+    def lost_ranks(self) -> tuple[int, ...]:
+        died_R = self._board.died()
+        if not died_R.any():
+            return super().lost_ranks()
+        died = {rank for rank in np.flatnonzero(died_R).tolist() if self.view.alive[rank]}
+        return tuple(sorted(died.union(super().lost_ranks())))
+
+    def close(self) -> None:
+        self._board.release_life(self.rank)
+        self._watch.close()
+        self._board.close()
+
+    def _exchange(self, kind: str, value: Any) -> list[Any]:
+        index = self._num_calls
+        self._num_calls += 1
+        self._board.write_value(self.rank, index, pickle.dumps((kind, value)))
+        return [value if peer == self.rank else self._await_value(peer, index, kind) for peer in range(self.size)]
+
+    def _await_value(self, peer: int, index: int, kind: str) -> Any:
+        """The peer's value of this set-up call; None from a rank that does not take part and has not said it."""
+        start_s, sleep_s = time.monotonic(), 2e-5
+        while (said := self._board.read_value(peer, index)) is None:
+            if not self.view.alive[peer]:
+                return None
+            # It may have spoken before it ended.
+            if self._has_ended(peer) and self._board.read_value(peer, index) is None:
+                raise RankLostError(self.rank, self.size, peer, "set-up")
+            waited_s = time.monotonic() - start_s
+            if waited_s > MAX_SET_UP_S:
+                raise EPTimeoutError(self.rank, self.size, peer, "set-up", index, index + 1, waited_s)
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, 2e-3)
+        their_kind, value = pickle.loads(said)
+        if their_kind != kind:
+            raise RuntimeError(
+                f"[rank {self.rank}/{self.size}] set-up call {index} is {kind} here and {their_kind} on rank {peer}; "
+                "all ranks must make the same calls in the same order"
+            )
+        return value
+
+    def _has_ended(self, peer: int) -> bool:
+        return self._board.has_ended(peer) or peer in self._watch.lost()

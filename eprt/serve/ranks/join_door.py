@@ -1,0 +1,143 @@
+"""JoinDoor: where `eprt join` of the same host and user asks the launcher for the place of a rank that is gone.
+
+An abstract unix socket, named by the HTTP port; the kernel tells whose process asks. One line of JSON each way:
+
+    joiner    {"rank": 2 or null, "version": "...", "model": fingerprint or null}
+    launcher  {"error": "..."} or {"config": RankConfig}, with the board's descriptor
+    joiner    {"pid": of the rank's process}
+
+Knows nothing of the frontend, which must accept the rank too.
+"""
+
+import contextlib
+import hashlib
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+import eprt
+from eprt.serve.errors import print_line
+from eprt.serve.options import RankConfig
+from eprt.serve.ranks.slots import AdoptedProcess, RankSlots
+
+_ANSWER_S = 2.0  # for each side's line
+_MAX_LINE_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of the process at the other end
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    rank: int | None  # None: any that is gone
+    version: str  # of eprt
+    model: str | None  # its fingerprint; None: the server's own directory
+
+
+class JoinAnswer(msgspec.Struct, frozen=True):
+    error: str | None = None
+    config: RankConfig | None = None
+
+
+class JoinedProcess(msgspec.Struct, frozen=True):
+    pid: int
+
+
+_Line = TypeVar("_Line", JoinRequest, JoinAnswer, JoinedProcess)
+
+
+def door_name(port: int) -> str:
+    """The abstract name of the door of the server at this port. A network namespace has one of both."""
+    return f"\0eprt-join-{port}"
+
+
+def fingerprint(model_dir: str) -> str:
+    """Equal for directories with the same configuration and weight files of the same sizes."""
+    path = Path(model_dir)
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def peer_uid(sock: socket.socket) -> int:
+    return _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+
+
+def send_line(sock: socket.socket, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
+    sock.settimeout(_ANSWER_S)
+    data = msgspec.json.encode(message) + b"\n"
+    sent = socket.send_fds(sock, [data], fds) if fds else 0
+    sock.sendall(data[sent:])
+
+
+def receive_line(sock: socket.socket, kind: type[_Line], max_fds: int = 0) -> tuple[_Line, list[int]]:
+    """A message of this kind and the descriptors that came with it. ValueError or OSError where none comes."""
+    sock.settimeout(_ANSWER_S)
+    line, fds = b"", []
+    while not line.endswith(b"\n"):
+        data, more, _, _ = socket.recv_fds(sock, _MAX_LINE_BYTES, max_fds)
+        fds += more
+        line += data
+        if not data or len(line) > _MAX_LINE_BYTES:
+            raise ValueError("the other side sent no whole line")
+    return msgspec.json.decode(line, type=kind), fds
+
+
+class JoinDoor:
+    """The launcher's side. Args: slots: to which processes are added; port: of the HTTP socket."""
+
+    def __init__(self, slots: RankSlots, port: int):
+        self._slots = slots
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.setblocking(False)
+        try:
+            self._sock.bind(door_name(port))
+        except OSError as error:
+            print_line(f"eprt: `eprt join` cannot reach this server: {error.strerror} (another one has port {port})")
+        else:
+            self._sock.listen(8)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def answer(self) -> None:
+        """Answers one process that asks; returns at once where none does."""
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        with sock, contextlib.suppress(OSError, ValueError):  # it went away, or is no joiner
+            if peer_uid(sock) not in (os.geteuid(), 0):
+                return
+            request, _ = receive_line(sock, JoinRequest)
+            rank, error = self._choose_slot(request)
+            if error is not None:
+                send_line(sock, JoinAnswer(error=error))
+                return
+            config = self._slots.config_of(rank, joins=True)
+            send_line(sock, JoinAnswer(config=config), (config.board_fd,))
+            joined, _ = receive_line(sock, JoinedProcess)
+            self._slots.add_process(rank, AdoptedProcess(joined.pid))
+            print_line(f"eprt: rank {rank} (pid {joined.pid}) joins")
+
+    def _choose_slot(self, request: JoinRequest) -> tuple[int, str | None]:
+        """The slot, or why there is none."""
+        config, taken = self._slots.config_of(0, joins=True), self._slots.pid_of_rank
+        gone = [rank for rank in range(config.num_ranks) if rank not in taken]
+        if request.version != eprt.__version__:
+            return -1, f"the server runs eprt {eprt.__version__}, this is eprt {request.version}"
+        if request.model not in (None, fingerprint(config.options.engine.model_dir)):
+            model = config.options.engine.model_dir
+            return -1, f"another model than the server's ({model}): config.json or the weight files differ"
+        if request.rank is None:
+            return (gone[0], None) if gone else (-1, f"all {config.num_ranks} ranks run: there is no place to join")
+        if not 0 <= request.rank < config.num_ranks:
+            return -1, f"--rank {request.rank}: the server has the ranks 0..{config.num_ranks - 1}"
+        if request.rank in taken:
+            return -1, f"--rank {request.rank}: that rank runs (pid {taken[request.rank]}); free: {gone or 'none'}"
+        return request.rank, None

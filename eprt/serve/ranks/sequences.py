@@ -1,0 +1,140 @@
+"""Sequences: those under way, the rank that runs each one, and what it takes to go on with one on another rank.
+
+Knows nothing of connections, nor of which ranks take part.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from eprt.engine.outputs import TokenOutput
+from eprt.engine.request import QueueFullError
+from eprt.engine.router import Router
+from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.ranks.generation import Generation
+from eprt.serve.ranks.messages import AddRequest
+from eprt.serve.ranks.request_metrics import RequestMetrics
+
+Add = tuple[int, AddRequest]  # a rank, and what it is told
+
+
+@dataclass(slots=True)
+class _RunningSequence:
+    """One sequence under way."""
+
+    generation: Generation  # that the sequence belongs to
+    index: int  # in the generation
+    rank: int
+    request: AddRequest  # as its first rank was told
+    started_s: float
+    last_token_s: float | None = None
+    generated: list[int] = field(default_factory=list)  # tokens that the client has
+
+
+class Sequences:
+    """All sequences of one server.
+
+    Args:
+        next_seq: numbers a message (messages.py).
+        seed: of the seeds for requests that bring none.
+    """
+
+    def __init__(self, router: Router, metrics: RequestMetrics, next_seq: Callable[[], int], seed: int):
+        self.router = router
+        self.quiet = asyncio.Event()  # no sequence runs
+        self.quiet.set()
+        self.num_moved = 0
+        self._metrics, self._next_seq = metrics, next_seq
+        self._running: dict[str, _RunningSequence] = {}
+        self._seeds = random.Random(seed)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, generation: Generation, prompts: Sequence[tuple[list[int], SamplingParams]]) -> list[Add]:
+        """params.n sequences of each prompt, and what to send. All or none: QueueFullError."""
+        adds: list[Add] = []
+        try:
+            for token_ids, params in prompts:
+                params = replace(params, seed=self._seeds.getrandbits(63)) if params.seed is None else params
+                for sample_idx in range(params.n):
+                    seq = self._next_seq()
+                    request_id = str(seq)
+                    rank = self.router.assign(request_id, token_ids)
+                    generation.request_ids.append(request_id)
+                    adds.append((rank, AddRequest(seq, request_id, token_ids, params, sample_idx)))
+        except QueueFullError:
+            for request_id in generation.request_ids:
+                self.router.release(request_id)
+            raise
+        now_s = time.monotonic()
+        for index, (rank, add) in enumerate(adds):
+            self._running[add.request_id] = _RunningSequence(generation, index, rank, add, now_s)
+        self.quiet.clear()
+        return adds
+
+    def move_from(self, rank: int) -> list[Add]:
+        """Every sequence of this rank goes on elsewhere, behind what its client has; returns what to send."""
+        adds: list[Add] = []
+        for request_id, sequence in self._running.items():
+            if sequence.rank != rank:
+                continue
+            request, generated = sequence.request, list(sequence.generated)
+            sequence.generation.num_moved += 1
+            sequence.rank = self.router.reassign(request_id, request.prompt_token_ids + generated)
+            adds.append((sequence.rank, msgspec.structs.replace(request, seq=self._next_seq(), generated=generated)))
+        self.num_moved += len(adds)
+        return adds
+
+    def num_on(self, rank: int) -> int:
+        return sum(sequence.rank == rank for sequence in self._running.values())
+
+    def add_output(self, rank: int, output: TokenOutput) -> None:
+        """An output that this rank has sent. It is dropped where the sequence has ended, or runs elsewhere."""
+        sequence = self._running.get(output.request_id)
+        if sequence is None or sequence.rank != rank:
+            return
+        now_s = time.monotonic()
+        if output.token_id >= 0:
+            self.router.add_token(output.request_id)
+            waited_s = now_s - (sequence.last_token_s or sequence.started_s)
+            self._metrics.observe_token(waited_s, is_first=sequence.last_token_s is None)
+            sequence.last_token_s = now_s
+            sequence.generated.append(output.token_id)
+        if output.finish_reason is not None:
+            self.end(output.request_id)
+        sequence.generation.add_output(sequence.index, output)
+
+    def end(self, request_id: str) -> int | None:
+        """Forgets a sequence; returns the rank that ran it, None where it has ended before."""
+        sequence = self._running.pop(request_id, None)
+        self.router.release(request_id)
+        if not self._running:
+            self.quiet.set()
+        return None if sequence is None else sequence.rank
+
+    def abort_all(self) -> list[tuple[int, str]]:
+        """Gives each a last output with finish_reason "abort"; returns (rank, request id) of each."""
+        running = list(self._running.items())
+        for request_id, sequence in running:
+            sequence.generation.add_output(sequence.index, TokenOutput(request_id, -1, finish_reason="abort"))
+            self.end(request_id)
+        return [(sequence.rank, request_id) for request_id, sequence in running]
+
+    def drop_all(self) -> list[Generation]:
+        """Forgets all; returns their generations, each once."""
+        generations = {id(sequence.generation): sequence.generation for sequence in self._running.values()}
+        self._running.clear()
+        self.quiet.set()
+        return list(generations.values())
+
+    def oldest_by_rank(self) -> dict[int, float]:
+        """When the oldest sequence of each rank that has one was started (time.monotonic)."""
+        oldest_s: dict[int, float] = {}
+        for sequence in self._running.values():
+            oldest_s[sequence.rank] = min(sequence.started_s, oldest_s.get(sequence.rank, sequence.started_s))
+        return oldest_s

@@ -1,0 +1,57 @@
+"""Sequences: they end once, move with their tokens, and hear only the rank that runs them."""
+
+from eprt.engine.outputs import TokenOutput
+from eprt.engine.router import Router
+from eprt.engine.sampling_params import SamplingParams
+from eprt.serve.ranks.generation import Generation
+from eprt.serve.ranks.messages import AddRequest
+from eprt.serve.ranks.request_metrics import RequestMetrics
+from eprt.serve.ranks.sequences import Sequences
+
+PARAMS = SamplingParams(seed=1, n=2)
+
+
+def running() -> tuple[Sequences, Generation]:
+    """Sequences "1" on rank 0 and "2" on rank 1."""
+    numbers = iter(range(1, 99))
+    sequences = Sequences(Router(2, 4), RequestMetrics(), lambda: next(numbers), seed=0)
+    generation = Generation(lambda request_id: None)
+    assert sequences.start(generation, [([5, 6], PARAMS)]) == [
+        (0, AddRequest(1, "1", [5, 6], PARAMS, 0)),
+        (1, AddRequest(2, "2", [5, 6], PARAMS, 1)),
+    ]
+    return sequences, generation
+
+
+def test_a_sequence_moves_with_all_tokens_that_its_client_has_again_and_again():
+    sequences, _ = running()
+    sequences.add_output(1, TokenOutput("2", 7))
+    sequences.router.close_rank(1)
+    assert sequences.move_from(1) == [(0, AddRequest(3, "2", [5, 6], PARAMS, 1, [7]))]
+    assert sequences.router.num_tokens == [2 + 3, 0] and sequences.num_moved == 1
+    sequences.add_output(1, TokenOutput("2", 8))  # from the old rank: dropped
+    sequences.add_output(0, TokenOutput("2", 8))
+    sequences.router.open_rank(1)
+    sequences.router.close_rank(0)
+    (_, first), (rank, second) = sequences.move_from(0)
+    assert rank == 1 and first.request_id == "1" and second == AddRequest(5, "2", [5, 6], PARAMS, 1, [7, 8])
+    assert sequences.num_on(1) == 2 and sequences.num_on(0) == 0 and not sequences.quiet.is_set()
+
+
+def test_what_has_ended_does_not_move():
+    sequences, _ = running()
+    sequences.add_output(1, TokenOutput("2", 7, finish_reason="stop"))
+    assert sequences.move_from(1) == [] and len(sequences) == 1
+    assert sequences.end("1") == 0 and sequences.end("1") is None and sequences.quiet.is_set()
+
+
+def test_all_are_aborted_or_dropped_once():
+    sequences, generation = running()
+    assert sequences.abort_all() == [(0, "1"), (1, "2")] and sequences.abort_all() == []
+    sequences, generation = running()
+    assert sequences.drop_all() == [generation] and len(sequences) == 0 and sequences.quiet.is_set()
+
+
+def test_the_oldest_sequence_of_each_rank_is_known():
+    sequences, _ = running()
+    assert sorted(sequences.oldest_by_rank()) == [0, 1]

@@ -1,0 +1,93 @@
+"""`eprt join` beside the door: what is wrong in one line, and how it ends. The door itself: ranks/test_join_door.py."""
+
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from eprt.serve import join
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["http://127.0.0.1"], "give the server's URL with its port"),
+        (["http://127.0.0.1:1"], "no server of this host with --max-lost-ranks takes ranks at port 1"),
+        (["http://127.0.0.1:1", "--model", "/nowhere"], "--model /nowhere: has no config.json"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments, words, capsys):
+    assert join.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("eprt join: error: ") and words in said and said.count("\n") == 1
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in STOPS]
+    yield
+    for number, handler in zip(STOPS, before):
+        signal.signal(number, handler)
+
+
+def rank(code: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    "code, status", [("", 0), ("raise SystemExit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 1)]
+)
+def test_its_status_is_that_of_the_rank(kept_signals, code, status):
+    with rank(code) as process:
+        assert join._wait(process, lambda: pytest.fail("nobody asked for it")) == status
+
+
+def test_a_signal_retires_the_rank(kept_signals):
+    with rank("input()") as process:
+        assert process.stdin is not None
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert join._wait(process, lambda: process.stdin.write(b"\n") and not process.stdin.flush()) == 0
+
+
+def test_a_rank_that_may_not_retire_is_killed(kept_signals):
+    with rank("input()") as process:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert join._wait(process, lambda: False) == 1
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Lets rank 1 go to whoever has the key."""
+
+    def do_POST(self):
+        allowed = self.path == "/v1/eprt/ranks/1/retire" and self.headers["Authorization"] == "Bearer secret"
+        body = b"{}" if allowed else b"only rank 1, and with the key"
+        self.send_response(202 if allowed else 409)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_server_is_asked_with_the_key(url, capsys):
+    assert join._retire(url, 1, "secret") and not capsys.readouterr().err
+    assert not join._retire(url, 2, "secret")
+    assert capsys.readouterr().err == "eprt join: rank 2 cannot retire: only rank 1, and with the key\n"
+    assert not join._retire("http://127.0.0.1:1", 1, None)
+    assert "rank 1 cannot retire: " in capsys.readouterr().err
