@@ -20,13 +20,14 @@ from eprt.ep.placement.slot_map import SlotMap
 class LostRanks:
     """Of one layer. All layers of a group keep its view.
 
-    where: the rank and the layer, for messages.
+    layer_idx: of the layer, for messages.
 
     ValueError for an exchange that cannot go on without a rank.
     """
 
-    def __init__(self, layer: MovableLayer, exchange: Exchange, group: EPGroup, where: str):
-        self._layer, self._exchange, self._group, self._where = layer, exchange, group, where
+    def __init__(self, layer: MovableLayer, exchange: Exchange, group: EPGroup, layer_idx: int):
+        self._layer, self._exchange, self._group = layer, exchange, group
+        self._where = f"[rank {group.rank}/{group.size}] EPMoE layer {layer_idx}:"
         self._view = group.view
         exchange.require_restartable()
         group.fails_in_order = True

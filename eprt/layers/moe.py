@@ -80,13 +80,10 @@ class EPMoE(nn.Module):
         self.ep = ep
         if self.mode not in self.ep:
             raise ValueError(f"mode={mode!r} needs ep[{self.mode!r}], but ep has only {', '.join(self.ep)}")
-
-        where = f"[rank {group.rank}/{group.size}] EPMoE layer {layer_idx}:"
-        self._lost = LostRanks(self, ep, group, where) if mask_lost_ranks else None
+        self._lost = LostRanks(self, ep, group, layer_idx) if mask_lost_ranks else None
 
         self.expert_of_slot = self.slot_map.experts_of_rank(group.rank, group.size)  # by local slot, -1 for none
-        num_slots = len(self.expert_of_slot)
-        self._shares_pool = pool is not None
+        self._shares_pool, num_slots = pool is not None, len(self.expert_of_slot)
         self._experts = Experts(num_slots, pool or ExpertPool(config, num_slots, device=device))
         self._gate: Gate | None = None
         self._shared: MLP | None = None
@@ -164,11 +161,10 @@ class EPMoE(nn.Module):
         mode = mode or self.mode
         self._check_input(hidden_TH, input_ids, mode)
         x_TH = hidden_TH.reshape(-1, hidden_TH.shape[-1]).contiguous()
-        token_id_T = None if input_ids is None else input_ids.reshape(-1)
         logits_TE = self.router_logits(x_TH)
 
         def route_and_exchange() -> Tensor:
-            routed = self.route(logits_TE, token_id_T)
+            routed = self.route(logits_TE, None if input_ids is None else input_ids.reshape(-1))
             self.count(routed)
             return self._exchange_in_rounds(self.ep[mode], x_TH, routed.slot_idx_TK, routed.weights_TK)
 
