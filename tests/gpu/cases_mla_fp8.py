@@ -15,8 +15,8 @@ from eprt.ops.kv_format import KVFormat
 from tests.gpu.cases_mla import CASES, SCALE, Batch, Case
 from tests.gpu.draw import Draw
 
-FLAT = 0.15  # of the queries: scores have a standard deviation of 0.5
-TOLERANCE = 0.03  # of a batch; rows, whose context may be of two positions, have four times as much
+FLAT = 0.1  # of the queries: scores have a standard deviation of 0.3
+TOLERANCE = 0.035  # of a batch; rows, whose context may be of two positions, have four times as much
 ENTRY = KVFormat(512, 64, torch.uint8)
 NAN = 0x7F  # of e4m3; two of them are a NaN of bfloat16, four of float32
 
@@ -39,7 +39,7 @@ class Fp8Batch:
 
     def attend(self, schedule: mla_decode.MlaSchedule | None = None) -> Tensor:
         b = self.plain
-        schedule = schedule or mla_decode.make_schedule(b.length_B, b.start_B1, *b.q_TND.shape[1::-1])
+        schedule = schedule or mla_decode.make_schedule(b.length_B, b.start_B1, b.q_TND.shape[1], b.q_TND.shape[0])
         return mla_decode_fp8(b.q_TND, self.entries, b.page_table_BP, b.length_B, b.start_B1, SCALE, schedule)
 
 

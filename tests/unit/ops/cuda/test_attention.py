@@ -100,7 +100,7 @@ def test_the_log_says_once_who_attends_and_why_not_the_first(has, chosen, caplog
     said = [record.message for record in caplog.records]
     assert len(said) == 4
     assert said[1:3] == [f"decodes are attended by {first}", "decodes are attended by triton"]
-    assert f"by triton; not by {first}: it takes a bfloat16 cache" in said[0]
+    assert f"by triton; not by {first}: it takes a bfloat16 " in said[0]
     assert f"by triton; not by {first}: it is not installed ({install})" in said[3]
 
 
