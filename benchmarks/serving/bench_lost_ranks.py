@@ -7,7 +7,7 @@ compared with the same burst without a fault: tokens, text, log-probabilities, f
 
     silence_ms    the longest time between two events of one stream, over the streams of a burst that stay where they
                   are: median and largest; moved_silence_ms: over those of a lost rank, whose prompts are computed again
-    noticed_ms    from the signal until the frontend knew: median and largest; stop_noticed_max_ms: of SIGSTOP
+    noticed_ms    from the signal until the frontend knew: median and largest (replaced ranks excepted)
     return        nobody is killed, and a rank that was lost before enters: change_ms is how long the others pause
     change_ms     of that, from the frontend's noticing until all ranks have entered the new view: median and largest
 """
@@ -57,10 +57,7 @@ class LostRanksBench:
         self._num_bursts = 0
         self.num_rolled_back = 0  # migrations that a kill ended
         self._killed_s: dict[int, float] = {}  # Unix time, by rank
-        self.noticed_of_kills_s: list[float] = []
-        self.noticed_s: list[
-            float
-        ] = []  # from the signal until the frontend knew, of ranks that nobody has replaced yet
+        self._kind = "none"  # of the latest burst
         self._num_lost = 0  # ranks that the server should have noticed by now
         self.tallies: dict[str, KillTally] = {}
 
@@ -83,6 +80,7 @@ class LostRanksBench:
 
     async def burst(self, kind: str, fault: Callable[[], Awaitable[int]] | None = None) -> None:
         """All streams at once, and meanwhile the fault, which returns how many ranks it killed."""
+        self._kind = kind
         tally = self.tallies.setdefault(kind, KillTally())
         before = await self._changes()
         self._num_bursts += 1
@@ -152,7 +150,7 @@ class LostRanksBench:
         await self.wait_states(lambda states: True)
         for rank in await self.ranks():
             if rank["state"] == "gone" and rank["rank"] in self._killed_s:
-                self.noticed_s.append(rank["since_s"] - self._killed_s[rank["rank"]])
+                self.tallies[self._kind].noticed_s.append(rank["since_s"] - self._killed_s[rank["rank"]])
         self._killed_s.clear()
         while time.monotonic() < deadline_s:
             ranks = await self.ranks()
@@ -224,6 +222,7 @@ class LostRanksBench:
         rank = self._any_rank()
         await self.kill(rank)
         await self.wait_states(lambda states: states[rank] == "gone")
+        self._killed_s.clear()
         await asyncio.sleep(0.5)
         await self.start_joiner(rank)
         while (await self.ranks())[rank]["state"] != "ready":
@@ -268,7 +267,6 @@ class LostRanksBench:
             wrong = sum(tally.num_failed + tally.num_different for tally in self.tallies.values())
             print(f"{done} kills, {wrong} wrong, after {kind}", file=sys.stderr, flush=True)
         after = await self.left_over()
-        self.noticed_of_kills_s, self.noticed_s = self.noticed_s, []
         for _ in range(num_stops):
             await self.burst("SIGSTOP", self._stop)
             await self.rejoin_all()
@@ -321,6 +319,7 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         await bench.close()
     kills = [tally for kind, tally in bench.tallies.items() if kind not in _NO_KILLS]
     silence_s = [silence for tally in kills for silence in tally.silence_s]
+    noticed_s = [noticed for tally in kills for noticed in tally.noticed_s]
     moved_s = [silence for tally in kills for silence in tally.moved_s]
     report.add_row(
         fault="all kills",
@@ -333,9 +332,8 @@ async def _run(server: RunningServer, arguments: argparse.Namespace, report: Ben
         moved_silence_median_ms=1e3 * statistics.median(moved_s),
         moved_silence_max_ms=1e3 * max(moved_s),
         migrations_ended=bench.num_rolled_back,
-        noticed_median_ms=1e3 * statistics.median(bench.noticed_of_kills_s),
-        noticed_max_ms=1e3 * max(bench.noticed_of_kills_s),
-        stop_noticed_max_ms=1e3 * max(bench.noticed_s, default=float("nan")),
+        noticed_median_ms=1e3 * statistics.median(noticed_s),
+        noticed_max_ms=1e3 * max(noticed_s),
         **{f"left_over_{name}": count for name, count in left_over.items()},
     )
     return not any(tally.num_failed + tally.num_different for tally in bench.tallies.values())

@@ -72,6 +72,7 @@ class KillTally:
     silence_s: list[float] = field(default_factory=list)  # of streams whose rank stayed, the longest of each burst
     moved_s: list[float] = field(default_factory=list)  # of those that were moved, the same
     change_s: list[float] = field(default_factory=list)
+    noticed_s: list[float] = field(default_factory=list)  # from the signal until the frontend knew
     first_error: str = ""
 
     def columns(self) -> dict[str, Any]:
@@ -86,4 +87,5 @@ class KillTally:
         }
         columns |= both("silence", self.silence_s) if self.silence_s else {}
         columns |= both("moved_silence", self.moved_s) if self.moved_s else {}
+        columns |= both("noticed", self.noticed_s) if self.noticed_s else {}
         return columns | (both("change", self.change_s) if self.change_s else {})
