@@ -1,4 +1,5 @@
-"""Attention of decodes, DeepSeek-V3's 128 heads over a bfloat16 cache, by every kernel that is installed.
+"""Attention of decodes, DeepSeek-V3's 128 heads, by every kernel that is installed: over a bfloat16 cache, and over an
+fp8 cache where the kernel takes one.
 
 The schedule, which a step makes once for all layers, is timed by itself. `mixed`: 120 requests of 60 to 8604 tokens.
 FlashMLA is a peer as well as a backend: pip install --no-deps sgl-flash-mla.
@@ -35,12 +36,12 @@ SHAPES: dict[str, list[int]] = {
 COPIES = 3  # of the cache, in turns: none of them is in L2
 
 
-def contexts(lengths: list[int]) -> list[PagedContext]:
+def contexts(lengths: list[int], fp8: bool = False) -> list[PagedContext]:
     """The same lengths in several caches."""
     pages = -(-max(lengths) // 64)
     table = torch.randperm(len(lengths) * pages, device="cuda").int().view(len(lengths), pages)
     length = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    copies = (latent_cache(table.numel() * 64, False) for _ in range(COPIES))
+    copies = (latent_cache(table.numel() * 64, fp8) for _ in range(COPIES))
     return [PagedContext(cache, table, length) for cache in copies]
 
 
@@ -50,12 +51,14 @@ def main() -> None:
     device = {"device": torch.cuda.get_device_name(), "gpus": 1, "torch": torch.__version__}
     report = BenchmarkReport(f"latent_attention_{gpu_word()}", device)
     for shape, lengths in SHAPES.items():
-        where = contexts(lengths)
         q = torch.randn(len(lengths), HEADS, LATENT + ROPE, device="cuda", dtype=torch.bfloat16)
-        for name in attention.installed():
-            add_row(report, name, shape, lengths, q, where)
-        del where
-        torch.cuda.empty_cache()
+        for fp8 in (False, True):
+            where = contexts(lengths, fp8)
+            for name in attention.installed():
+                if attention.kernels(name)[0].refusal(q[..., :LATENT], q[..., LATENT:], where[0]) is None:
+                    add_row(report, name, shape, lengths, q, where)
+            del where
+            torch.cuda.empty_cache()
     report.finish()
 
 
@@ -70,14 +73,14 @@ def add_row(
 
     alone = gpu_time([call(context, plans) for context in where])
     planned = gpu_time([call(context, None) for context in where])
-    entries, operations = sum(lengths), 2 * HEADS * (2 * LATENT + ROPE)
+    entries, operations, cache = sum(lengths), 2 * HEADS * (2 * LATENT + ROPE), where[0].kv_pages
     report.add_row(
-        what=f"{shape}, {name}",
+        what=f"{shape}, {name}" + (", fp8 cache" if cache.dtype == torch.uint8 else ""),
         rows=len(lengths),
         **alone.columns("eprt"),
         schedule_us=(planned.median_s - alone.median_s) * 1e6,
         tflops=entries * operations / alone.median_s / 1e12,
-        GBps=entries * 2 * (LATENT + ROPE) / alone.median_s / 1e9,
+        GBps=entries * cache.shape[2] * cache.element_size() / alone.median_s / 1e9,
     )
 
 

@@ -10,12 +10,16 @@ difference between this depth and one of three layers fewer.
     kernels    of the first GPU; they may overlap each other (--overlap sbo), and those of the exchange wait for the
                other GPUs
     between    layer less the sum of its kernels: negative where kernels overlap
+    --gaps     the kernels of a layer in the order in which they start, and how long no kernel ran before each: medians
+               over layers and replays. Each gap above 2 us is a row of the results
 """
 
 import argparse
 import re
-from collections import defaultdict
-from dataclasses import dataclass
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +35,8 @@ from eprt.models.loader import load_model
 NUM_RANKS = 2
 NEEDS_GPU = True
 PAGE_SIZE, FEWER, REPLAYS = 64, 3, 5
+LAST_OF_LAYER = "_add_rows"
+LONG_GAP_US = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class StepProfile:
 
     step_s: float  # by events, without the profiler
     kernels: dict[str, tuple[float, float]]  # name -> (calls, seconds), in the order of the first call
+    sequence: list["KernelRun"]  # of a layer
 
 
 def profile(graphs: DecodeGraphs, batch) -> StepProfile:
@@ -48,12 +55,41 @@ def profile(graphs: DecodeGraphs, batch) -> StepProfile:
             graphs.run(batch)
         torch.cuda.synchronize()
     events = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((e.time_range.start, e.time_range.end, short_name(e.name)) for e in events)
     calls, seconds = defaultdict(float), defaultdict(float)
-    for event in sorted(events, key=lambda event: event.time_range.start):
-        name = short_name(event.name)
+    for begin_us, end_us, name in spans:
         calls[name] += 1 / REPLAYS
-        seconds[name] += event.time_range.elapsed_us() / 1e6 / REPLAYS
-    return StepProfile(step_s, {name: (calls[name], seconds[name]) for name in calls})
+        seconds[name] += (end_us - begin_us) / 1e6 / REPLAYS
+    return StepProfile(step_s, {name: (calls[name], seconds[name]) for name in calls}, layer_sequence(spans))
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """A kernel at its place in a layer: medians over layers and replays."""
+
+    name: str
+    us: float
+    gap_us: float  # before it, in which no kernel ran
+
+
+def layer_sequence(spans: Sequence[tuple[float, float, str]]) -> list[KernelRun]:
+    """Of the layers whose kernels are those of most layers. spans: (begin, end, name), sorted, us."""
+    layers: list[list[tuple[str, float, float]]] = [[]]  # (name, us, us before it in which no kernel ran)
+    busy_until = spans[0][0] if spans else 0.0
+    for begin, end, name in spans:
+        layers[-1].append((name, end - begin, max(0.0, begin - busy_until)))
+        busy_until = max(busy_until, end)
+        if name == LAST_OF_LAYER:
+            layers.append([])
+    names = [tuple(name for name, *_ in layer) for layer in layers]
+    (usual, _), *_ = Counter(names).most_common(1)
+    chosen = [layer for layer, its_names in zip(layers, names) if its_names == usual]
+    return [
+        KernelRun(
+            name, statistics.median(layer[i][1] for layer in chosen), statistics.median(layer[i][2] for layer in chosen)
+        )
+        for i, name in enumerate(usual)
+    ]
 
 
 def short_name(name: str) -> str:
@@ -66,8 +102,8 @@ def short_name(name: str) -> str:
 class LayerProfiler:
     """A model on all ranks, of which layers are profiled."""
 
-    def __init__(self, model, group: EPGroup, context: int):
-        self.model, self.group, self.context = model, group, context
+    def __init__(self, model, group: EPGroup, context: int, gaps: bool):
+        self.model, self.group, self.context, self.gaps = model, group, context, gaps
         self.num_pages, self.rates = -(-context // PAGE_SIZE), GpuRates(bandwidth(), matrix_rate())
 
     def report(self, report: BenchmarkReport, requests: int, overlap: str) -> None:
@@ -86,8 +122,14 @@ class LayerProfiler:
                 report.add_row(**row, kernel=name, **times)
         report.add_row(**row, kernel="= kernels of a layer", layer_us=kernels_s * 1e6)
         report.add_row(**row, kernel="= between", layer_us=(layer_s - kernels_s) * 1e6)
+        for run in deep.sequence if self.gaps else ():
+            if run.gap_us > LONG_GAP_US:
+                report.add_row(**row, kernel=f"before {run.name}", gap_us=run.gap_us)
         ratio = {"floor_us": floor_s * 1e6, "times_floor": layer_s / floor_s}
         report.add_row(**row, kernel="= layer", layer_us=layer_s * 1e6, **ratio)
+        if self.gaps and self.group.rank == 0:
+            print(f"\n{requests} requests, {overlap}: kernels of a layer in order, us, and the gap before each")
+            print("\n".join(f"{run.us:8.1f} {run.gap_us:6.1f}  {run.name}" for run in deep.sequence), flush=True)
 
     def _profile(self, num_layers: int, requests: int, overlap: str) -> StepProfile:
         """Of a step through the model's first layers."""
@@ -98,7 +140,7 @@ class LayerProfiler:
             padding = padding_rows(requests, self.num_pages, PAGE_SIZE, num_cached - 1, cache.device, overlap)
             graphs = DecodeGraphs(lambda batch: part.forward_with_hidden(batch, cache), [requests], padding)
             mine = profile(graphs, decode_batch(requests, self.num_pages, PAGE_SIZE, c.vocab_size))
-        return StepProfile(max(self.group.allgather(mine.step_s)), mine.kernels)
+        return replace(mine, step_s=max(self.group.allgather(mine.step_s)))
 
 
 def main() -> None:
@@ -108,6 +150,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[64, 128], help="of each GPU")
     parser.add_argument("--context", type=int, default=4864)
     parser.add_argument("--overlap", nargs="+", default=["none"], help="none, sbo or tbo; several are compared")
+    parser.add_argument("--gaps", action="store_true", help="also the gaps between the kernels of a layer")
     args = parser.parse_args()
     group = EPGroup.from_mpi()
     with shape_with(args.experts * group.size) as directory:
@@ -131,7 +174,7 @@ def main() -> None:
             "context": args.context,
         },
     )
-    layers = LayerProfiler(model, group, args.context)
+    layers = LayerProfiler(model, group, args.context, args.gaps)
     for requests in args.requests:
         for overlap in args.overlap:
             layers.report(report, requests, overlap)

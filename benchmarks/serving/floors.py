@@ -26,10 +26,13 @@ class GpuRates:
     tensor: float  # bf16 operations per second of a large product
 
 
-def floor_seconds(model, requests: int, context: int, num_ranks: int, rates: GpuRates) -> tuple[float, float]:
+def floor_seconds(
+    model, requests: int, context: int, num_ranks: int, rates: GpuRates, entry_bytes: int | None = None
+) -> tuple[float, float]:
     """(floor, floor_tensor) of a decoding step on one rank.
 
-    Every weight is read once; of the experts, those that uniform routing chooses.
+    Every weight is read once; of the experts, those that uniform routing chooses. entry_bytes: of a token in the cache
+    of one layer; default bfloat16.
     """
     c = model.config
     heads, moe = c.num_attention_heads, c.moe
@@ -46,7 +49,7 @@ def floor_seconds(model, requests: int, context: int, num_ranks: int, rates: Gpu
     entries = c.num_hidden_layers * requests * context
     sent_rows = requests * moe.top_k * (num_ranks - 1) / num_ranks
     exchanged = num_moe * sent_rows * c.hidden_size * (1 + 4 / 128 + 2)  # e4m3 with scales there, bf16 back
-    cache_s = entries * c.kv_dim * 2 / rates.hbm
+    cache_s = entries * (entry_bytes or c.kv_dim * 2) / rates.hbm
     attention_s = entries * 2 * heads * (c.kv_dim + c.kv_lora_rank) / rates.tensor
     rest_s = weights / rates.hbm + exchanged / NVLINK_BYTES_PER_S
     return rest_s + cache_s, rest_s + max(cache_s, attention_s)

@@ -24,13 +24,15 @@ def draw(path: Path) -> Path:
     figure, axis = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
     for overlap, colour, marker in (("sbo", "#0072b2", "o"), ("none", "#e69f00", "s")):
         chosen = [row for row in rows if row["overlap"] == overlap]
-        points = [row["step_ms"] for row in chosen], [row["tokens_per_s_gpu"] for row in chosen]
+        if not chosen:
+            continue
+        points = [row["itl_ms"] for row in chosen], [row["tokens_per_s_gpu"] for row in chosen]
         name = {"sbo": "eprt", "none": "eprt, without overlap"}[overlap]
         axis.plot(*points, color=colour, marker=marker, label=name, zorder=3)
         for row in chosen if overlap == "sbo" else ():
             axis.annotate(
                 f"{row['requests']} requests",
-                (row["step_ms"], row["tokens_per_s_gpu"]),
+                (row["itl_ms"], row["tokens_per_s_gpu"]),
                 xytext=(-8, 6),
                 textcoords="offset points",
                 ha="right",

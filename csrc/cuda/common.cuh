@@ -45,22 +45,20 @@ EPRT_DEVICE Vec16 load_peer_written(const void* p) {
   return v;
 }
 
+// Loads v from p with one instruction; nothing if p is null. The last argument: what else the instruction touches.
+#define EPRT_LOAD_IF_ASM(load, v, p, ...)                                                                \
+  asm volatile("{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0; @wanted " load " {%0,%1,%2,%3}, [%4]; }" \
+               : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])                                  \
+               : "l"(p)                                                                                  \
+               : __VA_ARGS__)
+
 // Nothing if p is null. kPeerWritten: as load_peer_written, else as load_streaming.
 template <bool kPeerWritten>
 EPRT_DEVICE void load_if(Vec16& v, const void* p) {
   if constexpr (kPeerWritten)
-    asm volatile(
-        "{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0;"
-        "@wanted ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-        : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])
-        : "l"(p)
-        : "memory");
+    EPRT_LOAD_IF_ASM("ld.relaxed.sys.global.L1::no_allocate.v4.u32", v, p, "memory");
   else
-    asm volatile(
-        "{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0;"
-        "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-        : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])
-        : "l"(p));
+    EPRT_LOAD_IF_ASM("ld.global.nc.L1::no_allocate.v4.u32", v, p);
 }
 
 EPRT_DEVICE void store(void* p, const Vec16& v) {

@@ -29,12 +29,7 @@ EPRT_DEVICE void store_line(uint8_t* p, const Vec16& v) {
 // Called by all lanes of a warp; lanes of lines that are not to be loaded pass null and keep v. What a lane gets counts
 // only if the lane that ends the line gets this epoch.
 EPRT_DEVICE void load_line(Vec16& v, const uint8_t* p, uint32_t epoch) {
-  asm volatile(
-      "{ .reg .pred wanted; setp.ne.u64 wanted, %4, 0;"
-      "@wanted ld.relaxed.sys.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-      : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3])
-      : "l"(p)
-      : "memory");
+  EPRT_LOAD_IF_ASM("ld.relaxed.sys.global.L1::no_allocate.v4.u32", v, p, "memory");
 }
 
 // Loads those of N lines per lane that are missing, a bit each, from at(i), all before the first use of any. What is

@@ -19,6 +19,9 @@ constexpr int kGroupRows = kRows * kCtas;
 // For a kernel that may start before the preceding one has ended: nothing that one wrote is read before this.
 EPRT_DEVICE void await_preceding_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// The following kernel may start, if it waits as above for what this one writes.
+EPRT_DEVICE void start_following_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Where a share begins: in which group of which request, and at which block of its context.
 struct Bound {
   int32_t request;

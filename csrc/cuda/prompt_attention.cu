@@ -10,7 +10,7 @@
 // changes only when it grows by more than a factor of 2^kSlack, so the output is rarely rescaled.
 #include "prompt_load.cuh"
 #include "softmax.cuh"
-#include "wgmma_bf16_128.cuh"
+#include "wgmma_bf16.cuh"
 
 namespace eprt {
 

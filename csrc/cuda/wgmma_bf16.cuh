@@ -50,6 +50,15 @@ EPRT_DEVICE void multiply_bf16(float (&d)[32], uint64_t x, uint64_t y, bool add)
       : "l"(x), "l"(y), "r"(int(add)));
 }
 
+// The same, 128 columns.
+EPRT_DEVICE void multiply_bf16(float (&d)[64], uint64_t x, uint64_t y, bool add) {
+  asm volatile(
+      "{ .reg .pred add; setp.ne.b32 add, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{" WGMMA_NAMES_64 "}, %64, %65, add, 1, 1, 0, 0; }"
+      : WGMMA_SUMS_64
+      : "l"(x), "l"(y), "r"(int(add)));
+}
+
 // d += x y, 256 columns, for a transposed operand y; x in shared memory.
 EPRT_DEVICE void add_product(float (&d)[128], uint64_t x, uint64_t y) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" WGMMA_NAMES_128 "}, %128, %129, 1, 1, 1, 0, 1;"
@@ -62,6 +71,14 @@ EPRT_DEVICE void add_product(float (&d)[128], const uint32_t* x, uint64_t y) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" WGMMA_NAMES_128
                "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
                : WGMMA_SUMS_128
+               : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y));
+}
+
+// The same, 128 columns.
+EPRT_DEVICE void add_product(float (&d)[64], const uint32_t* x, uint64_t y) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_NAMES_64
+               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+               : WGMMA_SUMS_64
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y));
 }
 

@@ -98,15 +98,22 @@ class Backend(ABC):
 
     # -- two calls in one, where nothing is computed in between --
 
-    def dispatch(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor) -> tuple[DispatchHandle, Received]:
+    def dispatch(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> tuple[DispatchHandle, Received]:
         """dispatch_send and dispatch_recv."""
-        handle = self.dispatch_send(x_TH, slot_idx_TK, topk_weights_TK)
+        handle = self.dispatch_send(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
         return handle, self.dispatch_recv(handle)
 
     def combine(self, y_RH: Tensor, handle: DispatchHandle) -> Tensor:
         """combine_send and combine_recv."""
         self.combine_send(y_RH, handle)
         return self.combine_recv(handle)
+
+    def sends_in_background(self) -> bool:
+        """Whether tokens travel while the caller computes between dispatch_send and dispatch_recv. Where they do not,
+        callers with something to compute call dispatch() first, which takes less time."""
+        return True
 
     # -- receives ahead of their calls, for backends whose calls only enqueue work on the current CUDA stream --
 

@@ -27,6 +27,16 @@ class ExchangeRecipe:
     device: str
     exact_combine: bool
 
+    def make(self) -> "Exchange":
+        """A backend per mode. Collective."""
+        backends, config = {}, self.config
+        for mode, max_tokens in self.modes.items():
+            sizes = config.hidden_size, self.num_slots, config.top_k, max_tokens or config.num_max_tokens_per_rank
+            types = config.dtype, config.payload
+            ep_config = EPConfig(*sizes, *types, mode, device=self.device, exact_combine=self.exact_combine)
+            backends[mode] = make_backend(self.backend, ep_config, self.group)
+        return Exchange(backends, self)
+
 
 class Exchange(UserDict[str, Backend]):
     """Backends by mode, "normal" and "low_latency"; empty for a model without MoE layers.
@@ -55,7 +65,7 @@ class Exchange(UserDict[str, Backend]):
             raise ValueError("this exchange was not made by make_exchange, so it cannot be made anew elsewhere")
         backend = recipe.backend if recipe.device == device else "auto"
         recipe = replace(recipe, config=replace(recipe.config, dtype=dtype), device=device, backend=backend)
-        moved = _follow(recipe)
+        moved = recipe.make()
         self._relatives.append(moved)
         moved._relatives = self._relatives
         return moved
@@ -126,14 +136,4 @@ def make_exchange(
     modes: mode -> largest number of tokens of one dispatch (None: config.num_max_tokens_per_rank); default: normal.
     """
     modes = modes or {"normal": None}
-    return _follow(ExchangeRecipe(config, group, num_slots, backend, modes, device, exact_combine))
-
-
-def _follow(recipe: ExchangeRecipe) -> Exchange:
-    backends, config = {}, recipe.config
-    for mode, max_tokens in recipe.modes.items():
-        sizes = config.hidden_size, recipe.num_slots, config.top_k, max_tokens or config.num_max_tokens_per_rank
-        types = config.dtype, config.payload
-        ep_config = EPConfig(*sizes, *types, mode, device=recipe.device, exact_combine=recipe.exact_combine)
-        backends[mode] = make_backend(recipe.backend, ep_config, recipe.group)
-    return Exchange(backends, recipe)
+    return ExchangeRecipe(config, group, num_slots, backend, modes, device, exact_combine).make()

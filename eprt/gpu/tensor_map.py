@@ -7,8 +7,8 @@ from eprt.gpu.driver import CudaError, api
 
 BOX_BYTES = 128  # of each row of a box: the width of the swizzle
 # CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
-_UINT8, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_TO_256B, _FILL_WITH_ZEROS = 0, 0, 3, 3, 0
-_PROMOTE_TO_128B = 2
+_UINT8, _NO_INTERLEAVE, _NO_SWIZZLE, _SWIZZLE_128B, _FILL_WITH_ZEROS = 0, 0, 0, 3, 0
+_PROMOTE_TO_128B, _PROMOTE_TO_256B = 2, 3
 _ALIGNMENT = 64
 
 TensorMap = ctypes.c_uint64 * 16
@@ -32,7 +32,7 @@ def byte_tiles(address: int, rows: int, columns: int, box_rows: int, box_tiles: 
     columns: a multiple of 128.
     """
     sizes, box = (BOX_BYTES, rows, columns // BOX_BYTES), (BOX_BYTES, box_rows, box_tiles)
-    return _tensor_map(address, sizes, (columns, BOX_BYTES), box)
+    return _tensor_map(address, sizes, (columns, BOX_BYTES), box, _PROMOTE_TO_128B)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,8 +55,28 @@ def partial_tiles(address: int, rows: int, row_bytes: int, tiles: int, box_rows:
     return _tensor_map(address - box_rows * row_bytes, sizes, (row_bytes, row_bytes, BOX_BYTES), box)
 
 
-def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> TensorMap:  # type: ignore[valid-type]
-    """sizes, box: bytes, then rows and so on; strides: bytes, of all dimensions but the first."""
+@functools.lru_cache(maxsize=4096)
+def strided_pieces(address: int, rows: int, row_bytes: int, piece_bytes: int, box_rows: int) -> TensorMap:  # type: ignore[valid-type]
+    """piece_bytes from `address` on and from every row_bytes later on, in boxes of box_rows pieces, not swizzled.
+
+    row_bytes, piece_bytes: multiples of 16.
+    """
+    sizes, box = (piece_bytes, rows, 1), (piece_bytes, box_rows, 1)
+    return _tensor_map(address, sizes, (row_bytes, row_bytes), box, _PROMOTE_TO_128B, _NO_SWIZZLE)
+
+
+def _tensor_map(
+    address: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    promotion: int = _PROMOTE_TO_256B,
+    swizzle: int = _SWIZZLE_128B,
+) -> TensorMap:  # type: ignore[valid-type]
+    """sizes, box: bytes, then rows and so on; strides: bytes, of all dimensions but the first.
+
+    promotion: a load of 128 bytes brings 256 into L2, where the tile that follows soon needs them.
+    """
     memory = (ctypes.c_uint8 * (ctypes.sizeof(TensorMap) + _ALIGNMENT))()
     at, rank = -(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT, len(sizes)
     status = _encode()(
@@ -69,9 +89,8 @@ def _tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], 
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _NO_INTERLEAVE,
-        _SWIZZLE_128B,
-        # A load of 128 bytes brings 256 into L2, which tiles that follow soon need; in three dimensions they come later.
-        _PROMOTE_TO_256B if rank == 2 else _PROMOTE_TO_128B,
+        swizzle,
+        promotion,
         _FILL_WITH_ZEROS,
     )
     if status:

@@ -3,6 +3,8 @@
 A row's choice depends on that row alone, so it is the same in any batch and on any number of ranks.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,14 @@ from eprt import ops
 from eprt.config import MoEConfig
 from eprt.layers.linear import Linear, plain_weight
 from eprt.ops.gate import GateRule
+
+
+class RoutedTokens(NamedTuple):
+    """What the gate chose for each token."""
+
+    weights_TK: Tensor  # fp32
+    expert_idx_TK: Tensor  # int64, logical experts; -1 in rows of padding
+    slot_idx_TK: Tensor  # int64, the slots that these experts' tokens go to; -1 where the expert is
 
 
 class Gate:
@@ -28,3 +38,9 @@ class Gate:
     def choose(self, logits_TE: Tensor, token_id_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(weights_TK fp32, expert_idx_TK int64), best expert first; -1 in rows whose token is negative: padding."""
         return ops.gate_topk(logits_TE, self.bias_E, self.rule, token_id_T)
+
+    def choose_slots(
+        self, logits_TE: Tensor, token_id_T: Tensor | None, slot_L: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(weights_TK, expert_idx_TK) of choose, and slot_idx_TK: see ops.gate_slots."""
+        return ops.gate_slots(logits_TE, self.bias_E, self.rule, token_id_T, slot_L)

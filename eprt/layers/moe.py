@@ -19,7 +19,7 @@ from eprt.ep.placement.batch_router import BatchRouter
 from eprt.ep.placement.load import LoadRecorder
 from eprt.ep.placement.slot_map import SlotMap, SlotTable
 from eprt.layers.experts import ExpertPool, Experts
-from eprt.layers.gate import Gate
+from eprt.layers.gate import Gate, RoutedTokens
 from eprt.layers.held import HeldExperts, HeldGate, HeldSwiglu, lasting
 from eprt.layers.linear import Matrix
 from eprt.layers.lost_ranks import LostRanks
@@ -168,8 +168,9 @@ class EPMoE(nn.Module):
         logits_TE = self.router_logits(x_TH)
 
         def route_and_exchange() -> Tensor:
-            weights_TK, slot_idx_TK = self.route(logits_TE, token_id_T)
-            return self._exchange_in_rounds(self.ep[mode], x_TH, slot_idx_TK, weights_TK)
+            routed = self.route(logits_TE, token_id_T)
+            self.count(routed)
+            return self._exchange_in_rounds(self.ep[mode], x_TH, routed.slot_idx_TK, routed.weights_TK)
 
         y = (route_and_exchange() if self._lost is None else self._lost.run(route_and_exchange)).view(hidden_TH.shape)
         return (y, logits_TE.to(hidden_TH.dtype)) if self.returns_router_logits else y
@@ -184,9 +185,15 @@ class EPMoE(nn.Module):
         self, ep: Backend, x_TH: Tensor, slot_idx_TK: Tensor, weights_TK: Tensor, num_rounds: int
     ) -> tuple[Tensor, int]:
         """The layer's output, and how many rounds the rank with the most tokens announced."""
-        handle = ep.dispatch_send(x_TH, slot_idx_TK, weights_TK, num_rounds)
-        shared_TH = self.share(x_TH)
-        received = ep.dispatch_recv(handle)
+        routed = x_TH, slot_idx_TK, weights_TK, num_rounds
+        if ep.sends_in_background():
+            handle = ep.dispatch_send(*routed)
+            shared_TH = self.share(x_TH)
+            received = ep.dispatch_recv(handle)
+        else:
+            handle, received = ep.dispatch(*routed)
+            shared_TH = self.share(x_TH)
+        self.count_received(received)
         y_TH = ep.combine(self.compute(ep, handle, received), handle)
         return y_TH if shared_TH is None else y_TH + shared_TH, received.num_rounds
 
@@ -210,19 +217,29 @@ class EPMoE(nn.Module):
         assert self._gate is not None
         return self._gate.logits(x_TH)
 
-    def route(self, logits_TE: Tensor, token_id_T: Tensor | None = None, first_row: int = 0) -> tuple[Tensor, Tensor]:
-        """weights_TK (fp32) and slot_idx_TK of each token.
+    def route(self, logits_TE: Tensor, token_id_T: Tensor | None = None) -> RoutedTokens:
+        """Where each token goes. token_id_T: where one is negative the row is padding and goes to no expert."""
+        assert self._gate is not None
+        only_slot_L = self._slot_table.only_slot_L if self._router is None else None
+        if only_slot_L is not None:
+            return RoutedTokens(*self._gate.choose_slots(logits_TE, token_id_T, only_slot_L))
+        weights_TK, expert_idx_TK = self._gate.choose(logits_TE, token_id_T)
+        if self._router is None:
+            return RoutedTokens(weights_TK, expert_idx_TK, self._slot_table.slot_idx(expert_idx_TK))
+        slot_idx_TK = self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
+        return RoutedTokens(weights_TK, expert_idx_TK, slot_idx_TK)
 
-        token_id_T: where one is negative the row is padding and goes to no expert.
+    def count(self, routed: RoutedTokens, first_row: int = 0) -> None:
+        """Counts the choices of these tokens. Nothing of a forward pass waits for it.
+
         first_row: where these tokens begin among the step's rows.
         """
-        assert self._gate is not None
-        weights_TK, expert_idx_TK = self._gate.choose(logits_TE, token_id_T)
         if self._recorder is not None:
-            self._recorder.record(self._row, expert_idx_TK, first_row)
-        if self._router is None:
-            return weights_TK, self._slot_table.slot_idx(expert_idx_TK)
-        return weights_TK, self._router.slot_idx(self._row, self.slot_map, expert_idx_TK)
+            self._recorder.record(self._row, routed.expert_idx_TK, first_row)
+
+    def count_received(self, received: Received) -> None:
+        """Adds to load_S. Nothing of a forward pass waits for it."""
+        self.load_S.add_(received.recv_count_E)
 
     def share(self, x_TH: Tensor) -> Tensor | None:
         """The shared expert's output, where the layer has one."""
@@ -232,7 +249,6 @@ class EPMoE(nn.Module):
         self, ep: Backend, handle: DispatchHandle, received: Received, signal: Any = None, num_sms: int | None = None
     ) -> Tensor:
         """y_RH, the routed experts' outputs, in memory that combine_send need not copy. For the rest see Experts."""
-        self.load_S.add_(received.recv_count_E)
         # With static shapes x_RH has room for more rows than come; as a rule a rank gets as many as it sends.
         expected_rows = None if ep.config.mode == "normal" else max(1, handle.num_tokens) * self.config.top_k
         return self._experts(received, ep.combine_buffer(handle, received), expected_rows, signal, num_sms)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from eprt import ops
 from eprt.ep.api import DispatchHandle, Received
+from eprt.layers.gate import RoutedTokens
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms
@@ -20,8 +21,7 @@ class MoEStep(LayerStep):
     signal: for combine_send tile by tile, from the backend; None: outputs leave when all are there.
     """
 
-    slot_idx_TK: Tensor  # the gate's choice
-    weights_TK: Tensor
+    routed: RoutedTokens  # the gate's choice
     handle: DispatchHandle  # of the dispatch under way
     received: Received  # tokens for this rank's experts
     y_RH: Tensor  # the experts' outputs
@@ -34,13 +34,13 @@ class MoEStep(LayerStep):
 
     def gate(self) -> None:
         batch, logits_TE = self.microbatch.batch, self.moe.router_logits(self.h_TH)
-        self.weights_TK, self.slot_idx_TK = self.moe.route(logits_TE, batch.token_id_T, batch.first_row)
+        self.routed = self.moe.route(logits_TE, batch.token_id_T)
 
     def dispatch(self) -> None:
-        self.handle, self.received = self.ep.dispatch(self.h_TH, self.slot_idx_TK, self.weights_TK)
+        self.handle, self.received = self.ep.dispatch(self.h_TH, self.routed.slot_idx_TK, self.routed.weights_TK)
 
     def dispatch_send(self) -> None:
-        self.handle = self.ep.dispatch_send(self.h_TH, self.slot_idx_TK, self.weights_TK)
+        self.handle = self.ep.dispatch_send(self.h_TH, self.routed.slot_idx_TK, self.routed.weights_TK)
 
     def dispatch_start(self) -> None:
         self.ep.dispatch_start(self.handle)
@@ -50,6 +50,10 @@ class MoEStep(LayerStep):
 
     def shared(self) -> None:
         self.shared_TH = self.moe.share(self.h_TH)
+
+    def count(self) -> None:
+        self.moe.count(self.routed, self.microbatch.batch.first_row)
+        self.moe.count_received(self.received)
 
     def experts(self) -> None:
         num_sms = None

@@ -49,9 +49,11 @@ def begin_step(layer: Layer, microbatch: Microbatch, kv_pages: Tensor) -> tuple[
     moe, overlap = layer.mlp, microbatch.batch.overlap
     if not isinstance(moe, EPMoE):
         return LayerStep(layer, microbatch, kv_pages), DENSE
-    if overlap != "sbo":
-        without = IN_TURN if kv_pages.is_cuda else PLAIN
-        return MoEStep(layer, moe, microbatch, kv_pages), TWO_BATCH if overlap == "tbo" else without
+    if overlap == "tbo":
+        return MoEStep(layer, moe, microbatch, kv_pages), TWO_BATCH
+    if overlap == "none":
+        schedule = PLAIN if moe.ep[microbatch.batch.mode].sends_in_background() else IN_TURN
+        return MoEStep(layer, moe, microbatch, kv_pages), schedule
     signal = _tile_signal(moe, microbatch.batch) if kv_pages.is_cuda else None
     step = MoEStep(layer, moe, microbatch, kv_pages, signal)
     return step, SINGLE_BATCH if signal is None else SINGLE_BATCH_TILES

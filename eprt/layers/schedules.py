@@ -12,14 +12,14 @@ Two-batch overlap (TBO): a step's tokens are two microbatches, a and b, that tak
 Single-batch overlap (SBO): one microbatch, for decodes.
 
     compute   attention | gate | dispatch | experts: up, then down projection | combine | ...
-    side                | shared expert ...
+    side                | shared expert ...   | count
 
 and where sending takes long enough (sm_split.py), combine send runs beside the down projection, on SMs of its own:
 
     comm                                  | combine send: each tile of rows when it is there |
 
-Without overlap, tokens between CPU ranks travel beside the shared expert (PLAIN). A GPU's stream runs one kernel after
-the other, so there dispatch is one launch and combine another (IN_TURN), for which the exchange takes more SMs.
+Without overlap, tokens travel beside the shared expert where the backend sends in the background (PLAIN); else dispatch
+is one call, before the shared expert (IN_TURN).
 
 Every rank follows the same schedule in a step, so that all ranks' exchanges come in the same order.
 """
@@ -63,9 +63,9 @@ PLAIN = (
     Stage(MoEStep.dispatch_send),
     Stage(MoEStep.shared),  # while tokens travel
     Stage(MoEStep.dispatch_recv),
+    Stage(MoEStep.count),
     Stage(MoEStep.experts),
-    Stage(MoEStep.combine_send),
-    Stage(MoEStep.combine_recv),
+    Stage(MoEStep.combine),
     Stage(MoEStep.add),
 )
 
@@ -74,6 +74,7 @@ IN_TURN = (
     Stage(MoEStep.gate),
     Stage(MoEStep.dispatch),
     Stage(MoEStep.shared),
+    Stage(MoEStep.count),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine),
     Stage(MoEStep.add),
@@ -86,6 +87,7 @@ TWO_BATCH = (
     Stage(MoEStep.dispatch_start, COMM),
     PAUSE,  # attention or experts of the other, while these tokens travel
     Stage(MoEStep.dispatch_recv, needs=(MoEStep.dispatch_start,)),
+    Stage(MoEStep.count),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine_send, COMM),
     Stage(MoEStep.combine_start, COMM),
@@ -100,9 +102,10 @@ SINGLE_BATCH = (
     Stage(MoEStep.shared, SIDE),
     Stage(MoEStep.gate),
     Stage(MoEStep.dispatch),
+    Stage(MoEStep.count, SIDE),
     Stage(MoEStep.experts),
     Stage(MoEStep.combine),
-    Stage(MoEStep.add, needs=(MoEStep.shared,)),
+    Stage(MoEStep.add, needs=(MoEStep.shared, MoEStep.count)),
 )
 
 SINGLE_BATCH_TILES = (
@@ -111,10 +114,11 @@ SINGLE_BATCH_TILES = (
     Stage(MoEStep.gate),
     Stage(MoEStep.dispatch_send),
     Stage(MoEStep.dispatch_recv, marks=True),
+    Stage(MoEStep.count, SIDE),
     Stage(MoEStep.experts),
     # Its kernel waits on the GPU for what the experts write, so the host must launch the experts first: loading
     # code or taking memory may need an idle GPU, which it would prevent. It runs beside them, on SMs they leave free.
     Stage(MoEStep.combine_send, COMM, needs=(MoEStep.dispatch_recv,)),
     Stage(MoEStep.combine_recv, needs=(MoEStep.combine_send,)),
-    Stage(MoEStep.add, needs=(MoEStep.shared,)),
+    Stage(MoEStep.add, needs=(MoEStep.shared, MoEStep.count)),
 )

@@ -17,6 +17,7 @@ choose_slots = by_device(replicas.choose_slots)
 count_choices = by_device(choices.count_choices)
 # grouped_experts in two halves, so that other work can run between and beside them.
 experts_up, experts_down = gpu_only("experts_up"), gpu_only("experts_down")
+gate_slots = by_device(gates.gate_slots)
 gate_topk = by_device(gates.gate_topk)
 grouped_experts = by_device(products.grouped_experts)
 latent_insert = by_device(attention.latent_insert)

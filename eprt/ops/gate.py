@@ -60,3 +60,14 @@ def gate_topk(
     if token_id_T is not None:
         expert_idx_TK.masked_fill_(token_id_T.view(-1, 1) < 0, -1)
     return weights_TK, expert_idx_TK
+
+
+def gate_slots(
+    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None, slot_L: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights_TK, expert_idx_TK) of gate_topk, and slot_idx_TK, where every expert has one slot.
+
+    slot_L: int64 [experts + 1], the slot of each expert; the last is for index -1, and -1.
+    """
+    weights_TK, expert_idx_TK = gate_topk(logits_TE, bias_E, rule, token_id_T)
+    return weights_TK, expert_idx_TK, slot_L[expert_idx_TK]

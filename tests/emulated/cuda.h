@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -309,8 +310,14 @@ inline unsigned __float_as_uint(float v) { return unsigned(emulated::bits(v)); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __log2f(float v) { return std::log2(v); }
 inline int __float2int_rn(float v) { return int(std::lrintf(v)); }
 
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
 template <class T>
 T __ldcg(const T* p) {
   return *p;

@@ -23,8 +23,12 @@ _NOT_INLINED = re.compile(r"^(__device__ __noinline__[^;{}]*\{)", re.MULTILINE)
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char smem\[\];")
 _AFTER = "__host__ __device__ constexpr int ceil_div"  # memory.h needs what stands before, and is needed after
 # Headers with tensor cores need what stands before these lines, and are needed after.
-_TENSOR_CORES = {"struct GroupedProductParams {": "tensor.h", "struct PromptParams {": "prompt.h"}
-_MULTIPLY = re.compile(r"^MULTIPLY_BF16\(.*$", re.MULTILINE)
+_TENSOR_CORES = {
+    "struct GroupedProductParams {": "tensor.h",
+    "struct PromptParams {": "prompt.h",
+    "struct MlaDecodeFp8Params {": "latents.h",
+}
+_MULTIPLY = re.compile(r"^MULTIPLY_(BF16|E4M3)\(.*$", re.MULTILINE)
 _PARAMS = {
     "grouped_product": "GroupedProductParams",
     "dispatch": "DispatchParams",
@@ -34,6 +38,8 @@ _PARAMS = {
     "mla_schedule": "MlaScheduleParams",
     "mla_combine": "MlaCombineParams",
     "prompt_attention": "PromptParams",
+    "mla_quantize": "MlaQuantizeParams",
+    "mla_decode_fp8": "MlaDecodeFp8Params",
 }
 _ENTRY = """
 extern "C" void launch(const void* params, unsigned blocks, int threads, int shared_bytes) {
@@ -54,7 +60,7 @@ def without_ptx(text: str) -> str:
         while depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
-        if re.search(r"\basm\b", text[match.end() : end]):
+        if re.search(r"\basm\b|_ASM\b", text[match.end() : end]):
             kept.append(text[at : match.start()])
             at = end
     return "".join([*kept, text[at:]])

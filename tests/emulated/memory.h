@@ -60,6 +60,16 @@ inline uint32_t pack_bf16(float lo, float hi) {
   return bits(lo) | bits(hi) << 16;
 }
 inline void await_preceding_kernel() {}
+inline void start_following_kernel() {}
+inline float from_e4m3(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  if ((byte & 127) == 127) return NAN;
+  const float x = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+  return byte & 128 ? -x : x;
+}
+inline void unpack_fp8(uint32_t word, float (&x)[4]) {
+  for (int i = 0; i < 4; ++i) x[i] = from_e4m3(word >> 8 * i);
+}
 inline void add_to_total(uint64_t* total, uint64_t n) { atomicAdd(total, n); }
 inline void add_to_total(int32_t* total, int32_t n) { atomicAdd(total, n); }
 inline void raise_total(uint64_t* total, uint64_t n) { atomicMax(total, n); }

@@ -100,13 +100,18 @@ struct Product {
   int columns;
   uint64_t w, x;
 };
-inline thread_local std::map<unsigned, std::vector<std::vector<Product>>> pending;  // of each thread, by group
+using Work = std::function<void()>;
+inline thread_local std::map<unsigned, std::vector<std::vector<Work>>> pending;  // of each thread, by group
 
-inline float operand_at(uint64_t descriptor, int row, int column) {
+// Byte `byte` of a row of an operand.
+inline const uint8_t* operand_byte(uint64_t descriptor, int row, int byte) {
   if (descriptor >> 16 != (uint64_t(1) | uint64_t(64) << 16 | uint64_t(1) << 46)) std::abort();
   const uintptr_t base = reinterpret_cast<uintptr_t>(aligned_shared());
-  const uintptr_t linear = base + (((descriptor & 0x3fff) * 16 - base) & 0x3ffff) + row * 128 + column * 2;
-  return bf16_lo(*reinterpret_cast<const uint16_t*>(linear ^ (linear >> 7 & 7) << 4));
+  const uintptr_t linear = base + (((descriptor & 0x3fff) * 16 - base) & 0x3ffff) + row * 128 + byte;
+  return reinterpret_cast<const uint8_t*>(linear ^ (linear >> 7 & 7) << 4);
+}
+inline float operand_at(uint64_t descriptor, int row, int column) {
+  return bf16_lo(*reinterpret_cast<const uint16_t*>(operand_byte(descriptor, row, 2 * column)));
 }
 inline void compute(const Product& p) {
   const int thread = emulated::block->current % 128, warp = thread / 32, lane = thread % 32;
@@ -117,7 +122,7 @@ inline void compute(const Product& p) {
 }
 template <int kColumns>
 inline void multiply_bf16(float (&d)[kColumns / 2], uint64_t w, uint64_t x) {
-  pending[emulated::block->current].back().push_back({d, kColumns, w, x});
+  pending[emulated::block->current].back().push_back([=, &d] { compute({d, kColumns, w, x}); });
 }
 inline void multiply_fence() {
   auto& groups = pending[emulated::block->current];
@@ -127,7 +132,7 @@ inline void multiply_commit() { pending[emulated::block->current].emplace_back()
 inline void wait_for_all_but(size_t left) {
   auto& groups = pending[emulated::block->current];
   while (groups.size() > left + 1) {
-    for (const Product& product : groups.front()) compute(product);
+    for (const Work& product : groups.front()) product();
     groups.erase(groups.begin());
   }
   __syncwarp();  // the instruction is the warp's

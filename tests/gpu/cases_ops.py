@@ -59,7 +59,12 @@ def gates(draw: Draw) -> None:
         near(weights, want_weights, 1e-6, f"gate {case}")
         token = torch.where(torch.arange(9).to(draw.device) % 4 == 1, -1, draw.integers(0, 9, 9))
         _, chosen = cuda.gate_topk(logits, bias, rule, token)
-        assert torch.equal(chosen.cpu(), want.masked_fill(token.cpu().view(-1, 1) < 0, -1)), case
+        want_masked = want.masked_fill(token.cpu().view(-1, 1) < 0, -1)
+        assert torch.equal(chosen.cpu(), want_masked), case
+        slot = draw.integers(0, 999, experts + 1)
+        same_weights, chosen, slots = cuda.gate_slots(logits, bias, rule, token, slot)
+        assert torch.equal(same_weights, weights) and torch.equal(chosen.cpu(), want_masked), case
+        assert torch.equal(slots.cpu(), slot.cpu()[want_masked]), case
         logits[3], logits[4, 1], logits[5, : experts - 1] = math.nan, math.nan, math.nan
         _, chosen = cuda.gate_topk(logits, bias, rule)
         for row in chosen.tolist():

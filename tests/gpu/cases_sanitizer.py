@@ -4,6 +4,7 @@ from eprt.ep.group.group import EPGroup
 from tests.gpu import cases_low_latency, cases_low_latency_signals, cases_mla, cases_normal, cases_normal_rows
 from tests.gpu.cases_mla import Case
 from tests.gpu.draw import Draw
+from tests.prompts import Prompts
 
 
 def small(group: EPGroup) -> None:
@@ -19,3 +20,9 @@ def latent_attention(group: EPGroup) -> None:
     """Whole, cut, empty and causal requests; one and two thread blocks a cluster; boxes of 64 and 16 rows."""
     cases = (Case(128, [0, 700, 1, 3000]), Case(128, [300, 70], 16, [2, 3]), Case(16, [1, 2000], 256))
     cases_mla.check_all(cases, Draw("cuda"))
+
+
+def prompt_attention(group: EPGroup) -> None:
+    """Several tiles a thread block takes one after the other, tails, an empty request, one tile of one row."""
+    for case in (([5, 0, 200, 129, 1], [200, 3, 200, 300, 6], 3), ([700], [700], 40)):
+        Prompts.draw(Draw("cuda"), *case).attend(2)

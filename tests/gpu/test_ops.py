@@ -21,6 +21,7 @@ if torch.cuda.is_available():
         cases_latent_attention,
         cases_many_rows,
         cases_mla,
+        cases_mla_fp8,
         cases_ops,
         cases_products,
         cases_prompt_attention,
@@ -29,7 +30,8 @@ if torch.cuda.is_available():
 
     ALL = (*cases_ops.ALL, *cases_products.ALL, *cases_latent_attention.ALL, *cases_expert_ops.ALL)
     ALL = (*ALL, *cases_grouped.ALL, *cases_int8.ALL, *cases_many_rows.ALL)
-    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL, *cases_bf16_experts.ALL, *cases_prompt_attention.ALL)
+    ALL = (*ALL, *cases_cluster_product.ALL, *cases_mla.ALL, *cases_mla_fp8.ALL)
+    ALL = (*ALL, *cases_bf16_experts.ALL, *cases_prompt_attention.ALL)
 else:
     ALL, Draw = (), None
 

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("ranks, case", [(2, "small"), (1, "latent_attention")])
+@pytest.mark.parametrize("ranks, case", [(2, "small"), (1, "latent_attention"), (1, "prompt_attention")])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_a_small_case_has_no_errors(tool, ranks, case):
     """API errors are not reported: torch asks for peer access that may be there already."""

@@ -150,8 +150,14 @@ class NvlinkBackend(CheckedBackend):
 
     # -- two calls in one launch: less latency when there is nothing to compute in between --
 
-    def dispatch(self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor) -> tuple[DispatchHandle, Received]:
-        handle = self._new_handle(x_TH, slot_idx_TK, topk_weights_TK)
+    def sends_in_background(self) -> bool:
+        """A stream runs one kernel after the other; one that sends and receives may take more SMs."""
+        return False
+
+    def dispatch(
+        self, x_TH: Tensor, slot_idx_TK: Tensor, topk_weights_TK: Tensor, num_rounds: int = 1
+    ) -> tuple[DispatchHandle, Received]:
+        handle = self._new_handle(x_TH, slot_idx_TK, topk_weights_TK, num_rounds)
         self._launch_dispatch(handle, SEND | RECV)
         return handle, self._complete_dispatch(handle)
 

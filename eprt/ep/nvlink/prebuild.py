@@ -10,7 +10,7 @@ from itertools import product
 from eprt.ep.nvlink import normal as nvlink_normal
 from eprt.ep.nvlink.low_latency import PAYLOAD_DTYPES, kernel_sources
 from eprt.ep.nvlink.low_latency_layout import LowLatencyHeap
-from eprt.gpu import cluster_product, grouped_product, mla_decode, prompt_attention
+from eprt.gpu import cluster_product, grouped_product, mla_decode, mla_decode_fp8, prompt_attention
 from eprt.gpu.jit import KernelSource, cache_dir, cubin
 from eprt.ops.tuning import cluster_tilings
 
@@ -41,6 +41,8 @@ def sources(arch: str = "sm_90a") -> Iterator[tuple[str, KernelSource]]:
     for ctas in (1, 2) if arch == mla_decode.ARCH else ():
         for source in mla_decode.sources(ctas).values():
             yield f"latent attention, clusters of {ctas}", source
+        for source in mla_decode_fp8.sources(ctas).values():
+            yield f"latent attention over an fp8 cache, clusters of {ctas}", source
     if arch == prompt_attention.ARCH:
         yield "attention of prompts", prompt_attention.source()
 

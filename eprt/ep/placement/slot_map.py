@@ -121,6 +121,11 @@ class SlotTable:
         else:
             self._slot_LX, self._bound_LX = slot_LX, bound_LX
 
+    @property
+    def only_slot_L(self) -> Tensor | None:
+        """int64 [L + 1]: the slot of each expert, where no placement gives one several; the last is -1."""
+        return self._slot_LX.view(-1) if self._slot_LX.shape[1] == 1 else None
+
     def slot_idx(self, expert_idx_TK: Tensor) -> Tensor:
         """int64 slots for logical experts; -1 stays -1. As SlotMap.slot_idx; never waits for a GPU."""
         return ops.choose_slots(expert_idx_TK, self._slot_LX, self._bound_LX, self._sent_L)

@@ -19,6 +19,15 @@ def _first_largest(value, index, BOUND: tl.constexpr):
 
 
 @triton.jit
+def _scores(logit, SIGMOID: tl.constexpr):
+    if SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-logit))
+    else:
+        score = tl.exp(logit - tl.max(logit))
+        return score / tl.sum(score)
+
+
+@triton.jit
 def _best_groups(
     choice, group, member, num_groups, group_size, TOP_GROUPS: tl.constexpr, SIGMOID: tl.constexpr, BOUND: tl.constexpr
 ):
@@ -40,6 +49,8 @@ def _best_groups(
 def _gate_topk(
     weights,
     chosen,
+    slots,
+    slot_of_expert,
     logits,
     bias,
     token_id,
@@ -63,11 +74,7 @@ def _gate_topk(
     lowest: tl.constexpr = float("-inf")
     bound: tl.constexpr = 1 << 30
     logit = tl.load(logits + token * num_experts + expert, mask=exists, other=lowest)
-    if SIGMOID:
-        score = 1.0 / (1.0 + tl.exp(-logit))
-    else:
-        score = tl.exp(logit - tl.max(logit))
-        score = score / tl.sum(score)
+    score = _scores(logit, SIGMOID)
     choice = score
     if bias is not None:
         choice += tl.load(bias + expert, mask=exists, other=0)
@@ -93,19 +100,40 @@ def _gate_topk(
     at = token * TOP_K + slot
     tl.store(weights + at, taken_score * scaling, mask=slot < TOP_K)
     tl.store(chosen + at, taken.to(tl.int64), mask=slot < TOP_K)
+    if slot_of_expert is not None:
+        which = tl.where(taken < 0, num_experts, taken)
+        tl.store(slots + at, tl.load(slot_of_expert + which, mask=slot < TOP_K, other=-1), mask=slot < TOP_K)
 
 
 def gate_topk(
     logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
+    weights_TK, expert_idx_TK, _ = _launch(logits_TE, bias_E, rule, token_id_T, None)
+    return weights_TK, expert_idx_TK
+
+
+def gate_slots(
+    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None, slot_L: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As eprt.ops.gate.gate_slots; nothing is checked."""
+    return _launch(logits_TE, bias_E, rule, token_id_T, slot_L)
+
+
+def _launch(
+    logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule, token_id_T: Tensor | None, slot_L: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights_TK, expert_idx_TK, slot_idx_TK); without slot_L no slots."""
     num_tokens, num_experts = logits_TE.shape
     weights_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.float32, device=logits_TE.device)
     expert_idx_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.int64, device=logits_TE.device)
+    slot_idx_TK = expert_idx_TK if slot_L is None else torch.empty_like(expert_idx_TK)
     if num_tokens:
         group_size = num_experts // rule.n_group
         _gate_topk[(num_tokens,)](
             weights_TK,
             expert_idx_TK,
+            slot_idx_TK,
+            slot_L,
             logits_TE.contiguous(),
             bias_E,
             None if token_id_T is None else token_id_T.contiguous(),
@@ -123,4 +151,4 @@ def gate_topk(
             K=triton.next_power_of_2(rule.top_k),
             num_warps=1,
         )
-    return weights_TK, expert_idx_TK
+    return weights_TK, expert_idx_TK, slot_idx_TK

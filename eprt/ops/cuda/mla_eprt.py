@@ -1,7 +1,8 @@
-"""Absorbed attention by eprt's own kernel for Hopper (csrc/cuda/mla_decode.cu, launched by eprt/gpu/mla_decode.py).
+"""Absorbed attention by eprt's own kernels for Hopper: csrc/cuda/mla_decode.cu for bfloat16 caches, mla_decode_fp8.cu
+for fp8 caches, launched by eprt/gpu/mla_decode.py and mla_decode_fp8.py.
 
 A step's schedule is made on the GPU from the lengths, so it may be recorded in a CUDA graph; the layers of a step share
-it. Knows what the kernel takes, not how it computes.
+it. Knows what the kernels take, not how they compute.
 """
 
 import functools
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eprt import env
-from eprt.gpu import mla_decode
+from eprt.gpu import mla_decode, mla_decode_fp8
 from eprt.gpu.mla_decode import LATENT, PAGE_MULTIPLE, ROPE
 from eprt.ops.attention import PagedContext
 from eprt.ops.cuda.queries import prepare
@@ -27,23 +28,25 @@ def is_installed() -> bool:
 def refusal(q_latent: Tensor, q_rope: Tensor, context: PagedContext) -> str | None:
     """Why the kernel cannot compute this; None when it can."""
     kv_pages = context.kv_pages
-    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype != torch.bfloat16:
-        return f"it takes a bfloat16 cache and queries, not {kv_pages.dtype} and {q_latent.dtype}"
+    if q_latent.dtype != torch.bfloat16 or kv_pages.dtype not in (torch.bfloat16, torch.uint8):
+        return f"it takes a bfloat16 or fp8 cache and bfloat16 queries, not {kv_pages.dtype} and {q_latent.dtype}"
     if kv_pages.shape[1] % PAGE_MULTIPLE or not kv_pages.is_contiguous():
         return f"it takes contiguous pages of a multiple of {PAGE_MULTIPLE} tokens, not {tuple(kv_pages.shape)}"
     if (q_latent.shape[2], q_rope.shape[2]) != (LATENT, ROPE):
         return f"it takes entries of {LATENT} + {ROPE} values, not {q_latent.shape[2]} + {q_rope.shape[2]}"
     if q_latent.is_cuda:
-        return _refusal_of_device(q_latent.device.index)
+        return _refusal_of_device(q_latent.device.index, kv_pages.dtype == torch.uint8)
     return None
 
 
 @functools.cache
-def _refusal_of_device(device: int) -> str | None:
+def _refusal_of_device(device: int, fp8: bool) -> str | None:
     if torch.cuda.get_device_capability(device) != (9, 0):
         return "it runs on Hopper only"
     try:
         mla_decode.load(device)
+        if fp8:
+            mla_decode_fp8.load(device)
     except ImportError as error:
         return str(error)
     return None
@@ -65,4 +68,5 @@ def attend(
 
     q_TND, schedule = prepare(q_latent_TNL, q_rope_TNR, plans, "eprt", make_schedule)
     where = context.kv_pages, context.page_table_BP, length, start
-    return mla_decode.mla_decode(q_TND, *where, softmax_scale, schedule)
+    attend_cache = mla_decode_fp8.mla_decode_fp8 if context.kv_pages.dtype == torch.uint8 else mla_decode.mla_decode
+    return attend_cache(q_TND, *where, softmax_scale, schedule)

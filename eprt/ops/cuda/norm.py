@@ -9,6 +9,18 @@ from eprt.ops.weight import BLOCK
 
 
 @triton.jit
+def normalised(value, weight, column, size, eps):
+    """The RMSNorm of a row. value: fp32, of any shape, 0 past the row's end; column: of each value."""
+    factor = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
+    return value * factor * tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+
+
+def row_warps(block: int) -> int:
+    """Of a program that has a row of up to `block` values in its registers."""
+    return min(16, max(1, block // 512))
+
+
+@triton.jit
 def _rms_norm(
     out, total, x, residual, weight, row_stride, residual_stride, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -21,9 +33,8 @@ def _rms_norm(
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row * size + column, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * size + column, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+    value = normalised(value, weight, column, size, eps)
+    tl.store(out + row * size + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -45,8 +56,7 @@ def _rms_norm_quantize(
     group = tl.arange(0, GROUPS)
     column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     value = tl.load(x + row * row_stride + column, mask=column < size, other=0.0).to(tl.float32)
-    factor = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
-    value = value * factor * tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    value = normalised(value, weight, column, size, eps)
     value = value.to(x.dtype.element_ty).to(tl.float32)  # round where the separate norm rounds
     store_quantized(data, scale, value, row, group, column, size, num_groups, scale_stride, group_stride)
 
@@ -69,7 +79,7 @@ def rms_norm_quantize(x_TH: Tensor, weight_H: Tensor, eps: float, padded_to: int
             *scale_MG.stride(),
             GROUPS=block,
             SIZE=BLOCK,
-            num_warps=min(16, max(1, block // 4)),
+            num_warps=row_warps(block * BLOCK),
         )
     return data_MK, scale_MG
 
@@ -102,6 +112,6 @@ def _launch(x_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor, eps: flo
             eps,
             ADD=adds,
             BLOCK=block,
-            num_warps=min(16, max(1, block // 512)),
+            num_warps=row_warps(block),
         )
     return out_TH, sum_TH

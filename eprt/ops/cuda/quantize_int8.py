@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eprt.ops.cuda.norm import normalised, row_warps
 from eprt.ops.cuda.quantize import SMALLEST
 from eprt.ops.cuda.silu import silu
 from eprt.ops.weight import BLOCK
@@ -65,8 +66,7 @@ def _quantize_rows_int8(
         up = tl.load(x + row * row_stride + size + column, mask=inside, other=0.0).to(tl.float32)
         value = silu(value) * up
     if norm is not None:
-        factor = 1.0 / tl.sqrt_rn(tl.sum(value * value) / size + eps)
-        value = value * factor * tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+        value = normalised(value, norm, column, size, eps)
     value = value.to(DTYPE).to(tl.float32)
     step = tl.maximum(tl.div_rn(_largest(value), 127.0), SMALLEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(scale + row, step)
@@ -128,6 +128,6 @@ def _launch(
             DTYPE=tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
             EXPERTS=triton.next_power_of_2(max(num_experts, 1)),
             SIZE=block,
-            num_warps=min(16, max(1, block // 512)),
+            num_warps=row_warps(block),
         )
     return data_MK, scale_M1

@@ -8,6 +8,7 @@ from eprt.ep.api import Backend, DispatchHandle, Received
 from eprt.ep.exchange import Exchange
 from eprt.ep.group.group import EPGroup
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.layers.gate import RoutedTokens
 from eprt.layers.layer_step import Microbatch
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
@@ -48,9 +49,16 @@ class IdleMoE(EPMoE):
     def router_logits(self, x_TH: Tensor) -> Tensor:
         return x_TH[:, :1]
 
-    def route(self, logits_TE: Tensor, token_id_T: Tensor | None = None, first_row: int = 0) -> tuple[Tensor, Tensor]:
+    def route(self, logits_TE: Tensor, token_id_T: Tensor | None = None) -> RoutedTokens:
         shape = (logits_TE.shape[0], TOP_K)
-        return torch.ones(shape), torch.arange(TOP_K).expand(shape)
+        expert_idx_TK = torch.arange(TOP_K).expand(shape)
+        return RoutedTokens(torch.ones(shape), expert_idx_TK, expert_idx_TK)
+
+    def count(self, routed: RoutedTokens, first_row: int = 0) -> None:
+        pass
+
+    def count_received(self, received: Received) -> None:
+        pass
 
     def share(self, x_TH: Tensor) -> None:
         return None

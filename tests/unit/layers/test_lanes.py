@@ -67,10 +67,13 @@ def test_lanes_are_streams_that_fork_and_meet(monkeypatch):
         ("side", "joins", "compute"),
         ("side", "records"),
         ("compute", "records"),  # tokens are here, the experts are not launched yet
+        ("side", "joins", "compute"),
+        ("side", "records"),
         ("comm", "awaits", "event 2"),  # which must not wait for them
         ("comm", "records"),
-        ("compute", "awaits", "event 3"),
+        ("compute", "awaits", "event 4"),
         ("compute", "awaits", "event 1"),
+        ("compute", "awaits", "event 3"),
     ]
     assert not step.events, "what was recorded was waited for"
     backend.close()

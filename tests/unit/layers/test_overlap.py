@@ -9,11 +9,13 @@ import torch
 
 from eprt import LLM, EPGroup, EPMoE, SamplingParams
 from eprt.ep.exchange import Exchange
+from eprt.ep.nvlink.low_latency_backend import NvlinkLowLatencyBackend
 from eprt.layers.lanes import Lanes
 from eprt.layers.layer_step import LayerStep, Microbatch
 from eprt.layers.overlap import begin_step, run_layers
 from eprt.layers.schedules import DENSE, IN_TURN, PAUSE, PLAIN, SINGLE_BATCH, TWO_BATCH
 from tests import tiny
+from tests.fake_gpu import Group
 from tests.paths import DEMO
 from tests.unit.layers.cases import HIDDEN, IdleLayer, IdleMoE, batch_of
 from tests.unit.layers.test_schedules import SLOTS, config_in, make_backend
@@ -77,15 +79,19 @@ def test_every_layer_changes_every_token_in_order():
         assert torch.equal(run_layers(layers, x_TH, batch, [torch.empty(0)] * 3, Lanes()), x_TH + 3)
 
 
-def test_which_schedule_a_layer_follows():
-    group = EPGroup.single()
+def test_which_schedule_a_layer_follows(gpu):
+    """The backend says whether tokens travel while the layer computes."""
+    group, pair = EPGroup.single(), Group(0, 2)
     moe = IdleMoE(group, {"low_latency": make_backend("cpu", config_in("low_latency", "cpu"), group)}, SLOTS)
+    between_gpus = NvlinkLowLatencyBackend(config_in("low_latency", "cuda"), pair)
+    on_nvlink = IdleMoE(pair, {"low_latency": between_gpus}, SLOTS)
     batch = batch_of([1] * 3, [4] * 3, 3, mode="low_latency")
     on_gpu: Any = SimpleNamespace(is_cuda=True)
     for mlp, overlap, kv_pages, schedule in (
         (add_one, "tbo", torch.empty(0), DENSE),
         (moe, "none", torch.empty(0), PLAIN),
-        (moe, "none", on_gpu, IN_TURN),
+        (moe, "none", on_gpu, PLAIN),
+        (on_nvlink, "none", torch.empty(0), IN_TURN),
         (moe, "tbo", torch.empty(0), TWO_BATCH),
         (moe, "tbo", on_gpu, TWO_BATCH),
         (moe, "sbo", torch.empty(0), SINGLE_BATCH),
@@ -122,14 +128,9 @@ class CallLog:
         return getattr(self._backend, name)(*arguments, **named)
 
 
-def by_phase(calls: list[str]) -> list[str]:
-    """With a whole combine as the two phases that it is by default."""
-    return [phase for call in calls for phase in (("combine_send", "combine_recv") if call == "combine" else (call,))]
-
-
 @torch.no_grad()
 def test_every_schedule_computes_what_forward_computes():
-    """Bit for bit; and the plain schedule makes the same phases in the same order."""
+    """Bit for bit; and the plain schedule makes the same calls in the same order."""
     block = tiny.make_moe_block("v3")
     plain, staged = EPMoE.from_hf(block, EPGroup.single()), EPMoE.from_hf(block, EPGroup.single())
     assert plain.shared_experts is not None
@@ -144,7 +145,7 @@ def test_every_schedule_computes_what_forward_computes():
         assert torch.equal(y_TH, want_TH), overlap
         calls, staged.ep["normal"].calls[:] = list(staged.ep["normal"].calls), []
         if overlap == "none":
-            assert calls == by_phase(made)
+            assert calls == made
         if overlap == "sbo":
             assert not {"dispatch_send", "dispatch_recv", "combine_send", "combine_recv"} & set(calls)
     assert staged.expert_load() == [3 * count for count in plain.expert_load()]

@@ -27,15 +27,16 @@ def test_with_int8_every_matrix_of_layers_is_quantised_whatever_it_was(tmp_path)
         at = moe.weight_buffers()[5]
         w13, w2 = (Weight(w.data[at], w.scale[at]) for w in (moe.pool.w13, moe.pool.w2))
         assert is_int8_of(w13, torch.cat(want[:2])) and is_int8_of(w2, want[2])
-        for linear, name in (
-            (moe._shared.down, f"{prefix}mlp.shared_experts.down_proj"),
-            (dense.mlp.down, "model.layers.0.mlp.down_proj"),
-            (dense.attention.weights.q_b, "model.layers.0.self_attn.q_b_proj"),
-            (dense.attention.weights.o, "model.layers.0.self_attn.o_proj"),
+        shared_down = moe.shared_experts.down_proj
+        for weight, name in (
+            (Weight(shared_down.weight, shared_down.weight_scale), f"{prefix}mlp.shared_experts.down_proj"),
+            (dense.mlp.down.weight, "model.layers.0.mlp.down_proj"),
+            (dense.attention.weights.q_b.weight, "model.layers.0.self_attn.q_b_proj"),
+            (dense.attention.weights.o.weight, "model.layers.0.self_attn.o_proj"),
         ):
-            assert is_int8_of(linear.weight, read(f"{name}.weight").dequantize()), name
+            assert is_int8_of(weight, read(f"{name}.weight").dequantize()), name
         for plain in (
-            moe._gate.linear.weight.data,
+            moe.gate.weight,
             dense.attention.weights.w_kv_b,
             model.embed_VH,
             model.lm_head.weight.data,

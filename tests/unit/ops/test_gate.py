@@ -41,6 +41,17 @@ def test_kernel_equals_oracle(scoring, experts, top_k, groups, kept, norm):
     torch.testing.assert_close(weights, want_weights, rtol=2e-6, atol=0)
 
 
+def test_slots_are_those_of_the_chosen_experts():
+    """Padding goes to none."""
+    torch.manual_seed(0)
+    logits, bias, rule = torch.randn(5, 12), torch.randn(12), GateRule("sigmoid", 4, 4, 2, True, 2.5)
+    token, slot = torch.tensor([7, -1, 0, 3, -1]), torch.cat((torch.randperm(16)[:12], torch.tensor([-1])))
+    weights, idx, slots = ops.gate_slots(logits, bias, rule, token, slot)
+    want_weights, want_idx = ops.gate_topk(logits, bias, rule, token)
+    assert torch.equal(weights, want_weights) and torch.equal(idx, want_idx)
+    assert torch.equal(slots, slot[want_idx]) and slots[1].tolist() == [-1] * 4 and slots[0].min() >= 0
+
+
 @pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
 def test_ties_go_to_the_lowest_index(scoring):
     logits = torch.zeros(3, 12)

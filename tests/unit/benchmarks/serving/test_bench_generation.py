@@ -1,17 +1,22 @@
 """What bench_generation makes of measured steps."""
 
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from types import SimpleNamespace
-
+from benchmarks.serving import bench_generation
 from benchmarks.serving.bench_generation import GenerationTable
 from benchmarks.serving.floors import FULL_DEPTH, GpuRates, floor_seconds, full_depth
 from benchmarks.shapes import DEEPSEEK_V3
 from benchmarks.tools.report import BenchmarkReport
 from eprt import EngineConfig
 from eprt.models.hf_config import read_model_config
+from tests import tiny
 
 
 def measured(itl_ms: dict[int, float]) -> GenerationTable:
@@ -45,5 +50,40 @@ def test_the_floor_counts_what_must_be_read():
     sent_s = 58 * 128 * 8 * 7 / 8 * 7168 * (1 + 4 / 128 + 2) / 450e9
     assert plain == pytest.approx((11.5 + 1.2 + 2.6 + 81.7 + 1.9 + 43.7) / 1e3 + sent_s, rel=0.02)
     assert tensor == plain, "at 1 TB/s bytes take longer"
+    fp8_s = plain - floor_seconds(model, 128, 4864, 8, rates, entry_bytes=656)[0]
+    assert fp8_s == pytest.approx(61 * 128 * 4864 * (1152 - 656) / 1e12)
     fast = floor_seconds(model, 128, 4864, 8, GpuRates(hbm=4.4e12, tensor=790e12))
     assert fast[1] - fast[0] == pytest.approx(61 * 128 * 4864 * (2 * 128 * 1088 / 790e12 - 1152 / 4.4e12), rel=1e-6)
+
+
+def test_the_whole_run_on_a_small_model(tmp_path, monkeypatch):
+    """On a CPU, without what needs a GPU: every kind of row, the mean beside the median, skewed gates."""
+    tiny.save(tiny.make_model("v3"), tmp_path)
+    monkeypatch.setattr(bench_generation, "shape_with", lambda num_experts: nullcontext(tmp_path))
+    monkeypatch.setattr(bench_generation, "decode_kernel", lambda bench: "of the CPU")
+    monkeypatch.setattr(bench_generation, "FULL_DEPTH", 3)
+    for name in ("bandwidth", "matrix_rate"):
+        monkeypatch.setattr(bench_generation, name, lambda: 1e12)
+    for name in ("synchronize", "empty_cache", "get_device_name"):
+        monkeypatch.setattr(torch.cuda, name, lambda: "")
+    finished = []
+    monkeypatch.setattr(BenchmarkReport, "finish", lambda report: finished.append(report))
+    flags = "--device cpu --layers 3 --requests 2 4 --input 20 --output 40 --seconds 0 --overlap none --chunk 16"
+    monkeypatch.setattr(sys, "argv", ["bench_generation", *flags.split(), "--skew", "1.5", "--launched"])
+    bench_generation.main()
+    (report,) = finished
+    assert report.name == "generation_3x256_1gpu"
+    kinds = [(row["what"], row.get("requests"), row.get("ahead")) for row in report.rows]
+    assert kinds == [
+        ("decode", 2, True),
+        ("decode", 2, False),
+        ("launched", 2, True),
+        ("decode", 4, True),
+        ("skewed", 4, True),
+        ("prefill", None, None),
+    ]
+    for row in report.rows[:-1]:
+        assert row["steps"] in (30, 40) and row["step_ms"] <= row["p90_ms"] and row["rank_skew"] == 1 < row["skew"]
+        assert row["gates"] == (1.5 if row["what"] == "skewed" else None)
+        assert row["tokens_per_s_gpu"] == pytest.approx(row["requests"] / row["mean_ms"] * 1e3)
+        assert row["times_floor"] == pytest.approx(row["mean_ms"] / row["floor_ms"])

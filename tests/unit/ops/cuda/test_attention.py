@@ -29,11 +29,17 @@ def has(monkeypatch):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    def choose(wanted: str, page_size: int = 64, dtype: torch.dtype = torch.bfloat16, prompts: bool = False):
+    def choose(
+        wanted: str,
+        page_size: int = 64,
+        dtype: torch.dtype = torch.bfloat16,
+        prompts: bool = False,
+        fp8: bool = False,
+    ):
         attention.kernels.cache_clear()
         monkeypatch.setenv("EPRT_GPU_ATTENTION", wanted)
         q, r = torch.empty(2, 128, 512, dtype=dtype), torch.empty(2, 128, 64, dtype=dtype)
-        pages = torch.empty(3, page_size, 576, dtype=dtype)
+        pages = torch.empty(3, page_size, 656 if fp8 else 576, dtype=torch.uint8 if fp8 else dtype)
         table, length = torch.empty(2, 3), torch.empty(2)
         return attention.kernel(q, r, PagedContext(pages, table, length, torch.zeros(3) if prompts else None))
 
@@ -53,6 +59,16 @@ def test_the_first_kernel_that_is_there_and_takes_it_is_used(has, chosen):
     assert chosen("auto", dtype=torch.float32) is mla_triton
 
 
+def test_only_some_kernels_take_an_fp8_cache(has, chosen):
+    has("flashmla")
+    assert chosen("auto", fp8=True) is chosen("triton", fp8=True) is mla_triton
+    has("eprt", "flashmla")
+    assert chosen("auto", fp8=True) is chosen("eprt", fp8=True, page_size=16) is mla_eprt
+    assert chosen("auto", fp8=True, page_size=8) is chosen("auto", fp8=True, dtype=torch.float32) is mla_triton
+    with pytest.raises(ValueError, match=r"=flashmla: it takes a bfloat16 cache .*, not torch.uint8 .*; use auto"):
+        chosen("flashmla", fp8=True)
+
+
 @pytest.mark.parametrize("name, package", [("eprt", r"pip install 'eprt\[cuda13\]'"), ("flashmla", "sgl-flash-mla")])
 def test_a_kernel_that_is_missing_is_told_with_its_package(has, chosen, name, package):
     with pytest.raises(ImportError, match=rf"EPRT_GPU_ATTENTION={name}: it is not installed; .*{package}"):
@@ -67,7 +83,7 @@ def test_a_kernel_that_cannot_is_told_with_the_reason(has, chosen):
         ValueError, match=r"=eprt: it takes contiguous pages of a multiple of 16 tokens, not .*; use auto"
     ):
         chosen("eprt", page_size=40)
-    with pytest.raises(ValueError, match=r"=eprt: it takes a bfloat16 cache and queries, not .*; use auto"):
+    with pytest.raises(ValueError, match=r"=eprt: it takes a bfloat16 or fp8 cache and bfloat16 queries, not .*"):
         chosen("eprt", dtype=torch.float32)
 
 

@@ -1,0 +1,210 @@
+// Loads of mla_decode_fp8.cu: what its thread blocks share, and the warp that keeps blocks of positions on their way.
+//
+// An entry of the cache is 512 latents in e4m3, 64 rotated values in bfloat16, an fp32 scale of the latents, 12 bytes of
+// nothing. A block of positions lies in one of kStages stages, in tiles of 128 bytes of 64 entries. A stage is loaded
+// again as soon as all warps of all thread blocks of the cluster that read it have released it.
+#pragma once
+#include "bulk.cuh"
+#include "mla_work.cuh"
+
+namespace eprt {
+
+constexpr int kTerms = TERMS;           // e4m3 numbers whose sum is a latent of a query, 1 or 2
+constexpr int kTileBytes = kKeys * 128;  // 64 rows
+constexpr int kLatentTiles = kLatent / 128;
+constexpr int kQueryTiles = kTerms * kLatentTiles + 1;  // the last has the rotated queries
+constexpr int kScaleBytes = 16;                         // of an entry, from its scale to its end
+constexpr int kStages = kTerms == 1 ? 4 : 3;
+constexpr int kWarpgroup = 128;
+constexpr int kThreads = 4 * kWarpgroup;  // values, values, scores, loads
+constexpr int kReaders = 12;              // warps of a thread block that read a stage
+
+struct alignas(64) TensorMap {
+  uint64_t word[16];
+};
+
+struct MlaDecodeFp8Params {
+  TensorMap q;       // [tokens * heads, 128 kQueryTiles] bytes, boxes of kRows rows, all tiles
+  TensorMap latent;  // the cache, 128 bytes of an entry by box_rows by 2
+  TensorMap rope;    // 128 bytes by box_rows
+  TensorMap scale;   // kScaleBytes by box_rows, not swizzled
+  Lengths all;
+  const Bound* bound;         // [shares + 1]
+  const int32_t* page_table;  // [requests, table_width]
+  const float* q_scale;       // [tokens * heads]
+  uint16_t* out;              // bf16 [tokens, heads, kLatent]
+  float* partial;             // [2 shares, kGroupRows, kLatent]
+  float* log_sum;             // [2 shares, kGroupRows]
+  int32_t q_rows;             // tokens * heads
+  int32_t table_width;
+  int32_t page_size;   // a multiple of 16
+  int32_t box_rows;    // 16, 32 or 64: divides page_size
+  int32_t cache_rows;  // pages * page_size
+  float softmax_scale;
+};
+
+struct Stage {
+  uint8_t latent[kLatentTiles][kTileBytes];
+  uint8_t rope[kTileBytes];
+  uint8_t scale[kKeys * kScaleBytes];
+};
+
+// Where a warpgroup that adds values is in its share.
+struct Place {
+  Bound at;
+  Segment segment;
+  bool more;
+};
+
+struct Shared {
+  uint8_t q[kQueryTiles][kTileBytes];
+  Stage stage[kStages];
+  uint8_t weights[kTileBytes];  // [row, 128]: of two blocks, 64 bytes each
+  float fade[2][kRows];         // what sums are multiplied by before the block's weights are added
+  float mean[2][kRows];         // of a segment's last block: 1 / sum of the weights
+  int32_t fades[2][4];          // whether a factor of the warp's rows is not 1
+  Place walk[2];
+  uint64_t full[kStages], empty[kStages];
+  uint64_t weighed[2], taken[2];  // the weights of a block are stored, were read
+  uint64_t q_full, q_empty;
+};
+
+// Stages, or buffers of weights, in turns.
+template <int kCount>
+struct Turn {
+  int index = 0;
+  uint32_t parity = 0;
+
+  EPRT_DEVICE void advance() {
+    if (++index == kCount) index = 0, parity ^= 1;
+  }
+};
+
+EPRT_DEVICE int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+EPRT_DEVICE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Arrives at the same barrier of block `rank` of the cluster.
+EPRT_DEVICE void barrier_arrive_at(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
+          shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// The box that begins at tile `tile` of row `row`, tile by tile.
+EPRT_DEVICE void load_tiles(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(to)),
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same, to all thread blocks of the cluster.
+EPRT_DEVICE void load_tiles_for_all(void* to, const TensorMap* map, int row, int tile, uint64_t* barrier) {
+  if (kCtas == 1) return load_tiles(to, map, row, tile, barrier);
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(0), "r"(row), "r"(tile), "r"(shared_address(barrier)), "h"(uint16_t((1 << kCtas) - 1))
+      : "memory");
+}
+
+// The rows of the cache in which the boxes of a segment's blocks begin. The lanes of a warp know 32 boxes, and the 32
+// after those, so a page is known long before it is needed. kPerBlock: boxes, one below the other.
+template <int kPerBlock>
+struct Boxes {
+  const MlaDecodeFp8Params& p;
+  const int32_t* pages;  // of the request
+  int length, begin, window = 0;
+  int row, next_row;  // of box 32 window + lane, and of the one 32 later
+
+  EPRT_DEVICE Boxes(const MlaDecodeFp8Params& p, const Segment& s)
+      : p(p), pages(p.page_table + int64_t(s.index) * p.table_width), length(s.request.length), begin(s.begin) {
+    row = find(threadIdx.x % kWarp), next_row = find(kWarp + threadIdx.x % kWarp);
+  }
+
+  // One behind the cache, from where zeros are loaded, for a box behind the context.
+  EPRT_DEVICE int find(int box) const {
+    const int position = begin * kKeys + box * (kKeys / kPerBlock);
+    if (position >= length) return p.cache_rows;
+    return __ldg(pages + position / p.page_size) * p.page_size + position % p.page_size;
+  }
+
+  // Called by all lanes. box: not in front of the window, at most 32 behind it.
+  EPRT_DEVICE int row_of(int box) {
+    return __shfl_sync(kAllLanes, box / kWarp == window ? row : next_row, box % kWarp);
+  }
+
+  // Called by all lanes: no box in front of this one is asked for any more.
+  EPRT_DEVICE void pass(int box) {
+    if (box / kWarp == window) return;
+    window = box / kWarp, row = next_row, next_row = find((window + 1) * kWarp + threadIdx.x % kWarp);
+  }
+};
+
+// Called by one thread. Each of two thread blocks loads half of the latents, and in turns the rest, for both.
+template <int kPerBlock>
+EPRT_DEVICE void load_stage(const MlaDecodeFp8Params& p, Stage& to, uint64_t* full, int rank, bool even,
+                            const int (&row)[kPerBlock]) {
+  constexpr int kBoxRows = kKeys / kPerBlock, kBoxBytes = kTileBytes / kPerBlock;
+  barrier_expect(full, sizeof(Stage));
+#pragma unroll
+  for (int box = 0; box < kPerBlock; ++box) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (kCtas > 1 && rank != half) continue;
+      if (kPerBlock == 1) {
+        load_tiles_for_all(to.latent[2 * half], &p.latent, row[box], 2 * half, full);
+      } else {
+#pragma unroll
+        for (int k = 2 * half; k < 2 * half + 2; ++k)
+          load_tiles_for_all(to.latent[k] + box * kBoxBytes, &p.rope, row[box], k, full);
+      }
+    }
+    if (kCtas == 1 || rank == int(even))
+      load_tiles_for_all(to.rope + box * kBoxBytes, &p.rope, row[box], kLatentTiles, full);
+    if (kCtas == 1 || rank != int(even))
+      load_tiles_for_all(to.scale + box * kBoxRows * kScaleBytes, &p.scale, row[box], 0, full);
+  }
+}
+
+// Called by one warp.
+template <int kPerBlock>
+EPRT_DEVICE void load(const MlaDecodeFp8Params& p, Shared& s, int share, int rank) {
+  const bool leader = threadIdx.x % kWarp == 0;
+  uint32_t segments = 0;
+  Turn<kStages> stage;
+  Walk walk(p.all, p.bound, share);
+  Segment segment;
+  while (walk.next(segment)) {
+    const int count = segment.end - segment.begin;
+    if (count == 0) continue;
+    Boxes<kPerBlock> boxes(p, segment);
+    barrier_wait(&s.q_empty, ~segments & 1);
+    if (leader) {
+      const int first = segment.request.first_token * p.all.heads + segment.group * kGroupRows + rank * kRows;
+      barrier_expect(&s.q_full, sizeof(s.q));
+      load_tiles(s.q, &p.q, first, 0, &s.q_full);
+    }
+    ++segments;
+    for (int i = 0; i < count; ++i, stage.advance()) {
+      boxes.pass(i * kPerBlock);
+      int row[kPerBlock];
+#pragma unroll
+      for (int box = 0; box < kPerBlock; ++box) row[box] = boxes.row_of(i * kPerBlock + box);
+      barrier_wait(&s.empty[stage.index], ~stage.parity & 1);
+      if (leader) load_stage(p, s.stage[stage.index], &s.full[stage.index], rank, i % 2 == 0, row);
+    }
+  }
+}
+
+}  // namespace eprt
