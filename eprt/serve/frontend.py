@@ -20,6 +20,7 @@ import uvloop
 
 from eprt import env
 from eprt.engine.tokenizer import Tokenizer
+from eprt.ep.group.host_board import HostBoard
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.diagnosis.metrics import DiagnosisCollector
 from eprt.serve.errors import print_line
@@ -67,7 +68,7 @@ class Frontend:
         template = ChatTemplate.from_checkpoint(model_dir, tokenizer) if tokenizer else None
         preparer = Preparer(options.model_name, tokenizer, template, self._pool.max_sequences)
         self._http = socket.socket(fileno=config.http_fd)
-        self._notify_fd = config.notify_fd
+        self._notify_fd, self._board_fd = config.notify_fd, config.board_fd
         self._diagnosis = Diagnosis(config.num_ranks, options.diagnose_dir, options.diagnose_log_bytes)
         metrics.registry.register(DiagnosisCollector(self._diagnosis, config.num_ranks))
         self._rebalancer = Rebalancer(options, self._pool, lambda: self._diagnosis.speeds_N)
@@ -100,7 +101,11 @@ class Frontend:
         announcing = loop.create_task(self._announce())
         diagnosing = loop.create_task(self._diagnosis.run(self._pool, self._options.diagnose_window_s))
         rebalancing = loop.create_task(self._rebalancer.run())
-        watching = loop.create_task(self._pool.elasticity.watch_processes())
+        elasticity = self._pool.elasticity
+        watching = [loop.create_task(elasticity.watch_processes())]
+        if self._board_fd is not None:
+            board = HostBoard(self._board_fd, self._pool.num_ranks)
+            watching.append(loop.create_task(elasticity.watch_lives(board)))
         await self._pool.ended.wait()
         diagnosing.cancel()
         await self._diagnosis.close_last_window(self._pool)
@@ -111,7 +116,8 @@ class Frontend:
                 await asyncio.sleep(_LOST_GRACE_S)
         announcing.cancel()
         rebalancing.cancel()
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         self._server.should_exit = True
         await serving
         return status

@@ -80,6 +80,7 @@ class FrontendConfig(msgspec.Struct, frozen=True):
     # frontend, and rank 0 connects like the others.
     rank0_fd: int | None = None
     notify_fd: int | None = None  # a pipe to eprt's launcher: a line SERVING once all ranks have loaded
+    board_fd: int | None = None  # of the HostBoard, which tells of ranks that were killed; only where ranks may be lost
 
 
 SERVING = b"serving\n"

@@ -15,7 +15,7 @@ from eprt.ep.errors import EPTimeoutError, RankLostError
 from eprt.ep.group.group import EPGroup, PendingMessage
 from eprt.ep.group.host_board import HostBoard
 from eprt.ep.group.liveness import PeerWatch
-from eprt.ep.group.window import PAGE, SharedWindow, private_window
+from eprt.ep.group.window import SharedWindow, private_window
 
 # Of a set-up call while all processes live: one rank may still load a model that another has in its page cache.
 MAX_SET_UP_S = 3600.0
@@ -63,10 +63,11 @@ class HostGroup(EPGroup):
                 f"{self.rank} before it had ({pickle.loads(before)}); give it the model and the flags of the others"
             )
         sizes = self._exchange("window", num_bytes)
-        at = self._window_at + sum(-(-size // PAGE) * PAGE for size in sizes[: self.rank])
-        segments, self._window_at = self._board.map_window(self._window_at, sizes)
+        begin = self._window_at
+        segments, self._window_at = self._board.map_window(begin, sizes)
         if clears:
-            self._board.clear_window(segments[self.rank], at)
+            offset = segments[self.rank].ctypes.data - segments[0].ctypes.data
+            self._board.clear_window(segments[self.rank], begin + offset)
         return SharedWindow(segments)
 
     def isend(self, buffer: np.ndarray, peer: int, tag: int) -> PendingMessage:

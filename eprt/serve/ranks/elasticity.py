@@ -14,6 +14,7 @@ import msgspec
 
 from eprt import env
 from eprt.engine.router import Router
+from eprt.ep.group.host_board import HostBoard
 from eprt.serve.errors import ApiError, print_line
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks import messages as msg
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 SCHEMA = "eprt.ranks/1"
 _LOOK_S = 0.2  # between two looks at the processes' states
+_LIFE_LOOK_S = 0.02
 _STOPPED_LOOKS = 4  # that must find a process stopped
 _LOADS = 10  # times as long as a Suspend a Resume may take: experts are read
 # What differs between ranks of one server, or changes while it runs.
@@ -312,6 +314,16 @@ class Elasticity:
                     self._give_up(rank, "was stopped, and is killed")
             for late in self._roster.overdue(self._answer_s, _LOADS * self._answer_s):
                 self._give_up(self._pool.ranks[late], "did not answer, and is killed")
+
+    async def watch_lives(self, board: HostBoard) -> None:
+        """Notices ranks that were killed, before their sockets close (life_lock.py); ends only by cancellation."""
+        while True:
+            await asyncio.sleep(_LIFE_LOOK_S)
+            died_R = board.died()
+            if died_R.any() and self._pool.state in ("serving", "draining"):
+                for rank in self._pool.members:
+                    if died_R[rank.rank] and not (rank.lost or rank.left):
+                        self._give_up(rank, "was lost: its process is gone")
 
     def _give_up(self, rank: Rank, what: str) -> None:
         if not self.survive(rank, what):

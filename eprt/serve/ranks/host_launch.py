@@ -76,7 +76,9 @@ class _HostLauncher:
         self._lost: RankEnd | None = None  # that rank
         self._catch_signals()
         fds = http.fileno(), listener.fileno()
-        self._frontend = start_frontend(FrontendConfig(options, self._num_ranks, token, *fds, notify_fd=notify))
+        board_fd = board.fd if options.max_lost_ranks else None
+        frontend = FrontendConfig(options, self._num_ranks, token, *fds, notify_fd=notify, board_fd=board_fd)
+        self._frontend = start_frontend(frontend)
         listener.close()
         os.close(notify)
 

@@ -16,7 +16,7 @@ from eprt.serve.options import FrontendConfig, RankConfig
 
 
 def start_frontend(config: FrontendConfig) -> subprocess.Popen:
-    fds = (config.http_fd, config.listener_fd, config.rank0_fd, config.notify_fd)
+    fds = (config.http_fd, config.listener_fd, config.rank0_fd, config.notify_fd, config.board_fd)
     return _start(["-m", "eprt.serve.frontend"], config, [fd for fd in fds if fd is not None], env.without_mpi())
 
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from eprt.engine.outputs import TokenOutput
@@ -274,6 +275,27 @@ def test_a_rank_that_does_not_answer_amid_a_change_is_given_up(monkeypatch, resu
             await asyncio.sleep(0)
         watching.cancel()
         assert states(pool) == ["gone", "ready", "gone"] and pool.roster.members == [1]
+
+    asyncio.run(run())
+
+
+def test_a_killed_rank_is_noticed_before_its_socket_closes(monkeypatch):
+    async def run() -> None:
+        pool = elastic_pool()
+        monkeypatch.setattr("eprt.serve.ranks.elasticity._LIFE_LOOK_S", 0)
+        board: Any = Mock()
+        board.died.return_value = np.array([False, False, True])
+        watching = asyncio.ensure_future(pool.elasticity.watch_lives(board))
+        while states(pool)[2] != "gone":
+            await asyncio.sleep(0)
+        enter_view(pool)
+        pool.on_closed(pool.ranks[2], is_rank0=False)  # later, its socket
+        rank = join(pool, 2)  # before it holds its lock
+        for _ in range(3):
+            await asyncio.sleep(0)
+        watching.cancel()
+        assert rank is not None and states(pool)[2] == "warming"
+        assert pool.roster.num_lost == pool.roster.number == 1
 
     asyncio.run(run())
 
