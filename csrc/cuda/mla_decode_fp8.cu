@@ -1,10 +1,10 @@
 // Attention of few queries per request over a paged cache of latents, absorbed form, the latents in e4m3: both products
 // with them are products of e4m3 on the tensor cores.
 //
-// As in mla_decode.cu a thread block has kRows rows (token, head) of one request and walks through its context in blocks
-// of 64 positions. One warpgroup computes scores and weights; two others add the blocks' values, each to its half of the
-// output's columns; a warp loads. The warpgroups wait for each other at barriers only, so while scores become weights the
-// tensor cores add values.
+// As in mla_decode.cu a thread block has kRows rows (token, head) of one request and walks through its context in
+// blocks of 64 positions. One warpgroup computes scores and weights; two others add the blocks' values, each to its
+// half of the output's columns; a warp loads. The warpgroups wait for each other at barriers only, so while scores
+// become weights the tensor cores add values.
 //
 // Scores. A query's latents are divided by a scale and rounded to e4m3 (mla_quantize.cu), its rotated part is divided
 // by the same scale: a score is query scale * (entry scale * product of the latents + product of the rotated parts).
@@ -69,8 +69,8 @@ struct Weigher {
   const MlaDecodeFp8Params& p;
   Shared& s;
   int rank, lane, warp;
-  int row;  // of the thread block's, the thread's first; the other is 8 below
-  float most[2], sum[2], factor[2];  // of the two rows: log2 scale, sum of weights, of scores
+  int row;                             // of the thread block's, the thread's first; the other is 8 below
+  float most[2], sum[2], factor[2];    // of the two rows: log2 scale, sum of weights, of scores
   int known, visible[2], all_visible;  // positions of the request, that each row sees, that every row sees
   Turn<kStages> stage;
   Turn<2> buffer;
@@ -116,8 +116,7 @@ struct Weigher {
   EPRT_DEVICE void load_scales(float (&scale)[16], int first) {
     const uint8_t* from = s.stage[stage.index].scale + lane % 4 * 2 * kScaleBytes;
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
-      scale[i] = *reinterpret_cast<const float*>(from + (i / 2 * 8 + i % 2) * kScaleBytes);
+    for (int i = 0; i < 16; ++i) scale[i] = *reinterpret_cast<const float*>(from + (i / 2 * 8 + i % 2) * kScaleBytes);
     if (first + kKeys > known) {
 #pragma unroll
       for (int i = 0; i < 16; ++i)

@@ -1,15 +1,15 @@
 // Loads of mla_decode_fp8.cu: what its thread blocks share, and the warp that keeps blocks of positions on their way.
 //
-// An entry of the cache is 512 latents in e4m3, 64 rotated values in bfloat16, an fp32 scale of the latents, 12 bytes of
-// nothing. A block of positions lies in one of kStages stages, in tiles of 128 bytes of 64 entries. A stage is loaded
-// again as soon as all warps of all thread blocks of the cluster that read it have released it.
+// An entry of the cache is 512 latents in e4m3, 64 rotated values in bfloat16, an fp32 scale of the latents, 12 bytes
+// of nothing. A block of positions lies in one of kStages stages, in tiles of 128 bytes of 64 entries. A stage is
+// loaded again as soon as all warps of all thread blocks of the cluster that read it have released it.
 #pragma once
 #include "bulk.cuh"
 #include "mla_work.cuh"
 
 namespace eprt {
 
-constexpr int kTerms = TERMS;           // e4m3 numbers whose sum is a latent of a query, 1 or 2
+constexpr int kTerms = TERMS;            // e4m3 numbers whose sum is a latent of a query, 1 or 2
 constexpr int kTileBytes = kKeys * 128;  // 64 rows
 constexpr int kLatentTiles = kLatent / 128;
 constexpr int kQueryTiles = kTerms * kLatentTiles + 1;  // the last has the rotated queries
