@@ -202,9 +202,9 @@ def only_last_tokens(engine: Engine) -> Iterator[None]:
     """Prompts pass for computed but for their last token: what is in the pages already serves as their cache."""
     cut = engine.scheduler._cut_chunk
 
-    def last_token(request, budget):
+    def last_token(request, budget, is_first=False):
         request.num_prefilled = max(request.num_prefilled, request.prefill_end - 1)
-        return cut(request, budget)
+        return cut(request, budget, is_first)
 
     engine.scheduler._cut_chunk = last_token
     yield

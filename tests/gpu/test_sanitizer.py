@@ -16,8 +16,18 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("ranks, case", [(2, "small"), (1, "latent_attention"), (1, "prompt_attention")])
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+# Not under racecheck: the consumers of latent_attention hand values over by barriers of 256 of a block's 384 threads
+# (bar.sync, bar.arrive), which the tool takes for none where the two sides stand at different places in the code.
+CASES = [
+    ("memcheck", 2, "small"),
+    ("memcheck", 1, "latent_attention"),
+    ("memcheck", 1, "prompt_attention"),
+    ("racecheck", 2, "small"),
+    ("racecheck", 1, "prompt_attention"),
+]
+
+
+@pytest.mark.parametrize("tool, ranks, case", CASES)
 def test_a_small_case_has_no_errors(tool, ranks, case):
     """API errors are not reported: torch asks for peer access that may be there already."""
     under = [SANITIZER, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
