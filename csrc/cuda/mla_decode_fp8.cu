@@ -15,38 +15,21 @@
 // it is transposed on the way there. Weights are stored in the order of positions that this leaves.
 //
 // A row's weights are scaled such that the largest is about 2^kTop and e4m3 holds what is up to 2^-14 of it. The scale
-// changes only when a score is larger by more than a factor of 2^kSlack.
+// changes only when a score is larger by more than a factor of 2^kRise.
 //
 // The thread blocks of a cluster have different rows of the same request: each loads half of the tiles, and the
 // hardware hands them to both.
 //
 // Compile-time constants: CTAS (thread blocks of a cluster, 1 or 2), TERMS (of the queries' latents, 1 or 2).
 #include "mla_fp8_load.cuh"
+#include "softmax.cuh"
 #include "wgmma_bf16.cuh"
 #include "wgmma_fp8.cuh"
 
 namespace eprt {
 
-constexpr float kTop = 5.f, kSlack = 3.5f;  // log2; their sum is below that of 448
-constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kTop = 5.f, kRise = 3.5f;                                       // log2; their sum is below that of 448
 constexpr uint64_t kTileStep = kTileBytes / 16, kColumnStep = 2, kHalfRow = 4;  // in descriptors
-
-EPRT_DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// What a row's sums are multiplied by when the scale of its weights changes.
-EPRT_DEVICE float fade(float before, float after) {
-  return before == after || before == nothing() ? 1.f : exp2_fast(before - after);  // the sum of nothing stays 0
-}
-
-// Trades the upper lane's first word for the lower lane's second one.
-EPRT_DEVICE void exchange(uint32_t& first, uint32_t& second, bool upper, int distance) {
-  const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? first : second, distance);
-  first = upper ? got : first, second = upper ? second : got;
-}
 
 EPRT_DEVICE float largest_of_quad(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
@@ -143,7 +126,7 @@ struct Weigher {
       for (int j = 1; j < 8; ++j) x = fmaxf(x, fmaxf(score[4 * j + 2 * h], score[4 * j + 2 * h + 1]));
       x = largest_of_quad(x) * factor[h] + log_scale;
       const float before = most[h];
-      if (x > before + kSlack) most[h] = x;
+      if (x > before + kRise) most[h] = x;
       const float faded = fade(before, most[h]);
       sum[h] *= faded, fades |= faded != 1.f;
       if (lane % 4 == 0) s.fade[buffer.index][row + 8 * h] = faded;
