@@ -263,13 +263,13 @@ class Scheduler:
         """The step is thrown away, the latest one that is not committed: its tokens will be computed again.
 
         Requests that it admitted go back to the queue: they may share pages that it was to fill. The others keep their
-        pages, of which the prefix cache forgets those that it was to fill. advanced: whether advance() was called; what
-        the cache knows of pages without an owner is then in doubt, and forgotten.
+        pages, of which the prefix cache forgets those that it was to fill. What the cache knows of pages without an
+        owner is in doubt where advance() was called (advanced) or a request of a chunk has left since, and forgotten.
         """
         here_S = self.rows.holder_M[schedule.row_S] == schedule.holder_S
         row_X = schedule.row_S[here_S]
+        in_doubt = advanced or any(chunk.request.row < 0 for chunk in schedule.chunks)
         if advanced:
-            self.pool.forget_cached()
             self.rows.length_M[row_X], self.rows.unknown_M[row_X] = schedule.length_S[here_S], False
             for request in schedule.decodes:
                 if request.row >= 0:
@@ -287,6 +287,8 @@ class Scheduler:
             if chunk.is_first:
                 self.running.remove(request)
                 self._requeue(request)
+        if in_doubt:
+            self.pool.forget_cached()
         self._decodes_changed = True
 
     def _requeue(self, request: Request) -> None:

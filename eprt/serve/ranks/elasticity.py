@@ -72,6 +72,7 @@ class Elasticity:
         self._joiners: dict[int, Rank] = {}  # by slot: said Hello, take no part yet
         self._leaving: set[int] = set()  # retiring ranks whose requests have ended or were given time enough
         self._retiring: dict[int, asyncio.Task] = {}
+        self._departing: tuple[int, ...] = ()  # ranks that were told to leave between two steps
 
     @property
     def enabled(self) -> bool:
@@ -94,7 +95,9 @@ class Elasticity:
         if self._joiners.get(rank.rank) is rank:
             self._drop_joiner(rank, what, details)
             return True
-        if not roster.alive[rank.rank]:  # it was leaving, and nobody waits for it
+        if not roster.alive[rank.rank]:
+            if roster.is_suspending:  # it was leaving after a step that the others wait for in vain
+                self._change(list(roster.alive))
             return True
         others = [r for r in roster.members if r != rank.rank]
         if not others:
@@ -122,10 +125,13 @@ class Elasticity:
             rank.routing.cancel()
 
     def _change(self, alive: list[bool], after_seq: int | None = None, leaving: tuple[int, ...] = ()) -> None:
-        """Begins a view, and moves the sequences of ranks that take no part in it to others."""
+        """Begins a view, and moves the sequences of ranks that take no part in it to others. leaving: ranks to be told
+        that they leave; those that were told so before, and have not left, are told again."""
         pool = self._pool
         gone = [rank for rank in self._roster.members if not alive[rank]]
-        self._roster.begin(alive, after_seq, leaving)
+        before = tuple(r for r in self._departing if not (pool.ranks[r].left or pool.ranks[r].lost or alive[r]))
+        self._departing = (*before, *leaving)
+        self._roster.begin(alive, after_seq, self._departing)
         if not any(pool.router.is_open):  # the ranks that are left are about to retire
             for rank in self._roster.members:
                 pool.router.open_rank(rank)
@@ -178,8 +184,11 @@ class Elasticity:
             return
         loaded = [r for r in self._joiners.values() if r.info is not None]
         leaving = tuple(sorted(self._leaving))
+        self._leaving.clear()
+        for rank in [rank for rank in leaving if self._lacks_capacity_without(*leaving)]:
+            self._stay(rank)
+            leaving = ()
         if loaded or leaving:
-            self._leaving.clear()
             for rank in loaded:
                 self._pool.ranks[rank.rank] = self._joiners.pop(rank.rank)
             enters = {rank.rank for rank in loaded}
@@ -264,12 +273,23 @@ class Elasticity:
         state = self._roster.slots[number].state
         if state != "ready":
             raise ApiError(409, f"rank {number} is {state}: only a ready rank retires", code="not_ready")
-        num_left = sum(slot.state == "ready" for slot in self._roster.slots) - 1
+        if words := self._lacks_capacity_without(number, *self._retiring):
+            raise ApiError(409, f"rank {number} cannot retire: {words}", code="capacity")
+
+    def _lacks_capacity_without(self, *leaving: int) -> str:
+        """Why the ranks that are left could not hold all experts, "" if they could."""
+        num_left = sum(rank not in leaving for rank in self._roster.members)
         info = self._pool.infos[0]
         num_slots = max((len(row) for row in info.expert_of_slot), default=0)
         if num_left < 1 or num_left * num_slots < info.num_experts:
-            words = capacity_words(info.num_experts, num_slots, num_left)
-            raise ApiError(409, f"rank {number} cannot retire: {words}", code="capacity")
+            return capacity_words(info.num_experts, num_slots, num_left)
+        return ""
+
+    def _stay(self, number: int) -> None:
+        """A rank that was to leave is needed after all: another one was lost meanwhile."""
+        _log.warning("rank %d does not leave: %s", number, self._lacks_capacity_without(number))
+        self._roster.set_state(number, "ready")
+        self._pool.router.open_rank(number)
 
     async def _empty_and_leave(self, number: int) -> None:
         loop = asyncio.get_running_loop()

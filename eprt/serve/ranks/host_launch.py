@@ -118,7 +118,7 @@ class _HostLauncher:
     def _sleep(self) -> None:
         """Until something happens."""
         sources = [self._wake_reader, *([] if self._serves else [self._notices])]
-        if self._door is not None and self._serves:
+        if self._door is not None and self._door.is_open and self._serves and not self._caught_s:
             sources.append(self._door.fileno())
         ready, _, _ = select.select(sources, [], [], _LONGEST_SLEEP_S)
         if self._wake_reader in ready:

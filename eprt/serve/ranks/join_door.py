@@ -68,8 +68,10 @@ def peer_uid(sock: socket.socket) -> int:
 def send_line(sock: socket.socket, message: msgspec.Struct, fds: tuple[int, ...] = ()) -> None:
     sock.settimeout(_ANSWER_S)
     data = msgspec.json.encode(message) + b"\n"
-    sent = socket.send_fds(sock, [data], fds) if fds else 0
-    sock.sendall(data[sent:])
+    if fds:
+        data = data[socket.send_fds(sock, [data], fds) :]
+    if data:  # nothing, sent to somebody who has answered and gone, fails as well
+        sock.sendall(data)
 
 
 def receive_line(sock: socket.socket, kind: type[_Line], max_fds: int = 0) -> tuple[_Line, list[int]]:
@@ -90,6 +92,7 @@ class JoinDoor:
 
     def __init__(self, slots: RankSlots, port: int):
         self._slots = slots
+        self.is_open = False  # whether anybody can come
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.setblocking(False)
         try:
@@ -98,6 +101,7 @@ class JoinDoor:
             print_line(f"eprt: `eprt join` cannot reach this server: {error.strerror} (another one has port {port})")
         else:
             self._sock.listen(8)
+            self.is_open = True
 
     def fileno(self) -> int:
         return self._sock.fileno()

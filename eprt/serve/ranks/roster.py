@@ -59,6 +59,7 @@ class Roster:
         self._send, self._num_experts = send, num_experts
         self._entered = list(self.alive)  # those of the latest view that all its ranks have entered
         self._phase = "steady"  # then "suspending", "resuming"
+        self._may_load = False  # ranks may be reading experts for a view that was given up
         self._suspended: dict[int, msg.Suspended] = {}
         self._resumed: set[int] = set()
         self._rows: list[list[int]] = []
@@ -69,6 +70,11 @@ class Roster:
     def changing(self) -> bool:
         """Whether a view is being entered: no rank takes steps, or it will soon take none."""
         return self._phase != "steady"
+
+    @property
+    def is_suspending(self) -> bool:
+        """Whether ranks of the latest view have still to answer its Suspend."""
+        return self._phase == "suspending"
 
     @property
     def members(self) -> list[int]:
@@ -85,7 +91,9 @@ class Roster:
         if not self.changing:
             return []
         answered, allowed_s = (
-            (set(self._suspended), suspend_s) if self._phase == "suspending" else (self._resumed, resume_s)
+            (set(self._suspended), resume_s if self._may_load else suspend_s)
+            if self._phase == "suspending"
+            else (self._resumed, resume_s)
         )
         late = time.monotonic() - self._phase_begun_s > allowed_s
         return [rank for rank in self.members if late and rank not in answered]
@@ -104,6 +112,7 @@ class Roster:
         self.alive = list(alive)
         if not self.changing:
             self._begun_s = time.monotonic()
+        self._may_load |= self._phase == "resuming"
         self._phase, self._phase_begun_s = "suspending", time.monotonic()
         self._suspended.clear()
         self._resumed.clear()
@@ -132,7 +141,7 @@ class Roster:
         self._resumed.add(rank)
         if len(self._resumed) < len(self.members):
             return None
-        self._phase = "steady"
+        self._phase, self._may_load = "steady", False
         returned = tuple(r for r in self.members if not self._entered[r])
         self._entered = list(self.alive)
         for member in self.members:

@@ -183,7 +183,7 @@ class Worker:
                 self._resume = None
                 self._enter_view(resume, alive)
             elif (go := self._go) is not None and go.view == self._view:
-                self._go, self._seen_seq = None, go.seq
+                self._go, self._seen_seq = None, max(self._seen_seq, go.seq)
                 return True
             else:
                 self._handle_messages(self._receive(None))

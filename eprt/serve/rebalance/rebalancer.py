@@ -28,6 +28,7 @@ from eprt.serve.errors import ApiError
 from eprt.serve.options import ServeOptions
 from eprt.serve.ranks.expert_load import expert_load, total_load
 from eprt.serve.ranks.pool import RankPool
+from eprt.serve.ranks.recovery import CapacityError
 from eprt.serve.ranks.roster import NewView
 from eprt.serve.rebalance.migration import Migration, placement_after, placement_without, with_a_commit
 from eprt.serve.rebalance.planning import solve_apart
@@ -214,13 +215,11 @@ class Rebalancer:
 
     async def hand_over(self, rank: int) -> None:
         """Before a rank leaves: the others get what only it holds, as far as experts can move now. Never raises."""
-        target = placement_without(self.placement, rank)
-        if target is None:
-            return
         try:
-            await self._plan_and_move(RebalanceRequest(target=target))
-            await asyncio.wait({self._following} if self._following else ())
-        except (ApiError, ValueError) as error:
+            if (target := placement_without(self.placement, rank)) is not None:
+                await self._plan_and_move(RebalanceRequest(target=target))
+                await asyncio.wait({self._following} if self._following else ())
+        except (ApiError, CapacityError, ValueError) as error:
             _log.info("rank %d leaves with experts that others must read: %s", rank, error)
 
     def _check_room(self) -> None:

@@ -260,3 +260,17 @@ def test_pages_that_a_lost_step_left_behind_are_not_found():
     assert losing.lose("check") == []
     engine.add_request("b", prompt, params)
     assert tokens_of(run(engine)["b"]) == expected(prompt, params)[0]
+
+
+def test_a_prompt_that_is_aborted_before_its_broken_step_is_thrown_away_is_not_found():
+    prompt, params = [6, 7, 8, 9] * 4, SamplingParams(max_tokens=4, temperature=0, seed=0, ignore_eos=True)
+    engine = make_engine()
+    engine.add_request("a", prompt, params)
+    gone = ViewChangedError("another rank is gone")
+    with patch.object(engine.model, "forward", side_effect=gone), pytest.raises(ViewChangedError):
+        engine.step()
+    engine.abort("a")
+    engine.enter_view(View(1, (True,)), [], engine.suspend().epoch + 1)
+    engine.add_request("b", prompt, params)
+    outputs = run(engine)["b"]
+    assert outputs[0].num_cached_tokens == 0 and tokens_of(outputs) == expected(prompt, params)[0]

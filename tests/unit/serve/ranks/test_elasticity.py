@@ -245,6 +245,55 @@ def test_requests_of_a_retiring_rank_move_when_its_time_is_up():
     asyncio.run(run())
 
 
+async def begin_to_leave(pool: RankPool, rank: int) -> None:
+    """The rank has no request, and all are told to stop after a common step."""
+    pool.elasticity.retire(rank)
+    while not pool.roster.changing:
+        await asyncio.sleep(0)
+    for other in range(3):
+        sent(pool, other)
+
+
+def test_a_leaving_rank_that_dies_before_the_common_step_is_waited_for_no_more():
+    async def run() -> None:
+        pool = elastic_pool()
+        await begin_to_leave(pool, 0)
+        lose(pool, 0)
+        assert sent(pool, 1) == sent(pool, 2) == [msg.Suspend(2, [False, True, True])]
+        enter_view(pool)
+        assert states(pool) == ["gone", "ready", "ready"] and pool.state == "serving"
+
+    asyncio.run(run())
+
+
+def test_a_leaving_rank_is_told_again_when_another_is_lost():
+    async def run() -> None:
+        pool = elastic_pool()
+        await begin_to_leave(pool, 2)
+        lose(pool, 0)
+        assert sent(pool, 2) == [msg.Suspend(2, [False, True, False])]
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_is_needed_after_a_loss_does_not_leave():
+    async def run() -> None:
+        pool = elastic_pool()
+        pool.submit([([1], PARAMS), ([1], PARAMS)])
+        pool.elasticity.retire(1)
+        lose(pool, 0)
+        enter_view(pool)
+        for request_id in ("1", "2"):
+            for rank in (1, 2):
+                report(pool, rank, TokenOutput(request_id, 7, finish_reason="stop"))
+        while states(pool)[1] == "retiring":
+            await asyncio.sleep(0.01)
+        assert states(pool) == ["gone", "ready", "ready"] and not pool.roster.changing
+        assert pool.router.is_open == [False, True, True]
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("number, lost, code", [(7, (), "not_found"), (1, (1,), "not_ready"), (1, (0,), "capacity")])
 def test_a_retirement_that_cannot_be_is_refused(number, lost, code):
     pool = elastic_pool()
