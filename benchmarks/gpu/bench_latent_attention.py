@@ -1,5 +1,4 @@
-"""Attention of decodes, DeepSeek-V3's 128 heads, by every kernel that is installed: over a bfloat16 cache, and over an
-fp8 cache where the kernel takes one.
+"""Attention of decodes, DeepSeek-V3's 128 heads, over bfloat16 and fp8 caches, by every kernel that is installed.
 
 The schedule, which a step makes once for all layers, is timed by itself. `mixed`: 120 requests of 60 to 8604 tokens.
 FlashMLA is a peer as well as a backend: pip install --no-deps sgl-flash-mla.

@@ -72,7 +72,7 @@ def test_every_case_is_in_one_half_and_in_one_phase(num_gpus):
 
 def test_a_test_that_is_done_is_left_out():
     (names,) = collected(2, "long", done=(f"tests/gpu/{DONE}", "tests/gpu/test_sanitizer.py::test_a_small"))
-    assert "test_sanitizer.py::test_a_small_case_has_no_errors[racecheck]" in names and DONE not in names
+    assert "test_sanitizer.py::test_a_small_case_has_no_errors[racecheck-2-small]" in names and DONE not in names
 
 
 def test_a_test_is_run_for_the_record_by_a_session_of_pytest(monkeypatch):
