@@ -1,6 +1,7 @@
 """Attention of prompts whose keys and values are expanded, DeepSeek-V3's 128 heads in bfloat16, by every kernel.
 
-Beside them cuDNN's (torch), which takes one prompt without a cached prefix. They take turns. The expansion counts apart: what it takes stands in rows of its own.
+Beside them cuDNN's (torch), which takes one prompt without a cached prefix. They take turns. The expansion
+counts apart: what it takes stands in rows of its own.
 """
 
 from collections.abc import Callable
