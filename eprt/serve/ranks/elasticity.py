@@ -185,8 +185,9 @@ class Elasticity:
         loaded = [r for r in self._joiners.values() if r.info is not None]
         leaving = tuple(sorted(self._leaving))
         self._leaving.clear()
-        for rank in [rank for rank in leaving if self._lacks_capacity_without(*leaving)]:
-            self._stay(rank)
+        if leaving and (words := self._lacks_capacity_without(*leaving)):
+            for rank in leaving:
+                self._stay(rank, words)
             leaving = ()
         if loaded or leaving:
             for rank in loaded:
@@ -285,9 +286,9 @@ class Elasticity:
             return capacity_words(info.num_experts, num_slots, num_left)
         return ""
 
-    def _stay(self, number: int) -> None:
+    def _stay(self, number: int, why: str) -> None:
         """A rank that was to leave is needed after all: another one was lost meanwhile."""
-        _log.warning("rank %d does not leave: %s", number, self._lacks_capacity_without(number))
+        _log.warning("rank %d does not leave: %s", number, why)
         self._roster.set_state(number, "ready")
         self._pool.router.open_rank(number)
 
