@@ -6,16 +6,19 @@ Knows the format of a line, not its meaning (detect/analysis.py). writer.py writ
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from .standing import RankProcess, Standing
+from .usage import check_usage
 
 SCHEMA = "eprt.diagnose/1"
 # Of a rank's file: its rank, and a number where it was rotated away.
 FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
 # Fields of a record that have one entry per rank.
 PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
-_OPTIONAL = ("experts", "blocked_us")
+_OPTIONAL = ("experts", "blocked_us", "usage", "process", "standing")
 # Larger numbers come from no clock and no counter, and their sums would overflow.
 MOST, MOST_SECONDS, MOST_EXPERTS, MOST_RANKS = 10**18, 10**11, 10**6, 4096
 
@@ -60,10 +63,15 @@ class WindowRecord:
     sent_tokens: tuple[int, ...]  # tokens sent to rank j
     experts: ExpertRows | None = None  # what each expert slot got, where it is logged
     blocked_us: float | None = None  # total time it waited at all, in each call until the last rank's data were there
+    usage: Mapping[str, float] | None = None  # some of usage.USAGE
+    process: RankProcess | None = None
+    standing: Standing | None = None  # only of windows in which some rank kept the others waiting
 
     def __post_init__(self):
         for name in ("node_of_rank", *PER_RANK):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.usage is not None:
+            object.__setattr__(self, "usage", check_usage(self.usage, MOST))
         if problem := self._problem():
             raise ValueError(problem)
 
@@ -123,7 +131,15 @@ class WindowRecord:
                 experts = ExpertRows(**{field.name: experts[field.name] for field in fields(ExpertRows)})
             except (TypeError, KeyError) as error:
                 raise ValueError(f"experts is not a table of expert rows: {error}") from None
-        return WindowRecord(**{name: data[name] for name in _NAMES}, experts=experts, blocked_us=data.get("blocked_us"))
+        process, standing = data.get("process"), data.get("standing")
+        return WindowRecord(
+            **{name: data[name] for name in _NAMES},
+            experts=experts,
+            blocked_us=data.get("blocked_us"),
+            usage=data.get("usage"),
+            process=None if process is None else RankProcess.from_json(process),
+            standing=None if standing is None else Standing.from_json(standing),
+        )
 
 
 _NAMES = [field.name for field in fields(WindowRecord) if field.name not in _OPTIONAL]

@@ -1,11 +1,13 @@
 """WindowMatrices: the log as arrays, waits per call. Knows nothing of lines, and does not judge."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from ..log.events import WindowRecord
 from ..log.reader import LogPlace
+from ..log.standing import RankProcess, Standing
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,11 @@ class WindowMatrices:
     blocked_us_WN: np.ndarray  # time per call that a rank waited at all; NaN also where it is not logged
     # (w, rank) -> whose `experts` is the load of that rank's expert slots, where it is logged
     experts: dict[tuple[int, int], WindowRecord | LogPlace]
+    # Per call, of those of usage.USAGE that any rank has logged: NaN where a rank has not.
+    usage_WN: Mapping[str, np.ndarray] = field(default_factory=dict)
+    processes: Mapping[int, RankProcess] = field(default_factory=dict)  # by rank, as far as they are logged
+    # (window, rank) -> where the rank stood at the window's end, and that time; of windows with a hang.
+    standings: Mapping[tuple[int, int], tuple[Standing, float]] = field(default_factory=dict)
 
     @property
     def num_ranks(self) -> int:
@@ -49,5 +56,9 @@ class WindowMatrices:
     def first(self, num_windows: int) -> "WindowMatrices":
         """The same job, seen when only so many windows had passed."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        cut = {name: value[:num_windows] for name, value in parts.items() if name not in ("node_of_rank_N", "experts")}
-        return WindowMatrices(**{**parts, **cut})
+        whole = ("node_of_rank_N", "experts", "usage_WN", "processes", "standings")
+        cut = {name: value[:num_windows] for name, value in parts.items() if name not in whole}
+        usage_WN = {name: value_WN[:num_windows] for name, value_WN in self.usage_WN.items()}
+        last = max(cut["last_window_W"], default=-1)
+        standings = {place: stood for place, stood in self.standings.items() if place[0] <= last}
+        return WindowMatrices(**{**parts, **cut, "usage_WN": usage_WN, "standings": standings})

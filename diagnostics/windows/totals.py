@@ -7,6 +7,8 @@ import numpy as np
 
 from ..log.events import PER_RANK, WindowRecord
 from ..log.reader import LogPlace
+from ..log.standing import RankProcess, Standing
+from ..log.usage import USAGE
 from .spans import WindowSpan
 from .view import PLANES, WindowView
 
@@ -20,6 +22,10 @@ class WindowTotals(WindowSpan):
         self.compute_us_N = np.zeros(num_ranks)
         self.blocked_us_N = np.zeros(num_ranks)  # NaN where a record does not have it
         self.calls_N = np.zeros(num_ranks)
+        self.usage_UN = np.zeros((len(USAGE), num_ranks))  # as USAGE; NaN where a record does not have it
+        self.processes: dict[int, RankProcess] = {}  # by rank
+        # (window, rank) -> where the rank stood at the window's end, and that time
+        self.standings: dict[tuple[int, int], tuple[Standing, float]] = {}
         # rank -> the latest window that has expert rows, and where they are
         self.experts: dict[int, tuple[int, WindowRecord | LogPlace]] = {}
 
@@ -35,8 +41,14 @@ class WindowTotals(WindowSpan):
         rank = record.rank
         if record.experts is not None:
             self._keep_latest(rank, record.window, place or record)
+        if record.process is not None:
+            self.processes[rank] = record.process
+        if record.standing is not None:
+            self.standings[record.window, rank] = record.standing, record.t_end
         if record.num_calls == 0:
             return
+        usage = record.usage or {}
+        self.usage_UN[:, rank] += [usage.get(name, np.nan) for name in USAGE]
         self.calls_N[rank] += record.num_calls
         self.compute_us_N[rank] += record.compute_us
         self.blocked_us_N[rank] += np.nan if record.blocked_us is None else record.blocked_us
@@ -48,6 +60,9 @@ class WindowTotals(WindowSpan):
         self.compute_us_N += later.compute_us_N
         self.blocked_us_N += later.blocked_us_N
         self.calls_N += later.calls_N
+        self.usage_UN += later.usage_UN
+        self.processes |= later.processes
+        self.standings |= later.standings
         for rank, (window, experts) in later.experts.items():
             self._keep_latest(rank, window, experts)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..log.events import PER_RANK, WindowRecord
 from ..log.reader import LogPlace
+from ..log.usage import USAGE
 from .matrices import WindowMatrices
 from .medians import median
 from .spans import SpanTable
@@ -66,6 +67,7 @@ class WindowSums:
         dispatch_us, combine_us, recv_tokens, sent_tokens = (
             np.stack([span.planes_PNN[p] for span in spans]) / known_WN[:, :, None] for p in range(len(PER_RANK))
         )
+        usage_UWN = np.stack([span.usage_UN for span in spans], axis=1) / known_WN
         return WindowMatrices(
             window_W=np.array([span.windows.first for span in spans]),
             last_window_W=np.array([span.windows.last for span in spans]),
@@ -81,6 +83,9 @@ class WindowSums:
             calls_WN=calls_WN,
             blocked_us_WN=np.stack([span.blocked_us_N for span in spans]) / known_WN,
             experts={(w, rank): kept for w, span in enumerate(spans) for rank, (_, kept) in span.experts.items()},
+            usage_WN={name: usage_UWN[u] for u, name in enumerate(USAGE) if not np.isnan(usage_UWN[u]).all()},
+            processes={rank: process for span in spans for rank, process in span.processes.items()},
+            standings={place: stood for span in spans for place, stood in span.standings.items()},
         )
 
     def link(self, src: int, dst: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from eprt.diagnostics import ExpertRows, WindowRecord, WindowWriter
+from eprt.diagnostics.log.standing import RankProcess, Standing
 
 from tests.unit.diagnostics.cases import record
 
@@ -44,6 +45,20 @@ def test_blocked_us_is_an_extra_field_that_comes_back():
     assert json.loads(one.to_line())["blocked_us"] == 123.5 and WindowRecord.from_line(one.to_line()) == one
 
 
+def test_usage_process_and_standing_are_extra_fields_that_come_back():
+    one = record(
+        usage={"cpu_us": 5.0, "num_throttled": 3, "dreams": 1},
+        process=RankProcess("host7", 4711, "NVIDIA H200, GPU 2"),
+        standing=Standing(27.5, 2, "dispatch", 26.9, "steps"),
+    )
+    data = json.loads(one.to_line())
+    assert data["usage"] == {"cpu_us": 5.0, "num_throttled": 3}, "a name that no reader knows is left out"
+    assert data["process"] == {"host": "host7", "pid": 4711, "gpu": "NVIDIA H200, GPU 2"}
+    assert data["standing"]["waits_for"] == 2 and WindowRecord.from_line(one.to_line()) == one
+    later = one.to_line().replace('"cpu_us"', '"fans":-1,"cpu_us"')
+    assert WindowRecord.from_line(later) == one
+
+
 def test_fields_of_later_versions_are_ignored():
     data = {**json.loads(record().to_line()), "temperature": 55}
     assert WindowRecord.from_line(json.dumps(data)) == record()
@@ -57,6 +72,11 @@ def test_fields_of_later_versions_are_ignored():
         ('{"schema": "eprt.diagnose/1", "window": 1}', "fields are missing: t_start, t_end, rank, "),
         (record().to_line().replace("[0,0,0,0]", "7"), "node_of_rank is not a list"),
         (record().to_line().replace("}", ',"experts":[1]}'), "experts is not a table of expert rows"),
+        (record().to_line().replace("}", ',"usage":{"cpu_us":-1}}'), r"usage.cpu_us=-1: must be a finite number"),
+        (record().to_line().replace("}", ',"usage":7}'), "usage is not an object"),
+        (record().to_line().replace("}", ',"process":{"host":"a"}}'), "process is not a host and a pid"),
+        (record().to_line().replace("}", ',"standing":[]}'), "standing is not an object"),
+        (record().to_line().replace("}", ',"standing":{"heard_s":"x"}}'), "standing.heard_s=x: must be seconds"),
         ("[" * 200_000, "nested too deeply"),
     ],
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from eprt.diagnostics.log.reader import open_log
+from eprt.diagnostics.log.standing import RankProcess, Standing
 from eprt.diagnostics.windows.window_sums import LINK_SERIES, WindowSums, most_kept
 
 from tests.unit.diagnostics.cases import matrices_of, record, synthetic_records, with_experts, write_records
@@ -27,6 +28,31 @@ def test_a_thinned_log_loses_nothing():
     for k in np.random.default_rng(0).permutation(len(lines)):
         shuffled.add_record(lines[k])
     np.testing.assert_allclose(shuffled.matrices().wait_us_WNN, thin.wait_us_WNN)
+
+
+def test_usage_is_per_call_and_missing_where_one_window_lacks_it():
+    lines = [replace(record(rank, w), usage={"cpu_us": 500.0, "steps": 5}) for w in range(4) for rank in range(4)]
+    lines[0] = replace(lines[0], usage=None)
+    calls = lines[1].num_calls
+    full = matrices_of(lines)
+    assert sorted(full.usage_WN) == ["cpu_us", "steps"]
+    assert full.usage_WN["cpu_us"][0, 1] == 500 / calls and np.isnan(full.usage_WN["steps"][0, 0])
+    sums = WindowSums(4, most=2)
+    for one in lines:
+        sums.add_record(one)
+    thin = sums.matrices()
+    assert thin.usage_WN["cpu_us"].shape == (2, 4) and np.isnan(thin.usage_WN["cpu_us"][0, 0])
+    assert thin.usage_WN["cpu_us"][1, 0] == 500 / calls
+    assert full.first(2).usage_WN["cpu_us"].shape == (2, 4)
+
+
+def test_processes_and_standings_are_kept_also_of_ranks_without_calls():
+    lines = [record(rank, w) for w in range(3) for rank in range(4)]
+    stood = Standing(5.0, None, "", 0.0, "stopped")
+    lines[6] = replace(lines[6], num_calls=0, standing=stood, process=RankProcess("h", 12))
+    matrices = matrices_of(lines)
+    assert matrices.standings == {(1, 2): (stood, lines[6].t_end)} and matrices.processes == {2: RankProcess("h", 12)}
+    assert matrices.first(1).standings == {} and matrices.first(2).standings == matrices.standings
 
 
 def test_matrices_are_per_call_and_miss_what_is_missing():
