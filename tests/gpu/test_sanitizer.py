@@ -16,8 +16,10 @@ pytestmark = [
 ]
 
 
-# Not under racecheck: the consumers of latent_attention hand values over by barriers of 256 of a block's 384 threads
-# (bar.sync, bar.arrive), which the tool takes for none where the two sides stand at different places in the code.
+# Not under racecheck: the consumers of both kernels of latent attention hand values over by barriers of 256 of a
+# block's 384 threads (bar.sync, bar.arrive), which the tool takes for none where the two sides stand at different
+# places in the code. Of mla_decode_fp8 it reports sums, scales and weights that one warpgroup stores in front of such a
+# barrier and the other one reads behind it.
 CASES = [
     ("memcheck", 2, "small"),
     ("memcheck", 1, "latent_attention"),
@@ -25,7 +27,6 @@ CASES = [
     ("memcheck", 1, "prompt_attention"),
     ("racecheck", 2, "small"),
     ("racecheck", 1, "prompt_attention"),
-    ("racecheck", 1, "fp8_latent_attention"),
 ]
 
 

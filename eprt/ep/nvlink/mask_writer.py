@@ -10,13 +10,15 @@ from torch import Tensor
 class MaskWriter:
     """On a stream of its own, past whatever waits on others. From any thread; returns when the mask is written.
 
-    mask: int32 [R] on the GPU, 1 for masked ranks.
+    mask: int32 [R] on the GPU, 1 for masked ranks; 0 for all of them yet.
     """
 
     def __init__(self, mask: Tensor):
         self._mask, self._stream = mask, torch.cuda.Stream(priority=-1)
         self._values = torch.zeros(len(mask), dtype=mask.dtype, pin_memory=True)
         self._is_writing = threading.Lock()
+        # The first copy of its kind in a process waits for running kernels: it must not be the one that ends a wait.
+        self.write([False] * len(mask))
 
     def write(self, masked: Sequence[bool], first: int = 0) -> None:
         """masked: of the ranks from `first` on."""
