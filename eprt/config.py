@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from eprt.model_config import ModelConfig, MoEConfig, RopeConfig, require
+from eprt.model_config import IndexerConfig, ModelConfig, MoEConfig, RopeConfig, require
 
-__all__ = ["EngineConfig", "MoEConfig", "ModelConfig", "RopeConfig"]
+__all__ = ["EngineConfig", "IndexerConfig", "MoEConfig", "ModelConfig", "RopeConfig"]
 
 
 def _any_of(choices: tuple[str | None, ...]) -> str:

@@ -106,8 +106,24 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class IndexerConfig:
+    """What chooses the tokens that DeepSeek-V3.2's attention reads."""
+
+    num_heads: int
+    head_dim: int  # of its queries and of its one key
+    top_k: int  # tokens that a query attends to
+
+    def __post_init__(self):
+        smallest = min(self.num_heads, self.head_dim, self.top_k)
+        require(smallest >= 1, f"index_n_heads, index_head_dim, index_topk are {self}: each must be at least 1")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """A DeepSeek V2 / V3 / R1 model, as models/hf_config.py reads it from config.json. Names follow the checkpoints."""
+    """A DeepSeek V2 / V3 / V3.2 / R1 model, as models/hf_config.py reads it from config.json.
+
+    Names follow the checkpoints.
+    """
 
     model_type: str
     vocab_size: int
@@ -133,9 +149,20 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # of config.json and generation_config.json together
     quant_method: str | None = None  # "fp8" or None
+    indexer: IndexerConfig | None = None  # of sparse attention (V3.2)
 
     def __post_init__(self):
         require(self.qk_rope_head_dim % 2 == 0, f"qk_rope_head_dim={self.qk_rope_head_dim}: must be even")
+        if self.indexer is not None:
+            self._check_indexer(self.indexer)
+
+    def _check_indexer(self, indexer: IndexerConfig) -> None:
+        size = indexer.head_dim
+        require(
+            size >= self.qk_rope_head_dim,
+            f"index_head_dim={size}: must be at least qk_rope_head_dim ({self.qk_rope_head_dim}), which it rotates",
+        )
+        require(self.q_lora_rank is not None, "q_lora_rank is null: the indexer's queries come from the query latent")
 
     @property
     def qk_head_dim(self) -> int:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from eprt import ops
-from eprt.engine.kv_cache import cache_format
+from eprt.engine.cache_format import CacheFormat
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.layers.layer_cache import LayerCache
 from eprt.ops.kv_format import KVFormat
 
 
@@ -28,10 +29,15 @@ class PagedRunner:
         self, model, num_pages: int = 96, page_size: int = 4, kv_cache_dtype: str = "auto", overlap: str = "none"
     ):
         self.model, self.page_size, self.device, self.overlap = model, page_size, model.device, overlap
-        config, entry = model.config, cache_format(kv_cache_dtype, model)
-        shape = (config.num_hidden_layers, num_pages, page_size, entry.width)
-        nan = 0xFF if entry.is_fp8 else float("nan")  # e4m3, bfloat16 and float32 of such bytes are NaN
-        self.kv_cache = torch.full(shape, nan, dtype=entry.dtype, device=self.device)
+        entry = CacheFormat.from_name(kv_cache_dtype, model.config, model.kv_dtype)
+        nan = 0xFF if entry.latent.is_fp8 else float("nan")  # e4m3, bfloat16 and float32 of such bytes are NaN
+
+        def pages(part) -> Tensor:
+            return torch.full((num_pages, page_size, part.width), nan, dtype=part.dtype, device=self.device)
+
+        parts = [part for part in (entry.latent, entry.index) if part is not None]
+        num_layers = model.config.num_hidden_layers + (model.mtp is not None)
+        self.cache_L = [LayerCache(*map(pages, parts)) for _ in range(num_layers)]
         self.num_steps = 0
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -51,7 +57,7 @@ class PagedRunner:
         self.num_steps += 1
         order = sorted(range(len(work)), key=lambda i: not (work[i][1] == 1 and work[i][0].num_done > 0))
         batch = self._batch([work[i] for i in order], mode, overlap or self.overlap)
-        logits = self.model.forward(batch, self.kv_cache)
+        logits = self.model.forward(batch, self.cache_L[: self.model.config.num_hidden_layers])
         parts = logits.split([work[i][1] for i in order])
         for request, n in work:
             request.num_done += n

@@ -47,13 +47,14 @@ class FixedLogits(Model):
             num_hidden_layers=1,
             kv_lora_rank=LATENT,
             qk_rope_head_dim=ROPE,
+            indexer=None,
             max_position_embeddings=8192,
             eos_token_ids=(),
         )
         self.logits_XV = torch.randn(NUM_RUNNING, VOCAB, generator=torch.Generator().manual_seed(0)) * 4
         self.swept = np.zeros(sweep_bytes, dtype=np.uint8)
 
-    def forward(self, batch, kv_cache_LPSD):
+    def forward(self, batch, cache_L):
         self.swept += 1
         return self.logits_XV[: batch.logits_idx.shape[0]]
 
@@ -63,7 +64,7 @@ def build(sweep_bytes: int) -> Engine:
     config = EngineConfig(
         "none", kv_cache_gb=40_000 * page_gb, page_size=PAGE_SIZE, max_num_seqs=NUM_RUNNING, chunk_size=512
     )
-    return Engine(config, model=FixedLogits(sweep_bytes))
+    return Engine(config, model=FixedLogits(sweep_bytes))  # type: ignore[abstract]
 
 
 def prompt(rng: np.random.Generator) -> list[int]:

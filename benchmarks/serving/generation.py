@@ -103,8 +103,8 @@ class GenerationBench:
         torch.cuda.empty_cache()
         with cache_of_one_layer() if self.work.one_cache else nullcontext():
             engine = Engine(config, self.group, model=model)
-        for pages in engine.runner.kv_cache_LPSD[:1] if self.work.one_cache else engine.runner.kv_cache_LPSD:
-            self._fill_pages(pages, entry)
+        for cache in engine.runner.cache_L[:1] if self.work.one_cache else engine.runner.cache_L:
+            self._fill_pages(cache.latents, entry)
         yield engine
         self.group.barrier()
         engine.close()

@@ -28,6 +28,7 @@ from eprt.ep.placement.load import LoadRecorder
 from eprt.gpu.readback import HostSnapshot
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
 
 # A draft is read two positions before its own, and a row's last token is never drafted: the model may not know its
@@ -39,7 +40,7 @@ class Drafter:
     """One rank's MTP layer at work.
 
     Args:
-        kv_pages: [pages, page_size, kv_dim] of the MTP layer, the last one for padding.
+        cache: of the MTP layer; the last page is for padding.
         token_MK: int64, on the device, where the drafts are left (runner.py).
         recorder: counts the load of the MTP layer's experts too.
         acceptance: draws the drafts; None: drafts are the likeliest tokens.
@@ -48,13 +49,13 @@ class Drafter:
     def __init__(
         self,
         model: Model,
-        kv_pages: Tensor,
+        cache: LayerCache,
         rows: BatchRows,
         token_MK: Tensor,
         recorder: LoadRecorder,
         acceptance: Acceptance | None = None,
     ):
-        self.model, self.kv_pages, self.rows, self._recorder = model, kv_pages, rows, recorder
+        self.model, self.cache, self.rows, self._recorder = model, cache, rows, recorder
         self.token_MK, self._acceptance = token_MK, acceptance
         self.num_drafts = rows.num_drafts
         self.graphs: DecodeGraphs | None = None  # set later, on GPUs
@@ -66,7 +67,7 @@ class Drafter:
 
         hidden_TH: at the batch's positions, of the tokens before.
         """
-        hidden_XH = self.model.draft(hidden_TH, batch, self.kv_pages)[batch.logits_idx]
+        hidden_XH = self.model.draft(hidden_TH, batch, self.cache)[batch.logits_idx]
         logits_XV = self.model.logits(hidden_XH)
         token_X = logits_XV.argmax(dim=-1)
         return (token_X, hidden_XH) if self._acceptance is None else (token_X, hidden_XH, logits_XV)
@@ -89,7 +90,7 @@ class Drafter:
             # -1, where logits were not numbers, ends its request.
             next_T[packed.batch.logits_idx[: len(token_X)]] = token_X.clamp(min=0)
         batch = replace(packed.batch, token_id_T=next_T, logits_idx=last_S + accepted_S)
-        chain = _Chain(packed.batch, length_S - 1 + accepted_S, room_S, table_SP, *self.kv_pages.shape[:2])
+        chain = _Chain(packed.batch, length_S - 1 + accepted_S, room_S, table_SP, self.cache)
         for k in range(self.num_drafts):
             if k:
                 self._recorder.begin_drafts(len(schedule.row_S))
@@ -159,20 +160,20 @@ class _Chain:
     latest_S: Tensor  # int64: the last position of each request whose token and next token are known
     room_S: Tensor  # int64: the first position without room
     table_SP: Tensor  # int32: pages
-    num_pages: int
-    page_size: int
+    cache: LayerCache
 
     def make_batch(self, k: int, token_S: Tensor) -> ForwardBatch:
         """The k-th tokens behind the latest ones; padding where there is no room."""
         position_S, num = self.latest_S + k, len(token_S)
-        has_room_S, padding_page = position_S < self.room_S, self.num_pages - 1
+        has_room_S, padding_page = position_S < self.room_S, self.cache.num_pages - 1
         position_S = torch.where(has_room_S, position_S, 0)
         table_SP = torch.where(has_room_S.unsqueeze(1), self.table_SP, padding_page)
-        page_S = table_SP.gather(1, (position_S // self.page_size).unsqueeze(1)).squeeze(1).long()
+        page_size = self.cache.page_size
+        page_S = table_SP.gather(1, (position_S // page_size).unsqueeze(1)).squeeze(1).long()
         return ForwardBatch(
             token_id_T=torch.where(has_room_S, token_S, -1),
             position_T=position_S,
-            kv_slot_T=page_S * self.page_size + position_S % self.page_size,
+            kv_slot_T=page_S * page_size + position_S % page_size,
             page_table_BP=table_SP,
             seq_len_B=(position_S + 1).int(),
             query_start_B1=torch.arange(num + 1, dtype=torch.int32, device=token_S.device),

@@ -103,7 +103,7 @@ class Engine:
         self._owns_model = model is None
         self.model: Model = load_model(config, self.group, progress) if model is None else model
         cache = make_cache(config, self.group, self.model, has_files=self._owns_model)
-        self._pool, kv_cache_LPSD = cache.pool, cache.pages_LPSD
+        self._pool = cache.pool
         self.limits = RequestLimits(self.model.config.vocab_size, cache.max_model_len, cache.num_tokens)
         num_drafts = config.num_speculative_tokens
         self._rows = rows = BatchRows(
@@ -115,23 +115,23 @@ class Engine:
         # Whether a step is launched before the previous one is finished.
         self.overlap_schedule = self._on_gpu if config.overlap_schedule is None else config.overlap_schedule
         self.overlap_schedule &= not num_drafts
-        self.runner = Runner(self.model, kv_cache_LPSD[:num_layers], rows, config.chunk_size, self.overlap_schedule)
+        self.runner = Runner(self.model, cache.layers[:num_layers], rows, config.chunk_size, self.overlap_schedule)
         self._schedule: Schedule | None = None  # of the step that is not launched yet
         self._launched: list[LaunchedStep] = []  # that are not finished yet, at most two
         self._outputs: list[TokenOutput] = []  # of finished steps, not returned yet
         self.grammars = Grammars.from_checkpoint(config.model_dir, self.model.config)
         self._preparation = Preparation(self.grammars, self.scheduler)
         self._masks = MaskMaker(rows, self.runner.draft_token_MK, self.grammars)
-        self.gap = DeviceGap(kv_cache_LPSD.device)
+        self.gap = DeviceGap(self.model.device)
         experts = watch_experts(config, self.group, self.model)
         self.recorder, self._router, self.migrator = experts.recorder, experts.router, experts.migrator
         self._acceptance: Acceptance | None = None
         self.drafter: Drafter | None = None
         if num_drafts:
-            token_MK, kv_pages = self.runner.draft_token_MK, kv_cache_LPSD[num_layers]
+            token_MK, mtp_cache = self.runner.draft_token_MK, cache.layers[num_layers]
             if config.speculative_acceptance == "rejection":
                 self._acceptance = Acceptance(rows, token_MK)
-            self.drafter = Drafter(self.model, kv_pages, rows, token_MK, self.recorder, self._acceptance)
+            self.drafter = Drafter(self.model, mtp_cache, rows, token_MK, self.recorder, self._acceptance)
         self.overlap = OverlapPolicy.for_model(config, self.model)
         if self.group.rank == 0:
             self.overlap.log()

@@ -27,7 +27,10 @@ import torch
 from torch import Tensor
 
 from eprt.config import EngineConfig, ModelConfig
+from eprt.engine.cache_format import CacheFormat
+from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
+from eprt.ops.index_format import IndexFormat
 from eprt.ops.kv_format import KVFormat
 
 _log = logging.getLogger(__name__)
@@ -171,8 +174,8 @@ class KVCache:
     """One rank's pages: their accounts and their memory."""
 
     pool: PagePool
-    # See allocate_kv_cache. An MTP layer is the last layer. The last page is for padding: the pool does not know it.
-    pages_LPSD: Tensor
+    # An MTP layer is the last one. The last page of each is for padding: the pool does not know it.
+    layers: Sequence[LayerCache]
     max_model_len: int  # most tokens of a request
 
     @property
@@ -190,9 +193,8 @@ class KVCache:
         # An MTP layer's entries depend on each token and the next.
         drafts = config.num_speculative_tokens > 0
         pool = PagePool(size.num_pages, config.page_size, config.enable_prefix_cache, num_next=int(drafts))
-        shape = size.num_layers, size.num_pages + 1, config.page_size
-        pages_LPSD = allocate_kv_cache(*shape, size.entry, model.device)
-        return KVCache(pool, pages_LPSD, min(size.max_model_len, size.num_tokens))
+        layers = allocate_layers(size, model.device)
+        return KVCache(pool, layers, min(size.max_model_len, size.num_tokens))
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class CacheSize:
     num_layers: int  # an MTP layer is the last
     num_pages: int  # without the one for padding
     page_size: int  # tokens
-    entry: KVFormat
+    entry: CacheFormat
     max_model_len: int  # as asked for
     note: str  # what is other than asked for, "" for nothing
 
@@ -212,8 +214,13 @@ class CacheSize:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor."""
-        return (self.num_pages + 1) * self.num_layers * self.page_size * self.entry.width * self.entry.dtype.itemsize
+        """Of all tensors."""
+        return (self.num_pages + 1) * self.page_size * self.token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token in all layers."""
+        return self.num_layers * self.entry.token_bytes
 
     @staticmethod
     def for_config(config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, left_bytes: int) -> "CacheSize":
@@ -222,7 +229,7 @@ class CacheSize:
         max_model_len = config.max_model_len or most
         if max_model_len > most:
             raise ValueError(f"--max-model-len {max_model_len}: the model knows positions up to {most}")
-        entry = KVFormat.from_name(config.kv_cache_dtype, model.kv_lora_rank, model.qk_rope_head_dim, kv_dtype)
+        entry = CacheFormat.from_name(config.kv_cache_dtype, model, kv_dtype)
         num_layers, given_gb = model.num_hidden_layers + drafts, config.kv_cache_gb
         if given_gb is None and left_bytes <= 0:
             raise ValueError(
@@ -231,7 +238,7 @@ class CacheSize:
             )
         gb = left_bytes / 2**30 if given_gb is None else given_gb
         useful = _USEFUL_CACHE * config.max_num_seqs * -(-max_model_len // page_size)
-        num_pages = num_kv_pages(gb, num_layers, page_size, entry, useful)
+        num_pages = num_kv_pages(gb, page_size, num_layers * entry.token_bytes, useful)
         size = CacheSize(num_layers, num_pages, page_size, entry, max_model_len, "")
         return replace(size, note=_note(size, given_gb, gb, num_pages == useful, config.max_num_seqs))
 
@@ -251,24 +258,30 @@ def _note(size: CacheSize, given_gb: float | None, gb: float, is_bounded: bool, 
     )
 
 
-def cache_format(name: str, model: Model) -> KVFormat:
-    """How entries are stored: name is EngineConfig.kv_cache_dtype. ValueError for sizes that fp8 cannot have."""
-    return KVFormat.from_name(name, model.config.kv_lora_rank, model.config.qk_rope_head_dim, model.kv_dtype)
-
-
-def num_kv_pages(kv_cache_gb: float, num_layers: int, page_size: int, entry: KVFormat, num_useful: int) -> int:
-    """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than num_useful. Raises if none fits."""
-    page_bytes = num_layers * page_size * entry.width * entry.dtype.itemsize
+def num_kv_pages(kv_cache_gb: float, page_size: int, token_bytes: int, num_useful: int) -> int:
+    """Pages that fit in kv_cache_gb * 2**30 bytes, but no more than num_useful. Raises if none fits. token_bytes: of
+    all layers."""
+    page_bytes = page_size * token_bytes
     fit = int(kv_cache_gb * 2**30) // page_bytes
     if fit < 1:
         raise ValueError(f"--kv-cache-gb {kv_cache_gb}: one page of {page_size} tokens takes {page_bytes} bytes")
     return min(fit, num_useful)
 
 
+def allocate_layers(size: CacheSize, device: torch.device) -> list[LayerCache]:
+    """MemoryError where the device has no room for them."""
+    shape = size.num_layers, size.num_pages + 1, size.page_size
+    latents = allocate_kv_cache(*shape, size.entry.latent, device)
+    if size.entry.index is None:
+        return [LayerCache(latents_PSD) for latents_PSD in latents]
+    index_keys = allocate_kv_cache(*shape, size.entry.index, device)
+    return [LayerCache(*pages) for pages in zip(latents, index_keys)]
+
+
 def allocate_kv_cache(
-    num_layers: int, num_pages: int, page_size: int, entry: KVFormat, device: torch.device | str
+    num_layers: int, num_pages: int, page_size: int, entry: KVFormat | IndexFormat, device: torch.device | str
 ) -> Tensor:
-    """The cache [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
+    """Pages [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
     MemoryError where the device has no room for it."""
     shape = (num_layers, num_pages, page_size, entry.width)
     num_bytes = torch.Size(shape).numel() * entry.dtype.itemsize

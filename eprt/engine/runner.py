@@ -3,6 +3,7 @@
 The batch's tensors are views of buffers that are filled again in the next step; the model keeps none of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from eprt.engine.sampler import top_logprobs
 from eprt.engine.schedule import Chunk, Drafts, Schedule
 from eprt.gpu.upload import upload
 from eprt.layers.batch import ForwardBatch, Split
+from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
 
 # Rows of prompt log-probabilities computed at once: bounds the memory beside the logits themselves.
@@ -35,18 +37,23 @@ class Runner:
     """Runs one rank's steps.
 
     Args:
-        kv_cache_LPSD: [layers, pages, page_size, kv_dim], the last page for padding.
+        cache_L: of each layer; the last page is for padding.
         keep_tokens: sampled tokens stay on the device, in last_token_M, where the next step takes them from: it can be
             packed before the host knows them. Every row that decodes has its latest token there.
     """
 
     def __init__(
-        self, model: Model, kv_cache_LPSD: Tensor, rows: BatchRows, chunk_size: int, keep_tokens: bool = False
+        self,
+        model: Model,
+        cache_L: Sequence[LayerCache],
+        rows: BatchRows,
+        chunk_size: int,
+        keep_tokens: bool = False,
     ):
-        self.model, self.kv_cache_LPSD, self.rows = model, kv_cache_LPSD, rows
-        self.device = kv_cache_LPSD.device
+        self.model, self.cache_L, self.rows = model, cache_L, rows
+        self.device = model.device
         self.graphs: DecodeGraphs | None = None  # set later, on GPUs
-        self.page_size, self.padding_page = kv_cache_LPSD.shape[2], kv_cache_LPSD.shape[1] - 1
+        self.page_size, self.padding_page = cache_L[0].page_size, cache_L[0].num_pages - 1
         num_rows = len(rows.length_M)
         self.last_token_M = torch.zeros(num_rows, dtype=torch.int64, device=self.device) if keep_tokens else None
         self.draft_token_MK = torch.zeros(num_rows, rows.num_drafts, dtype=torch.int64, device=self.device)
@@ -62,11 +69,11 @@ class Runner:
         what drafting goes on from: the final hidden states [T, H]."""
         if self.graphs is not None and self.graphs.fits(batch):
             return self.graphs.run(batch)
-        return self.compute(batch) if wants_hidden else (self.model.forward(batch, self.kv_cache_LPSD),)
+        return self.compute(batch) if wants_hidden else (self.model.forward(batch, self.cache_L),)
 
     def compute(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """One pass of the model, launched anew: logits and hidden states."""
-        return self.model.forward_with_hidden(batch, self.kv_cache_LPSD)
+        return self.model.forward_with_hidden(batch, self.cache_L)
 
     def keep_sampled(self, packed: PackedStep, token_S: Tensor) -> None:
         """Keeps the tokens that the next step goes on from."""

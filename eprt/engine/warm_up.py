@@ -36,7 +36,7 @@ def warm_up(
             batches.append(replace(batch, overlap="tbo", split=Split.in_middle([0, length])))
         for batch in batches:
             if drafter is None:
-                runner.model.forward(batch, runner.kv_cache_LPSD)
+                runner.model.forward(batch, runner.cache_L)
             else:
                 drafter.compute(batch, runner.compute(batch)[1])
     torch.cuda.synchronize()

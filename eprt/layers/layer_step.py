@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.mlp import MLP
 from eprt.layers.moe import EPMoE
 
@@ -25,7 +26,7 @@ class Layer(Protocol):
 
     mlp: MLP | EPMoE
 
-    def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, microbatch: Microbatch, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """The MLP's normalised input and the residual stream, both [T, H], behind norm, attention and norm."""
         ...
 
@@ -35,12 +36,12 @@ class LayerStep:
 
     h_TH: Tensor  # the MLP's input
 
-    def __init__(self, layer: Layer, microbatch: Microbatch, kv_pages: Tensor):
-        self.layer, self.microbatch, self.kv_pages = layer, microbatch, kv_pages
+    def __init__(self, layer: Layer, microbatch: Microbatch, cache: LayerCache):
+        self.layer, self.microbatch, self.cache = layer, microbatch, cache
         self.events: dict[str, Any] = {}  # stage -> its end, where another lane waits for it (lanes.py)
 
     def attention(self) -> None:
-        self.h_TH, self.microbatch.x_TH = self.layer.attend(self.microbatch, self.kv_pages)
+        self.h_TH, self.microbatch.x_TH = self.layer.attend(self.microbatch, self.cache)
 
     def mlp(self) -> None:
         self.microbatch.x_TH = self.microbatch.x_TH + self.layer.mlp(self.h_TH)

@@ -12,6 +12,7 @@ from torch import Tensor
 from eprt import ops
 from eprt.config import ModelConfig
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.linear import JoinedLinear, Linear
 from eprt.layers.norm import RMSNorm
 from eprt.layers.rope import softmax_scale
@@ -38,15 +39,14 @@ class MLA:
         self.softmax_scale = softmax_scale(config.rope, config.qk_head_dim)
 
     def __call__(
-        self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, kv_pages: Tensor, plans: dict[str, Any] | None = None
+        self, x_TH: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache, plans: dict[str, Any] | None = None
     ) -> Tensor:
-        """Of norm(x). Writes this batch's cache entries, then attends. kv_pages: [pages, page_size, D], or as KVFormat
-        says. plans: see ops.mla_decode."""
+        """Of norm(x). Writes this batch's cache entries, then attends. plans: see ops.mla_decode."""
         q_TA, kv_TD = self.weights.qkv_a.of_norm(x_TH, norm)
         q_nope_TNC, q_rope_TNR = self._queries(q_TA)
         kv_norm, rotation = self.weights.kv_a_norm, self._rotation(batch.position_T)
-        ops.latent_insert(kv_pages, batch.kv_slot_T, kv_TD, kv_norm.weight_H, kv_norm.eps, rotation)
-        return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, kv_pages, plans).flatten(1))
+        ops.latent_insert(cache.latents, batch.kv_slot_T, kv_TD, kv_norm.weight_H, kv_norm.eps, rotation)
+        return self.weights.o(self._attend(q_nope_TNC, q_rope_TNR, batch, cache.latents, plans).flatten(1))
 
     def _queries(self, q_TA: Tensor) -> tuple[Tensor, Tensor]:
         """Not rotated yet."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from eprt import ops
 from eprt.ep.api import DispatchHandle, Received
 from eprt.layers.gate import RoutedTokens
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.sm_split import ONE_PROGRAM_PER_TILE, device_sms
@@ -28,8 +29,8 @@ class MoEStep(LayerStep):
     y_TH: Tensor  # their sums, token by token
     shared_TH: Tensor | None  # of the shared expert, where the layer has one
 
-    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, kv_pages: Tensor, signal: Any = None):
-        super().__init__(layer, microbatch, kv_pages)
+    def __init__(self, layer: Layer, moe: EPMoE, microbatch: Microbatch, cache: LayerCache, signal: Any = None):
+        super().__init__(layer, microbatch, cache)
         self.moe, self.ep, self.signal = moe, moe.ep[microbatch.batch.mode], signal
 
     def gate(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.lanes import Lanes
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.layer_step import Layer, LayerStep, Microbatch
 from eprt.layers.moe import EPMoE
 from eprt.layers.moe_step import MoEStep
@@ -17,7 +18,7 @@ from eprt.layers.sm_split import device_sms, send_sms, tile_rows
 
 
 def run_layers(
-    layers: Sequence[Layer], x_TH: Tensor, batch: ForwardBatch, kv_pages_L: Sequence[Tensor] | Tensor, lanes: Lanes
+    layers: Sequence[Layer], x_TH: Tensor, batch: ForwardBatch, cache_L: Sequence[LayerCache], lanes: Lanes
 ) -> Tensor:
     """The residual stream behind the layers. Two microbatches if batch.overlap is "tbo", else one."""
     microbatches = [Microbatch(batch, x_TH)]
@@ -25,18 +26,18 @@ def run_layers(
         first, second = batch.halves()
         at = first.num_tokens
         microbatches = [Microbatch(first, x_TH[:at], 0), Microbatch(second, x_TH[at:], 1)]
-    for _ in zip_longest(*(_walk(layers, microbatch, kv_pages_L, lanes) for microbatch in microbatches)):
+    for _ in zip_longest(*(_walk(layers, microbatch, cache_L, lanes) for microbatch in microbatches)):
         pass
     results = [microbatch.x_TH for microbatch in microbatches]
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def _walk(
-    layers: Sequence[Layer], microbatch: Microbatch, kv_pages_L: Sequence[Tensor] | Tensor, lanes: Lanes
+    layers: Sequence[Layer], microbatch: Microbatch, cache_L: Sequence[LayerCache], lanes: Lanes
 ) -> Generator[None, None, None]:
     """Takes one microbatch through all layers; yields at every PAUSE."""
-    for layer, kv_pages in zip(layers, kv_pages_L, strict=True):
-        step, schedule = begin_step(layer, microbatch, kv_pages)
+    for layer, cache in zip(layers, cache_L, strict=True):
+        step, schedule = begin_step(layer, microbatch, cache)
         for stage in schedule:
             if stage is PAUSE:
                 yield
@@ -44,18 +45,18 @@ def _walk(
                 lanes.run(stage, step)
 
 
-def begin_step(layer: Layer, microbatch: Microbatch, kv_pages: Tensor) -> tuple[LayerStep, tuple[Stage, ...]]:
+def begin_step(layer: Layer, microbatch: Microbatch, cache: LayerCache) -> tuple[LayerStep, tuple[Stage, ...]]:
     """A microbatch at the beginning of a layer, and the schedule that it follows there."""
     moe, overlap = layer.mlp, microbatch.batch.overlap
     if not isinstance(moe, EPMoE):
-        return LayerStep(layer, microbatch, kv_pages), DENSE
+        return LayerStep(layer, microbatch, cache), DENSE
     if overlap == "tbo":
-        return MoEStep(layer, moe, microbatch, kv_pages), TWO_BATCH
+        return MoEStep(layer, moe, microbatch, cache), TWO_BATCH
     if overlap == "none":
         schedule = PLAIN if moe.ep[microbatch.batch.mode].sends_in_background() else IN_TURN
-        return MoEStep(layer, moe, microbatch, kv_pages), schedule
-    signal = _tile_signal(moe, microbatch.batch) if kv_pages.is_cuda else None
-    step = MoEStep(layer, moe, microbatch, kv_pages, signal)
+        return MoEStep(layer, moe, microbatch, cache), schedule
+    signal = _tile_signal(moe, microbatch.batch) if cache.is_cuda else None
+    step = MoEStep(layer, moe, microbatch, cache, signal)
     return step, SINGLE_BATCH if signal is None else SINGLE_BATCH_TILES
 
 

@@ -13,6 +13,7 @@ from eprt.ep.exchange import Exchange
 from eprt.gpu.readback import Readback
 from eprt.layers.batch import ForwardBatch
 from eprt.layers.lanes import Lanes, StreamLanes
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.layer_step import Microbatch
 from eprt.layers.linear import Linear
 from eprt.layers.mla import MLA
@@ -31,9 +32,9 @@ class DecoderLayer:
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def attend(self, microbatch: Microbatch, kv_pages: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, microbatch: Microbatch, cache: LayerCache) -> tuple[Tensor, Tensor]:
         m = microbatch
-        attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, kv_pages, m.plans)
+        attended_TH = self.attention(m.x_TH, self.attention_norm, m.batch, cache, m.plans)
         return self.mlp_norm.add(attended_TH, m.x_TH)
 
 
@@ -48,10 +49,10 @@ class MtpLayer:
         self.layer, self.head_norm = layer, head_norm
 
     def __call__(
-        self, hidden_TH: Tensor, embedded_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor, lanes: Lanes
+        self, hidden_TH: Tensor, embedded_TH: Tensor, batch: ForwardBatch, cache: LayerCache, lanes: Lanes
     ) -> Tensor:
         both_T2H = torch.cat((self.embed_norm(embedded_TH), self.hidden_norm(hidden_TH)), dim=-1)
-        return self.head_norm(run_layers([self.layer], self.project(both_T2H), batch, [kv_pages], lanes))
+        return self.head_norm(run_layers([self.layer], self.project(both_T2H), batch, [cache], lanes))
 
 
 class DeepseekModel(Model):
@@ -79,18 +80,18 @@ class DeepseekModel(Model):
         self.lanes = StreamLanes() if self.device.type == "cuda" else Lanes()
 
     @torch.no_grad()
-    def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        return self.logits(self.norm(self._run_layers(batch, kv_cache_LPSD)[batch.logits_idx]))
+    def forward(self, batch: ForwardBatch, cache_L: Sequence[LayerCache]) -> Tensor:
+        return self.logits(self.norm(self._run_layers(batch, cache_L)[batch.logits_idx]))
 
     @torch.no_grad()
-    def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:
-        hidden_TH = self.norm(self._run_layers(batch, kv_cache_LPSD))
+    def forward_with_hidden(self, batch: ForwardBatch, cache_L: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
+        hidden_TH = self.norm(self._run_layers(batch, cache_L))
         return self.logits(hidden_TH[batch.logits_idx]), hidden_TH
 
     @torch.no_grad()
-    def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+    def draft(self, hidden_TH: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         assert self.mtp is not None, "the model was loaded without its MTP layer"
-        return self.mtp(hidden_TH, self._embed(batch), batch, kv_pages, self.lanes)
+        return self.mtp(hidden_TH, self._embed(batch), batch, cache, self.lanes)
 
     def logits(self, hidden_XH: Tensor) -> Tensor:
         # Normalised in the model's dtype, then not rounded again: bf16 logits would tie too often for sampling.
@@ -99,8 +100,8 @@ class DeepseekModel(Model):
     def _embed(self, batch: ForwardBatch) -> Tensor:
         return self.embed_VH[batch.token_id_T.clamp(min=0)]
 
-    def _run_layers(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        return run_layers(self.layers, self._embed(batch), batch, kv_cache_LPSD, self.lanes)
+    def _run_layers(self, batch: ForwardBatch, cache_L: Sequence[LayerCache]) -> Tensor:
+        return run_layers(self.layers, self._embed(batch), batch, cache_L, self.lanes)
 
     def moe_layers(self) -> list[EPMoE]:
         return [layer.mlp for layer in self._decoder_layers if isinstance(layer.mlp, EPMoE)]

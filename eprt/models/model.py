@@ -9,6 +9,7 @@ from torch import Tensor
 from eprt.config import ModelConfig
 from eprt.ep.exchange import Exchange
 from eprt.layers.batch import ForwardBatch
+from eprt.layers.layer_cache import LayerCache
 from eprt.layers.moe import EPMoE
 
 
@@ -32,18 +33,17 @@ class Model(Protocol):
     kv_dtype: torch.dtype  # of the cache
     exchange: Exchange  # the communication of all MoE layers; empty without any
 
-    def forward(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> Tensor:
-        """fp32 logits [X, V] of rows batch.logits_idx. kv_cache_LPSD: [layers, pages, page_size, kv_dim], of kv_dtype
-        or as KVFormat says."""
+    def forward(self, batch: ForwardBatch, cache_L: Sequence[LayerCache]) -> Tensor:
+        """fp32 logits [X, V] of rows batch.logits_idx. cache_L: of each layer."""
         ...
 
-    def forward_with_hidden(self, batch: ForwardBatch, kv_cache_LPSD: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_with_hidden(self, batch: ForwardBatch, cache_L: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
         """The same logits, and the normalised final hidden states [T, H] that draft() goes on from."""
         ...
 
-    def draft(self, hidden_TH: Tensor, batch: ForwardBatch, kv_pages: Tensor) -> Tensor:
+    def draft(self, hidden_TH: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """Hidden states [T, H] whose logits() predict the token after batch.token_id_T. hidden_TH: of the tokens before
-        those, whose positions and cache slots the batch has. kv_pages: [pages, page_size, kv_dim], of the MTP layer."""
+        those, whose positions and cache slots the batch has. cache: of the MTP layer."""
         ...
 
     def logits(self, hidden_XH: Tensor) -> Tensor:

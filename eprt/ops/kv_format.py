@@ -59,7 +59,7 @@ class KVFormat:
         if not self.is_fp8:
             return kv_TD.to(self.dtype)
         latent, rope = kv_TD.float().split([self.latent_size, self.rope_size], dim=-1)
-        scale = _power_of_2(latent.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min(SMALLEST_SCALE)
+        scale = power_of_2(latent.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min(SMALLEST_SCALE)
         parts = ((latent / scale).to(torch.float8_e4m3fn), (rope / scale).to(torch.bfloat16), scale)
         entry = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
         return torch.nn.functional.pad(entry, (0, self.width - entry.shape[-1]))
@@ -74,6 +74,6 @@ class KVFormat:
         return torch.cat((latent.float(), rope.float()), dim=-1) * scale.contiguous().view(torch.float32)
 
 
-def _power_of_2(x: Tensor) -> Tensor:
+def power_of_2(x: Tensor) -> Tensor:
     """The smallest that is at least x, of fp32 values that are not negative: 0 stays 0."""
     return ((x.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)

@@ -48,7 +48,8 @@ def decodes_say_what_prompts_say(group: EPGroup) -> None:
 def _runner(model) -> PagedRunner:
     """What pages hold beside the tokens written is finite, as in the engine."""
     runner = PagedRunner(model, num_pages=64, page_size=PAGE_SIZE)
-    runner.kv_cache.normal_()
+    for cache in runner.cache_L:
+        cache.latents.normal_()
     return runner
 
 

@@ -55,5 +55,6 @@ def _again(runner: PagedRunner, work: list, mode: str, overlap: str) -> list[tor
         request.num_done -= n
         for position in range(request.num_done, request.num_done + n):
             page = request.pages[position // runner.page_size]
-            runner.kv_cache[:, page, position % runner.page_size] = float("nan")
+            for cache in runner.cache_L:
+                cache.latents[page, position % runner.page_size] = float("nan")
     return result

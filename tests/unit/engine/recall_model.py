@@ -36,27 +36,29 @@ class RecallModel(DenseModel):
             num_hidden_layers=1,
             kv_lora_rank=1,
             qk_rope_head_dim=1,
+            indexer=None,
             max_position_embeddings=max_position_embeddings,
             eos_token_ids=eos_token_ids,
         )
         self.modes: list[str] = []
         self.num_tokens: list[int] = []
 
-    def forward(self, batch, kv_cache_LPSD: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch, cache_L) -> torch.Tensor:
         self.modes.append(batch.mode)
         self.num_tokens.append(batch.num_tokens)
         assert batch.num_context == batch.seq_len_B[batch.num_decode :].sum(), "contexts of the prompts"
-        entries = kv_cache_LPSD[0].view(-1, 2)
+        pages = cache_L[0].latents
+        entries = pages.view(-1, 2)
         assert len(set(batch.kv_slot_T.tolist())) == batch.num_tokens, "two tokens share a cache slot"
         entries[batch.kv_slot_T] = torch.stack([batch.token_id_T, batch.position_T], dim=1).float()
-        page_size = kv_cache_LPSD.shape[2]
+        page_size = cache_L[0].page_size
         assert batch.query_start_B1.dtype == batch.seq_len_B.dtype == batch.page_table_BP.dtype == torch.int32
         hashes = [np.empty(0, dtype=np.uint64)]
         for b, seq_len in enumerate(batch.seq_len_B.tolist()):
             begin, end = batch.query_start_B1[b : b + 2].tolist()
             assert (end - begin == 1) or b >= batch.num_decode
-            pages = batch.page_table_BP[b, : -(-seq_len // page_size)].long()
-            context = kv_cache_LPSD[0][pages].flatten(0, 1)[:seq_len].long().numpy()
+            its_pages = batch.page_table_BP[b, : -(-seq_len // page_size)].long()
+            context = pages[its_pages].flatten(0, 1)[:seq_len].long().numpy()
             assert (context[:, 1] == np.arange(seq_len)).all(), f"request {b} reads positions {context[:, 1]}"
             hashes.append(_context_hash(context[:, 0])[seq_len - (end - begin) :])
         assert sum(map(len, hashes)) == batch.num_tokens

@@ -142,8 +142,8 @@ def test_bad_logits_end_their_request_with_an_error():
     engine = make_engine()
     forward = engine.model.forward
 
-    def with_nan(batch, kv_cache_LPSD):
-        logits_XV = forward(batch, kv_cache_LPSD)
+    def with_nan(batch, cache_L):
+        logits_XV = forward(batch, cache_L)
         for row, token_id in enumerate(batch.token_id_T[batch.logits_idx].tolist()):
             if token_id == 13:
                 logits_XV[row, 0] = math.nan

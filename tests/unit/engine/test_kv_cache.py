@@ -1,6 +1,7 @@
 """PagePool: prefix chains against a record of whole prefixes, exact accounting, eviction order, integrity checks."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eprt.engine.kv_cache import ROOT_NODE, PagePool, allocate_kv_cache, cache_format, num_kv_pages
+from eprt.engine.cache_format import CacheFormat
+from eprt.engine.kv_cache import ROOT_NODE, PagePool, allocate_kv_cache, num_kv_pages
 from eprt.ops.kv_format import KVFormat
 
 PAGE = 2
@@ -129,10 +131,10 @@ def test_integrity_names_the_page_that_leaks():
 
 def test_the_cache_is_sized_by_memory_and_by_use():
     # 2 layers x 16 tokens x 10 values x 2 bytes = 640 bytes a page.
-    assert num_kv_pages(6400 / 2**30, 2, 16, ENTRY, 10**6) == 10
-    assert num_kv_pages(1.0, 2, 16, ENTRY, 3) == 3
+    assert num_kv_pages(6400 / 2**30, 16, 2 * 20, 10**6) == 10
+    assert num_kv_pages(1.0, 16, 2 * 20, 3) == 3
     with pytest.raises(ValueError, match=r"--kv-cache-gb .*one page of 16 tokens takes 640 bytes"):
-        num_kv_pages(600 / 2**30, 2, 16, ENTRY, 100)
+        num_kv_pages(600 / 2**30, 16, 2 * 20, 100)
     cache = allocate_kv_cache(2, 3, 16, ENTRY, "cpu")
     assert cache.shape == (2, 3, 16, 10) and not cache.any()
     with pytest.raises(MemoryError, match=r"takes \d+\.\d GB .* lower --kv-cache-gb"):
@@ -152,9 +154,8 @@ def test_an_fp8_entry_is_its_latent_within_half_a_step_and_its_rotated_key_in_bf
 
 
 def test_the_cache_format_goes_by_the_option_and_the_model():
-    config = SimpleNamespace(kv_lora_rank=32, qk_rope_head_dim=8)
-    model = SimpleNamespace(config=config, kv_dtype=torch.float32)
-    formats = [cache_format(name, model) for name in ("auto", "bf16", "fp8")]
+    config: Any = SimpleNamespace(kv_lora_rank=32, qk_rope_head_dim=8, indexer=None)
+    formats = [CacheFormat.from_name(name, config, torch.float32).latent for name in ("auto", "bf16", "fp8")]
     assert [(f.dtype, f.width) for f in formats] == [(torch.float32, 40), (torch.bfloat16, 40), (torch.uint8, 64)]
     with pytest.raises(ValueError, match=r"multiple of 4 values .* not 30 and 8; use --kv-cache-dtype bf16"):
         KVFormat(30, 8, torch.uint8)

@@ -46,20 +46,20 @@ class LosingEngine:
 
     def __init__(self, engine: Engine):
         self.engine, self.epoch = engine, 0
-        self.cache = engine.runner.kv_cache_LPSD[0].view(-1, 2)
+        self.cache = engine.runner.cache_L[0].latents.view(-1, 2)
         self.slots: list = []  # of the latest steps, the newest last
         self.forward, engine.model.forward = engine.model.forward, self.compute
 
-    def compute(self, batch, kv_cache_LPSD):
+    def compute(self, batch, cache_L):
         self.slots = [*self.slots[-1:], batch.kv_slot_T.clone()]
-        return self.forward(batch, kv_cache_LPSD)
+        return self.forward(batch, cache_L)
 
     def lose(self, where: str) -> list:
         """A step that fails; what it has left in the cache is nothing to rely on. Returns what was finished before."""
         engine, model = self.engine, self.engine.model
         error = RankLostError(0, 1, 0, "a test")
 
-        def fail_in_forward(batch, kv_cache_LPSD):
+        def fail_in_forward(batch, cache_L):
             self.cache[batch.kv_slot_T] = -1.0
             raise error
 

@@ -57,7 +57,7 @@ def test_weights_and_cache_take_what_was_told(name, options, tmp_path):
     pools = {id(moe.pool): moe.pool for moe in engine.model.moe_layers()}
     assert sum(pool.expert_bytes * len(pool.parts[0]) for pool in pools.values()) == plan.experts
     assert bytes_of(model.embed_VH, model.layers, model.norm, model.lm_head, model.mtp) == plan.dense
-    assert engine.runner.kv_cache_LPSD.untyped_storage().nbytes() == plan.cache.num_bytes
+    assert bytes_of(engine.runner.cache_L) == plan.cache.num_bytes
     assert engine.limits.kv_tokens == plan.cache.num_tokens
     engine.close()
 
@@ -93,7 +93,7 @@ def test_what_would_not_be_used_is_not_taken_and_that_is_told(tmp_path):
 def test_memory_is_taken_by_pages_that_are_written(tmp_path):
     tiny.save(tiny.make_model("v3"), tmp_path)
     engine = Engine(EngineConfig(str(tmp_path), kv_cache_gb=0.5, max_num_seqs=2000, chunk_size=2000))
-    cache = engine.runner.kv_cache_LPSD
+    cache = engine.runner.cache_L[0].latents
     assert cache.untyped_storage().nbytes() > 400 << 20
     start = cache.data_ptr()
     with open("/proc/self/smaps") as smaps:

@@ -7,6 +7,7 @@ from eprt import LLM, EngineConfig, EPGroup
 from eprt.engine.batch_rows import BatchRows
 from eprt.engine.runner import Runner
 from eprt.engine.warm_up import log_graphs, record_decodes, warm_up
+from eprt.layers.layer_cache import LayerCache
 from eprt.models.loader import load_model
 from tests.paths import DEMO
 
@@ -14,11 +15,12 @@ from tests.paths import DEMO
 def test_halves_are_tried_before_the_first_request(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     model = load_model(EngineConfig(DEMO, overlap="tbo"), EPGroup.single())
-    cache = torch.zeros(model.config.num_hidden_layers, 3, 16, model.config.kv_dim, dtype=model.config.dtype)
+    shape = model.config.num_hidden_layers, 3, 16, model.config.kv_dim
+    cache_L = [LayerCache(latents_PSD) for latents_PSD in torch.zeros(shape, dtype=model.config.dtype)]
     seen = []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda b, kv: (seen.append((b.num_tokens, b.overlap)), forward(b, kv)))
-    runner = Runner(model, cache, BatchRows(1, 40, 16, model.config.vocab_size), 40)
+    runner = Runner(model, cache_L, BatchRows(1, 40, 16, model.config.vocab_size), 40)
     warm_up(runner, None, 40, lambda num_tokens: "tbo" if num_tokens >= 32 else "none")
     tried = [(length, "none") for length in (1, 16, 32, 40, 40)]
     assert sorted(seen) == sorted([*tried, (32, "tbo"), (40, "tbo"), (40, "tbo")])
