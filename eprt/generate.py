@@ -109,12 +109,12 @@ def _prompts(arguments: argparse.Namespace) -> list[str]:
 
 def _in_chat_template(llm, prompt: str) -> list[int]:
     """Token ids of the prompt as a user's message. The template writes BOS, so the tokenizer must not."""
-    from eprt.serve.openai.chat import ChatTemplate
     from eprt.serve.openai.protocol import Message
+    from eprt.serve.openai.templates import find_template
 
     if llm.tokenizer is None:
         raise ValueError(f"--chat: {llm.engine.config.model_dir} has no tokenizer.json, so no text can be encoded")
-    template = ChatTemplate.from_checkpoint(llm.engine.config.model_dir, llm.tokenizer)
+    template = find_template(llm.engine.config.model_dir, llm.tokenizer)
     if template is None:
         raise ValueError(f"--chat: {llm.engine.config.model_dir} has no chat template")
     text = template.render([Message(role="user", content=prompt)])

@@ -26,7 +26,7 @@ from eprt.ep.placement.slot_map import SlotMap
 from eprt.models.checkpoint import INDEX_NAME, Checkpoint
 from eprt.models.config_file import ConfigFile
 
-NAMED_TEMPLATES = "additional_chat_templates"  # where serve/chat.py looks for them
+TEMPLATE_DIRS = ("additional_chat_templates", "encoding")  # where serve/openai looks for templates and encodings
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 
@@ -146,7 +146,7 @@ def _write_index(directory: Path, files: list[tuple[str, list[str]]], num_bytes:
 def _copy_the_rest(source: Path, target: Path) -> tuple[str, ...]:
     not_copied = []
     for path in sorted(source.iterdir()):
-        if path.name == NAMED_TEMPLATES and path.is_dir():
+        if path.name in TEMPLATE_DIRS and path.is_dir():
             shutil.copytree(path, target / path.name)
         elif path.is_dir():
             not_copied.append(path.name)

@@ -51,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(group, "dtype", "load_format", "num_hidden_layers", "quantization")
     text = "serve token ids only; no tokenizer is needed"
     group.add_argument("--skip-tokenizer-init", action="store_true", help=text)
+    text = "Jinja template of chats, instead of the checkpoint's own"
+    group.add_argument("--chat-template", metavar="FILE", help=text)
     text = "let requests bring a chat_template of their own, a program that runs in a sandbox without bound on time"
     group.add_argument("--trust-request-chat-template", action="store_true", help=text)
     _add_parsers(group)
@@ -153,6 +155,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     if args.rebalance == "auto" and not args.spare_experts:
         raise OptionError("--rebalance auto needs --spare-experts of at least 1: experts need room to move")
     _check_model_dir(Path(args.model_dir), args.skip_tokenizer_init, args.max_model_len)
+    _check_chat_template(args.chat_template, args.skip_tokenizer_init)
     try:
         read_sampling_defaults(engine)
     except ValueError as error:
@@ -235,6 +238,21 @@ def _check_model_dir(model_dir: Path, skip_tokenizer_init: bool, max_model_len: 
         raise OptionError(
             f"--model {model_dir}: has no tokenizer.json; add it, or serve token ids only with --skip-tokenizer-init"
         )
+
+
+def _check_chat_template(file: str | None, skip_tokenizer_init: bool) -> None:
+    if file is None:
+        return
+    if skip_tokenizer_init:
+        raise OptionError(
+            f"--chat-template {file}: there are no chats with --skip-tokenizer-init; leave out one of them"
+        )
+    from eprt.serve.openai.templates import read_template_file
+
+    try:
+        read_template_file(file, {})
+    except ValueError as error:
+        raise OptionError(f"--chat-template {error}") from None
 
 
 def _check_served(model_dir: Path) -> None:

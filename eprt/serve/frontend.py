@@ -29,9 +29,9 @@ from eprt.serve.http.api import REQUEST_LOG, Api
 from eprt.serve.http.connection import Connection, raise_descriptor_limit
 from eprt.serve.http.origins import with_origins
 from eprt.serve.http.traffic import Traffic
-from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.prepare import Preparer
+from eprt.serve.openai.templates import find_template
 from eprt.serve.options import SERVING, FrontendConfig
 from eprt.serve.ranks.metrics import RankCollector
 from eprt.serve.ranks.pool import RankPool
@@ -69,7 +69,7 @@ class Frontend:
         metrics.registry.register(ViewCollector(self._pool.roster, self._pool.sequences))
         model_dir = options.engine.model_dir
         tokenizer = None if options.skip_tokenizer_init else Tokenizer(model_dir)
-        template = ChatTemplate.from_checkpoint(model_dir, tokenizer) if tokenizer else None
+        template = find_template(model_dir, tokenizer, options.chat_template) if tokenizer else None
         formats = ModelFormats()
         if tokenizer is not None:
             parsers = options.tool_call_parser, options.reasoning_parser

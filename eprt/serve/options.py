@@ -33,6 +33,7 @@ class ServeOptions:
     bind: str = DEFAULT_POLICY
     num_ranks: int | None = None  # -n; None: one, or as many as the mpirun that started this process says
     skip_tokenizer_init: bool = False
+    chat_template: str | None = None  # a file; None: the checkpoint's own template
     trust_request_chat_template: bool = False  # requests may bring chat templates of their own
     tool_call_parser: str = "auto"  # a name of openai/tools.py, or none; auto: what the chat template shows
     reasoning_parser: str = "auto"  # likewise, of openai/reasoning.py
@@ -62,7 +63,7 @@ class ServeOptions:
 
 
 # Each rank's host may have its own; the files are read where the frontend runs.
-_FILES = ("api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile")
+_FILES = ("chat_template", "api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile")
 _OF_ONE_RANK = ("model_dir", "model_name", "model_aliases", "bind", *_FILES)
 SECRET_FLAGS = ("--api-key", "--admin-key")
 _FLAG_OF = {

@@ -21,6 +21,7 @@ import msgspec
 
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError, invalid
+from eprt.serve.openai.prompt_template import PromptTemplate, function_of, present, text_of, to_json
 from eprt.serve.openai.protocol import Message, Tool
 
 NAMED_TEMPLATES = "additional_chat_templates"
@@ -37,23 +38,18 @@ class _GenerationBlock(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    # Jinja's own filter escapes HTML and sorts keys; templates of language models expect neither.
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
-
-
 def _raise_exception(message: str):
     raise jinja2.TemplateError(message)
 
 
-class ChatTemplate:
+class ChatTemplate(PromptTemplate):
     """One checkpoint's template, or several by name. special_tokens: name -> text, which templates may refer to."""
 
     def __init__(self, source: str | dict[str, str], special_tokens: dict[str, str]):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._special_tokens = special_tokens
@@ -93,10 +89,6 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt. variables: more names for the template (chat_template_kwargs). ApiError 400 when it refuses."""
-        for name in ("messages", "tools"):
-            if name in (variables or {}):
-                raise invalid("chat_template_kwargs", f"chat_template_kwargs has {name}, which is a field of its own")
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
         context = {
@@ -146,19 +138,13 @@ def _no_place_for(
     )
 
 
-def text_of(message: Message) -> str:
-    """Its content as one text."""
-    content = message.content or ""
-    return content if isinstance(content, str) else "".join(part.text or "" for part in content)
-
-
 def _message(message: Message, arguments_as_text: bool) -> dict[str, Any]:
     """A plain dict, as templates expect it, without the fields that were not given."""
     content = None if message.content is None else text_of(message)
     # "developer" is OpenAI's newer name of "system"; templates know the old one.
     role = "system" if message.role == "developer" else message.role
     result: dict[str, Any] = {"role": role, "content": content}
-    result |= _given(message, "name", "tool_call_id")
+    result |= present(message, "name", "tool_call_id")
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
         result["reasoning_content"] = reasoning
     if message.tool_calls:
@@ -178,8 +164,4 @@ def _tool_call(call, arguments_as_text: bool) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    return {"type": "function", "function": _given(tool.function, "name", "description", "parameters")}
-
-
-def _given(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(struct, name)) is not None}
+    return {"type": "function", "function": function_of(tool)}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from eprt.serve.errors import invalid, quoted, unsupported
-from eprt.serve.openai.chat import ChatTemplate, text_of
+from eprt.serve.openai.prompt_template import PromptTemplate, text_of
 from eprt.serve.openai.protocol import ChatRequest, Message
 
 _OTHER_TEMPLATE = "serve the checkpoint with a chat_template.jinja that does"
@@ -17,9 +17,10 @@ _OTHER_TEMPLATE = "serve the checkpoint with a chat_template.jinja that does"
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}eprt\N{OBJECT REPLACEMENT CHARACTER}"
 
 
-def render_conversation(template: ChatTemplate, request: ChatRequest, variables: dict[str, Any] | None) -> str:
+def render_conversation(template: PromptTemplate, request: ChatRequest, variables: dict[str, Any] | None) -> str:
     """variables: chat_template_kwargs, and whatever else the template is told. Raises ApiError."""
     messages, continues, opening = request.messages, request.continues_final, ""
+    _check_extras(template, messages)
     adds_prompt = request.add_generation_prompt is not False and not continues
     if continues and not text_of(messages[-1]).strip():  # no text to find: white space behind a new message's beginning
         messages, continues, adds_prompt, opening = messages[:-1], False, True, text_of(messages[-1])
@@ -47,6 +48,18 @@ def render_conversation(template: ChatTemplate, request: ChatRequest, variables:
         )
     _check_results(messages, text, render)
     return _cut_behind(text_of(messages[-1]), text) if continues else text + opening
+
+
+def _check_extras(template: PromptTemplate, messages: list[Message]) -> None:
+    """Roles and fields of messages that few models have."""
+    for i, message in enumerate(messages):
+        given = {"tools": message.tools, "task": message.task, "latest_reminder": message.role == "latest_reminder"}
+        for name, value in given.items():
+            if value and name not in template.message_extras:
+                path = f"messages[{i}].{'role' if name == 'latest_reminder' else name}"
+                raise unsupported(
+                    path, f"{path}: {name} is of DeepSeek-V4's prompts; this model's have no place for it"
+                )
 
 
 def _check_results(messages: list[Message], text: str, render) -> None:

@@ -6,7 +6,7 @@ Knows nothing of how the formats are read (tools.py, reasoning.py).
 from dataclasses import dataclass
 
 from eprt.engine.tokenizer import Tokenizer
-from eprt.serve.openai.chat import ChatTemplate
+from eprt.serve.openai.prompt_template import PromptTemplate
 from eprt.serve.openai.reasoning import BEGIN, ReasoningFormat, reasoning_format_named
 from eprt.serve.openai.thinking import probe
 from eprt.serve.openai.tools import ToolFormat, tool_format_named
@@ -24,15 +24,17 @@ class ModelFormats:
 
     @staticmethod
     def from_checkpoint(
-        tokenizer: Tokenizer, template: ChatTemplate | None, tool_parser: str = "auto", reasoning_parser: str = "auto"
+        tokenizer: Tokenizer, template: PromptTemplate | None, tool_parser: str = "auto", reasoning_parser: str = "auto"
     ) -> "ModelFormats":
-        """tool_parser, reasoning_parser: a name, none, or auto: what the chat template shows."""
+        """tool_parser, reasoning_parser: a name, none, or auto: what the chat template says or shows."""
         sources = "\n".join(template.sources) if template else ""
-        tools = _tool_format(tokenizer, sources) if tool_parser == "auto" else tool_parser
-        reasoning = _reasoning_format(template, sources) if reasoning_parser == "auto" else reasoning_parser
+        if tool_parser == "auto":
+            tool_parser = (template and template.tool_format) or _tool_format(tokenizer, sources)
+        if reasoning_parser == "auto":
+            reasoning_parser = (template and template.reasoning_format) or _reasoning_format(template, sources)
         return ModelFormats(
-            tool_format_named(tools) if tools != "none" else None,
-            reasoning_format_named(reasoning) if reasoning != "none" else None,
+            tool_format_named(tool_parser) if tool_parser != "none" else None,
+            reasoning_format_named(reasoning_parser) if reasoning_parser != "none" else None,
         )
 
     def has_special_marks(self, tokenizer: Tokenizer) -> bool:
@@ -54,7 +56,7 @@ def _tool_format(tokenizer: Tokenizer, sources: str) -> str:
     return "deepseek_v3" if tokenizer.has_token(_DEEPSEEK_CALL) else "hermes"
 
 
-def _reasoning_format(template: ChatTemplate | None, sources: str) -> str:
+def _reasoning_format(template: PromptTemplate | None, sources: str) -> str:
     """Certain where a prompt can end with an open <think>."""
     if template is None:
         return "none"

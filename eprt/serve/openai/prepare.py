@@ -14,17 +14,21 @@ from eprt.engine.request import RequestLimits
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.tokenizer import Tokenizer
 from eprt.serve.errors import ApiError, invalid, quoted, unsupported
-from eprt.serve.openai.chat import ChatTemplate, text_of
+from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.conversation import render_conversation
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.forms import Forms
 from eprt.serve.openai.infilling import Infilling
 from eprt.serve.openai.job import GenerationJob, Prompt, TextFormats
+from eprt.serve.openai.prompt_template import PromptTemplate, text_of
 from eprt.serve.openai.protocol import NO_DEFAULTS, ChatRequest, CompletionRequest
 from eprt.serve.openai.thinking import ThinkingSwitch
 
 # OpenAI's default for /v1/completions. A chat answer may be as long as the model can go on.
 _DEFAULT_MAX_TOKENS = 16
+_NO_TEMPLATE = (
+    "the model has no chat template: send a prompt to /v1/completions, or start the server with --chat-template FILE"
+)
 
 
 class Preparer:
@@ -42,7 +46,7 @@ class Preparer:
         self,
         model_name: str,
         tokenizer: Tokenizer | None,
-        template: ChatTemplate | None,
+        template: PromptTemplate | None,
         max_sequences: int,
         formats: ModelFormats | None = None,
         aliases: tuple[str, ...] = (),
@@ -124,10 +128,10 @@ class Preparer:
                 raise unsupported("chat_template", what + "--trust-request-chat-template to run those of its clients")
             template, thinking = self._read_template(request.chat_template)
         if template is None or thinking is None:
-            raise invalid("messages", "the model has no chat template: send a prompt to /v1/completions")
+            raise invalid("messages", _NO_TEMPLATE)
         return render_conversation(template, request, thinking.template_variables(request))
 
-    def _compile_template(self, source: str) -> tuple[ChatTemplate, ThinkingSwitch]:
+    def _compile_template(self, source: str) -> tuple[PromptTemplate, ThinkingSwitch]:
         """Of a request."""
         assert self.tokenizer is not None, "without a tokenizer there is no chat"
         try:

@@ -186,7 +186,7 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "latest_reminder"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -194,6 +194,10 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     reasoning: str | None = None  # vLLM's newer name of reasoning_content
     prefix: bool | None = None  # DeepSeek's: the answer goes on with this message, the last one
+    # Of DeepSeek-V4's prompts, with the role latest_reminder: tools that a developer's message brings, and a short
+    # classification that is asked for instead of an answer.
+    tools: "list[Tool] | None" = None
+    task: Literal["action", "query", "authority", "domain", "title", "read_url"] | None = None
     # Clients send an answer of the API back as it was, with nulls in these fields.
     refusal: None = None
     annotations: list[Any] | None = None

@@ -8,7 +8,7 @@ or the same names in `chat_template_kwargs` (vLLM, SGLang). Templates read `thin
 from typing import Any
 
 from eprt.serve.errors import ApiError, invalid, quoted, unsupported
-from eprt.serve.openai.chat import ChatTemplate
+from eprt.serve.openai.prompt_template import PromptTemplate
 from eprt.serve.openai.protocol import ChatRequest, Message
 from eprt.serve.openai.reasoning import BEGIN, ReasoningFormat
 
@@ -22,21 +22,23 @@ _NEUTRAL = {"add_generation_prompt": True, "continue_final_message": False, "tok
 class ThinkingSwitch:
     """What one model's template offers. reasoning: how the model writes its thoughts; None: they are not looked for."""
 
-    def __init__(self, template: ChatTemplate, reasoning: ReasoningFormat | None):
+    def __init__(self, template: PromptTemplate, reasoning: ReasoningFormat | None):
         self._variables = template.variables
         self._switches = [name for name in _SWITCHES if name in self._variables]
         prompt = probe(template, {})
         self._thinks = prompt.endswith(BEGIN) or (reasoning is not None and reasoning.begins_inside(prompt))
 
     def template_variables(self, request: ChatRequest) -> dict[str, Any]:
-        """For ChatTemplate.render. Raises ApiError where the model cannot do as asked."""
+        """For PromptTemplate.render. Raises ApiError where the model cannot do as asked."""
         given = {name: value for name, value in (request.chat_template_kwargs or {}).items() if value is not None}
         asked = _asked(request, given)
         variables = {}
         for name, value in given.items():
             if name in (*_SWITCHES, _EFFORT) or _NEUTRAL.get(name) == value:
                 continue
-            if name not in self._variables and name not in ("messages", "tools"):  # these two: ChatTemplate refuses
+            if name in ("messages", "tools"):
+                raise invalid("chat_template_kwargs", f"chat_template_kwargs has {name}, which is a field of its own")
+            if name not in self._variables:
                 raise unsupported(f"chat_template_kwargs.{name}", self._unknown(name))
             variables[name] = value
         wanted = _agreed(asked)
@@ -98,7 +100,7 @@ def _agreed(asked: list[tuple[str, Any]]) -> bool | None:
     return next(iter(wanted), None)
 
 
-def probe(template: ChatTemplate, variables: dict[str, Any]) -> str:
+def probe(template: PromptTemplate, variables: dict[str, Any]) -> str:
     """The prompt of a short chat, without white space at its end; empty where the template refuses it."""
     try:
         return template.render([Message(role="user", content="Hi")], variables=variables).rstrip()

@@ -29,6 +29,8 @@ from tests.unit.cases import MODEL
         (["--diagnose-dir", ""], "--diagnose-dir is empty: give it a value or leave it out"),
         (["--served-model-name", ""], "--served-model-name is empty: give it a value or leave it out"),
         (["--model", ""], "--model is empty"),
+        (["--chat-template", "/nowhere/x"], "--chat-template /nowhere/x: No such file"),
+        (["--chat-template", "x", "--skip-tokenizer-init"], "--chat-template x: there are no chats with"),
         (["--host", ""], "--host is empty"),
         (["--drain-timeout", "inf"], "--drain-timeout inf: must be finite and at least 0"),
         (["--body-timeout", "inf"], "--body-timeout inf: must be finite and above 0"),
@@ -119,3 +121,12 @@ def test_models_that_are_not_served_are_refused_before_ranks_start(fields, messa
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(OptionError, match=message):
         parse_options(["--model", str(tmp_path), "--skip-tokenizer-init"])
+
+
+def test_a_chat_template_of_a_file(tmp_path):
+    path = tmp_path / "x.jinja"
+    path.write_text("{% if %}")
+    with pytest.raises(OptionError, match=f"--chat-template {path}: the chat template has an error in line 1"):
+        parse_options(["--model", str(MODEL), "--chat-template", str(path)])
+    path.write_text("{{ messages }}")
+    assert parse_options(["--model", str(MODEL), "--chat-template", str(path)]).chat_template == str(path)

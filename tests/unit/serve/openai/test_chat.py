@@ -122,12 +122,6 @@ def test_a_template_that_refuses_or_escapes_is_the_clients_error(source):
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize("name", ["messages", "tools"])
-def test_template_variables_do_not_replace_fields(name):
-    with pytest.raises(ApiError, match=name):
-        ChatTemplate("{{ tools }}", {}).render([Message("user", "hi")], variables={name: []})
-
-
 def test_developer_is_system_and_parts_are_joined():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     rendered = ChatTemplate("{{ messages[0].role }} {{ messages[0].content }}", {}).render(

@@ -5,6 +5,8 @@ import pytest
 from eprt.serve.errors import ApiError
 from eprt.serve.openai.chat import ChatTemplate
 from eprt.serve.openai.conversation import render_conversation
+from eprt.serve.openai.encodings.deepseek_v4 import DeepSeekV4Encoding
+from eprt.serve.openai.encodings.deepseek_v32 import DeepSeekV32Encoding
 from eprt.serve.openai.protocol import ChatRequest, FunctionCall, FunctionSpec, Message, Tool, ToolCall
 
 # Prints nothing but users' and assistants' messages, like the first templates of DeepSeek-V3 and R1.
@@ -99,3 +101,31 @@ def test_a_message_that_a_template_fails_on_is_named_without_a_word_of_python():
     assert broken.param == "messages" and "template fails: ZeroDivisionError" in broken.message
     own = refused("{{ raise_exception('roles must alternate') }}", USER)
     assert own.param == "messages" and "roles must alternate" in own.message, "the template's own words"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (Message(role="latest_reminder", content="Monday"), "messages[1].role"),
+        (Message(role="user", content="Hi", task="title"), "messages[1].task"),
+        (Message(role="developer", content="Hi", tools=TOOLS), "messages[1].tools"),
+    ],
+)
+def test_what_few_models_have_is_refused_by_the_others(message, param):
+    error = refused(FULL, USER, message)
+    assert (error.param, error.code) == (param, "unsupported_parameter") and "DeepSeek-V4" in error.message
+    request = ChatRequest(messages=[USER, message])
+    assert render_conversation(DeepSeekV4Encoding(), request, None)
+    with pytest.raises(ApiError):
+        render_conversation(DeepSeekV32Encoding(), request, None)
+
+
+@pytest.mark.parametrize("template", [DeepSeekV4Encoding(), DeepSeekV32Encoding()])
+def test_encodings_print_everything_or_refuse_it(template):
+    said = Message(role="assistant", content=" Well, ")
+    request = ChatRequest(messages=[USER, said], continue_final_message=True)
+    assert render_conversation(template, request, {"thinking": True}).endswith("<think></think> Well, ")
+    tools = ChatRequest(messages=[USER, CALL, RESULT], tools=TOOLS)
+    assert '"name": "search"' in render_conversation(template, tools, None)
+    with pytest.raises(ApiError, match="does not print documents"):
+        render_conversation(template, ChatRequest(messages=[USER], documents=[{"text": "d"}]), None)

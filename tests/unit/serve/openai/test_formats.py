@@ -5,6 +5,8 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as HfTokenizer
 
 from eprt.engine.tokenizer import Tokenizer
+from eprt.serve.openai.encodings.deepseek_v4 import DeepSeekV4Encoding
+from eprt.serve.openai.encodings.deepseek_v32 import DeepSeekV32Encoding
 from eprt.serve.openai.formats import ModelFormats
 from eprt.serve.openai.reasoning import reasoning_format_named
 from eprt.serve.openai.tools import tool_format_named
@@ -60,3 +62,12 @@ def test_a_special_token_in_a_mark_is_found(tmp_path):
     tokenizer = tokenizer_with(tmp_path, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
     assert ModelFormats(tools=tool_format_named("deepseek_v31")).has_special_marks(tokenizer)
     assert not ModelFormats(reasoning=reasoning_format_named("deepseek_r1")).has_special_marks(tokenizer)
+
+
+def test_an_encoding_knows_both(tmp_path):
+    tokenizer = tokenizer_with(tmp_path)
+    v32 = ModelFormats.from_checkpoint(tokenizer, DeepSeekV32Encoding())
+    assert names(v32) == ("DeepSeekV32Format", "DeepSeekV3Reasoning")
+    v4 = ModelFormats.from_checkpoint(tokenizer, DeepSeekV4Encoding())
+    assert names(v4) == ("DeepSeekV4Format", "DeepSeekV4Reasoning")
+    assert ModelFormats.from_checkpoint(tokenizer, DeepSeekV4Encoding(), "none", "none") == ModelFormats()
