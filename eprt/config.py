@@ -109,6 +109,8 @@ class EngineConfig:
     # take turns), "sbo" (decodes: the shared expert beside gate and dispatch) or "auto".
     overlap: str = "auto"
     overlap_sms: int | None = None  # SMs of a GPU that send outputs in "sbo"; None: as many as pay (layers/sm_split.py)
+    # Requests come from, or go to, engines of other instances (engine/handoff.py), which read each other's KV pages.
+    hands_over: bool = False
     seed: int = 0  # of requests that bring no seed
     # Where sampling defaults and further EOS tokens come from: "auto" (the model's generation_config.json, if it has
     # one), "none", or another directory with such a file.

@@ -46,7 +46,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from eprt.config import EngineConfig
@@ -57,6 +56,8 @@ from eprt.engine.device_gap import DeviceGap
 from eprt.engine.drafter import Drafter
 from eprt.engine.expert_watch import watch_experts
 from eprt.engine.grammars import Grammars
+from eprt.engine.handoff import Handoff
+from eprt.engine.intake import Intake
 from eprt.engine.launched_step import LaunchedStep
 from eprt.engine.masks import MaskMaker
 from eprt.engine.membership import Membership
@@ -64,13 +65,13 @@ from eprt.engine.memory_plan import make_cache
 from eprt.engine.outputs import EngineStats, StepResult, SuspendedState, TokenOutput
 from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.preparation import Preparation
-from eprt.engine.request import QueueFullError, Request, RequestLimits
+from eprt.engine.request import RequestLimits
 from eprt.engine.runner import Runner
 from eprt.engine.sampling_params import SamplingParams
 from eprt.engine.schedule import Schedule
 from eprt.engine.scheduler import Scheduler
 from eprt.engine.step_headers import StepHeaders
-from eprt.engine.warm_up import log_graphs, record_decodes, warm_up
+from eprt.engine.warm_up import log_graphs, prepare_gpu
 from eprt.ep.errors import EPError
 from eprt.ep.group.agreement import require_same_options
 from eprt.ep.group.group import EPGroup
@@ -121,6 +122,8 @@ class Engine:
         self._outputs: list[TokenOutput] = []  # of finished steps, not returned yet
         self.grammars = Grammars.from_checkpoint(config.model_dir, self.model.config)
         self._preparation = Preparation(self.grammars, self.scheduler)
+        self.handoff = Handoff(self.scheduler, cache.pages, self.grammars.compile)
+        self.intake = Intake(self.group, self.model.config, config, self.limits, self._preparation, self.handoff)
         self._masks = MaskMaker(rows, self.runner.draft_token_MK, self.grammars)
         self.gap = DeviceGap(self.model.device)
         experts = watch_experts(config, self.group, self.model)
@@ -141,7 +144,6 @@ class Engine:
             self.group, self.model, self._headers, self._router, self.migrator, config.replica_routing == "local"
         )
         self._leaves_for = 0  # number of the view for which this rank shall stop, 0 for none
-        self._seeds = np.random.default_rng([config.seed, self.group.rank])
         self._num_steps, self._last_step_s = 0, 0.0
         self.ended_by = ""  # why step() can no longer be called, "" while it can
         self._can_resume = True  # whether suspend() and enter_view() make step() possible again
@@ -154,20 +156,15 @@ class Engine:
 
     def _prepare_gpu(self) -> None:
         """Compiles kernels and records graphs, on all ranks before any of them serves."""
-        if not self._on_gpu:
-            return
-        config = self.config
-        longest = min(config.chunk_size, self.limits.max_model_len)
-        warm_up(self.runner, self.drafter, longest, lambda num_tokens: self.overlap.for_step([num_tokens], "normal"))
-        most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
-        most_rows = min(config.low_latency_max_tokens, most_decodes)
-        num_pages = -(-self.limits.max_model_len // config.page_size)
-        wanted = config.graph_sizes if self._router is None else ()  # the router splits on the host: no graphs
-        sizes = record_decodes(self.runner, self.drafter, wanted, most_rows, num_pages, self.overlap.decode)
-        if self.group.rank == 0:
-            log_graphs(sizes, most_decodes, most_rows)
-        self.model.reset_counters()
-        self.group.barrier()
+        if self._on_gpu:
+            replays = self._router is None  # it splits on the host: no graphs
+            recorded = prepare_gpu(
+                self.runner, self.drafter, self.config, self.limits.max_model_len, self.overlap, replays
+            )
+            if self.group.rank == 0:
+                log_graphs(*recorded)
+            self.model.reset_counters()
+            self.group.barrier()
 
     # -- requests of this rank --
 
@@ -178,39 +175,22 @@ class Engine:
         params: SamplingParams,
         sample_idx: int = 0,
         generated: Sequence[int] = (),
+        hands_over: bool = False,
     ) -> None:
         """Queues one sequence. For params.n the caller adds n requests, with sample_idx 0..n-1 and one seed.
 
         Where params.seed is None, one is drawn here, so the caller must draw the seed that n requests are to share.
         generated: the tokens that another rank has generated with the same params, seed and sample_idx: the request
         goes on behind them as it would have there. No output repeats them, nor the prompt's log-probabilities.
+        hands_over: it goes on in another instance after one token, and its pages are held for that (handoff.py).
         Raises ValueError for a request that can never run or whose id is in use, QueueFullError past max_queue.
         """
-        self.limits.check(prompt_token_ids, params)
-        self.limits.check_generated(prompt_token_ids, params, generated)
-        num_waiting = len(self.scheduler.waiting) + len(self._preparation)
-        if num_waiting >= self.config.max_queue:
-            raise QueueFullError(
-                f"[rank {self.group.rank}/{self.group.size}] {num_waiting} requests are waiting, "
-                f"max_queue is {self.config.max_queue}; try again later"
-            )
-        seed = int(self._seeds.integers(1 << 63)) if params.seed is None else params.seed
-        self._preparation.add_request(
-            Request.new(
-                request_id,
-                prompt_token_ids,
-                params,
-                sample_idx=sample_idx,
-                seed=seed,
-                max_model_len=self.limits.max_model_len,
-                eos_token_ids=self.model.config.eos_token_ids,
-                generated=generated,
-            )
-        )
+        self.intake.add_request(request_id, prompt_token_ids, params, sample_idx, generated, hands_over)
 
     def abort(self, request_id: str) -> bool:
         """Drops a request and frees its pages at once; no output follows. False if it has already ended."""
-        return self._preparation.drop_request(request_id) or self.scheduler.abort(request_id)
+        dropped = self._preparation.drop_request(request_id) or self.scheduler.abort(request_id)
+        return dropped or self.handoff.drop_request(request_id)
 
     @property
     def has_work(self) -> bool:
@@ -246,6 +226,7 @@ class Engine:
     def _step(self, seen_seq: int) -> StepResult:
         start = time.perf_counter()
         self._outputs += self._preparation.move_ready()
+        self.runner.keep_known([request.row for request in self.scheduler.start_arrived()])
         if self.scheduler.must_preempt():
             self._finish()
         self._schedule = schedule = self.scheduler.schedule()
@@ -375,6 +356,9 @@ class Engine:
             kv_pages_total=self._pool.num_pages,
             kv_pages_used_now=self._pool.num_owned,
             last_step_s=self._last_step_s,
+            num_held_now=self.handoff.num_held,
+            num_arriving_now=self.handoff.num_arriving,
+            num_pulled_pages=self.handoff.num_pulled_pages,
             num_gaps=self.gap.num_gaps,
             gap_s=self.gap.total_s,
             **self._headers.step_counts(),
@@ -385,7 +369,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the page, row or request that is not accounted for exactly."""
-        self.scheduler.check_integrity()
+        self.scheduler.check_integrity(self.handoff.arriving_pages())
 
     def close(self) -> None:
         """Frees what the engine made, the model included if it loaded it. Collective. The group stays its owner's."""
@@ -396,5 +380,6 @@ class Engine:
         if self.migrator is not None:
             self.migrator.close()
         self._headers.close()
+        self.handoff.close()
         if self._router is not None:
             self._router.close()

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from eprt.config import EngineConfig, ModelConfig
 from eprt.engine.cache_format import CacheFormat
+from eprt.kv.pages import CachePages
 from eprt.layers.layer_cache import LayerCache
 from eprt.models.model import Model
 from eprt.ops.index_format import IndexFormat
@@ -177,6 +178,7 @@ class KVCache:
     # An MTP layer is the last one. The last page of each is for padding: the pool does not know it.
     layers: Sequence[LayerCache]
     max_model_len: int  # most tokens of a request
+    pages: CachePages | None = None  # the same memory, where others may read it (EngineConfig.hands_over)
 
     @property
     def num_tokens(self) -> int:
@@ -193,8 +195,11 @@ class KVCache:
         # An MTP layer's entries depend on each token and the next.
         drafts = config.num_speculative_tokens > 0
         pool = PagePool(size.num_pages, config.page_size, config.enable_prefix_cache, num_next=int(drafts))
-        layers = allocate_layers(size, model.device)
-        return KVCache(pool, layers, min(size.max_model_len, size.num_tokens))
+        pages = CachePages() if config.hands_over else None
+        layers = allocate_layers(size, model.device, pages)
+        if pages is not None and pages.num_bytes != size.num_bytes:
+            raise ValueError("requests of this model cannot be handed to another instance: its cache is not all pages")
+        return KVCache(pool, layers, min(size.max_model_len, size.num_tokens), pages)
 
 
 @dataclass(frozen=True)
@@ -268,24 +273,31 @@ def num_kv_pages(kv_cache_gb: float, page_size: int, token_bytes: int, num_usefu
     return min(fit, num_useful)
 
 
-def allocate_layers(size: CacheSize, device: torch.device) -> list[LayerCache]:
-    """MemoryError where the device has no room for them."""
+def allocate_layers(size: CacheSize, device: torch.device, readable: CachePages | None = None) -> list[LayerCache]:
+    """MemoryError where the device has no room for them. readable: gets them as its parts."""
     shape = size.num_layers, size.num_pages + 1, size.page_size
-    latents = allocate_kv_cache(*shape, size.entry.latent, device)
+    latents = allocate_kv_cache(*shape, size.entry.latent, device, readable)
     if size.entry.index is None:
         return [LayerCache(latents_PSD) for latents_PSD in latents]
-    index_keys = allocate_kv_cache(*shape, size.entry.index, device)
+    index_keys = allocate_kv_cache(*shape, size.entry.index, device, readable)
     return [LayerCache(*pages) for pages in zip(latents, index_keys)]
 
 
 def allocate_kv_cache(
-    num_layers: int, num_pages: int, page_size: int, entry: KVFormat | IndexFormat, device: torch.device | str
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    entry: KVFormat | IndexFormat,
+    device: torch.device | str,
+    readable: CachePages | None = None,
 ) -> Tensor:
     """Pages [layers, pages, page_size, entry.width], zeroed, so that unused entries are finite numbers.
-    MemoryError where the device has no room for it."""
+    MemoryError where the device has no room for it. readable: gets a CPU's as a further part."""
     shape = (num_layers, num_pages, page_size, entry.width)
     num_bytes = torch.Size(shape).numel() * entry.dtype.itemsize
     try:
+        if readable is not None and torch.device(device).type == "cpu":
+            return readable.allocate_part(shape, entry.dtype)
         if torch.device(device).type == "cpu":  # pages take memory only once they are written
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             return torch.frombuffer(memory, dtype=torch.uint8).view(entry.dtype).view(shape)

@@ -70,6 +70,9 @@ class EngineStats:
     kv_pages_total: int
     kv_pages_used_now: int
     last_step_s: float
+    num_held_now: int = 0  # requests that go on in another instance, which has not read their pages yet (handoff.py)
+    num_arriving_now: int = 0  # requests of other instances whose pages are not all here yet
+    num_pulled_pages: int = 0  # that came from other instances
     num_gaps: int = 0  # pauses of the GPU between two steps (device_gap.py); 0 on CPUs
     gap_s: float = 0.0  # their sum
     num_two_batch_steps: int = 0  # of num_steps, those with two-batch overlap (overlap_policy.py)

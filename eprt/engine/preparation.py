@@ -27,6 +27,11 @@ class Preparation:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_waiting(self) -> int:
+        """Of the requests that wait here or in the scheduler."""
+        return len(self._waiting) + len(self._scheduler.waiting)
+
     def add_request(self, request: Request) -> None:
         """ValueError if its id is in use."""
         outputs = request.params.structured_outputs

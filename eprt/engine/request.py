@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from eprt.engine.outputs import PromptLogprob
+from eprt.engine.outputs import PromptLogprob, TokenOutput
 from eprt.engine.sampling_params import SamplingParams
 
 
@@ -86,6 +87,8 @@ class Request:
     arrived_s: float = field(default_factory=time.monotonic)
     queued_s: float = 0.0  # from its arrival to its first admission
     prompt_logprobs: list[PromptLogprob] | None = None  # so far; None: not wanted
+    # max_len is that of the next token: with it the request goes to another instance, and its pages are held for that.
+    hands_over: bool = False
     grammar: Any = None  # what matchers of params.structured_outputs are copied from (grammars.py); None: without
 
     @property
@@ -103,6 +106,17 @@ class Request:
             "exceeds its limits there, or the model's logits are not numbers"
         )
 
+    def last_output(self, output: TokenOutput, reason: str) -> TokenOutput:
+        """The output that ends the request: it carries no token where none was found, or none is wanted. reason: as
+        TokenOutput has it."""
+        if output.token_id >= 0 and self.params.max_tokens:
+            return msgspec.structs.replace(output, finish_reason=reason)
+        reason, error = "length", None
+        if output.token_id < 0:
+            reason, error = "abort", self.why_no_token()
+        no_token = {"token_id": -1, "logprob": None, "top_logprobs": ()}
+        return msgspec.structs.replace(output, **no_token, finish_reason=reason, error=error)
+
     @classmethod
     def new(
         cls,
@@ -115,9 +129,13 @@ class Request:
         max_model_len: int,
         eos_token_ids: Sequence[int],
         generated: Sequence[int] = (),
+        hands_over: bool = False,
     ) -> "Request":
-        """generated: tokens that it has already, from another rank; then its prompt's log-probabilities are known."""
+        """generated: tokens that it has already, from another rank; then its prompt's log-probabilities are known.
+        hands_over: after one more token it goes on in another instance, unless that token ends it."""
         num_prompt = len(prompt_token_ids)
+        max_len, next_len = min(num_prompt + params.max_tokens, max_model_len), num_prompt + len(generated) + 1
+        hands_over &= next_len < max_len
         # Where a grammar is complete, nothing but EOS may follow, so that ends the request in any case.
         ends_by_eos = not params.ignore_eos or params.structured_outputs is not None
         return cls(
@@ -127,7 +145,8 @@ class Request:
             params=params,
             sample_idx=sample_idx,
             seed=seed & 0xFFFF_FFFF_FFFF_FFFF,
-            max_len=min(num_prompt + params.max_tokens, max_model_len),
+            max_len=next_len if hands_over else max_len,
             stop_ids=frozenset((*params.stop_token_ids, *(eos_token_ids if ends_by_eos else ()))),
             prompt_logprobs=[] if params.num_prompt_logprobs is not None and not generated else None,
+            hands_over=hands_over,
         )

@@ -80,6 +80,13 @@ class Runner:
         if self.last_token_M is not None:
             self.last_token_M[packed.row_S] = token_S
 
+    def keep_known(self, row_X: list[int]) -> None:
+        """These rows, which begin to decode, go on from the latest token that the host knows."""
+        if self.last_token_M is not None and row_X:
+            token_X = self.rows.tokens_ML[row_X, self.rows.length_M[row_X] - 1].astype(np.int64)
+            rows, tokens = upload([np.array(row_X, dtype=np.int64), token_X], self.device)
+            self.last_token_M[rows] = tokens
+
     def restore_sampled(self) -> None:
         """After steps that were thrown away: every row goes on from the latest token that the host knows."""
         if self.last_token_M is not None:

@@ -38,11 +38,13 @@ import msgspec
 import numpy as np
 
 from eprt.engine.batch_rows import BatchRows
+from eprt.engine.draft_room import choose_drafts
 from eprt.engine.kv_cache import PagePool
 from eprt.engine.outputs import PromptLogprob, TokenOutput
 from eprt.engine.request import Request
 from eprt.engine.request_queue import RequestQueue
 from eprt.engine.schedule import Chunk, SampledTokens, Schedule
+from eprt.engine.transit import Transit
 
 
 class Scheduler:
@@ -57,11 +59,10 @@ class Scheduler:
         self.waiting = RequestQueue()
         self.running: list[Request] = []  # by priority, oldest first
         self.num_preemptions = 0
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_generated_tokens = 0
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self.num_drafts = self.num_drafted_tokens = self.num_accepted_tokens = 0
-        self._requests: dict[str, Request] = {}  # waiting and running, by id
+        self.transit = Transit(pool)
+        self._requests: dict[str, Request] = {}  # waiting, arrived and running, by id
         # The running requests that decode and are not full, with their ids and rows; refreshed where this has changed.
         self._decodes: list[Request] = []
         self._decode_ids: list[str] = []
@@ -75,46 +76,63 @@ class Scheduler:
 
     # -- arrivals and departures --
 
-    def add_request(self, request: Request) -> None:
-        """Queues a request. Raises ValueError if its id is in use."""
+    def add_request(self, request: Request, arrived: bool = False) -> None:
+        """Queues a request. arrived: its pages are filled, but for its last token. Raises ValueError if its id is in
+        use."""
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is already in use on this rank")
         self._requests[request.request_id] = request
-        self.waiting.add_request(request)
+        if arrived:
+            self.transit.arrived.append(request)
+        else:
+            self.waiting.add_request(request)
+
+    def start_arrived(self) -> list[Request]:
+        """Lets arrived requests decode from the next schedule() on, as far as there are rows. Returns them."""
+        started = self.transit.take_arrived(self.max_running - len(self.running))
+        for request in started:
+            self.rows.assign_row(request)
+            request.decoding = True
+            insort(self.running, request, key=lambda running: running.priority)
+            self._register_full_pages(request, self._num_cached(request))
+        self._decodes_changed |= bool(started)
+        return started
 
     def abort(self, request_id: str) -> bool:
         """Drops a request and frees its pages at once. False if there is no such request (any more)."""
         request = self._requests.get(request_id)
         if request is None:
-            return False
+            return self.transit.release_held(request_id)
         if request.row >= 0:
             self._retire(request)
         else:
-            self.waiting.remove(request)
             del self._requests[request_id]
+            if not self.transit.drop_arrived(request):
+                self.waiting.remove(request)
         return True
 
-    def _retire(self, request: Request) -> None:
+    def _retire(self, request: Request, keeps_pages: bool = False) -> None:
         self.running.remove(request)
         del self._requests[request.request_id]
-        self._free_pages_and_row(request)
+        self._free_pages_and_row(request, keeps_pages)
 
-    def _free_pages_and_row(self, request: Request) -> None:
+    def _free_pages_and_row(self, request: Request, keeps_pages: bool = False) -> None:
         self._register_full_pages(request, self._num_cached(request))
-        self.pool.release(request.pages)
         self.rows.release_row(request)
-        request.pages = []
+        if not keeps_pages:
+            self.pool.release(request.pages)
+            request.pages = []
         self._decodes_changed |= request.decoding
 
     # -- choosing --
 
     def schedule(self) -> Schedule:
         """Chooses the next step's tokens. The caller runs them, then calls advance() and commit()."""
-        for victim in self._find_displaced():
+        for victim in self.waiting.find_displaced(self.running, self.pool, self.max_running):
             self._preempt(victim)
         self._make_room_for_decodes()
         sampled, request_ids, row_S = self._decodes, self._decode_ids, self._decode_row_B
-        draft_S = self._choose_drafts()
+        draft_S = choose_drafts(self._decodes, row_S, self.rows, self.pool, len(self.running))
         num_tokens = len(sampled) + (0 if draft_S is None else int(draft_S.sum()))
         chunks = self._schedule_prefills(self.chunk_size - num_tokens)
         last = [chunk.request for chunk in chunks if chunk.is_last]
@@ -137,23 +155,8 @@ class Scheduler:
     def must_preempt(self) -> bool:
         """Whether schedule() would preempt a request now."""
         self._refresh_decodes()
-        return len(self._full_decodes()) > self.pool.num_available or bool(self._find_displaced())
-
-    def _find_displaced(self) -> list[Request]:
-        return self.waiting.find_displaced(self.running, self.pool, self.max_running)
-
-    def _choose_drafts(self) -> np.ndarray | None:
-        """How many of its drafts each decode computes: no more than can become tokens, nor than pages can be spared."""
-        rows, row_B = self.rows, self._decode_row_B
-        if not rows.num_drafts:
-            return None
-        length_B = rows.length_M[row_B]
-        draft_B = np.minimum(rows.num_draft_M[row_B], rows.max_len_M[row_B] - length_B - 1).clip(min=0)
-        for i in np.flatnonzero(length_B + draft_B > rows.num_slots_M[row_B]).tolist():
-            if self.pool.num_available > len(self.running):
-                rows.append_page(self._decodes[i], self.pool.allocate())
-        draft_B = np.minimum(draft_B, rows.num_slots_M[row_B] - length_B)
-        return draft_B if draft_B.any() else None
+        displaced = self.waiting.find_displaced(self.running, self.pool, self.max_running)
+        return bool(displaced) or len(self._full_decodes()) > self.pool.num_available
 
     def _make_room_for_decodes(self) -> None:
         """Gives each decode a page for its next token; those that cannot have one are preempted."""
@@ -376,22 +379,22 @@ class Scheduler:
         return outputs, ended_X
 
     def _end_request(self, output: TokenOutput, request: Request, reason: str) -> TokenOutput:
-        self._retire(request)
-        if output.token_id >= 0 and request.params.max_tokens:
-            return msgspec.structs.replace(output, finish_reason=reason)
-        self.num_generated_tokens -= 1
-        reason, error = "length", None
-        if output.token_id < 0:
-            reason, error = "abort", request.why_no_token()
-        no_token = {"token_id": -1, "logprob": None, "top_logprobs": ()}
-        return msgspec.structs.replace(output, **no_token, finish_reason=reason, error=error)
+        hands_over = request.hands_over and reason == "length" and output.token_id >= 0
+        self._retire(request, keeps_pages=hands_over)
+        if hands_over:
+            self.transit.hold_pages(request)
+            return output
+        ended = request.last_output(output, reason)
+        self.num_generated_tokens -= ended.token_id < 0
+        return ended
 
-    def check_integrity(self) -> None:
-        """Raises RuntimeError naming the page, row or request that is not accounted for exactly."""
-        self.pool.check_integrity(request.pages for request in self.running)
-        if len(self._requests) != len(self.running) + len(self.waiting):
+    def check_integrity(self, arriving: Sequence[Sequence[int]] = ()) -> None:
+        """Raises RuntimeError naming what is not accounted for exactly. arriving: pages of requests not known here."""
+        self.pool.check_integrity([*(r.pages for r in self.running), *self.transit.owned_pages(), *arriving])
+        num_waiting = len(self.waiting) + len(self.transit.arrived)
+        if len(self._requests) != len(self.running) + num_waiting:
             raise RuntimeError(
-                f"{len(self._requests)} requests are known, but {len(self.running)} run and {len(self.waiting)} wait"
+                f"{len(self._requests)} requests are known, but {len(self.running)} run and {num_waiting} wait"
             )
         for request in self.running:
             self.rows.check_integrity(request)

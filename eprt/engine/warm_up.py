@@ -7,12 +7,33 @@ from dataclasses import replace
 
 import torch
 
+from eprt.config import EngineConfig
 from eprt.engine.drafter import Drafter
 from eprt.engine.graphs import DecodeGraphs, graph_sizes, padding_rows
+from eprt.engine.overlap_policy import OverlapPolicy
 from eprt.engine.runner import Runner
 from eprt.layers.batch import ForwardBatch, Split
 
 _log = logging.getLogger(__name__)
+
+
+def prepare_gpu(
+    runner: Runner,
+    drafter: Drafter | None,
+    config: EngineConfig,
+    max_model_len: int,
+    overlap: OverlapPolicy,
+    replays: bool,
+) -> tuple[list[int], int, int]:
+    """Collective. Returns what log_graphs() tells. replays: whether steps may be recorded."""
+    longest = min(config.chunk_size, max_model_len)
+    warm_up(runner, drafter, longest, lambda num_tokens: overlap.for_step([num_tokens], "normal"))
+    most_decodes = config.max_running * (1 + config.num_speculative_tokens)  # at most a chunk
+    most_rows = min(config.low_latency_max_tokens, most_decodes)
+    num_pages = -(-max_model_len // config.page_size)
+    wanted = config.graph_sizes if replays else ()
+    sizes = record_decodes(runner, drafter, wanted, most_rows, num_pages, overlap.decode)
+    return sizes, most_decodes, most_rows
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ import pytest
 from tests.house.sources import ROOT, cycle, imports, module_graph, name, python_files, repository_files
 
 # Each may import itself and those to its right. What stands at the top of eprt/ (cli, generate, doctor, ...) is in TOP.
-LAYERS = ("serve", "engine", "models", "layers", "ep", "ops")
+LAYERS = ("serve", "engine", "models", "layers", "ep", "kv", "ops")
 # Leaves: anyone may import them; they import only each other. gpu is what ops and ep launch kernels with.
 LEAVES = {"env", "config", "model_config", "cpu_topology", "machine", "bind", "mpirun", "lazy"}
 # Doors into the package for programs and for other libraries' users; nobody inside imports them.

@@ -1,0 +1,49 @@
+"""CachePages: the bytes of one rank's KV cache, page by page, as other ranks read them. Knows nothing of owners."""
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eprt.kv.reader import CachePart, PageSource
+from eprt.ops import native
+
+
+class CachePages:
+    """The parts of a CPU's cache, each in a memfd of its own, which other processes of the host can map."""
+
+    def __init__(self):
+        self._parts: list[CachePart] = []
+        self.bytes_LPB: list[np.ndarray] = []  # uint8 [layers, pages, bytes] of each part
+        self._owner = f"{os.getpid()}-{os.urandom(8).hex()}"
+        self._ops = native.load()
+
+    def allocate_part(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A further part [layers, pages, ...] of the cache, zeroed. Memory is taken as it is written."""
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        fd = os.memfd_create("eprt-kv")
+        os.ftruncate(fd, num_bytes)
+        part = torch.frombuffer(mmap.mmap(fd, num_bytes), dtype=torch.uint8)
+        bytes_LPB = part.view(shape[0], shape[1], -1).numpy()
+        self.bytes_LPB.append(bytes_LPB)
+        self._parts.append(CachePart(fd, bytes_LPB.shape))
+        return part.view(dtype).view(*shape)
+
+    @property
+    def source(self) -> PageSource:
+        return PageSource("memory", self._owner, os.getpid(), tuple(self._parts))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.bytes_LPB)
+
+    def checksum(self, page: int) -> int:
+        """Of the page's bytes in all layers and parts."""
+        value = 0
+        for part_LPB in self.bytes_LPB:
+            for bytes_PB in part_LPB:
+                value = self._ops.ep_checksum(bytes_PB[page].ctypes.data, bytes_PB.shape[1], value)
+        return value

@@ -1,0 +1,69 @@
+"""PageReader: how a rank reads pages of another instance's KV cache; PageSource and HeldPages say where and which.
+
+The owner of the memory that is written is the one who copies: whatever becomes of a request, nobody else writes into a
+rank's pages. Imports no torch, so that the process that serves HTTP can pass sources on. Knows nothing of requests.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib import import_module
+
+import msgspec
+import numpy as np
+
+# name -> module:class, imported when a source names it
+_READERS = {"memory": "eprt.kv.memory:MemoryReader"}
+
+
+class CachePart(msgspec.Struct, frozen=True):
+    """One piece of memory that a cache is made of."""
+
+    fd: int  # in the owner's process
+    shape: tuple[int, int, int]  # layers (an MTP layer is the last), pages, bytes of a page in a layer
+
+    def fits(self, other: "CachePart") -> bool:
+        """Whether pages of one can be pages of the other."""
+        return (self.shape[0], self.shape[2]) == (other.shape[0], other.shape[2])
+
+
+class PageSource(msgspec.Struct, frozen=True):
+    """One rank's cache, as others can read it."""
+
+    reader: str  # a name of _READERS
+    owner: str  # of this process and no other, whatever became of it
+    pid: int
+    parts: tuple[CachePart, ...]  # a page has its place in all of them
+
+    def fits(self, other: "PageSource") -> bool:
+        """Whether pages of one can be pages of the other."""
+        both = zip(self.parts, other.parts)
+        return len(self.parts) == len(other.parts) and all(mine.fits(theirs) for mine, theirs in both)
+
+
+class HeldPages(msgspec.Struct, frozen=True):
+    """Pages that stay as they are until they have been read; the last one may be filled in part."""
+
+    source: PageSource
+    pages: list[int]  # in the order of their tokens
+    checksums: list[int]  # of each page, in all layers
+
+
+class PageReader(ABC):
+    """Reads the pages of one source. Its methods are called from one thread."""
+
+    @abstractmethod
+    def read_pages(self, from_pages: Sequence[int], into_LPB: Sequence[np.ndarray], to_pages: Sequence[int]) -> None:
+        """Copies pages, in all layers, into others. into_LPB: uint8 [layers, pages, bytes] of each part. OSError where
+        the source is gone."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the source's memory."""
+
+
+def open_reader(source: PageSource) -> PageReader:
+    """ValueError for a reader that this version does not have; OSError where the source is gone."""
+    if source.reader not in _READERS:
+        raise ValueError(f"no reader is called {source.reader!r}; there are {', '.join(sorted(_READERS))}")
+    module, _, name = _READERS[source.reader].partition(":")
+    return getattr(import_module(module), name)(source)
