@@ -1,5 +1,6 @@
 """The page of a running server: from the server itself and through `eprt diagnose --url`."""
 
+import io
 import json
 import threading
 import time
@@ -66,6 +67,10 @@ def test_experts_are_there(http):
     assert len(experts["layers"]) == 3 and sorted(set(experts["rank_of_slot"])) == [0, 1, 2, 3]
     tokens = experts["load"] or experts["rows"]
     assert sum(map(sum, tokens)) > 0
+    refused = http.get(f"{PAGE}api/experts/newest?format=npz")
+    assert refused.status_code == 400 and "/v1/eprt/load?format=npz" in refused.json()["error"]["message"]
+    file = http.get("/v1/eprt/load?format=npz")
+    assert file.status_code == 409 or np.load(io.BytesIO(file.content))["load"].shape[1] == 3
 
 
 def test_events_follow_the_server(http):

@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from eprt.diagnostics.page.kept_source import KeptSource
 from eprt.diagnostics.page.page import EVENT_POLL_S, EVENTS, HEADERS, KEEP_ALIVE_S, Page
 from eprt.serve.diagnosis.diagnosis import Diagnosis
+from eprt.serve.errors import invalid, quoted
 
 _MOST_WINDOWS = 360  # an hour of work, from the moment somebody looks
 _LATE_WINDOWS = 2  # records of late ranks are still added this many windows later
@@ -31,6 +32,10 @@ class DiagnosisPage:
 
     async def reply(self, request: Request) -> Response:
         path = request.path_params["path"]
+        wanted = request.query_params.get("format", "json")
+        if wanted != "json":
+            remedy = "the load of the experts as a file is at /v1/eprt/load?format=npz"
+            raise invalid("format", f"format={quoted(wanted)}: the page's data have one format; {remedy}")
         page = await self._catch_up(request)
         if path == EVENTS:
             return StreamingResponse(self._events(request), headers=HEADERS, media_type="text/event-stream")
