@@ -170,6 +170,9 @@ MPI_ENVIRONMENT = {
 }
 
 
+_RANKS_WITHOUT_TCP = {"OMPI_MCA_btl": "^tcp"}
+
+
 def mpi_parameter_is_set(file: str, name: str) -> bool:
     """Whether the environment sets this parameter of MPI_PARAMETERS, whatever its value."""
     return _PARAMETER_PREFIX[file] + name in os.environ
@@ -177,10 +180,10 @@ def mpi_parameter_is_set(file: str, name: str) -> bool:
 
 def mpi_environment(one_host: bool = False) -> dict[str, str]:
     """A copy of the environment with Open MPI's variables set where the user set none, for starting mpirun.
-    one_host: ranks then open no TCP port."""
+    one_host: ranks then open no TCP port, and mpirun one instead of two."""
     # Open MPI does not start without HOME, and system services of systemd have none.
     home = os.path.expanduser("~")
-    tcp = {"OMPI_MCA_btl": "^tcp"} if one_host else {}
+    tcp = {**_RANKS_WITHOUT_TCP, "PRTE_MCA_oob_tcp_disable_ipv6_family": "1"} if one_host else {}
     return {**MPI_ENVIRONMENT, **tcp, "HOME": home if os.path.isabs(home) else "/", **os.environ, **ROOT_ENVIRONMENT}
 
 
@@ -197,6 +200,13 @@ def of_server(variables: dict[str, str]) -> dict[str, str]:
 def eprt_variables() -> dict[str, str]:
     """eprt's own variables as they are set here, for other processes of the server; without secrets."""
     return {name: os.environ[name] for name, each in TABLE.items() if name in os.environ and not each.is_secret}
+
+
+def close_ranks_ports() -> None:
+    """To be called before MPI starts: a rank whose job is on one host needs no TCP, unless the user chose otherwise."""
+    if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == os.environ.get("OMPI_COMM_WORLD_SIZE") is not None:
+        for name, value in _RANKS_WITHOUT_TCP.items():
+            os.environ.setdefault(name, value)
 
 
 @contextmanager

@@ -31,6 +31,17 @@ def family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
+def listening(process: psutil.Process) -> dict[str, list[str]]:
+    """Program name -> addresses on which it and what it started listen, by TCP."""
+    found: dict[str, list[str]] = {}
+    for one in family(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for connection in one.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.setdefault(one.name(), []).append(connection.laddr.ip)
+    return found
+
+
 def assert_nothing_left(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not alive, f"still running: {[(p.pid, p.cmdline()) for p in alive]}"

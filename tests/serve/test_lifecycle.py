@@ -30,6 +30,7 @@ from tests.serve.processes import (
     family,
     get,
     held,
+    listening,
     num_sequences,
     ranks_of,
     wait_until,
@@ -173,6 +174,10 @@ def test_mpirun_drains_on_sigusr1_and_time_runs_out():
 def test_mpirun_told_to_stop_tells_the_clients():
     with RunningServer(MODEL, 2, *FEW, under="mpirun") as server:
         processes = family(psutil.Process(server.process.pid))
+        abroad = {name: ips for name, ips in listening(processes[0]).items() if set(ips) != {"127.0.0.1"}}
+        assert set(abroad) <= {"prterun"}, (
+            "mpirun's own port cannot be switched off; nobody else listens to the network"
+        )
         stream = Stream(server.url, **CROWD)
         server.process.send_signal(signal.SIGTERM)
         stream.join(PATIENCE_S)

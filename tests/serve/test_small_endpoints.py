@@ -1,11 +1,13 @@
-"""What clients and tools ask beside completions: tokens, version, ping, the model's card, and APIs that eprt lacks."""
+"""What clients and tools ask beside completions: tokens, version, ping, the model's card; who listens."""
 
 import httpx
 import openai
+import psutil
 import pytest
 
 import eprt
 from tests.serve.cases import SUM
+from tests.serve.processes import listening
 
 
 def test_tokens_of_a_prompt_and_of_a_chat(http, client):
@@ -35,6 +37,12 @@ def test_version_ping_and_the_root(http):
     assert "/v1/chat/completions" in http.get("/").json()["paths"]
     head = http.head("/")
     assert head.status_code == 200 and head.content == b""
+
+
+def test_nothing_listens_but_the_http_port(http, server):
+    """Four ranks, the frontend and the launcher: on one host they speak through sockets that no network reaches."""
+    found = listening(psutil.Process(server.process.pid))
+    assert set().union(*found.values()) == {"127.0.0.1"}, found
 
 
 def test_the_models_card_says_how_long_a_request_may_be(http, client):

@@ -83,3 +83,16 @@ def test_child_processes_can_be_told_that_they_are_no_ranks(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert env.started_by_mpirun()
     assert not {"PMIX_RANK", "OMPI_COMM_WORLD_SIZE"} & set(env.without_mpi())
+
+
+@pytest.mark.parametrize(("local", "all_ranks", "wanted"), [("4", "4", "^tcp"), ("2", "4", None), (None, None, None)])
+def test_ranks_of_one_host_are_told_to_open_no_port(monkeypatch, local, all_ranks, wanted):
+    monkeypatch.setattr(env.os, "environ", {})
+    for name, value in (("LOCAL_SIZE", local), ("SIZE", all_ranks)):
+        if value is not None:
+            env.os.environ[f"OMPI_COMM_WORLD_{name}"] = value
+    env.close_ranks_ports()
+    assert env.os.environ.get("OMPI_MCA_btl") == wanted
+    env.os.environ["OMPI_MCA_btl"] = "self,tcp"
+    env.close_ranks_ports()
+    assert env.os.environ["OMPI_MCA_btl"] == "self,tcp", "the user's word"

@@ -1,4 +1,4 @@
-"""MPI in a process that no launcher has started: nothing is left behind, and nothing listens.
+"""MPI in a process that no launcher has started, or whose ranks are on one host: nothing listens, nothing is left.
 
 Open MPI keeps a directory in TMPDIR and a shared segment for each such process, which nobody removes. Knows nothing of
 groups.
@@ -14,8 +14,11 @@ from eprt import env
 
 
 def load_mpi() -> None:
-    """To be called before the first import of mpi4py.MPI, which starts MPI. Under a launcher it does nothing."""
-    if env.launched_rank() is not None or "mpi4py.MPI" in sys.modules:
+    """To be called before the first import of mpi4py.MPI, which starts MPI."""
+    if "mpi4py.MPI" in sys.modules:
+        return
+    if env.launched_rank() is not None:
+        env.close_ranks_ports()
         return
     folder = tempfile.mkdtemp(prefix="eprt-mpi-")
     try:

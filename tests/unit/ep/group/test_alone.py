@@ -1,9 +1,12 @@
-"""A process by itself that asks MPI for its group leaves nothing behind and listens nowhere."""
+"""A process by itself that asks MPI for its group leaves nothing behind; neither it nor ranks of one host listen."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from eprt import env
+from eprt.mpirun import mpirun_command
 
 ALONE = """
 import psutil
@@ -29,6 +32,25 @@ def test_one_process_leaves_no_file_and_listens_nowhere(tmp_path):
     # Open MPI names its segments by a number of the job, and other tests make some meanwhile.
     left = [path for path in set(Path("/dev/shm").iterdir()) - before if _is_of_no_process(path)]
     assert not left and not list(tmp_path.iterdir())
+
+
+RANKS = """
+import psutil
+from eprt import EPGroup
+group = EPGroup.from_mpi()
+listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+told = group.allgather(listening)
+if group.rank == 0:
+    print(told)
+group.close()
+"""
+
+
+def test_ranks_of_one_host_do_not_listen():
+    variables = {k: v for k, v in env.mpi_environment().items() if k != "OMPI_MCA_btl"}
+    command = mpirun_command("-n", "2", sys.executable, "-c", RANKS)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[[], []]"), done.stderr
 
 
 def _is_of_no_process(path: Path) -> bool:
