@@ -16,6 +16,7 @@ COMMANDS = {
     "convert": ("eprt.models.convert", "a checkpoint laid out for the ranks that will read it"),
     "balance": ("eprt.balancer.__main__", "expert placement from measured load"),
     "balancer": ("eprt.balancer.daemon_main", "rebalancer beside a running server"),
+    "plan-cluster": ("eprt.cluster.__main__", "exchange, speed, memory and cost of a model by the size of a cluster"),
     "diagnose": ("eprt.diagnostics.__main__", "slow ranks and links, of a running server or from its log"),
     "bench": ("benchmarks.__main__", "benchmarks, from a source checkout"),
     "env": ("eprt.doctor", "what was found on this machine and how to mend it"),
@@ -23,7 +24,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-    lines = [f"  {word:10} {summary}" for word, (_, summary) in COMMANDS.items()]
+    lines = [f"  {word:12} {summary}" for word, (_, summary) in COMMANDS.items()]
     return "usage: eprt COMMAND [arguments]\n\n" + "\n".join(lines) + "\n\n`eprt COMMAND --help` explains each."
 
 

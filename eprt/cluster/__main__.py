@@ -1,0 +1,95 @@
+"""`eprt plan-cluster`: exchange, steps, memory and cost of a model by the size of its expert-parallel groups."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eprt.cluster import report
+from eprt.cluster.cluster_layout import ClusterLayout
+from eprt.cluster.cluster_plan import ClusterPlan
+from eprt.cluster.gpu_speed import SPEEDS
+from eprt.cluster.model_cost import ModelCost
+from eprt.cluster.step_time import Workload
+from eprt.config import EngineConfig
+from eprt.models.hf_config import read_model_config
+
+_ITEMSIZE = {"fp8": 1.0, "int8": 1.0, "bf16": 2.0}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eprt plan-cluster", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory with the model's config.json; weights are not read",
+    )
+    add("--nodes", metavar="N", type=int, required=True)
+    add("--gpus-per-node", metavar="N", type=int, default=8, help="default: %(default)s")
+    add(
+        "--nic",
+        type=float,
+        default=50.0,
+        help="GB/s of the network card of each GPU, default: %(default)s (400 Gbit/s)",
+    )
+    add("--gpu", choices=list(SPEEDS), default="h200", help="whose kernels: default %(default)s")
+    add("--requests", metavar="N", type=int, default=128, help="that decode on each GPU, default: %(default)s")
+    add("--prompt", metavar="N", type=int, default=4096, help="tokens of a prompt, default: %(default)s")
+    add("--output", metavar="N", type=int, default=1024, help="tokens of an answer, default: %(default)s")
+    add(
+        "--prefill-tokens",
+        metavar="N",
+        type=int,
+        default=8192,
+        help="of a step of prompts on a GPU, default: %(default)s",
+    )
+    add("--accepted", metavar="X", type=float, default=1.0, help="tokens of a request and step, above 1 with drafts")
+    add("--redundant-experts", metavar="N", type=int, default=0, help="expert copies beyond the first, in each layer")
+    add("--weights", choices=list(_ITEMSIZE), help="format of the weights; default: as config.json says")
+    add("--price", metavar="USD", type=float, help="USD of a GPU and hour: adds the cost of a million output tokens")
+    add("--json", metavar="FILE", type=Path, help="also writes all figures to this file")
+    add("--plot", metavar="FILE", type=Path, help="also draws a curve for each quantity (needs matplotlib)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0, or 2 with one line for what cannot be planned."""
+    arguments = parser().parse_args(argv)
+    try:
+        plan = make_plan(arguments)
+        rows = list(plan.rows())
+        if not rows:
+            raise ValueError(f"{plan.layout.gpus_per_node} GPUs a node are more than the model's experts")
+        print(report.text(plan, rows))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report.to_json(plan, rows), indent=1) + "\n")
+        if arguments.plot:
+            from eprt.cluster.plot import draw
+
+            draw(rows, arguments.plot)
+    except ModuleNotFoundError as error:
+        print(f"eprt plan-cluster: --plot: {error.name} is not installed; pip install {error.name}", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f"eprt plan-cluster: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make_plan(arguments: argparse.Namespace) -> ClusterPlan:
+    layout = ClusterLayout(arguments.nodes, arguments.gpus_per_node, arguments.nic, arguments.gpu)
+    config = read_model_config(EngineConfig(model_dir=str(arguments.model)))
+    weights = arguments.weights or ("fp8" if config.quant_method == "fp8" else "bf16")
+    model = ModelCost(config, _ITEMSIZE[weights], _ITEMSIZE[weights])
+    work = Workload(
+        arguments.requests, arguments.prompt, arguments.output, arguments.prefill_tokens, arguments.accepted
+    )
+    return ClusterPlan(layout, model, work, arguments.redundant_experts, arguments.price)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
