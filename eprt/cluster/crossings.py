@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Gate:
+class ExpertChoice:
     """How a layer's gate chooses experts."""
 
     num_experts: int
@@ -22,7 +22,7 @@ class Gate:
 
 
 @functools.cache
-def parts_hit(gate: Gate, num_parts: int) -> float:
+def parts_hit(gate: ExpertChoice, num_parts: int) -> float:
     """Expected number of parts, of num_parts equal ones, that hold an expert of a token."""
     group_size, part_size = gate.num_experts / gate.num_groups, gate.num_experts / num_parts
     pool = gate.num_chosen_groups * group_size
@@ -36,17 +36,17 @@ def parts_hit(gate: Gate, num_parts: int) -> float:
     return hit / len(chosen)
 
 
-def parts_elsewhere(gate: Gate, num_parts: int) -> float:
+def parts_elsewhere(gate: ExpertChoice, num_parts: int) -> float:
     """The same without the token's own part."""
     return parts_hit(gate, num_parts) * (num_parts - 1) / num_parts
 
 
-def experts_elsewhere(gate: Gate, num_parts: int) -> float:
+def experts_elsewhere(gate: ExpertChoice, num_parts: int) -> float:
     """Of a token's K experts, those outside of its own part."""
     return gate.top_k * (1 - 1 / num_parts)
 
 
-def experts_touched(gate: Gate, num_slots: float, tokens_of_all: float, num_slots_of_all: float) -> float:
+def experts_touched(gate: ExpertChoice, num_slots: float, tokens_of_all: float, num_slots_of_all: float) -> float:
     """Expected number of num_slots slots of a rank that receive a token, when tokens_of_all choose K each."""
     return num_slots * (1 - (1 - 1 / num_slots_of_all) ** (tokens_of_all * gate.top_k))
 

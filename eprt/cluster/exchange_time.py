@@ -12,7 +12,7 @@ Ways to send a token between nodes: `expert`, a copy for each of its experts the
 from dataclasses import dataclass
 
 from eprt.cluster.cluster_layout import ClusterLayout
-from eprt.cluster.crossings import Gate, experts_elsewhere, parts_elsewhere
+from eprt.cluster.crossings import ExpertChoice, experts_elsewhere, parts_elsewhere
 from eprt.cluster.gpu_speed import Leg
 from eprt.cluster.model_cost import ModelCost
 
@@ -38,7 +38,7 @@ class ExchangeTime:
         return self.dispatch_us + self.combine_us
 
 
-def copies_over_cards(gate: Gate, num_nodes: int, way: str) -> float:
+def copies_over_cards(gate: ExpertChoice, num_nodes: int, way: str) -> float:
     """Of a token, in the mean."""
     return parts_elsewhere(gate, num_nodes) if way == "node" else experts_elsewhere(gate, num_nodes)
 

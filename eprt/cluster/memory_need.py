@@ -10,9 +10,9 @@ _FOR_WEIGHTS_AND_CACHE = 0.9  # of a GPU's memory; the rest is for buffers, grap
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """slots: expert places of a GPU and layer."""
+    """What a GPU of a group holds."""
 
-    slots: int
+    slots: int  # places of experts in each layer
     dense_gb: float  # 10^9 bytes
     experts_gb: float
     left_gb: float  # for the cache; negative where the weights do not fit

@@ -5,7 +5,7 @@ Attention is counted in absorbed form for decodes: every head multiplies with th
 
 from dataclasses import dataclass
 
-from eprt.cluster.crossings import Gate
+from eprt.cluster.crossings import ExpertChoice
 from eprt.config import ModelConfig
 
 _BF16 = 2
@@ -28,10 +28,10 @@ class ModelCost:
         return self.config.moe
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> ExpertChoice:
         moe = self.moe
         groups = moe.n_group if moe.n_group > 1 else 1
-        return Gate(moe.num_experts, moe.top_k, groups, moe.topk_group if groups > 1 else 1)
+        return ExpertChoice(moe.num_experts, moe.top_k, groups, moe.topk_group if groups > 1 else 1)
 
     @property
     def num_moe_layers(self) -> int:

@@ -44,11 +44,8 @@ def draw(rows: Sequence[ClusterRow], path: Path) -> None:
 
 
 def _curves(panel, rows: Sequence[ClusterRow], title: str, curves: dict[str, list[float]]) -> None:
-    sizes = [row.num_ranks for row in rows]
     for label, values in curves.items():
-        panel.plot(sizes, values, marker="o", label=label)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(sizes, [f"EP{size}" for size in sizes], rotation=30)
+        panel.plot([f"EP{row.num_ranks}" for row in rows], values, marker="o", label=label)
     panel.set_ylim(bottom=0)
     panel.set_title(title)
     panel.grid(alpha=0.3)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from eprt.cluster.cluster_layout import ClusterLayout
-from eprt.cluster.crossings import Gate, experts_elsewhere
+from eprt.cluster.crossings import ExpertChoice, experts_elsewhere
 from eprt.cluster.exchange_time import _COMBINE, _DISPATCH, low_latency, low_latency_card_us, normal
 from eprt.cluster.model_cost import ModelCost
 from tests.unit.cluster.cases import (
@@ -19,7 +19,7 @@ from tests.unit.cluster.cases import (
     deepseek_v3,
 )
 
-FREE = Gate(256, 8)
+FREE = ExpertChoice(256, 8)
 TOKENS = 128
 
 
@@ -30,7 +30,7 @@ def by_card(copies: float) -> tuple[float, float]:
 
 
 def test_low_latency_between_nodes_is_as_published():
-    """22 times: each within 11 %, in the mean within 4 %."""
+    """22 times, of which ten were fitted."""
     errors = []
     for size, published in LOW_LATENCY_CARDS_ONLY.items():
         errors += [ours / theirs - 1 for ours, theirs in zip(by_card(experts_elsewhere(FREE, size)), published)]
@@ -39,8 +39,8 @@ def test_low_latency_between_nodes_is_as_published():
             copies = experts_elsewhere(FREE, size // 8)
             errors += [ours / theirs - 1 for ours, theirs in zip(by_card(copies), published)]
     assert len(errors) == 22
-    assert max(map(abs, errors)) < 0.11
-    assert sum(map(abs, errors)) / len(errors) < 0.04
+    assert max(map(abs, errors)) < 0.091
+    assert sum(map(abs, errors)) / len(errors) < 0.0365
 
 
 def test_low_latency_inside_a_node_of_h800_is_as_published():

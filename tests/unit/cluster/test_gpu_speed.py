@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eprt.cluster.cluster_layout import ClusterLayout
-from eprt.cluster.crossings import Gate, parts_elsewhere
+from eprt.cluster.crossings import ExpertChoice, parts_elsewhere
 from eprt.cluster.gpu_speed import H200
 from tests.unit.cluster.cases import deepseek_v3
 
@@ -41,7 +41,7 @@ def test_attention():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_low_latency(ranks):
-    model, copies = deepseek_v3(), 128 * parts_elsewhere(Gate(288, 8), ranks)
+    model, copies = deepseek_v3(), 128 * parts_elsewhere(ExpertChoice(288, 8), ranks)
     (dispatch,) = rows(f"ep_low_latency_{ranks}gpu", tokens=128, call="dispatch fp8")
     (combine,) = rows(f"ep_low_latency_{ranks}gpu", tokens=128, call="combine bf16")
     assert H200.dispatch.us(copies * model.dispatch_bytes) == pytest.approx(dispatch["eprt_us"], rel=0.02)
@@ -49,7 +49,7 @@ def test_low_latency(ranks):
 
 
 def test_normal():
-    model, copies = deepseek_v3(), 4096 * parts_elsewhere(Gate(256, 8), 4)
+    model, copies = deepseek_v3(), 4096 * parts_elsewhere(ExpertChoice(256, 8), 4)
     (dispatch,) = rows("ep_normal_4gpu", tokens=4096, call="dispatch fp8 whole")
     (combine,) = rows("ep_normal_4gpu", tokens=4096, call="combine bf16")
     assert copies * model.dispatch_bytes / H200.normal_dispatch_GBps * 1e-3 == pytest.approx(
