@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .detect.analysis import METHODS
-from .detect.report import analyse
+from .detect.report import Report, analyse
 from .page.log_source import LogSource
 from .page.page import Page
 from .page.server import DEFAULT_PORT, PageServer
 from .page.server_source import Client, ServerError, ServerSource
 from .text import to_text, wants_colour
+from .windows.baseline import Baseline
 from .windows.window_sums import WindowSums
 
 
@@ -54,6 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="of --text; default: where it is a terminal",
     )
+    past = parser.add_argument_group("what DIR is compared with")
+    past.add_argument(
+        "--baseline", metavar="FILE", help="a good run, saved by --save-baseline, besides the run's own past"
+    )
+    past.add_argument("--save-baseline", metavar="FILE", help="save what is usual in DIR (or --windows of it), and end")
+    past.add_argument("--topology", metavar="FILE", help="racks, halves of nodes (eprt.topology/1); default: learned")
     page = parser.add_argument_group("the page")
     page.add_argument("--port", type=int, help=f"default {DEFAULT_PORT}, or a free one when that is taken")
     page.add_argument(
@@ -84,9 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("DIR or URL is empty")
     if arguments.url and (arguments.run is not None or arguments.windows is not None):
         parser.error("--run and --windows are for DIR")
+    compared = ("baseline", "save_baseline", "topology")
+    if arguments.url and (given := [name for name in compared if getattr(arguments, name) is not None]):
+        parser.error(f"--{given[0].replace('_', '-')} is for DIR")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         parser.error(f"--port {arguments.port}: must be 0..65535")
     try:
+        if arguments.save_baseline:
+            return _save_baseline(arguments)
         return _print_findings(arguments) if arguments.json or arguments.text else _serve(arguments)
     except (OSError, ValueError, ServerError) as error:
         print(f"eprt diagnose: {_reason(error)}", file=sys.stderr)
@@ -99,10 +111,30 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
+def _save_baseline(arguments: argparse.Namespace) -> int:
+    report = _analyse(arguments)
+    Baseline.from_matrices(report.matrices).save(arguments.save_baseline)
+    print(f"eprt diagnose: {arguments.save_baseline} has what is usual in {report.num_windows} windows")
+    for finding in report.findings:
+        print(f"eprt diagnose: not a good run to compare with: {finding.evidence}", file=sys.stderr)
+    return 1 if report.findings else 0
+
+
+def _analyse(arguments: argparse.Namespace) -> Report:
+    return analyse(
+        arguments.directory,
+        arguments.method,
+        run=arguments.run,
+        windows=arguments.windows,
+        baseline=arguments.baseline,
+        topology=arguments.topology,
+    )
+
+
 def _print_findings(arguments: argparse.Namespace) -> int:
     matrices, problems = None, ()
     if not arguments.url:
-        report = analyse(arguments.directory, arguments.method, run=arguments.run, windows=arguments.windows)
+        report = _analyse(arguments)
         findings, problems, matrices = report.to_json(), report.problems, report.matrices
     elif arguments.json:
         findings = Client(arguments.url, arguments.api_key).findings()
@@ -123,7 +155,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.url:
         source = ServerSource(Client(arguments.url, arguments.api_key))
     else:
-        source = LogSource(Path(arguments.directory), arguments.run, arguments.windows)
+        source = LogSource(
+            Path(arguments.directory), arguments.run, arguments.windows, arguments.baseline, arguments.topology
+        )
     with contextlib.closing(source), _listen(Page(source), arguments) as server:
         print(f"eprt diagnose: page of {source.name} at {server.url}   (Ctrl-C ends)", flush=True)
         if arguments.host == "127.0.0.1":

@@ -38,6 +38,8 @@ def to_text(findings: dict[str, Any], matrices: WindowMatrices | None, *, colour
     width = min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
     for finding in findings["findings"]:
         lines += ["", *_finding_lines(finding, width, colour)]
+    for early in findings.get("early", ()):
+        lines += ["", *textwrap.wrap(early["evidence"], width)]
     if not num_windows:
         lines.append("no window yet: one closes every few seconds while requests run")
     elif not findings["findings"]:
@@ -49,8 +51,7 @@ def to_text(findings: dict[str, Any], matrices: WindowMatrices | None, *, colour
 
 def _finding_lines(finding: dict[str, Any], width: int, colour: bool) -> list[str]:
     kind, cause = finding["kind"], finding["cause"]
-    where = f"rank {finding['rank']}" if kind != "point" else f"rank {finding['src']} <- rank {finding['dst']}"
-    head = f"{kind} {where}"
+    head = f"{kind} {_place_of(finding)}".strip()
     if colour:
         head = f"\x1b[1;38;5;{_LONGER[3]}m{head}\x1b[0m"
     first, last = finding["first_window"], finding["last_window"]
@@ -61,6 +62,14 @@ def _finding_lines(finding: dict[str, Any], width: int, colour: bool) -> list[st
     )
     words = textwrap.wrap(str(finding["evidence"]), width - 2) + textwrap.wrap(f"-> {finding['advice']}", width - 2)
     return [facts, *(f"  {line}" for line in words)]
+
+
+def _place_of(finding: dict[str, Any]) -> str:
+    if finding["kind"] == "point":
+        return f"rank {finding['src']} <- rank {finding['dst']}"
+    if finding.get("rank") is not None:
+        return f"rank {finding['rank']}"
+    return " and ".join(map(str, finding.get("nodes") or ())) or finding.get("tier") or ""
 
 
 def _matrix_lines(matrices: WindowMatrices, colour: bool) -> list[str]:

@@ -2,11 +2,20 @@
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
+
+from ..windows.baseline import Baseline
 from ..windows.matrices import WindowMatrices
 from . import detector, zscore
+from .early import EarlyRank, early_rank, is_early
 from .evidence import ADVICE, Evidence
+from .folding import fold, join_nodes, without_explained
 from .sightings import Outliers, Sighting
+from .topology import LinkTopology
+from .wide import find_wide
+from .wide_evidence import WIDE, WideEvidence
 from .yardstick import Yardstick
 
 METHODS = {"robust": detector.detect, "zscore": zscore.detect}
@@ -21,7 +30,7 @@ HEAVY_LOAD, HEAVY_RATIO, MOST_LATE = 1.2, 1.75, 2.5
 class Finding:
     """A rank or link that is at fault, as eprt.findings/1 has it."""
 
-    kind: str  # "column" or "row" (of `rank`) or "point" (`src` waits for `dst`)
+    kind: str  # "column" or "row" (of `rank`), "point" (`src` waits for `dst`), "node", "path" (`nodes`), "tier", "job"
     rank: int | None
     src: int | None
     dst: int | None
@@ -33,25 +42,73 @@ class Finding:
     confidence: float  # 1 - the chance that noise alone brings such a score to any place in any run of the log
     evidence: str
     advice: str
+    nodes: tuple[int, ...] = ()  # one of a "node", two of a "path"
+    tier: str | None = None  # which links, of a "tier"
+    members: tuple[dict[str, Any], ...] = ()  # kind, rank, src, dst, nodes and tier of what a wide finding is made of
 
     def to_json(self) -> dict:
-        return asdict(self)
+        return {**asdict(self), "nodes": list(self.nodes), "members": [_plain(member) for member in self.members]}
+
+
+def _plain(member: dict[str, Any]) -> dict[str, Any]:
+    return {**member, "nodes": list(member["nodes"])}
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """What was found in a run."""
+
+    outliers: Outliers
+    findings: tuple[Finding, ...]  # most certain first
+    early: tuple[EarlyRank, ...] = ()  # no faults
 
 
 def find_faults(matrices: WindowMatrices, method: str = "robust") -> tuple[Outliers, list[Finding]]:
     """Findings, most certain first. method: one of METHODS."""
+    analysis = analyse_matrices(matrices, method)
+    return analysis.outliers, list(analysis.findings)
+
+
+def analyse_matrices(
+    matrices: WindowMatrices,
+    method: str = "robust",
+    topology: LinkTopology | None = None,
+    baseline: Baseline | None = None,
+) -> Analysis:
+    """topology: of the links; None: learned. baseline: of an earlier run, to compare with besides the run's own past.
+    ValueError for a method that is none of METHODS, and for a baseline of another job."""
     if method not in METHODS:
         raise ValueError(f"method={method!r}: must be {' or '.join(METHODS)}")
-    outliers, sightings = METHODS[method](matrices)
-    yardstick = Yardstick(matrices, outliers)
-    kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)])
+    if baseline is not None:
+        baseline.check_fits(matrices.node_of_rank_N.tolist())
+    topology = topology or LinkTopology.learn(matrices.wait_us_WNN, matrices.node_of_rank_N)
+    past_us_WNN = None if baseline is None else baseline.wait_us_WNN
+    outliers, sightings = METHODS[method](matrices, topology, past_us_WNN)
+    yardstick, node_N = Yardstick(matrices, outliers, topology), matrices.node_of_rank_N
+    early = [s for s in sightings if is_early(s, yardstick)] if method == "robust" else []
+    sightings = [s for s in sightings if s not in early]
+    kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)], node_N)
     kept, echoed = _without_echoes(kept, yardstick)
-    findings = [_make_finding(sighting, yardstick, echoed.get(id(sighting))) for sighting in kept]
-    return outliers, sorted(findings, key=lambda finding: -finding.score)
+    if method == "robust":
+        kept = fold(kept, node_N)
+        kept += [s for s in find_wide(matrices, topology, baseline) if not any(s.is_seen_as(other) for other in kept)]
+        kept = join_nodes(kept, np.unique(node_N).tolist(), yardstick.waits_between)
+        kept = without_explained(kept, [s for s in kept if s.place.kind in WIDE], node_N)
+        jobs = [s for s in kept if s.place.kind == "job"]
+        early = [s for s in early if not any(s.overlaps(job) for job in jobs)]
+    findings = [_make_finding(sighting, yardstick, echoed.get(id(sighting)), baseline) for sighting in kept]
+    return Analysis(
+        outliers,
+        tuple(sorted(findings, key=lambda finding: -finding.score)),
+        tuple(early_rank(s, yardstick) for s in early),
+    )
 
 
-def _make_finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) -> Finding:
-    evidence = Evidence.gather(yardstick, sighting)
+def _make_finding(sighting: Sighting, yardstick: Yardstick, echo: int | None, baseline: Baseline | None) -> Finding:
+    if sighting.place.kind in WIDE:
+        evidence = WideEvidence.gather(yardstick, sighting, baseline)
+    else:
+        evidence = Evidence.gather(yardstick, sighting)
     matrices, cause, text = yardstick.matrices, evidence.cause(), evidence.text()
     if echo is not None:
         text += f"; rank {echo} is late to the others because of it"
@@ -59,6 +116,7 @@ def _make_finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) ->
         text += f"; only rank {waiter} tells, so it may be the link between the two"
     return Finding(
         **sighting.place._asdict(),
+        members=tuple(member._asdict() for member in sighting.members),
         cause=cause,
         score=round(sighting.score, 2),
         ratio=round(sighting.ratio, 2),
@@ -73,7 +131,7 @@ def _make_finding(sighting: Sighting, yardstick: Yardstick, echo: int | None) ->
 def _confidence(sighting: Sighting, matrices: WindowMatrices) -> float:
     """Places x runs x the normal tail, at three quarters of the score: the scale may be that much off."""
     num_ranks, num_windows = matrices.num_ranks, len(matrices.window_W)
-    places = num_ranks * (num_ranks - 1) if sighting.place.kind == "point" else num_ranks
+    places = num_ranks * (num_ranks - 1) if sighting.place.kind in ("point", "path") else num_ranks
     tail = 0.5 * math.erfc(0.75 * sighting.score / math.sqrt(2))
     return 1 - min(1.0, places * num_windows * tail)
 
@@ -105,14 +163,20 @@ def _without_echoes(sightings: list[Sighting], yardstick: Yardstick) -> tuple[li
     return [s for s in sightings if id(s) not in dropped], echoed
 
 
-def _without_parts(sightings: list[Sighting]) -> list[Sighting]:
-    """Drops links of a slow rank, and the slow rank's own row: neither is a finding of its own."""
+def _without_parts(sightings: list[Sighting], node_of_rank_N: np.ndarray) -> list[Sighting]:
+    """Drops links of a slow rank, and the slow rank's own row: neither is a finding of its own. On a node of two or
+    three ranks, a slow rank is most of what another one waits for inside the node: that other's row goes too."""
+    small = {int(node) for node, num in zip(*np.unique(node_of_rank_N, return_counts=True)) if num < 4}
     ranks = [s for s in sightings if s.place.kind != "point"]
     columns = [s for s in ranks if s.place.kind == "column"]
 
     def is_part(s: Sighting) -> bool:
         if s.place.kind == "row":
-            return any(c.place.rank == s.place.rank and c.overlaps(s) for c in columns)
+            near = node_of_rank_N[s.place.rank]
+            own = [s.place.rank] + [
+                c.place.rank for c in columns if near in small and node_of_rank_N[c.place.rank] == near
+            ]
+            return any(c.place.rank in own and c.overlaps(s) for c in columns)
         ends = {"column": s.place.dst, "row": s.place.src}
         return s.place.kind == "point" and any(r.place.rank == ends[r.place.kind] and r.overlaps(s) for r in ranks)
 

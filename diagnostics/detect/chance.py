@@ -63,6 +63,7 @@ class Chance:
     memory: Memory = Memory()
     tail: float = 1.0  # variance of clipped z over that of normal noise
     high_rate: float = 1e-3  # share of a link's windows that are high and alone, as noise is and a fault is not
+    level: float = 0.0  # variance of what is lasting beyond the memory's 1: places have levels of their own
 
     @staticmethod
     def from_links(z_WP: np.ndarray) -> "Chance":
@@ -79,6 +80,10 @@ class Chance:
         high, raised = np.pad(z_WP >= HIGH_Z, ((1, 1), (0, 0))), np.pad(z_WP >= RAISED_Z, ((1, 1), (0, 0)))
         alone = high[1:-1] & ~raised[:-2] & ~raised[2:]
         return Chance(memory, max(1.0, tail), max(floor, float(alone.sum()) / num_known))
+
+    def covariance(self, num_windows: int) -> np.ndarray:
+        """[W][W]"""
+        return self.memory.correlation(num_windows) + self.level
 
     def is_enough(self, z_W: np.ndarray, num_places: int, num_windows: int) -> bool:
         """Whether a run has more high windows than chance gives to any of the places: two where they are far out, and

@@ -14,8 +14,10 @@ import numpy as np
 from ..windows.matrices import WindowMatrices
 from .chance import CLIP_Z, HIGH_Z, RAISED_Z, Chance
 from .effects import FLOOR_US, Effects, ratio_of
+from .past import Limits, find_changes
 from .runs import WindowRun, find_best_runs, least_score
 from .sightings import Outliers, Place, Sighting, sightings_of
+from .topology import LinkTopology
 
 MIN_RANKS_FOR_MEDIANS = 4
 MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 1.7  # over the whole run; less is not worth anybody's time
@@ -24,24 +26,50 @@ BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported fro
 ALONE_Z, ALONE_RATIO = 6.5, 2.5  # the same where the log has one window only
 POINT_MARGIN = 0.5  # on top of a point's least score: how noise persists is itself an estimate
 STEADY = 0.75  # of a run's windows are raised
+RANK_LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ratio=1.1)  # of a change against the past
+LINK_LIMITS = Limits(min_ratio=1.5, short_ratio=1.0, min_windows=4, min_peer_ratio=1.2)
 MAX_RUNS = 5  # of one place, those that are too unsteady to be reported included
 MIN_RATIO_OF_FEW, MIN_WAIT_US_OF_FEW = 3.0, 20.0  # with two or three ranks
 
 
-def detect(matrices: WindowMatrices) -> tuple[Outliers, list[Sighting]]:
-    effects = Effects.from_waits(matrices.wait_us_WNN, matrices.node_of_rank_N)
+def detect(
+    matrices: WindowMatrices, topology: LinkTopology | None = None, past_us_WNN: np.ndarray | None = None
+) -> tuple[Outliers, list[Sighting]]:
+    """past_us_WNN: waits of a saved baseline."""
+    topology = topology or LinkTopology.from_nodes(matrices.node_of_rank_N)
+    effects = Effects.from_waits(matrices.wait_us_WNN, topology.tier_NN)
     outliers = Outliers(
-        column_z_WN=effects.column_WN / effects.rank_error_W1,
+        column_z_WN=effects.column_WN / effects.column_error_W1,
         column_ratio_WN=ratio_of(effects.column_WN),
-        row_z_WN=effects.row_WN / effects.rank_error_W1,
+        row_z_WN=effects.row_WN / effects.row_error_W1,
         row_ratio_WN=ratio_of(effects.row_WN),
         point_z_WNN=effects.point_WNN / effects.sigma_W1[:, :, None],
         point_ratio_WNN=ratio_of(effects.point_WNN),
     )
     if matrices.num_ranks < MIN_RANKS_FOR_MEDIANS:
         return outliers, list(_awaited_by_all(matrices.wait_us_WNN))
-    _, link_z_WP, _ = outliers.links()
-    return outliers, list(sightings_of(outliers, partial(_find_runs, Chance.from_links(link_z_WP))))
+    chance = Chance.from_links(outliers.links()[1])
+    sightings = list(sightings_of(outliers, partial(_find_runs, chance)))
+    if past_us_WNN is not None:
+        past = Effects.from_waits(past_us_WNN, topology.tier_NN)
+        effects = past.followed_by(effects)
+    changes = _find_changes(effects, chance, 0 if past_us_WNN is None else len(past_us_WNN))
+    return outliers, [*sightings, *(s for s in changes if not any(s.is_seen_as(other) for other in sightings))]
+
+
+def _find_changes(effects: Effects, chance: Chance, num_before: int) -> Iterator[Sighting]:
+    """Places that are higher than in their own past."""
+    ranks = Chance(chance.memory)
+    for kind, effect_WN in (("column", effects.column_WN), ("row", effects.row_WN)):
+        for run, ratio in find_changes(effect_WN, effect_WN, ranks, RANK_LIMITS, num_before):
+            first, last = run.first - num_before, run.last - num_before
+            yield Sighting(Place(kind, run.place, None, None), first, last, run.score, ratio, is_change=True)
+    pairs_P2 = np.argwhere(~np.eye(effects.column_WN.shape[1], dtype=bool))
+    effect_WP = effects.point_WNN[:, pairs_P2[:, 0], pairs_P2[:, 1]]
+    for run, ratio in find_changes(effect_WP, effect_WP, chance, LINK_LIMITS, num_before):
+        src, dst = pairs_P2[run.place].tolist()
+        first, last = run.first - num_before, run.last - num_before
+        yield Sighting(Place("point", None, src, dst), first, last, run.score, ratio, is_change=True)
 
 
 def _find_runs(

@@ -2,11 +2,11 @@
 
 Knows one window at a time, and no faults. It works on logarithms, and with medians, so that a fault does not shift the
 scale that it is measured by. The logarithm is log(wait + a quarter of the usual wait): a wait near zero only says "came
-first", and how near is chance. Links inside a node are compared with each other, and so are links between nodes.
+first", and how near is chance. Links of one tier (topology.py) are compared with each other.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,6 +16,7 @@ START = 0.25  # of the tier's median wait, added before the logarithm
 FLOOR_US = 1.0  # waits below the cost of looking are noise
 MIN_SIGMA = 0.05  # a log calmer than 5 % is not believed
 MIN_RANK_SIGMA = 0.05  # ranks differ by this much without being at fault
+_FEWEST_WINDOWS = 4  # of a log that tells how its ranks change
 _ROUNDS = 3  # of Tukey's median polish; more change the third digit
 
 
@@ -27,12 +28,15 @@ class Effects:
     row_WN: np.ndarray
     point_WNN: np.ndarray  # what is left of each link
     sigma_W1: np.ndarray  # standard deviation of point_WNN
-    rank_error_W1: np.ndarray  # standard error of a column or row
+    rank_error_W1: np.ndarray  # standard error of a column or row, as far as it follows from the links
+    column_error_W1: np.ndarray  # of a column, as restless as columns are from window to window
+    row_error_W1: np.ndarray
 
     @staticmethod
-    def from_waits(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> "Effects":
-        num_ranks = len(node_of_rank_N)
-        left_WNN = _started_logs(wait_us_WNN, node_of_rank_N)
+    def from_waits(wait_us_WNN: np.ndarray, tier_NN: np.ndarray) -> "Effects":
+        """tier_NN: LinkTopology.tier_NN."""
+        num_ranks = len(tier_NN)
+        left_WNN = _started_logs(wait_us_WNN, tier_NN)
         column_WN, row_WN = np.zeros(left_WNN.shape[:2]), np.zeros(left_WNN.shape[:2])
         for _ in range(_ROUNDS):
             change_WN = np.nan_to_num(low_median(left_WNN, 1))
@@ -47,7 +51,27 @@ class Effects:
         num_known_W1 = np.maximum(1, num_ranks - 1 - silent_WN.sum(axis=1, keepdims=True))
         # The standard error of a median of n normal values, and the spread of healthy ranks.
         error_W1 = np.hypot(sigma_W1 * np.sqrt(math.pi / 2 / num_known_W1), MIN_RANK_SIGMA)
-        return Effects(column_WN, row_WN, left_WNN, sigma_W1, error_W1)
+        errors = (error_W1 * _restlessness(effect_WN / error_W1) for effect_WN in (column_WN, row_WN))
+        return Effects(column_WN, row_WN, left_WNN, sigma_W1, error_W1, *errors)
+
+    def followed_by(self, later: "Effects") -> "Effects":
+        """The windows of both."""
+        return Effects(*(np.concatenate([getattr(part, f.name) for part in (self, later)]) for f in fields(Effects)))
+
+
+def _restlessness(z_WN: np.ndarray) -> float:
+    """How much more z-scores of ranks change from window to window than standard errors do: what is late for one is
+    late for all, so the waits for a rank are not independent. At least 1. A step is one change of many."""
+    changes = np.abs(np.diff(z_WN, axis=0))
+    if len(z_WN) < _FEWEST_WINDOWS or np.isnan(changes).all():
+        return 1.0
+    return max(1.0, deviation_of_changes(changes))
+
+
+def deviation_of_changes(changes: np.ndarray) -> float:
+    """Standard deviation of values, from the sizes of the changes between neighbours: their median knows no steps."""
+    known = changes[~np.isnan(changes)]
+    return 1.4826 * float(np.median(known)) / math.sqrt(2) if known.size else 0.0
 
 
 def ratio_of(effect: np.ndarray) -> np.ndarray:
@@ -55,16 +79,12 @@ def ratio_of(effect: np.ndarray) -> np.ndarray:
     return np.maximum(0.0, (1 + START) * np.exp(effect) - START)
 
 
-def _started_logs(wait_us_WNN: np.ndarray, node_of_rank_N: np.ndarray) -> np.ndarray:
+def _started_logs(wait_us_WNN: np.ndarray, tier_NN: np.ndarray) -> np.ndarray:
     """Logarithms minus the median of their tier; NaN on the diagonal."""
-    num_ranks = len(node_of_rank_N)
-    off_diagonal = ~np.eye(num_ranks, dtype=bool)
-    same_node = node_of_rank_N[:, None] == node_of_rank_N[None, :]
     out_WNN = np.full(wait_us_WNN.shape, np.nan)
-    for tier in (same_node & off_diagonal, ~same_node):
+    for k in range(int(tier_NN.max(initial=-1)) + 1):
+        tier = tier_NN == k
         waits_WX = wait_us_WNN[:, tier]
-        if not waits_WX.size:
-            continue
         floor_W1 = FLOOR_US + START * np.nan_to_num(median(waits_WX, 1))[:, None]
         logs_WX = np.log(waits_WX + floor_W1)
         out_WNN[:, tier] = logs_WX - median(logs_WX, 1)[:, None]

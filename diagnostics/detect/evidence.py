@@ -48,7 +48,7 @@ class Evidence:
             token_ratio=yardstick.tokens(sighting),
             blocked_ratio=blocked_ratio,
             spared=spared,
-            seen=_when(yardstick.matrices, sighting),
+            seen=when(yardstick.matrices, sighting),
         )
 
     def cause(self) -> str:
@@ -66,12 +66,13 @@ class Evidence:
         return "comp" if self.sighting.place.kind == "row" and self.compute_ratio <= LOW_COMPUTE else "comm"
 
     def text(self) -> str:
-        kind, rank, src, dst = self.sighting.place
-        ratio = self.sighting.ratio
+        kind, rank, src, dst, *_ = self.sighting.place
+        ratio, past = self.sighting.ratio, self.sighting.is_change
+        than = "before" if past else {"column": "for its peers", "row": "its peers", "point": "both ends explain"}[kind]
         what = {
-            "column": f"the others wait {ratio:.2g}x as long for rank {rank} as for its peers",
-            "row": f"rank {rank} waits {ratio:.2g}x as long as its peers, for everyone",
-            "point": f"rank {src} waits {ratio:.2g}x as long for rank {dst} as both ends explain",
+            "column": f"the others wait {ratio:.2g}x as long for rank {rank} as {than}",
+            "row": f"rank {rank} waits {ratio:.2g}x as long as {than}, for everyone",
+            "point": f"rank {src} waits {ratio:.2g}x as long for rank {dst} as {than}",
         }[kind]
         rest = f"rank {dst if kind == 'point' else rank} computes {self.compute_ratio:.2g}x"
         if kind == "column":
@@ -81,7 +82,8 @@ class Evidence:
         return f"{what} ({self.wait_us:.0f} us per call) {self.seen}; of the usual, {rest}"
 
 
-def _when(matrices: WindowMatrices, sighting: Sighting) -> str:
+def when(matrices: WindowMatrices, sighting: Sighting) -> str:
+    """In which windows, in words."""
     num = int(matrices.num_windows_W[sighting.first : sighting.last + 1].sum())
     total = int(matrices.num_windows_W.sum())
     if num == total:
@@ -105,5 +107,29 @@ ADVICE = {  # (kind, cause)
     ("row", "mixed"): f"the rank receives more tokens than its peers, all at once (incast): {_LOOK_AT_EXPERTS}",
     ("point", "comm"): "one direction of one link is slow: check the cable, the port or the route between the two "
     "ranks",
+    (
+        "job",
+        "comp",
+    ): "most ranks compute longer than before: look for what they share (clocks, power, heat, another job, "
+    "a new build)",
+    (
+        "job",
+        "comm",
+    ): "all links are slower than before while the ranks compute as usual: look at the fabric that all of them share",
+    (
+        "tier",
+        "comm",
+    ): "all links of this kind are slower than before: look at the switches or the fabric that they share",
+    ("node", "comp"): "the ranks of one node arrive late: look at its clocks, power, cooling and what else runs there",
+    (
+        "node",
+        "comm",
+    ): "what one node sends comes late: check its network cards, its switch port and what else uses them",
+    ("node", "mixed"): f"the ranks of one node have more tokens than their peers: {_LOOK_AT_EXPERTS} or the requests",
+    (
+        "path",
+        "comm",
+    ): "the links between two nodes are slow while both are well otherwise: check the route, its switches and cables",
+    ("path", "mixed"): "more tokens than usual cross between two nodes: look at the routing before the wire",
     ("point", "mixed"): "more tokens than usual cross this link: look at the routing before the wire",
 }

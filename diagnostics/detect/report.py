@@ -12,11 +12,14 @@ import numpy as np
 
 from ..log.events import WindowRecord
 from ..log.reader import LogProblem, no_usable_line, open_log
+from ..windows.baseline import Baseline
 from ..windows.expert_load import ExpertLoad
 from ..windows.matrices import WindowMatrices
 from ..windows.window_sums import WindowSums, most_kept
-from .analysis import Finding, find_faults
+from .analysis import Finding, analyse_matrices
+from .early import EarlyRank
 from .sightings import Outliers
+from .topology import LinkTopology
 
 # Values of Report.state_WN.
 OK, SLOW, WAITS, IDLE, SILENT = range(5)
@@ -33,6 +36,7 @@ class Report:
     findings: tuple[Finding, ...]  # most certain first
     problems: tuple[LogProblem, ...]  # of the log, the first of each file one by one
     num_skipped: int = 0  # lines that could not be used
+    early: tuple[EarlyRank, ...] = ()  # ranks that are faster than their peers, or have less to do: no fault
 
     @staticmethod
     def of_records(records: Sequence[WindowRecord], method: str = "robust") -> "Report":
@@ -41,10 +45,17 @@ class Report:
 
     @staticmethod
     def from_matrices(
-        matrices: WindowMatrices, problems: Sequence[LogProblem] = (), num_skipped: int = 0, method: str = "robust"
+        matrices: WindowMatrices,
+        problems: Sequence[LogProblem] = (),
+        num_skipped: int = 0,
+        method: str = "robust",
+        *,
+        topology: LinkTopology | None = None,
+        baseline: Baseline | None = None,
     ) -> "Report":
-        outliers, findings = find_faults(matrices, method)
-        return Report(matrices, outliers, tuple(findings), tuple(problems), num_skipped)
+        """topology: of the links; None: learned. baseline: of an earlier run, to compare with as well."""
+        found = analyse_matrices(matrices, method, topology, baseline)
+        return Report(matrices, found.outliers, found.findings, tuple(problems), num_skipped, found.early)
 
     @property
     def num_ranks(self) -> int:
@@ -64,6 +75,7 @@ class Report:
             "windows": self.num_windows,
             "windows_per_entry": int(self.matrices.num_windows_W.max()),
             "findings": [finding.to_json() for finding in self.findings],
+            "early": [rank.to_json() for rank in self.early],
             "problems": {"skipped_lines": self.num_skipped, "first": first},
         }
 
@@ -76,7 +88,7 @@ class Report:
         sent_WN = np.nansum(matrices.sent_tokens_WNN, axis=2)
         out_WN[sent_WN == 0] = IDLE
         for finding in self.findings:
-            if finding.kind != "point":
+            if finding.rank is not None:
                 within_W = (matrices.last_window_W >= finding.first_window) & (matrices.window_W <= finding.last_window)
                 out_WN[within_W, finding.rank] = SLOW if finding.kind == "column" else WAITS
         out_WN[matrices.calls_WN == 0] = SILENT
@@ -89,10 +101,17 @@ class Report:
 
 
 def analyse(
-    directory: str | Path, method: str = "robust", *, run: int | None = None, windows: tuple[int, int] | None = None
+    directory: str | Path,
+    method: str = "robust",
+    *,
+    run: int | None = None,
+    windows: tuple[int, int] | None = None,
+    baseline: str | Path | None = None,
+    topology: str | Path | None = None,
 ) -> Report:
     """Reads a log directory and finds what stands out. The log may be larger than the memory: lines are added up.
 
+    baseline: a file that Baseline.save has written. topology: a file of eprt.topology/1; None: learned from the waits.
     method: "robust" (medians, docs/diagnosis.md) or "zscore" (plain mean and standard deviation, for comparison).
     run: by number, of a directory that several runs have used; None: the newest. windows: the first and the last.
     OSError when the directory cannot be read; ValueError when it holds no such log, run or window, or no usable line.
@@ -106,4 +125,11 @@ def analyse(
         raise no_usable_line(directory, problems)
     matrices = sums.matrices()
     del sums  # as large as the matrices
-    return Report.from_matrices(matrices, problems, reader.skipped.num_lines, method)
+    return Report.from_matrices(
+        matrices,
+        problems,
+        reader.skipped.num_lines,
+        method,
+        topology=None if topology is None else LinkTopology.from_file(topology, matrices.node_of_rank_N),
+        baseline=None if baseline is None else Baseline.load(baseline),
+    )

@@ -31,12 +31,13 @@ def least_score(num_places: int) -> float:
     return NormalDist().inv_cdf(1 - FALSE_ALARM_RATE / num_places)
 
 
-def find_best_runs(z_WP: np.ndarray, chance: Chance, min_score: float) -> list[WindowRun]:
-    """Every place's best run, if it reaches min_score. A window without data speaks against a run, weakly."""
+def find_best_runs(z_WP: np.ndarray, chance: Chance, min_score: float, every_place: bool = False) -> list[WindowRun]:
+    """Every place's best run, if it reaches min_score. A window without data speaks against a run, weakly.
+    every_place: also of those that never stand out by themselves."""
     num_windows = len(z_WP)
-    places = np.flatnonzero((z_WP >= RAISED_Z).any(axis=0))
+    places = np.flatnonzero(every_place | (z_WP >= RAISED_Z).any(axis=0))
     z_WP = clipped(z_WP[:, places])
-    inverse_WW = np.linalg.inv(chance.memory.correlation(num_windows))
+    inverse_WW = np.linalg.inv(chance.covariance(num_windows))
     sums_WP = _running_sums(inverse_WW @ z_WP)
     sums_WW = _running_sums(_running_sums(inverse_WW).T)
     score_P, first_P, length_P = np.full(len(places), -np.inf), *np.zeros((2, len(places)), dtype=int)

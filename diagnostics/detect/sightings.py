@@ -10,12 +10,15 @@ from .runs import WindowRun
 
 
 class Place(NamedTuple):
-    """What stands out: a "column" or "row" (of `rank`), or a "point" (`src` waits for `dst`)."""
+    """What stands out: a "column" or "row" (of `rank`), a "point" (`src` waits for `dst`), a "node", a "path" between
+    two of `nodes`, a `tier` of links, or the whole "job"."""
 
     kind: str
     rank: int | None
     src: int | None
     dst: int | None
+    nodes: tuple[int, ...] = ()
+    tier: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +30,17 @@ class Sighting:
     last: int
     score: float  # of the run
     ratio: float  # to the usual wait
+    is_change: bool = False  # the usual wait is that of its own past, not that of its peers
+    members: tuple[Place, ...] = ()  # the ranks, links and paths that it is made of, where it is wider than they
 
     def overlaps(self, other: "Sighting") -> bool:
         """In at least half of the shorter run."""
         shared = min(self.last, other.last) - max(self.first, other.first) + 1
         return 2 * shared >= min(self.last - self.first, other.last - other.first) + 1
+
+    def is_seen_as(self, other: "Sighting") -> bool:
+        """Whether the other is the same thing."""
+        return self.place == other.place and self.overlaps(other)
 
 
 @dataclass(frozen=True, eq=False)

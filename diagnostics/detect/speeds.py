@@ -1,6 +1,7 @@
 """rank_speeds: findings as weights for the balancer, so that a slow rank gets less load. Plans no placement.
 
-    speeds_N = rank_speeds(report)                   # 1.0: as the others; 0.5: twice as long for the same tokens
+    speeds_N = rank_speeds(report)                   # 1.0: as the others; 0.5: twice as long for the same tokens; 1.5:
+                                                     # an early rank, that takes two thirds of the time
     speeds_N = rank_speeds(later_report, speeds_N)   # and so on, window by window
 
 Give a rank load in proportion to its speed. Nobody waits any longer for a rank that got less load, so its finding ends;
@@ -14,6 +15,7 @@ from ..windows.medians import median
 from .report import Report
 
 MIN_SPEED = 0.2  # a rank slower than that should leave the group, not be carried
+MAX_SPEED, FASTER = 2.0, 1.1  # of an early rank: no more load than that at once; less is chance
 RECOVERED = 0.9  # from this speed on a rank counts as healthy again
 LATEST = 6  # windows that show how fast a rank is now
 # For how many windows after it was last seen a finding counts. Slow messages show in nothing else, so less load may
@@ -22,11 +24,12 @@ _REMEMBERED = {"comm": 30, "comp": 2}
 
 
 def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarray:
-    """float64 [N] in MIN_SPEED..1. before_N: the result for the windows before, if any.
+    """float64 [N] in MIN_SPEED..MAX_SPEED. before_N: the result for the windows before, if any.
 
     Below 1 are only ranks with a column finding (everyone waits for them) whose cause is comp or comm, and ranks that
     were slow before. comp: by time in the experts per token, or by time it is not blocked, where that is logged, over
     the latest windows of the finding. comm: by the delay of its outputs. Uneven load (mixed) is not a rank's fault.
+    Above 1 are early ranks, and those that were, as far as they take less time per token.
     """
     matrices, num_ranks = report.matrices, report.num_ranks
     if before_N is not None and np.shape(before_N) != (num_ranks,):
@@ -45,7 +48,19 @@ def rank_speeds(report: Report, before_N: np.ndarray | None = None) -> np.ndarra
         speeds_N[rank] = min(speeds_N[rank], 1 / slowness)
     if before_N is not None:
         speeds_N = np.where(np.asarray(before_N) < 1.0, np.minimum(speeds_N, 1 / pace_N), speeds_N)
-    return np.where(speeds_N > RECOVERED, 1.0, np.maximum(speeds_N, MIN_SPEED))
+    speeds_N = np.where(speeds_N > RECOVERED, 1.0, np.maximum(speeds_N, MIN_SPEED))
+    newest = matrices.window_W[-_REMEMBERED["comp"] :][0]
+    is_early_N = np.isin(np.arange(num_ranks), [early.rank for early in report.early if early.last_window >= newest])
+    if before_N is not None:
+        is_early_N |= np.asarray(before_N) > 1.0
+    quick_N = np.where(is_early_N & (speeds_N == 1.0), _quickness(matrices), 1.0)
+    return np.where(quick_N >= FASTER, quick_N, speeds_N)
+
+
+def _quickness(matrices: WindowMatrices) -> np.ndarray:
+    """[N] in 1..MAX_SPEED: the usual time in the experts per token over a rank's own, in the latest windows."""
+    with np.errstate(divide="ignore"):
+        return np.clip(1 / _per_token(matrices, np.arange(len(matrices.window_W))[-LATEST:]), 1.0, MAX_SPEED)
 
 
 def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:
@@ -55,12 +70,17 @@ def _slowness(matrices: WindowMatrices, within_W: np.ndarray) -> np.ndarray:
 
 
 def _pace(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
-    """[N], at least 1: a rank's time in the experts per token it was sent, over the median rank's."""
+    """[N], at least 1."""
+    return np.maximum(1.0, _per_token(matrices, latest))
+
+
+def _per_token(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:
+    """[N]: a rank's time in the experts per token it was sent, over the median rank's; 1 where it is not known."""
     tokens_WN = np.nansum(matrices.recv_tokens_WNN[latest], axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
         per_token_N = median(matrices.compute_us_WN[latest] / np.where(tokens_WN > 0, tokens_WN, np.nan), 0)
         pace_N = per_token_N / median(per_token_N, 0)
-    return np.maximum(1.0, np.nan_to_num(pace_N, nan=1.0, posinf=1.0))
+    return np.where(np.isfinite(pace_N) & (pace_N > 0), pace_N, 1.0)
 
 
 def _busy(matrices: WindowMatrices, latest: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from ..windows.medians import median, median_of_known
 from .chance import HIGH_Z
 from .effects import Effects
 from .sightings import Outliers, Place, Sighting
+from .topology import LinkTopology
 
 IDLE, PEER = 0.1, 0.67  # of a rank's own tokens: a rank with fewer is as good as idle; with more, a peer
 
@@ -17,14 +18,17 @@ IDLE, PEER = 0.1, 0.67  # of a rank's own tokens: a rank with fewer is as good a
 class Yardstick:
     """All figures are medians over the windows of a sighting; NaN entries do not count."""
 
-    def __init__(self, matrices: WindowMatrices, outliers: Outliers):
+    def __init__(self, matrices: WindowMatrices, outliers: Outliers, topology: LinkTopology | None = None):
         self.matrices, self.outliers = matrices, outliers
+        self._topology = topology or LinkTopology.from_nodes(matrices.node_of_rank_N)
 
     @cached_property
     def _phases(self) -> tuple[Effects, Effects]:
         """Of dispatch and of combine."""
-        matrices, node_N = self.matrices, self.matrices.node_of_rank_N
-        return Effects.from_waits(matrices.dispatch_us_WNN, node_N), Effects.from_waits(matrices.combine_us_WNN, node_N)
+        tier_NN, matrices = self._topology.tier_NN, self.matrices
+        return Effects.from_waits(matrices.dispatch_us_WNN, tier_NN), Effects.from_waits(
+            matrices.combine_us_WNN, tier_NN
+        )
 
     def _windows_of(self, sighting: Sighting) -> slice:
         return slice(sighting.first, sighting.last + 1)
@@ -39,12 +43,39 @@ class Yardstick:
 
     def _waits_WX(self, values_WNN: np.ndarray, sighting: Sighting) -> np.ndarray:
         """Of the place: [W] of a point, [W, N - 1] of a column or row."""
-        kind, rank, src, dst = sighting.place
+        kind, rank, src, dst, *_ = sighting.place
         values_WNN = values_WNN[self._windows_of(sighting)]
+        if kind not in ("column", "row", "point"):
+            return values_WNN[:, self.links_of(sighting.place)]
         if kind == "point":
             return values_WNN[:, src, dst]
         others = np.arange(self.matrices.num_ranks) != rank
         return values_WNN[:, others, rank] if kind == "column" else values_WNN[:, rank, others]
+
+    def links_of(self, place: Place) -> np.ndarray:
+        """[N, N] of a place that is wider than a rank or a link: whether the link is part of it."""
+        node_N, tier_NN = self.matrices.node_of_rank_N, self._topology.tier_NN
+        if place.kind == "node":
+            return np.isin(node_N, place.nodes) & ~np.isin(node_N, place.nodes)[:, None]
+        if place.kind == "path":
+            ends_NN = np.sort(np.stack(np.broadcast_arrays(node_N[:, None], node_N)), axis=0)
+            return (ends_NN[0] == place.nodes[0]) & (ends_NN[1] == place.nodes[1])
+        if place.kind == "tier":
+            return tier_NN == self._topology.names.index(str(place.tier))
+        return tier_NN >= 0
+
+    def waits_between(self, sighting: Sighting, nodes: tuple[int, int]) -> tuple[float, float]:
+        """Median waits in a sighting's windows: between two nodes, the shorter way, and of the other nodes for the two
+        (0 where there are no others)."""
+        waits_WNN, node_N = self.matrices.wait_us_WNN[self._windows_of(sighting)], self.matrices.node_of_rank_N
+        ends = [node_N == node for node in nodes]
+        ways_us = [median_of_known(waits_WNN[:, i][:, :, j]) for i, j in (ends, ends[::-1])]
+        is_other_N = ~(ends[0] | ends[1])
+        return min(ways_us), median_of_known(waits_WNN[:, is_other_N][:, :, ~is_other_N])
+
+    def column_ratio(self, row: Sighting) -> float:
+        """How long the others wait for the row's rank, over the usual."""
+        return median_of_known(self.outliers.column_ratio_WN[self._windows_of(row), row.place.rank])
 
     def only_waiter(self, sighting: Sighting) -> int | None:
         """The only rank that reported waits in these windows, if there is only one."""

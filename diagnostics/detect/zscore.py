@@ -14,7 +14,7 @@ from .sightings import Outliers, Sighting, sightings_of
 MIN_Z = 3.0
 
 
-def detect(matrices: WindowMatrices) -> tuple[Outliers, list[Sighting]]:
+def detect(matrices: WindowMatrices, *_unused: object) -> tuple[Outliers, list[Sighting]]:
     wait_us_WNN = np.where(np.eye(matrices.num_ranks, dtype=bool), np.nan, matrices.wait_us_WNN)
     column = _distance(_mean(wait_us_WNN, 1))
     row = _distance(_mean(wait_us_WNN, 2))

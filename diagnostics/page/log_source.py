@@ -11,9 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..detect.report import Report
+from ..detect.topology import LinkTopology
 from ..log.events import WindowRecord
 from ..log.reader import LogReader, no_usable_line, open_log
+from ..windows.baseline import Baseline
 from ..windows.history import History, most_rows
 from ..windows.totals import WindowTotals
 from ..windows.view import WindowView
@@ -27,15 +31,31 @@ _LINES_AT_ONCE = 200  # read before another thread may have the lock
 
 
 class LogSource(Recording):
-    """OSError or ValueError without a usable line. run: by number; None: the newest, also when one begins later."""
+    """OSError or ValueError without a usable line, or with a file to compare with that does not fit.
 
-    def __init__(self, directory: str | Path, run: int | None = None, windows: tuple[int, int] | None = None):
+    run: by number; None: the newest, also when one begins later.
+    baseline: a file of Baseline. topology: a file of eprt.topology/1.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        run: int | None = None,
+        windows: tuple[int, int] | None = None,
+        baseline: str | Path | None = None,
+        topology: str | Path | None = None,
+    ):
         self._run, self._windows = run, windows
         reader = open_log(directory, run, windows)
         first = next(reader.new_records(), None)
         if first is None:
             raise no_usable_line(directory, reader.problems())
         super().__init__(str(directory), first[0].num_ranks, first[0].node_of_rank)
+        if baseline is not None:
+            self.baseline = Baseline.load(baseline)
+            self.baseline.check_fits(first[0].node_of_rank)
+        nodes = np.array(first[0].node_of_rank)
+        self._topology = None if topology is None else LinkTopology.from_file(topology, nodes)
         self._index = reader.index
         self._io = threading.RLock()  # the index is not for several threads at once
         self._begin_run()
@@ -101,7 +121,13 @@ class LogSource(Recording):
         if new and not self._stop.is_set():
             with self.lock:
                 matrices, problems = self._sums.matrices(), self._reader.problems()
-            report = Report.from_matrices(matrices, problems, self._reader.skipped.num_lines)
+            report = Report.from_matrices(
+                matrices,
+                problems,
+                self._reader.skipped.num_lines,
+                topology=self._topology,
+                baseline=self.baseline,
+            )
             self.set_findings(report.to_json(), report.problems)
         written_s = (path.stat().st_mtime for path in self._index.directory.glob("diagnose_rank*.log"))
         live = time.time() - max(written_s, default=0.0) < _LIVE_S

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..log.events import WindowRecord
+from ..windows.baseline import Baseline
 from ..windows.expert_load import ExpertLoad
 from ..windows.history import History
 from ..windows.view import WindowView, pack
@@ -26,6 +27,7 @@ class Recording(ABC):
         self.progress = 1.0  # 0..1 of what is there has been read
         self.run = self.num_runs = 1  # of a directory that several runs have used
         self.history = History(num_ranks)
+        self.baseline: Baseline | None = None  # of an earlier run, to compare with
         self.lock = threading.RLock()
         self._findings: dict[str, Any] | None = None
         self._problems: tuple[int, list[str]] = (0, [])  # how many, and the first

@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from eprt.serve.diagnosis.diagnosis import Diagnosis
 from eprt.serve.series import series
 
-_KINDS, _CAUSES = ("column", "row", "point"), ("comp", "comm", "mixed")
+_KINDS = ("column", "row", "point", "node", "path", "tier", "job")
+_CAUSES = ("comp", "comm", "mixed")
 
 
 class DiagnosisCollector:

@@ -11,6 +11,10 @@ _KINDS = {
     "column": "the others wait for rank {rank}",
     "row": "rank {rank} waits for all others",
     "point": "rank {src} waits for rank {dst}",
+    "node": "the others wait for the ranks of node {nodes[0]}",
+    "path": "nodes {nodes[0]} and {nodes[1]} wait for each other",
+    "tier": "waits {tier} are long",
+    "job": "all ranks wait for each other",
 }
 
 
@@ -52,7 +56,8 @@ class Notices:
 
 
 def _place(finding: Mapping[str, Any]) -> tuple:
-    return tuple(finding[name] for name in ("kind", "rank", "src", "dst"))
+    names = ("kind", "rank", "src", "dst", "tier")
+    return *(finding.get(name) for name in names), tuple(finding.get("nodes", ()))
 
 
 def _what(finding: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ def test_exit_status_and_json(tmp_path, capsys):
         "windows": 6,
         "windows_per_entry": 1,
         "findings": [],
+        "early": [],
         "problems": {"skipped_lines": 0, "first": []},
     }
     assert main([str(tmp_path / "late"), "--json"]) == 1
@@ -56,6 +57,9 @@ def test_exit_status_and_json(tmp_path, capsys):
         "confidence",
         "evidence",
         "advice",
+        "nodes",
+        "tier",
+        "members",
     }
     assert main([str(tmp_path / "late"), "--text"]) == 1
     text = capsys.readouterr().out

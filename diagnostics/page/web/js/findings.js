@@ -15,15 +15,23 @@ const TITLES = {
   "point comm": ({ src, dst }) => `Link ${dst} → ${src} is slow`,
   "point mixed": ({ src, dst }) => `Link ${dst} → ${src} is overloaded`,
 };
+const WIDE = {
+  job: () => "The whole job is slower than before",
+  tier: ({ tier }) => `Links ${tier} are slow`,
+  node: ({ nodes }) => `Node ${nodes[0]} is slow`,
+  path: ({ nodes }) => `The path between nodes ${nodes[0]} and ${nodes[1]} is slow`,
+};
 const CAUSES = { comm: "communication", comp: "computation", mixed: "load" };
 
 export function title(finding) {
   const make = TITLES[`${finding.kind} ${finding.cause}`];
   if (make) return make(finding);
+  if (WIDE[finding.kind]) return WIDE[finding.kind](finding);
   return finding.kind === "point" ? `Link ${finding.dst} → ${finding.src} stands out` : `Rank ${finding.rank} stands out`;
 }
 
 function pickOf({ kind, rank, src, dst }) {
+  if (WIDE[kind]) return null;
   return kind === "point" ? { i: src, j: dst } : { rank };
 }
 

@@ -22,6 +22,7 @@ export function markable(findings, at, end, selected) {
 }
 
 function boxOf({ x, y, left, top, side }, { kind, rank, src, dst }) {
+  if (rank === null && src === null) return null; // wider than a rank or a link
   if (kind === "column") return x.has(rank) ? [x.start(rank), top, x.end(rank) - x.start(rank), side] : null;
   if (kind === "row") return y.has(rank) ? [left, y.start(rank), side, y.end(rank) - y.start(rank)] : null;
   if (!x.has(dst) || !y.has(src)) return null;

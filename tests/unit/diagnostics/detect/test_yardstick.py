@@ -47,7 +47,7 @@ def test_a_column_that_only_one_rank_tells_of():
 def test_the_slowest_link_into_a_rank():
     measured = yardstick(link(2, 6, 5.0), link(2, 1, 4.0))
     (into,) = measured.links_into(column(2))
-    assert into.place == ("point", None, 2, 6) and into.ratio == pytest.approx(5, rel=0.1)
+    assert into.place == Place("point", None, 2, 6) and into.ratio == pytest.approx(5, rel=0.1)
     assert measured.links_into(column(3)) == []
 
 
