@@ -85,7 +85,8 @@ class MemoryPlan:
         parts += [("exchange", self.exchange), ("program and steps", self.program)]
         listed = ", ".join(f"{name} {_size(size)}" for name, size in parts if size)
         there = "" if self.share is None else f" of {_size(self.share)}"
-        return f"memory of each rank: {_size(self.total)}{there}: {listed}; {self.cache.num_tokens} tokens"
+        more = f", exchange and steps at most {1 - self.fraction:.0%}" if self.device == "cuda" else ""
+        return f"memory of each rank: {_size(self.total)}{there}: {listed}{more}; {self.cache.num_tokens} tokens"
 
     def require_fit(self) -> None:
         """MemoryError with the arithmetic and the remedy."""
@@ -111,6 +112,8 @@ class MemoryPlan:
             rows[3:5] = [(f"exchange and steps, at most {1 - self.fraction:.0%}", "of the GPU's memory")]
         lines = [f"{name:34} {text}" for name, text in rows]
         lines += [f"note: {self.cache.note}"] if self.cache.note else []
+        if self.share is None:
+            return "\n".join([*lines, "whether it fits is not known: there is no GPU here"])
         return "\n".join([*lines, "it fits" if self.fits else "it does not fit"])
 
     def to_json(self) -> dict[str, Any]:
@@ -120,14 +123,24 @@ class MemoryPlan:
 
 
 def tell_memory(engine: EngineConfig, group: EPGroup) -> None:
-    """Logs, before anything is loaded, what each rank will take. MemoryError where it surely does not fit; on GPUs the
-    loader finds that out."""
-    if engine.device != "cpu":
-        return
-    plan = MemoryPlan.for_rank(engine, group.size, ranks_on_host=group.size if group.joins else group.num_ranks_on_host)
+    """Logs, before anything is loaded, what each rank will take. MemoryError where it surely does not fit."""
+    ranks_on_host = group.size if group.joins else group.num_ranks_on_host
+    gpu_bytes = gpu_share(ranks_on_host) if engine.device != "cpu" else None
+    if engine.device == "cuda" and gpu_bytes is None:
+        return  # whoever takes the GPUs tells of the rank that has none
+    device = "cpu" if gpu_bytes is None else "cuda"
+    plan = MemoryPlan.for_rank(engine, group.size, device=device, ranks_on_host=ranks_on_host, gpu_bytes=gpu_bytes)
     if group.rank == 0:
         _log.info(plan.line())
     plan.require_fit()
+
+
+def gpu_share(ranks_on_host: int) -> int | None:
+    """Bytes of a GPU for each rank of this host; None without one. Takes no memory of a GPU."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        return None
+    return torch.cuda.get_device_properties(0).total_memory // -(-ranks_on_host // gpus)
 
 
 def make_cache(engine: EngineConfig, group: EPGroup, model: Model, *, has_files: bool) -> KVCache:

@@ -2,19 +2,16 @@
 
 import torch
 
-from eprt.engine.memory_plan import MemoryPlan
+from eprt.engine.memory_plan import MemoryPlan, gpu_share
 from eprt.serve.options import OptionError, ServeOptions
 
 
 def run(options: ServeOptions) -> int:
-    """0 where it fits, else 1. OptionError for what cannot be served."""
+    """0 where it fits; 1 where it does not or that cannot be known. OptionError for what cannot be served."""
     engine, num_ranks = options.engine, options.num_ranks or 1
     gpus = torch.cuda.device_count() if engine.device != "cpu" and torch.cuda.is_available() else 0
     device = "cuda" if engine.device == "cuda" or gpus >= num_ranks else "cpu"
-    gpu_bytes = None
-    if device == "cuda" and gpus:
-        sharers = -(-num_ranks // gpus)
-        gpu_bytes = torch.cuda.get_device_properties(0).total_memory // sharers
+    gpu_bytes = gpu_share(num_ranks) if device == "cuda" else None
     try:
         plan = MemoryPlan.for_rank(engine, num_ranks, device=device, gpu_bytes=gpu_bytes)
     except (ValueError, OSError) as error:
@@ -22,4 +19,4 @@ def run(options: ServeOptions) -> int:
     ranks = "1 rank" if num_ranks == 1 else f"each of {num_ranks} ranks"
     print(f"{options.model_name}, memory of {ranks} on {'a GPU' if device == 'cuda' else 'this host'}:")
     print(plan.table())
-    return 0 if plan.fits else 1
+    return 0 if plan.share is not None and plan.fits else 1

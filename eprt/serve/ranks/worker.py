@@ -10,13 +10,14 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from eprt.engine.outputs import StepResult, TokenOutput
 from eprt.serve.options import OptionError, ServeOptions
 from eprt.serve.ranks import messages as msg
 from eprt.serve.ranks.channel import Channel, FrontendLostError
+from eprt.serve.ranks.loading import loading_progress
 
 _log = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ def wait_admitted(channel: Channel) -> None:
 
 
 def load(options: ServeOptions, group, channel: Channel):
-    """This rank's engine, ready to step. Collective, but for a rank that joins. Shows a progress bar on rank 0."""
+    """This rank's engine, ready to step. Collective, but for a rank that joins. Rank 0 shows its progress."""
     from eprt.bind import bind as bind_to_cores
 
     if group.joins:
@@ -275,7 +276,7 @@ def load(options: ServeOptions, group, channel: Channel):
     num_ranks = group.size if options.max_lost_ranks else 1
     config = replace(config, max_queue=num_ranks * (config.max_queue + config.max_num_seqs))
     tell_memory(config, group)
-    with _progress_bar() if group.rank == 0 else contextlib.nullcontext() as show:
+    with loading_progress() if group.rank == 0 else contextlib.nullcontext() as show:
         engine = Engine(config, group, progress=show)
     if options.max_lost_ranks:
         engine.membership.require_changeable()
@@ -285,20 +286,6 @@ def load(options: ServeOptions, group, channel: Channel):
     channel.send(msg.Ready(_info(engine)))
     channel.send(msg.StepReport([], engine.stats()))
     return engine
-
-
-@contextlib.contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, once loading has taken a second: an error before that has a line of its own."""
-    from tqdm import tqdm
-
-    with tqdm(desc="loading", unit="B", unit_scale=True, mininterval=0.3, delay=1) as bar:
-
-        def show(num_bytes: int, num_total: int) -> None:
-            bar.total = num_total
-            bar.update(num_bytes - bar.n)
-
-        yield show
 
 
 def wait_totals(engine) -> msg.WaitTotals | None:

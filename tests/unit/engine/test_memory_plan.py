@@ -1,5 +1,9 @@
 """The memory that is told before loading is what is there after it: byte by byte, for every kind of checkpoint."""
 
+import logging
+import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +12,8 @@ import torch
 from eprt import machine
 from eprt.config import EngineConfig
 from eprt.engine.engine import Engine
-from eprt.engine.memory_plan import MemoryPlan
+from eprt.engine.memory_plan import MemoryPlan, tell_memory
+from eprt.ep.group.group import EPGroup
 from eprt.layers.moe import EPMoE
 from tests import tiny
 
@@ -81,6 +86,28 @@ def test_the_fraction_sizes_the_cache_and_a_given_size_goes_before_it(tmp_path, 
         too_much.require_fit()
     with pytest.raises(ValueError, match=r"no memory is left for a KV cache: .* more than --memory-fraction allows"):
         plan(memory_fraction=0.1)
+
+
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_a_gpu_is_told_of_too_and_what_does_not_fit_is_not_loaded(device, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    tiny.save(tiny.make_model("v3"), tmp_path)
+    engine, group = EngineConfig(str(tmp_path), device=device), EPGroup.single()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 30))
+    tell_memory(engine, group)
+    assert re.fullmatch(
+        r"memory of each rank: .* of 1\.00 GB: weights .*, experts .*, KV cache .*, exchange and steps at most 20%; "
+        r"\d+ tokens",
+        caplog.messages[-1],
+    )
+    with pytest.raises(MemoryError, match="does not fit"):
+        tell_memory(replace(engine, kv_cache_gb=2.0, max_num_seqs=100_000), group)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    caplog.clear()
+    tell_memory(engine, group)
+    assert len(caplog.messages) == (device == "auto"), "without a GPU, auto is the CPU's memory"
 
 
 def test_what_would_not_be_used_is_not_taken_and_that_is_told(tmp_path):
