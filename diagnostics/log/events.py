@@ -14,8 +14,8 @@ from .standing import RankProcess, Standing
 from .usage import check_usage
 
 SCHEMA = "eprt.diagnose/1"
-# Of a rank's file: its rank, and a number where it was rotated away.
-FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?$")
+# Of a rank's file: its rank, a number where it was rotated away, and whether it was packed since.
+FILE_NAME = re.compile(r"diagnose_rank(\d{1,9})\.log(?:\.(\d{1,3}))?(\.gz)?$")
 # Fields of a record that have one entry per rank.
 PER_RANK = ("dispatch_wait_us", "combine_wait_us", "recv_tokens", "sent_tokens")
 _OPTIONAL = ("experts", "blocked_us", "usage", "process", "standing")

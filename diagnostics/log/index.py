@@ -5,23 +5,23 @@ rotated file by its inode.
 
 A job that is started again with the same directory may begin anew with window 0. The index keeps such runs apart: in
 each rank's file a run ends where window numbers go back and time does not; parts of different ranks that overlap in
-time are one run.
+time are one run. Where all ranks have as many parts with the same windows, their order tells instead: clocks differ.
 """
 
-import os
 import re
 import stat
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
 from .events import FILE_NAME, MOST, MOST_RANKS, MOST_SECONDS
+from .files import UNKNOWN, LogFile, first_bytes
 
 _HEAD = re.compile(
     rb'\{"schema":"[^"]*","window":(\d{1,15}),"t_start":([0-9.eE+-]{1,30}),"t_end":[0-9.eE+-]{1,30},"rank":\d{1,9},'
@@ -30,10 +30,9 @@ _HEAD = re.compile(
 _FIELDS = tuple(
     re.compile(rb'"%s"\s*:\s*([0-9][0-9.eE+-]{0,30})\s*[,}]' % name) for name in (b"window", b"t_start", b"num_ranks")
 )
-_HEAD_BYTES = 256
-_BLOCK_BYTES = 1 << 20
-MOST_LINE_BYTES = 16 << 20  # a longer line is not one of this log
-UNKNOWN = -1  # the window number of a line that has none
+_MOST_JUMP = 10**6  # windows from one line to the next; a number further off is no window's
+_TIMED_WINDOWS = 8  # of a part, by which clocks are compared
+_MOST_APART_S = 60.0  # more between ranks' times of the same window is a clock that is off
 
 
 class _Head(NamedTuple):
@@ -52,6 +51,10 @@ class _Part:
         self.first_s = self.last_s = first.start_s
         self.first_window = self.last_window = first.window
         self.num_ranks: Counter[int] = Counter()  # number of ranks -> lines that have it
+        self.start_s: dict[int, float] = {}  # of its first windows
+
+    def is_far_from(self, head: _Head) -> bool:
+        return abs(head.window - self.last_window) > _MOST_JUMP
 
     def is_followed_by_another_run(self, head: _Head) -> bool:
         return head.window <= self.last_window and head.start_s > self.last_s
@@ -60,6 +63,8 @@ class _Part:
         self.first_window, self.last_window = min(self.first_window, head.window), max(self.last_window, head.window)
         self.last_s = max(self.last_s, head.start_s)
         self.num_ranks[head.num_ranks] += 1
+        if len(self.start_s) < _TIMED_WINDOWS:
+            self.start_s.setdefault(head.window, head.start_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,49 +76,7 @@ class LogRun:
     last_window: int
     num_ranks: int  # as most of its lines have it
     parts: frozenset[tuple[int, int]]  # (rank, index of its part)
-
-
-@dataclass(eq=False)
-class LogFile:
-    """One file, line by line."""
-
-    path: Path
-    rank: int
-    inode: int
-    head: bytes  # its first bytes: inode numbers are used again
-    offsets: array = field(default_factory=lambda: array("q", [0]))  # of each line, and the end of the last
-    windows: array = field(default_factory=lambda: array("q"))  # of each line, its window number or UNKNOWN
-    parts: array = field(default_factory=lambda: array("i"))  # of each line, the index of its part
-
-    @property
-    def end(self) -> int:
-        """Up to which it is indexed: always the start of a line."""
-        return self.offsets[-1]
-
-    @property
-    def num_lines(self) -> int:
-        return len(self.windows)
-
-    def read_lines(self, indices: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """(index, line) of each, a line that is too long as b"". FileNotFoundError when the file was rotated away."""
-        with self.path.open("rb", buffering=_BLOCK_BYTES) as stream:
-            if os.fstat(stream.fileno()).st_ino != self.inode:
-                raise FileNotFoundError(f"{self.path} was rotated away")
-            at = 0
-            for k in indices:
-                start, end = self.offsets[k], self.offsets[k + 1]
-                if end - start > MOST_LINE_BYTES:
-                    yield k, b""
-                    continue
-                if at != start:
-                    stream.seek(start)
-                yield k, stream.read(end - start)
-                at = end
-
-    def find_lines(self, first_window: int, last_window: int) -> list[int]:
-        """Indices of the lines of these windows."""
-        windows = np.frombuffer(self.windows, dtype=np.int64)
-        return np.flatnonzero((windows >= first_window) & (windows <= last_window)).tolist()
+    ahead_s: Mapping[int, float] = field(default_factory=dict)  # of ranks whose clock differs from the first rank's
 
 
 class LogIndex:
@@ -124,6 +87,7 @@ class LogIndex:
         self._files: dict[int, LogFile] = {}  # by inode
         self._parts: dict[int, list[_Part]] = {}  # by rank
         self.runs: list[LogRun] = []  # the oldest first
+        self.refused: list[Path] = []  # what has a log file's name and is no file
 
     @property
     def files(self) -> list[LogFile]:
@@ -137,20 +101,23 @@ class LogIndex:
     def refresh(self) -> bool:
         """Whether there was anything new. OSError when the directory cannot be read."""
         found = sorted(
-            (int(match[1]), -int(match[2] or 0), path)  # the oldest of a rank first: .log.1, then .log
+            # The oldest of a rank first: .log.1, then .log; a packed file before one that is still written.
+            (int(match[1]), -int(match[2] or 0), not match[3], path)
             for path in self.directory.iterdir()
             if (match := FILE_NAME.match(path.name))
         )
         present: dict[int, LogFile] = {}
         grown = False
-        for rank, _, path in found:
+        self.refused = []
+        for rank, _, _, path in found:
             try:
                 status = path.stat()
                 if not stat.S_ISREG(status.st_mode):  # a pipe would never end
-                    raise ValueError(f"{path} is not a regular file")
+                    self.refused.append(path)
+                    continue
                 file = self._files.get(status.st_ino)
-                if file is None or status.st_size < file.end or not _first_bytes(path).startswith(file.head):
-                    file = LogFile(path, rank, status.st_ino, _first_bytes(path))  # new, or rewritten
+                if file is None or status.st_size < file.stored_bytes or not first_bytes(path).startswith(file.head):
+                    file = LogFile(path, rank, status.st_ino, first_bytes(path))  # new, or rewritten
                 file.path = path
                 present[status.st_ino] = file
                 grown |= self._index_file(file, status.st_size)
@@ -163,18 +130,23 @@ class LogIndex:
 
     def _index_file(self, file: LogFile, size: int) -> bool:
         """Indexes every whole line, and what follows the last newline when it is a whole line too."""
-        if size <= file.end:
+        if size <= (file.stored_bytes if file.is_packed else file.end):
             return False
         num_before = file.num_lines
-        with file.path.open("rb", buffering=_BLOCK_BYTES) as stream:
-            stream.seek(file.end)
-            for line, length in _whole_lines(stream):
-                self._index_line(file, line, length)
+        for line, length in file.new_lines():
+            self._index_line(file, line, length)
+        file.stored_bytes = size
         return file.num_lines > num_before
 
     def _index_line(self, file: LogFile, line: bytes, length: int) -> None:
         parts = self._parts.setdefault(file.rank, [])
         head = _head_of(line)
+        if head is not None and parts and parts[-1].is_far_from(head):
+            if parts[-1].num_ranks.total() == 1 and head.window < parts[-1].last_window and file.num_lines:
+                parts.pop()  # the line before was alone with its number
+                file.windows[-1] = UNKNOWN
+            else:
+                head = None
         if head is not None:
             if not parts or parts[-1].is_followed_by_another_run(head):
                 parts.append(_Part(file.rank, len(parts), head))
@@ -182,23 +154,6 @@ class LogIndex:
         file.offsets.append(file.end + length)
         file.windows.append(UNKNOWN if head is None else head.window)
         file.parts.append(max(0, len(parts) - 1))
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(_HEAD_BYTES)
-
-
-def _whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """(line, length) of each; a line that is too long comes as b""."""
-    while piece := stream.readline(MOST_LINE_BYTES + 1):
-        line, length = piece, len(piece)
-        while len(piece) > MOST_LINE_BYTES and not piece.endswith(b"\n"):
-            line, piece = b"", stream.readline(MOST_LINE_BYTES + 1)
-            length += len(piece)
-        if not piece.endswith(b"\n") and not line.endswith(b"}"):
-            return
-        yield line, length
 
 
 def _head_of(line: bytes) -> _Head | None:
@@ -214,6 +169,49 @@ def _head_of(line: bytes) -> _Head | None:
 
 
 def _find_runs(parts_of_rank: dict[int, list[_Part]]) -> list[LogRun]:
+    """The runs, by time or, where they are the same for all ranks, by the order of their parts."""
+    runs = _runs_in_order(parts_of_rank) or _runs_by_time(parts_of_rank)
+    return [
+        LogRun(
+            number=number,
+            first_window=min(part.first_window for part in members),
+            last_window=max(part.last_window for part in members),
+            num_ranks=_num_ranks_of(members),
+            parts=frozenset((part.rank, part.index) for part in members),
+            ahead_s=_ahead_s(members),
+        )
+        for number, members in enumerate(runs, start=1)
+    ]
+
+
+def _num_ranks_of(members: list[_Part]) -> int:
+    return sum((part.num_ranks for part in members), Counter()).most_common(1)[0][0]
+
+
+def _runs_in_order(parts_of_rank: dict[int, list[_Part]]) -> list[list[_Part]] | None:
+    """None unless all ranks have as many parts, whose windows overlap and that tell of as many ranks."""
+    num_parts = {len(parts) for parts in parts_of_rank.values()}
+    if len(num_parts) != 1:
+        return None
+    runs = [list(members) for members in zip(*parts_of_rank.values())]
+    for members in runs:
+        first, last = max(part.first_window for part in members), min(part.last_window for part in members)
+        if first > last or len({_num_ranks_of([part]) for part in members}) > 1:
+            return None
+    return runs
+
+
+def _ahead_s(members: list[_Part]) -> dict[int, float]:
+    first = min(members, key=lambda part: part.rank)
+    ahead_s = {}
+    for part in members:
+        apart = [part.start_s[window] - first.start_s[window] for window in part.start_s if window in first.start_s]
+        if apart and abs(median(apart)) > _MOST_APART_S:
+            ahead_s[part.rank] = median(apart)
+    return ahead_s
+
+
+def _runs_by_time(parts_of_rank: dict[int, list[_Part]]) -> list[list[_Part]]:
     """Parts that overlap in time are one run, except two of the same rank."""
     parts = sorted(chain(*parts_of_rank.values()), key=lambda part: (part.first_s, part.rank, part.index))
     runs: list[list[_Part]] = []
@@ -224,13 +222,4 @@ def _find_runs(parts_of_rank: dict[int, list[_Part]]) -> list[LogRun]:
             end_s = -np.inf
         runs[-1].append(part)
         end_s = max(end_s, part.last_s)
-    return [
-        LogRun(
-            number=number,
-            first_window=min(part.first_window for part in members),
-            last_window=max(part.last_window for part in members),
-            num_ranks=sum((part.num_ranks for part in members), Counter()).most_common(1)[0][0],
-            parts=frozenset((part.rank, part.index) for part in members),
-        )
-        for number, members in enumerate(runs, start=1)
-    ]
+    return runs

@@ -5,11 +5,12 @@ It reads the ranks' files one after another and keeps no line, so that a log may
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .events import ExpertRows, WindowRecord
-from .index import MOST_LINE_BYTES, UNKNOWN, LogFile, LogIndex, LogRun
+from .files import MOST_LINE_BYTES, UNKNOWN, LogFile
+from .index import LogIndex, LogRun
 from .window_ranges import WindowRanges
 
 _MOST_PROBLEMS = 20  # of a file that are listed one by one
@@ -128,7 +129,7 @@ class LogReader:
                     continue
                 if record.node_of_rank == self._node_of_rank and (record.window, record.rank) not in seen:
                     seen.add((record.window, record.rank))
-                    yield record
+                    yield self._timed(record)
 
     def _is_wanted(self, file: LogFile, k: int) -> bool:
         """A line of the run and the windows, or one without a window number."""
@@ -149,13 +150,23 @@ class LogReader:
         except ValueError as error:
             self.skipped.add_line(file.path, k + 1, str(error))
             return None
-        return record
+        return self._timed(record)
+
+    def _timed(self, record: WindowRecord) -> WindowRecord:
+        """With the times of the first rank's clock."""
+        ahead_s = self.run.ahead_s.get(record.rank, 0.0)
+        if not ahead_s:
+            return record
+        return replace(record, t_start=max(0.0, record.t_start - ahead_s), t_end=max(0.0, record.t_end - ahead_s))
 
     def _check(self, file: LogFile, record: WindowRecord) -> None:
         if record.rank != file.rank:
             raise ValueError(f"a line of rank {record.rank} in the file of rank {file.rank}")
         if record.num_ranks != self.run.num_ranks:
             raise ValueError(f"a line of {record.num_ranks} ranks; most lines of this run tell of {self.run.num_ranks}")
+        if record.window > self.run.last_window:
+            others = f"{self.run.first_window} to {self.run.last_window}"
+            raise ValueError(f"window {record.window}: the other lines of this run have windows {others}")
         self._node_of_rank = self._node_of_rank or record.node_of_rank
         if record.node_of_rank != self._node_of_rank:
             nodes = zip(record.node_of_rank, self._node_of_rank)
@@ -174,9 +185,15 @@ class LogReader:
             how = f"{others} not in here" if run.number == num_runs else f"it has {num_runs} runs"
             out.append(LogProblem(directory, 0, f"a job was started {num_runs} times with it; this is {which}; {how}"))
         for file in self.index.files:
-            cut_off = file.path.stat().st_size - file.end if file.path.exists() else 0
-            if cut_off > 0:
+            if cut_off := file.num_cut_off:
                 out.append(LogProblem(file.path, file.num_lines + 1, f"the line is cut off after {cut_off} bytes"))
+            if file.problem:
+                out.append(LogProblem(file.path, file.num_lines + 1, file.problem))
+        out += [LogProblem(path, 0, "is not a regular file: skipped") for path in self.index.refused]
+        for rank, ahead_s in sorted(run.ahead_s.items()):
+            first, way = min(run.parts)[0], "ahead of" if ahead_s > 0 else "behind"
+            message = f"the clock of rank {rank} is {abs(ahead_s):.0f} s {way} rank {first}'s: its times are moved"
+            out.append(LogProblem(directory, 0, message))
         silent = [rank for rank in range(run.num_ranks) if rank not in self._seen]
         if silent:
             names = ", ".join(map(str, silent[:20])) + (f" and {len(silent) - 20} more" if len(silent) > 20 else "")
@@ -196,6 +213,8 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
     """OSError when the directory cannot be read; ValueError when it holds no log, no line of one, or no such run."""
     index = LogIndex(directory)
     index.refresh()
+    if not index.files and index.refused:
+        raise ValueError(f"{index.refused[0]} is not a regular file")
     if not index.files:
         raise ValueError(f"{directory} holds no diagnose_rank*.log")
     if not index.runs:
@@ -210,8 +229,10 @@ def open_log(directory: str | Path, run: int | None = None, windows: tuple[int, 
                 except ValueError as error:
                     message = str(error)
                 problems.add_line(file.path, k + 1, message)
-            if file.path.stat().st_size > file.end:
+            if file.num_cut_off:
                 problems.add_line(file.path, file.num_lines + 1, "the line is cut off")
+            if file.problem:
+                problems.add_line(file.path, file.num_lines + 1, file.problem)
         raise no_usable_line(directory, problems.to_list())
     return LogReader(index, run, windows)
 

@@ -5,7 +5,9 @@ import os
 
 import pytest
 from eprt.diagnostics import WindowWriter, read_log
-from eprt.diagnostics.log.index import UNKNOWN, LogIndex
+from eprt.diagnostics.log.files import UNKNOWN
+from eprt.diagnostics.log.index import LogIndex
+from eprt.diagnostics.log.reader import open_log
 
 from tests.unit.diagnostics.cases import add_line, record, synthetic_records, write_records
 
@@ -87,7 +89,9 @@ def test_a_rank_whose_lines_come_late_stays_in_its_run(tmp_path):
     assert len(index_of(tmp_path).runs) == 1 and len(read_log(tmp_path).records) == 9 * 3 + 3
 
 
-def test_what_is_not_a_file_is_refused(tmp_path):
+def test_what_is_not_a_file_is_told_and_left_alone(tmp_path):
     os.mkfifo(tmp_path / "diagnose_rank0.log")
+    index = LogIndex(tmp_path)
+    assert not index.refresh() and index.refused == [tmp_path / "diagnose_rank0.log"] and not index.files
     with pytest.raises(ValueError, match=r"diagnose_rank0\.log is not a regular file"):
-        LogIndex(tmp_path).refresh()
+        open_log(tmp_path)

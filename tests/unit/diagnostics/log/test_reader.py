@@ -1,9 +1,13 @@
 """Reading a log: every usable line once, in order; what cannot be used is named with file and line, and counted."""
 
+import gzip
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from eprt.diagnostics import WindowWriter, read_log
+from eprt.diagnostics import WindowLog, WindowWriter, read_log
 from eprt.diagnostics.log.reader import open_log
 
 from tests.unit.diagnostics.cases import add_line, record, synthetic_records, with_experts, write_records
@@ -64,7 +68,7 @@ def test_the_rank_numbers_of_most_lines_are_believed(tmp_path):
 
 
 def test_a_file_without_newlines_is_one_broken_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("eprt.diagnostics.log.index.MOST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr("eprt.diagnostics.log.files.MOST_LINE_BYTES", 1 << 20)
     monkeypatch.setattr("eprt.diagnostics.log.reader.MOST_LINE_BYTES", 1 << 20)
     write_records(tmp_path, synthetic_records())
     add_line(tmp_path, 0, "x" * (3 << 20))
@@ -172,3 +176,77 @@ def test_a_directory_without_a_usable_line_says_why(tmp_path):
         open_log(tmp_path)
     reason = str(error.value)
     assert "no usable line" in reason and "diagnose_rank0.log:1: " in reason and ":3: the line is cut off" in reason
+
+
+@pytest.mark.parametrize("position", [0, 4, 11])
+def test_one_absurd_window_number_costs_one_line(tmp_path, position):
+    """It used to end the run: eight of twelve windows were dropped, and a false column was named."""
+    lines = synthetic_records(num_windows=12)
+    for one in lines:
+        absurd = (one.window, one.rank) == (position, 2)
+        add_line(tmp_path, one.rank, (replace(one, window=10**12) if absurd else one).to_line().strip())
+    log = read_log(tmp_path)
+    assert len(log.records) == 47 and {one.window for one in log.records} == set(range(12))
+    (problem,) = log.problems
+    assert (problem.file.name, problem.line) == ("diagnose_rank2.log", position + 1)
+    assert "window 1000000000000" in problem.message
+
+
+def test_clocks_an_hour_apart_are_one_run_at_one_time(tmp_path):
+    """They used to split it into as many runs as there were clocks, though the window numbers agree."""
+    for one in synthetic_records(num_windows=6):
+        moved = replace(one, t_start=one.t_start + 3600 * one.rank, t_end=one.t_end + 3600 * one.rank)
+        add_line(tmp_path, one.rank, moved.to_line().strip())
+    log = read_log(tmp_path)
+    assert len(log.records) == 24
+    assert max(one.t_end for one in log.records) - min(one.t_start for one in log.records) == pytest.approx(60)
+    assert [p.message for p in log.problems] == [
+        f"the clock of rank {rank} is {3600 * rank} s ahead of rank 0's: its times are moved" for rank in (1, 2, 3)
+    ]
+
+
+def test_a_run_that_one_rank_missed_is_not_mixed_with_the_next(tmp_path):
+    write_records(tmp_path, [one for one in synthetic_records() if one.rank != 3])
+    write_records(tmp_path, synthetic_records(start_s=1000, seed=1))
+    assert len(open_log(tmp_path).index.runs) == 2
+
+
+def test_a_pipe_among_the_files_is_named_and_the_others_are_read(tmp_path):
+    write_records(tmp_path, [one for one in synthetic_records() if one.rank != 2])
+    os.mkfifo(tmp_path / "diagnose_rank2.log")
+    log = read_log(tmp_path)
+    assert len(log.records) == 18
+    assert [p.message for p in log.problems] == ["is not a regular file: skipped", "nothing from rank 2 of 4"]
+
+
+def test_packed_files_are_read(tmp_path):
+    lines = write_records(tmp_path, synthetic_records()) and read_log(tmp_path).records
+    for rank in (1, 3):
+        path = tmp_path / f"diagnose_rank{rank}.log"
+        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert read_log(tmp_path) == WindowLog(lines, ())
+    reader = open_log(tmp_path)
+    assert len(list(reader.new_records())) == 24 and not reader.index.refresh()
+    assert len(list(reader.records(2, 3))) == 8
+
+
+def test_an_older_packed_file_comes_before_the_current_one(tmp_path):
+    write_records(tmp_path, synthetic_records(num_windows=3))
+    for path in tmp_path.glob("*.log"):
+        Path(f"{path}.1.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    write_records(tmp_path, synthetic_records(num_windows=3, first=3, start_s=30))
+    log = read_log(tmp_path)
+    assert len(log.records) == 24 and log.problems == ()
+
+
+def test_a_packed_file_that_was_cut_off_gives_what_it_has(tmp_path):
+    write_records(tmp_path, synthetic_records())
+    path = tmp_path / "diagnose_rank1.log"
+    packed = gzip.compress(path.read_bytes())
+    Path(f"{path}.gz").write_bytes(packed[: len(packed) * 2 // 3])
+    path.unlink()
+    log = read_log(tmp_path)
+    assert 18 < len(log.records) < 24
+    assert any("cannot be unpacked further" in p.message for p in log.problems)
