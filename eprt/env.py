@@ -235,6 +235,11 @@ def admin_key() -> str | None:
     return get("EPRT_ADMIN_KEY") or get("EPRT_API_KEY")
 
 
+def notify_socket() -> str | None:
+    """Where systemd wants to be told that a service of Type=notify is ready."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
 def hub_cache() -> Path:
     """Where Hugging Face's programs keep what they have downloaded."""
     if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):

@@ -39,6 +39,7 @@ from eprt.serve.ranks.request_metrics import RequestMetrics
 from eprt.serve.ranks.view_metrics import ViewCollector
 from eprt.serve.rebalance.metrics import RebalanceCollector
 from eprt.serve.rebalance.rebalancer import Rebalancer
+from eprt.serve.service_manager import tell_service_manager
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +157,7 @@ class Frontend:
         name, ranks = self._options.model_name, f"{num} rank{'' if num == 1 else 's'}"
         url = f"http{'s' if self._options.ssl_certfile else ''}://{host}:{port}"
         print(f"eprt serving {name} on {url}, {ranks}", flush=True)
+        tell_service_manager(f"serving {name} on {url}, {ranks}", "READY=1")
         path, asks = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
         if self._options.skip_tokenizer_init:
             path, asks = "completions", '"prompt": [1, 2, 3]'
@@ -186,6 +188,7 @@ class Frontend:
     def _stop_loading(self, reason: str) -> None:
         if not self._pool.ended.is_set():
             _log.info("%s while the model loads: stopping", reason)
+            tell_service_manager(f"{reason} while the model loads: stopping", "STOPPING=1")
             self._pool.ended.set()
 
     async def _drain(self, reason: str) -> None:
@@ -194,6 +197,7 @@ class Frontend:
             _log.info("%s: up to %g s for running sequences: %d", reason, timeout_s, pool.num_sequences)
         else:
             _log.info("%s: stopping", reason)
+        tell_service_manager(f"{reason}: running sequences: {pool.num_sequences}", "STOPPING=1")
         quiet, hurry = asyncio.ensure_future(pool.quiet.wait()), asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait((quiet, hurry), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for waiting in (quiet, hurry):

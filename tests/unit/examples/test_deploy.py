@@ -1,5 +1,6 @@
 """The recipes of examples/deploy say what the server does: its flags, paths, ports, times and statuses."""
 
+import copy
 import json
 import re
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -49,6 +51,16 @@ def unit() -> dict[str, list[str]]:
     return found
 
 
+def test_the_manifests_are_what_kubernetes_knows(manifests):
+    for manifest in manifests.values():
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    manifests = copy.deepcopy(manifests)
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    container["livenesProbe"] = container.pop("livenessProbe")
+    with pytest.raises(kubernetes_validate.ValidationError, match="livenesProbe"):
+        kubernetes_validate.validate(manifests["Deployment"], kubernetes_validate.latest_version(), strict=True)
+
+
 def test_a_pods_probes_ask_what_the_server_answers(manifests, tmp_path):
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -83,6 +95,11 @@ def test_a_pods_mounts_and_secrets_are_there(manifests):
     assert {"/dev/shm", "/models", "/etc/eprt"} <= mounts
     assert container["args"] == ["--config", "/etc/eprt/serve.yaml"]
     assert {each["name"] for each in container["env"]} == {"EPRT_API_KEY", "EPRT_ADMIN_KEY"}
+
+
+def test_the_unit_waits_to_be_told_that_the_model_is_loaded(unit):
+    """tests/serve/test_deploy.py runs it."""
+    assert (unit["Type"], unit["NotifyAccess"], unit["TimeoutStartSec"]) == (["notify"], ["all"], ["infinity"])
 
 
 def test_the_unit_drains_and_does_not_start_again_after_a_mistake(unit, tmp_path):
