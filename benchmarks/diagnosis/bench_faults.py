@@ -49,7 +49,7 @@ PAIRS = (
     (("point", "comm"), ("point", "comm")),
     (("column", "comp"), ("point", "comm")),
 )
-_DATED_SEEDS = 10  # of each case are analysed window by window, as they come
+_DATED_SEEDS = 3  # of each case are analysed window by window, as they come
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from ..windows.baseline import Baseline
 from ..windows.matrices import WindowMatrices
 from . import detector, zscore
-from .early import EarlyRank, early_rank, is_early
+from .early import EarlyRank, early_rank, split_early
 from .evidence import ADVICE, Evidence
 from .folding import fold, join_nodes, without_explained
 from .sightings import Outliers, Sighting
@@ -85,8 +85,7 @@ def analyse_matrices(
     past_us_WNN = None if baseline is None else baseline.wait_us_WNN
     outliers, sightings = METHODS[method](matrices, topology, past_us_WNN)
     yardstick, node_N = Yardstick(matrices, outliers, topology), matrices.node_of_rank_N
-    early = [s for s in sightings if is_early(s, yardstick)] if method == "robust" else []
-    sightings = [s for s in sightings if s not in early]
+    early, sightings = split_early(sightings, yardstick) if method == "robust" else ([], sightings)
     kept = _without_parts([s for s in sightings if not _is_uneven_load(s, yardstick)], node_N)
     kept, echoed = _without_echoes(kept, yardstick)
     if method == "robust":

@@ -24,7 +24,7 @@ MIN_RANK_RATIO, MIN_POINT_RATIO = 1.5, 1.7  # over the whole run; less is not wo
 SHORT_POINT_RATIO = 1.0  # over the number of windows, added for points: a short run needs a larger one
 BURST_Z, BURST_RATIO = 8.0, 4.0  # a rank that stands out so far is reported from a single window
 ALONE_Z, ALONE_RATIO = 6.5, 2.5  # the same where the log has one window only
-POINT_MARGIN = 0.5  # on top of a point's least score: how noise persists is itself an estimate
+POINT_MARGIN, RANK_MARGIN = 0.5, 0.7  # on top of the least score: how noise persists is itself an estimate
 STEADY = 0.75  # of a run's windows are raised
 RANK_LIMITS = Limits(min_ratio=1.35, short_ratio=0.3, min_windows=3, min_peer_ratio=1.1)  # of a change against the past
 LINK_LIMITS = Limits(min_ratio=1.5, short_ratio=1.0, min_windows=4, min_peer_ratio=1.2)
@@ -77,7 +77,7 @@ def _find_runs(
 ) -> Iterator[tuple[WindowRun, float]]:
     """Runs that are sure and large enough, with their ratio."""
     num_windows, num_places = z_WP.shape
-    min_score = least_score(num_places) + (POINT_MARGIN if is_point else 0.0)
+    min_score = least_score(num_places) + (POINT_MARGIN if is_point else RANK_MARGIN)
     if not is_point:  # a median over the ranks has no tails, and follows no single link
         chance = Chance(chance.memory)
     left_WP = z_WP.copy()

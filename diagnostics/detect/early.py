@@ -3,13 +3,18 @@
 It is no fault, and nobody is blamed for it. Judges a row together with its column.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .sightings import Sighting
+from .sightings import Place, Sighting
 from .yardstick import Yardstick
 
-EARLY_COLUMN = 0.8  # of the usual wait for the rank
+EARLY_COLUMN = 0.7  # of the usual wait for the rank, among its peers or in its own past
+QUICK_COMPUTE = 0.8  # of the usual time in the experts: a rank that waits and computes so little is early
+FEW_RANKS, LARGER = (
+    8,
+    1.25,
+)  # among fewer ranks, an early one moves what is usual; what is so much larger is not its echo
 FEWER_TOKENS = 0.8
 
 
@@ -29,9 +34,31 @@ class EarlyRank:
         return asdict(self)
 
 
-def is_early(row: Sighting, yardstick: Yardstick) -> bool:
-    """row: of a sighting of kind "row"."""
-    return row.place.kind == "row" and yardstick.column_ratio(row) <= EARLY_COLUMN
+def split_early(sightings: list[Sighting], yardstick: Yardstick) -> tuple[list[Sighting], list[Sighting]]:
+    """Rows of early ranks, and the other sightings without what only echoes them."""
+    early = [row for s in sightings if (row := _early_row(s, yardstick)) is not None]
+    num_ranks = yardstick.matrices.num_ranks
+
+    def is_echo(s: Sighting) -> bool:
+        mine = [row for row in early if row.overlaps(s)]
+        if any(row.place.rank in (s.place.src, s.place.rank) and s.place.kind != "column" for row in mine):
+            return True
+        return num_ranks < FEW_RANKS and any(s.ratio < LARGER * row.ratio for row in mine)
+
+    ranks = {row.place.rank: row for row in sorted(early, key=lambda row: row.score)}
+    return list(ranks.values()), [s for s in sightings if not is_echo(s)]
+
+
+def _early_row(sighting: Sighting, yardstick: Yardstick) -> Sighting | None:
+    """The row, also of a link that its waiting rank explains."""
+    kind, src = sighting.place.kind, sighting.place.src
+    if kind == "column":
+        return None
+    row = sighting if kind == "row" else replace(sighting, place=Place("row", src, None, None))
+    is_quick = yardstick.compute(row) <= QUICK_COMPUTE
+    if kind == "row" and is_quick:
+        return row
+    return row if yardstick.column_ratio(row) <= EARLY_COLUMN and (kind == "row" or is_quick) else None
 
 
 def early_rank(row: Sighting, yardstick: Yardstick) -> EarlyRank:

@@ -9,6 +9,7 @@ from ..windows.matrices import WindowMatrices
 from ..windows.medians import median, median_of_known
 from .chance import HIGH_Z
 from .effects import Effects
+from .past import MIN_PAST
 from .sightings import Outliers, Place, Sighting
 from .topology import LinkTopology
 
@@ -74,8 +75,11 @@ class Yardstick:
         return min(ways_us), median_of_known(waits_WNN[:, is_other_N][:, :, ~is_other_N])
 
     def column_ratio(self, row: Sighting) -> float:
-        """How long the others wait for the row's rank, over the usual."""
-        return median_of_known(self.outliers.column_ratio_WN[self._windows_of(row), row.place.rank])
+        """How long the others wait for the row's rank, over what is usual among its peers or was before, the lower."""
+        ratio_W = self.outliers.column_ratio_WN[:, row.place.rank]
+        during, before_W = median_of_known(ratio_W[self._windows_of(row)]), ratio_W[: row.first]
+        usual = median_of_known(before_W) if len(before_W) >= MIN_PAST else 1.0
+        return during / max(1.0, usual)
 
     def only_waiter(self, sighting: Sighting) -> int | None:
         """The only rank that reported waits in these windows, if there is only one."""
